@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpusched.lifecycle import lifecycle
 from gpusched.model.execution import RunEnded, RunLost, RunStarted
 from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
-from gpusched.policy.life import lifecycle
 from gpusched.testing import NOW, job, share
 
 SETTINGS = Settings()

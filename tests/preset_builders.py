@@ -15,8 +15,8 @@ from gpusched.model.presets import CHOICES
 from gpusched.model.settings import PrioritySettings
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
-from gpusched.policy.preset_choice import PresetGain, PresetWorth, TrialResult
 from gpusched.ports import Changes
+from gpusched.scheduler.preset_choice import PresetGain, PresetWorth, TrialResult
 from gpusched.testing import job, launch, request, run
 
 DAY_S = 86400.0

@@ -8,8 +8,8 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.quota import Denial, Quotas
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.quota import Denial, Quotas
 from gpusched.testing import node, request
 
 GIB = 1024

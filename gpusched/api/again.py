@@ -14,8 +14,8 @@ from gpusched.errors import Refused, UsageError
 from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.value import asdict, replace
-from gpusched.policy.sharing.admission import limit_as_asked
 from gpusched.ports import Store
+from gpusched.scheduler.sharing.admission import limit_as_asked
 
 _GPUS = {"gpus": 0, "gpus_per_node": 0, "gpu_fraction": None, "gpu_type": None}
 """One wish in several values: whoever says any of them anew takes back all of them."""

@@ -23,14 +23,14 @@ from gpusched.api.service import service_of
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon.limit_hint import limit_hint
 from gpusched.daemon.outlook import Outlook
+from gpusched.lifecycle.intruders import in_words, intruder_text
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.model.units import gpu_label
-from gpusched.policy.ahead.estimates import StartRange
-from gpusched.policy.ahead.whatif import Alternative
-from gpusched.policy.life.intruders import in_words, intruder_text
 from gpusched.predict.limits import LimitAdvice
+from gpusched.scheduler.ahead.estimates import StartRange
+from gpusched.scheduler.ahead.whatif import Alternative
 from gpusched.scheduler.priority import class_key
 
 

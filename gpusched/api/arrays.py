@@ -11,10 +11,10 @@ from typing import Any
 
 from gpusched.api.schema import MAX_DEPENDENCY, MAX_NAME
 from gpusched.errors import NotFound, UsageError
+from gpusched.lifecycle import arrays
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.tasks import MAX_TASK, TaskSet, parse_tasks
 from gpusched.model.units import parse_job_id, printable
-from gpusched.policy.life import arrays
 
 ARRAY_KEYS = ("array", "sweep", "max_fails")
 

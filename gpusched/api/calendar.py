@@ -18,7 +18,7 @@ from gpusched.daemon.reserving import Reserve, Unreserve
 from gpusched.errors import UsageError
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.units import MAX_MIB, printable
-from gpusched.policy.calendar.entries import next_window
+from gpusched.scheduler.calendar.entries import next_window
 
 MAX_WINDOW_S = 366 * 86400
 

@@ -12,7 +12,7 @@ from gpusched.daemon.access import is_admin
 from gpusched.daemon.outlook import Outlook
 from gpusched.gpu.tracker import GpuStatus
 from gpusched.model.cluster import GpuView
-from gpusched.policy.ahead.foreign import Left, starts_without
+from gpusched.scheduler.ahead.foreign import Left, starts_without
 
 _TRIED = 50
 """Processes whose cost is worked out, those with the most memory first: each takes a plan of the whole queue."""

@@ -32,14 +32,14 @@ from gpusched.daemon.making import new_job
 from gpusched.daemon.pipelines import ResumePipeline
 from gpusched.daemon.selection import Selection
 from gpusched.errors import UsageError
+from gpusched.lifecycle.dependencies import as_typed
 from gpusched.model.cluster import GpuState
 from gpusched.model.job import GpuShare, Job
 from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_ids
 from gpusched.model.value import replace
-from gpusched.policy.ahead import vram
-from gpusched.policy.life.dependencies import as_typed
 from gpusched.ports import JobFilter
+from gpusched.scheduler.ahead import vram
 
 ORDERS = ("id", "queue")
 """Of a list of jobs."""

@@ -14,9 +14,9 @@ from gpusched.api.jobs import MAX_WAIT_S, respond
 from gpusched.api.service import Service, number, service_of
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.errors import UsageError
+from gpusched.lifecycle.arrays import all_tasks, task_number
 from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState
-from gpusched.policy.life.arrays import all_tasks, task_number
 from gpusched.ports import JobFilter
 
 TASKS_AT_ONCE = 1000

@@ -24,7 +24,7 @@ from gpusched.model.history import part_of_card
 from gpusched.model.job import GpuShare
 from gpusched.model.states import FINAL_STATES, JobState
 from gpusched.model.units import gpu_label, printable
-from gpusched.policy.draft import Layout
+from gpusched.scheduler.draft import Layout
 
 _MIB = 1 << 20
 _GPU_STATES = tuple(word for name, word in vars(GpuState).items() if name.isupper())

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpusched.daemon.tick import Scheduler
 from gpusched.model.units import gpu_label
-from gpusched.policy.calendar.entries import next_window
+from gpusched.scheduler.calendar.entries import next_window
 
 AHEAD_S = 7 * 86400.0
 """How long before it begins maintenance is announced."""

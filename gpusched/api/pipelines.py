@@ -17,12 +17,12 @@ from gpusched.daemon import pipelines as daemon
 from gpusched.daemon.access import Hidden, is_admin
 from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused, UsageError, UserError
+from gpusched.lifecycle import pipelines as policy
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import Settings
 from gpusched.model.units import parse_pipeline_id, printable
 from gpusched.model.value import replace
-from gpusched.policy.life import pipelines as policy
 
 MAX_SOURCE = 16 << 20
 _STEP_FIELDS = {

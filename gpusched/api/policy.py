@@ -22,15 +22,15 @@ from gpusched.model.settings import EVERYBODY, Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
-from gpusched.policy.draft import Layout
-from gpusched.policy.preemption import held_by_job
-from gpusched.policy.sharing.accounts import AccountTree, Standing
-from gpusched.policy.sharing.membership import are_restricted
-from gpusched.policy.sharing.queues import QueueNode, implied, plant
-from gpusched.policy.sharing.quota import Quotas
-from gpusched.policy.sharing.usage import capacity_of, usage_now
 from gpusched.ports import JobFilter
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.preemption import held_by_job
 from gpusched.scheduler.priority import class_key
+from gpusched.scheduler.sharing.accounts import AccountTree, Standing
+from gpusched.scheduler.sharing.membership import are_restricted
+from gpusched.scheduler.sharing.queues import QueueNode, implied, plant
+from gpusched.scheduler.sharing.quota import Quotas
+from gpusched.scheduler.sharing.usage import capacity_of, usage_now
 
 _WEEK_S = 7 * 86400.0
 _HOUR_S = 3600.0

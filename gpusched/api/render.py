@@ -14,13 +14,13 @@ import msgspec
 from gpusched.daemon.launch import output_paths
 from gpusched.daemon.overuse import ShareFacts
 from gpusched.daemon.progress import Shown
+from gpusched.lifecycle.arrays import swept
+from gpusched.lifecycle.dependencies import as_typed, parse_dependency
+from gpusched.lifecycle.intruders import Intruder
 from gpusched.model.job import GpuShare, Job, JobEvent, Request, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
-from gpusched.policy.life.arrays import swept
-from gpusched.policy.life.dependencies import as_typed, parse_dependency
-from gpusched.policy.life.intruders import Intruder
 
 SCHEMA_VERSION = 1
 

@@ -10,11 +10,11 @@ from gpusched.daemon.tick import Scheduler
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
-from gpusched.policy.ahead.estimates import Accuracy, StartRange
-from gpusched.policy.ahead.whatif import Alternative
 from gpusched.predict.calibrating import Calibration
 from gpusched.predict.judging import Measure
 from gpusched.predict.overruns import Expectation
+from gpusched.scheduler.ahead.estimates import Accuracy, StartRange
+from gpusched.scheduler.ahead.whatif import Alternative
 
 
 def forecast_json(found: Forecast) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from gpusched.model.hostlist import MAX_NODES, expand
 from gpusched.model.job import Request, gpus_of_each_node
 from gpusched.model.settings import Settings
 from gpusched.model.units import printable
-from gpusched.policy.constraints import parse
+from gpusched.scheduler.constraints import parse
 
 _SEE = "see the resources in gsub --help"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/+-]*")

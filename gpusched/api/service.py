@@ -27,13 +27,13 @@ from gpusched.daemon.reloading import Reload
 from gpusched.daemon.selection import no_job
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError, NotFound, UsageError
+from gpusched.lifecycle import arrays
 from gpusched.model.job import Job, Request, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState
 from gpusched.model.units import parse_job_id, parse_pipeline_id, printable, split_ids
 from gpusched.model.value import replace
-from gpusched.policy.life import arrays
 from gpusched.ports import JobFilter
 from gpusched.scheduler.priority import class_key
 

@@ -14,9 +14,9 @@ from gpusched.api.service import Service, service_of
 from gpusched.daemon.access import Act, Caller, Hidden, check, hides, is_admin, is_operator, is_private, may
 from gpusched.daemon.admitting import own_accounts
 from gpusched.errors import NotFound, Refused
+from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.policy.life.dependencies import parse_dependency
 
 PUBLIC = frozenset(
     {

@@ -26,11 +26,11 @@ from gpusched.daemon.reloading import Reload
 from gpusched.daemon.turn import Deed
 from gpusched.errors import UsageError
 from gpusched.gpu.enforcement import enforcement
+from gpusched.lifecycle.blame import is_hardware
 from gpusched.model.cluster import Enforcement, GpuReading, GpuSample
 from gpusched.model.recording import Recording, encode
 from gpusched.model.units import printable
-from gpusched.policy.draft import Card, Layout
-from gpusched.policy.life.blame import is_hardware
+from gpusched.scheduler.draft import Card, Layout
 
 _SHOWN_FAULTS = 20
 """Of each GPU, the newest."""

@@ -30,13 +30,13 @@ from gpusched.daemon.access import Caller
 from gpusched.daemon.admitting import completed
 from gpusched.daemon.launch import pack_environment
 from gpusched.errors import Refused, UsageError
+from gpusched.lifecycle.dependencies import parse_dependency
+from gpusched.lifecycle.retry import parse_retry_on
 from gpusched.model.job import TIME_LIMIT_WORDS, JobSpec, Launch, Notice, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.spelling import closest
 from gpusched.model.units import printable
 from gpusched.model.value import replace
-from gpusched.policy.life.dependencies import parse_dependency
-from gpusched.policy.life.retry import parse_retry_on
 
 _ARGV_LIMIT = 1 << 20
 MOST_OVER = 2

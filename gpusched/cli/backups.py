@@ -13,8 +13,8 @@ from gpusched.cli import output
 from gpusched.engine.spool import runs_in
 from gpusched.errors import DaemonBusy, Forbidden
 from gpusched.model.units import plural, printable
-from gpusched.policy.words import name_some
 from gpusched.private import make_private
+from gpusched.scheduler.words import name_some
 from gpusched.store.backup import backup, restore
 
 _NAMED = 20

@@ -14,11 +14,11 @@ from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.resources import Resources
 from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.value import fields, replace
-from gpusched.policy import cells
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.membership import membership_findings, unknown_members
-from gpusched.policy.sharing.quota_problems import problems
-from gpusched.policy.sharing.usage import capacity_of
+from gpusched.scheduler import cells
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.membership import membership_findings, unknown_members
+from gpusched.scheduler.sharing.quota_problems import problems
+from gpusched.scheduler.sharing.usage import capacity_of
 
 _UNKNOWN = float(1 << 50)
 """In place of a number that nobody tells: more than anything that can be promised."""

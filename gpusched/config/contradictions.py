@@ -1,6 +1,6 @@
 """What is wrong with settings that are right one by one.
 
-What needs to know the machines (guarantees above what there is) is in `policy.sharing.quota_problems`; the daemon
+What needs to know the machines (guarantees above what there is) is in `scheduler.sharing.quota_problems`; the daemon
 looks at it when it starts, at a reload, and for the doctor.
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.spelling import closest
 from gpusched.model.units import format_amount, plural
-from gpusched.policy.sharing.quota_problems import problems
+from gpusched.scheduler.sharing.quota_problems import problems
 
 Contradiction = tuple[tuple[str, ...], str, str]
 """Path of the offending key, a sentence, and what to do."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpusched.lifecycle.yielding import counts_for_usage
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.value import replace
-from gpusched.policy.draft import Layout
-from gpusched.policy.life.yielding import counts_for_usage
-from gpusched.policy.sharing.usage import charged, footprint
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.usage import charged, footprint
 
 from .holdings import holding
 

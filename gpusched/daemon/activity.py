@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Mapping
 
-from gpusched.policy.life.idling import Activity
+from gpusched.lifecycle.idling import Activity
 
 from .tick import Scheduler
 

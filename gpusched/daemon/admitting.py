@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpusched.errors import Forbidden, Refused
+from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_dependency
+from gpusched.lifecycle.lifecycle import ends_unsatisfied
 from gpusched.model.job import AUTO, DEFAULT, Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
 from gpusched.model.units import format_duration, printable
 from gpusched.model.value import replace
-from gpusched.policy.calendar.entries import why_not_admitted
-from gpusched.policy.capacity import Refusal, refusal
-from gpusched.policy.life.dependencies import Never, evaluate, find_cycle, parse_dependency
-from gpusched.policy.life.lifecycle import ends_unsatisfied
-from gpusched.policy.sharing.admission import longest_time_limit, qos_of, time_limit, why_refused
-from gpusched.policy.sharing.alone import slice_refusal
-from gpusched.policy.sharing.membership import account_refusal, accounts_of, default_account, groups_listed
 from gpusched.predict import limits
+from gpusched.scheduler.calendar.entries import why_not_admitted
+from gpusched.scheduler.capacity import Refusal, refusal
+from gpusched.scheduler.sharing.admission import longest_time_limit, qos_of, time_limit, why_refused
+from gpusched.scheduler.sharing.alone import slice_refusal
+from gpusched.scheduler.sharing.membership import account_refusal, accounts_of, default_account, groups_listed
 
 from .access import Caller, admins, groups_of, is_admin, operates
 from .turn import Turn

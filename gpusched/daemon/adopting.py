@@ -15,18 +15,18 @@ from typing import Any
 
 from gpusched.engine import proctree
 from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle.foreign import is_of_the_system
 from gpusched.model.cluster import GpuReading
 from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.units import format_size_mib, gpu_label, gpu_list, printable
-from gpusched.policy.capacity import format_size_floor
-from gpusched.policy.foreign import is_of_the_system
-from gpusched.policy.life import lifecycle
-from gpusched.policy.preemption import held_by_job
-from gpusched.policy.sharing.quota import Quotas
-from gpusched.policy.sharing.usage import demand
 from gpusched.ports import Engine
+from gpusched.scheduler.capacity import format_size_floor
+from gpusched.scheduler.preemption import held_by_job
+from gpusched.scheduler.sharing.quota import Quotas
+from gpusched.scheduler.sharing.usage import demand
 
 from .access import Caller, check_admin, hides, is_admin
 from .admitting import check_nice, check_submission, complete_all, with_auto_limits

@@ -16,15 +16,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from logging import getLogger
 
+from gpusched.lifecycle import alerting
+from gpusched.lifecycle.admin_alerting import News, admin_alert, is_over, news_of_drain
+from gpusched.lifecycle.alerting import Raised
+from gpusched.lifecycle.dependencies import Satisfied
 from gpusched.model.alerts import ADMIN_EVENTS, ONCE, Alert
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan
 from gpusched.model.value import replace
-from gpusched.policy.life import alerting
-from gpusched.policy.life.admin_alerting import News, admin_alert, is_over, news_of_drain
-from gpusched.policy.life.alerting import Raised
-from gpusched.policy.life.dependencies import Satisfied
 from gpusched.ports import Changes, Store
 
 from .alarms import Alarms

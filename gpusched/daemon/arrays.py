@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from gpusched.lifecycle import arrays
+from gpusched.lifecycle.arrays import Ended
 from gpusched.model.job import Job
 from gpusched.model.tasks import TaskSet
-from gpusched.policy.life import arrays
-from gpusched.policy.life.arrays import Ended
 from gpusched.ports import Store
 
 

@@ -3,7 +3,7 @@
     export     bite by bite, between ticks: the jobs of the last weeks, without anything that users have written
     replay     in a process of its own (`simulate.preset_trial`) that has the export and nothing else; of the system's
                daemon it runs as nobody
-    decide     by `policy.preset_choice`; kept in a file of the daemon's, so that a restart changes nothing
+    decide     by `scheduler.preset_choice`; kept in a file of the daemon's, so that a restart changes nothing
 
 A process that dies, takes too long or answers nonsense leaves what is in force as it is; the next night tries again.
 """
@@ -38,7 +38,8 @@ from gpusched.model.history_export import (
 from gpusched.model.presets import CHOICES
 from gpusched.model.settings import AUTO
 from gpusched.model.value import asdict, replace
-from gpusched.policy.preset_choice import (
+from gpusched.predict.families import family
+from gpusched.scheduler.preset_choice import (
     Judgement,
     PresetState,
     TrialResult,
@@ -48,7 +49,6 @@ from gpusched.policy.preset_choice import (
     with_problem,
     with_too_little,
 )
-from gpusched.predict.families import family
 
 from .tick import Scheduler
 

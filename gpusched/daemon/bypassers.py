@@ -1,4 +1,4 @@
-"""Those who use GPUs without a job are told so, and by policy their processes are ended: the hands of `policy.foreign`.
+"""Notify owners of GPU processes without a job and end them by policy: the hands of `lifecycle.foreign`.
 
 Only the system's daemon does so. What it remembers of them is in memory: after a restart they are told anew, later
 than they would have been, and nobody is ended sooner. Messages go the way of alerts, sent by processes that run as
@@ -18,15 +18,15 @@ from logging import getLogger
 
 from gpusched.engine import proctree
 from gpusched.gpu.tracker import GpuStatus
+from gpusched.lifecycle.admin_alerting import News
+from gpusched.lifecycle.foreign import Card, End, Stranger, Tell, held_by, is_exempt, messages, steps
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import GpuProcess, GpuView
 from gpusched.model.units import printable
 from gpusched.model.value import replace
 from gpusched.notify import terminals
 from gpusched.notify.batch import Report
-from gpusched.policy.ahead.foreign import starts_on
-from gpusched.policy.foreign import Card, End, Stranger, Tell, held_by, is_exempt, messages, steps
-from gpusched.policy.life.admin_alerting import News
+from gpusched.scheduler.ahead.foreign import starts_on
 
 from .access import Caller
 from .outlook import Outlook

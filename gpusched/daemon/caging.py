@@ -11,7 +11,7 @@ from gpusched.model.execution import Cage
 from gpusched.model.job import Run
 from gpusched.model.settings import IsolationSettings
 from gpusched.model.value import replace
-from gpusched.policy.caging import cage_of, choose_cpus
+from gpusched.scheduler.caging import cage_of, choose_cpus
 
 PERSONAL = Isolation(
     "fork",

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from gpusched.lifecycle import arrays
+from gpusched.lifecycle.lifecycle import held_code
 from gpusched.model.job import Job
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.life import arrays
-from gpusched.policy.life.lifecycle import held_code
 
 
 class Census:

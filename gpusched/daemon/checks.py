@@ -10,13 +10,13 @@ from gpusched.daemon.caging import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.users import why_unsafe
 from gpusched.errors import GpuschedError, NotReady
+from gpusched.lifecycle.intruders import in_words
 from gpusched.model.units import format_duration, gpu_label, plural
-from gpusched.policy import cells
-from gpusched.policy.draft import Layout
-from gpusched.policy.invariants import check_invariants
-from gpusched.policy.life.intruders import in_words
-from gpusched.policy.sharing.quota_problems import problems
-from gpusched.policy.sharing.usage import capacity_of
+from gpusched.scheduler import cells
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.invariants import check_invariants
+from gpusched.scheduler.sharing.quota_problems import problems
+from gpusched.scheduler.sharing.usage import capacity_of
 
 MOST_COMPARED = 20_000
 """Active jobs with which the job table is still read for a check, within a second: nothing else is done meanwhile."""

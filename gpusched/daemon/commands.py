@@ -13,6 +13,8 @@ from signal import SIGCONT
 from typing import Any
 
 from gpusched.errors import Forbidden, Refused
+from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle.dependencies import as_typed
 from gpusched.model.alerts import EACH_TASK
 from gpusched.model.cluster import SUSPECT, Clearance
 from gpusched.model.execution import SignalOrder
@@ -31,11 +33,9 @@ from gpusched.model.pipeline import pipeline_id
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_label, printable
 from gpusched.model.value import replace
-from gpusched.policy.life import lifecycle
-from gpusched.policy.life.dependencies import as_typed
-from gpusched.policy.sharing.admission import limit_as_asked
-from gpusched.policy.words import name_some
 from gpusched.ports import JobFilter
+from gpusched.scheduler.sharing.admission import limit_as_asked
+from gpusched.scheduler.words import name_some
 
 from . import adopting, deserting, keys, pipelines, reserving, yielding
 from .access import Act, check, check_admin, hides, is_admin, is_operator, may, operates

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gpusched.lifecycle import arrays
+from gpusched.lifecycle.dependencies import Condition, Expression, Parent
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
 from gpusched.model.tasks import TaskSet
-from gpusched.policy.life import arrays
-from gpusched.policy.life.dependencies import Condition, Expression, Parent
 
 from .arrays import Arrays
 

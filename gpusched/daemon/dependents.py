@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from gpusched.model.job import Job
-from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.life.dependencies import (
+from gpusched.lifecycle.dependencies import (
     Condition,
     Expression,
     Parent,
@@ -16,6 +14,8 @@ from gpusched.policy.life.dependencies import (
     evaluate,
     parse_dependency,
 )
+from gpusched.model.job import Job
+from gpusched.model.states import JobState, ReasonCode
 
 from .counterparts import Counterparts
 from .namesakes import Namesakes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gpusched.lifecycle import lifecycle
 from gpusched.model.job import ClientProcess, Job
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.life import lifecycle
 
 from .turn import Turn
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 
-from gpusched.policy.ahead.estimates import StartRange
+from gpusched.scheduler.ahead.estimates import StartRange
 
 from .outlook import Outlook
 from .tick import Scheduler

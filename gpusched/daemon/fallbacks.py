@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.policy.life.fallback import make_fallback, wants_fallback
+from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 
 from .turn import Turn
 

@@ -14,13 +14,13 @@ from gpusched.daemon.selection import Caller
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.turn import Turn
 from gpusched.errors import Refused
+from gpusched.lifecycle.dependencies import Never, Satisfied, evaluate, parse_dependency
 from gpusched.model.job import GpuShare, Job, JobSpec
 from gpusched.model.snapshot import ClassKey, Plan
 from gpusched.model.units import format_duration, gpu_list
 from gpusched.model.value import Value, replace
-from gpusched.policy.ahead.whatif import Alternative
-from gpusched.policy.life.dependencies import Never, Satisfied, evaluate, parse_dependency
 from gpusched.predict.limits import LimitAdvice
+from gpusched.scheduler.ahead.whatif import Alternative
 from gpusched.scheduler.planner import decide
 
 

@@ -9,15 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from logging import getLogger
 
-from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample
-from gpusched.model.job import Job, JobEvent, Run
-from gpusched.model.settings import FaultSettings
-from gpusched.model.states import JobState
-from gpusched.model.units import format_duration, gpu_label, plural
-from gpusched.model.value import replace
-from gpusched.policy.life import lifecycle
-from gpusched.policy.life.admin_alerting import News
-from gpusched.policy.life.blame import (
+from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle.admin_alerting import News
+from gpusched.lifecycle.blame import (
     Evidence,
     FaultyRun,
     GpuFault,
@@ -33,6 +27,12 @@ from gpusched.policy.life.blame import (
     told_of,
     weighed,
 )
+from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample
+from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.settings import FaultSettings
+from gpusched.model.states import JobState
+from gpusched.model.units import format_duration, gpu_label, plural
+from gpusched.model.value import replace
 from gpusched.predict.families import family
 
 from .turn import Turn

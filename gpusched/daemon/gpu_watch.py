@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpusched.gpu.tracker import GpuTracker
+from gpusched.lifecycle.admin_alerting import News
 from gpusched.model.cluster import SUSPECT, GpuReading, GpuState
 from gpusched.model.units import gpu_label
-from gpusched.policy.life.admin_alerting import News
 
 _EVENTS = {GpuState.LOST: "gpu_lost", GpuState.SUSPECT: "gpu_suspect"}
 _UNREADABLE_AFTER = 3

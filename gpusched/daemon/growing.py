@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gpusched.errors import Refused
+from gpusched.lifecycle.growth import Larger, NothingLarger, grown
 from gpusched.model.job import Job, Request, Run
 from gpusched.model.value import replace
-from gpusched.policy.life.growth import Larger, NothingLarger, grown
+from gpusched.scheduler.capacity import refusal
 
 from .admitting import check_admitted
 from .turn import Turn
@@ -16,6 +17,8 @@ def grow(job: Job, run: Run, turn: Turn) -> Larger | NothingLarger | None:
     spec = job.spec
 
     def is_admitted(request: Request) -> bool:
+        if refusal(request, turn.nodes, turn.settings) is not None:
+            return False
         with turn.world.active.with_more(spec, job.user, -1):
             try:
                 check_admitted(replace(spec, request=request), job.user, turn)

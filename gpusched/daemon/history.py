@@ -13,7 +13,6 @@ from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.ahead.estimates import Accuracy, StartRange, accuracy
 from gpusched.ports import JobFilter, Store
 from gpusched.predict import vram
 from gpusched.predict.calibrating import Calibration, Told, calibrate
@@ -22,6 +21,7 @@ from gpusched.predict.judging import Judge, Measure, Said
 from gpusched.predict.limits import LimitAdvice, advise
 from gpusched.predict.overruns import Ended, Expectation, Overruns, at_least
 from gpusched.predict.past import Guess, Past, by_all_alike, by_mean
+from gpusched.scheduler.ahead.estimates import Accuracy, StartRange, accuracy
 
 MOST_JOBS = 5000
 """So many jobs back from the newest, those that have ended are read from the table."""

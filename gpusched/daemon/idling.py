@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from gpusched.lifecycle import idling, yielding
+from gpusched.lifecycle.idling import Activity, Look, Step, Watch
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.execution import NoteOrder
 from gpusched.model.job import NICE_MAX, Job, JobEvent, Run
@@ -15,8 +17,6 @@ from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration
 from gpusched.model.value import replace
-from gpusched.policy.life import idling, yielding
-from gpusched.policy.life.idling import Activity, Look, Step, Watch
 
 from .turn import Turn
 from .world import World

@@ -11,12 +11,7 @@ from collections.abc import Callable
 from logging import getLogger
 
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.model.cluster import GpuReading
-from gpusched.model.execution import NoteOrder
-from gpusched.model.job import Job, JobEvent, Run, split_run_id
-from gpusched.model.settings import Settings
-from gpusched.model.states import JobState
-from gpusched.policy.life.intruders import (
+from gpusched.lifecycle.intruders import (
     Intruder,
     Look,
     Sighting,
@@ -32,6 +27,11 @@ from gpusched.policy.life.intruders import (
     unbooked_text,
     victim,
 )
+from gpusched.model.cluster import GpuReading
+from gpusched.model.execution import NoteOrder
+from gpusched.model.job import Job, JobEvent, Run, split_run_id
+from gpusched.model.settings import Settings
+from gpusched.model.states import JobState
 
 from .overuse import KEPT_S, gap_s
 from .turn import Turn

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
+from gpusched.lifecycle.arrays import fill, swept
 from gpusched.model.cluster import Enforcement, GpuReading
 from gpusched.model.execution import Cage, Ticket
 from gpusched.model.job import ArraySpec, Job, JobSpec, Run
@@ -18,7 +19,6 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.tasks import tasks_of
 from gpusched.model.value import replace
-from gpusched.policy.life.arrays import fill, swept
 
 
 @dataclass(frozen=True, slots=True)

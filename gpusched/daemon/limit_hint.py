@@ -13,9 +13,9 @@ from gpusched.model.job import DEFAULT, MAXIMUM, Job
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState
 from gpusched.model.value import Value, replace
-from gpusched.policy.ahead.changes import format_limit
-from gpusched.policy.sharing.admission import longest_time_limit
 from gpusched.predict.limits import usual_span
+from gpusched.scheduler.ahead.changes import format_limit
+from gpusched.scheduler.sharing.admission import longest_time_limit
 
 LEAST_GAIN_S = 600.0
 """A start that comes sooner by less is not worth a line."""

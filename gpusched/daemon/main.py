@@ -49,11 +49,11 @@ from gpusched.gpu.choose import SOCKET
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
+from gpusched.lifecycle.admin_alerting import News
 from gpusched.model.settings import Settings
 from gpusched.plugins import Plugins
-from gpusched.policy.life.admin_alerting import News
-from gpusched.policy.sharing.membership import membership_findings
 from gpusched.private import make_private
+from gpusched.scheduler.sharing.membership import membership_findings
 from gpusched.store.database_file import use_rescued
 from gpusched.store.sqlite import SqliteStore
 

@@ -14,6 +14,7 @@ from itertools import accumulate
 from math import inf
 from time import perf_counter
 
+from gpusched.lifecycle import arrays
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.execution import (
     EngineEvent,
@@ -28,7 +29,6 @@ from gpusched.model.execution import (
 from gpusched.model.history import cards_in
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
-from gpusched.policy.life import arrays
 
 TICK_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

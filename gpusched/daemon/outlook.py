@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
+from gpusched.lifecycle import arrays
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Prediction, Snapshot
 from gpusched.model.value import replace
-from gpusched.policy.ahead.estimates import MAX_CYCLES, StartRange, forecast_starts
-from gpusched.policy.ahead.future import Arrival
-from gpusched.policy.ahead.place import first_in_order, queue_position
-from gpusched.policy.ahead.trial import SensibleLimit
-from gpusched.policy.ahead.whatif import Alternative, alternatives
-from gpusched.policy.extension import Extensions
-from gpusched.policy.life import arrays
-from gpusched.policy.sharing.admission import Tally, why_refused
 from gpusched.predict.families import Family, family, predict
 from gpusched.predict.limits import LimitAdvice
+from gpusched.scheduler.ahead.estimates import MAX_CYCLES, StartRange, forecast_starts
+from gpusched.scheduler.ahead.future import Arrival
+from gpusched.scheduler.ahead.place import first_in_order, queue_position
+from gpusched.scheduler.ahead.trial import SensibleLimit
+from gpusched.scheduler.ahead.whatif import Alternative, alternatives
+from gpusched.scheduler.extension import Extensions
+from gpusched.scheduler.sharing.admission import Tally, why_refused
 
 from .tick import Scheduler
 

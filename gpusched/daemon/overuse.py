@@ -13,14 +13,14 @@ from logging import getLogger
 
 from gpusched.gpu.enforcement import enforcement
 from gpusched.gpu.tracker import GpuTracker
+from gpusched.lifecycle import overuse
+from gpusched.lifecycle.overuse import Look, Step, Watch
 from gpusched.model.cluster import GpuReading, ShareUse
 from gpusched.model.execution import NoteOrder
 from gpusched.model.job import Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, format_size_mib
-from gpusched.policy.life import overuse
-from gpusched.policy.life.overuse import Look, Step, Watch
 
 from .turn import Turn
 from .world import World

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
+from gpusched.lifecycle import pipelines as policy
+from gpusched.lifecycle.dependencies import as_typed
+from gpusched.lifecycle.pipelines import Needs
 from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.policy.life import pipelines as policy
-from gpusched.policy.life.dependencies import as_typed
-from gpusched.policy.life.pipelines import Needs
-from gpusched.policy.sharing.admission import limit_as_asked
 from gpusched.ports import JobFilter, Store
+from gpusched.scheduler.sharing.admission import limit_as_asked
 
 from .access import Hidden, is_admin
 from .admitting import check_nice, check_submission, complete_all, never_starts, queue_notes, with_auto_limits

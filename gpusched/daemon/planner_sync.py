@@ -9,8 +9,8 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingJob, Snapshot
 from gpusched.model.value import replace
-from gpusched.policy.extension import Extensions
 from gpusched.scheduler import events
+from gpusched.scheduler.extension import Extensions
 from gpusched.scheduler.planner import Planner
 
 from .world import World

@@ -12,9 +12,9 @@ from collections.abc import Callable, Generator, Iterator
 from logging import getLogger
 
 from gpusched.errors import GpuschedError
+from gpusched.lifecycle.pruning import may_go, pipeline_may_go
 from gpusched.model.job import Job
 from gpusched.model.units import parse_pipeline_id
-from gpusched.policy.life.pruning import may_go, pipeline_may_go
 from gpusched.ports import JobFilter
 
 from .tick import Scheduler

@@ -11,11 +11,11 @@ from gpusched.errors import Refused, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.value import fields, replace
-from gpusched.policy import cells
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.membership import membership_findings
-from gpusched.policy.sharing.quota_problems import problems
-from gpusched.policy.sharing.usage import capacity_of
+from gpusched.scheduler import cells
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.membership import membership_findings
+from gpusched.scheduler.sharing.quota_problems import problems
+from gpusched.scheduler.sharing.usage import capacity_of
 
 from .access import Caller, check_admin
 

@@ -11,9 +11,9 @@ from gpusched.model.calendar import CalendarEntry
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, plural
 from gpusched.model.value import Value, replace
-from gpusched.policy.calendar.conflicts import Conflict, conflicts
-from gpusched.policy.calendar.entries import next_window, overlaps
-from gpusched.policy.calendar.keeping import Wish, choose
+from gpusched.scheduler.calendar.conflicts import Conflict, conflicts
+from gpusched.scheduler.calendar.entries import next_window, overlaps
+from gpusched.scheduler.calendar.keeping import Wish, choose
 
 from .access import Caller, check_admin
 from .turn import Deed, Turn

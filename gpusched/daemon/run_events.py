@@ -7,6 +7,7 @@ from functools import partial
 from logging import getLogger
 
 from gpusched.gpu.tracker import DIRTY, WAITING, GpuTracker
+from gpusched.lifecycle import lifecycle
 from gpusched.model.cluster import SUSPECT
 from gpusched.model.execution import (
     EngineEvent,
@@ -21,7 +22,6 @@ from gpusched.model.execution import (
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
-from gpusched.policy.life import lifecycle
 
 from .accounting import charge
 from .failures import StepFailures

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpusched.lifecycle import lifecycle
 from gpusched.model.job import Job
 from gpusched.model.states import ReasonCode
-from gpusched.policy.life import lifecycle
 
 from .turn import Turn
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpusched.model.job import JobSpec
-from gpusched.policy.sharing.admission import Tally
+from gpusched.scheduler.sharing.admission import Tally
 
 
 class JobCounts:

@@ -29,6 +29,7 @@ from gpusched.config import Loaded
 from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
+from gpusched.lifecycle import lifecycle
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, split_run_id
@@ -37,11 +38,10 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.plugins import Plugins
-from gpusched.policy.ahead.estimates import StartRange
-from gpusched.policy.caging import describe
-from gpusched.policy.life import lifecycle
 from gpusched.ports import Changes, Clock, Engine, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
+from gpusched.scheduler.ahead.estimates import StartRange
+from gpusched.scheduler.caging import describe
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import Ranking, ranked_at
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpusched.errors import NotFound
+from gpusched.lifecycle import arrays, lifecycle
+from gpusched.lifecycle.admin_alerting import News
 from gpusched.model.cluster import Clearance, NodeView
 from gpusched.model.execution import NoteOrder, SignalOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
@@ -14,11 +16,9 @@ from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
-from gpusched.policy.draft import Layout
-from gpusched.policy.life import arrays, lifecycle
-from gpusched.policy.life.admin_alerting import News
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
+from gpusched.scheduler.draft import Layout
 
 from .access import Act, Caller
 from .world import World

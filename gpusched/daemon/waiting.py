@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpusched.lifecycle.dependencies import Never, Satisfied, as_typed
+from gpusched.lifecycle.lifecycle import held_code
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, plural
-from gpusched.policy.life.dependencies import Never, Satisfied, as_typed
-from gpusched.policy.life.lifecycle import held_code
 
 from .world import World
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.snapshot import Window
-from gpusched.policy.calendar.entries import windows
+from gpusched.scheduler.calendar.entries import windows
 
 AHEAD_S = 366 * 86400.0
 """How far the policy looks ahead; of one that recurs it is shown the first few anyway."""

@@ -10,15 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpusched.model.calendar import CalendarEntry
-from gpusched.model.cluster import Allocation, Clearance
-from gpusched.model.job import Job, Run, run_id
-from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
-from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.value import replace
-from gpusched.policy.life import arrays, lifecycle
-from gpusched.policy.life.dependencies import (
+from gpusched.lifecycle import arrays, lifecycle
+from gpusched.lifecycle.dependencies import (
     Condition,
     Expression,
     Lookup,
@@ -29,6 +22,13 @@ from gpusched.policy.life.dependencies import (
     Waiting,
     parse_dependency,
 )
+from gpusched.model.calendar import CalendarEntry
+from gpusched.model.cluster import Allocation, Clearance
+from gpusched.model.job import Job, Run, run_id
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
 from gpusched.predict.families import Family, family, planned_s
 from gpusched.predict.past import Guess

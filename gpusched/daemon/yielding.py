@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusched.errors import Refused
+from gpusched.lifecycle import lifecycle, yielding
 from gpusched.model.execution import StopOrder, SuspendOrder
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.life import lifecycle, yielding
 
 from .access import Act, check
 from .adopting import refuse_to_repeat

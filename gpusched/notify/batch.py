@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpusched.lifecycle.alerting import BACKOFF_FACTOR
+from gpusched.lifecycle.retry import backoff_s
 from gpusched.model.job import RetryRule
 from gpusched.notify.sending import Result
 from gpusched.notify.targets import Target, Targets, TargetsError
 from gpusched.notify.terminals import BUILT_IN
 from gpusched.notify.words import fill
-from gpusched.policy.life.alerting import BACKOFF_FACTOR
-from gpusched.policy.life.retry import backoff_s
 
 Order = dict[str, Any]
 """An alert as the daemon hands it over: key, event, counts_as, at, facts, targets, settled, and by target its tries."""

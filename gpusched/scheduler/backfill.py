@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
-from gpusched.policy.placement import fits
+from gpusched.scheduler.placement import fits
 from gpusched.scheduler.priority import Rank
 from gpusched.scheduler.queue import Entry, Head, JobClass, RequestShape
 from gpusched.scheduler.rules import BLOCKED, NEXT_IN_CLASS, STARTED, CycleRules

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpusched.policy.draft import Booking, Draft
-from gpusched.policy.placement import find, options
+from gpusched.scheduler.draft import Booking, Draft
+from gpusched.scheduler.placement import find, options
 from gpusched.scheduler.queue import RequestShape
 from gpusched.scheduler.timeline import Reservation, Timeline
 

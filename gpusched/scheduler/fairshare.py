@@ -13,8 +13,8 @@ from math import floor, fsum, inf, log2
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
-from gpusched.policy.sharing.accounts import AccountTree, factors_without_accounts
-from gpusched.policy.sharing.usage import accrued, decayed, over
+from gpusched.scheduler.sharing.accounts import AccountTree, factors_without_accounts
+from gpusched.scheduler.sharing.usage import accrued, decayed, over
 
 Amounts = tuple[float, float, float, float]
 """Those of `Resources`, in its order: all users are brought up to date for every period that passes."""

@@ -26,11 +26,11 @@ from gpusched.model.snapshot import (
     Snapshot,
     Start,
 )
-from gpusched.policy.draft import Booking
-from gpusched.policy.extension import NO_EXTENSIONS, Extensions
-from gpusched.policy.fragmentation import FRAGMENTATION, typical_of
-from gpusched.policy.outlook import OUTLOOK
 from gpusched.scheduler.backfill import Cycle
+from gpusched.scheduler.draft import Booking
+from gpusched.scheduler.extension import NO_EXTENSIONS, Extensions
+from gpusched.scheduler.fragmentation import FRAGMENTATION, typical_of
+from gpusched.scheduler.outlook import OUTLOOK
 from gpusched.scheduler.queue import Entry
 from gpusched.scheduler.reasons import Reasons
 from gpusched.scheduler.state import PlannerState

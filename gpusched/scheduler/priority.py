@@ -41,12 +41,12 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Urgency
 from gpusched.model.value import Value
-from gpusched.policy import factors
-from gpusched.policy.draft import Layout
-from gpusched.policy.extension import Extensions
-from gpusched.policy.sharing.quota import Quotas
-from gpusched.policy.sharing.usage import capacity_of, demand
+from gpusched.scheduler import factors
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.extension import Extensions
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, amounts_of, orders_of
+from gpusched.scheduler.sharing.quota import Quotas
+from gpusched.scheduler.sharing.usage import capacity_of, demand
 
 
 class Priority(Value):

@@ -18,11 +18,10 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import SPARING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Placement
 from gpusched.model.value import replace
-from gpusched.policy.draft import Booking, Layout
-from gpusched.policy.filters import pool
-from gpusched.policy.need import Need
-from gpusched.policy.wanted import Wanted, insistence, micros_asked
+from gpusched.scheduler.draft import Booking, Layout
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity
+from gpusched.scheduler.filters import pool
+from gpusched.scheduler.need import Need
 from gpusched.scheduler.priority import (
     AGELESS,
     BY_LENGTH,
@@ -31,6 +30,7 @@ from gpusched.scheduler.priority import (
     expected_s,
     rank_period_s,
 )
+from gpusched.scheduler.wanted import Wanted, insistence, micros_asked
 
 
 class RequestShape:

@@ -17,11 +17,11 @@ from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Window
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
-from gpusched.policy.draft import Card, Draft
-from gpusched.policy.placement import Need, Option, Rejection, Tally, fits, options, pool, reject_card
-from gpusched.policy.shortage import Lack, lacks, lacks_of_licenses
-from gpusched.policy.words import NAMED, about, describe, describe_where, licenses, name_some
+from gpusched.scheduler.draft import Card, Draft
+from gpusched.scheduler.placement import Need, Option, Rejection, Tally, fits, options, pool, reject_card
+from gpusched.scheduler.shortage import Lack, lacks, lacks_of_licenses
 from gpusched.scheduler.timeline import FIRST_WINDOW, Reservation
+from gpusched.scheduler.words import NAMED, about, describe, describe_where, licenses, name_some
 
 if TYPE_CHECKING:
     from gpusched.scheduler.planner import Planner

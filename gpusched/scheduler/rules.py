@@ -12,22 +12,22 @@ from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import plural
-from gpusched.policy.calendar.inside import Inside, licenses_of
-from gpusched.policy.ceilings import Ceilings
-from gpusched.policy.draft import Booking, Draft
-from gpusched.policy.guards import Guards
-from gpusched.policy.need import Need
-from gpusched.policy.placement import Guard, find, fits, options
-from gpusched.policy.preemption import Held, Preemption, Victim
-from gpusched.policy.sharing.limits import Denial
-from gpusched.policy.sharing.queues import Amount
-from gpusched.policy.sharing.turns import Runner, Turns
-from gpusched.policy.sharing.usage import footprint
-from gpusched.policy.words import name_some
+from gpusched.scheduler.calendar.inside import Inside, licenses_of
+from gpusched.scheduler.ceilings import Ceilings
+from gpusched.scheduler.draft import Booking, Draft
+from gpusched.scheduler.guards import Guards
+from gpusched.scheduler.need import Need
+from gpusched.scheduler.placement import Guard, find, fits, options
+from gpusched.scheduler.preemption import Held, Preemption, Victim
 from gpusched.scheduler.priority import Rank
 from gpusched.scheduler.queue import Entry, JobClass
 from gpusched.scheduler.reasons import Blocked, license_wait
+from gpusched.scheduler.sharing.limits import Denial
+from gpusched.scheduler.sharing.queues import Amount
+from gpusched.scheduler.sharing.turns import Runner, Turns
+from gpusched.scheduler.sharing.usage import footprint
 from gpusched.scheduler.timeline import Reservation, RunningJob, Timeline
+from gpusched.scheduler.words import name_some
 
 if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState

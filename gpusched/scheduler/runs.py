@@ -10,11 +10,11 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, Placement
 from gpusched.model.value import replace
-from gpusched.policy.draft import Booking
-from gpusched.policy.preemption import Held
-from gpusched.policy.sharing.usage import footprint
+from gpusched.scheduler.draft import Booking
 from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShareEntity
+from gpusched.scheduler.preemption import Held
 from gpusched.scheduler.queue import JobClass
+from gpusched.scheduler.sharing.usage import footprint
 from gpusched.scheduler.timeline import RunningJob
 
 if TYPE_CHECKING:

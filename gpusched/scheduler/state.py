@@ -21,19 +21,19 @@ from gpusched.model.snapshot import (
     Window,
 )
 from gpusched.model.value import replace
-from gpusched.policy.ceilings import Ceilings, ceilings_of
-from gpusched.policy.draft import Booking, Draft, Layout
-from gpusched.policy.extension import NO_EXTENSIONS, Extensions
-from gpusched.policy.sharing.quota import Quotas
-from gpusched.policy.sharing.usage import capacity_of, usage_now
-from gpusched.policy.wanted import insistence, micros_asked
 from gpusched.scheduler import events
+from gpusched.scheduler.ceilings import Ceilings, ceilings_of
 from gpusched.scheduler.cluster_state import PlacementCache
+from gpusched.scheduler.draft import Booking, Draft, Layout
+from gpusched.scheduler.extension import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, State, amounts_of
 from gpusched.scheduler.priority import Rank, Ranking, ranked_at
 from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
 from gpusched.scheduler.runs import Run, is_as_planned
+from gpusched.scheduler.sharing.quota import Quotas
+from gpusched.scheduler.sharing.usage import capacity_of, usage_now
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of, foreseen_end, outlived_at
+from gpusched.scheduler.wanted import insistence, micros_asked
 
 if TYPE_CHECKING:
     from gpusched.scheduler.backfill import Cycle

@@ -29,9 +29,9 @@ from math import inf
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.value import Value, replace
-from gpusched.policy.draft import Booking, Counts, Draft
-from gpusched.policy.filters import has_counts
-from gpusched.policy.placement import Guard, Need, find, fits
+from gpusched.scheduler.draft import Booking, Counts, Draft
+from gpusched.scheduler.filters import has_counts
+from gpusched.scheduler.placement import Guard, Need, find, fits
 
 Instant = tuple[float, int]
 """UTC epoch seconds; jobs without a limit end at (inf, 1), (inf, 2) and so on, in the order of their starts."""

@@ -9,9 +9,9 @@ from gpusched.model.job import JobSpec, Launch
 from gpusched.model.settings import Settings
 from gpusched.model.units import plural
 from gpusched.model.value import replace
-from gpusched.policy.capacity import refusal
-from gpusched.policy.sharing.admission import Tally, qos_of, time_limit, why_refused
-from gpusched.policy.sharing.membership import account_refusal, default_account, open_to_all
+from gpusched.scheduler.capacity import refusal
+from gpusched.scheduler.sharing.admission import Tally, qos_of, time_limit, why_refused
+from gpusched.scheduler.sharing.membership import account_refusal, default_account, open_to_all
 from gpusched.simulate.policies import Policy
 from gpusched.simulate.rules import request_of
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpusched.policy.amounts import WHOLE_CARD
-from gpusched.policy.draft import Card, Draft, Layout
-from gpusched.policy.filters import pool
-from gpusched.policy.need import Need
+from gpusched.scheduler.amounts import WHOLE_CARD
+from gpusched.scheduler.draft import Card, Draft, Layout
+from gpusched.scheduler.filters import pool
+from gpusched.scheduler.need import Need
 
 _CardState = tuple[int, int, int]
 """Kind of the card, room in millionths, user whose slices are on it (-1: none)."""

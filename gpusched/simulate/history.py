@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from math import floor
 
 from gpusched.gpu.host import PsutilHost
+from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.policy.life.dependencies import parse_dependency
 from gpusched.ports import JobFilter, Store
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob
 from gpusched.store.look import open_to_read

@@ -14,10 +14,10 @@ from math import sqrt
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
 from gpusched.model.value import replace
-from gpusched.policy.amounts import WHOLE_CARD
-from gpusched.policy.draft import Booking, Draft, Layout, Part
-from gpusched.policy.fragmentation import Fragmentation, most_typical
-from gpusched.policy.need import Need
+from gpusched.scheduler.amounts import WHOLE_CARD
+from gpusched.scheduler.draft import Booking, Draft, Layout, Part
+from gpusched.scheduler.fragmentation import Fragmentation, most_typical
+from gpusched.scheduler.need import Need
 from gpusched.simulate.event_loop import play
 from gpusched.simulate.fragments import Fragments
 from gpusched.simulate.metrics import Spread, jain, party, spread, width

@@ -16,8 +16,8 @@ from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
-from gpusched.policy.amounts import WHOLE_CARD
-from gpusched.policy.draft import Booking, Layout, Part
+from gpusched.scheduler.amounts import WHOLE_CARD
+from gpusched.scheduler.draft import Booking, Layout, Part
 from gpusched.simulate.trace import TraceJob
 
 COMPLETED = "completed"

@@ -22,13 +22,13 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.job import Request
 from gpusched.model.settings import SPARING_STRATEGIES, STRATEGIES, GpuSettings, PlacementSettings, Settings
 from gpusched.model.value import replace
-from gpusched.policy.draft import Booking, Draft, Layout
-from gpusched.policy.filters import Place, pool
-from gpusched.policy.fragmentation import COVERED, Fragmentation, Typical
-from gpusched.policy.need import Need
-from gpusched.policy.placement import SCARCE_AT, Option, Search, find
-from gpusched.policy.scarcity import Scarce, scarce_of, scarcity_of
-from gpusched.policy.wanted import Wanted, insistence, micros_asked
+from gpusched.scheduler.draft import Booking, Draft, Layout
+from gpusched.scheduler.filters import Place, pool
+from gpusched.scheduler.fragmentation import COVERED, Fragmentation, Typical
+from gpusched.scheduler.need import Need
+from gpusched.scheduler.placement import SCARCE_AT, Option, Search, find
+from gpusched.scheduler.scarcity import Scarce, scarce_of, scarcity_of
+from gpusched.scheduler.wanted import Wanted, insistence, micros_asked
 from gpusched.simulate.cluster import read_nodes
 from gpusched.simulate.tables import read_pods
 from gpusched.simulate.trace import TraceJob
@@ -140,7 +140,7 @@ class Filled:
     at_end: float
     """The same when all had arrived."""
     fragments: float
-    """Part of all GPUs that are free and of no use to the usual jobs in the end; see `policy.fragmentation`."""
+    """Part of all GPUs that are free and of no use to the usual jobs in the end; see `scheduler.fragmentation`."""
     placed: int
     dropped: int
     seconds: float

@@ -25,8 +25,8 @@ from gpusched.model import codec
 from gpusched.model.cluster import NodeView
 from gpusched.model.history_export import EndedJob, ReplayRequest, TrialLimits
 from gpusched.model.presets import CHOICES, under_preset
-from gpusched.policy.preset_choice import PresetGain, PresetWorth, TrialResult
 from gpusched.ports import Changes
+from gpusched.scheduler.preset_choice import PresetGain, PresetWorth, TrialResult
 from gpusched.simulate import daemon_run
 from gpusched.simulate.cluster import largest
 from gpusched.simulate.fitting import leave_out_what_cannot_fit
@@ -130,7 +130,7 @@ def mean_completion_s(outcome: Outcome) -> float:
 
 
 def worth_of(outcome: Outcome, node: NodeView) -> PresetWorth:
-    """What a schedule is worth: see `policy.preset_choice`."""
+    """What a schedule is worth: see `scheduler.preset_choice`."""
     wide = max(2, ceil(len(node.gpus) / 2))
     light = _light_users(outcome.jobs)
     return PresetWorth(

@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import fsum
 
 from gpusched.model.units import plural
-from gpusched.policy.preset_choice import ALPHA
+from gpusched.scheduler.preset_choice import ALPHA
 from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob
 

@@ -17,7 +17,7 @@ from support import wait_until
 from gpusched.cli import presets
 from gpusched.model import codec
 from gpusched.model.value import replace
-from gpusched.policy.preset_choice import Judgement, PresetState, decide
+from gpusched.scheduler.preset_choice import Judgement, PresetState, decide
 from gpusched.store.sqlite import SqliteStore
 
 AT = 1_795_000_000.0

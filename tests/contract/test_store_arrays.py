@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.lifecycle import arrays
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.policy.life import arrays
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore

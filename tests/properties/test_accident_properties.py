@@ -14,7 +14,7 @@ from gpusched.daemon.commands import Drain
 from gpusched.engine.simulated import Outcome
 from gpusched.model.cluster import GpuState
 from gpusched.model.settings import GpuSettings
-from gpusched.policy.invariants import check_invariants
+from gpusched.scheduler.invariants import check_invariants
 from gpusched.testing import request
 
 GPUS = 4

@@ -12,10 +12,10 @@ from gpusched.daemon.arrays import Group, TaskLine
 from gpusched.daemon.commands import Cancel, Hold, Release, Update
 from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
+from gpusched.lifecycle import arrays
 from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.states import JobState
 from gpusched.model.tasks import TaskSet, parse_tasks
-from gpusched.policy.life import arrays
 from gpusched.ports import JobFilter
 
 STEPS = st.lists(

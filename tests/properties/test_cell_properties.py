@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.policy.cell_search import Cell
-from gpusched.policy.cells import CellGuard, cells_of, problems
-from gpusched.policy.draft import Booking, Layout, Part
+from gpusched.scheduler.cell_search import Cell
+from gpusched.scheduler.cells import CellGuard, cells_of, problems
+from gpusched.scheduler.draft import Booking, Layout, Part
 from gpusched.testing import gpu_view, node
 
 NAMES = ("a", "b", "c")

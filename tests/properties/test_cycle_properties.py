@@ -20,7 +20,7 @@ from gpusched.model.settings import (
 )
 from gpusched.model.snapshot import Placement, Plan, Snapshot, Usage, Window
 from gpusched.model.value import replace
-from gpusched.policy.invariants import check_invariants
+from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, job, node
 

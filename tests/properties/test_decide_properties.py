@@ -15,10 +15,10 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import replace
-from gpusched.policy.capacity import refusal
-from gpusched.policy.draft import Draft, Layout
-from gpusched.policy.invariants import check_invariants
-from gpusched.policy.placement import Need, fits
+from gpusched.scheduler.capacity import refusal
+from gpusched.scheduler.draft import Draft, Layout
+from gpusched.scheduler.invariants import check_invariants
+from gpusched.scheduler.placement import Need, fits
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW
 

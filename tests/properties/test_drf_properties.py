@@ -20,9 +20,9 @@ from gpusched import testing
 from gpusched.model.job import Job, Request
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import PrioritySettings, Settings
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.usage import capacity_of, footprint
+from gpusched.scheduler.draft import Layout
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.sharing.usage import capacity_of, footprint
 from gpusched.testing import job, node, request
 
 KINDS = ("gpus", "vram_mib", "cpus", "mem_mib")

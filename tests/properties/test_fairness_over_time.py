@@ -16,7 +16,7 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job, Request
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Plan
-from gpusched.policy.invariants import check_invariants
+from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, job, node
 

@@ -10,8 +10,8 @@ from gpusched.daemon.commands import Cancel, Selection
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.yielding import Requeue
 from gpusched.engine.simulated import Outcome
+from gpusched.lifecycle.fallback import FAILURES
 from gpusched.model.job import RetryRule
-from gpusched.policy.life.fallback import FAILURES
 from gpusched.ports import JobFilter
 from gpusched.testing import request
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from gpusched.model.job import Request
 from gpusched.model.settings import STRATEGIES, PlacementSettings, Settings
-from gpusched.policy.draft import Draft, Layout
-from gpusched.policy.placement import Need, find, options
-from gpusched.policy.wanted import Wanted, insistence
+from gpusched.scheduler.draft import Draft, Layout
+from gpusched.scheduler.placement import Need, find, options
+from gpusched.scheduler.wanted import Wanted, insistence
 from gpusched.simulate.packing import Finder
 from gpusched.testing import gpu_view, node
 

@@ -8,9 +8,9 @@ from lab import Lab
 
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import Outcome
+from gpusched.lifecycle.dependencies import Condition, parse_dependency
 from gpusched.model.job import Job, RetryRule
 from gpusched.model.states import JobState
-from gpusched.policy.life.dependencies import Condition, parse_dependency
 
 KINDS = ("after", "afterok", "afterany", "afternotok")
 

@@ -9,8 +9,8 @@ from strategies import held_by, queues, settings
 from gpusched import testing
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
-from gpusched.policy.draft import Draft, Layout
-from gpusched.policy.invariants import check_invariants
+from gpusched.scheduler.draft import Draft, Layout
+from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, gpu_view, job, request
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpusched.errors import BrokenInvariant
+from gpusched.lifecycle import lifecycle, transitions, yielding
 from gpusched.model.execution import RunEnded, RunLost, RunNeverStarted, RunStarted, RunStopping
 from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.policy.life import lifecycle, transitions, yielding
 from gpusched.testing import NOW, job, share
 
 SETTINGS = Settings()

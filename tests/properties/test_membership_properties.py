@@ -14,14 +14,14 @@ from gpusched.engine.simulated import Outcome
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import EVERYBODY, AccountSettings, Settings
 from gpusched.model.value import replace
-from gpusched.policy.sharing.membership import (
+from gpusched.ports import JobFilter
+from gpusched.scheduler.sharing.membership import (
     account_refusal,
     accounts_of,
     are_restricted,
     default_account,
     open_to_all,
 )
-from gpusched.ports import JobFilter
 
 USERS = ("ann", "bob", "eve")
 GROUPS = ("lab", "course")

@@ -10,9 +10,9 @@ from gpusched.model.job import Job, Request
 from gpusched.model.resources import Resources
 from gpusched.model.settings import ORDERS, PrioritySettings, Settings
 from gpusched.model.snapshot import Usage
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.usage import charged, footprint
+from gpusched.scheduler.draft import Layout
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.sharing.usage import charged, footprint
 from gpusched.testing import NOW, job, node
 
 MAX_AGE_S = 3600.0

@@ -14,9 +14,9 @@ from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
+from gpusched.lifecycle.pipelines import fallbacks_of, parse_needs, standing, steps_of
 from gpusched.model.job import ArraySpec, Job, RetryRule
 from gpusched.model.states import JobState
-from gpusched.policy.life.pipelines import fallbacks_of, parse_needs, standing, steps_of
 from gpusched.ports import JobFilter
 from gpusched.testing import launch, spec
 

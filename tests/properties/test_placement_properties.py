@@ -13,12 +13,12 @@ from gpusched.model.job import Job, Request
 from gpusched.model.settings import STRATEGIES, OversubscribeSettings, PlacementSettings, Settings
 from gpusched.model.snapshot import Placement, Snapshot
 from gpusched.model.value import replace
-from gpusched.policy.capacity import refusal
-from gpusched.policy.constraints import parse
-from gpusched.policy.draft import Booking, Draft, Layout
-from gpusched.policy.fragmentation import typical_of
-from gpusched.policy.invariants import check_invariants
-from gpusched.policy.placement import Need, find, fits, hosts, options
+from gpusched.scheduler.capacity import refusal
+from gpusched.scheduler.constraints import parse
+from gpusched.scheduler.draft import Booking, Draft, Layout
+from gpusched.scheduler.fragmentation import typical_of
+from gpusched.scheduler.invariants import check_invariants
+from gpusched.scheduler.placement import Need, find, fits, hosts, options
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, gpu_view, job
 

@@ -14,12 +14,12 @@ from worlds import FEATURES, Story, World, shrunk, story_of
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.snapshot import Plan, Snapshot
 from gpusched.model.value import replace
-from gpusched.policy.draft import Layout
-from gpusched.policy.invariants import check_invariants
-from gpusched.policy.sharing.usage import usage_now
+from gpusched.scheduler.draft import Layout
 from gpusched.scheduler.events import JobLeft, RunEnded
+from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.priority import ranked_at
+from gpusched.scheduler.sharing.usage import usage_now
 
 SELDOM = 0.05
 """More than this part of all stories has each feature."""

@@ -11,7 +11,7 @@ from test_schedule_properties import CLUSTERS, some_request, some_settings
 
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.policy.ahead import future
+from gpusched.scheduler.ahead import future
 from gpusched.scheduler.planner import Planner
 from gpusched.testing import NOW
 

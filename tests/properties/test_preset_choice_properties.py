@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpusched.model import codec
 from gpusched.model.presets import CHOICES, FAIR
-from gpusched.policy.preset_choice import (
+from gpusched.scheduler.preset_choice import (
     ALPHA,
     APART_S,
     MARGIN,

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from lab import Lab
 
 from gpusched.daemon.pruning import Pruner
+from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import HistorySettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.policy.life.dependencies import parse_dependency
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from gpusched.model.resources import Resources
 from gpusched.model.settings import QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.quota import Quotas, problems
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.quota import Quotas, problems
 from gpusched.testing import node, request
 
 ONE = Resources(gpus=1.0)

@@ -9,8 +9,8 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.quota import Quotas
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.quota import Quotas
 from gpusched.testing import node, request
 
 NODES = [node(gpus=8, cpus=32.0, mem_mib=64_000)]

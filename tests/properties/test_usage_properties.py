@@ -15,10 +15,10 @@ from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import PrioritySettings, QosSettings, Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.value import replace
-from gpusched.policy.draft import Draft, Layout
-from gpusched.policy.placement import Need, find
-from gpusched.policy.sharing.quota import Quotas
-from gpusched.policy.sharing.usage import capacity_of, charged, demand, footprint, usage_now
+from gpusched.scheduler.draft import Draft, Layout
+from gpusched.scheduler.placement import Need, find
+from gpusched.scheduler.sharing.quota import Quotas
+from gpusched.scheduler.sharing.usage import capacity_of, charged, demand, footprint, usage_now
 from gpusched.testing import NOW
 
 KINDS = ("gpus", "vram_mib", "cpus", "mem_mib")

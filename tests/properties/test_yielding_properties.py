@@ -18,8 +18,8 @@ from gpusched.engine.simulated import Outcome
 from gpusched.model.job import run_id
 from gpusched.model.settings import PreemptSettings, QosSettings
 from gpusched.model.states import JobState, RunState
-from gpusched.policy.invariants import check_invariants
 from gpusched.ports import JobFilter
+from gpusched.scheduler.invariants import check_invariants
 from gpusched.testing import request
 
 QOS = {"low": QosSettings("low"), "high": QosSettings("high", tier=1, preempts=("low",))}

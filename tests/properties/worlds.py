@@ -44,9 +44,9 @@ from gpusched.model.snapshot import (
     Window,
 )
 from gpusched.model.value import Value, replace
-from gpusched.policy.draft import Layout
-from gpusched.policy.extension import Extensions
-from gpusched.policy.sharing.usage import charged, footprint
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.extension import Extensions
+from gpusched.scheduler.sharing.usage import charged, footprint
 from gpusched.testing import NOW
 
 CLUSTER = (

@@ -16,8 +16,8 @@ from gpusched.model.job import Job, Request
 from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import Placement, Plan, Reason, Snapshot, Usage, Window
 from gpusched.model.value import replace
-from gpusched.policy.extension import NO_EXTENSIONS, Extensions
-from gpusched.policy.invariants import check_invariants
+from gpusched.scheduler.extension import NO_EXTENSIONS, Extensions
+from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, allocation, job, share
 

@@ -6,8 +6,8 @@ import pytest
 from scenario import HOUR, Scenario, load, place_of, running, settings, wants
 
 from gpusched.model.job import Request
-from gpusched.policy.draft import Booking, Draft, Layout
-from gpusched.policy.placement import Need, find, fits, options
+from gpusched.scheduler.draft import Booking, Draft, Layout
+from gpusched.scheduler.placement import Need, find, fits, options
 from gpusched.testing import NOW, gpu_view, node
 
 GIB = 1024

@@ -11,6 +11,7 @@ from lab import Lab
 
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
+from gpusched.lifecycle.growth import Larger, NothingLarger, grown
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import GpuShare, Request, RetryRule
 from gpusched.model.settings import (
@@ -23,9 +24,8 @@ from gpusched.model.settings import (
 )
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
-from gpusched.policy.capacity import refusal
-from gpusched.policy.life.growth import Larger, NothingLarger, grown
-from gpusched.policy.sharing.alone import slice_refusal
+from gpusched.scheduler.capacity import refusal
+from gpusched.scheduler.sharing.alone import slice_refusal
 from gpusched.testing import gpu_view, job, node, request, run, spec
 
 GIB = 1024
@@ -47,7 +47,7 @@ def grow(
     )
     settings = replace(Settings(), life=LifeSettings(oom_growth=growth))
     ended = run(job(1, request=asked), gpus=shares, peak_vram_mib=peak)
-    return grown(asked, ended, [on], settings, lambda wish: True)
+    return grown(asked, ended, [on], settings, lambda wish: refusal(wish, [on], settings) is None)
 
 
 LADDER = {
@@ -232,9 +232,10 @@ def test_a_slice_of_a_card_that_nobody_can_read_is_let_in_to_wait() -> None:
     {100: 512, 1024: 1536, 40_000: 60_160, 50_000: 65_536, 65_536: None}.items(),
 )
 def test_host_memory_grows_up_to_all_that_there_is(had_mib: int, wanted_mib: int | None) -> None:
+    machines = [node("n1", mem_mib=65_536)]
     asked = request(mem_mib=had_mib)
     ended = replace(run(job(1, request=asked)), reason=ReasonCode.MEM_LIMIT)
-    found = grown(asked, ended, [node("n1", mem_mib=65_536)], Settings(), lambda wish: True)
+    found = grown(asked, ended, machines, Settings(), lambda wish: refusal(wish, machines, Settings()) is None)
     if wanted_mib is None:
         assert isinstance(found, NothingLarger)
         assert found.text == "not tried again, since it can have no more host memory here than 64G"

@@ -13,9 +13,9 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
-from gpusched.policy.calendar.conflicts import conflicts
-from gpusched.policy.capacity import refusal
-from gpusched.policy.draft import Layout
+from gpusched.scheduler.calendar.conflicts import conflicts
+from gpusched.scheduler.capacity import refusal
+from gpusched.scheduler.draft import Layout
 from gpusched.testing import NOW, gpu_view, request, share
 
 GIB = 1024

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.lifecycle.idling import Activity, Look, Step, Watch, due, idle_since, is_exempt, note, watch
 from gpusched.model.job import Interactive, JobSpec
 from gpusched.model.settings import IdleSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.value import Value, replace
-from gpusched.policy.life.idling import Activity, Look, Step, Watch, due, idle_since, is_exempt, note, watch
 from gpusched.testing import request, spec
 
 MINUTE = 60.0

@@ -11,13 +11,13 @@ from accidents import AccidentLab
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.yielding import pending_order
 from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.lifecycle.intruders import intruders, unbooked_text
 from gpusched.model.cluster import GpuProcess
 from gpusched.model.execution import NoteOrder, Order, StopOrder
 from gpusched.model.job import AdoptedProcess, Alerting, Interactive, RetryRule
 from gpusched.model.settings import ForeignSettings, GpuSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
-from gpusched.policy.life.intruders import intruders, unbooked_text
 from gpusched.testing import job, request, share
 
 GIB = 1024

@@ -10,10 +10,10 @@ from lab import ANN, BOB, ROOT
 
 from gpusched.daemon.commands import Drain, Hold, Release
 from gpusched.engine.simulated import Outcome
+from gpusched.lifecycle.blame import FaultyRun, GpuFault, Origin, repeated, told_of
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.settings import AlertSettings, FaultSettings, GpuSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.life.blame import FaultyRun, GpuFault, Origin, repeated, told_of
 from gpusched.testing import NOW, launch, request
 
 MakeLab = Callable[..., AccidentLab]

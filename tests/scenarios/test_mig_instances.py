@@ -8,10 +8,10 @@ import pytest
 
 from gpusched.model.cluster import GpuView
 from gpusched.model.settings import Settings
-from gpusched.policy.capacity import refusal
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.usage import capacity_of
+from gpusched.scheduler.capacity import refusal
+from gpusched.scheduler.draft import Layout
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.sharing.usage import capacity_of
 from gpusched.testing import gpu_view, job, node, request, snapshot
 
 CARD = "NVIDIA A100-SXM4-80GB"

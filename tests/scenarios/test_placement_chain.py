@@ -9,8 +9,8 @@ from scenario import HOUR, Scenario, load, running, settings, wants
 
 from gpusched.model.job import Request
 from gpusched.model.snapshot import Placement
-from gpusched.policy.draft import Booking, Draft, Layout
-from gpusched.policy.placement import Need, Rejection, find, options
+from gpusched.scheduler.draft import Booking, Draft, Layout
+from gpusched.scheduler.placement import Need, Rejection, find, options
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, gpu_view, job, node, snapshot, window
 

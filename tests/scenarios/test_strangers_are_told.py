@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from gpusched.lifecycle.foreign import Card, End, Stranger, Tell, is_of_the_system, messages, steps
 from gpusched.model.settings import ForeignSettings
 from gpusched.model.value import replace
-from gpusched.policy.foreign import Card, End, Stranger, Tell, is_of_the_system, messages, steps
 
 NOW = 100_000.0
 MINUTE, HOUR = 60.0, 3600.0

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.lifecycle.overuse import Look, Step, Watch, crowded, due, endangered, watch
 from gpusched.model.cluster import ShareUse
 from gpusched.model.job import Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import Value, replace
-from gpusched.policy.life.overuse import Look, Step, Watch, crowded, due, endangered, watch
 from gpusched.testing import NOW, job, run, share
 
 KILL = GpuSettings(vram_over="kill", vram_over_mib=512, vram_over_polls=3, vram_over_grace_s=60.0)

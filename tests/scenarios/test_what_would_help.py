@@ -11,9 +11,9 @@ from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 from gpusched.model.settings import QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Window
 from gpusched.model.value import replace
-from gpusched.policy.ahead.changes import format_limit
-from gpusched.policy.ahead.trial import BUDGET, SensibleLimit
-from gpusched.policy.ahead.whatif import Alternative, alternatives
+from gpusched.scheduler.ahead.changes import format_limit
+from gpusched.scheduler.ahead.trial import BUDGET, SensibleLimit
+from gpusched.scheduler.ahead.whatif import Alternative, alternatives
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.testing import NOW, gpu_view, node, share
 

@@ -9,12 +9,7 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.commands import Drain
 from gpusched.engine.simulated import Outcome
-from gpusched.model.cluster import Xid
-from gpusched.model.job import Job, RetryRule, Run
-from gpusched.model.settings import FaultSettings
-from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.model.value import Value, replace
-from gpusched.policy.life.blame import (
+from gpusched.lifecycle.blame import (
     Evidence,
     GpuFault,
     awaits_faults,
@@ -24,6 +19,11 @@ from gpusched.policy.life.blame import (
     suspicion,
     weighed,
 )
+from gpusched.model.cluster import Xid
+from gpusched.model.job import Job, RetryRule, Run
+from gpusched.model.settings import FaultSettings
+from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import Value, replace
 from gpusched.testing import NOW, gpu_uuid, job, request, run, share
 
 SETTINGS = FaultSettings()

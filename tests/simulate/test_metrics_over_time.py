@@ -16,8 +16,8 @@ from gpusched.model.job import GpuShare
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
-from gpusched.policy.draft import Booking, Draft, Layout, Part
-from gpusched.policy.need import Need
+from gpusched.scheduler.draft import Booking, Draft, Layout, Part
+from gpusched.scheduler.need import Need
 from gpusched.simulate import cluster, planner_run, rules
 from gpusched.simulate.fragments import Fragments
 from gpusched.simulate.metrics_over_time import Series, Share, over_time

@@ -10,7 +10,7 @@ from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.snapshot import Placement
-from gpusched.policy.draft import Booking, Part
+from gpusched.scheduler.draft import Booking, Part
 from gpusched.simulate import cluster, planner_run, rules
 from gpusched.simulate.event_loop import play
 from gpusched.simulate.outcome import RunLog, Walk

@@ -24,8 +24,8 @@ from gpusched.model.job import ArraySpec, JobEvent
 from gpusched.model.presets import CHOICES
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
-from gpusched.policy.preset_choice import PresetState, TrialResult
 from gpusched.ports import Changes
+from gpusched.scheduler.preset_choice import PresetState, TrialResult
 from gpusched.simulate.history import trace_of
 from gpusched.simulate.preset_trial import judge, read_export
 from gpusched.simulate.trace import TraceJob

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.policy.preset_choice import ALPHA
+from gpusched.scheduler.preset_choice import ALPHA
 from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.significance import LEAST_IN_PART, LEAST_PARTS, PARTS, Verdict, compare, sign_flip_p
 from gpusched.simulate.trace import TraceJob

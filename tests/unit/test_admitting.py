@@ -16,12 +16,12 @@ from gpusched.daemon.world import World
 from gpusched.daemon.yielding import Suspend
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
+from gpusched.lifecycle.lifecycle import misses_deadline
+from gpusched.lifecycle.pipelines import Needs
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
-from gpusched.policy.life.lifecycle import misses_deadline
-from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter
 from gpusched.testing import NOW, job, launch, request, spec
 

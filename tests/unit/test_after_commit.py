@@ -17,11 +17,11 @@ from gpusched.daemon.tick import STEPS
 from gpusched.daemon.yielding import Requeue, Resume, Suspend
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import BrokenInvariant, StoreBroken, StoreFull
+from gpusched.lifecycle.yielding import requeue_idle
 from gpusched.model.execution import OpenRun, RunEnded, SignalOrder, StopOrder
 from gpusched.model.settings import GpuSettings, IdleSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
-from gpusched.policy.life.yielding import requeue_idle
 from gpusched.ports import Changes
 from gpusched.testing import launch, request
 

@@ -12,11 +12,11 @@ from gpusched.daemon.selection import Selection
 from gpusched.daemon.yielding import Requeue, Suspend
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, GpuschedError, Refused
+from gpusched.lifecycle import arrays
 from gpusched.model.job import ArraySpec, Job, RetryRule
 from gpusched.model.settings import LimitSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
-from gpusched.policy.life import arrays
 from gpusched.ports import JobFilter
 from gpusched.testing import request
 

@@ -21,7 +21,7 @@ from gpusched.model import codec
 from gpusched.model.presets import PRESETS, preset
 from gpusched.model.settings import PrioritySettings
 from gpusched.model.value import replace
-from gpusched.policy.preset_choice import MOST_JOBS, PresetState
+from gpusched.scheduler.preset_choice import MOST_JOBS, PresetState
 from gpusched.testing import request
 
 

@@ -9,11 +9,11 @@ from lab import ANN, Lab
 
 from gpusched.daemon.commands import Cancel, Selection
 from gpusched.engine.simulated import Outcome
+from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.execution import Ticket
 from gpusched.model.job import ArraySpec, Job, RetryRule
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.policy.life.fallback import make_fallback, wants_fallback
 from gpusched.testing import NOW, job, launch, request
 
 LINE = "echo sorry"

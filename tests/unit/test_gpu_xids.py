@@ -22,8 +22,8 @@ from gpusched.gpu.device import Present
 from gpusched.gpu.kernel_log import KernelLog
 from gpusched.gpu.simulated import SimulatedSource
 from gpusched.gpu.xids import XID_EVENT, XidEar, XidWatch, handle_key
+from gpusched.lifecycle.blame import GpuFault, taken_in
 from gpusched.model.cluster import Xid
-from gpusched.policy.life.blame import GpuFault, taken_in
 
 
 def handle(uuid: str) -> Any:

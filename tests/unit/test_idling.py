@@ -8,10 +8,10 @@ import pytest
 from lab import Lab
 
 from gpusched.engine.simulated import Outcome
+from gpusched.lifecycle.idling import Activity
 from gpusched.model.job import Alerting, RetryRule
 from gpusched.model.settings import IdleSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.life.idling import Activity
 from gpusched.testing import launch, request
 
 POLL_S = 30.0

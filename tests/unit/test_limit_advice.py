@@ -17,12 +17,12 @@ from gpusched.daemon.forecast import forecast
 from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
+from gpusched.lifecycle.pipelines import Needs
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.settings import DefaultSettings, QosSettings, QueueSettings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.policy.life.pipelines import Needs
 from gpusched.ports import JobFilter
 from gpusched.predict.limits import LEAST, advise, rounded_up, usual_span
 from gpusched.predict.overruns import KEPT, Ended, Overruns

@@ -20,11 +20,11 @@ from gpusched.model.settings import PrioritySettings, QueueSettings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
-from gpusched.policy.ahead.estimates import StartRange
 from gpusched.ports import Changes
 from gpusched.predict.judging import LEAST
 from gpusched.predict.overruns import Expectation
 from gpusched.predict.past import Guess, in_steps
+from gpusched.scheduler.ahead.estimates import StartRange
 from gpusched.testing import NOW, job, launch, request, run
 
 TRAIN = launch("train.sh", env_sha="e")

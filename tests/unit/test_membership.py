@@ -19,19 +19,19 @@ from gpusched.daemon.reloading import Reload
 from gpusched.daemon.reserving import Reserve
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import GpuschedError, Refused
+from gpusched.lifecycle.pipelines import Needs
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import AccessSettings, AccountSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.policy.life.pipelines import Needs
-from gpusched.policy.sharing.membership import (
+from gpusched.ports import JobFilter
+from gpusched.scheduler.sharing.membership import (
     account_refusal,
     accounts_of,
     default_account,
     membership_findings,
     unknown_members,
 )
-from gpusched.ports import JobFilter
 from gpusched.testing import launch, spec
 
 

@@ -11,9 +11,9 @@ from memory import check_memory
 from gpusched.daemon.commands import Drain
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import BrokenInvariant
+from gpusched.lifecycle.dependencies import Satisfied, Waiting
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.life.dependencies import Satisfied, Waiting
 from gpusched.testing import request
 
 

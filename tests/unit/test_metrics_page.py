@@ -21,10 +21,10 @@ from gpusched.daemon.commands import Cancel, Hold, Release
 from gpusched.daemon.meters import MOST_QUEUES, OTHERS, RECENT_S, GpuMeter, Histogram
 from gpusched.daemon.selection import Caller, Selection
 from gpusched.engine.simulated import Outcome
+from gpusched.lifecycle import arrays
 from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.settings import LifeSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.life import arrays
 from gpusched.testing import NOW, allocation, node, request, share
 
 FACTS = {"version": "1.2.3", "started_at": NOW, "database": "/nonexistent/gpusched.db"}

@@ -14,7 +14,7 @@ from gpusched.model.job import Alerting, Interactive, RetryRule
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
-from gpusched.policy.invariants import check_invariants
+from gpusched.scheduler.invariants import check_invariants
 from gpusched.testing import request
 
 GIB = 1024

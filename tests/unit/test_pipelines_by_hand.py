@@ -11,10 +11,10 @@ from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
+from gpusched.lifecycle.pipelines import parse_needs, standing
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import LifeSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.life.pipelines import parse_needs, standing
 from gpusched.ports import JobFilter
 from gpusched.testing import launch, request, spec
 

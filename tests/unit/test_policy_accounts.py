@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import AccountSettings
-from gpusched.policy.sharing.accounts import AccountTree, Standing
+from gpusched.scheduler.sharing.accounts import AccountTree, Standing
 
 MACHINES = Resources(gpus=8, vram_mib=8 * 24 * 1024, cpus=64, mem_mib=256 * 1024)
 

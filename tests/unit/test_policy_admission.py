@@ -10,10 +10,10 @@ from gpusched.model.job import JobSpec
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.admission import Tally, time_limit, why_refused
-from gpusched.policy.sharing.quota import Quotas
-from gpusched.policy.sharing.usage import demand
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.admission import Tally, time_limit, why_refused
+from gpusched.scheduler.sharing.quota import Quotas
+from gpusched.scheduler.sharing.usage import demand
 from gpusched.testing import node, request, spec
 
 GIB = 1024

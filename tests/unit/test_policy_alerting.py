@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.lifecycle import alerting
+from gpusched.lifecycle.alerting import Raised
 from gpusched.model.alerts import EACH_TASK, EVENTS, FACTS, parse_events
 from gpusched.model.job import Alerting, ArraySpec, Job, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
-from gpusched.policy.life import alerting
-from gpusched.policy.life.alerting import Raised
 from gpusched.testing import NOW, job, run, share
 
 ALL = Alerting(tuple(sorted(EVENTS)))

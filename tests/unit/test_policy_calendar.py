@@ -13,9 +13,9 @@ from gpusched.model.calendar import CalendarEntry
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
-from gpusched.policy.calendar import entries as calendar
-from gpusched.policy.calendar.conflicts import conflicts
-from gpusched.policy.draft import Layout
+from gpusched.scheduler.calendar import entries as calendar
+from gpusched.scheduler.calendar.conflicts import conflicts
+from gpusched.scheduler.draft import Layout
 from gpusched.testing import NOW, allocation, node, request, share, spec
 
 HOUR = 3600

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.policy.cell_search import groups_of
-from gpusched.policy.cells import CellGuard, cells_of, problems, read_cell
-from gpusched.policy.draft import Booking, Layout, Part
+from gpusched.scheduler.cell_search import groups_of
+from gpusched.scheduler.cells import CellGuard, cells_of, problems, read_cell
+from gpusched.scheduler.draft import Booking, Layout, Part
 from gpusched.testing import gpu_view, node
 
 EIGHT = (8,)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.policy.constraints import parse
+from gpusched.scheduler.constraints import parse
 
 ADMITS = {
     "a label": ("a", "a", True),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.model.states import FINAL_STATES, JobState
-from gpusched.policy.life.dependencies import (
+from gpusched.lifecycle.dependencies import (
     KINDS,
     Condition,
     Expression,
@@ -18,7 +17,8 @@ from gpusched.policy.life.dependencies import (
     find_cycle,
     parse_dependency,
 )
-from gpusched.policy.life.pipelines import written
+from gpusched.lifecycle.pipelines import written
+from gpusched.model.states import FINAL_STATES, JobState
 
 PENDING = Parent(JobState.PENDING)
 RUNNING = Parent(JobState.RUNNING, 5.0)

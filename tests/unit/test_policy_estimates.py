@@ -13,8 +13,8 @@ from gpusched.model.job import Job
 from gpusched.model.settings import QosSettings, Settings
 from gpusched.model.snapshot import PendingJob, Prediction, Snapshot
 from gpusched.model.value import replace
-from gpusched.policy.ahead import future
-from gpusched.policy.ahead.estimates import (
+from gpusched.scheduler.ahead import future
+from gpusched.scheduler.ahead.estimates import (
     MAX_CYCLES,
     MAX_VISITS,
     SWIFTER,
@@ -24,8 +24,8 @@ from gpusched.policy.ahead.estimates import (
     accuracy,
     forecast_starts,
 )
-from gpusched.policy.ahead.future import Arrival
-from gpusched.policy.ahead.place import first_in_order, queue_position
+from gpusched.scheduler.ahead.future import Arrival
+from gpusched.scheduler.ahead.place import first_in_order, queue_position
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.priority import class_key
 from gpusched.testing import NOW, allocation, job, node, request, snapshot

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gpusched.model.job import Request
 from gpusched.model.settings import PlacementSettings, Settings
-from gpusched.policy.draft import Draft, Layout
-from gpusched.policy.fragmentation import Fragmentation, most_typical, typical_of
-from gpusched.policy.placement import Need, find, options
+from gpusched.scheduler.draft import Draft, Layout
+from gpusched.scheduler.fragmentation import Fragmentation, most_typical, typical_of
+from gpusched.scheduler.placement import Need, find, options
 from gpusched.testing import allocation, gpu_view, job, node, share, snapshot
 
 FGD = Settings(placement=PlacementSettings("fgd"))

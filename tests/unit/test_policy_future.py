@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpusched.lifecycle.dependencies import Parent, parse_dependency
 from gpusched.model.cluster import Allocation, HostSample
 from gpusched.model.job import Job
 from gpusched.model.resources import Resources
@@ -17,9 +18,8 @@ from gpusched.model.settings import (
 from gpusched.model.snapshot import PendingJob, Placement, Snapshot, Usage, Window
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.policy.ahead.estimates import UNKNOWN, StartRange, forecast_starts
-from gpusched.policy.ahead.future import Arrival, Future, by_limit
-from gpusched.policy.life.dependencies import Parent, parse_dependency
+from gpusched.scheduler.ahead.estimates import UNKNOWN, StartRange, forecast_starts
+from gpusched.scheduler.ahead.future import Arrival, Future, by_limit
 from gpusched.scheduler.priority import class_key
 from gpusched.testing import NOW, allocation, job, node, request, share, snapshot
 

@@ -8,6 +8,7 @@ import pytest
 from life_builders import PLACE, SETTINGS, end, kinds, lose, rule, started
 
 from gpusched.errors import BrokenInvariant
+from gpusched.lifecycle import lifecycle, yielding
 from gpusched.model.execution import (
     RunLost,
     RunNeverStarted,
@@ -17,7 +18,6 @@ from gpusched.model.execution import (
 )
 from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.states import FINAL_STATES, JobState, ReasonCode
-from gpusched.policy.life import lifecycle, yielding
 from gpusched.testing import NOW, job
 
 # --- cancel -----------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import pytest
 from life_builders import LOST, PLACE, SETTINGS, end, kinds, lose, rule, started
 
 from gpusched.errors import BrokenInvariant
+from gpusched.lifecycle import lifecycle, transitions
+from gpusched.lifecycle.retry import backoff_s
 from gpusched.model.execution import (
     RunNeverStarted,
     RunStarted,
@@ -16,8 +18,6 @@ from gpusched.model.settings import LifeSettings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import ACTIVE_STATES, FINAL_STATES, JobState, ReasonCode, RunState
 from gpusched.model.value import replace
-from gpusched.policy.life import lifecycle, transitions
-from gpusched.policy.life.retry import backoff_s
 from gpusched.testing import NOW, job
 
 # --- the table --------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from gpusched.model.job import Request
 from gpusched.model.settings import PlacementSettings, Settings
-from gpusched.policy.amounts import WHOLE_CARD
-from gpusched.policy.draft import Draft, Layout
-from gpusched.policy.outlook import Outlook
-from gpusched.policy.placement import Need, find
-from gpusched.policy.wanted import Wanted, insistence
+from gpusched.scheduler.amounts import WHOLE_CARD
+from gpusched.scheduler.draft import Draft, Layout
+from gpusched.scheduler.outlook import Outlook
+from gpusched.scheduler.placement import Need, find
+from gpusched.scheduler.wanted import Wanted, insistence
 from gpusched.testing import allocation, gpu_view, node, share
 
 HALF, WHOLE, PAIR = Request(1, gpu_fraction=0.5), Request(1), Request(2)

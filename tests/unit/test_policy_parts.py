@@ -12,15 +12,15 @@ from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.units import plural
 from gpusched.model.value import replace
-from gpusched.policy.amounts import micros_of, squeeze
-from gpusched.policy.draft import Booking, Draft, Layout, Part
-from gpusched.policy.factors import age_factor, nice_factor, short_factor, whole_factor
-from gpusched.policy.invariants import check_invariants
-from gpusched.policy.placement import Need, find, fits, options
-from gpusched.policy.shortage import about, name_some
+from gpusched.scheduler.amounts import micros_of, squeeze
+from gpusched.scheduler.draft import Booking, Draft, Layout, Part
 from gpusched.scheduler.events import UsageCharged
+from gpusched.scheduler.factors import age_factor, nice_factor, short_factor, whole_factor
+from gpusched.scheduler.invariants import check_invariants
+from gpusched.scheduler.placement import Need, find, fits, options
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import class_key
+from gpusched.scheduler.shortage import about, name_some
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of
 from gpusched.testing import NOW, allocation, gpu_view, job, node, pending, request, share, snapshot
 

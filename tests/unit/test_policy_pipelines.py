@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.model.job import Job
-from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.value import replace
-from gpusched.policy.life.dependencies import parse_dependency
-from gpusched.policy.life.pipelines import (
+from gpusched.lifecycle.dependencies import parse_dependency
+from gpusched.lifecycle.pipelines import (
     Need,
     Needs,
     dependency_of,
@@ -26,6 +23,9 @@ from gpusched.policy.life.pipelines import (
     to_resume,
     written,
 )
+from gpusched.model.job import Job
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.testing import job
 
 DONE, FAILED, CANCELLED = JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED

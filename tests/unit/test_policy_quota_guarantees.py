@@ -10,8 +10,8 @@ from quota_builders import GIB, amount, denied, queue, quotas_of, settings_of
 from gpusched.model.resources import Resources
 from gpusched.model.settings import PreemptSettings, QueueSettings
 from gpusched.model.value import replace
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.quota import Quotas, problems
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.quota import Quotas, problems
 
 # Guarantees
 

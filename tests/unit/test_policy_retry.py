@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from gpusched.lifecycle.retry import CLASSES, Failure, backoff_s, failure_of, parse_retry_on, wants_retry
 from gpusched.model.job import RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
-from gpusched.policy.life.retry import CLASSES, Failure, backoff_s, failure_of, parse_retry_on, wants_retry
 
 RUN = Run(7, 1, RunState.ENDED, "n1", "boot", 0.0)
 
@@ -134,7 +134,7 @@ def test_the_wait_depends_on_job_and_attempt_alone():
 
 def test_the_wait_is_the_same_in_every_process():
     """A restarted daemon must find the instant that it promised; the built-in hash would not."""
-    code = "from gpusched.model.job import RetryRule; from gpusched.policy.life.retry import backoff_s; "
+    code = "from gpusched.model.job import RetryRule; from gpusched.lifecycle.retry import backoff_s; "
     code += "print(repr(backoff_s(RetryRule(backoff_s=10.0), 3, 41)))"
     values = {
         subprocess.run(

@@ -6,10 +6,10 @@ import pytest
 
 from gpusched.model.job import Request
 from gpusched.model.settings import PlacementSettings, Settings
-from gpusched.policy.draft import Draft, Layout, Part
-from gpusched.policy.placement import Need, find
-from gpusched.policy.scarcity import scarce_of, wanted_of
-from gpusched.policy.wanted import Wanted, insistence, micros_asked
+from gpusched.scheduler.draft import Draft, Layout, Part
+from gpusched.scheduler.placement import Need, find
+from gpusched.scheduler.scarcity import scarce_of, wanted_of
+from gpusched.scheduler.wanted import Wanted, insistence, micros_asked
 from gpusched.testing import allocation, gpu_view, node, snapshot
 
 OLD = [node(f"a{number}", gpus=4) for number in range(3)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpusched.model.settings import AccountSettings, QueueSettings
-from gpusched.policy.sharing.upward import chain_of, parent_in
+from gpusched.scheduler.sharing.upward import chain_of, parent_in
 
 TREE = {
     name: QueueSettings(name, parent=parent)

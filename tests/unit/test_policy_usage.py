@@ -13,8 +13,8 @@ from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import OversubscribeSettings, PrioritySettings, QosSettings, Settings
 from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.value import replace
-from gpusched.policy.draft import Layout
-from gpusched.policy.sharing.usage import accrued, capacity_of, charged, decayed, demand, footprint, usage_now
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.usage import accrued, capacity_of, charged, decayed, demand, footprint, usage_now
 from gpusched.testing import NOW, allocation, gpu_view, node, request, share
 
 GIB = 1024

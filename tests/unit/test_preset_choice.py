@@ -6,7 +6,7 @@ import pytest
 
 from gpusched.model import codec
 from gpusched.model.value import replace
-from gpusched.policy.preset_choice import (
+from gpusched.scheduler.preset_choice import (
     APART_S,
     Judgement,
     PresetGain,

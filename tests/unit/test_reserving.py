@@ -17,7 +17,7 @@ from gpusched.model.settings import AccountSettings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.policy.calendar.keeping import Wish, choose
+from gpusched.scheduler.calendar.keeping import Wish, choose
 from gpusched.testing import NOW, allocation, gpu_uuid, gpu_view, node, request, share
 
 OWNER = Caller(os.geteuid(), "owner")

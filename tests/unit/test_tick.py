@@ -18,8 +18,8 @@ from gpusched.model.execution import RunStarted, StopOrder
 from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
-from gpusched.policy.invariants import check_invariants
 from gpusched.ports import JobFilter
+from gpusched.scheduler.invariants import check_invariants
 from gpusched.testing import launch, request, spec
 
 

@@ -17,7 +17,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, RunState
-from gpusched.policy.draft import Layout
+from gpusched.scheduler.draft import Layout
 from gpusched.testing import NOW, job, node, request, share
 from gpusched.testing import run as a_run
 

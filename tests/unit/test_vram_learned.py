@@ -13,9 +13,9 @@ from gpusched.model.job import Job, Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.snapshot import VramSeen
 from gpusched.model.states import JobState, RunState
-from gpusched.policy.ahead.vram import in_words, proposal
 from gpusched.ports import Changes
 from gpusched.predict.vram import peak_of, seen
+from gpusched.scheduler.ahead.vram import in_words, proposal
 from gpusched.store.memory import MemoryStore
 from gpusched.testing import NOW, gpu_view, job, launch, request, run, share
 

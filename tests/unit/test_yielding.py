@@ -19,7 +19,7 @@ from gpusched.model.settings import AccountSettings, PreemptSettings, QosSetting
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.snapshot import Resume as ResumeIt
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.policy.invariants import check_invariants
+from gpusched.scheduler.invariants import check_invariants
 from gpusched.testing import request
 
 QOS = {"low": QosSettings("low"), "high": QosSettings("high", tier=1, preempts=("low",))}

@@ -1,0 +1,396 @@
+"""The future played on paper: decide, let the starts hold what they got, move to the next end, decide again.
+
+What is not known is not guessed: a run that nobody can tell the length of never ends here, measured load
+counts for the first plan only, and a class of which only the front can be seen ends the play when that is
+used up. Ends that are close together count as one, at the last of them, so that few plans reach far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import groupby
+from math import inf
+
+import msgspec
+
+from gpusched.lifecycle.dependencies import Expression, Parent, Satisfied, Waiting, evaluate
+from gpusched.model.cluster import Allocation
+from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.snapshot import (
+    ClassKey,
+    PendingClass,
+    PendingJob,
+    Placement,
+    Plan,
+    Preempt,
+    PreemptMode,
+    Snapshot,
+    Start,
+)
+from gpusched.model.states import JobState
+from gpusched.model.value import Value, replace
+from gpusched.scheduler.ahead.again import key_of
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.extension import NO_EXTENSIONS, Extensions
+from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.runs import held_by
+from gpusched.scheduler.sharing.usage import charged, footprint
+
+TOGETHER = 0.01
+"""Ends within this part of the time that lies between them and the present are taken together."""
+
+Length = Callable[[int, float | None, float], float | None]
+"""Seconds that a run lasts in all, by job id, time limit (None without) and seconds that it has run so far.
+None when nobody knows."""
+
+
+def by_limit(job_id: int, limit_s: float | None, run_s: float) -> float | None:
+    """Every run uses all of its time limit."""
+    return limit_s
+
+
+class Arrival(Value):
+    """A job that becomes eligible later: not before `at`, and not before its dependency holds."""
+
+    at: float
+    key: ClassKey
+    job: PendingJob
+    dependency: Expression | None = None
+    """Runs that end in the play are taken to have succeeded."""
+    parents: Mapping[int, Parent] = msgspec.field(default_factory=dict)
+    """What is known in the present of the jobs that the dependency names."""
+
+
+@dataclass(slots=True)
+class _Running:
+    pieces: tuple[Allocation, ...]
+    end_at: float | None
+    key: ClassKey | None = None
+    """Known for jobs that started in the play, and for those that have to come back."""
+    queued_at: float = 0.0
+    left_s: float | None = None
+    """Of a suspended job, what is left of its run."""
+    comes_back: bool = False
+    """It is preempted: at its end it waits again."""
+
+
+class Future:
+    """The state of the play. `now` is its clock; `first_plan` is the plan of the present."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        settings: Settings,
+        length: Length,
+        arrivals: Iterable[Arrival] = (),
+        extensions: Extensions = NO_EXTENSIONS,
+    ) -> None:
+        self.now = snapshot.now
+        self.first_plan: Plan | None = None
+        self._snapshot = snapshot
+        self._settings = settings
+        self._extensions = extensions
+        self._layout = Layout(snapshot.nodes, settings)
+        self._usage = {(one.account, one.user): one for one in snapshot.usage}
+        self._length = length
+        self._pending = {waiting.key: waiting for waiting in snapshot.pending if waiting.jobs}
+        arrivals = tuple(arrivals)
+        self._arrivals = sorted((one for one in arrivals if one.dependency is None), key=_latest_first)
+        self._followers = [one for one in arrivals if one.dependency is not None]
+        self._states: dict[int, Parent] = {}
+        """Of the jobs that started or ended in the play."""
+        ordered = sorted(snapshot.allocations, key=lambda held: held.job_id)
+        self._running = {job_id: self._found(tuple(held)) for job_id, held in groupby(ordered, lambda one: one.job_id)}
+
+    def play(self, wanted: Iterable[int], cycles: int) -> dict[int, float]:
+        """When each of these jobs starts, as far as at most so many plans tell."""
+        left = set(wanted)
+        started: dict[int, float] = {}
+        for _ in range(cycles):
+            plan = decide(self._view(), self._settings, self._extensions)
+            if self.first_plan is None:
+                self.first_plan = plan
+                self._settings = replace(self._settings, ceiling=_no_ceiling(self._settings))
+            self._carry_out(plan)
+            for start in plan.starts:
+                if start.job_id in left:
+                    left.discard(start.job_id)
+                    started[start.job_id] = self.now
+            if not left or any(not waiting.jobs for waiting in self._pending.values()):
+                break
+            followed = self._let_follow(start.job_id for start in plan.starts)
+            if not followed and not _goes_on_at_once(plan) and not self._move_on():
+                break
+        return started
+
+    # --- the snapshot of one instant --------------------------------------------------------------
+
+    def _view(self) -> Snapshot:
+        pending = sorted(self._pending.values(), key=lambda one: (one.jobs[0].queued_at, one.jobs[0].id))
+        return replace(
+            self._snapshot,
+            now=self.now,
+            allocations=tuple(piece for job_id in sorted(self._running) for piece in self._running[job_id].pieces),
+            pending=tuple(pending),
+            usage=tuple(self._usage[mark] for mark in sorted(self._usage)),
+            windows=tuple(window for window in self._snapshot.windows if window.end_at > self.now),
+        )
+
+    def _found(self, pieces: tuple[Allocation, ...]) -> _Running:
+        """A job that runs at the beginning of the play."""
+        first = pieces[0]
+        expected = first.expected_end_at
+        if first.is_stopping:
+            return _Running(pieces, self.now if expected is None else expected)
+        limit_s = None if expected is None else expected - first.start_at
+        if limit_s is not None and expected is not None and expected <= self.now:
+            return _Running(pieces, self.now)
+        run_s = self.now - first.start_at
+        length = self._length(first.job_id, limit_s, run_s)
+        end_at = None if length is None else max(self.now, first.start_at + length)
+        if first.is_suspended:
+            left_s = None if end_at is None else end_at - self.now
+            return _Running(pieces, None, left_s=left_s)
+        return _Running(pieces, end_at)
+
+    # --- carrying out a plan ----------------------------------------------------------------------
+
+    def _carry_out(self, plan: Plan) -> None:
+        self._start(plan.starts)
+        for preempt in plan.preempts:
+            self._preempt(preempt)
+        for resume in plan.resumes:
+            run = self._running.get(resume.job_id)
+            if run is not None and run.pieces[0].is_suspended:
+                run.end_at = None if run.left_s is None else self.now + run.left_s
+                run.pieces = tuple(
+                    replace(piece, cpus=piece.cpus + piece.suspended_cpus, is_suspended=False, suspended_cpus=0.0)
+                    for piece in run.pieces
+                )
+
+    def _start(self, starts: Iterable[Start]) -> None:
+        places = {start.job_id: start.placement for start in starts}
+        if not places:
+            return
+        for key, waiting in list(self._pending.items()):
+            begun = [job for job in waiting.jobs if job.id in places]
+            if not begun:
+                continue
+            for job in begun:
+                self._running[job.id] = self._begun(key, job, places[job.id])
+                self._states[job.id] = Parent(JobState.RUNNING, self.now)
+            rest = tuple(job for job in waiting.jobs if job.id not in places)
+            total = waiting.total - len(begun)
+            if total:
+                self._pending[key] = PendingClass(key, rest, total)
+            else:
+                del self._pending[key]
+
+    def _begun(self, key: ClassKey, job: PendingJob, place: Placement) -> _Running:
+        length = self._length(job.id, key.time_limit_s, 0.0)
+        end_at = None if length is None else self.now + length
+        limit_at = None if key.time_limit_s is None else self.now + key.time_limit_s
+        grace_s = self._settings.life.grace_s
+        pieces = tuple(held_by(key, job.id, piece, self.now, limit_at, grace_s) for piece in (place, *place.others))
+        return _Running(pieces, end_at, key, job.queued_at)
+
+    def _preempt(self, preempt: Preempt) -> None:
+        run = self._running.get(preempt.job_id)
+        if run is None or run.pieces[0].is_suspended or run.pieces[0].is_stopping:
+            return
+        if preempt.mode == PreemptMode.SUSPEND:
+            run.left_s = None if run.end_at is None else max(0.0, run.end_at - self.now)
+            run.end_at = None
+            run.pieces = tuple(
+                replace(piece, cpus=0.0, suspended_cpus=piece.cpus, is_suspended=True, expected_end_at=None)
+                for piece in run.pieces
+            )
+            return
+        if run.key is None:
+            run.key, run.queued_at = key_of(run.pieces), run.pieces[0].start_at
+        end_at = self.now + run.pieces[0].grace_s
+        run.comes_back = preempt.mode == PreemptMode.REQUEUE
+        run.end_at = end_at if run.end_at is None else min(run.end_at, end_at)
+        run.pieces = tuple(replace(piece, is_stopping=True, expected_end_at=run.end_at) for piece in run.pieces)
+
+    # --- moving on --------------------------------------------------------------------------------
+
+    def _move_on(self) -> bool:
+        """Go to the next instant at which something changes; False when there is none."""
+        instants = [run.end_at for run in self._running.values() if run.end_at is not None]
+        for window in self._snapshot.windows:
+            instants.extend(at for at in (window.start_at, window.end_at) if at > self.now)
+        if self._arrivals:
+            instants.append(self._arrivals[-1].at)
+        instants.extend(self._safe_until())
+        if not instants:
+            return False
+        first = max(self.now, min(instants))
+        together = first + TOGETHER * (first - self._snapshot.now)
+        self.now = max(self.now, *(at for at in instants if at <= together))
+        over = [job_id for job_id, run in self._running.items() if run.end_at is not None and run.end_at <= self.now]
+        for job_id in over:
+            run = self._running.pop(job_id)
+            self._charge(run)
+            if run.comes_back:
+                self._queue_again(job_id, run)
+            else:
+                self._states[job_id] = Parent(JobState.COMPLETED, run.pieces[0].start_at, self.now)
+        self._let_follow(over)
+        while self._arrivals and self._arrivals[-1].at <= self.now:
+            arrival = self._arrivals.pop()
+            self._enqueue(arrival.key, arrival.job)
+        for key in [key for key in self._pending if _is_too_late(key, self.now)]:
+            del self._pending[key]
+        return True
+
+    def _let_follow(self, changed: Iterable[int]) -> bool:
+        """Line up the jobs that waited for these to start or to end; whether there were any."""
+        ids = set(changed)
+        found = False
+        for one in list(self._followers) if ids else ():
+            if one.dependency is None or ids.isdisjoint(one.dependency.job_ids):
+                continue
+
+            def lookup(job_id: int, parents: Mapping[int, Parent] = one.parents) -> Parent | None:
+                return self._states.get(job_id, parents.get(job_id))
+
+            verdict = evaluate(one.dependency, lookup)
+            if isinstance(verdict, Waiting):
+                continue
+            self._followers.remove(one)
+            if isinstance(verdict, Satisfied) and max(one.at, verdict.at) > self.now:
+                later = replace(one, at=max(one.at, verdict.at))
+                self._arrivals = sorted([*self._arrivals, later], key=_latest_first)
+            elif isinstance(verdict, Satisfied):
+                self._enqueue(one.key, one.job)
+                found = True
+        return found
+
+    def _charge(self, run: _Running) -> None:
+        """What an ended run has used counts on, or its user would seem to have used nothing."""
+        for held in run.pieces:
+            booking = self._layout.booking(held.uid, held)
+            if booking is None:
+                continue
+            qos = self._settings.qos.get(held.qos)
+            mark = (held.account, held.user)
+            rate, half_life_s = footprint(self._layout, booking), self._settings.priority.half_life_s
+            factor = 1.0 if qos is None else qos.usage_factor
+            self._usage[mark] = charged(
+                self._usage.get(mark), *mark, rate, held.start_at, self.now, self.now, half_life_s, factor
+            )
+
+    def _safe_until(self) -> list[float]:
+        """When runs may be preempted that are too young for it now."""
+        settings = self._settings
+        if settings.preempt.mode == "off" or not (settings.queue or settings.qos):
+            return []
+        ends = []
+        for run in self._running.values():
+            held = run.pieces[0]
+            qos = settings.qos.get(held.qos)
+            safe_s = settings.preempt.min_run_s if qos is None or qos.min_run_s is None else qos.min_run_s
+            ends.append(held.start_at + safe_s)
+        return [at for at in ends if at > self.now]
+
+    def _queue_again(self, job_id: int, run: _Running) -> None:
+        if run.key is not None:
+            self._enqueue(replace(run.key, is_front=True), PendingJob(job_id, run.queued_at))
+
+    def _enqueue(self, key: ClassKey, job: PendingJob) -> None:
+        waiting = self._pending.get(key)
+        jobs = (job,) if waiting is None else (*waiting.jobs, job)
+        total = 1 if waiting is None else waiting.total + 1
+        self._pending[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
+
+
+def _latest_first(arrival: Arrival) -> tuple[float, int]:
+    return -arrival.at, -arrival.job.id
+
+
+def _goes_on_at_once(plan: Plan) -> bool:
+    """Whether there is more to plan at the same instant: a class was used up, or others stand still or go on."""
+    suspends = any(preempt.mode == PreemptMode.SUSPEND for preempt in plan.preempts)
+    return suspends or bool(plan.resumes) or (plan.has_more and bool(plan.starts))
+
+
+def _no_ceiling(settings: Settings) -> CeilingSettings:
+    """Measured load counts for the present only. The order `utilisation` brings ceilings of its own when unset."""
+    if settings.priority.order != "utilisation":
+        return CeilingSettings()
+    return CeilingSettings(cpu_fraction=inf, mem_fraction=inf, gpu_fraction=inf)
+
+
+def _is_too_late(key: ClassKey, now: float) -> bool:
+    """Whether jobs of this class can no longer end by their deadline: they are ended in place of being started."""
+    return key.deadline_at is not None and now + (key.time_limit_s or 0) > key.deadline_at
+
+
+# --- where nothing but starts and ends can happen ----------------------------------------------------
+
+
+def play_starts_and_ends(
+    snapshot: Snapshot, settings: Settings, length: Length, wanted: Iterable[int], cycles: int
+) -> dict[int, float] | None:
+    """The same play on one planner that goes on, which costs what changes from one plan to the next.
+
+    What has been used counts on as time passes. None where more than starts and ends may come of it: runs that are
+    suspended or being stopped, windows of the calendar, deadlines, preemption, measured load. That is for `Future`.
+    """
+    planner = _planner(snapshot, settings)
+    if planner is None:
+        return None
+    began, now = snapshot.now, snapshot.now
+    limits_s = {job.id: waiting.key.time_limit_s for waiting in snapshot.pending for job in waiting.jobs}
+    ends = [
+        (end_at, held.job_id)
+        for held in _firsts(snapshot.allocations)
+        if (end_at := _end_at(held, length, now)) is not None
+    ]
+    heapify(ends)
+    left, started = set(wanted), dict[int, float]()
+    for _ in range(cycles):
+        for start in planner.schedule(now):
+            lasts_s = length(start.job_id, limits_s[start.job_id], 0.0)
+            if lasts_s is not None:
+                heappush(ends, (now + lasts_s, start.job_id))
+            if start.job_id in left:
+                left.discard(start.job_id)
+                started[start.job_id] = now
+        if not left or not ends:
+            break
+        first = max(now, ends[0][0])
+        together = first + TOGETHER * (first - began)
+        while ends and ends[0][0] <= together:
+            end_at, job_id = heappop(ends)
+            now = max(now, end_at)
+            planner.run_ended(job_id)
+    return started
+
+
+def _planner(snapshot: Snapshot, settings: Settings) -> Planner | None:
+    """A planner that knows the snapshot; None where more than starts and ends may come of it."""
+    is_odd = any(held.is_suspended or held.is_stopping or held.reservation for held in snapshot.allocations)
+    if is_odd or snapshot.windows or any(waiting.total > len(waiting.jobs) for waiting in snapshot.pending):
+        return None
+    if any(waiting.key.deadline_at is not None for waiting in snapshot.pending):
+        # Those that miss it are ended in place of being started.
+        return None
+    planner = Planner.from_snapshot(snapshot, settings)
+    return planner if planner.can_never_preempt and not planner.has_ceilings else None
+
+
+def _firsts(allocations: Iterable[Allocation]) -> Iterable[Allocation]:
+    return {held.job_id: held for held in allocations}.values()
+
+
+def _end_at(held: Allocation, length: Length, now: float) -> float | None:
+    """When a run ends that goes on now; None when nobody knows."""
+    expected = held.expected_end_at
+    if expected is not None and expected <= now:
+        return now
+    lasts_s = length(held.job_id, None if expected is None else expected - held.start_at, now - held.start_at)
+    return None if lasts_s is None else max(now, held.start_at + lasts_s)

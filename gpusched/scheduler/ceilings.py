@@ -1,0 +1,147 @@
+"""Measured load against the ceilings of the settings: more is not started on a node that is too busy.
+
+A sample lags behind: jobs that were started after it was taken are not in it yet. They count with
+what they asked for, or a burst of starts would all be let in by the same idle sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpusched.model.cluster import Allocation, HostSample, NodeView
+from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.units import gpu_label
+from gpusched.model.value import replace
+from gpusched.scheduler.draft import Booking, Card, Layout
+
+BUSY = 0.9
+"""Ceiling of a load that the settings leave without one, where there has to be one."""
+
+
+def ceilings_of(settings: Settings) -> CeilingSettings:
+    """The ceilings in force: those that are set, and others where the order or oversubscription needs them."""
+    ceiling, over = settings.ceiling, settings.oversubscribe
+    by_load = settings.priority.order == "utilisation"
+    return replace(
+        ceiling,
+        cpu_fraction=_or_busy(ceiling.cpu_fraction, by_load or over.cpus > 1),
+        mem_fraction=_or_busy(ceiling.mem_fraction, by_load or over.mem > 1),
+        gpu_fraction=_or_busy(ceiling.gpu_fraction, by_load or over.vram > 1),
+    )
+
+
+def _or_busy(ceiling: float | None, is_needed: bool) -> float | None:
+    return BUSY if ceiling is None and is_needed else ceiling
+
+
+def _since(ceiling: float | None, factor: float, what: str) -> str:
+    """Why there is a ceiling that nobody has set."""
+    return f", since {factor:g} times the {what} may be booked" if ceiling is None and factor > 1 else ""
+
+
+class Ceilings:
+    """The load of every node as the ceilings see it, through one cycle."""
+
+    def __init__(self, layout: Layout, settings: Settings, running: Iterable[Allocation] = ()) -> None:
+        self._nodes = layout.nodes
+        set_by_hand, over = settings.ceiling, settings.oversubscribe
+        self._since_cpus = _since(set_by_hand.cpu_fraction, over.cpus, "cores")
+        self._since_mem = _since(set_by_hand.mem_fraction, over.mem, "memory")
+        self._since_vram = _since(set_by_hand.gpu_fraction, over.vram, "VRAM")
+        self._settings = ceilings_of(settings)
+        self._new_millicpus = [0] * len(layout.nodes)
+        self._new_mem_mib = [0] * len(layout.nodes)
+        self.is_active = any(
+            ceiling is not None
+            for ceiling in (
+                self._settings.cpu_fraction,
+                self._settings.mem_fraction,
+                self._settings.disk_mib_s,
+                self._settings.net_mib_s,
+            )
+        )
+        self.closed_cards = frozenset(card.number for card in layout.cards if self.why_not_join(card) is not None)
+        """Cards that are too busy for another slice to join those that run on them."""
+        if self.is_active:
+            self._count_unmeasured(layout, running)
+
+    def _count_unmeasured(self, layout: Layout, running: Iterable[Allocation]) -> None:
+        for held in running:
+            booking = layout.booking(held.uid, held)
+            if booking is None:
+                continue
+            load = self._nodes[booking.node].load
+            if load is not None and held.start_at >= load.at:
+                self.add(booking)
+
+    def add(self, booking: Booking) -> None:
+        """Count a job that is started now, on each of its nodes."""
+        for piece in booking.pieces():
+            self._new_millicpus[piece.node] += piece.millicpus
+            self._new_mem_mib[piece.node] += piece.mem_mib
+
+    def why_not(self, node: int, mem_mib: int) -> str | None:
+        """A sentence when a job with this memory request may not be started on the node now."""
+        if not self.is_active:
+            return None
+        view = self._nodes[node]
+        load = view.load
+        if load is None:
+            return f"the load of node {view.name} is not known"
+        return (
+            self._cpu(view, load, node)
+            or self._mem(view, load, node, mem_mib)
+            or _rate(view, "disk", load.disk_mib_s, self._settings.disk_mib_s)
+            or _rate(view, "network", load.net_mib_s, self._settings.net_mib_s)
+        )
+
+    def why_not_join(self, card: Card) -> str | None:
+        """A sentence when a slice may not join others on this card now; an empty card takes the first."""
+        ceiling = self._settings.gpu_fraction
+        if ceiling is None:
+            return None
+        measured = card.view.utilisation
+        if measured is None:
+            return f"the load of GPU {gpu_label(card.view.index)} is not known"
+        if measured <= ceiling:
+            return None
+        return (
+            f"GPU {gpu_label(card.view.index)} is shared and busy {measured:.0%} of the time, "
+            f"the ceiling is {ceiling:.0%}{self._since_vram}"
+        )
+
+    def _cpu(self, view: NodeView, load: HostSample, node: int) -> str | None:
+        ceiling = self._settings.cpu_fraction
+        if ceiling is None:
+            return None
+        if load.cpu_fraction is None:
+            return f"the CPU load of node {view.name} is not known yet"
+        expected = load.cpu_fraction
+        if view.cpus > 0:
+            expected += self._new_millicpus[node] / 1000 / view.cpus
+        if expected <= ceiling:
+            return None
+        return f"the CPU load of node {view.name} is {expected:.0%}, the ceiling is {ceiling:.0%}{self._since_cpus}"
+
+    def _mem(self, view: NodeView, load: HostSample, node: int, mem_mib: int) -> str | None:
+        ceiling = self._settings.mem_fraction
+        if ceiling is None:
+            return None
+        used_mib = load.mem_total_mib - load.mem_available_mib + self._new_mem_mib[node]
+        expected = (used_mib + mem_mib) / max(1, load.mem_total_mib)
+        if expected <= ceiling:
+            return None
+        return (
+            f"memory in use on node {view.name} would be {expected:.0%} with this job, the ceiling is {ceiling:.0%}"
+            f"{self._since_mem}"
+        )
+
+
+def _rate(view: NodeView, name: str, measured: float | None, ceiling: float | None) -> str | None:
+    if ceiling is None:
+        return None
+    if measured is None:
+        return f"the {name} traffic of node {view.name} is not known yet"
+    if measured <= ceiling:
+        return None
+    return f"{name} traffic of node {view.name} is {measured:.0f} MiB/s, the ceiling is {ceiling:.0f} MiB/s"

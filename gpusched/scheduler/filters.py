@@ -1,0 +1,286 @@
+"""Which nodes and cards a request may use at all, and which of them have room: every filter by name.
+
+Filters that cannot change within a cycle (labels, type, size, health) run once per kind of request; the rest
+looks at bookings. What each filter turned away is counted, so that "why not" is data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from gpusched.model.cluster import NodeView
+from gpusched.model.value import Value
+from gpusched.scheduler.amounts import WHOLE_CARD
+from gpusched.scheduler.ceilings import Ceilings
+from gpusched.scheduler.constraints import parse
+from gpusched.scheduler.draft import Card, Counts, Draft, Layout, Part
+from gpusched.scheduler.need import CardKind, Need, Where
+
+
+class Rejection(str, Enum):
+    """Why a filter turned a node or a card away."""
+
+    NODE_NOT_ASKED_FOR = "node not in the node list"
+    NODE_EXCLUDED = "node excluded"
+    NODE_LABELS = "node without the labels"
+    NODE_NOT_AVAILABLE = "node not available"
+    GPU_DRIVER = "GPU driver broken"
+    LOAD = "load ceiling"
+    CPUS = "not enough CPUs"
+    MEMORY = "not enough memory"
+    RESOURCES = "not enough of a custom resource"
+    LICENSES = "not enough licenses"
+    EXCLUSIVE = "node held by an exclusive job"
+    OCCUPIED = "node not empty"
+    GPUS = "not enough GPUs"
+    LINKED = "not enough linked GPUs"
+    CARD_TYPE = "GPU of another type"
+    CARD_SMALL = "GPU with less VRAM than asked"
+    CARD_LOST = "GPU lost"
+    CARD_DIVIDED = "GPU divided by MIG"
+    CARD_INSTANCE = "MIG instance, of which a job can have one"
+    CARD_NOT_AVAILABLE = "GPU not available"
+    CARD_FOREIGN = "GPU used without a booking"
+    CARD_UNSHARABLE = "GPU cannot be shared"
+    CARD_SIZE_UNKNOWN = "GPU of unknown VRAM"
+    CARD_BOOKED = "GPU booked"
+    CARD_FULL = "shared GPU without room"
+    CARD_BUSY = "shared GPU too busy"
+    GUARD = "kept for others"
+
+    __str__ = str.__str__
+
+
+Tally = Counter[Rejection]
+
+
+# --- what does not change within a cycle ------------------------------------------------------------
+
+
+class Place(Value):
+    """A node that may be used now, with the cards to choose from, best first; all, unlooked at, for a job without."""
+
+    node: int
+    cards: tuple[Card, ...]
+    is_second: bool
+    """Without the labels that the request prefers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What passes the fixed filters, and how many did not."""
+
+    places: tuple[Place, ...]
+    cards_of: tuple[tuple[Card, ...], ...]
+    """Per node of the layout, the cards that pass; none on nodes that were not asked for."""
+    asked: tuple[int, ...]
+    """Nodes that pass but for their health."""
+    rejected: Tally
+
+
+def pool(layout: Layout, need: Need) -> Pool:
+    """Nodes and cards that could hold (a part of) such a job if nothing were booked."""
+    mark = need.kind, need.where
+    known = layout.pools.get(mark)
+    if isinstance(known, Pool):
+        return known
+    made = layout.pools[mark] = _make_pool(layout, need)
+    return made
+
+
+def _make_pool(layout: Layout, need: Need) -> Pool:
+    rejected: Tally = Counter()
+    places: list[Place] = []
+    cards_of: list[tuple[Card, ...]] = []
+    asked: list[int] = []
+    has_gpus, _, prefer, _, _ = need.where
+    for number, (node, cards) in enumerate(zip(layout.nodes, layout.cards_of, strict=True)):
+        rejection = reject_name(node, need.where)
+        if rejection is not None:
+            rejected[rejection] += 1
+            cards_of.append(())
+            continue
+        asked.append(number)
+        passed = _sift(cards, need.kind, rejected) if has_gpus else cards
+        cards_of.append(passed)
+        rejection = reject_health(node, has_gpus)
+        if rejection is None:
+            is_second = prefer is not None and not _admits(prefer, node)
+            places.append(Place(number, passed, is_second))
+        else:
+            rejected[rejection] += 1
+    return Pool(tuple(places), tuple(cards_of), tuple(asked), rejected)
+
+
+def _sift(cards: tuple[Card, ...], kind: CardKind, rejected: Tally) -> tuple[Card, ...]:
+    passed = []
+    for card in cards:
+        rejection = reject_card(card, kind)
+        if rejection is None:
+            passed.append(card)
+        else:
+            rejected[rejection] += 1
+    return tuple(sorted(passed, key=_by_size))
+
+
+def _by_size(card: Card) -> tuple[bool, int, int]:
+    """Smallest sufficient card first, so that large ones stay free; unknown sizes last."""
+    total = card.view.vram_total_mib
+    return total is None, total or 0, card.number
+
+
+def reject_name(node: NodeView, where: Where) -> Rejection | None:
+    """The first filter by name or label that turns this node away."""
+    _, constraint, _, nodelist, exclude = where
+    if nodelist and node.name not in nodelist:
+        return Rejection.NODE_NOT_ASKED_FOR
+    if node.name in exclude:
+        return Rejection.NODE_EXCLUDED
+    if constraint is not None and not _admits(constraint, node):
+        return Rejection.NODE_LABELS
+    return None
+
+
+def _admits(constraint: str, node: NodeView) -> bool:
+    try:
+        return parse(constraint).admits(node.labels)
+    except ValueError:
+        # Refused at submission; one that was recorded all the same must not stop the others.
+        return False
+
+
+def reject_health(node: NodeView, has_gpus: bool) -> Rejection | None:
+    """Whether the node may be used now."""
+    if node.why_not is not None:
+        return Rejection.NODE_NOT_AVAILABLE
+    if has_gpus and node.gpu_error is not None:
+        return Rejection.GPU_DRIVER
+    return None
+
+
+def reject_card(card: Card, kind: CardKind) -> Rejection | None:
+    """The first fixed filter that turns this card away, whatever is booked on it."""
+    is_slice, model, min_vram_mib, is_single = kind
+    view = card.view
+    if view.is_divided:
+        return Rejection.CARD_DIVIDED
+    if not view.is_present:
+        return Rejection.CARD_LOST
+    if not card.is_of_type(model):
+        return Rejection.CARD_TYPE
+    if view.mig_profile is not None and not is_single:
+        return Rejection.CARD_INSTANCE
+    if (min_vram_mib or is_slice) and view.vram_total_mib is None:
+        return Rejection.CARD_SIZE_UNKNOWN
+    if min_vram_mib and view.vram_total_mib is not None and view.vram_total_mib < min_vram_mib:
+        return Rejection.CARD_SMALL
+    if is_slice and not view.can_share:
+        return Rejection.CARD_UNSHARABLE
+    if view.why_not is not None:
+        return Rejection.CARD_NOT_AVAILABLE
+    if not is_slice and view.why_not_whole is not None:
+        return Rejection.CARD_FOREIGN
+    return None
+
+
+# --- what depends on the bookings -------------------------------------------------------------------
+
+
+def reject_cluster(draft: Draft, need: Need) -> Rejection | None:
+    """What the whole cluster shares and has too little of."""
+    licenses = need.request.licenses
+    return None if not licenses or has_counts(draft.free_licenses, licenses) else Rejection.LICENSES
+
+
+def reject_node(draft: Draft, need: Need, node: int, ceilings: Ceilings | None) -> Rejection | None:
+    """The first thing but GPUs of which this node has too little free now."""
+    request = need.request
+    if draft.exclusive[node]:
+        return Rejection.EXCLUSIVE
+    if need.millicpus and need.millicpus > draft.free_millicpus[node]:
+        return Rejection.CPUS
+    if request.mem_mib and request.mem_mib > draft.free_mem_mib[node]:
+        return Rejection.MEMORY
+    if draft.layout.is_oversubscribed:
+        rejection = reject_size(draft.layout.nodes[node], need)
+        if rejection is not None:
+            return rejection
+    if request.resources and not has_counts(draft.free_resources[node], request.resources):
+        return Rejection.RESOURCES
+    if request.is_exclusive and draft.jobs[node]:
+        return Rejection.OCCUPIED
+    if ceilings is not None and ceilings.why_not(node, request.mem_mib) is not None:
+        return Rejection.LOAD
+    return None
+
+
+def reject_size(node: NodeView, need: Need) -> Rejection | None:
+    """Whether one job asks for more than the node has; to oversubscribe is for several jobs together."""
+    if need.request.cpus > node.cpus:
+        return Rejection.CPUS
+    return Rejection.MEMORY if need.request.mem_mib > node.mem_mib else None
+
+
+def has_counts(free: dict[str, int], wanted: Counts) -> bool:
+    """Whether so many of each are free."""
+    return all(count <= free.get(name, 0) for name, count in wanted)
+
+
+def slice_of(draft: Draft, need: Need, card: Card) -> tuple[Part | None, int]:
+    """The slice this need would take of a card and the VRAM left beside it in MiB; no slice when full.
+
+    A fraction books the same share of what slices may hold, so that two halves fill a card.
+    """
+    number = card.number
+    if draft.wholes[number] or (draft.slices[number] and draft.owner[number] != need.uid):
+        return None, 0
+    vram_mib = slice_mib(need, card)
+    if need.request.vram_mib is not None and draft.layout.is_oversubscribed and vram_mib > largest_slice_mib(card):
+        return None, 0
+    left_mib = draft.layout.slice_limits[number] - draft.vram_mib[number] - vram_mib
+    if card.host_mib:
+        left_mib = min(left_mib, host_room_of(draft, card) - node_mem_mib(need, card))
+    if left_mib < 0 or draft.micros[number] + need.micros > WHOLE_CARD:
+        return None, left_mib
+    return Part(number, False, vram_mib, need.micros), left_mib
+
+
+def room_of(draft: Draft, need: Need, card: Card) -> int:
+    """VRAM that slices of this need may still book of a card, in MiB; below 0 when there is none."""
+    room_mib = draft.layout.slice_limits[card.number] - draft.vram_mib[card.number]
+    return min(room_mib, host_room_of(draft, card) - need.request.mem_mib) if card.host_mib else room_mib
+
+
+def host_room_of(draft: Draft, card: Card) -> int:
+    """Memory of its node that slices of a card without any of its own may still book: none that foreign use takes."""
+    foreign_mib = (card.slice_total_mib or 0) - draft.layout.slice_limits[card.number]
+    return draft.free_mem_mib[card.node] - foreign_mib
+
+
+def has_host_room(draft: Draft, need: Need, card: Card) -> bool:
+    """Whether the node's memory is enough for as many whole cards like this one as the need asks for."""
+    return not card.host_mib or node_mem_mib(need, card) <= draft.free_mem_mib[card.node]
+
+
+def node_mem_mib(need: Need, card: Card) -> int:
+    """Memory that the need takes of a node if it is given cards like this one there."""
+    request = need.request
+    if not card.host_mib:
+        return request.mem_mib
+    if need.is_slice:
+        return request.mem_mib + request.gpus * slice_mib(need, card)
+    return max(request.mem_mib, request.gpus * card.host_mib)
+
+
+def slice_mib(need: Need, card: Card) -> int:
+    """VRAM that the need's slice of this card books."""
+    if need.request.vram_mib is not None:
+        return need.request.vram_mib
+    return (card.slice_total_mib or 0) * need.micros // WHOLE_CARD
+
+
+def largest_slice_mib(card: Card) -> int:
+    """What one slice may book at most: of an oversubscribed card no more than there is."""
+    return min(card.slice_total_mib or 0, card.view.vram_total_mib or 0)

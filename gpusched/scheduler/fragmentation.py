@@ -1,0 +1,287 @@
+"""How much of a node's free GPUs the usual jobs could not use, and how a placement changes that.
+
+For a node with GPU room R_g on each card g, and a usual job m, the fragment is all of the room when m cannot run
+on the node at all (too few cards with room, cores, memory, the wrong labels) or needs no GPU; else it is the sum of R_g
+over the cards that m cannot use. The fragmentation of the node is the mean over the usual jobs, weighted by how
+often they come. A placement is scored by how many GPUs of it disappear.
+
+Source: Weng et al., Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+Descent (USENIX ATC 2023), section 3.2 and algorithm 1. As in the authors' simulator the gain of d GPUs is made
+coarse, floor(100 / (1 + exp(-d))), so that nodes that are nearly equal are filled in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, floor
+
+from gpusched.model.cluster import Allocation
+from gpusched.model.job import Request
+from gpusched.model.snapshot import Snapshot
+from gpusched.model.value import replace
+from gpusched.scheduler.amounts import WHOLE_CARD
+from gpusched.scheduler.draft import Booking, Card, Draft, Layout, Part
+from gpusched.scheduler.filters import pool
+from gpusched.scheduler.need import Need
+
+Typical = tuple[tuple[Need, float], ...]
+"""Usual jobs with how often they come; the weights sum to 1."""
+
+MOST_TYPICAL = 64
+"""Kinds of usual jobs that are looked at; more make every placement dearer."""
+
+COVERED = 0.95
+"""Where there are more, the commonest that make up this part of all jobs count by themselves."""
+
+FRAGMENTATION = "fragmentation"
+_MOST_KNOWN = 200_000
+"""States of nodes that are remembered; then they are forgotten, against growing without end."""
+
+CardState = tuple[int, int, int]
+"""Kind of the card, room in millionths, user whose slices are on it (-1: none)."""
+
+
+# --- the usual jobs ---------------------------------------------------------------------------------
+
+
+def typical_of(snapshot: Snapshot) -> Typical:
+    """The usual jobs, judged by those that wait and run now."""
+    counts: dict[Need, float] = {}
+    for waiting in snapshot.pending:
+        _count(counts, waiting.key.request, waiting.key.uid, waiting.total * waiting.key.request.nodes)
+    for held in snapshot.allocations:
+        _count(counts, _request_of(held), held.uid, 1)
+    return most_typical(counts)
+
+
+def most_typical(counts: Mapping[Need, float], most: int = MOST_TYPICAL) -> Typical:
+    """At most so many kinds of jobs, with how often they come; the weights sum to 1.
+
+    Where there are more, the commonest count by themselves. Of the others, those that ask for the same GPUs count
+    as one kind with the mean of their cores and memory: wide jobs are rare, but forgotten they would find no
+    whole node.
+    """
+    kinds = dict(counts)
+    if len(kinds) > most:
+        ordered = sorted(kinds.items(), key=lambda item: (-item[1], repr(item[0])))
+        alone = _commonest(ordered, most - most // 4)
+        rest = sorted(_by_gpus(dict(ordered[alone:])).items(), key=_weighs_most)
+        kinds = dict(ordered[:alone])
+        for need, count in rest[: most - alone]:
+            kinds[need] = kinds.get(need, 0.0) + count
+    total = sum(kinds.values())
+    return tuple((need, count / total) for need, count in sorted(kinds.items(), key=_weighs_most))
+
+
+def _commonest(ordered: Sequence[tuple[Need, float]], most: int) -> int:
+    """How many kinds, the commonest first, make up nearly all jobs; at most so many."""
+    wanted = COVERED * sum(count for _, count in ordered)
+    for number, (_, count) in enumerate(ordered[:most]):
+        if wanted <= 0:
+            return number
+        wanted -= count
+    return most
+
+
+def _weighs_most(item: tuple[Need, float]) -> tuple[float, float, str]:
+    """Sorts by the GPUs that are asked for in all."""
+    need, count = item
+    fraction = need.request.gpu_fraction
+    return -count * (need.request.gpus if fraction is None else fraction), -count, repr(need)
+
+
+def _by_gpus(counts: Mapping[Need, float]) -> dict[Need, float]:
+    kinds: dict[Need, list[tuple[Request, float]]] = {}
+    for need, count in counts.items():
+        bare = replace(need.request, cpus=0.0, mem_mib=0, resources=())
+        kinds.setdefault(Need.of(bare, need.uid), []).append((need.request, count))
+    merged = {}
+    for kind, members in kinds.items():
+        total = sum(count for _, count in members)
+        cpus = sum(request.cpus * count for request, count in members) / total
+        mem_mib = sum(request.mem_mib * count for request, count in members) / total
+        # Rounded, so that sums in another order of addition give the same.
+        mean = replace(kind.request, cpus=round(cpus, 3), mem_mib=round(mem_mib))
+        merged[Need.of(mean, kind.uid)] = total
+    return merged
+
+
+def _count(counts: dict[Need, float], request: Request, uid: int, times: float) -> None:
+    bare = replace(request, nodes=1, licenses=(), prefer=None, is_exclusive=False)
+    need = Need.of(bare, uid if request.shares_cards else -1)
+    counts[need] = counts.get(need, 0.0) + times
+
+
+def _request_of(held: Allocation) -> Request:
+    """What a run holds on its node as a request, with what its job insists on where that is known."""
+    share = held.gpus[0] if held.gpus else None
+    fraction = None if share is None else share.fraction
+    vram_mib = None if share is None or fraction is not None else share.vram_mib
+    asked = held.request or Request()
+    return Request(
+        gpus=len(held.gpus),
+        gpu_fraction=fraction if len(held.gpus) == 1 else None,
+        vram_mib=vram_mib,
+        cpus=held.cpus + held.suspended_cpus,
+        mem_mib=held.mem_mib,
+        gpu_type=asked.gpu_type,
+        min_vram_mib=asked.min_vram_mib,
+        is_linked=asked.is_linked,
+        constraint=asked.constraint,
+        nodelist=asked.nodelist,
+        exclude=asked.exclude,
+    )
+
+
+# --- fragmentation ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """A usual job as this layout sees it."""
+
+    need: Need
+    weight: float
+    nodes: frozenset[int]
+    cards: frozenset[int]
+
+
+class Fragmentation:
+    """The fragmentation of nodes in one layout."""
+
+    def __init__(self, layout: Layout, typical: Typical) -> None:
+        self._layout = layout
+        self._usual = [_usual(layout, need, weight) for need, weight in typical]
+        self._needs: list[tuple[int, ...]] = []
+        """Per kind of card, what each usual job takes of it in millionths; 0 when it cannot use such a card."""
+        kinds: dict[tuple[int, ...], int] = {}
+        self._kind_of = [self._kind(card, kinds) for card in layout.cards]
+        hosts: dict[tuple[bool, ...], int] = {}
+        self._admits: list[tuple[bool, ...]] = []
+        """Per kind of node, whether each usual job may be on it."""
+        self._host_of = [self._host(node, hosts) for node in range(len(layout.nodes))]
+        self._counted = [tuple(card for card in cards if _is_usable(card)) for cards in layout.cards_of]
+        self._known: dict[object, float] = {}
+
+    def _kind(self, card: Card, kinds: dict[tuple[int, ...], int]) -> int:
+        takes = tuple(_takes(usual.need, card) if card.number in usual.cards else 0 for usual in self._usual)
+        if takes not in kinds:
+            kinds[takes] = len(kinds)
+            self._needs.append(takes)
+        return kinds[takes]
+
+    def _host(self, node: int, hosts: dict[tuple[bool, ...], int]) -> int:
+        admits = tuple(node in usual.nodes for usual in self._usual)
+        if admits not in hosts:
+            hosts[admits] = len(hosts)
+            self._admits.append(admits)
+        return hosts[admits]
+
+    def score(self, draft: Draft, booking: Booking) -> int:
+        """How good this place is, 0 to 100; 50 changes nothing."""
+        return floor(100 / (1 + exp(-self.gain(draft, booking))))
+
+    def gain(self, draft: Draft, booking: Booking) -> float:
+        """How many GPUs less are fragments with this booking on its (first) node."""
+        node = booking.node
+        parts = {part.card: part for part in booking.parts}
+        before: list[CardState] = []
+        after: list[CardState] = []
+        for card in self._counted[node]:
+            state = self._state(draft, card)
+            before.append(state)
+            part = parts.get(card.number)
+            after.append(state if part is None else self._with(draft, card, part, booking.uid))
+        millicpus, mem_mib = draft.free_millicpus[node], draft.free_mem_mib[node]
+        lost = self._amount(node, millicpus - booking.millicpus, mem_mib - booking.node_mem_mib, after)
+        return self._amount(node, millicpus, mem_mib, before) - lost
+
+    def amount(self, draft: Draft, node: int) -> float:
+        """How many of the free GPUs of this node are fragments now."""
+        states = [self._state(draft, card) for card in self._counted[node]]
+        return self._amount(node, draft.free_millicpus[node], draft.free_mem_mib[node], states)
+
+    def _state(self, draft: Draft, card: Card) -> CardState:
+        number = card.number
+        kind = self._kind_of[number]
+        if draft.wholes[number]:
+            return kind, 0, -1
+        if not draft.slices[number]:
+            return kind, WHOLE_CARD, -1
+        return kind, _room(draft.layout, card, draft.vram_mib[number], draft.micros[number]), draft.owner[number]
+
+    def _with(self, draft: Draft, card: Card, part: Part, uid: int) -> CardState:
+        number = card.number
+        if part.is_whole:
+            return self._kind_of[number], 0, -1
+        vram_mib, micros = draft.vram_mib[number] + part.vram_mib, draft.micros[number] + part.micros
+        return self._kind_of[number], _room(draft.layout, card, vram_mib, micros), uid
+
+    def _amount(self, node: int, millicpus: int, mem_mib: int, states: Iterable[CardState]) -> float:
+        cards = tuple(sorted(states))
+        mark = self._host_of[node], millicpus, mem_mib, cards
+        known = self._known.get(mark)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[mark] = self._work_out(self._admits[self._host_of[node]], millicpus, mem_mib, cards)
+        return known
+
+    def _work_out(self, admits: tuple[bool, ...], millicpus: int, mem_mib: int, cards: tuple[CardState, ...]) -> float:
+        room = sum(left for _, left, _ in cards)
+        amount = 0.0
+        for number, usual in enumerate(self._usual):
+            need = usual.need
+            useful = 0
+            if admits[number] and need.millicpus <= millicpus and need.request.mem_mib <= mem_mib:
+                useful = self._useful(number, need, cards)
+            amount += usual.weight * (room - useful)
+        return amount / WHOLE_CARD
+
+    def _useful(self, number: int, need: Need, cards: tuple[CardState, ...]) -> int:
+        """Room on the cards that this job could use, if there are enough of them; none for a job without GPUs."""
+        useful = count = 0
+        for kind, left, owner in cards:
+            wanted = self._needs[kind][number]
+            if wanted and left >= wanted and owner in (-1, need.uid):
+                useful += left
+                count += 1
+        return useful if need.request.gpus and count >= need.request.gpus else 0
+
+
+def fragmentation_of(layout: Layout) -> Fragmentation | None:
+    """That of this layout, kept through the cycle; None when nothing is known of the usual jobs."""
+    known = layout.pools.get(FRAGMENTATION)
+    if isinstance(known, Fragmentation):
+        return known
+    if not layout.typical:
+        return None
+    made = layout.pools[FRAGMENTATION] = Fragmentation(layout, layout.typical)
+    return made
+
+
+def _usual(layout: Layout, need: Need, weight: float) -> Usual:
+    found = pool(layout, need)
+    places = {place.node for place in found.places}
+    cards = frozenset(card.number for node in places for card in found.cards_of[node])
+    return Usual(need, weight, frozenset(places), cards)
+
+
+def _takes(need: Need, card: Card) -> int:
+    """Millionths of this card that the job needs free on it."""
+    if not need.is_slice:
+        return WHOLE_CARD
+    of_vram = 0
+    if need.request.vram_mib is not None:
+        of_vram = -(-need.request.vram_mib * WHOLE_CARD // max(1, card.slice_total_mib or 1))
+    return max(1, need.micros, of_vram)
+
+
+def _room(layout: Layout, card: Card, vram_mib: int, micros: int) -> int:
+    left_mib = layout.slice_limits[card.number] - vram_mib
+    return max(0, min(WHOLE_CARD - micros, left_mib * WHOLE_CARD // max(1, card.slice_total_mib or 1)))
+
+
+def _is_usable(card: Card) -> bool:
+    return card.view.is_present and card.view.why_not is None

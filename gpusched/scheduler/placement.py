@@ -1,0 +1,452 @@
+"""Where a request fits: filter nodes and cards, score what is left, and put the nodes of a gang together.
+
+The filters are in `filters`, the strategies in `scores`, what belongs together in `topology`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Protocol
+
+from gpusched.model.settings import LEARNING_STRATEGIES
+from gpusched.model.value import replace
+from gpusched.scheduler.ceilings import Ceilings
+from gpusched.scheduler.draft import Booking, Card, Draft, Part
+from gpusched.scheduler.filters import (
+    Place,
+    Pool,
+    Rejection,
+    Tally,
+    has_host_room,
+    pool,
+    reject_card,
+    reject_cluster,
+    reject_node,
+    slice_of,
+)
+from gpusched.scheduler.need import Need
+from gpusched.scheduler.scarcity import scarce_of, scarcity_of
+from gpusched.scheduler.scores import STRATEGIES, Choice, Score, Strategy
+from gpusched.scheduler.topology import Candidate, by_group, groups_of, largest_group, take, twins_of
+
+__all__ = [
+    "Guard",
+    "Need",
+    "Option",
+    "Pool",
+    "Rejection",
+    "Search",
+    "Tally",
+    "find",
+    "fits",
+    "hosts",
+    "options",
+    "pool",
+    "reject_card",
+    "slice_of",
+]
+
+_NOTHING: frozenset[int] = frozenset()
+_UNKNOWN_SIZE = 1 << 60
+_SCORE = attrgetter("score")
+
+SCARCE_AT = 3
+"""Where in the score of an option stands how many scarce cards it takes, if anybody insists on any."""
+
+
+# Not frozen, though nothing changes one: that takes a third of the time, and one is made for each node.
+@dataclass(slots=True, order=True)
+class Option:
+    """One place for a request; the smallest is the best."""
+
+    score: Score
+    booking: Booking = field(compare=False)
+
+
+class Guard(Protocol):
+    """What may turn a place down that has room."""
+
+    def why_not(self, booking: Booking) -> str | None:
+        """A sentence against this place; None when it will do. More cards or nodes are never more welcome."""
+
+
+def find(draft: Draft, need: Need, ceilings: Ceilings | None = None, *, guard: Guard | None = None) -> Booking | None:
+    """The best place for this need now, or None. Without `ceilings`, load is not looked at."""
+    found = options(draft, need, ceilings, guard=guard, each=need.request.nodes)
+    if len(found) == 1:
+        return found[0].booking
+    return min(found, key=_SCORE).booking if found else None
+
+
+def fits(draft: Draft, need: Need) -> bool:
+    """Whether there is any place for this need, whatever the load."""
+    if reject_cluster(draft, need) is not None:
+        return False
+    if need.request.tail_gpus:
+        return _fits_with_tail(draft, need)
+    left = need.request.nodes
+    if left > 1 and need.request.gpus and sum(count >= need.request.gpus for count in draft.free_cards) < left:
+        return False
+    for _ in hosts(draft, need):
+        left -= 1
+        if not left:
+            return True
+    return False
+
+
+def _fits_with_tail(draft: Draft, need: Need) -> bool:
+    """The last node of an uneven gang asks for less than the others, so one more of those would do."""
+    there = set(hosts(draft, need))
+    if len(there) != need.request.nodes:
+        return len(there) > need.request.nodes
+    return any(node not in there for node in hosts(draft, need.of_tail()))
+
+
+def hosts(draft: Draft, need: Need) -> Iterator[int]:
+    """Nodes that have room for one node's part of this need, whatever the load."""
+    for place in _with_cards(draft, need, pool(draft.layout, need).places):
+        if reject_node(draft, need, place.node, None) is None and _has_cards(draft, need, place):
+            yield place.node
+
+
+def _with_cards(draft: Draft, need: Need, places: Sequence[Place]) -> Sequence[Place]:
+    """Those that have so many free cards of any kind, where whole ones are asked for."""
+    count = need.request.gpus
+    if not count or need.is_slice:
+        return places
+    free = draft.free_cards
+    return [place for place in places if free[place.node] >= count]
+
+
+def _unlike(draft: Draft, need: Need, places: Sequence[Place], each: int) -> Sequence[Place]:
+    """Of nodes that are alike, and of which as much is free, the first so many.
+
+    They score the same, so that the first would be taken before the others in any case; not so where it counts which
+    other jobs may run there.
+    """
+    if (
+        draft.layout.strategy in LEARNING_STRATEGIES
+        or need.is_slice
+        or need.request.is_exclusive
+        or len(places) <= each
+    ):
+        return places
+    twins = twins_of(draft.layout)
+    scarcity = scarcity_of(draft.layout)
+    free, shared, millicpus, mem_mib = draft.free_cards, draft.shared_cards, draft.free_millicpus, draft.free_mem_mib
+    seen: dict[object, int] = {}
+    found = []
+    for place in places:
+        node = place.node
+        twin = twins[node]
+        if twin is not None and not shared[node]:
+            state: tuple[object, ...] = twin, free[node], millicpus[node], mem_mib[node], place.is_second
+            if scarcity is not None and place.cards:
+                state = *state, scarcity.class_of[place.cards[0].number]
+            times = seen.get(state, 0)
+            if times >= each:
+                continue
+            seen[state] = times + 1
+        found.append(place)
+    return found
+
+
+def options(
+    draft: Draft,
+    need: Need,
+    ceilings: Ceilings | None = None,
+    *,
+    avoid: frozenset[int] = _NOTHING,
+    tally: Tally | None = None,
+    guard: Guard | None = None,
+    each: int = 0,
+) -> list[Option]:
+    """At most one place per node; of a gang at most one. Cards to `avoid` are taken only where no others are left.
+
+    With `each`, of nodes that are just alike the first so many will do, for who looks for the best alone.
+    """
+    rejection = reject_cluster(draft, need)
+    if rejection is not None:
+        if tally is not None:
+            tally[rejection] += 1
+        return []
+    search = Search(draft, need, ceilings, avoid, tally)
+    found = []
+    places: Sequence[Place] = pool(draft.layout, need).places
+    if tally is None:
+        places = _with_cards(draft, need, places)
+        if len(places) < need.request.nodes:
+            return []
+        if each and guard is None and not avoid and (ceilings is None or not ceilings.is_active):
+            places = _unlike(draft, need, places, each)
+    for place in places:
+        tried = search.look(place)
+        if guard is not None and isinstance(tried, Option):
+            tried = search.admitted(place, tried, guard)
+        if isinstance(tried, Option):
+            found.append(tried)
+        elif tally is not None:
+            tally[tried] += 1
+    if need.request.nodes > 1 or need.request.tail_gpus:
+        gang = _gang(found, need.request.nodes, guard)
+        if gang and need.request.tail_gpus:
+            # The whole nodes may be the first of their like.
+            tails = options(draft, need.of_tail(), ceilings, avoid=avoid, each=each and each + 1)
+            return _with_tail(gang, tails, guard)
+        return gang
+    return found
+
+
+def _with_tail(gang: list[Option], tails: list[Option], guard: Guard | None) -> list[Option]:
+    """The gang with the best further node for its last part, or nothing."""
+    for one in gang:
+        taken = {piece.node for piece in one.booking.pieces()}
+        for tail in sorted(tails, key=_SCORE):
+            if tail.booking.node in taken:
+                continue
+            whole = replace(one.booking, others=(*one.booking.others, tail.booking))
+            if guard is None or guard.why_not(whole) is None:
+                return [Option(one.score, whole)]
+    return []
+
+
+def _gang(found: list[Option], nodes: int, guard: Guard | None) -> list[Option]:
+    """The best nodes together, or nothing; the licenses are booked once, with the first."""
+    if guard is None:
+        best = sorted(found, key=_SCORE)[:nodes]
+        if len(best) < nodes:
+            return []
+        others = tuple(replace(one.booking, licenses=()) for one in best[1:])
+        return [Option(best[-1].score, replace(best[0].booking, others=others))]
+    chosen: Booking | None = None
+    count = 0
+    for option in sorted(found, key=_SCORE):
+        wider = option.booking
+        if chosen is not None:
+            wider = replace(chosen, others=(*chosen.others, replace(wider, licenses=())))
+        if count and guard.why_not(wider) is not None:
+            continue
+        chosen, count = wider, count + 1
+        if count == nodes:
+            return [Option(option.score, chosen)]
+    return []
+
+
+def _has_cards(draft: Draft, need: Need, place: Place) -> bool:
+    request = need.request
+    if not request.gpus:
+        return True
+    if need.is_slice:
+        free = [card for card in place.cards if slice_of(draft, need, card)[0] is not None]
+    else:
+        if draft.free_cards[place.node] < request.gpus:
+            return False
+        free = [card for card in place.cards if draft.is_unbooked(card.number)]
+        if draft.layout.has_host_memory:
+            free = [card for card in free if has_host_room(draft, need, card)]
+    if len(free) < request.gpus:
+        return False
+    return not request.is_linked or largest_group(draft.layout, place.node, free) >= request.gpus
+
+
+class Search:
+    """The search of one place after another for one need."""
+
+    __slots__ = ("_avoid", "_ceilings", "_closed", "_draft", "_need", "_strategy", "_tally", "scarce")
+
+    def __init__(
+        self, draft: Draft, need: Need, ceilings: Ceilings | None, avoid: frozenset[int], tally: Tally | None
+    ) -> None:
+        self._draft = draft
+        self._need = need
+        self._ceilings = ceilings
+        self._closed = _NOTHING if ceilings is None else ceilings.closed_cards
+        self._avoid = avoid
+        self._tally = tally
+        self._strategy: Strategy = STRATEGIES[draft.layout.strategy]
+        self.scarce = scarce_of(draft)
+        """As the draft stood when the search began; None where nobody insists on anything."""
+
+    def look(self, place: Place) -> Option | Rejection:
+        """The best choice of cards on this node."""
+        need, draft = self._need, self._draft
+        rejection = reject_node(draft, need, place.node, self._ceilings)
+        if rejection is not None:
+            return rejection
+        if not need.request.gpus:
+            return self._option(place, (), 0, free=0)
+        if len(place.cards) < need.request.gpus:
+            return Rejection.GPUS
+        return self._slices(place) if need.is_slice else self._wholes(place)
+
+    def admitted(self, place: Place, refused: Option, guard: Guard) -> Option | Rejection:
+        """This option if the guard lets it pass, or else the best with other cards of the node."""
+        if guard.why_not(refused.booking) is None:
+            return refused
+        self._tally, tally = None, self._tally
+        try:
+            others = [
+                tried
+                for cards in _other_cards(self._draft, place, refused.booking)
+                if isinstance(tried := self.look(replace(place, cards=cards)), Option)
+            ]
+        finally:
+            self._tally = tally
+        for option in sorted(others, key=_SCORE):
+            if guard.why_not(option.booking) is None:
+                return option
+        return Rejection.GUARD
+
+    # --- whole cards ----------------------------------------------------------------------------
+
+    def _wholes(self, place: Place) -> Option | Rejection:
+        """The smallest cards that do, linked with each other if possible."""
+        draft, count = self._draft, self._need.request.gpus
+        if self._tally is None and draft.free_cards[place.node] < count:
+            return Rejection.GPUS
+        wholes, slices = draft.wholes, draft.slices
+        free = [card for card in place.cards if not (wholes[card.number] or slices[card.number])]
+        if self._tally is not None and len(free) < len(place.cards):
+            self._tally[Rejection.CARD_BOOKED] += len(place.cards) - len(free)
+        if draft.layout.has_host_memory:
+            unbooked, free = free, [card for card in free if has_host_room(draft, self._need, card)]
+            if self._tally is not None and len(free) < len(unbooked):
+                self._tally[Rejection.MEMORY] += len(unbooked) - len(free)
+        if len(free) < count:
+            return Rejection.GPUS
+        chosen, split = None, 0
+        if groups_of(draft.layout)[place.node] is None:
+            if self._avoid or self.scarce is not None:
+                free.sort(key=self._reluctance)
+            chosen = free[:count]
+        else:
+            taken = self._take(place, [Candidate(card, self._cost_of_whole(card)) for card in free])
+            if taken is None:
+                return Rejection.LINKED
+            chosen, split = [one.card for one in taken[0]], taken[1]
+        whole_parts = draft.layout.whole_parts
+        parts: tuple[Part, ...]
+        if count == 1:
+            parts = (whole_parts[chosen[0].number],)
+            largest_mib = chosen[0].view.vram_total_mib or 0
+        else:
+            parts = tuple([whole_parts[number] for number in sorted([card.number for card in chosen])])
+            largest_mib = max([card.view.vram_total_mib or 0 for card in chosen])
+        return self._option(place, parts, split, free=len(free), largest_mib=largest_mib)
+
+    def _cost_of_whole(self, card: Card) -> tuple[int, ...]:
+        total_mib = card.view.vram_total_mib
+        return *self._reluctance(card), _UNKNOWN_SIZE if total_mib is None else total_mib
+
+    def _reluctance(self, card: Card) -> tuple[int, ...]:
+        """What it costs to take this card, before anything else is compared."""
+        is_avoided = card.number in self._avoid
+        return (is_avoided,) if self.scarce is None else (is_avoided, self.scarce.holds(card.number))
+
+    def _take(self, place: Place, free: list[Candidate]) -> tuple[list[Candidate], int] | None:
+        """The best cards of those that are free, leaving those to avoid alone where that can be done."""
+        request, layout = self._need.request, self._draft.layout
+        tightness, is_linked = self._strategy.tightness, request.is_linked
+        if self._avoid:
+            free.sort(key=lambda one: (one.cost, one.card.number))
+            others = [one for one in free if one.card.number not in self._avoid]
+            taken = take(layout, place.node, others, request.gpus, is_linked=is_linked, tightness=tightness)
+            if taken is not None:
+                return taken
+        return take(layout, place.node, free, request.gpus, is_linked=is_linked, tightness=tightness)
+
+    # --- slices ---------------------------------------------------------------------------------
+
+    def _slices(self, place: Place) -> Option | Rejection:
+        """On the cards that cost least, by the strategy."""
+        fitting: list[Candidate] = []
+        found: dict[int, tuple[Part, int]] = {}
+        for card in place.cards:
+            part, left_mib = slice_of(self._draft, self._need, card)
+            if part is None:
+                rejection = Rejection.CARD_BOOKED if self._draft.wholes[card.number] else Rejection.CARD_FULL
+            elif card.number in self._closed and self._draft.slices[card.number]:
+                rejection = Rejection.CARD_BUSY
+            else:
+                cost = self._strategy.card_cost(self._draft, card, left_mib)
+                fitting.append(Candidate(card, (*self._reluctance(card), *cost)))
+                found[card.number] = part, left_mib
+                continue
+            if self._tally is not None:
+                self._tally[rejection] += 1
+        if len(fitting) < self._need.request.gpus:
+            return Rejection.GPUS
+        fitting.sort(key=lambda one: (one.cost, one.card.number))
+        if self._strategy.tries_each_card and self._need.request.gpus == 1:
+            return min(self._slice_option(place, [one], 0, found) for one in self._unlike(fitting))
+        taken = self._take(place, fitting)
+        return Rejection.LINKED if taken is None else self._slice_option(place, *taken, found)
+
+    def _unlike(self, fitting: list[Candidate]) -> list[Candidate]:
+        """One of each kind of card in the same state."""
+        draft = self._draft
+        kinds = {
+            (one.cost, one.card.model, one.card.slice_total_mib, draft.micros[one.card.number]): one
+            for one in reversed(fitting)
+        }
+        return list(kinds.values())
+
+    def _slice_option(
+        self, place: Place, taken: list[Candidate], split: int, found: dict[int, tuple[Part, int]]
+    ) -> Option:
+        numbers = sorted(one.card.number for one in taken)
+        return self._option(
+            place,
+            tuple(found[number][0] for number in numbers),
+            split,
+            free=sum(self._draft.is_unbooked(card.number) for card in place.cards),
+            opened=sum(not self._draft.slices[number] for number in numbers),
+            left_mib=sum(found[number][1] for number in numbers),
+        )
+
+    # --- the result -----------------------------------------------------------------------------
+
+    def _option(
+        self,
+        place: Place,
+        parts: tuple[Part, ...],
+        split: int,
+        *,
+        free: int,
+        largest_mib: int = 0,
+        opened: int = 0,
+        left_mib: int = 0,
+    ) -> Option:
+        need, request = self._need, self._need.request
+        booking = Booking(
+            place.node,
+            need.uid,
+            need.millicpus,
+            request.mem_mib,
+            parts,
+            request.resources,
+            request.licenses,
+            request.is_exclusive,
+            gpu_mem_mib=self._draft.layout.gpu_mem_mib(request.mem_mib, parts),
+        )
+        choice = Choice(booking, free, largest_mib, opened, left_mib)
+        avoided = sum(part.card in self._avoid for part in parts) if self._avoid else 0
+        score = self._strategy.score(self._draft, need, choice)
+        if self.scarce is not None:
+            score = self.scarce.count(parts), *score
+        return Option((avoided, place.is_second, split, *score, place.node), booking)
+
+
+def _other_cards(draft: Draft, place: Place, refused: Booking) -> Iterator[tuple[Card, ...]]:
+    """Other choices among the cards of a node, where the first was turned down: each group of linked cards, all
+    but the groups that were touched, and all but the very cards."""
+    touched = {part.card for part in refused.parts}
+    if not touched:
+        return
+    groups = by_group(draft.layout, place.node, place.cards)
+    if len(groups) > 1:
+        yield from groups
+        yield tuple(card for group in groups if not any(one.number in touched for one in group) for card in group)
+    yield tuple(card for card in place.cards if card.number not in touched)

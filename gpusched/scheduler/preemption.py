@@ -1,0 +1,380 @@
+"""Who makes room when a job that goes first cannot start: borrowed capacity first, then lower QOS, least lost work.
+
+A job may take from others what its queue is guaranteed and they have borrowed, or what its QOS may preempt.
+Runs that are younger than their protected time, that are being stopped already, or that started in this very
+cycle are left alone. Among the sets of victims that make enough room the one is taken that costs least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpusched.model.cluster import Allocation
+from gpusched.model.resources import NOTHING, Resources
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, Preempt, PreemptMode
+from gpusched.model.value import replace
+from gpusched.scheduler.draft import Booking, Draft, Layout
+from gpusched.scheduler.placement import Guard, Need, find
+from gpusched.scheduler.priority import tier_of
+from gpusched.scheduler.sharing.quota import Quotas
+from gpusched.scheduler.sharing.usage import demand, footprint
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A running job with all that it holds, on every node."""
+
+    first: Allocation
+    bookings: tuple[Booking, ...]
+    amount: Resources
+
+    def given_up(self, mode: str) -> tuple[Resources, int]:
+        """What its queue and user hold less when it makes room, and how many jobs: one that is suspended stays one."""
+        if mode == PreemptMode.SUSPEND:
+            return Resources(cpus=self.amount.cpus), 0
+        return self.amount, 1
+
+    def leave(self, draft: Draft, mode: str) -> None:
+        """Release what it leaves when it makes room: of one that is suspended only the cores."""
+        for booking in self.bookings:
+            draft.release(booking)
+            if mode == PreemptMode.SUSPEND:
+                draft.book(replace(booking, millicpus=0))
+
+    def stay(self, draft: Draft, mode: str) -> None:
+        """Undo `leave`."""
+        for booking in self.bookings:
+            if mode == PreemptMode.SUSPEND:
+                draft.release(replace(booking, millicpus=0))
+            draft.book(booking)
+
+
+def held_by_job(layout: Layout, allocations: Iterable[Allocation]) -> dict[int, Held]:
+    """Running jobs by id; the pieces of a gang are one."""
+    pieces: dict[int, list[tuple[Allocation, Booking]]] = {}
+    for allocation in allocations:
+        booking = layout.booking(allocation.uid, allocation)
+        if booking is not None:
+            pieces.setdefault(allocation.job_id, []).append((allocation, booking))
+    found = {}
+    for job_id, parts in pieces.items():
+        bookings = tuple(booking for _, booking in parts)
+        amount = NOTHING
+        for booking in bookings:
+            amount = amount + footprint(layout, booking)
+        found[job_id] = Held(parts[0][0], bookings, amount)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A running job that may be asked to make room, and what that costs."""
+
+    held: Held
+    is_reclaimed: bool
+    """It holds what its queue has borrowed from that of the claimant."""
+    cuts: bool
+    """Its queue would be left with less than its guarantee: it is partly on what is borrowed."""
+    mode: str
+    lost: float
+    """Seconds of work that are lost, times the dominant share of the cluster that did them."""
+
+    @property
+    def job_id(self) -> int:
+        """Of the running job."""
+        return self.held.first.job_id
+
+    @property
+    def amount(self) -> Resources:
+        """What it gives up."""
+        return self.held.given_up(self.mode)[0]
+
+    def cost(self, settings: Settings) -> tuple[bool, bool, int, bool, float, int]:
+        """Sorts those first that are to go first."""
+        is_last = self.mode == PreemptMode.CANCEL
+        tier = tier_of(self.held.first.qos, settings)
+        return not self.is_reclaimed, self.cuts, tier, is_last, self.lost, -self.job_id
+
+
+Helps = Callable[[Sequence[Victim]], bool]
+"""Whether what these would leave can be kept for the claimant: it may be kept for others who are before it in line."""
+
+
+class Preemption:
+    """The running jobs of one cycle, as those see them who may take their place."""
+
+    def __init__(
+        self,
+        held: Mapping[int, Held],
+        quotas: Quotas,
+        settings: Settings,
+        capacity: Resources,
+        now: float,
+        name_of: Callable[[int], str],
+    ) -> None:
+        self._held = held
+        self._quotas = quotas
+        self._settings = settings
+        self._capacity = capacity
+        self._now = now
+        self._name_of = name_of
+        self.chosen: dict[int, Preempt] = {}
+        """Decided in this cycle, by victim."""
+        self.claimed: list[Booking] = []
+        """What is kept of what those who leave will leave."""
+        self._stopping = [one for one in held.values() if one.first.is_stopping]
+        self.is_off = settings.preempt.mode == "off"
+
+    def departures(self, victims: Sequence[Victim] = ()) -> tuple[dict[int, float], set[int]]:
+        """When each job that is being stopped, those of this cycle and these included, has ended at the latest.
+
+        And which of them are only suspended.
+        """
+        leaving = [*self._leaving(), *((victim.held, victim.mode) for victim in victims)]
+        ends_at = {one.first.job_id: self._now + one.first.grace_s for one, _ in leaving}
+        return ends_at, {one.first.job_id for one, mode in leaving if mode == PreemptMode.SUSPEND}
+
+    def gone_at(self, job_ids: Sequence[int]) -> float | None:
+        """By when all of these jobs, which are being stopped, have ended; None when one of them is not, or for none."""
+        graces = {one.first.job_id: one.first.grace_s for one in self._stopping}
+        if not job_ids or any(job_id not in graces for job_id in job_ids):
+            return None
+        return self._now + max(graces[job_id] for job_id in job_ids)
+
+    def frees_soon(self, key: ClassKey, draft: Draft, need: Need, guard: Guard | None) -> bool:
+        """Whether those that are being stopped already make enough room, also below the limits."""
+        if not self._stopping and not self.chosen:
+            return False
+        if self._without_leaving().why_not(key, demand(draft.layout, need.request)) is not None:
+            return False
+        trial = draft.copy()
+        self._release_leaving(trial)
+        return find(trial, need, guard=guard) is not None
+
+    def _leaving(self) -> Iterable[tuple[Held, str]]:
+        stopping = ((one, PreemptMode.REQUEUE) for one in self._stopping)
+        return (*stopping, *((self._held[job_id], one.mode) for job_id, one in self.chosen.items()))
+
+    def _without_leaving(self) -> Quotas:
+        """What is held when all that are being stopped have ended."""
+        quotas = self._quotas.copy()
+        for one, mode in self._leaving():
+            quotas.remove(one.first.queue, one.first.user, one.first.qos, *one.given_up(mode))
+        return quotas
+
+    def _release_leaving(self, draft: Draft) -> None:
+        for one, mode in self._leaving():
+            one.leave(draft, mode)
+        for booking in self.claimed:
+            draft.book(booking)
+
+    def may_preempt(self, key: ClassKey, victim: Allocation) -> bool:
+        """Whether the claimant's QOS, or that of a job that waits for it, is above the victim's and may."""
+        settings = self._settings
+        theirs = settings.qos.get(victim.qos)
+        if theirs is not None and not theirs.preemptible:
+            return False
+        names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
+        return any(
+            victim.qos in mine.preempts and mine.tier > tier_of(victim.qos, settings)
+            for name in names
+            if (mine := settings.qos.get(name)) is not None
+        )
+
+    def victims(
+        self, key: ClassKey, amount: Resources, *, may_suspend: bool = True, at: float | None = None
+    ) -> list[Victim]:
+        """All that may be asked, or could be at a later instant, those first that are to go first."""
+        if self.is_off:
+            return []
+        at = self._now if at is None else at
+        found = []
+        reclaims = self._settings.preempt.reclaim and self._quotas.is_capacity
+        for job_id, held in self._held.items():
+            one = held.first
+            if one.is_stopping or one.is_suspended or job_id in self.chosen or self._safe_until(one) > at:
+                continue
+            mode = self._mode(one, may_suspend)
+            lost, _ = held.given_up(mode)
+            takes_back = reclaims and self._quotas.may_reclaim(key.queue, amount, one.queue, lost)
+            cuts = not takes_back and reclaims
+            cuts = cuts and self._quotas.may_reclaim(key.queue, amount, one.queue, lost, may_cut=True)
+            if takes_back or cuts or self.may_preempt(key, one):
+                found.append(Victim(held, takes_back or cuts, cuts, mode, self._lost(held)))
+        found.sort(key=lambda victim: victim.cost(self._settings))
+        return found
+
+    def _safe_until(self, one: Allocation) -> float:
+        """Until when a run is too young to be asked."""
+        qos = self._settings.qos.get(one.qos)
+        own = None if qos is None else qos.min_run_s
+        return one.start_at + (self._settings.preempt.min_run_s if own is None else own)
+
+    def _mode(self, one: Allocation, may_suspend: bool) -> str:
+        if may_suspend and self._settings.preempt.mode == "suspend" and one.can_suspend:
+            return PreemptMode.SUSPEND
+        return PreemptMode.REQUEUE if one.can_requeue else PreemptMode.CANCEL
+
+    def _lost(self, held: Held) -> float:
+        saved_at = held.first.start_at if held.first.checkpoint_at is None else held.first.checkpoint_at
+        lost_s = max(0.0, self._now - max(saved_at, held.first.start_at))
+        return lost_s * held.amount.dominant_share(self._capacity)
+
+    def choose(
+        self, job_id: int, key: ClassKey, need: Need, draft: Draft, guard: Guard | None, helps: Helps
+    ) -> tuple[Victim, ...]:
+        """The cheapest victims that let this job start, recorded in `chosen`; none when nothing helps."""
+        best = self._best(key, need, draft, guard, helps)
+        for victim in best:
+            self._quotas.leave(victim.held.first.queue, victim.amount)
+            text = f"made room for job {self._name_of(job_id)} ({self._why(key, victim)})"
+            self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
+        return best
+
+    def possible_at(
+        self, key: ClassKey, need: Need, draft: Draft, guard: Guard | None
+    ) -> tuple[float, tuple[Victim, ...]] | None:
+        """The first instant at which runs that are protected now could make enough room, and which; None for never."""
+        instants = sorted({at for one in self._held.values() if (at := self._safe_until(one.first)) > self._now})
+        found, low, high = None, 0, 0 if self.is_off else len(instants)
+        # The later, the more may be asked.
+        while low < high:
+            middle = (low + high) // 2
+            best = self._best(key, need, draft, guard, lambda _: True, instants[middle])
+            if best:
+                found, high = (instants[middle], best), middle
+            else:
+                low = middle + 1
+        return found
+
+    def _best(
+        self,
+        key: ClassKey,
+        need: Need,
+        draft: Draft,
+        guard: Guard | None,
+        helps: Helps,
+        at: float | None = None,
+    ) -> tuple[Victim, ...]:
+        """The cheapest victims, suspended where that is enough."""
+        amount = demand(draft.layout, need.request)
+        victims = self.victims(key, amount, at=at)
+        best = self._cheapest(victims, key, amount, need, draft, guard, helps) if victims else ()
+        if not best and any(victim.mode == PreemptMode.SUSPEND for victim in victims):
+            # Their cores are not enough: what else they hold they leave only by ending.
+            victims = self.victims(key, amount, may_suspend=False, at=at)
+            best = self._cheapest(victims, key, amount, need, draft, guard, helps)
+        return best
+
+    def _cheapest(
+        self,
+        victims: Sequence[Victim],
+        key: ClassKey,
+        amount: Resources,
+        need: Need,
+        draft: Draft,
+        guard: Guard | None,
+        helps: Helps,
+    ) -> tuple[Victim, ...]:
+        """Of the sets that make enough room the one that costs least."""
+        best: tuple[Victim, ...] = ()
+        for group in self._groups(victims, need):
+            picked = self._pick(group, key, amount, need, draft, guard)
+            if picked and (not best or self._price(picked) < self._price(best)) and helps(picked):
+                best = picked
+        return best
+
+    def _groups(self, victims: Sequence[Victim], need: Need) -> Iterable[Sequence[Victim]]:
+        """All of them, and for a job of one node those of each node: few on one node beat many on several."""
+        yield victims
+        if need.request.nodes == 1:
+            nodes = sorted({booking.node for victim in victims for booking in victim.held.bookings})
+            if len(nodes) > 1:
+                for node in nodes:
+                    yield [one for one in victims if any(booking.node == node for booking in one.held.bookings)]
+
+    def _pick(
+        self,
+        victims: Sequence[Victim],
+        key: ClassKey,
+        amount: Resources,
+        need: Need,
+        draft: Draft,
+        guard: Guard | None,
+    ) -> tuple[Victim, ...]:
+        """Enough of them, and none that would then stand before the claimant in line and take its place back."""
+        left = list(victims)
+        while True:
+            picked, quotas = self._enough(left, key, amount, need, draft, guard)
+            if not quotas.is_capacity:
+                return picked
+            mine = quotas.rank(key.queue, amount)
+            first = [one for one in picked if quotas.rank(one.held.first.queue, one.held.amount) < mine]
+            if not first:
+                return picked
+            left = [one for one in left if one not in first]
+
+    def _enough(
+        self,
+        victims: Sequence[Victim],
+        key: ClassKey,
+        amount: Resources,
+        need: Need,
+        draft: Draft,
+        guard: Guard | None,
+    ) -> tuple[tuple[Victim, ...], Quotas]:
+        """One after the other until it fits, then back with those that are not needed, the dearest first.
+
+        With what is held without them.
+        """
+        trial = draft.copy()
+        self._release_leaving(trial)
+        borrowed, limits = self._quotas.copy(), self._without_leaving()
+        picked: list[Victim] = []
+        for victim in victims:
+            one = victim.held.first
+            lost, jobs = victim.held.given_up(victim.mode)
+            if victim.is_reclaimed:
+                # Every victim leaves its queue with less; none is pushed below its own guarantee.
+                is_borrowed = borrowed.may_reclaim(key.queue, amount, one.queue, lost, may_cut=victim.cuts)
+                if not is_borrowed and not self.may_preempt(key, one):
+                    continue
+                borrowed.leave(one.queue, lost)
+            limits.remove(one.queue, one.user, one.qos, lost, jobs)
+            victim.held.leave(trial, victim.mode)
+            picked.append(victim)
+            if limits.why_not(key, amount) is None and find(trial, need, guard=guard) is not None:
+                break
+        else:
+            return (), limits
+        for victim in sorted(picked, key=lambda one: one.cost(self._settings), reverse=True):
+            one, mark = victim.held.first, trial.checkpoint()
+            lost, jobs = victim.held.given_up(victim.mode)
+            victim.held.stay(trial, victim.mode)
+            limits.add(one.queue, one.user, one.qos, lost, jobs)
+            if limits.why_not(key, amount) is None and find(trial, need, guard=guard) is not None:
+                picked.remove(victim)
+            else:
+                trial.rollback(mark)
+                limits.remove(one.queue, one.user, one.qos, lost, jobs)
+        return tuple(picked), limits
+
+    def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, int, float, int]:
+        """Of a whole set: few that are not borrowed, of low tier, few that lose for good, little work, few."""
+        return (
+            sum(not victim.is_reclaimed for victim in victims),
+            sum(victim.cuts for victim in victims),
+            max(tier_of(victim.held.first.qos, self._settings) for victim in victims),
+            sum(victim.mode == PreemptMode.CANCEL for victim in victims),
+            sum(victim.lost for victim in victims),
+            len(victims),
+        )
+
+    def _why(self, key: ClassKey, victim: Victim) -> str:
+        if victim.is_reclaimed:
+            return f"queue {key.queue} takes back what queue {victim.held.first.queue} has borrowed"
+        inherited = key.inherited.qos if key.inherited else ""
+        mine = max((key.qos, inherited), key=lambda name: tier_of(name, self._settings))
+        return f"QOS {mine} goes before QOS {victim.held.first.qos}"

@@ -1,0 +1,157 @@
+"""Which cards to leave to those who insist on them: on a model, a size, a label or a node.
+
+A job that may go anywhere should not take the last cards that others must have. Who is to come is judged by those who
+wait and run now (`Wanted`). Cards that the very same jobs insist on are one class. If the cards that are free now
+were asked for in the same proportions, each free card of a class would be asked for this often by those who insist:
+
+    part of all GPUs asked for that those ask for who insist on the class, each of them spread over all cards that do
+        * free cards of all classes / free cards of the class
+
+From `SCARCE` on the class is scarce, and others take its cards only where nothing else is left. A class of which
+there is plenty is filled as ever, until just enough is left of it; one without a free card has nothing to be left,
+and slices may fill the cards that are open. Where nobody insists on anything, or what they
+insist on is everywhere, nothing is scarce and nothing is worked out.
+
+Source: after the protection levels of yield management (Belobaba, Application of a Probabilistic Decision Model to
+Airline Seat Inventory Control, Operations Research 37, 1989), with the mean in place of the distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpusched.model.job import Request
+from gpusched.model.snapshot import Snapshot
+from gpusched.scheduler.draft import Draft, Layout, Part
+from gpusched.scheduler.filters import pool
+from gpusched.scheduler.need import Need
+from gpusched.scheduler.wanted import Wanted, insistence, insisting_on_nothing, micros_asked
+
+SCARCE = 0.8
+"""How often a free card is asked for by those who insist on its class when it is left to them. Below 1, since not
+every card that is left serves them: beside some there are no cores, and wide jobs want several on one node."""
+
+_SCARCITY = "scarcity"
+
+
+def wanted_of(snapshot: Snapshot) -> Wanted:
+    """What all ask for who wait and run."""
+    wanted = Wanted()
+    for waiting in snapshot.pending:
+        request = waiting.key.request
+        if request.gpus:
+            wanted.add(insistence(request), waiting.total * micros_asked(request))
+    for held in snapshot.allocations:
+        if held.request is not None and held.gpus:
+            wanted.add(insistence(held.request), micros_asked(held.request, len(held.gpus)))
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Scarce:
+    """The classes of cards that are scarce as a draft stands."""
+
+    class_of: Sequence[int]
+    """Per card of the layout."""
+    classes: frozenset[int]
+
+    def holds(self, card: int) -> bool:
+        """Whether this card is scarce."""
+        return self.class_of[card] in self.classes
+
+    def count(self, parts: Iterable[Part]) -> int:
+        """How many of these cards are scarce."""
+        return sum(self.holds(part.card) for part in parts)
+
+
+class Scarcity:
+    """The classes of cards of a layout, for what is insisted on at present."""
+
+    def __init__(self, layout: Layout, insisted: frozenset[Request]) -> None:
+        self.insisted = insisted
+        usable = _cards(layout, Request(gpus=1, cpus=0.0))
+        self._accepted: list[tuple[Request, int, tuple[int, ...]]] = []
+        """What is insisted on, how many cards will do, and their classes."""
+        chosen = []
+        for one in sorted(insisted, key=repr):
+            cards = _cards(layout, one)
+            if cards and cards != _cards(layout, insisting_on_nothing(one)):
+                chosen.append((one, cards))
+        numbers: dict[tuple[bool, ...], int] = {(False,) * len(chosen): 0}
+        self.class_of = [0] * len(layout.cards)
+        """Per card; nobody insists on those of class 0."""
+        for card in layout.cards:
+            admits = tuple(card.number in cards for _, cards in chosen)
+            self.class_of[card.number] = numbers.setdefault(admits, len(numbers))
+        for place, (one, cards) in enumerate(chosen):
+            classes = tuple(number for admits, number in numbers.items() if admits[place])
+            self._accepted.append((one, len(cards), classes))
+        self._nodes: list[list[int]] = [[] for _ in numbers]
+        """Per class, the nodes of which all cards belong to it."""
+        self._loose: list[list[int]] = [[] for _ in numbers]
+        """Per class, its cards on other nodes."""
+        self._cards = [0] * len(numbers)
+        self.mixed = frozenset(
+            node for node, cards in enumerate(layout.cards_of) if len({self.class_of[one.number] for one in cards}) > 1
+        )
+        """Nodes with cards of several classes."""
+        for node, cards_of in enumerate(layout.cards_of):
+            there = [card.number for card in cards_of if card.number in usable]
+            for number in there:
+                self._cards[self.class_of[number]] += 1
+            if there and len(there) == len(cards_of) and node not in self.mixed:
+                self._nodes[self.class_of[there[0]]].append(node)
+            else:
+                for number in there:
+                    self._loose[self.class_of[number]].append(number)
+        self._none = Scarce(self.class_of, frozenset())
+
+    def scarce(self, draft: Draft, wanted: Wanted) -> Scarce:
+        """The classes that are scarce, as the draft stands."""
+        if not self._accepted or wanted.micros <= 0:
+            return self._none
+        free = [self._free(draft, number) for number in range(len(self._nodes))]
+        every_one = sum(free)
+        # Of all that is asked for, what is asked for of each card.
+        parts = [0.0] * len(free)
+        for one, cards, classes in self._accepted:
+            part = wanted.insisted.get(one, 0) / wanted.micros / cards
+            for number in classes:
+                parts[number] += part
+        return Scarce(
+            self.class_of,
+            frozenset(
+                number
+                for number, part in enumerate(parts)
+                if part * self._cards[number] * every_one >= SCARCE * free[number] > 0
+            ),
+        )
+
+    def _free(self, draft: Draft, number: int) -> int:
+        loose = sum(map(draft.is_unbooked, self._loose[number]))
+        return loose + sum(map(draft.free_cards.__getitem__, self._nodes[number]))
+
+
+def scarcity_of(layout: Layout) -> Scarcity | None:
+    """That of this layout, kept until something else is insisted on; None where nobody insists on anything."""
+    wanted = layout.wanted
+    if wanted is None or not wanted.insisted:
+        return None
+    known = layout.pools.get(_SCARCITY)
+    if isinstance(known, Scarcity) and known.insisted == wanted.insisted.keys():
+        return known
+    made = layout.pools[_SCARCITY] = Scarcity(layout, frozenset(wanted.insisted))
+    return made
+
+
+def scarce_of(draft: Draft) -> Scarce | None:
+    """What is scarce as this draft stands; None where nobody insists on anything."""
+    wanted, known = draft.layout.wanted, scarcity_of(draft.layout)
+    return None if wanted is None or known is None else known.scarce(draft, wanted)
+
+
+def _cards(layout: Layout, request: Request) -> frozenset[int]:
+    """Numbers of the cards that would do for such a job if nothing were booked."""
+    found = pool(layout, Need.of(request, -1))
+    return frozenset(card.number for place in found.places for card in place.cards)

@@ -1,0 +1,213 @@
+"""Which of the places with room is the best: the strategies of [placement] strategy, each a few small functions.
+
+A strategy says which cards of a node a slice takes first, and how good a node is. All take the smallest
+sufficient cards for whole-card jobs, and leave nodes with many GPUs to jobs that use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpusched.scheduler.amounts import WHOLE_CARD
+from gpusched.scheduler.draft import Booking, Card, Draft, Layout
+from gpusched.scheduler.fragmentation import fragmentation_of
+from gpusched.scheduler.need import Need
+from gpusched.scheduler.outlook import outlook_of
+
+_LARGEST = "largest node"
+
+Score = tuple[float, ...]
+"""The smaller the better. The number of the node is compared last."""
+
+
+# As `placement.Option`.
+@dataclass(slots=True)
+class Choice:
+    """A place on one node, and what the strategies look at."""
+
+    booking: Booking
+    free: int
+    """Cards of the right kind on the node that nobody held before."""
+    largest_mib: int
+    """Of whole cards: the size of the largest among them."""
+    opened: int
+    """Of slices: how many cards they are the first on."""
+    left_mib: int
+    """Of slices: the room left on their cards."""
+
+
+CardCost = Callable[[Draft, Card, int], tuple[int, ...]]
+"""What it costs to put a slice on this card, with the room in MiB that is left then."""
+
+
+# --- pack: fill nodes and cards ---------------------------------------------------------------------
+
+
+def fullest_card(draft: Draft, card: Card, left_mib: int) -> tuple[int, ...]:
+    """A card that is in use before one that is empty, then the one on which least is left."""
+    return int(not draft.slices[card.number]), left_mib
+
+
+def pack(draft: Draft, need: Need, choice: Choice) -> Score:
+    """Fewest empty cards opened, then the node with the least GPU room: jobs go where they just fit.
+
+    So do jobs without GPUs: their cores are then missing where no GPU is left to go with them.
+    """
+    node = choice.booking.node
+    if draft.shared_cards[node]:
+        room = sum(_free_micros(draft, card) for card in draft.layout.cards_of[node])
+    else:
+        room = draft.free_cards[node] * WHOLE_CARD
+    if need.is_slice:
+        return choice.opened, room, choice.left_mib
+    if need.request.gpus:
+        return choice.largest_mib, room
+    return room, len(draft.layout.cards_of[node]), draft.free_millicpus[node]
+
+
+# --- spread: even out -------------------------------------------------------------------------------
+
+
+def emptiest_card(draft: Draft, card: Card, left_mib: int) -> tuple[int, ...]:
+    """The card of which least is booked, then the smallest."""
+    return draft.vram_mib[card.number] + card.view.foreign_mib, draft.micros[card.number], left_mib
+
+
+def spread(draft: Draft, need: Need, choice: Choice) -> Score:
+    """The emptiest cards and nodes."""
+    node = choice.booking.node
+    if not need.request.gpus:
+        return len(draft.layout.cards_of[node]), -draft.free_millicpus[node]
+    if need.is_slice:
+        booked_mib = sum(draft.vram_mib[part.card] for part in choice.booking.parts)
+        return booked_mib, -choice.free, choice.left_mib
+    return choice.largest_mib, -choice.free
+
+
+# --- first: in order --------------------------------------------------------------------------------
+
+
+def any_card(draft: Draft, card: Card, left_mib: int) -> tuple[int, ...]:
+    """Cards in their order."""
+    return ()
+
+
+def first(draft: Draft, need: Need, choice: Choice) -> Score:
+    """The first node, by name, that has room."""
+    return ()
+
+
+# --- best_fit: leave the least over -----------------------------------------------------------------
+
+
+def best_fit(draft: Draft, need: Need, choice: Choice) -> Score:
+    """What is left of cores and GPUs on the node, each as a part of what the largest node has.
+
+    Memory is seldom what runs out; counted as a third part it leaves less room for all (docs/explanation/placement.md).
+    """
+    layout, booking = draft.layout, choice.booking
+    node = booking.node
+    most_millicpus, most_cards = _largest(layout)
+    left = (draft.free_millicpus[node] - booking.millicpus) / most_millicpus
+    if most_cards:
+        free_micros = sum(_free_micros(draft, card) for card in layout.cards_of[node])
+        left += (free_micros - _asked_micros(draft, booking)) / WHOLE_CARD / most_cards
+    # Rounded, so that sums in another order of addition are no smaller.
+    return choice.largest_mib, round(left, 9)
+
+
+def _asked_micros(draft: Draft, booking: Booking) -> int:
+    return sum(
+        WHOLE_CARD if part.is_whole else _taken_micros(draft, part.card, part.vram_mib, part.micros)
+        for part in booking.parts
+    )
+
+
+def _largest(layout: Layout) -> tuple[int, int]:
+    """The most cores in thousandths and cards that any one node has."""
+    known = layout.pools.get(_LARGEST)
+    if isinstance(known, tuple):
+        return known
+    made = layout.pools[_LARGEST] = max(1, *layout.millicpus), max(len(cards) for cards in layout.cards_of)
+    return made
+
+
+def _free_micros(draft: Draft, card: Card) -> int:
+    number = card.number
+    if draft.wholes[number]:
+        return 0
+    if not draft.slices[number]:
+        return WHOLE_CARD
+    left_mib = draft.layout.slice_limits[number] - draft.vram_mib[number]
+    return max(0, min(WHOLE_CARD - draft.micros[number], left_mib * WHOLE_CARD // max(1, card.slice_total_mib or 1)))
+
+
+def _taken_micros(draft: Draft, number: int, vram_mib: int, micros: int) -> int:
+    total_mib = draft.layout.cards[number].slice_total_mib or 1
+    return max(micros, vram_mib * WHOLE_CARD // max(1, total_mib))
+
+
+# --- dot_product: like to like -----------------------------------------------------------------------
+
+
+def dot_product(draft: Draft, need: Need, choice: Choice) -> Score:
+    """The smallest product of what is asked for and what is free, cores and GPUs as parts of the largest node's.
+
+    Source: the alignment score of Grandl et al., Multi-resource Packing for Cluster Schedulers (SIGCOMM 2014), turned
+    round to keep free nodes free, as in the comparison of Weng et al. (USENIX ATC 2023).
+    """
+    layout, booking = draft.layout, choice.booking
+    node = booking.node
+    most_millicpus, most_cards = _largest(layout)
+    product = booking.millicpus * draft.free_millicpus[node] / most_millicpus**2
+    if most_cards:
+        free_micros = sum(_free_micros(draft, card) for card in layout.cards_of[node])
+        product += _asked_micros(draft, booking) * free_micros / (WHOLE_CARD * most_cards) ** 2
+    return choice.largest_mib, round(product, 9)
+
+
+# --- fgd: leave what others can use -----------------------------------------------------------------
+
+
+def fgd(draft: Draft, need: Need, choice: Choice) -> Score:
+    """The least new fragmentation for the jobs that are usual here; see `fragmentation`."""
+    known = fragmentation_of(draft.layout)
+    if known is None:
+        return pack(draft, need, choice)
+    return (-known.score(draft, choice.booking),)
+
+
+# --- outlook: leave what would still be taken --------------------------------------------------------
+
+
+def outlook(draft: Draft, need: Need, choice: Choice) -> Score:
+    """The least of what the jobs that are usual here would have taken, and GPUs in least demand; see `outlook`."""
+    known = outlook_of(draft.layout)
+    if known is None:
+        return pack(draft, need, choice)
+    # Rounded, so that nodes that are alike are taken in order.
+    return (-round(known.worth(draft, choice.booking), 9),)
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How to choose cards, and nodes."""
+
+    score: Callable[[Draft, Need, Choice], Score]
+    card_cost: CardCost
+    tightness: int = 1
+    """Take cards from the group of linked cards with the fewest free ones; -1: with the most, 0: from the first."""
+    tries_each_card: bool = False
+    """Let the score choose among the cards that one slice could go to."""
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "pack": Strategy(pack, fullest_card),
+    "spread": Strategy(spread, emptiest_card, tightness=-1),
+    "best_fit": Strategy(best_fit, fullest_card),
+    "dot_product": Strategy(dot_product, fullest_card),
+    "fgd": Strategy(fgd, fullest_card, tries_each_card=True),
+    "outlook": Strategy(outlook, fullest_card, tries_each_card=True),
+    "first": Strategy(first, any_card, tightness=0),
+}

@@ -1,0 +1,323 @@
+"""Queues, guarantees and limits: who may take how much more, and who goes first.
+
+One `Quotas` lives through one cycle. It knows what the running jobs hold, is told of every start, and
+answers for the next job. Guarantees are lent while they lie idle, and down the tree: what is guaranteed
+to a queue is there for all below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from gpusched.model.resources import Resources
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey
+from gpusched.model.value import replace
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing import ledger, queues
+from gpusched.scheduler.sharing.ledger import Loan
+from gpusched.scheduler.sharing.limits import (
+    JOBS,
+    NONE_HELD,
+    Denial,
+    Held,
+    Limit,
+    has_limits,
+    over_job_limit,
+    over_maximum,
+    over_qos_limit,
+    over_user_limit,
+    shared_limits,
+    shared_qos_limits,
+)
+from gpusched.scheduler.sharing.queues import KINDS, Amount, QueueNode, amount_of, resources_of
+from gpusched.scheduler.sharing.quota_problems import problems
+from gpusched.scheduler.sharing.usage import capacity_of
+
+__all__ = ["Denial", "Limit", "Loan", "Quotas", "problems"]
+
+
+class Quotas:
+    """What every queue, user and QOS holds, against what it may hold and what it is guaranteed."""
+
+    __slots__ = (
+        "_by_qos",
+        "_by_qos_user",
+        "_by_queue",
+        "_by_queue_user",
+        "_capacity",
+        "_chains",
+        "_leaving",
+        "_nodes",
+        "_reclaims",
+        "_settings",
+        "_unlimited",
+        "is_capacity",
+    )
+
+    def __init__(self, settings: Settings, layout: Layout) -> None:
+        self._settings = settings
+        there = amount_of(capacity_of(layout))
+        self._capacity = tuple((kind, amount) for kind, amount in enumerate(there) if amount)
+        """Of what there is at all."""
+        self._nodes = queues.plant(settings.queue)
+        self._chains: dict[str, tuple[QueueNode, ...]] = {}
+        self._unlimited: dict[tuple[str, str], bool] = {}
+        self._by_queue: dict[str, Held] = {}
+        self._by_queue_user: dict[tuple[str, str], Held] = {}
+        self._by_qos: dict[str, Held] = {}
+        self._by_qos_user: dict[tuple[str, str], Held] = {}
+        self._leaving: dict[str, Amount] = {}
+        """Of what queues hold, what they are losing already."""
+        self._reclaims = settings.preempt.reclaim
+        self.is_capacity = queues.is_capacity(settings)
+        """Whether queues divide the machines among them, so that `rank` decides which goes first."""
+
+    def mark(self) -> dict[str, Amount]:
+        """What queues are losing already, to be handed to `restore`."""
+        return self._leaving.copy()
+
+    def restore(self, mark: dict[str, Amount]) -> None:
+        """Have queues lose what they were losing then."""
+        self._leaving = mark
+
+    def has_limits(self, queue: str, qos: str) -> bool:
+        """Whether any limit can keep a job of this queue and QOS from starting."""
+        return not self._is_unlimited(queue, qos)
+
+    def copy(self) -> Quotas:
+        """An independent one that holds the same."""
+        twin = Quotas.__new__(Quotas)
+        for name in self.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin._by_queue = self._by_queue.copy()
+        twin._by_queue_user = self._by_queue_user.copy()
+        twin._by_qos = self._by_qos.copy()
+        twin._by_qos_user = self._by_qos_user.copy()
+        twin._leaving = self._leaving.copy()
+        return twin
+
+    def add(self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1) -> None:
+        """Count a running job, a gang with all of it at once; or, with `jobs=0`, a further piece of one."""
+        self._count(queue, user, qos, amount_of(amount), jobs, 1)
+
+    def remove(self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1) -> None:
+        """Undo `add`, exactly."""
+        self._count(queue, user, qos, amount_of(amount), jobs, -1)
+
+    def leave(self, queue: str, amount: Resources) -> None:
+        """Count a running job as told to end: for guarantees it holds nothing, for limits all until it has ended.
+
+        So that a queue is not made to give back twice what it has borrowed. Those who get what it leaves
+        are added like running jobs, or they would claim their guarantee twice.
+        """
+        gpus, cpus, mem = amount_of(amount)
+        for node in self._chain(queue):
+            g, c, m = self._leaving.get(node.name, queues.ZERO)
+            self._leaving[node.name] = (g + gpus, c + cpus, m + mem)
+
+    def _staying(self, name: str) -> Amount:
+        """What a queue holds and is not losing already."""
+        gpus, cpus, mem, _ = self._by_queue.get(name, NONE_HELD)
+        leaving = self._leaving.get(name)
+        if leaving is None:
+            return gpus, cpus, mem
+        return gpus - leaving[0], cpus - leaving[1], mem - leaving[2]
+
+    def _count(self, queue: str, user: str, qos: str, amount: Amount, jobs: int, sign: int) -> None:
+        gpus, cpus, mem, jobs = sign * amount[0], sign * amount[1], sign * amount[2], sign * jobs
+        for node in self._chain(queue):
+            g, c, m, j = self._by_queue.get(node.name, NONE_HELD)
+            self._by_queue[node.name] = (g + gpus, c + cpus, m + mem, j + jobs)
+            g, c, m, j = self._by_queue_user.get((node.name, user), NONE_HELD)
+            self._by_queue_user[node.name, user] = (g + gpus, c + cpus, m + mem, j + jobs)
+        if qos:
+            g, c, m, j = self._by_qos.get(qos, NONE_HELD)
+            self._by_qos[qos] = (g + gpus, c + cpus, m + mem, j + jobs)
+            g, c, m, j = self._by_qos_user.get((qos, user), NONE_HELD)
+            self._by_qos_user[qos, user] = (g + gpus, c + cpus, m + mem, j + jobs)
+
+    def _chain(self, queue: str) -> tuple[QueueNode, ...]:
+        """The queue and all above it, from the bottom up."""
+        known = self._chains.get(queue)
+        if known is not None:
+            return known
+        made: list[QueueNode] = []
+        node: QueueNode | None = self._nodes.get(queue) or queues.implied(queue)
+        most = self._settings.limit.running_per_user
+        if most is not None and node is not None and node.settings.max_running_per_user is None:
+            # Of the queue that a job is in; those above it have no number of their own to be taken for one.
+            node = replace(node, settings=replace(node.settings, max_running_per_user=most))
+        while node is not None:
+            made.append(node)
+            node = None if node.parent is None else self._nodes[node.parent]
+        self._chains[queue] = tuple(made)
+        return self._chains[queue]
+
+    def used(self, queue: str) -> Resources:
+        """What the jobs in a queue and all below it hold, without VRAM."""
+        return resources_of(self._by_queue.get(queue, NONE_HELD)[:JOBS])
+
+    def running(self, queue: str) -> int:
+        """How many jobs run in a queue and all below it."""
+        return self._by_queue.get(queue, NONE_HELD)[JOBS]
+
+    def guaranteed(self, queue: str) -> Resources:
+        """What a queue is guaranteed, by itself or through those below it."""
+        return resources_of(self._chain(queue)[0].guaranteed)
+
+    # Limits
+
+    def why_not(self, key: ClassKey, amount: Resources) -> Denial | None:
+        """The first limit in the way of a job of this class that would take this much; None when it may start.
+
+        Order: limits of one job, of one user, maxima of the queues from the bottom up, the QOS.
+        """
+        return self.denial(key.queue, key.user, key.qos, amount)
+
+    def denial(self, queue: str, user: str, qos_name: str, amount: Resources) -> Denial | None:
+        """As `why_not`, of a job of this queue, user and QOS."""
+        if self._is_unlimited(queue, qos_name):
+            return None
+        needed = amount_of(amount)
+        chain = self._chain(queue)
+        for node in chain:
+            if denial := over_job_limit(node, needed):
+                return denial
+        for node in chain:
+            if node.limits_users:
+                by_user = self._by_queue_user.get((node.name, user), NONE_HELD)
+                if denial := over_user_limit(node, user, by_user, needed):
+                    return denial
+        for node in chain:
+            if denial := over_maximum(node, self._by_queue.get(node.name, NONE_HELD), needed):
+                return denial
+        qos = self._settings.qos.get(qos_name)
+        if qos is None:
+            return None
+        by_user = self._by_qos_user.get((qos.name, user), NONE_HELD)
+        return over_qos_limit(qos, user, self._by_qos.get(qos.name, NONE_HELD), by_user, needed)
+
+    def _is_unlimited(self, queue: str, qos: str) -> bool:
+        known = self._unlimited.get((queue, qos))
+        if known is None:
+            known = self._unlimited[queue, qos] = not self._has_limits(queue, qos)
+        return known
+
+    def _has_limits(self, queue: str, qos: str) -> bool:
+        if any(node.maxima or node.most_per_job is not None or node.limits_users for node in self._chain(queue)):
+            return True
+        limits = self._settings.qos.get(qos)
+        return limits is not None and has_limits(limits)
+
+    def is_under(self, limit: Limit, queue: str, user: str, qos: str) -> bool:
+        """Whether a job of this queue, user and QOS counts against a limit."""
+        if limit.user not in (None, user):
+            return False
+        if limit.where == "qos":
+            return limit.name == qos
+        return any(limit.name == node.name for node in self._chain(queue))
+
+    def limits_over(self, key: ClassKey) -> Iterator[Limit]:
+        """All limits that a job of this class counts against together with others."""
+        if self._is_unlimited(key.queue, key.qos):
+            return
+        for node in self._chain(key.queue):
+            yield from shared_limits(node, key.user)
+        qos = self._settings.qos.get(key.qos)
+        if qos is not None:
+            yield from shared_qos_limits(qos, key.user)
+
+    # Guarantees
+
+    def is_within_guarantee(self, queue: str, amount: Resources) -> bool:
+        """Whether the queue, or any above it, has so much of its guarantee left.
+
+        Only what is needed counts, and only kinds that are guaranteed: with nothing but GPUs guaranteed,
+        the cores of a job do not matter, and a job without GPUs is not within it.
+        """
+        needed = amount_of(amount)
+        return any(_is_within(node, self._staying(node.name), needed) for node in self._chain(queue))
+
+    def rank(self, queue: str, amount: Resources) -> tuple[tuple[int, float, str], ...]:
+        """Sort key between all queues, smaller first, for a job that would take this much.
+
+        Per level from the top: within its guarantee (0), beyond it (1), without settings although others
+        have them (2); then the part of the guarantee in use, or the dominant share of what is held beyond
+        it over the weight; then the name. It grows with what the queue holds and never shrinks.
+        """
+        needed = amount_of(amount)
+        return tuple(self._rank_of(node, needed) for node in reversed(self._chain(queue)))
+
+    def _rank_of(self, node: QueueNode, needed: Amount) -> tuple[int, float, str]:
+        held = self._by_queue.get(node.name, NONE_HELD)
+        share = 0.0
+        if _is_within(node, held, needed):
+            for kind, own in node.guarantees:
+                share = max(share, held[kind] / own)
+            return 0, share, node.name
+        for kind, there in self._capacity:
+            share = max(share, (held[kind] - node.guaranteed[kind]) / there)
+        weight = 1.0 if node.settings.weight is None else node.settings.weight
+        level = 1 if node.is_configured or not self._nodes else 2
+        return level, share / weight if weight > 0 else inf, node.name
+
+    def may_reclaim(
+        self, claimant: str, amount: Resources, victim: str, victim_amount: Resources, *, may_cut: bool = False
+    ) -> bool:
+        """Whether a job of the claimant queue may have what a job of the victim queue holds.
+
+        Seen from the queue that is above both, the claimant's side stays within its guarantee with the
+        amount. Every queue on the victim's side is preemptible, holds more than its guarantee of something
+        that the claimant is guaranteed and needs, and falls below its guarantee of nothing that it holds
+        more of; with `may_cut` it may, for a job that is partly on what its queue has borrowed and for want
+        of any other. A guarantee of GPUs goes before one of cores, and that before one of memory: a job on
+        guaranteed GPUs is not taken for the cores it has. Else two queues with guarantees of different
+        kinds could take turns with one another.
+        """
+        if not self._reclaims:
+            return False
+        ours, theirs = list(self._chain(claimant)), list(self._chain(victim))
+        while ours and theirs and ours[-1].name == theirs[-1].name:
+            ours.pop()
+            theirs.pop()
+        if not ours or not theirs:
+            return False
+        needed, lost = amount_of(amount), amount_of(victim_amount)
+        if not _is_within(ours[-1], self._staying(ours[-1].name), needed):
+            return False
+        wanted = [kind for kind in KINDS if needed[kind] and lost[kind] and ours[-1].guaranteed[kind]]
+        return all(self._can_give(node, wanted, lost, may_cut) for node in theirs)
+
+    def _can_give(self, node: QueueNode, wanted: list[int], lost: Amount, may_cut: bool) -> bool:
+        held, own = self._staying(node.name), node.guaranteed
+        claimed = next((kind for kind in wanted if held[kind] > own[kind]), None)
+        if claimed is None or not node.settings.preemptible:
+            return False
+        for kind in KINDS:
+            if not lost[kind] or not own[kind]:
+                continue
+            if held[kind] > own[kind]:
+                if held[kind] - lost[kind] < own[kind] and not may_cut:
+                    return False
+            elif kind < claimed:
+                return False
+        return True
+
+    def ledger(self) -> tuple[Loan, ...]:
+        """Who lends what to whom now."""
+        tops = [name for name, node in self._nodes.items() if node.parent is None]
+        tops += [name for name in self._by_queue if name not in self._nodes]
+        return ledger.loans(self._nodes, tops, lambda name: self._by_queue.get(name, NONE_HELD), dict(self._capacity))
+
+
+def _is_within(node: QueueNode, held: Sequence[int], needed: Amount) -> bool:
+    """Whether so much more is within the guarantee of this queue alone."""
+    is_any = False
+    for kind, own in node.guarantees:
+        if needed[kind]:
+            if held[kind] + needed[kind] > own:
+                return False
+            is_any = True
+    return is_any

@@ -1,0 +1,214 @@
+"""What jobs hold and have held: amounts of a booking, and past use that counts half after every half-life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import expm1, inf, log
+
+from gpusched.model.job import Request
+from gpusched.model.resources import NOTHING, Resources
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Snapshot, Usage
+from gpusched.scheduler.amounts import WHOLE_CARD, squeeze
+from gpusched.scheduler.draft import Booking, Layout, Part
+
+_LN2 = log(2.0)
+
+
+def capacity_of(layout: Layout) -> Resources:
+    """All that the machines have: cards that are there, cores and memory, without oversubscription.
+
+    Drained machines and cards in foreign use count: what a share is a part of must not jump with them.
+    """
+    known = layout.pools.get("capacity")
+    if isinstance(known, Resources):
+        return known
+    made = NOTHING
+    for node in range(len(layout.nodes)):
+        made += _whole_node(layout, node)
+    layout.pools["capacity"] = made
+    return made
+
+
+def _whole_node(layout: Layout, node: int) -> Resources:
+    view = layout.nodes[node]
+    cards = [card.view for card in layout.cards_of[node] if card.view.is_present]
+    vram_mib = sum(card.vram_total_mib or 0 for card in cards)
+    return Resources(float(len(cards)), float(vram_mib), view.cpus, float(view.mem_mib))
+
+
+def footprint(layout: Layout, booking: Booking) -> Resources:
+    """What a booking takes from others. A gang takes the sum of its pieces.
+
+    A whole card is one GPU with all of its VRAM, a slice the part that it books. A job that is alone
+    on its nodes takes all that they have, as in Slurm.
+    """
+    total = NOTHING
+    for piece in booking.pieces():
+        if piece.is_exclusive:
+            total += _whole_node(layout, piece.node)
+            continue
+        gpus = vram_mib = 0.0
+        for part in piece.parts:
+            gpus += _part_of_card(layout, part)
+            vram_mib += _vram_mib(layout, part)
+        total += Resources(gpus, vram_mib, piece.millicpus / 1000, float(piece.mem_mib))
+    return total
+
+
+def _vram_mib(layout: Layout, part: Part) -> float:
+    return float(layout.cards[part.card].view.vram_total_mib or 0) if part.is_whole else float(part.vram_mib)
+
+
+def _part_of_card(layout: Layout, part: Part) -> float:
+    if part.is_whole:
+        return 1.0
+    if part.micros:
+        return part.micros / WHOLE_CARD
+    return _fraction(part.vram_mib, layout.cards[part.card].view.vram_total_mib)
+
+
+def _fraction(vram_mib: int, total_mib: int | None) -> float:
+    """A slice by memory as a part of its card; all of a card whose size nobody knows."""
+    return min(1.0, vram_mib / total_mib) if total_mib else 1.0
+
+
+def demand(layout: Layout, request: Request) -> Resources:
+    """What a request would take, before there is a place for it: on the smallest cards that would do.
+
+    So a slice by memory never counts as less of a card than it will be. A job that wants its nodes
+    for itself counts as what it asks for; only `footprint` knows how large its nodes are.
+    """
+    gpus = vram_mib = 0.0
+    if request.gpus:
+        card_mib = _smallest_card_mib(_card_sizes(layout, request), request.vram_mib or 0)
+        if request.gpu_fraction is not None:
+            gpus, vram_mib = request.gpu_fraction, card_mib * request.gpu_fraction
+        elif request.vram_mib is not None:
+            gpus, vram_mib = (
+                request.gpus * _fraction(request.vram_mib, card_mib),
+                float(request.gpus * request.vram_mib),
+            )
+        else:
+            gpus, vram_mib = float(request.gpus), float(request.gpus * card_mib)
+    each = Resources(gpus, vram_mib, request.cpus, float(request.mem_mib))
+    if not request.tail_gpus:
+        return each.times(request.nodes)
+    part = request.tail_gpus / request.gpus
+    return each.times(request.nodes) + Resources(gpus * part, vram_mib * part, each.cpus, each.mem_mib)
+
+
+def _card_sizes(layout: Layout, request: Request) -> tuple[int, ...]:
+    """VRAM of the cards there are of this type and size, smallest first."""
+    mark = ("card sizes", request.gpu_type, request.min_vram_mib)
+    known = layout.pools.get(mark)
+    if isinstance(known, tuple):
+        return known
+    model, least_mib = squeeze(request.gpu_type or ""), request.min_vram_mib or 0
+    sizes = sorted(
+        card.view.vram_total_mib
+        for card in layout.cards
+        if card.view.is_present
+        and card.view.vram_total_mib is not None
+        and card.is_of_type(model)
+        and card.view.vram_total_mib >= least_mib
+    )
+    made = tuple(sizes)
+    layout.pools[mark] = made
+    return made
+
+
+def _smallest_card_mib(sizes: Sequence[int], least_mib: int) -> int:
+    return next((size for size in sizes if size >= least_mib), 0)
+
+
+def decayed(used: Resources, elapsed_s: float, half_life_s: float) -> Resources:
+    """Past use after some more time: used x 2^(-elapsed / half-life). A clock that was set back changes nothing.
+
+    Source: Slurm, PriorityDecayHalfLife. A half-life of 0 remembers nothing.
+    """
+    weight = _weight(elapsed_s, half_life_s)
+    return used if weight == 1.0 else used.times(weight)
+
+
+def _weight(elapsed_s: float, half_life_s: float) -> float:
+    """What use counts that was so long ago, 0 to 1."""
+    if elapsed_s <= 0:
+        return 1.0
+    if half_life_s <= 0:
+        return 0.0
+    return float(2.0 ** (-elapsed_s / half_life_s))
+
+
+def accrued(rate: Resources, start_at: float, until_at: float, now: float, half_life_s: float) -> Resources:
+    """What holding `rate` from start until then counts now: every instant decayed by its own age, exactly.
+
+    Amounts times seconds. Integral of 2^(-(now - t) / h) over t: h / ln 2 x (2^(-(now - until) / h) -
+    2^(-(now - start) / h)). An end before the start counts nothing; an end after `now` (a clock that was
+    set back) has no age.
+    """
+    seconds = until_at - start_at
+    if seconds <= 0 or half_life_s <= 0:
+        return NOTHING
+    return rate.times(_counted_s(seconds, half_life_s) * _weight(now - until_at, half_life_s))
+
+
+def _counted_s(seconds: float, half_life_s: float) -> float:
+    """What holding something for the last so many seconds counts."""
+    if half_life_s == inf:
+        return seconds
+    # expm1 keeps the digits of a short run that a difference of two powers would lose.
+    return -expm1(-seconds * _LN2 / half_life_s) * half_life_s / _LN2
+
+
+def over(elapsed_s: float, half_life_s: float) -> tuple[float, float]:
+    """The two numbers of `decayed` and `accrued` for some more time (above 0): what past use is multiplied by, and what
+    was held through all of it."""
+    if half_life_s <= 0:
+        return 0.0, 0.0
+    return _weight(elapsed_s, half_life_s), _counted_s(elapsed_s, half_life_s)
+
+
+def charged(
+    before: Usage | None,
+    account: str,
+    user: str,
+    rate: Resources,
+    start_at: float,
+    end_at: float,
+    now: float,
+    half_life_s: float,
+    factor: float = 1.0,
+) -> Usage:
+    """The usage of a user with one more run that has ended, both as of `now`. `factor` is that of the QOS."""
+    used = accrued(rate.times(max(0.0, factor)), start_at, end_at, now, half_life_s)
+    if before is not None:
+        used += decayed(before.used, now - before.at, half_life_s)
+    return Usage(account, user, used, now)
+
+
+def usage_now(
+    snapshot: Snapshot, layout: Layout, settings: Settings, as_of: float | None = None
+) -> dict[tuple[str, str], Resources]:
+    """Decayed use per (account, user) in amounts times seconds, with what open runs have used so far.
+
+    A run that stands still uses no cores. What its QOS does not count (usage_factor 0) is not in it. With `as_of`, an
+    instant before that of the snapshot, what open runs have used since then is not in it either.
+    """
+    now, half_life_s = snapshot.now if as_of is None else as_of, settings.priority.half_life_s
+    total: dict[tuple[str, str], Resources] = {}
+    for usage in snapshot.usage:
+        mark = (usage.account, usage.user)
+        total[mark] = total.get(mark, NOTHING) + decayed(usage.used, now - usage.at, half_life_s)
+    for held in snapshot.allocations:
+        booking = layout.booking(held.uid, held)
+        qos = settings.qos.get(held.qos)
+        factor = 1.0 if qos is None else max(0.0, qos.usage_factor)
+        if booking is None or not factor:
+            continue
+        rate = footprint(layout, booking).times(factor)
+        if held.is_suspended:
+            rate = Resources(rate.gpus, rate.vram_mib, 0.0, rate.mem_mib)
+        mark = (held.account, held.user)
+        total[mark] = total.get(mark, NOTHING) + accrued(rate, held.start_at, now, now, half_life_s)
+    return total

@@ -1,0 +1,148 @@
+"""Which cards of a node belong together, and which of them to take.
+
+Cards with the same link group are linked with each other; on a node where none has one, cards next to the same
+memory (NUMA node) take their place; where nobody knows either, all cards of the node are taken to be alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpusched.model.value import replace
+from gpusched.scheduler.draft import Card, Layout
+
+_GROUPS = "topology"
+_TWINS = "twins"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A card that could be taken; the smaller the cost the better."""
+
+    card: Card
+    cost: tuple[int, ...]
+
+
+def groups_of(layout: Layout) -> tuple[tuple[int, ...] | None, ...]:
+    """Per node, the group of each of its cards, in order of card; None where all cards are one group."""
+    known = layout.pools.get(_GROUPS)
+    if isinstance(known, tuple):
+        return known
+    made = tuple(_groups_of_node(cards) for cards in layout.cards_of)
+    layout.pools[_GROUPS] = made
+    return made
+
+
+def _groups_of_node(cards: Sequence[Card]) -> tuple[int, ...] | None:
+    marks: list[int | None] = [card.view.link_group for card in cards]
+    if all(mark is None for mark in marks):
+        marks = [card.view.numa for card in cards]
+    if len(set(marks)) <= 1:
+        # Of cards without any link, all are alike; those that are all linked are too.
+        return None
+    # A card without a mark on a node where others have one stands alone.
+    numbers: dict[object, int] = {}
+    found = []
+    for card, mark in zip(cards, marks, strict=True):
+        key: object = ("card", card.number) if mark is None else mark
+        found.append(numbers.setdefault(key, len(numbers)))
+    return tuple(found)
+
+
+def twins_of(layout: Layout) -> tuple[int | None, ...]:
+    """Per node, a number that it shares with those that are just like it; None where its own cards differ.
+
+    Custom resources are no part of it: who asks for them has to look at each node.
+    """
+    known = layout.pools.get(_TWINS)
+    if isinstance(known, tuple):
+        return known
+    numbers: dict[object, int] = {}
+    groups = groups_of(layout)
+    made = tuple(
+        _kind_of_node(layout, node, numbers) if groups[node] is None else None for node in range(len(layout.nodes))
+    )
+    layout.pools[_TWINS] = made
+    return made
+
+
+def _kind_of_node(layout: Layout, node: int, numbers: dict[object, int]) -> int | None:
+    cards = {
+        (
+            replace(card.view, uuid="", index=0, utilisation=None, ecc_errors=None),
+            layout.slice_limits[card.number],
+        )
+        for card in layout.cards_of[node]
+    }
+    if len(cards) > 1:
+        return None
+    view = layout.nodes[node]
+    kind = view.cpus, view.mem_mib, view.load, view.resources, len(layout.cards_of[node]), *cards
+    return numbers.setdefault(kind, len(numbers))
+
+
+def by_group(layout: Layout, node: int, cards: Sequence[Card]) -> list[tuple[Card, ...]]:
+    """These cards of a node, those that belong together in one tuple, in the order in which they come."""
+    groups = groups_of(layout)[node]
+    if groups is None:
+        return [tuple(cards)] if cards else []
+    first = layout.cards_of[node][0].number
+    found: dict[int, list[Card]] = {}
+    for card in cards:
+        found.setdefault(groups[card.number - first], []).append(card)
+    return [tuple(members) for members in found.values()]
+
+
+def take(
+    layout: Layout, node: int, free: Sequence[Candidate], count: int, *, is_linked: bool, tightness: int
+) -> tuple[list[Candidate], int] | None:
+    """So many of the free cards, and over how many groups more than one they are spread.
+
+    `free` is sorted, the cheapest first. A group that holds all of them comes first, and among such groups the
+    one with the cheapest cards, then with a `tightness` of 1 the one with the fewest free cards, so that others
+    stay whole, with -1 the one with the most, with 0 the first. None when there are too few, or when they must be
+    linked and no group has enough.
+    """
+    if len(free) < count:
+        return None
+    groups = groups_of(layout)[node]
+    if groups is None:
+        return list(free[:count]), 0
+    first = layout.cards_of[node][0].number
+    members: dict[int, list[Candidate]] = {}
+    for one in free:
+        members.setdefault(groups[one.card.number - first], []).append(one)
+    whole = [group for group in members.values() if len(group) >= count]
+    if whole:
+        return _cheapest(whole, count, tightness), 0
+    return None if is_linked else _spread(list(members.values()), count)
+
+
+def _cheapest(groups: Sequence[list[Candidate]], count: int, tightness: int) -> list[Candidate]:
+    """From the best of several groups that have enough each."""
+
+    def rank(group: list[Candidate]) -> tuple[tuple[int, ...], int, int]:
+        return group[count - 1].cost, tightness * len(group), group[0].card.number
+
+    return min(groups, key=rank)[:count]
+
+
+def _spread(groups: Sequence[list[Candidate]], count: int) -> tuple[list[Candidate], int]:
+    """From as few groups as can be: the largest whole, then the smallest with the rest; of equal ones the cheapest."""
+    left = sorted(groups, key=lambda group: (group[0].cost, group[0].card.number))
+    chosen: list[Candidate] = []
+    used = 0
+    while len(chosen) < count:
+        rest = count - len(chosen)
+        enough = [group for group in left if len(group) >= rest]
+        group = min(enough, key=len) if enough else max(left, key=len)
+        left.remove(group)
+        chosen.extend(group[:rest])
+        used += 1
+    return chosen, used - 1
+
+
+def largest_group(layout: Layout, node: int, cards: Sequence[Card]) -> int:
+    """How many of these cards of a node are linked with each other at most."""
+    return max((len(group) for group in by_group(layout, node, cards)), default=0)
