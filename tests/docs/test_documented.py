@@ -11,9 +11,9 @@ from gpusched.api.routes import ROUTES
 from gpusched.config import describe_settings, describe_tables, load_settings, problems_in
 from gpusched.config.known import SECTIONS
 from gpusched.daemon.reloading import FIXED
-from gpusched.docs import pages
 from gpusched.model.settings import Settings
 from gpusched.model.states import COMPACT, JobState, ReasonCode
+from tools.reference import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 @pytest.mark.parametrize("name", ["cli.md", "settings.md", "metrics.md", "openapi.json"])
 def test_generated_pages_are_current(name: str) -> None:
     found = (DOCS / "reference" / name).read_text(encoding="utf-8")
-    assert found == pages()[name], f"docs/reference/{name} is stale; run: python -m gpusched.docs"
+    assert found == pages()[name], f"docs/reference/{name} is stale; run: python -m tools.reference"
 
 
 def test_every_setting_has_a_meaning() -> None:

@@ -1,6 +1,6 @@
 """What the default order promises, on cases that it was not fitted to and between users.
 
-The cases of traces need a folder of them, GPUSCHED_TRACES; `python -m gpusched.bench.orders` prints all figures.
+The cases of traces need a folder of them, GPUSCHED_TRACES; `python -m benchmarks.orders` prints all figures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gpusched.bench.orders import REFERENCES, Cache, Plan, measure, ratios, summaries
+from benchmarks.orders import REFERENCES, Cache, Plan, measure, ratios, summaries
 from gpusched.model.value import Value
 from gpusched.simulate import fairness_cases as fair
 from gpusched.simulate.cases import cases_of

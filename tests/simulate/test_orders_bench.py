@@ -1,20 +1,23 @@
-"""What `python -m gpusched.bench.orders` makes of cases: figures, ratios to the references, goals, and its cache."""
+"""What `python -m benchmarks.orders` makes of cases: figures, ratios to the references, goals, and its cache."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from gpusched.bench import orders
-from gpusched.bench.orders import EASY, GREEDY, Cache, Figures, Plan, Ratios, averaged, measure, ratios, summaries
+from benchmarks import orders
+from benchmarks.orders import EASY, GREEDY, Cache, Figures, Plan, Ratios, averaged, measure, ratios, summaries
 from gpusched.model.value import replace
 from gpusched.simulate.cases import Case
 from gpusched.simulate.cluster import nodes_of
 from gpusched.simulate.policies import policies_of
 from gpusched.simulate.trace import TraceJob
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 JOBS = tuple(
     TraceJob(str(number), 120 * number, 600 + 97 * number % 1000, 600 + 97 * number % 1000, gpus=1 + number % 8)
@@ -111,9 +114,9 @@ def test_the_command_measures_traces_in_parallel_as_one_after_the_other(tmp_path
     shown = []
     for parallel in "1", "2":
         out = tmp_path / f"{parallel}.json"
-        command = [sys.executable, "-W", "ignore", "-m", "gpusched.bench.orders", str(trace), "--nodes", "1x8"]
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.orders", str(trace), "--nodes", "1x8"]
         more = ["--replays", "2", "--parallel", parallel, "--json", str(out), "--only", "lab", "--policy", "fair,fifo"]
-        done = subprocess.run([*command, *more], capture_output=True, text=True)
+        done = subprocess.run([*command, *more], cwd=CHECKOUT, capture_output=True, text=True)
         assert done.returncode in (0, 1), done.stderr
         assert done.stdout.count("lab @1x8") >= 2
         shown.append((done.returncode, done.stdout, json.loads(out.read_text())))
@@ -123,7 +126,7 @@ def test_the_command_measures_traces_in_parallel_as_one_after_the_other(tmp_path
 
 def test_the_command_refuses_a_policy_that_is_not_known_in_one_sentence():
     done = subprocess.run(
-        [sys.executable, "-m", "gpusched.bench.orders", "--policy", "nope"], capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.orders", "--policy", "nope"], cwd=CHECKOUT, capture_output=True, text=True
     )
     assert done.returncode == 1
     assert "nope" in done.stderr

@@ -6,12 +6,12 @@ import pkgutil
 
 import pytest
 
-from gpusched import bench
-from gpusched.bench.__main__ import BENCHES, main
+import benchmarks
+from benchmarks.__main__ import BENCHES, main
 
 
 def test_every_benchmark_is_there_and_named() -> None:
-    modules = {module.name for module in pkgutil.iter_modules(bench.__path__)}
+    modules = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)}
     assert modules - {"__main__", "harness", "million", "orders"} == set(BENCHES)
 
 

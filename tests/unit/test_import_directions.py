@@ -40,11 +40,11 @@ ALLOWED: dict[str, frozenset[str]] = {
         "simulate": "daemon engine gpu config paths quickjson scheduler lifecycle predict store ports model errors",
         "sdk": "client snapshots paths private quickjson tail instants model errors",
         "cli": "daemon api client paths config store gpu engine scheduler lifecycle ports notify private quickjson "
-        "tail instants snapshots model errors docs bench simulate",
+        "tail instants snapshots model errors simulate",
     }.items()
 }
-"""What each part may import of the others. Parts that are not listed (benchmarks, tests' builders, the
-generator of the reference pages) stand above everything and are imported by none of these."""
+"""What each part may import of the others. Parts that are not listed (the builders for tests) stand
+above everything and are imported by none of these; benchmarks and tools are outside the package."""
 
 PURE = ("model", "lifecycle", "scheduler", "predict")
 
@@ -108,7 +108,7 @@ def test_imports_go_down_only(path: Path) -> None:
 
 
 def test_every_part_of_the_package_is_known_here() -> None:
-    above = {"__init__", "testing", "docs", "bench"}
+    above = {"__init__", "testing"}
     assert {part_of(path) for path in FILES} <= set(ALLOWED) | above
 
 

@@ -1,4 +1,4 @@
-"""`python -m gpusched.bench.million [JOBS [KEPT]]`: how large the job table is over very many jobs, most forgotten.
+"""`python -m benchmarks.million [JOBS [KEPT]]`: how large the job table is over very many jobs, most forgotten.
 
 Every job has a run that ended, a story of three lines and a seed of its own on the command line; half of them have a
 script of their own. They are written 1,000 at a time, and all but the last KEPT are forgotten by the store's own
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from gpusched.bench.harness import machine
+from benchmarks.harness import machine
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Request, RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace

@@ -1,4 +1,4 @@
-"""`python -m gpusched.bench.policy`: what one cycle of the policy costs, and what it does not depend on.
+"""`python -m benchmarks.policy`: what one cycle of the policy costs, and what it does not depend on.
 
 No daemon, no processes: `decide` on made-up snapshots of 8 nodes with 8 GPUs. The floor is a plain loop
 over the classes and cards in the same interpreter, the least any such cycle must look at.
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from gpusched.bench.harness import show
+from benchmarks.harness import show
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare, Request
 from gpusched.model.settings import (

@@ -1,6 +1,6 @@
 """The local engine alone: short runs per second, start latency, memory of a supervisor.
 
-python -m gpusched.bench.engine
+python -m benchmarks.engine
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpusched.bench.harness import fsync_floor, machine, memory_kib, show
+from benchmarks.harness import fsync_floor, machine, memory_kib, show
 from gpusched.engine.launcher import ForkServer, Launcher
 from gpusched.engine.local import LocalEngine
 from gpusched.model.execution import (

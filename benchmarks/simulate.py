@@ -1,4 +1,4 @@
-"""`python -m gpusched.bench simulate`: jobs a second of the fast simulation, through the policy of the daemon.
+"""`python -m benchmarks simulate`: jobs a second of the fast simulation, through the policy of the daemon.
 
 CPU time of one process beside a floor, a plain loop in the same interpreter just before and after each. Memory is what
 the process has grown by, each case in one of its own. Logs that do not come with the package are taken from the folder

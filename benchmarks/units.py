@@ -1,6 +1,6 @@
 """Runs started by systemd beside runs started by the fork server: latency of one, time for many at once.
 
-python -m gpusched.bench units          as root, where PID 1 is systemd
+python -m benchmarks units          as root, where PID 1 is systemd
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from gpusched.bench.engine import Starts, bench_engine, end_all, latencies, make_ticket
-from gpusched.bench.harness import show
+from benchmarks.engine import Starts, bench_engine, end_all, latencies, make_ticket
+from benchmarks.harness import show
 from gpusched.engine.choice import choose
 from gpusched.engine.launcher import ForkServer
 from gpusched.engine.local import LocalEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from gpusched.bench.harness import Bench, scheduler, show, spawn_floor, wait_for
+from benchmarks.harness import Bench, scheduler, show, spawn_floor, wait_for
 
 _SETTLE_S = 0.02
 

@@ -6,7 +6,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from gpusched.bench.harness import Bench, fsync_floor, scheduler, show, spawn_floor
+from benchmarks.harness import Bench, fsync_floor, scheduler, show, spawn_floor
 
 SLOTS = 8
 

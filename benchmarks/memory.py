@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from gpusched.bench.harness import Bench, bare_python, cpu_s, memory_kib, scheduler, show, wait_for
+from benchmarks.harness import Bench, bare_python, cpu_s, memory_kib, scheduler, show, wait_for
 
 _IDLE_S = 20.0
 _WAITING = 10_000

@@ -1,11 +1,11 @@
-"""`python -m gpusched.bench [NAME...]`: run benchmarks by name, or all of them."""
+"""`python -m benchmarks [NAME...]`: run benchmarks by name, or all of them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 
-from gpusched.bench import (
+from benchmarks import (
     arrays,
     drain,
     engine,
@@ -19,7 +19,7 @@ from gpusched.bench import (
     units,
     workflow,
 )
-from gpusched.bench.harness import machine
+from benchmarks.harness import machine
 
 BENCHES: dict[str, Callable[[], object]] = {
     "arrays": arrays.main,

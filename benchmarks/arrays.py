@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
-from gpusched.bench.drain import SLOTS, bare_rate
-from gpusched.bench.harness import Bench, fsync_floor, scheduler, show, spawn_floor
+from benchmarks.drain import SLOTS, bare_rate
+from benchmarks.harness import Bench, fsync_floor, scheduler, show, spawn_floor
 
 
 def main(tasks: int = 10_000, rounds: int = 3) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from gpusched.bench.harness import Bench, bare_python, scheduler, show, time_command
+from benchmarks.harness import Bench, bare_python, scheduler, show, time_command
 
 _WAITING = 10_000
 

@@ -1,6 +1,6 @@
 """CPU time that supervisors and the fork server spend on one run, beside that of bare spawns.
 
-python -m gpusched.bench supervisors          as root also for runs of another user
+python -m benchmarks supervisors          as root also for runs of another user
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from gpusched.bench.engine import SLOTS, bench_engine, make_ticket
-from gpusched.bench.harness import machine, show
+from benchmarks.engine import SLOTS, bench_engine, make_ticket
+from benchmarks.harness import machine, show
 from gpusched.engine.local import LocalEngine
 from gpusched.model.execution import RunEnded, RunLost, RunNeverStarted, RunStarted, Ticket
 from gpusched.model.value import replace

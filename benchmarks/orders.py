@@ -1,4 +1,4 @@
-"""`python -m gpusched.bench.orders [TRACE...]`: what each preset makes of many traces, and whether it is fair to users.
+"""`python -m benchmarks.orders [TRACE...]`: what each preset makes of many traces, and whether it is fair to users.
 
 Every trace (of the folder that GPUSCHED_TRACES names, or those given) is cut into cases, see `gpusched.simulate.cases`.
 Each case is replayed several times under the presets, or the policies named, and under two references:
@@ -50,7 +50,7 @@ LEAST_BASE_S = 600.0
 GOALS: Mapping[str, tuple[float, float]] = {"completion": (1.45, 0.88), "wide": (1.60, 1.10), "longest": (2.60, 1.40)}
 """Of the default over four replays: the ratio of the worst case at most, and the geometric mean of all."""
 
-_DECIDING = ("model", "policy", "predict", "scheduler", "simulate")
+_DECIDING = ("lifecycle", "model", "predict", "scheduler", "simulate")
 """Packages that a schedule depends on."""
 
 
@@ -295,7 +295,7 @@ def table(found: Mapping[str, Sequence[Ratios]], judged: Mapping[str, Sequence[V
 
 def _asked(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m gpusched.bench.orders",
+        prog="python -m benchmarks.orders",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from gpusched.bench.harness import Bench, bare_python, scheduler, show, spawn_floor, time_command, wait_for
+from benchmarks.harness import Bench, bare_python, scheduler, show, spawn_floor, time_command, wait_for
 
 _STEPS = 1000
 _SETTLE_S = 0.02

@@ -1,4 +1,4 @@
-"""`python -m gpusched.bench.store`: what the job table costs, beside what the disk costs.
+"""`python -m benchmarks.store`: what the job table costs, beside what the disk costs.
 
 A database of its own below TMPDIR, removed at the end.
 """
@@ -12,7 +12,7 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 
-from gpusched.bench.harness import fsync_floor, machine, show
+from benchmarks.harness import fsync_floor, machine, show
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Request, RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace

@@ -1,0 +1,1 @@
+"""What maintains this repository; no part of the package."""
