@@ -17,7 +17,8 @@ from shell import Shell
 from support import is_alive, wait_until
 
 from gpusched import __version__
-from gpusched.cli import doctor, doctor_machine, ginfo
+from gpusched.cli import ginfo
+from gpusched.cli.admin import doctor, doctor_machine
 from gpusched.daemon.checks import daemon_checks
 from gpusched.model.cluster import GpuReading
 from gpusched.store.look import look

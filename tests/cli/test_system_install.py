@@ -11,7 +11,7 @@ from lab import Lab
 from shell import Shell
 
 from gpusched import __version__
-from gpusched.cli import system
+from gpusched.cli.admin import system
 from gpusched.config import load_settings
 from gpusched.engine.spool import take_claim
 from gpusched.errors import NotReady, Refused
@@ -129,7 +129,7 @@ def test_without_a_daemon_running_jobs_are_known_by_their_supervisors(tmp_path: 
 
 
 def test_what_root_would_run_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusched.cli import system_trust
+    from gpusched.cli.admin import system_trust
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(system, "_needs_systemd", lambda: None)

@@ -13,7 +13,7 @@ from people import BOB, NEEDS_ROOT
 from support import wait_until
 
 from gpusched import client
-from gpusched.cli import doctor, doctor_machine
+from gpusched.cli.admin import doctor, doctor_machine
 from gpusched.errors import Refused
 from gpusched.ports import Changes
 from gpusched.store.backup import backup, restore

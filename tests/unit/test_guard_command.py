@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.cli import guard as command
+from gpusched.cli.admin import guard as command
 from gpusched.engine import guard
 from gpusched.errors import NotReady, Refused, UsageError
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpusched import __version__
-from gpusched.cli import system_trust
-from gpusched.cli.system_files import Site, source, unit_text
-from gpusched.cli.system_plan import COMMANDS, Service, Step, install_plan, look, uninstall_plan
+from gpusched.cli.admin import system_trust
+from gpusched.cli.admin.system_files import Site, source, unit_text
+from gpusched.cli.admin.system_plan import COMMANDS, Service, Step, install_plan, look, uninstall_plan
 from gpusched.config import load_settings, problems_in
 from gpusched.errors import NotReady
 from gpusched.model.settings import Settings

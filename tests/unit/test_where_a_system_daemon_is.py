@@ -14,7 +14,8 @@ import pytest
 from fake_daemon import FakeDaemon
 
 from gpusched import client, errors, paths
-from gpusched.cli import admin, backups, doctor, doctor_machine
+from gpusched.cli.admin import app as admin
+from gpusched.cli.admin import backups, doctor, doctor_machine
 
 
 @pytest.fixture

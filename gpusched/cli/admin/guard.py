@@ -11,7 +11,7 @@ import typer
 
 from gpusched import paths
 from gpusched.cli import output, tables
-from gpusched.cli.system_files import GUARD, UNITS, Site, commands_folder, unit_text
+from gpusched.cli.admin.system_files import GUARD, UNITS, Site, commands_folder, unit_text
 from gpusched.engine import guard
 from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import printable

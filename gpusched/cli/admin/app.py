@@ -14,7 +14,7 @@ import typer
 from gpusched import __version__, paths
 from gpusched.cli import output, tables
 from gpusched.cli import simulation_options as options
-from gpusched.cli.system import app as system_app
+from gpusched.cli.admin.system import app as system_app
 from gpusched.cli.tuning import tune
 from gpusched.client import connect, start_daemon
 from gpusched.errors import DaemonUnreachable, NotReady, Refused, UsageError, UserError
@@ -90,7 +90,7 @@ def snapshots(
     as_json: Json = False,
 ) -> None:
     """List your copies of code (`gsub --snapshot`): how large, since when unused, which jobs need them."""
-    from gpusched.cli.kept_snapshots import show  # nothing that the other commands need
+    from gpusched.cli.admin.kept_snapshots import show  # nothing that the other commands need
 
     show(prune, as_json)
 
@@ -287,7 +287,7 @@ def metrics(
     example: gpusched metrics --listen 127.0.0.1:9835
     """
     from gpusched.api.exposition import FORMATS, PROMETHEUS
-    from gpusched.cli import exporter  # an HTTP server, which no other command needs
+    from gpusched.cli.admin import exporter  # an HTTP server, which no other command needs
 
     if listen is not None and (output_file is not None or form is not None):
         raise UsageError(
@@ -312,7 +312,7 @@ def backup_command(
 
     example: gpusched backup ~/backups/gpusched.db
     """
-    from gpusched.cli.backups import make  # SQLite, which the other commands do without
+    from gpusched.cli.admin.backups import make  # SQLite, which the other commands do without
 
     make(file, as_json)
 
@@ -332,7 +332,7 @@ def restore_command(
 
     example: gpusched daemon stop && gpusched restore ~/backups/gpusched.db
     """
-    from gpusched.cli.backups import put_back  # likewise
+    from gpusched.cli.admin.backups import put_back  # likewise
 
     put_back(file, not no_hold, as_json)
 
@@ -369,7 +369,7 @@ def adopt(
 
     example: gpusched adopt 4711 -t 4h
     """
-    from gpusched.cli.adopting import adopt_process  # nothing that the other commands need
+    from gpusched.cli.admin.adopting import adopt_process  # nothing that the other commands need
 
     wishes = {"time": time_limit, "queue": queue, "account": account, "qos": qos, "name": name, "vram": vram}
     adopt_process(pid, {**wishes, "grace": grace}, as_json)
@@ -452,7 +452,7 @@ def daemon_status(as_json: Json = False) -> None:
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Look at everything that can be wrong and say what to do. Exit code 1 when something is."""
-    from gpusched.cli.doctor import examine
+    from gpusched.cli.admin.doctor import examine
 
     checks = examine()
     if as_json:
@@ -492,8 +492,8 @@ def config_check(as_json: Json = False) -> None:
     Exit code 2 when a file is wrong, 1 when it promises queues what the machines do not have. Warnings, such as of an
     account without members, leave it at 0.
     """
+    from gpusched.cli.admin.promises import broken_promises, membership_warnings
     from gpusched.cli.notifying import problems_in_targets
-    from gpusched.cli.promises import broken_promises, membership_warnings
     from gpusched.config import load_settings, problems_in
 
     where = os.environ.get("GPUSCHED_CONFIG") or paths.config_file()
@@ -564,7 +564,7 @@ def demo() -> None:
 
     Real GPUs are used when there are any, else simulated ones.
     """
-    from gpusched.cli.demo import run_demo
+    from gpusched.cli.admin.demo import run_demo
 
     raise typer.Exit(run_demo())
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from gpusched import __version__, paths
-from gpusched.cli.guard import app as guard_app
-from gpusched.cli.system_files import Site, commands_folder
-from gpusched.cli.system_plan import CONFIG, Service, Step, install_plan, look, uninstall_plan
+from gpusched.cli.admin.guard import app as guard_app
+from gpusched.cli.admin.system_files import Site, commands_folder
+from gpusched.cli.admin.system_plan import CONFIG, Service, Step, install_plan, look, uninstall_plan
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import parse_duration_s, plural, printable
 
@@ -187,7 +187,7 @@ def _needs_systemd() -> None:
 
 
 def _check_trust(folder: str) -> None:
-    from gpusched.cli.system_trust import first_doubt, is_plain, parts_of_installation
+    from gpusched.cli.admin.system_trust import first_doubt, is_plain, parts_of_installation
 
     if not is_plain(folder):
         raise Refused(f"systemd would not read {folder!r} as one path", "install it in one of letters and digits")
@@ -201,7 +201,7 @@ def _check_trust(folder: str) -> None:
 
 
 def _site(folder: str, below: str) -> Site:
-    from gpusched.cli.system_trust import is_plain
+    from gpusched.cli.admin.system_trust import is_plain
     from gpusched.config import load_settings
 
     config = f"{below}{paths.SYSTEM_CONFIG}/config.toml"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpusched import __version__, paths
-from gpusched.cli.guard import lift
-from gpusched.cli.system_files import GUARD, METRICS, UNIT, UNITS, Site, source, unit_text
+from gpusched.cli.admin.guard import lift
+from gpusched.cli.admin.system_files import GUARD, METRICS, UNIT, UNITS, Site, source, unit_text
 from gpusched.engine.properties import Names
 from gpusched.errors import NotReady
 from gpusched.model.units import format_duration

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusched import __version__, paths
-from gpusched.cli.doctor_machine import (
+from gpusched.cli.admin.doctor_machine import (
     advice,
     check,
     clock,
@@ -110,7 +110,7 @@ def _config() -> Check:
 
 
 def _accounts() -> Check:
-    from gpusched.cli.promises import membership_warnings
+    from gpusched.cli.admin.promises import membership_warnings
 
     try:
         loaded = load_settings(paths.config_file(), os.environ)

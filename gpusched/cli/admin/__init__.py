@@ -1,0 +1,10 @@
+"""`gpusched` and its commands: the daemon, the doctor, settings, backups, the installation of the machine."""
+
+from __future__ import annotations
+
+
+def main() -> int:
+    """Entry point."""
+    from gpusched.cli.admin.app import main as run  # typer, which the package's other importers do without
+
+    return run()
