@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusched.config import Loaded
-from gpusched.daemon.commands import Caller, Command, Submit
-from gpusched.daemon.launch import Site, pack_environment
-from gpusched.daemon.reloading import Reload
+from gpusched.daemon.launch import Site
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import GpuschedError, StoreFull
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample, Xid
+from gpusched.model.commands import Caller, Command, Reload, Submit
+from gpusched.model.execution import pack_environment
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import GpuSettings, NodeSettings, Settings
 from gpusched.model.value import replace

@@ -7,14 +7,15 @@ from typing import Any
 
 from aiohttp import web
 
+from gpusched.access import is_admin
 from gpusched.api.identity import caller_of
 from gpusched.api.jobs import check_keys, read_body, respond
 from gpusched.api.schema import SPEC_FIELDS
 from gpusched.api.service import service_of
 from gpusched.api.validate import check_fields, read_spec
-from gpusched.daemon.access import is_admin
-from gpusched.daemon.adopting import Adopt, check_is_no_job, check_rights, check_who, examine, wanted
+from gpusched.daemon.adopting import check_is_no_job, check_rights, check_who, examine, wanted
 from gpusched.errors import UsageError
+from gpusched.model.commands import Adopt
 from gpusched.model.units import printable
 from gpusched.model.value import replace
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpusched.access import Act, check
 from gpusched.api.schema import LAUNCH_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS
 from gpusched.api.validate import Submission, check_fields, read_object, read_spec, store_environment
-from gpusched.daemon.access import Act, Caller, check
-from gpusched.daemon.adopting import refuse_to_repeat
-from gpusched.daemon.launch import unpack_environment
 from gpusched.errors import Refused, UsageError
+from gpusched.lifecycle.lifecycle import refuse_to_repeat
+from gpusched.model.commands import Caller
+from gpusched.model.execution import unpack_environment
 from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.value import asdict, replace

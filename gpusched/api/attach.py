@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from gpusched.access import Act
 from gpusched.api.identity import pid_of
 from gpusched.api.jobs import respond
 from gpusched.api.service import service_of
 from gpusched.api.sight import viewer_of
-from gpusched.daemon.access import Act
 from gpusched.engine.spool import attach_path
 from gpusched.model.job import run_id, split_run_id
 from gpusched.model.states import JobState

@@ -6,9 +6,9 @@ from typing import Any
 
 from aiohttp import web
 
+from gpusched.access import is_admin
 from gpusched.api.jobs import respond
 from gpusched.api.sight import Viewer, viewer_of
-from gpusched.daemon.access import is_admin
 from gpusched.daemon.outlook import Outlook
 from gpusched.gpu.tracker import GpuStatus
 from gpusched.model.cluster import GpuView

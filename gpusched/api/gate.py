@@ -16,11 +16,12 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from gpusched.access import is_root
 from gpusched.api.identity import peer_of, user_name
 from gpusched.api.pace import too_many
 from gpusched.api.render import document
-from gpusched.daemon.access import Caller, is_root
 from gpusched.errors import TooMany
+from gpusched.model.commands import Caller
 from gpusched.model.settings import LimitSettings
 
 log = getLogger("gpusched.api")

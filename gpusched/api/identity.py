@@ -10,8 +10,8 @@ import struct
 
 from aiohttp import web
 
-from gpusched.daemon.access import Caller
 from gpusched.errors import Forbidden
+from gpusched.model.commands import Caller
 
 _UCRED = struct.Struct("3i")
 _CALLER = "caller"

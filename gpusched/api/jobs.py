@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from gpusched.access import Act
 from gpusched.api import validate
 from gpusched.api.again import read_resubmission
 from gpusched.api.arrays import MOST_IDS, resolve_tasks
@@ -24,16 +25,14 @@ from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, encode, g
 from gpusched.api.render_ahead import expected_json, forecast_json
 from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
 from gpusched.api.sight import MASKED, Viewer, viewer_of
-from gpusched.daemon import commands, keys, yielding
-from gpusched.daemon.access import Act, Caller
-from gpusched.daemon.census import weight
 from gpusched.daemon.forecast import Forecast, forecast
-from gpusched.daemon.making import new_job
-from gpusched.daemon.pipelines import ResumePipeline
-from gpusched.daemon.selection import Selection
 from gpusched.errors import UsageError
+from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.dependencies import as_typed
+from gpusched.lifecycle.lifecycle import new_job
+from gpusched.model import commands
 from gpusched.model.cluster import GpuState
+from gpusched.model.commands import Caller, ResumePipeline, Selection
 from gpusched.model.job import GpuShare, Job
 from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_ids
@@ -72,9 +71,9 @@ Change = (
     | commands.Hold
     | commands.Release
     | commands.Update
-    | yielding.Suspend
-    | yielding.Resume
-    | yielding.Requeue
+    | commands.Suspend
+    | commands.Resume
+    | commands.Requeue
     | ResumePipeline
 )
 """What is done to jobs that are there."""
@@ -192,10 +191,11 @@ def _vram(service: Service, job: Job) -> dict[str, Any] | None:
 
 
 def _key_again(body: dict[str, Any]) -> str:
-    word = body.get("key_again") or keys.NEVER
-    if word not in keys.AGAIN:
+    word = body.get("key_again") or commands.NEVER
+    if word not in commands.AGAIN:
         raise UsageError(
-            f"key_again is {printable(repr(word), 40)}; it must be one of {', '.join(keys.AGAIN)}", "see gsub --help"
+            f"key_again is {printable(repr(word), 40)}; it must be one of {', '.join(commands.AGAIN)}",
+            "see gsub --help",
         )
     return str(word)
 
@@ -305,7 +305,7 @@ def _summary(service: Service, jobs: Iterable[Job]) -> dict[str, Any]:
     """How many of these jobs are in each state, pending tasks of arrays one by one, and how many GPUs are free."""
     states: Counter[str] = Counter()
     for job in jobs:
-        states[job.state.value] += weight(job)
+        states[job.state.value] += job_count(job)
     scheduler = service.scheduler
     now = scheduler.now()
     (node,) = scheduler.nodes(now)
@@ -576,7 +576,7 @@ async def release(request: web.Request) -> web.Response:
     return await _set_hold(request, commands.Release)
 
 
-async def _to_runs(request: web.Request, command: type[yielding.Suspend | yielding.Resume]) -> web.Response:
+async def _to_runs(request: web.Request, command: type[commands.Suspend | commands.Resume]) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids")
     return respond(**await change(service, command(caller, _named_ids(service, body, caller))))
@@ -584,12 +584,12 @@ async def _to_runs(request: web.Request, command: type[yielding.Suspend | yieldi
 
 async def suspend(request: web.Request) -> web.Response:
     """POST /v1/jobs/suspend"""
-    return await _to_runs(request, yielding.Suspend)
+    return await _to_runs(request, commands.Suspend)
 
 
 async def resume(request: web.Request) -> web.Response:
     """POST /v1/jobs/resume"""
-    return await _to_runs(request, yielding.Resume)
+    return await _to_runs(request, commands.Resume)
 
 
 async def requeue(request: web.Request) -> web.Response:
@@ -597,7 +597,7 @@ async def requeue(request: web.Request) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids", "hold")
     ids = _named_ids(service, body, caller)
-    return respond(**await change(service, yielding.Requeue(caller, ids, body.get("hold") is True)))
+    return respond(**await change(service, commands.Requeue(caller, ids, body.get("hold") is True)))
 
 
 async def update(request: web.Request) -> web.Response:

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 
 from aiohttp import web
 
+from gpusched.access import check_admin, is_private
 from gpusched.api import series
 from gpusched.api.exposition import CONTENT_TYPES, FORMATS, PROMETHEUS, Page
 from gpusched.api.identity import caller_of
 from gpusched.api.service import Service, service_of
-from gpusched.daemon.access import check_admin, is_private
 from gpusched.daemon.meters import MOST_QUEUES, OTHERS, label
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import UsageError

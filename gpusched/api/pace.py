@@ -11,10 +11,11 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
+from gpusched.access import is_root
 from gpusched.api.identity import caller_of
-from gpusched.daemon.access import Caller, is_root
-from gpusched.daemon.admitting import jobs_in
 from gpusched.errors import Refused, TooMany, TooSlow, UsageError
+from gpusched.lifecycle.arrays import jobs_in
+from gpusched.model.commands import Caller
 from gpusched.model.job import JobSpec
 from gpusched.model.settings import LimitSettings
 from gpusched.model.units import format_duration

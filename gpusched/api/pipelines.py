@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from gpusched.access import Hidden, is_admin
 from gpusched.api import validate
 from gpusched.api.identity import caller_of
 from gpusched.api.jobs import change, check_keys, read_body, respond, with_task_ids
@@ -14,10 +15,9 @@ from gpusched.api.schema import MAX_NAME, MAX_NEEDS, SPEC_FIELDS, Field
 from gpusched.api.service import service_of, words
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon import pipelines as daemon
-from gpusched.daemon.access import Hidden, is_admin
-from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused, UsageError, UserError
 from gpusched.lifecycle import pipelines as policy
+from gpusched.model.commands import PipelineStep, ResumePipeline, SubmitPipeline
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import Settings
@@ -91,7 +91,7 @@ class _Reader:
         self._shas = shas
         self._payloads = payloads
 
-    def read(self, given: Any) -> list[Step]:
+    def read(self, given: Any) -> list[PipelineStep]:
         """The steps, whose names are unique and whose needs name each other without a circle."""
         if not isinstance(given, list) or not given:
             raise UsageError("the pipeline has no steps", "see GET /v1/openapi.json")
@@ -100,7 +100,7 @@ class _Reader:
                 f"{len(given)} steps in one pipeline; at most {self._settings.limit.batch} are taken at once",
                 "split it",
             )
-        steps: list[Step] = []
+        steps: list[PipelineStep] = []
         mistakes: list[GpuschedError] = []
         for one in given:
             try:
@@ -123,7 +123,7 @@ class _Reader:
             raise UsageError(f"{where}: the steps wait for each other: {' -> '.join(circle)}", "take one of them out")
         return steps
 
-    def _step(self, given: Any) -> Step:
+    def _step(self, given: Any) -> PipelineStep:
         given = validate.read_object(given, "a step")
         check_keys(given, *_STEP_FIELDS, "spec")
         spec = given.get("spec")
@@ -147,7 +147,7 @@ class _Reader:
             raise type(error)(f"{where}: {error.message}", error.hint) from None
         if made.dependency and needs.all and (needs.is_any or "?" in made.dependency):
             raise UsageError(f"{where}: needs and a dependency go together only as all of them", "use ',' in both")
-        return Step(name, made, needs, where)
+        return PipelineStep(name, made, needs, where)
 
     def _spec(self, given: Mapping[str, Any], place: int) -> JobSpec:
         values = validate.check_fields(given, SPEC_FIELDS)
@@ -204,7 +204,7 @@ def _check(pipeline: Pipeline, viewer: Viewer) -> None:
     if _is_whole(pipeline, viewer):
         return
     if viewer.is_restricted:
-        hidden = daemon.unknown(pipeline.number)
+        hidden = policy.unknown(pipeline.number)
         raise Hidden(hidden.message, hidden.hint)
     raise Forbidden(
         f"pipeline {pipeline.id} belongs to {pipeline.user}, not to {viewer.caller.user}",

@@ -8,13 +8,13 @@ from typing import Any
 
 from aiohttp import web
 
+from gpusched.access import account_by_default, is_admin, is_private, own_accounts
 from gpusched.api.jobs import filter_of, respond, selected
 from gpusched.api.service import number, states_of, words
 from gpusched.api.sight import Viewer, viewer_of
-from gpusched.daemon.access import Caller, is_admin, is_private
-from gpusched.daemon.admitting import account_by_default, own_accounts
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import NotFound, UsageError
+from gpusched.model.commands import Caller
 from gpusched.model.history import GROUPS, UsageSum
 from gpusched.model.job import Job
 from gpusched.model.resources import Resources

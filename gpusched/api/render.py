@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from gpusched.daemon.launch import output_paths
-from gpusched.daemon.overuse import ShareFacts
-from gpusched.daemon.progress import Shown
 from gpusched.lifecycle.arrays import swept
 from gpusched.lifecycle.dependencies import as_typed, parse_dependency
 from gpusched.lifecycle.intruders import Intruder
+from gpusched.lifecycle.output_paths import output_paths
+from gpusched.model.cluster import ShareFacts
 from gpusched.model.job import GpuShare, Job, JobEvent, Request, Run
+from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
@@ -56,7 +56,7 @@ class JobContext:
     """Why it waits, for a pending job."""
     priority: Callable[[Job], tuple[float, dict[str, float]]]
     """Of a pending job, its priority and the weighted factors that this is the sum of."""
-    progress: Shown | None = None
+    progress: ShownProgress | None = None
     """How far its run is, if it says so and somebody has looked."""
     shares: Mapping[str, ShareFacts] = field(default_factory=dict)
     """By GPU UUID, what is known of the cards that its open run shares."""

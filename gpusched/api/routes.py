@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gpusched.api import adopting, ahead, attach, calendar, ended, foreign, jobs, logs, metrics, pipelines, policy, site
 from gpusched.api.schema import SPEC_FIELDS
-from gpusched.daemon.keys import AGAIN
+from gpusched.model.commands import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from gpusched.access import Hidden, is_admin, is_root
 from gpusched.api.ended import FEED, Feed
 from gpusched.api.gate import GATE, Gate, retry_after
 from gpusched.api.identity import SERVES_ALL, caller_of, known_caller
@@ -20,7 +21,6 @@ from gpusched.api.openapi import build
 from gpusched.api.pace import MAX_BODY, PACE, too_many
 from gpusched.api.routes import ROUTES
 from gpusched.api.service import DOCUMENT, SERVICE, Service, service_of
-from gpusched.daemon.access import Hidden, is_admin, is_root
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 
 log = getLogger("gpusched.api")

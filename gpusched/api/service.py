@@ -13,22 +13,22 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from gpusched.access import hides, is_private, is_root, no_job, unknown
 from gpusched.api.arrays import MOST_IDS, task_ids
 from gpusched.api.pace import Pace, too_many
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon import pipelines
-from gpusched.daemon.access import Caller, hides, is_private, is_root, unknown
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset
 from gpusched.daemon.bypassers import Bypassers
-from gpusched.daemon.commands import Command
-from gpusched.daemon.progress import ProgressReader, Shown
-from gpusched.daemon.reloading import Reload
-from gpusched.daemon.selection import no_job
+from gpusched.daemon.progress import ProgressReader
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.lifecycle import arrays
+from gpusched.lifecycle.pipelines import step_ids
+from gpusched.model.commands import Caller, Command, Reload
 from gpusched.model.job import Job, Request, Run, run_id
+from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState
@@ -211,7 +211,7 @@ class Service:
         if (pipeline := parse_pipeline_id(text)) is not None:
             jobs = pipelines.jobs_of(pipeline, self.scheduler.world, self.scheduler.store)
             jobs = [job for job in jobs if not hides(caller, job, self.settings)]
-            return pipelines.step_ids(pipeline, jobs, unfinished=unfinished)
+            return step_ids(pipeline, jobs, unfinished=unfinished)
         if text == "@":
             last = self.scheduler.store.last_job_id(caller.uid)
             if last is None:
@@ -322,7 +322,7 @@ class Service:
             running = [job for job in jobs if job.state in MOVING]
             await self.progress.refresh(running, self.scheduler.world.open_runs)
 
-    def progress_of(self, job: Job) -> Shown | None:
+    def progress_of(self, job: Job) -> ShownProgress | None:
         """How far a job is, as of the last look; while it stands still nobody knows when it will be done."""
         shown = None if self.progress is None else self.progress.of(run_id(job.id, job.run))
         return replace(shown, eta_at=None) if shown is not None and job.suspended_at is not None else shown

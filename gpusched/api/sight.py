@@ -8,14 +8,14 @@ from typing import Any
 
 from aiohttp import web
 
+from gpusched.access import Act, Hidden, check, hides, is_admin, is_operator, is_private, may, own_accounts
 from gpusched.api.identity import caller_of
 from gpusched.api.render import JOB_FIELDS, JobContext, RowMaker, event_json, run_json
 from gpusched.api.service import Service, service_of
-from gpusched.daemon.access import Act, Caller, Hidden, check, hides, is_admin, is_operator, is_private, may
-from gpusched.daemon.admitting import own_accounts
 from gpusched.errors import NotFound, Refused
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.model.calendar import CalendarEntry
+from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobEvent, Run
 
 PUBLIC = frozenset(

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from gpusched import __version__
+from gpusched.access import check_admin
 from gpusched.api.calendar import reservations
 from gpusched.api.identity import caller_of, user_name
 from gpusched.api.jobs import check_keys, read_body, respond
@@ -17,17 +18,16 @@ from gpusched.api.policy import queues_and_loans
 from gpusched.api.render import plain
 from gpusched.api.service import DOCUMENT, recent_percentiles_ms, service_of
 from gpusched.api.sight import Viewer, viewer_of
-from gpusched.daemon import commands
-from gpusched.daemon.access import check_admin
 from gpusched.daemon.caging import isolation
-from gpusched.daemon.census import weight
 from gpusched.daemon.checks import broken_promises, daemon_checks, failing_steps
-from gpusched.daemon.reloading import Reload
 from gpusched.daemon.turn import Deed
 from gpusched.errors import UsageError
 from gpusched.gpu.enforcement import enforcement
+from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.blame import is_hardware
+from gpusched.model import commands
 from gpusched.model.cluster import Enforcement, GpuReading, GpuSample
+from gpusched.model.commands import Reload
 from gpusched.model.recording import Recording, encode
 from gpusched.model.units import printable
 from gpusched.scheduler.draft import Card, Layout
@@ -256,7 +256,7 @@ def _counts(viewer: Viewer) -> dict[str, int]:
     seen: Counter[str] = Counter()
     for job in world.jobs.values():
         if viewer.sees(job):
-            seen[job.state.value.lower()] += weight(job)
+            seen[job.state.value.lower()] += job_count(job)
     return {state: seen[state] for state in counts}
 
 

@@ -26,12 +26,12 @@ from gpusched.api.schema import (
     UPDATE_FIELDS,
     Field,
 )
-from gpusched.daemon.access import Caller
 from gpusched.daemon.admitting import completed
-from gpusched.daemon.launch import pack_environment
 from gpusched.errors import Refused, UsageError
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.lifecycle.retry import parse_retry_on
+from gpusched.model.commands import Caller
+from gpusched.model.execution import pack_environment
 from gpusched.model.job import TIME_LIMIT_WORDS, JobSpec, Launch, Notice, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.spelling import closest

@@ -14,7 +14,8 @@ from gpusched.cli.parse import Option, Table, apply
 from gpusched.cli.submission import over
 from gpusched.config.lines import lines_of
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.lifecycle.pipelines import STEP_NAME, STEP_NAMES, Needs, find_circle, parse_needs
+from gpusched.lifecycle.pipelines import STEP_NAME, STEP_NAMES, find_circle, parse_needs
+from gpusched.model.pipeline import Needs
 from gpusched.model.spelling import closest
 from gpusched.model.units import printable
 

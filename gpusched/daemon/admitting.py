@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gpusched.access import account_by_default, account_groups, admins, is_admin, operates
 from gpusched.errors import Forbidden, Refused
+from gpusched.lifecycle.arrays import jobs_in
 from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_dependency
 from gpusched.lifecycle.lifecycle import ends_unsatisfied
+from gpusched.model.commands import Caller
 from gpusched.model.job import AUTO, DEFAULT, Job, JobSpec
 from gpusched.model.settings import Settings
-from gpusched.model.tasks import tasks_of
 from gpusched.model.units import format_duration, printable
 from gpusched.model.value import replace
 from gpusched.predict import limits
@@ -17,9 +19,8 @@ from gpusched.scheduler.calendar.entries import why_not_admitted
 from gpusched.scheduler.capacity import Refusal, refusal
 from gpusched.scheduler.sharing.admission import longest_time_limit, qos_of, time_limit, why_refused
 from gpusched.scheduler.sharing.alone import slice_refusal
-from gpusched.scheduler.sharing.membership import account_refusal, accounts_of, default_account, groups_listed
+from gpusched.scheduler.sharing.membership import account_refusal
 
-from .access import Caller, admins, groups_of, is_admin, operates
 from .turn import Turn
 
 
@@ -59,22 +60,6 @@ def complete_all(specs: Sequence[JobSpec], owner: Caller, settings: Settings) ->
             )
         )
     return done
-
-
-def account_by_default(owner: Caller, settings: Settings) -> str | None:
-    """The account of a job of theirs that names none; None where it must name one."""
-    if not settings.account:
-        return owner.user
-    return default_account(owner.user, _groups(owner, settings), settings)
-
-
-def own_accounts(owner: Caller, settings: Settings) -> list[str]:
-    """Accounts that this user may submit to; without configured ones that of their own name."""
-    return accounts_of(owner.user, _groups(owner, settings), settings) if settings.account else [owner.user]
-
-
-def _groups(owner: Caller, settings: Settings) -> frozenset[str]:
-    return groups_of(owner, groups_listed(settings))
 
 
 def with_auto_limits(specs: Sequence[JobSpec], user: str, turn: Turn) -> tuple[list[JobSpec], list[str]]:
@@ -144,11 +129,6 @@ def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings)
         f"operator of queue {queue}",
         f"use 0 or more, or ask {admins(settings)}",
     )
-
-
-def jobs_in(spec: JobSpec) -> int:
-    """How many jobs a submission makes: of an array each task is one."""
-    return 1 if spec.array is None else len(tasks_of(spec.array.tasks))
 
 
 def check_size(specs: Sequence[JobSpec], turn: Turn) -> None:
@@ -225,7 +205,7 @@ def check_admitted(spec: JobSpec, user: str, turn: Turn, jobs: int = 1) -> None:
 
 def check_account(spec: JobSpec, owner: Caller, turn: Turn, option: str = "-A") -> None:
     """Refuse an account that the owner of the job is no member of, whoever asks for it."""
-    found = account_refusal(spec.account, owner.user, _groups(owner, turn.settings), turn.settings, option)
+    found = account_refusal(spec.account, owner.user, account_groups(owner, turn.settings), turn.settings, option)
     if found is not None:
         raise Refused(found.text, found.hint)
 

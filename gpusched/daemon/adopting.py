@@ -10,14 +10,16 @@ import os
 import pwd
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from gpusched.access import check_admin, hides, is_admin
 from gpusched.engine import proctree
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.lifecycle import lifecycle
 from gpusched.lifecycle.foreign import is_of_the_system
+from gpusched.lifecycle.lifecycle import new_job
 from gpusched.model.cluster import GpuReading
+from gpusched.model.commands import Adopt, AdoptableProcess, Caller, OccupiedGpu
 from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
@@ -28,56 +30,14 @@ from gpusched.scheduler.preemption import held_by_job
 from gpusched.scheduler.sharing.quota import Quotas
 from gpusched.scheduler.sharing.usage import demand
 
-from .access import Caller, check_admin, hides, is_admin
 from .admitting import check_nice, check_submission, complete_all, with_auto_limits
-from .making import check_room, check_stored, new_job, record
+from .making import check_room, check_stored, record
 from .turn import Deed, Turn
 
 _LONGEST_COMMAND = 1 << 16
 """Bytes of a command line that are kept."""
 _MOST_PROCESSES = 4096
 _SEE = "see who is on a GPU with: ginfo --foreign"
-
-
-@dataclass(frozen=True, slots=True)
-class OnGpu:
-    """A card that the process, or one below it, is on."""
-
-    uuid: str
-    index: int
-    total_mib: int | None
-    used_mib: int | None
-    """By them all together; None when the driver does not tell."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A process that may be adopted, as it was a moment ago."""
-
-    process: AdoptedProcess
-    uid: int
-    user: str
-    name: str
-    argv: tuple[str, ...]
-    work_dir: str
-    output: str
-    """The file that its output goes to; /dev/null when that is no file."""
-    cards: tuple[OnGpu, ...]
-    tree: frozenset[int]
-    """The pids of it and of what is below it."""
-    above: frozenset[int]
-    """Those of its ancestors."""
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """Make the process a job of its owner. Answers with the job's id and GPUs."""
-
-    caller: Caller
-    found: Found
-    spec: JobSpec
-    """A submission that asks for the cards; its work is the process's own."""
-    payloads: dict[str, bytes]
 
 
 # --- what there is ------------------------------------------------------------------------------
@@ -108,7 +68,7 @@ def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.
     return process, uid, user
 
 
-def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | None, boot_id: str) -> Found:
+def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | None, boot_id: str) -> AdoptableProcess:
     """Read the process and what is below it, which may be a lot: to be called on another thread.
 
     Raises: NotFound, Forbidden, Refused.
@@ -137,7 +97,7 @@ def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | N
         )
     if caller.pid == pid or caller.pid in below:
         raise Refused(f"process {pid} has started the command that you have typed, and would end with the job", _SEE)
-    return Found(
+    return AdoptableProcess(
         process=AdoptedProcess(pid, process.start_ticks, boot_id),
         uid=uid,
         user=user,
@@ -151,7 +111,7 @@ def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | N
     )
 
 
-def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[OnGpu, ...]:
+def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[OccupiedGpu, ...]:
     if reading is None or reading.error is not None:
         why = "they were not read yet" if reading is None else reading.error
         raise Refused(f"which GPUs process {pid} is on cannot be told: {why}", "see: gpusched doctor")
@@ -163,7 +123,7 @@ def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[
             known = [mib for mib in held if mib is not None]
             total_mib = None if gpu.vram_total_mib is None else gpu.vram_total_mib - gpu.vram_reserved_mib
             used_mib = sum(known) if len(known) == len(held) else None
-            found.append(OnGpu(gpu.uuid, gpu.index, total_mib, used_mib))
+            found.append(OccupiedGpu(gpu.uuid, gpu.index, total_mib, used_mib))
     if found:
         return tuple(found)
     # What a lost card has on it nobody can tell, nor use.
@@ -266,7 +226,7 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     return {"id": str(job.id), "gpus": [share.index for share in shares], "uuids": [share.uuid for share in shares]}
 
 
-def _check_is_apart(found: Found, jobs: Iterable[Job]) -> None:
+def _check_is_apart(found: AdoptableProcess, jobs: Iterable[Job]) -> None:
     """Refuse what shares processes with an adopted job; two requests may have come at once. Raises: Refused."""
     pid = found.process.pid
     for job in jobs:
@@ -279,7 +239,7 @@ def _check_is_apart(found: Found, jobs: Iterable[Job]) -> None:
             raise _is_job(adopted.pid, job.shown_id, pid)
 
 
-def _check_limits(spec: JobSpec, found: Found, turn: Turn) -> None:
+def _check_limits(spec: JobSpec, found: AdoptableProcess, turn: Turn) -> None:
     """Refuse what the limits of queue or QOS would keep from starting. Raises: Refused."""
     layout = turn.layout()
     quotas = Quotas(turn.settings, layout)
@@ -293,7 +253,7 @@ def _check_limits(spec: JobSpec, found: Found, turn: Turn) -> None:
         )
 
 
-def _check_host_memory(placement: Placement, found: Found, turn: Turn) -> None:
+def _check_host_memory(placement: Placement, found: AdoptableProcess, turn: Turn) -> None:
     """Refuse GPUs that use the host's memory when jobs have booked too much of that. Raises: Refused."""
     layout = turn.layout()
     wanted_mib = layout.node_mem_mib(placement)
@@ -307,7 +267,7 @@ def _check_host_memory(placement: Placement, found: Found, turn: Turn) -> None:
         )
 
 
-def _share(card: OnGpu, spec: JobSpec, turn: Turn, caller: Caller, found: Found) -> GpuShare:
+def _share(card: OccupiedGpu, spec: JobSpec, turn: Turn, caller: Caller, found: AdoptableProcess) -> GpuShare:
     """What is booked of this card. Raises: Refused when others have booked it, or it holds more than it would book."""
     wanted_mib = spec.request.vram_mib
     beside_mib = 0
@@ -338,7 +298,7 @@ def _share(card: OnGpu, spec: JobSpec, turn: Turn, caller: Caller, found: Found)
     return GpuShare(card.uuid, card.index, vram_mib=wanted_mib)
 
 
-def _booked(card: OnGpu, job_id: int, turn: Turn, caller: Caller) -> Refused:
+def _booked(card: OccupiedGpu, job_id: int, turn: Turn, caller: Caller) -> Refused:
     job = turn.world.jobs.get(job_id)
     if job is None or hides(caller, job, turn.settings):
         return Refused(
@@ -350,7 +310,7 @@ def _booked(card: OnGpu, job_id: int, turn: Turn, caller: Caller) -> Refused:
     )
 
 
-def wanted(found: Found, values: dict[str, Any]) -> dict[str, Any]:
+def wanted(found: AdoptableProcess, values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a submission that stands for the process: `values` are those that somebody typed."""
     return {
         "name": found.name or "process",
@@ -376,12 +336,3 @@ def check_changes(job: Job, changes: dict[str, Any]) -> None:
                 f"job {job.shown_id} was adopted while it ran: {name} would start what cannot be started again",
                 f"see it with: gshow {job.shown_id}",
             )
-
-
-def refuse_to_repeat(job: Job) -> None:
-    """An adopted job has nothing that could be started again. Raises: Refused."""
-    if job.spec.adopted is not None:
-        raise Refused(
-            f"job {job.shown_id} was adopted while it ran: how to start it, with which environment, is not known",
-            "submit it as a job: gsub",
-        )

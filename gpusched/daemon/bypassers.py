@@ -22,13 +22,13 @@ from gpusched.lifecycle.admin_alerting import News
 from gpusched.lifecycle.foreign import Card, End, Stranger, Tell, held_by, is_exempt, messages, steps
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import GpuProcess, GpuView
+from gpusched.model.commands import Caller
 from gpusched.model.units import printable
 from gpusched.model.value import replace
 from gpusched.notify import terminals
 from gpusched.notify.batch import Report
 from gpusched.scheduler.ahead.foreign import starts_on
 
-from .access import Caller
 from .outlook import Outlook
 from .tick import Scheduler
 from .turn import Deed

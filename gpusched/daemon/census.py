@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpusched.lifecycle import arrays
+from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.lifecycle import held_code
 from gpusched.model.job import Job
 from gpusched.model.states import JobState, ReasonCode
@@ -33,9 +33,9 @@ class Census:
     def replace(self, before: Job | None, after: Job | None) -> None:
         """A row has changed, come or gone."""
         if before is not None:
-            self._add(before, -weight(before))
+            self._add(before, -job_count(before))
         if after is not None:
-            self._add(after, weight(after))
+            self._add(after, job_count(after))
 
     def _add(self, job: Job, jobs: int) -> None:
         if job.state.is_final or not jobs:
@@ -48,21 +48,14 @@ class Census:
     def sleep(self, job: Job, why: ReasonCode) -> None:
         """A pending job that nobody holds is in no line because of this."""
         self.wake(job.id)
-        self._asleep[job.id] = why, weight(job)
-        _count(self.asleep, why, weight(job))
+        self._asleep[job.id] = why, job_count(job)
+        _count(self.asleep, why, job_count(job))
 
     def wake(self, job_id: int) -> None:
         """Forget why a job was in no line."""
         known = self._asleep.pop(job_id, None)
         if known is not None:
             _count(self.asleep, known[0], -known[1])
-
-
-def weight(job: Job) -> int:
-    """How many jobs a row stands for: an array for its tasks without a row as long as these may start."""
-    if not job.is_array:
-        return 1
-    return len(arrays.tasks_left(job)) if job.state is JobState.PENDING else 0
 
 
 def _count(counter: Counter, mark: object, jobs: int) -> None:  # type: ignore[type-arg]

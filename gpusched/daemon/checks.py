@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from gpusched.daemon.access import is_group
+from gpusched.access import is_group
 from gpusched.daemon.caging import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.users import why_unsafe

@@ -12,9 +12,10 @@ from typing import Any
 
 from gpusched.engine import proctree
 from gpusched.errors import GpuschedError
+from gpusched.model.commands import LoseClients
 from gpusched.model.job import ClientProcess, Job
 
-from .deserting import LoseClients, awaited
+from .deserting import awaited
 from .tick import Scheduler
 from .world import World
 

@@ -7,16 +7,37 @@ what it returns is answered only after the commit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from signal import SIGCONT
 from typing import Any
 
+from gpusched.access import Act, check, check_admin, hides, is_admin, is_operator, may, operates
 from gpusched.errors import Forbidden, Refused
 from gpusched.lifecycle import lifecycle
 from gpusched.lifecycle.dependencies import as_typed
+from gpusched.lifecycle.lifecycle import new_job
+from gpusched.lifecycle.pipelines import step_ids
 from gpusched.model.alerts import EACH_TASK
 from gpusched.model.cluster import SUSPECT, Clearance
+from gpusched.model.commands import (
+    Adopt,
+    Caller,
+    Cancel,
+    Command,
+    Drain,
+    Hold,
+    LoseClients,
+    Release,
+    Requeue,
+    Reserve,
+    Resume,
+    ResumePipeline,
+    Selection,
+    Submit,
+    SubmitPipeline,
+    Suspend,
+    Unreserve,
+    Update,
+)
 from gpusched.model.execution import SignalOrder
 from gpusched.model.job import (
     AUTO,
@@ -25,7 +46,6 @@ from gpusched.model.job import (
     Alerting,
     Job,
     JobEvent,
-    JobSpec,
     Request,
     gpus_of_each_node,
 )
@@ -38,7 +58,6 @@ from gpusched.scheduler.sharing.admission import limit_as_asked
 from gpusched.scheduler.words import name_some
 
 from . import adopting, deserting, keys, pipelines, reserving, yielding
-from .access import Act, check, check_admin, hides, is_admin, is_operator, may, operates
 from .admitting import (
     check_nice,
     check_submission,
@@ -49,96 +68,9 @@ from .admitting import (
     queue_notes,
     with_auto_limits,
 )
-from .making import check_room, check_stored, new_job, record
-from .selection import Caller, Selection, named, no_job_for, select, with_tasks
+from .making import check_room, check_stored, record
+from .selection import named, no_job_for, select, with_tasks
 from .turn import Deed, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Record new jobs, in order. Answers with their ids."""
-
-    caller: Caller
-    specs: Sequence[JobSpec]
-    payloads: dict[str, bytes]
-    key_again: str = keys.NEVER
-    """When the key of a single submission makes another job than the one it has: a word of `keys.AGAIN`."""
-    origins: Sequence[str] = ()
-    """The jobs that these repeat, in order."""
-    env_excluded: Sequence[str] = ()
-    """Variables that [submit] env_exclude has left out of their environment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End jobs, or send them one signal when `signal` is set."""
-
-    caller: Caller
-    selection: Selection
-    signal: int | None = None
-    main_only: bool = False
-    dry_run: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Keep pending jobs from starting; running ones are held for their next run."""
-
-    caller: Caller
-    ids: tuple[int, ...] = ()
-    filters: Selection | None = None
-    """In place of ids: pending jobs that match, or those in the states that it names."""
-    dry_run: bool = False
-    """Only say which jobs it would be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Undo a hold."""
-
-    caller: Caller
-    ids: tuple[int, ...] = ()
-    filters: Selection | None = None
-    """In place of ids: held jobs that match, but those that the caller may not release."""
-    dry_run: bool = False
-    """Only say which jobs it would be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """Change what jobs ask for. `changes` holds fields of JobSpec, Request, RetryRule and Alerting by name."""
-
-    caller: Caller
-    ids: tuple[int, ...]
-    changes: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Keep new work off nodes or GPUs; None as message undrains."""
-
-    caller: Caller
-    targets: tuple[str, ...]
-    message: str | None
-
-
-Command = (
-    Submit
-    | Cancel
-    | Hold
-    | Release
-    | Update
-    | Drain
-    | yielding.Suspend
-    | yielding.Resume
-    | yielding.Requeue
-    | reserving.Reserve
-    | reserving.Unreserve
-    | pipelines.SubmitPipeline
-    | pipelines.ResumePipeline
-    | deserting.LoseClients
-    | adopting.Adopt
-)
 
 UPDATABLE_WHILE_RUNNING = frozenset(
     {
@@ -174,15 +106,15 @@ def apply(command: Command, turn: Turn) -> dict[str, Any]:
         return _set_hold(command, turn)
     if isinstance(command, Update):
         return _update(command, turn)
-    if isinstance(command, (yielding.Suspend, yielding.Resume, yielding.Requeue)):
+    if isinstance(command, (Suspend, Resume, Requeue)):
         return yielding.apply(command, turn)
-    if isinstance(command, (reserving.Reserve, reserving.Unreserve)):
+    if isinstance(command, (Reserve, Unreserve)):
         return reserving.apply(command, turn)
-    if isinstance(command, (pipelines.SubmitPipeline, pipelines.ResumePipeline)):
+    if isinstance(command, (SubmitPipeline, ResumePipeline)):
         return pipelines.apply(command, turn)
-    if isinstance(command, deserting.LoseClients):
+    if isinstance(command, LoseClients):
         return deserting.apply(command, turn)
-    if isinstance(command, adopting.Adopt):
+    if isinstance(command, Adopt):
         return adopting.apply(command, turn)
     return _drain(command, turn)
 
@@ -293,7 +225,7 @@ def _with_steps(selection: Selection, caller: Caller, turn: Turn) -> Selection:
         for job in [job for job in jobs if hides(caller, job, turn.settings)]:
             turn.hid(caller, job)
             jobs.remove(job)
-        ids += pipelines.step_ids(number, jobs, unfinished=True)
+        ids += step_ids(number, jobs, unfinished=True)
     return replace(selection, ids=tuple(dict.fromkeys(ids)))
 
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpusched.lifecycle import lifecycle
+from gpusched.model.commands import LoseClients
 from gpusched.model.job import ClientProcess, Job
 from gpusched.model.states import JobState, ReasonCode
 
 from .turn import Turn
-
-
-@dataclass(frozen=True, slots=True)
-class LoseClients:
-    """The clients of these jobs are gone."""
-
-    ids: tuple[int, ...]
 
 
 def apply(command: LoseClients, turn: Turn) -> dict[str, Any]:

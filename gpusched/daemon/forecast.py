@@ -8,13 +8,13 @@ from msgspec import field
 
 from gpusched.daemon import keys
 from gpusched.daemon.admitting import check_submission, completed, with_auto_limits
-from gpusched.daemon.making import new_job
 from gpusched.daemon.outlook import Outlook
-from gpusched.daemon.selection import Caller
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.turn import Turn
 from gpusched.errors import Refused
 from gpusched.lifecycle.dependencies import Never, Satisfied, evaluate, parse_dependency
+from gpusched.lifecycle.lifecycle import new_job
+from gpusched.model.commands import NEVER, Caller
 from gpusched.model.job import GpuShare, Job, JobSpec
 from gpusched.model.snapshot import ClassKey, Plan
 from gpusched.model.units import format_duration, gpu_list
@@ -48,7 +48,7 @@ class Forecast(Value):
     """What `-t auto` found."""
 
 
-def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = keys.NEVER) -> Callable[[], Forecast]:
+def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = NEVER) -> Callable[[], Forecast]:
     """What submitting this now would do: a question that another thread may answer. Changes nothing."""
     answer = _at_once(spec, caller, scheduler, again)
     return (lambda: answer) if isinstance(answer, Forecast) else answer

@@ -10,16 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpusched.errors import Refused
+from gpusched.model.commands import ENDED, FAILED, Caller
 from gpusched.model.job import AUTO, Job, JobSpec, Launch, Request, RetryRule
 from gpusched.model.states import JobState
 from gpusched.model.units import printable
 
 from .admitting import completed
-from .selection import Caller
 from .turn import Turn
-
-NEVER, FAILED, ENDED = AGAIN = ("never", "failed", "ended")
-"""When a key makes another job: never; once its job has ended but not COMPLETED; once it has ended at all."""
 
 _WORK = ("argv", "script_sha", "work_dir", "submit_dir")
 _TERMS = {

@@ -25,13 +25,12 @@ from gpusched.daemon.clients import ClientWatch
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.estimating import Estimator
 from gpusched.daemon.pruning import Pruner
-from gpusched.daemon.reloading import Reload
-from gpusched.daemon.selection import Caller
 from gpusched.daemon.service_manager import ServiceManager
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.going_down import machine_goes_down
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker
+from gpusched.model.commands import Caller, Reload
 from gpusched.ports import HostSource
 
 log = getLogger("gpusched.daemon")

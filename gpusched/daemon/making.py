@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpusched.access import is_private, is_root
 from gpusched.errors import Refused
-from gpusched.model.job import Job, JobEvent, JobSpec
-from gpusched.model.states import JobState
+from gpusched.model.commands import Caller
+from gpusched.model.job import Job, JobEvent
 from gpusched.model.units import plural
 
-from .access import Caller, is_private, is_root
 from .turn import Turn
 
 
@@ -56,23 +56,6 @@ def check_stored(payloads: Mapping[str, bytes], caller: Caller, turn: Turn) -> N
             "(--export=NONE), or ask an admin to raise [limit] stored_mib_per_user",
         )
     stored[caller.uid] += size
-
-
-def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
-    """The row of a job that has just been submitted."""
-    queued_at = max(now, spec.begin_at or now)
-    return Job(
-        id=job_id,
-        uid=caller.uid,
-        user=caller.user,
-        spec=spec,
-        state=JobState.PENDING,
-        submit_at=now,
-        queued_at=queued_at,
-        eligible_at=queued_at,
-        hold="user" if spec.hold else None,
-        tasks_left=None if spec.array is None else spec.array.tasks,
-    )
 
 
 def record(job: Job, text: str, turn: Turn) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from logging import getLogger
 
 from gpusched.gpu.enforcement import enforcement
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle import overuse
 from gpusched.lifecycle.overuse import Look, Step, Watch
-from gpusched.model.cluster import GpuReading, ShareUse
+from gpusched.model.cluster import GpuReading, ShareFacts, ShareUse
 from gpusched.model.execution import NoteOrder
 from gpusched.model.job import Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
@@ -37,16 +36,6 @@ _LEAST_GAP_S = 30.0
 KEPT_S = 60.0
 """So long looks at a card are kept for who asks what a run died of."""
 _MOST_LOOKS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class ShareFacts:
-    """One share of a card, for people."""
-
-    used_mib: int | None
-    enforcement: str
-    """A word of `Enforcement`."""
-    enforcement_why: str
 
 
 class OveruseWatch:

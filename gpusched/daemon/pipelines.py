@@ -6,13 +6,15 @@ All jobs of a pipeline are recorded in the commit of one tick, so that no crash 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
+from gpusched.access import Hidden, is_admin
+from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import pipelines as policy
 from gpusched.lifecycle.dependencies import as_typed
-from gpusched.lifecycle.pipelines import Needs
+from gpusched.lifecycle.lifecycle import new_job
+from gpusched.lifecycle.pipelines import unknown
+from gpusched.model.commands import Caller, ResumePipeline, SubmitPipeline
 from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
@@ -20,44 +22,10 @@ from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
 from gpusched.scheduler.sharing.admission import limit_as_asked
 
-from .access import Hidden, is_admin
 from .admitting import check_nice, check_submission, complete_all, never_starts, queue_notes, with_auto_limits
-from .making import check_room, check_stored, new_job, record
-from .selection import Caller
+from .making import check_room, check_stored, record
 from .turn import Turn
 from .world import World
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One job of a new pipeline."""
-
-    name: str
-    spec: JobSpec
-    needs: Needs
-    where: str
-    """What messages call it: file and line."""
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitPipeline:
-    """Record a pipeline whose steps need each other without a circle. Answers with its id and those of its jobs."""
-
-    caller: Caller
-    name: str
-    source: str
-    steps: Sequence[Step]
-    payloads: Mapping[str, bytes]
-    dry_run: bool = False
-    """Check only."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePipeline:
-    """Run again what did not finish COMPLETED. Answers with the new jobs."""
-
-    caller: Caller
-    number: int
 
 
 def apply(command: SubmitPipeline | ResumePipeline, turn: Turn) -> dict[str, Any]:
@@ -79,26 +47,6 @@ def find(number: int, store: Store) -> Pipeline:
     if not found:
         raise unknown(number)
     return found[0]
-
-
-def unknown(number: int) -> NotFound:
-    """What is said of a pipeline that does not exist, or that must not be known of."""
-    return NotFound(
-        f"there is no pipeline {pipeline_id(number)}", "list them with: gq --tree, ended ones with: gq --tree -a"
-    )
-
-
-def step_ids(number: int, jobs: Sequence[Job], *, unfinished: bool) -> list[int]:
-    """The steps among all jobs of a pipeline, and behind them their fallbacks; those that have not ended, while there
-    are any, when asked for those.
-
-    Raises: NotFound when there are no jobs: each pipeline has some.
-    """
-    found = [*policy.steps_of(jobs).values(), *policy.fallbacks_of(jobs)]
-    if not found:
-        raise unknown(number)
-    active = [job.id for job in found if not job.state.is_final]
-    return active if active and unfinished else [job.id for job in found]
 
 
 def not_needed(number: int, world: World, store: Store) -> list[Job]:

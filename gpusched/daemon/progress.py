@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 from gpusched.engine.spool import progress_path
 from gpusched.model.job import Job, Run, run_id
-from gpusched.model.progress import Progress, Sample, left_s, parse_bar, parse_progress, with_sample
-from gpusched.model.value import Value
+from gpusched.model.progress import Progress, Sample, ShownProgress, left_s, parse_bar, parse_progress, with_sample
 
 FRESH_S = 2.0
 """A run is not looked at again within so long."""
@@ -30,15 +29,6 @@ MOST_RUNS = 500
 TAIL_BYTES = 4096
 
 Mark = tuple[int, int, int]
-
-
-class Shown(Value):
-    """How far a run is, as people see it."""
-
-    fraction: float
-    text: str
-    eta_at: float | None
-    """When it is done at its pace, UTC epoch seconds; None when nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +118,7 @@ class ProgressReader:
             self._seen.update(self._found.popleft())
             self._seen = {handle: seen for handle, seen in self._seen.items() if handle in runs}
 
-    def of(self, handle: str) -> Shown | None:
+    def of(self, handle: str) -> ShownProgress | None:
         """How far a run is; None when it does not say, or nobody has looked."""
         seen = self._seen.get(handle)
         if seen is None or seen.said is None or seen.said.progress is None:
@@ -142,7 +132,7 @@ class ProgressReader:
             eta_at = seen.said.changed_at + progress.left_s
             if eta_at < now - FRESH_S:
                 eta_at = None
-        return Shown(progress.fraction, progress.text, eta_at)
+        return ShownProgress(progress.fraction, progress.text, eta_at)
 
 
 def look(spool: str, run: Run, uid: int, seen: _Seen | None, now: float, looked_at: float) -> _Seen:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpusched.access import check_admin
 from gpusched.config import Loaded
 from gpusched.errors import Refused, UsageError
 from gpusched.model.cluster import NodeView
+from gpusched.model.commands import Reload
 from gpusched.model.settings import Settings
 from gpusched.model.value import fields, replace
 from gpusched.scheduler import cells
@@ -16,8 +18,6 @@ from gpusched.scheduler.draft import Layout
 from gpusched.scheduler.sharing.membership import membership_findings
 from gpusched.scheduler.sharing.quota_problems import problems
 from gpusched.scheduler.sharing.usage import capacity_of
-
-from .access import Caller, check_admin
 
 FIXED = (
     "gpu.source",
@@ -31,13 +31,6 @@ FIXED = (
     "plugins.load",
 )
 """Settings that count from the daemon's start until its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reload:
-    """Read the config file again. Answers with what changed, and with what a restart has to change."""
-
-    caller: Caller
 
 
 @dataclass(frozen=True, slots=True)

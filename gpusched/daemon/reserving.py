@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from gpusched.access import check_admin
 from gpusched.errors import NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
+from gpusched.model.commands import Reserve, Unreserve
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, plural
-from gpusched.model.value import Value, replace
+from gpusched.model.value import replace
 from gpusched.scheduler.calendar.conflicts import Conflict, conflicts
 from gpusched.scheduler.calendar.entries import next_window, overlaps
 from gpusched.scheduler.calendar.keeping import Wish, choose
 
-from .access import Caller, check_admin
 from .turn import Deed, Turn
 
 MOST_ENTRIES = 50
@@ -28,37 +28,6 @@ LATE_S = 60.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_NAMED = 5
 _LIST = "list them with: gctl reserve"
-
-
-class Reserve(Value):
-    """Make an entry of the calendar. `cards` are as a person types them: index, `node:index` or UUID."""
-
-    caller: Caller
-    name: str
-    start_at: float
-    duration_s: int
-    every_s: int | None = None
-    until_at: float | None = None
-    gpus: int | None = None
-    cards: tuple[str, ...] = ()
-    is_node: bool = False
-    cpus: float | None = None
-    mem_mib: int | None = None
-    users: tuple[str, ...] = ()
-    accounts: tuple[str, ...] = ()
-    is_maintenance: bool = False
-    """The whole node, for nobody."""
-    message: str = ""
-    ignore_jobs: bool = False
-    """Also when running jobs may reach into it; they are not ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unreserve:
-    """Take entries out of the calendar; what runs inside goes on."""
-
-    caller: Caller
-    names: tuple[str, ...]
 
 
 def apply(command: Reserve | Unreserve, turn: Turn) -> dict[str, Any]:

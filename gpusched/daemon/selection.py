@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
+from gpusched.access import Act, check, hides, is_private, no_job
 from gpusched.errors import NotFound
+from gpusched.model.commands import Caller, Selection
 from gpusched.model.job import Job
-from gpusched.model.states import JobState
-from gpusched.model.value import Value
 from gpusched.ports import JobFilter
 
-from .access import Act, Caller, check, hides, is_private
 from .turn import Turn
 
 __all__ = ["Caller", "Selection", "named", "select", "with_tasks"]
-
-
-class Selection(Value):
-    """Which jobs a command is about: ids, or all active jobs that match every given filter."""
-
-    ids: tuple[int, ...] = ()
-    users: frozenset[str] = frozenset()
-    queues: frozenset[str] = frozenset()
-    names: frozenset[str] = frozenset()
-    states: frozenset[JobState] = frozenset()
-    everything: bool = False
-    pipelines: frozenset[int] = frozenset()
-    """Numbers of pipelines: their steps that have not ended, or all when none is left, beside the ids."""
 
 
 def select(selection: Selection, turn: Turn, caller: Caller) -> tuple[list[Job], list[int]]:
@@ -64,16 +50,6 @@ def with_tasks(jobs: list[Job], turn: Turn) -> list[Job]:
         if job.is_array:
             found.update({task.id: task for task in turn.world.tasks_of(job)})
     return list(found.values())
-
-
-def no_job(job_id: int, next_id: int) -> NotFound:
-    """The error about a job that the table does not have; one that was pruned is told from one that never was."""
-    if 0 < job_id < next_id:
-        return NotFound(
-            f"there is no job {job_id} any more: it ended long ago and was forgotten",
-            "how long jobs are kept is history.keep_days of: gpusched config show",
-        )
-    return NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
 
 
 def no_job_for(caller: Caller, job_id: int, turn: Turn) -> NotFound:

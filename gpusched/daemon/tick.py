@@ -30,7 +30,9 @@ from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
+from gpusched.model.commands import Command, Reload
 from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, split_run_id
 from gpusched.model.presets import under_preset
@@ -56,14 +58,14 @@ from .gpu_watch import GpuWatch
 from .history import Estimates, History
 from .idling import IdleWatch
 from .intruders import IntruderWatch
-from .launch import Site, checkpoint_folder, make_ticket, output_paths, with_limit
+from .launch import Site, checkpoint_folder, make_ticket, with_limit
 from .meters import Meters
 from .overuse import OveruseWatch
 from .past import past_environment
 from .payloads import PayloadCache
 from .planner_sync import PlannerSync, differences, table_differences
 from .reconcile import CannotStart, Reconciler
-from .reloading import Reload, reread
+from .reloading import reread
 from .run_events import RunEvents
 from .settling import end_what_is_too_late, settle_dependencies
 from .turn import Deed, Turn
@@ -76,7 +78,7 @@ log = getLogger("gpusched.daemon")
 STEPS = ("collect", "apply", "decide", "commit", "reply", "reconcile", "signal")
 
 Reply = Callable[[dict[str, Any] | GpuschedError], None]
-Asked = tuple[commands.Command, Reply]
+Asked = tuple[Command, Reply]
 Answer = tuple[Reply, dict[str, Any] | GpuschedError]
 
 _PLANS_PER_TICK = 64
@@ -142,7 +144,7 @@ class Scheduler:
         self._boot_id = boot_id
         self._step = step
         self._read_settings = read_settings
-        self._queue: deque[tuple[commands.Command | Reload, Reply]] = deque()
+        self._queue: deque[tuple[Command | Reload, Reply]] = deque()
         self._backlog: list[EngineEvent] = []
         self._culprit: object = None
         """The event or the reply of the command that a turn broke off at."""
@@ -179,7 +181,7 @@ class Scheduler:
 
     # --- what the edges call --------------------------------------------------------------------
 
-    def submit(self, command: commands.Command | Reload, reply: Reply) -> None:
+    def submit(self, command: Command | Reload, reply: Reply) -> None:
         """Queue a client's command for the next tick; `reply` is called after its commit."""
         self._queue.append((command, reply))
 
@@ -756,7 +758,7 @@ class Scheduler:
 
     # --- apply ----------------------------------------------------------------------------------
 
-    def _apply_command(self, turn: Turn, command: commands.Command) -> dict[str, Any] | GpuschedError:
+    def _apply_command(self, turn: Turn, command: Command) -> dict[str, Any] | GpuschedError:
         before = len(turn.deeds)
         try:
             return commands.apply(command, turn)

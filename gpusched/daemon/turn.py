@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from gpusched.access import Act
 from gpusched.errors import NotFound
 from gpusched.lifecycle import arrays, lifecycle
 from gpusched.lifecycle.admin_alerting import News
 from gpusched.model.cluster import Clearance, NodeView
+from gpusched.model.commands import Caller
 from gpusched.model.execution import NoteOrder, SignalOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
 from gpusched.model.settings import Settings
@@ -20,7 +22,6 @@ from gpusched.ports import Changes, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.draft import Layout
 
-from .access import Act, Caller
 from .world import World
 
 Signal = SignalOrder | NoteOrder | StopOrder

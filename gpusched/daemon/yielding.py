@@ -5,48 +5,21 @@ Each is recorded. `reconcile` brings the engine in line with the record after th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from gpusched.access import Act, check
 from gpusched.errors import Refused
 from gpusched.lifecycle import lifecycle, yielding
+from gpusched.lifecycle.lifecycle import refuse_to_repeat
+from gpusched.model.commands import Caller, Requeue, Resume, Suspend
 from gpusched.model.execution import StopOrder, SuspendOrder
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.states import JobState, ReasonCode
 
-from .access import Act, check
-from .adopting import refuse_to_repeat
-from .selection import Caller, named
+from .selection import named
 from .turn import Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Suspend:
-    """Let running jobs stand still; they keep all that they hold."""
-
-    caller: Caller
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Let jobs go on that their owner had suspended."""
-
-    caller: Caller
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Requeue:
-    """End the runs of jobs and let them wait again."""
-
-    caller: Caller
-    ids: tuple[int, ...]
-    hold: bool = False
-    """Let them wait until they are released."""
-
 
 _ACTS = {Suspend: Act.SUSPEND, Resume: Act.RESUME, Requeue: Act.REQUEUE}
 

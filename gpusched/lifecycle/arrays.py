@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpusched.model.job import ArraySpec, Job, JobEvent
+from gpusched.model.job import ArraySpec, Job, JobEvent, JobSpec
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.tasks import TaskSet, tasks_of
 from gpusched.model.value import replace
@@ -168,3 +168,15 @@ def swept_name(name: str, array: ArraySpec, task: int) -> str:
     if filled != name:
         return filled
     return f"{name} " + " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def job_count(job: Job) -> int:
+    """How many jobs a row stands for: an array for its tasks without a row as long as these may start."""
+    if not job.is_array:
+        return 1
+    return len(tasks_left(job)) if job.state is JobState.PENDING else 0
+
+
+def jobs_in(spec: JobSpec) -> int:
+    """How many jobs a submission makes: of an array each task is one."""
+    return 1 if spec.array is None else len(tasks_of(spec.array.tasks))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpusched.errors import BrokenInvariant
+from gpusched.errors import BrokenInvariant, Refused
 from gpusched.lifecycle.growth import Larger, NothingLarger
 from gpusched.lifecycle.retry import backoff_s, failure_of, wants_retry
 from gpusched.lifecycle.transitions import LIVE, Step, check_open, completing, move, still_s, story_of
+from gpusched.model.commands import Caller
 from gpusched.model.execution import (
     RunEnded,
     RunLost,
@@ -496,3 +497,29 @@ def _end(job: Job, to: JobState, run: Run) -> Job:
 def _check_active(job: Job, word: str) -> None:
     if job.state.is_final:
         raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be {word} ({story_of(job)})")
+
+
+def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
+    """The row of a job that has just been submitted."""
+    queued_at = max(now, spec.begin_at or now)
+    return Job(
+        id=job_id,
+        uid=caller.uid,
+        user=caller.user,
+        spec=spec,
+        state=JobState.PENDING,
+        submit_at=now,
+        queued_at=queued_at,
+        eligible_at=queued_at,
+        hold="user" if spec.hold else None,
+        tasks_left=None if spec.array is None else spec.array.tasks,
+    )
+
+
+def refuse_to_repeat(job: Job) -> None:
+    """An adopted job has nothing that could be started again. Raises: Refused."""
+    if job.spec.adopted is not None:
+        raise Refused(
+            f"job {job.shown_id} was adopted while it ran: how to start it, with which environment, is not known",
+            "submit it as a job: gsub",
+        )

@@ -12,37 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from gpusched.errors import NotFound
 from gpusched.lifecycle.dependencies import KINDS, SINGLETON, Condition, Expression, find_cycle, parse_dependency
 from gpusched.model.job import Job
+from gpusched.model.pipeline import Need, Needs, pipeline_id
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import MAX_SECONDS
 from gpusched.model.value import replace
 
 STEP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 STEP_NAMES = "up to 100 letters, digits, _, - and ., not beginning with - or ."
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Another step, and what must have become of it."""
-
-    kind: str
-    step: str
-    delay_s: int = 0
-    """With `after`: so long after the start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """All of the needs, or any of them."""
-
-    all: tuple[Need, ...] = ()
-    is_any: bool = False
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """The steps that are named, each once, in order."""
-        return tuple(dict.fromkeys(need.step for need in self.all))
 
 
 def parse_needs(text: str) -> Needs:
@@ -265,3 +244,23 @@ def moved(job: Job, names: Mapping[int, str], ids: Mapping[str, int]) -> str | N
         replace(one, job_id=ids[names[one.job_id]]) if one.job_id in names else one for one in expression.conditions
     )
     return written(replace(expression, conditions=conditions)) or None
+
+
+def unknown(number: int) -> NotFound:
+    """What is said of a pipeline that does not exist, or that must not be known of."""
+    return NotFound(
+        f"there is no pipeline {pipeline_id(number)}", "list them with: gq --tree, ended ones with: gq --tree -a"
+    )
+
+
+def step_ids(number: int, jobs: Sequence[Job], *, unfinished: bool) -> list[int]:
+    """The steps among all jobs of a pipeline, and behind them their fallbacks; those that have not ended, while there
+    are any, when asked for those.
+
+    Raises: NotFound when there are no jobs: each pipeline has some.
+    """
+    found = [*steps_of(jobs).values(), *fallbacks_of(jobs)]
+    if not found:
+        raise unknown(number)
+    active = [job.id for job in found if not job.state.is_final]
+    return active if active and unfinished else [job.id for job in found]

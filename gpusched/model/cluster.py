@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpusched.model.job import GpuShare, Request
 from gpusched.model.value import Value
 
@@ -311,3 +313,13 @@ class Allocation(Value):
     """What it did until then is not lost when it ends now; None: everything since `start_at` is."""
     request: Request | None = None
     """What its job asked for, where that says something of the jobs to come; None: it says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareFacts:
+    """One share of a card, for people."""
+
+    used_mib: int | None
+    enforcement: str
+    """A word of `Enforcement`."""
+    enforcement_why: str

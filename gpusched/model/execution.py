@@ -224,3 +224,18 @@ class OpenRun(Value):
     """The time limit that it is to have; None leaves it alone."""
     ticket: Ticket | None = None
     """Starts it, if the engine has not heard of it. Without one, a run that no process has claimed is given back."""
+
+
+def pack_environment(env: Mapping[str, str]) -> bytes:
+    """An environment as stored: `KEY=VALUE` entries with NUL after each, bytes as the submitter had them."""
+    return b"".join(f"{key}={value}".encode("utf-8", "surrogateescape") + b"\0" for key, value in env.items())
+
+
+def unpack_environment(body: bytes) -> dict[str, str]:
+    """The reverse of `pack_environment`; bytes that are not UTF-8 become lone surrogates."""
+    env = {}
+    for entry in body.split(b"\0"):
+        key, equals, value = entry.decode("utf-8", "surrogateescape").partition("=")
+        if equals:
+            env[key] = value
+    return env

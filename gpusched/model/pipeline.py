@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpusched.model.value import Value
 
 
@@ -25,3 +27,26 @@ class Pipeline(Value):
 def pipeline_id(number: int) -> str:
     """The id of the pipeline with this number."""
     return f"p{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Another step, and what must have become of it."""
+
+    kind: str
+    step: str
+    delay_s: int = 0
+    """With `after`: so long after the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """All of the needs, or any of them."""
+
+    all: tuple[Need, ...] = ()
+    is_any: bool = False
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The steps that are named, each once, in order."""
+        return tuple(dict.fromkeys(need.step for need in self.all))

@@ -139,3 +139,12 @@ def left_s(samples: Sequence[Sample], began_anew: bool) -> float | None:
     if passed_s < EARLY_S or done < EARLY_FRACTION:
         return None
     return passed_s * (1 - last.fraction) / done
+
+
+class ShownProgress(Value):
+    """How far a run is, as people see it."""
+
+    fraction: float
+    text: str
+    eta_at: float | None
+    """When it is done at its pace, UTC epoch seconds; None when nobody knows."""

@@ -22,8 +22,6 @@ from math import inf
 from random import Random
 from typing import Any
 
-from gpusched.daemon.access import Caller
-from gpusched.daemon.commands import Submit
 from gpusched.daemon.launch import Site
 from gpusched.daemon.tick import Reply, Scheduler
 from gpusched.engine import simulated
@@ -31,6 +29,7 @@ from gpusched.engine.simulated import SimulatedEngine
 from gpusched.errors import GpuschedError, UsageError, UserError
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, GpuSample, GpuView, HostSample, NodeView
+from gpusched.model.commands import Caller, Submit
 from gpusched.model.execution import Ticket
 from gpusched.model.job import Job, JobSpec, Launch, RetryRule, Run, split_run_id
 from gpusched.model.settings import CeilingSettings, Settings

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Submit, Update
-from gpusched.daemon.selection import Selection
 from gpusched.daemon.tick import STEPS
-from gpusched.daemon.yielding import Requeue, Resume, Suspend
 from gpusched.engine.simulated import Outcome
+from gpusched.model.commands import Cancel, Drain, Hold, Release, Requeue, Resume, Selection, Submit, Suspend, Update
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.settings import AlertSettings, QosSettings
 from gpusched.model.tasks import parse_tasks

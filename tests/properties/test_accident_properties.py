@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT
 
-from gpusched.daemon.commands import Drain
 from gpusched.engine.simulated import Outcome
 from gpusched.model.cluster import GpuState
+from gpusched.model.commands import Drain
 from gpusched.model.settings import GpuSettings
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.testing import request

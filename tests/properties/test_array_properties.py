@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from lab import ANN, Lab
 
 from gpusched.daemon.arrays import Group, TaskLine
-from gpusched.daemon.commands import Cancel, Hold, Release, Update
-from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
 from gpusched.lifecycle import arrays
+from gpusched.model.commands import Cancel, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.states import JobState
 from gpusched.model.tasks import TaskSet, parse_tasks

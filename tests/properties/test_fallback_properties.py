@@ -6,11 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, Lab
 
-from gpusched.daemon.commands import Cancel, Selection
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.yielding import Requeue
 from gpusched.engine.simulated import Outcome
 from gpusched.lifecycle.fallback import FAILURES
+from gpusched.model.commands import Cancel, Requeue, Selection
 from gpusched.model.job import RetryRule
 from gpusched.ports import JobFilter
 from gpusched.testing import request

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.access import Caller
-from gpusched.daemon.commands import Update
 from gpusched.engine.simulated import Outcome
+from gpusched.model.commands import Caller, Update
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import EVERYBODY, AccountSettings, Settings
 from gpusched.model.value import replace

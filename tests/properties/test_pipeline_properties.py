@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, ENV, Lab
 
-from gpusched.daemon.commands import Cancel, Hold, Release
-from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
 from gpusched.lifecycle.pipelines import fallbacks_of, parse_needs, standing, steps_of
+from gpusched.model.commands import Cancel, Hold, PipelineStep, Release, ResumePipeline, Selection, SubmitPipeline
 from gpusched.model.job import ArraySpec, Job, RetryRule
 from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
@@ -24,7 +22,7 @@ KINDS = ("afterok", "afterok", "afterany", "afternotok", "after", "aftercorr")
 OUTCOMES = (Outcome(runs_s=3), Outcome(runs_s=3, exit_code=1), Outcome(runs_s=2, lost=True))
 
 
-def a_step(number: int, dice: Random) -> Step:
+def a_step(number: int, dice: Random) -> PipelineStep:
     terms = [f"{dice.choice(KINDS)}:s{dice.randrange(number)}" for _ in range(dice.randint(0, 2))] if number else []
     parts: dict[str, Any] = {"fallback": dice.choice([None, "x"])}
     if dice.random() < 0.3:
@@ -33,7 +31,7 @@ def a_step(number: int, dice: Random) -> Step:
         parts["retry"] = RetryRule(retries=1, backoff_s=2.0)
     name = f"s{number}"
     made = spec(name=name, launch=launch("true", env_sha="e"), **parts)
-    return Step(name, made, parse_needs(dice.choice(",?").join(dict.fromkeys(terms))), name)
+    return PipelineStep(name, made, parse_needs(dice.choice(",?").join(dict.fromkeys(terms))), name)
 
 
 def jobs_of(lab: Lab) -> list[Job]:

@@ -15,11 +15,9 @@ from planners import check_each_plan, check_planner
 from worlds import CLUSTER, QUEUES, Story, extensions_of, settings_of, story_of
 
 from gpusched.daemon import classes
-from gpusched.daemon.commands import Submit
-from gpusched.daemon.reloading import Reload
-from gpusched.daemon.reserving import Reserve, Unreserve
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import NotReady
+from gpusched.model.commands import Reload, Reserve, Submit, Unreserve
 from gpusched.model.job import ArraySpec
 from gpusched.model.value import replace
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lab import ANN, Lab
 
-from gpusched.daemon.commands import Cancel, Command, Selection
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.yielding import Requeue, Resume, Suspend
 from gpusched.engine.simulated import Outcome
+from gpusched.model.commands import Cancel, Command, Requeue, Resume, Selection, Suspend
 from gpusched.model.job import run_id
 from gpusched.model.settings import PreemptSettings, QosSettings
 from gpusched.model.states import JobState, RunState

@@ -8,9 +8,9 @@ import pytest
 from accidents import AccidentLab
 from lab import ROOT
 
-from gpusched.daemon.commands import Drain
 from gpusched.engine.simulated import Outcome
 from gpusched.model.cluster import GpuState
+from gpusched.model.commands import Drain
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import AlertSettings, FaultSettings, GpuSettings
 from gpusched.model.states import JobState, ReasonCode

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.commands import Drain
 from gpusched.engine.simulated import Outcome
 from gpusched.lifecycle.blame import (
     Evidence,
@@ -20,6 +19,7 @@ from gpusched.lifecycle.blame import (
     weighed,
 )
 from gpusched.model.cluster import Xid
+from gpusched.model.commands import Drain
 from gpusched.model.job import Job, RetryRule, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode, RunState

@@ -12,9 +12,9 @@ import pytest
 from gpu_builders import reading, sample
 from people import BOB, NEEDS_ROOT
 
-from gpusched.daemon.access import Caller
 from gpusched.daemon.adopting import check_rights, examine
 from gpusched.errors import Refused
+from gpusched.model.commands import Caller
 
 pytestmark = NEEDS_ROOT
 

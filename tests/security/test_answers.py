@@ -16,10 +16,9 @@ from gpusched.api import server
 from gpusched.api.server import build_app, gate_for
 from gpusched.api.service import MOST_QUESTIONS, Service
 from gpusched.api.sight import Viewer
-from gpusched.daemon.access import Caller
-from gpusched.daemon.reserving import Reserve
 from gpusched.errors import TooMany
 from gpusched.model.calendar import CalendarEntry
+from gpusched.model.commands import Caller, Reserve
 from gpusched.model.job import Alerting
 from gpusched.model.settings import AccessSettings
 from gpusched.testing import request

@@ -17,8 +17,8 @@ from gpusched.api.pace import BUSY_PART, FREE_S, Pace
 from gpusched.api.resources import request_values
 from gpusched.api.schema import SPEC_FIELDS
 from gpusched.api.validate import check_fields
-from gpusched.daemon.access import Caller
 from gpusched.errors import Refused, TooMany, UsageError
+from gpusched.model.commands import Caller
 from gpusched.model.hostlist import expand
 from gpusched.model.settings import LimitSettings
 from gpusched.model.tasks import parse_tasks

@@ -9,16 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.commands import Caller, Cancel, Hold, Release, Selection, Submit, Update
 from gpusched.daemon.forecast import forecast
-from gpusched.daemon.pipelines import Step, SubmitPipeline
 from gpusched.daemon.world import World
-from gpusched.daemon.yielding import Suspend
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
 from gpusched.lifecycle.lifecycle import misses_deadline
-from gpusched.lifecycle.pipelines import Needs
+from gpusched.model.commands import (
+    Caller,
+    Cancel,
+    Hold,
+    PipelineStep,
+    Release,
+    Selection,
+    Submit,
+    SubmitPipeline,
+    Suspend,
+    Update,
+)
 from gpusched.model.job import ArraySpec, Job
+from gpusched.model.pipeline import Needs
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
@@ -131,7 +140,10 @@ def test_without_accounts_a_job_counts_for_its_user_alone(array: ArraySpec | Non
 
 def test_without_accounts_no_step_of_a_pipeline_counts_for_another() -> None:
     lab = a_lab()
-    steps = [Step("one", spec(), Needs(), "line 1"), Step("two", spec(account="bob"), Needs(), "line 5")]
+    steps = [
+        PipelineStep("one", spec(), Needs(), "line 1"),
+        PipelineStep("two", spec(account="bob"), Needs(), "line 5"),
+    ]
     (answer,) = lab.ask(SubmitPipeline(ANN, "train", "text", steps, {}))
     assert answer.message == f"line 5: {NOT_OURS}"
     assert lab.store.jobs(JobFilter()) == []

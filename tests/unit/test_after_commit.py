@@ -10,14 +10,12 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon import commands
 from gpusched.daemon import reconcile as reconcile_module
-from gpusched.daemon.commands import Cancel, Drain, Hold, Selection, Update
 from gpusched.daemon.reconcile import TICKET_PATIENCE_S, adopt_open_runs, open_run
-from gpusched.daemon.reloading import Reload
 from gpusched.daemon.tick import STEPS
-from gpusched.daemon.yielding import Requeue, Resume, Suspend
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import BrokenInvariant, StoreBroken, StoreFull
 from gpusched.lifecycle.yielding import requeue_idle
+from gpusched.model.commands import Cancel, Drain, Hold, Reload, Requeue, Resume, Selection, Suspend, Update
 from gpusched.model.execution import OpenRun, RunEnded, SignalOrder, StopOrder
 from gpusched.model.settings import GpuSettings, IdleSettings
 from gpusched.model.states import JobState, ReasonCode

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Submit, Update
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.daemon.reloading import Reload
-from gpusched.daemon.selection import Caller, Selection
 from gpusched.daemon.turn import Turn
 from gpusched.engine.simulated import Outcome
 from gpusched.model.alerts import EVENTS, Alert
+from gpusched.model.commands import Caller, Cancel, Drain, Hold, Release, Reload, Selection, Submit, Update
 from gpusched.model.job import Alerting, ArraySpec, Request
 from gpusched.model.settings import AlertSettings
 from gpusched.model.states import JobState

@@ -16,11 +16,9 @@ from lab import ANN, BOB, ROOT, Lab
 from gpusched.api import logs, sight
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
-from gpusched.daemon.access import Caller
-from gpusched.daemon.commands import Cancel
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
+from gpusched.model.commands import Caller, Cancel, Selection
 from gpusched.model.job import ArraySpec, RetryRule
 
 

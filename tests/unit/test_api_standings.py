@@ -13,9 +13,9 @@ from lab import ANN, BOB, Lab
 
 from gpusched.api import policy, sight
 from gpusched.api.service import SERVICE, Service
-from gpusched.daemon.commands import Hold
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import NotFound, UsageError
+from gpusched.model.commands import Hold
 from gpusched.model.settings import AccessSettings, AccountSettings, PrioritySettings, QosSettings, QueueSettings
 from gpusched.testing import request
 

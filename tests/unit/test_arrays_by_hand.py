@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.commands import Caller, Cancel, Hold, Release, Update
-from gpusched.daemon.selection import Selection
-from gpusched.daemon.yielding import Requeue, Suspend
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import arrays
+from gpusched.model.commands import Caller, Cancel, Hold, Release, Requeue, Selection, Suspend, Update
 from gpusched.model.job import ArraySpec, Job, RetryRule
 from gpusched.model.settings import LimitSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode

@@ -9,12 +9,10 @@ import pytest
 from lab import ANN, BOB, Lab
 
 from gpusched.daemon import commands
-from gpusched.daemon.commands import Cancel, Hold, Release, Update
 from gpusched.daemon.forecast import forecast
-from gpusched.daemon.selection import Selection
-from gpusched.daemon.yielding import Requeue
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
+from gpusched.model.commands import Cancel, Hold, Release, Requeue, Selection, Update
 from gpusched.model.job import ArraySpec
 from gpusched.model.states import JobState
 from gpusched.testing import spec

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from lab import Lab
 
-from gpusched.daemon.commands import Caller, Submit
 from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.model.commands import Caller, Submit
 from gpusched.model.settings import AccountSettings, PrioritySettings
 from gpusched.model.states import RunState
 from gpusched.model.value import replace

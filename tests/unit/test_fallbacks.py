@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
-from gpusched.daemon.commands import Cancel, Selection
 from gpusched.engine.simulated import Outcome
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
+from gpusched.model.commands import Cancel, Selection
 from gpusched.model.execution import Ticket
 from gpusched.model.job import ArraySpec, Job, RetryRule
 from gpusched.model.states import JobState

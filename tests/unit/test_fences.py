@@ -8,9 +8,8 @@ import pytest
 from lab import ANN, ROOT, Lab
 from planners import check_planner
 
-from gpusched.daemon.commands import Cancel, Hold, Release, Update
-from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
+from gpusched.model.commands import Cancel, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, Request
 from gpusched.model.settings import PrioritySettings
 from gpusched.model.states import JobState

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, Lab
 
-from gpusched.daemon.commands import Caller, Cancel, Release, Selection, Update
 from gpusched.daemon.namesakes import Namesakes
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.reloading import Reload
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
+from gpusched.model.commands import Caller, Cancel, Release, Reload, Selection, Update
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import LifeSettings
 from gpusched.model.states import JobState, ReasonCode

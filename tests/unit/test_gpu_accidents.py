@@ -9,9 +9,9 @@ import pytest
 from accidents import AccidentLab
 from lab import ROOT
 
-from gpusched.daemon.commands import Drain, Submit
 from gpusched.engine.simulated import Outcome
 from gpusched.model.cluster import GpuState
+from gpusched.model.commands import Drain, Submit
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import GpuSettings, NodeSettings
 from gpusched.model.states import JobState, ReasonCode

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ROOT, Lab
 
-from gpusched.daemon.commands import Drain
 from gpusched.daemon.gpu_watch import GpuWatch
 from gpusched.gpu.driver_library import LOOK_S, LibraryFile, loaded_version
 from gpusched.gpu.health import Heat, ailments
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import Clearance, GpuProcess, GpuSample
+from gpusched.model.commands import Drain
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace

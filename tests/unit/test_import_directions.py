@@ -33,14 +33,16 @@ ALLOWED: dict[str, frozenset[str]] = {
         "engine": "ports model errors",
         "config": "paths scheduler ports model errors",
         "notify": "paths config lifecycle ports model errors",
-        "daemon": "api client paths config store gpu engine notify scheduler lifecycle plugins predict private ports "
-        "model errors",
-        "api": "daemon client paths config store gpu engine scheduler lifecycle plugins predict ports model errors",
+        "access": "scheduler model errors",
+        "daemon": "api access client paths config store gpu engine notify scheduler lifecycle plugins predict private "
+        "ports model errors",
+        "api": "daemon access client paths config store gpu engine scheduler lifecycle plugins predict ports model "
+        "errors",
         "snapshots": "paths private model errors",
         "simulate": "daemon engine gpu config paths quickjson scheduler lifecycle predict store ports model errors",
         "sdk": "client snapshots paths private quickjson tail instants model errors",
-        "cli": "daemon api client paths config store gpu engine scheduler lifecycle ports notify private quickjson "
-        "tail instants snapshots model errors simulate",
+        "cli": "daemon api access client paths config store gpu engine scheduler lifecycle ports notify private "
+        "quickjson tail instants snapshots model errors simulate",
     }.items()
 }
 """What each part may import of the others. Parts that are not listed (the builders for tests) stand

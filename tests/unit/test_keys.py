@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from gpusched.api.again import read_resubmission
-from gpusched.daemon import keys
-from gpusched.daemon.commands import Submit, apply, new_job
-from gpusched.daemon.selection import Caller
+from gpusched.daemon.commands import apply
 from gpusched.daemon.turn import Turn
 from gpusched.daemon.world import World
 from gpusched.errors import Forbidden, UsageError
+from gpusched.lifecycle.lifecycle import new_job
 from gpusched.model.cluster import NodeView
+from gpusched.model.commands import ENDED, FAILED, NEVER, Caller, Submit
 from gpusched.model.job import ArraySpec, JobSpec, Launch, Request
 from gpusched.model.settings import Settings
 from gpusched.store.memory import MemoryStore
@@ -31,7 +31,7 @@ def a_turn(store: MemoryStore, world: World | None = None) -> Turn:
     return Turn(world or World.load(store, 100.0), store, Settings(), lambda: (NODE,), 100.0)
 
 
-def submit(turn: Turn, caller: Caller, *specs: JobSpec, again: str = keys.NEVER) -> dict[str, Any]:
+def submit(turn: Turn, caller: Caller, *specs: JobSpec, again: str = NEVER) -> dict[str, Any]:
     return apply(Submit(caller, specs, {}, again), turn)
 
 
@@ -61,8 +61,8 @@ def test_a_job_that_ended_in_this_very_turn_counts_as_ended() -> None:
     turn = a_turn(store)
     turn.cancel(turn.world.jobs[1], "alice")
     assert submit(turn, ALICE, spec("k"))["ids"] == [1]
-    assert submit(turn, ALICE, spec("k"), again=keys.FAILED)["ids"] == [2]
-    assert submit(turn, ALICE, spec("k"), again=keys.ENDED)["ids"] == [2]
+    assert submit(turn, ALICE, spec("k"), again=FAILED)["ids"] == [2]
+    assert submit(turn, ALICE, spec("k"), again=ENDED)["ids"] == [2]
 
 
 def test_terms_that_differ_are_named() -> None:

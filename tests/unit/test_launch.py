@@ -6,16 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.launch import (
-    Site,
-    expand_pattern,
-    job_environment,
-    make_ticket,
-    output_paths,
-    pack_environment,
-    unpack_environment,
-    visible_devices,
-)
+from gpusched.daemon.launch import Site, job_environment, make_ticket, visible_devices
+from gpusched.lifecycle.output_paths import expand_pattern, output_paths
+from gpusched.model.execution import pack_environment, unpack_environment
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState, RunState

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from lab import ANN, BOB, Lab
 
 from gpusched.api.again import read_resubmission
-from gpusched.daemon.commands import Submit, Update
 from gpusched.daemon.forecast import forecast
-from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
-from gpusched.lifecycle.pipelines import Needs
+from gpusched.model.commands import PipelineStep, ResumePipeline, Submit, SubmitPipeline, Update
 from gpusched.model.job import ArraySpec, Job
+from gpusched.model.pipeline import Needs
 from gpusched.model.settings import DefaultSettings, QosSettings, QueueSettings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
@@ -256,7 +255,7 @@ def test_auto_goes_for_arrays_batches_and_steps_of_pipelines() -> None:
     answer, made = hand_in(lab, auto(array=ArraySpec("0-9")), auto(), auto(launch=launch("other.sh", env_sha="e")))
     assert [limit_of(job) for job in made] == [(5400, "auto"), (5400, "auto"), (None, "")]
     assert len(answer["limits"]) == 2
-    steps = [Step("a", auto(), Needs(), "step a"), Step("b", spec(), Needs(), "step b")]
+    steps = [PipelineStep("a", auto(), Needs(), "step a"), PipelineStep("b", spec(), Needs(), "step b")]
     answer = asked(lab, SubmitPipeline(ANN, "p", "", steps, {}))
     assert limit_of(lab.job(int(answer["jobs"]["a"]))) == (5400, "auto")
     assert answer["limits"] == ["step a: time limit 1:30:00: half again as long as the longest of 4 jobs like it"]
@@ -355,7 +354,7 @@ def test_a_step_that_its_automatic_limit_ended_is_resumed_with_a_longer_one() ->
     lab = a_lab()
     ended(lab, 3)
     lab.outcome = Outcome(runs_s=2 * HOUR)
-    answer = asked(lab, SubmitPipeline(ANN, "p", "", [Step("a", auto(), Needs(), "step a")], {"e": b"{}"}))
+    answer = asked(lab, SubmitPipeline(ANN, "p", "", [PipelineStep("a", auto(), Needs(), "step a")], {"e": b"{}"}))
     first = int(answer["jobs"]["a"])
     lab.turn(1)
     lab.turn(5400 + 60)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
-from gpusched.daemon.commands import Hold, Update
 from gpusched.daemon.limit_hint import LimitHint, limit_hint
 from gpusched.engine.simulated import Outcome
+from gpusched.model.commands import Hold, Update
 from gpusched.model.settings import DefaultSettings, PrioritySettings, QueueSettings, SubmitSettings
 from gpusched.model.states import JobState
 from gpusched.testing import launch, request

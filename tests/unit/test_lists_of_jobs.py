@@ -19,8 +19,7 @@ from gpusched.api.render import JOB_FIELDS, encode
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.cli import gq
-from gpusched.daemon.commands import Cancel
-from gpusched.daemon.selection import Selection
+from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import AccessSettings
 from gpusched.testing import launch, request

@@ -8,10 +8,8 @@ import pytest
 from lab import ANN, Lab
 
 from gpusched.api.notices import notices
-from gpusched.daemon.commands import Caller, Cancel, Drain
-from gpusched.daemon.reserving import Reserve
-from gpusched.daemon.selection import Selection
 from gpusched.errors import Refused
+from gpusched.model.commands import Caller, Cancel, Drain, Reserve, Selection
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import request
 

@@ -9,18 +9,24 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched import access
 from gpusched.api.again import read_resubmission
-from gpusched.daemon import access
-from gpusched.daemon.access import Caller
-from gpusched.daemon.commands import Release, Submit, Update
 from gpusched.daemon.forecast import forecast
-from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
-from gpusched.daemon.reloading import Reload
-from gpusched.daemon.reserving import Reserve
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import GpuschedError, Refused
-from gpusched.lifecycle.pipelines import Needs
+from gpusched.model.commands import (
+    Caller,
+    PipelineStep,
+    Release,
+    Reload,
+    Reserve,
+    ResumePipeline,
+    Submit,
+    SubmitPipeline,
+    Update,
+)
 from gpusched.model.job import ArraySpec
+from gpusched.model.pipeline import Needs
 from gpusched.model.settings import AccessSettings, AccountSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
@@ -242,7 +248,10 @@ def by_one_line_of_a_batch(lab: Lab) -> list[str]:
 
 
 def by_step_of_a_pipeline(lab: Lab) -> list[str]:
-    steps = [Step("one", spec(account="chem"), Needs(), "line 1"), Step("two", spec(account="bio"), Needs(), "line 5")]
+    steps = [
+        PipelineStep("one", spec(account="chem"), Needs(), "line 1"),
+        PipelineStep("two", spec(account="bio"), Needs(), "line 5"),
+    ]
     return [text.removeprefix("line 5: ") for text in texts(lab.ask(SubmitPipeline(ANN, "train", "", steps, {})))]
 
 
@@ -424,7 +433,7 @@ def test_what_is_repeated_in_an_account_of_before_is_refused_until_another_is_na
 
 def test_a_pipeline_is_not_resumed_in_an_account_of_before(lab: Lab) -> None:
     lab.outcome = Outcome(runs_s=1, exit_code=1)
-    step = Step("one", spec(account="physics", launch=launch("true", env_sha="e")), Needs(), "line 1")
+    step = PipelineStep("one", spec(account="physics", launch=launch("true", env_sha="e")), Needs(), "line 1")
     (answer,) = lab.ask(SubmitPipeline(ANN, "train", "", [step], {"e": b""}))
     lab.turn(5)
     lab.turn(5)

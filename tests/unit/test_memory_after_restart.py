@@ -8,10 +8,10 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 
-from gpusched.daemon.commands import Drain
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import BrokenInvariant
 from gpusched.lifecycle.dependencies import Satisfied, Waiting
+from gpusched.model.commands import Drain
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import request

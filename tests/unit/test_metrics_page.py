@@ -17,11 +17,10 @@ from gpusched.api import series
 from gpusched.api.exposition import OPENMETRICS, PROMETHEUS
 from gpusched.api.metrics import page
 from gpusched.api.service import Service
-from gpusched.daemon.commands import Cancel, Hold, Release
 from gpusched.daemon.meters import MOST_QUEUES, OTHERS, RECENT_S, GpuMeter, Histogram
-from gpusched.daemon.selection import Caller, Selection
 from gpusched.engine.simulated import Outcome
 from gpusched.lifecycle import arrays
+from gpusched.model.commands import Caller, Cancel, Hold, Release, Selection
 from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.settings import LifeSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode

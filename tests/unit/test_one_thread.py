@@ -16,11 +16,10 @@ import pytest
 from lab import ANN, ROOT, Lab
 from loop_bench import loop_bench
 
-from gpusched.daemon.commands import Cancel, Drain, Selection
 from gpusched.daemon.outlook import JobNames, Outlook, RunTimes
-from gpusched.daemon.reserving import Reserve
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import NotReady
+from gpusched.model.commands import Cancel, Drain, Reserve, Selection
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import DaemonSettings, PrioritySettings
 from gpusched.model.value import replace

@@ -6,12 +6,10 @@ from typing import Any
 
 from lab import ANN, BOB, ENV, Lab
 
-from gpusched.daemon.commands import Cancel
-from gpusched.daemon.pipelines import ResumePipeline, Step, SubmitPipeline
-from gpusched.daemon.selection import Selection
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.lifecycle.pipelines import parse_needs, standing
+from gpusched.model.commands import Cancel, PipelineStep, ResumePipeline, Selection, SubmitPipeline
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import LifeSettings
 from gpusched.model.states import JobState, ReasonCode
@@ -19,9 +17,9 @@ from gpusched.ports import JobFilter
 from gpusched.testing import launch, request, spec
 
 
-def step(name: str, needs: str = "", **parts: Any) -> Step:
+def step(name: str, needs: str = "", **parts: Any) -> PipelineStep:
     made = spec(name=name, launch=launch("true", env_sha="e"), **parts)
-    return Step(name, made, parse_needs(needs), f"p.toml: step {name}")
+    return PipelineStep(name, made, parse_needs(needs), f"p.toml: step {name}")
 
 
 def ask(lab: Lab, command: Any) -> Any:
@@ -31,7 +29,7 @@ def ask(lab: Lab, command: Any) -> Any:
     return answer
 
 
-def submit(lab: Lab, *steps: Step) -> dict[str, int]:
+def submit(lab: Lab, *steps: PipelineStep) -> dict[str, int]:
     answer = ask(lab, SubmitPipeline(ANN, "p", "text", steps, {"e": ENV}))
     return {name: int(job_id) for name, job_id in answer["jobs"].items()}
 

@@ -14,9 +14,9 @@ from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.faults import check_every
 from gpusched.daemon.forecast import forecast
 from gpusched.daemon.outlook import Outlook
-from gpusched.daemon.yielding import Resume, Suspend
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import UsageError
+from gpusched.model.commands import Resume, Suspend
 from gpusched.model.resources import NOTHING
 from gpusched.model.settings import PrioritySettings
 from gpusched.model.snapshot import Usage

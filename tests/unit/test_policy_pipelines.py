@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.lifecycle.pipelines import (
-    Need,
-    Needs,
     dependency_of,
     find_circle,
     in_order,
@@ -24,6 +22,7 @@ from gpusched.lifecycle.pipelines import (
     written,
 )
 from gpusched.model.job import Job
+from gpusched.model.pipeline import Need, Needs
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.testing import job

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pytest
 from lab import ANN, ENV, Lab
 
-from gpusched.daemon.commands import Cancel, Selection
 from gpusched.daemon.pruning import Pruner
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import GpuschedError, NotFound, Refused, StoreFull
 from gpusched.model.alerts import Alert
+from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import HistorySettings, LifeSettings

@@ -9,9 +9,9 @@ from gpu_builders import UUID, reading, sample, whole
 from lab import ANN, Lab
 from life_builders import started
 
-from gpusched.daemon.commands import Cancel, Selection
 from gpusched.engine.simulated import Outcome
 from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Run
 from gpusched.model.settings import FaultSettings, GpuSettings
 from gpusched.model.states import JobState

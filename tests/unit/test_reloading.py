@@ -8,10 +8,10 @@ import pytest
 from lab import ANN, Lab
 
 from gpusched.daemon.checks import broken_promises, daemon_checks
-from gpusched.daemon.commands import Caller
-from gpusched.daemon.reloading import FIXED, Reload, reread
+from gpusched.daemon.reloading import FIXED, reread
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, Refused, UsageError
+from gpusched.model.commands import Caller, Reload
 from gpusched.model.settings import (
     AccessSettings,
     DaemonSettings,

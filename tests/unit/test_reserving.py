@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
-from gpusched.daemon.commands import Update
-from gpusched.daemon.reserving import Reserve, Unreserve
-from gpusched.daemon.selection import Caller
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
+from gpusched.model.commands import Caller, Reserve, Unreserve, Update
 from gpusched.model.settings import AccountSettings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState

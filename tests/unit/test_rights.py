@@ -13,7 +13,8 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched import paths
+from gpusched import access, paths
+from gpusched.access import Act, may
 from gpusched.api import sight, site
 from gpusched.api.jobs import selected
 from gpusched.api.pace import Bucket, Pace
@@ -21,12 +22,10 @@ from gpusched.api.render import JOB_FIELDS
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.api.sight import MASKED, PUBLIC, Viewer
-from gpusched.daemon import access
-from gpusched.daemon.access import Act, Caller, may
 from gpusched.daemon.audit import PER_MINUTE, Audit
-from gpusched.daemon.commands import Hold, Release, Selection, Update
 from gpusched.daemon.turn import Deed
 from gpusched.errors import Forbidden, TooMany
+from gpusched.model.commands import Caller, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.settings import AccessSettings, LimitSettings, QueueSettings, Settings
 from gpusched.model.states import JobState

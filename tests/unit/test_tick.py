@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.commands import Cancel, Drain, Hold, Release, Selection, Submit, Update
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.tick import STEPS
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import BrokenInvariant, Forbidden, NotFound, Refused, StoreFull
+from gpusched.model.commands import Cancel, Drain, Hold, Release, Selection, Submit, Update
 from gpusched.model.execution import RunStarted, StopOrder
 from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode

@@ -8,10 +8,10 @@ import pytest
 from lab import ANN, BOB, Lab
 
 from gpusched.daemon.accounting import charge
-from gpusched.daemon.commands import Cancel, Selection
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.tick import STEPS
 from gpusched.engine.simulated import Outcome
+from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Job, Run
 from gpusched.model.resources import Resources
 from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, Settings

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.api.validate import read_changes, read_submission
-from gpusched.daemon.access import Caller
 from gpusched.daemon.commands import _changed
 from gpusched.errors import Refused, UsageError
+from gpusched.model.commands import Caller
 from gpusched.model.hostlist import expand
 from gpusched.model.job import JobSpec, Request, gpus_of_each_node
 from gpusched.model.settings import DefaultSettings, QosSettings, Settings

@@ -15,8 +15,7 @@ from gpusched.api import jobs, sight
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.cli import gwait
-from gpusched.daemon.commands import Cancel
-from gpusched.daemon.selection import Selection
+from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.states import JobState
 

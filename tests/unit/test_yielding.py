@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.commands import Cancel, Hold, Release, Selection, Update
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.yielding import Requeue, Resume, Suspend, carry_out, pending_order
+from gpusched.daemon.yielding import carry_out, pending_order
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import Forbidden, NotFound, Refused, StoreFull
+from gpusched.model.commands import Cancel, Hold, Release, Requeue, Resume, Selection, Suspend, Update
 from gpusched.model.execution import OpenRun, Order, StopOrder, SuspendOrder
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import AccountSettings, PreemptSettings, QosSettings

@@ -6,9 +6,9 @@ import pwd
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpusched.access import is_group
 from gpusched.client import connect
 from gpusched.config import Loaded
-from gpusched.daemon.access import is_group
 from gpusched.errors import DaemonUnreachable, Refused
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.resources import Resources

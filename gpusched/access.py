@@ -11,24 +11,13 @@ import grp
 import os
 import pwd
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from enum import Enum
 
 from gpusched.errors import Forbidden, NotFound
+from gpusched.model.commands import Caller
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks, as the kernel says."""
-
-    uid: int
-    user: str
-    pid: int | None = field(default=None, compare=False)
-    """The process that connected, for the audit record; None when it is not known."""
-    groups: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
-    """What was looked up of their groups: once for each request, as a list has thousands of rows."""
+from gpusched.scheduler.sharing.membership import accounts_of, default_account, groups_listed
 
 
 class Act(str, Enum):
@@ -180,3 +169,30 @@ def admins(settings: Settings) -> str:
 def is_private(what: str, caller: Caller, settings: Settings) -> bool:
     """Whether data of this kind (`usage`, `accounts`, `reservations`, `jobs`) of others are hidden from the caller."""
     return what in settings.access.private_data and not is_admin(caller, settings)
+
+
+def no_job(job_id: int, next_id: int) -> NotFound:
+    """The error about a job that the table does not have; one that was pruned is told from one that never was."""
+    if 0 < job_id < next_id:
+        return NotFound(
+            f"there is no job {job_id} any more: it ended long ago and was forgotten",
+            "how long jobs are kept is history.keep_days of: gpusched config show",
+        )
+    return NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
+
+
+def account_by_default(owner: Caller, settings: Settings) -> str | None:
+    """The account of a job of theirs that names none; None where it must name one."""
+    if not settings.account:
+        return owner.user
+    return default_account(owner.user, account_groups(owner, settings), settings)
+
+
+def own_accounts(owner: Caller, settings: Settings) -> list[str]:
+    """Accounts that this user may submit to; without configured ones that of their own name."""
+    return accounts_of(owner.user, account_groups(owner, settings), settings) if settings.account else [owner.user]
+
+
+def account_groups(owner: Caller, settings: Settings) -> frozenset[str]:
+    """Those of the Unix groups that the configured accounts list which this user is in."""
+    return groups_of(owner, groups_listed(settings))

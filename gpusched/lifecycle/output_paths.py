@@ -1,0 +1,113 @@
+"""Where the output of a run goes: sbatch's filename patterns filled in."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+from gpusched.lifecycle.arrays import fill, swept
+from gpusched.model.job import Job
+
+
+def expand_pattern(pattern: str, job: Job, node: str) -> str:
+    """Fill in an output pattern: `%j %J %A %a %x %u %N %n %t %s %%`, numbers padded by `%5j`.
+
+    Source: the filename patterns of sbatch. An unknown letter stays as it is. A slash in a name
+    becomes `_`, so that a job's name cannot lead the file elsewhere.
+    """
+    out = []
+    for literal, letter, width in _pieces(pattern):
+        if not letter:
+            out.append(literal)
+        elif letter in "ja" and job.is_array:
+            # Each of its tasks puts its own here.
+            out.append("%" + letter)
+        else:
+            value = _LETTERS[letter](job, node)
+            out.append(str(value).zfill(width) if isinstance(value, int) else value)
+    return "".join(out)
+
+
+_LETTERS: Mapping[str, Callable[[Job, str], str | int]] = {
+    "j": lambda job, node: job.id,
+    "J": lambda job, node: job.id,
+    "A": lambda job, node: job.array_id or job.id,
+    "a": lambda job, node: job.task or 0,
+    "n": lambda job, node: 0,
+    "t": lambda job, node: 0,
+    "s": lambda job, node: "batch",
+    "x": lambda job, node: job.spec.name.replace("/", "_"),
+    "u": lambda job, node: job.user.replace("/", "_"),
+    "N": lambda job, node: node.partition(".")[0].replace("/", "_"),
+}
+
+
+@lru_cache(1024)
+def _pieces(pattern: str) -> tuple[tuple[str, str, int], ...]:
+    """What an output pattern consists of: text, or a letter and the width that its number is padded to.
+
+    Nearly all jobs have the same few patterns.
+    """
+    pieces = []
+    at = 0
+    while at < len(pattern):
+        if pattern[at] != "%":
+            end = pattern.find("%", at)
+            end = len(pattern) if end < 0 else end
+            pieces.append((pattern[at:end], "", 0))
+            at = end
+            continue
+        end = at + 1
+        while end < len(pattern) and pattern[end].isascii() and pattern[end].isdigit():
+            end += 1
+        letter = pattern[end : end + 1]
+        if letter == "%" and end == at + 1:
+            pieces.append(("%", "", 0))
+        elif letter in _LETTERS:
+            pieces.append(("", letter, min(int(pattern[at + 1 : end] or 0), 10)))
+        else:
+            pieces.append((pattern[at : end + 1], "", 0))
+        at = end + 1
+    return tuple(pieces)
+
+
+@lru_cache(1024)
+def _prefix(folder: str) -> str:
+    """A folder as the begin of the path of a file in it."""
+    return posixpath.join(posixpath.normpath(folder), "")
+
+
+def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[str, str | None]:
+    """Absolute paths of a run's output and error; None when errors go into the output.
+
+    Runs after the first get their number as a suffix, so that no log of an earlier attempt is lost;
+    with `--open-mode=append` all runs write to one file, with `truncate` each empties it as in Slurm.
+    """
+    launch = job.spec.launch
+    suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
+
+    values = {name: value.replace("/", "_") for name, value in values_of(job).items()}
+    folder = launch.submit_dir or launch.work_dir
+
+    def place(pattern: str) -> str:
+        path = expand_pattern(pattern, job, node)
+        if values:
+            path = fill(path, values)
+        if "/" not in path and path not in ("", ".", ".."):
+            return f"{_prefix(folder)}{path}{suffix}"
+        # A device takes no suffix: there is nothing in it to preserve.
+        ending = "" if path.startswith("/dev/") else suffix
+        return posixpath.normpath(posixpath.join(folder, path)) + ending
+
+    stderr = launch.stderr
+    if job.spec.array is not None:
+        # As in Slurm, the tasks of an array stand together in a listing.
+        default = default.replace("%j", "%A_%a")
+    return place(launch.stdout or default), None if stderr is None else place(stderr)
+
+
+def values_of(job: Job) -> dict[str, str]:
+    """What a task of a sweep has in the places that are named for it; nothing for any other job."""
+    array = job.spec.array
+    return {} if array is None or not array.sweep or job.task is None else swept(array, job.task)
