@@ -12,7 +12,7 @@ from typing import Any
 from gpusched.cli import script
 from gpusched.cli.parse import Option, Table, apply
 from gpusched.cli.submission import over
-from gpusched.config.lines import lines_of
+from gpusched.config.toml_lines import lines_of
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.lifecycle.pipelines import STEP_NAME, STEP_NAMES, find_circle, parse_needs
 from gpusched.model.pipeline import Needs

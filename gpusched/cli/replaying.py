@@ -13,7 +13,7 @@ from typing import Any
 from gpusched import quickjson
 from gpusched.cli import output, tables
 from gpusched.client import connect
-from gpusched.config.known import SETTINGS
+from gpusched.config.schema import SETTINGS, value_of
 from gpusched.errors import NotFound, UsageError, UserError
 from gpusched.model.recording import BadRecording
 from gpusched.model.settings import Settings
@@ -109,12 +109,11 @@ def _others(recorded: Settings, policies: Sequence[str], config: str | None) -> 
 def _check_settings(settings: Settings, file: str) -> None:
     """Values that no config file could have are not the policy's to deal with. Raises: BadRecording."""
     for path, known in SETTINGS.items():
-        section, _, name = path.partition(".")
-        value = getattr(getattr(settings, section), name)
+        value = value_of(settings, path)
         if value is not None and known.rule is not None and not known.rule.admits(value):
             shown = printable(repr(value), 40)
             raise BadRecording(
-                f"{printable(file)}: the snapshot is damaged: settings.{path} is {shown}, not {known.rule}",
+                f"{printable(file)}: the snapshot is damaged: settings.{path} is {shown}, not {known.allowed}",
                 "write a new one with: gpusched debug snapshot FILE",
             )
 

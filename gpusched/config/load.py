@@ -2,21 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from msgspec import field
 
-from gpusched.config.known import COUNTS, PLUGINS, SETTINGS, TABLE_SETTINGS
-from gpusched.config.mistakes import Place, SettingsError, unknown_setting
-from gpusched.config.reading import CONFIG_VARIABLE, Reader
+from gpusched.config.contradictions import contradictions
+from gpusched.config.schema import (
+    COUNTS,
+    PLAIN_SECTIONS,
+    PLUGINS,
+    SECTIONS,
+    SETTINGS,
+    TABLE_SETTINGS,
+    TABLES,
+    Setting,
+    value_of,
+)
+from gpusched.config.toml_lines import Key, lines_of
 from gpusched.errors import UsageError
-from gpusched.model.presets import FAIR, PRESETS, under_preset
+from gpusched.model.presets import FAIR, PRESETS, preset, under_preset
+from gpusched.model.rules import WORD, Range
 from gpusched.model.settings import AUTO, Settings
+from gpusched.model.spelling import closest
+from gpusched.model.units import printable
 from gpusched.model.value import Value
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CONFIG_VARIABLE = "GPUSCHED_CONFIG"
 FAKE_GPUS_VARIABLE = "GPUSCHED_FAKE_GPUS"
+CHECK_HINT = "see docs/reference/settings.md, and check a file with: gpusched config check"
+
+_COUNT = Setting(COUNTS, int, 0, Range(0, 10**9), needs_restart=False)
+"""Each value of [license]."""
+_LAST = sys.maxsize
+"""In place of a line: after everything that has one."""
+
+
+class SettingsError(UsageError):
+    """Settings that cannot be used; `problems` has a sentence for each reason, in the order of the file."""
+
+    def __init__(self, problems: Iterable[UsageError]) -> None:
+        self.problems = tuple(problems)
+        first, *more = self.problems
+        text = f" (and {len(more)} more; see all with: gpusched config check)" if more else ""
+        super().__init__(first.message + text, first.hint)
 
 
 class Loaded(Value):
@@ -39,8 +76,7 @@ class Loaded(Value):
     def values(self) -> Iterator[tuple[str, Any, str]]:
         """Every setting as (path, value, origin), in the order of the reference; then the tables, by name."""
         for path in SETTINGS:
-            section, _, name = path.partition(".")
-            yield path, getattr(getattr(self.settings, section), name), self.origin[path]
+            yield path, value_of(self.settings, path), self.origin[path]
         for name, count in sorted(self.settings.license.items()):
             yield f"{COUNTS}.{name}", count, self.origin[f"{COUNTS}.{name}"]
         for section, known in TABLE_SETTINGS.items():
@@ -48,8 +84,6 @@ class Loaded(Value):
                 for key in known:
                     path = f"{section}.{name}.{key}"
                     yield path, getattr(table, key), self.origin.get(path, "default")
-        if self.settings.plugins:
-            yield f"{PLUGINS}.load", self.settings.plugins, self.origin[f"{PLUGINS}.load"]
 
 
 def load_settings(
@@ -62,7 +96,7 @@ def load_settings(
     """Settings of one daemon: default, then preset, then file, then environment, then `overrides` by path (`gpu.ids`).
 
     The file is the one that GPUSCHED_CONFIG names, which must exist, else `path`, which need not.
-    Args: chosen: the preset that is in force where the file says `auto`.
+    Args: chosen: the preset in force where the file says `auto`.
     Raises: SettingsError for a file, name or value that cannot be used, or for settings that contradict
     each other; with file, line and the nearest name that can be used.
     """
@@ -91,24 +125,215 @@ def problems_in(path: str | None, environment: Mapping[str, str]) -> list[UsageE
     return []
 
 
-def _read(path: str | None, environment: Mapping[str, str], overrides: Mapping[str, Any]) -> Reader:
-    reader = Reader()
+def _read(path: str | None, environment: Mapping[str, str], overrides: Mapping[str, Any]) -> _Reader:
+    reader = _Reader()
     named = environment.get(CONFIG_VARIABLE)
     file = named or path
     if file is not None:
         reader.read_file(file, must_exist=bool(named))
     fake = environment.get(FAKE_GPUS_VARIABLE)
     if fake:
-        place = Place(f"environment {FAKE_GPUS_VARIABLE}")
+        place = _Place(f"environment {FAKE_GPUS_VARIABLE}")
         reader.put("gpu.fake", fake, place)
         if reader.values.get("gpu.source", "auto") == "auto":
             reader.put("gpu.source", "simulated", place)
-    place = Place("override")
     for name, value in overrides.items():
-        if name in SETTINGS:
-            reader.put(name, value, place)
-        else:
-            section, _, key = name.partition(".")
-            reader.refuse(unknown_setting(section, key, place), place)
+        reader.put(name, value, _Place("override"))
     reader.find_contradictions()
     return reader
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a value was written; as text in `Loaded.origin`."""
+
+    origin: str
+    """`file /etc/gpusched/config.toml`, `override`."""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.origin if self.line is None else f"{self.origin}, line {self.line}"
+
+
+class _Reader:
+    """Gathers values with where they came from, and what is wrong with them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        """Of SETTINGS, by path."""
+        self.origin = dict.fromkeys(SETTINGS, "default")
+        self._tables: dict[str, dict[str, dict[str, Any]]] = {section: {} for section in TABLES}
+        self._counts: dict[str, int] = {}
+        self._problems: list[tuple[int, UsageError]] = []
+        self._file = ""
+        self._lines: dict[Key, int] = {}
+        self._wrong: set[Key] = set()
+        """Keys with a wrong value: (section, key) or (section, name)."""
+        self._is_name_lost = False
+        """A section or table could not be read, so references to it cannot be checked."""
+
+    def problems(self) -> list[UsageError]:
+        """Everything that is wrong, by line; then what is not from a file."""
+        return [error for _, error in sorted(self._problems, key=lambda problem: problem[0])]
+
+    def read_file(self, file: str, *, must_exist: bool) -> None:
+        """Take in a TOML file. Raises: SettingsError when it cannot be read as one."""
+        text = _text_of(file, must_exist=must_exist)
+        if text is None:
+            return
+        try:
+            document, lines = tomllib.loads(text), lines_of(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise SettingsError(
+                [UsageError(f"the config file {file} is not valid TOML: {error}", CHECK_HINT)]
+            ) from None
+        self._file, self._lines = file, lines
+        for section, content in document.items():
+            if section not in SECTIONS:
+                near = closest(section, SECTIONS) or _path_of(section)
+                self._refuse(
+                    f"unknown section {printable(section, 80)}", section, hint=_meant(near, "sections", SECTIONS)
+                )
+                self._is_name_lost = True
+            elif not isinstance(content, dict):
+                self._refuse(f"{section} is a section; write [{section}] on a line of its own", section)
+                self._is_name_lost = True
+            elif section in TABLES:
+                self._read_tables(section, content)
+            elif section == COUNTS:
+                self._read_counts(content)
+            else:
+                for key, value in content.items():
+                    self.put(f"{section}.{key}", value, self._place(section, key))
+
+    def put(self, path: str, value: Any, place: _Place) -> None:
+        """Take in one value of SETTINGS."""
+        section, _, key = path.partition(".")
+        if path not in SETTINGS:
+            siblings = {known.key: known.path for known in SETTINGS.values() if known.path.startswith(f"{section}.")}
+            near = siblings.get(closest(key, siblings) or "") or _path_of(key)
+            self._note(f"unknown setting {printable(path, 80)}", place, _meant(near, f"[{section}] has", siblings))
+        elif self._take(SETTINGS[path], path, value, place, self.values, path):
+            self.origin[path] = str(place)
+        else:
+            self._wrong.add((section, key))
+
+    def _read_tables(self, section: str, content: Mapping[str, Any]) -> None:
+        for name, table in content.items():
+            if not isinstance(table, dict):
+                shown = printable(name, 80)
+                text = f"{section}.{shown} is a table; write [{section}.{shown}] before its keys"
+                if name in TABLE_SETTINGS[section]:
+                    text = f"{shown} is a setting of one {section}; write it below [{section}.NAME]"
+                self._refuse(text, section, name)
+                self._is_name_lost = True
+            elif not self._is_name(section, name):
+                self._is_name_lost = True
+            else:
+                self._read_table(section, name, table)
+
+    def _read_table(self, section: str, name: str, table: Mapping[str, Any]) -> None:
+        known = TABLE_SETTINGS[section]
+        values = self._tables[section][name] = {}
+        self.origin[f"{section}.{name}"] = str(self._place(section, name))
+        for key, value in table.items():
+            path, place = f"{section}.{name}.{key}", self._place(section, name, key)
+            if key not in known:
+                hint = _meant(closest(key, known), f"[{section}.NAME] has", known)
+                self._note(f"unknown setting {printable(path, 120)}", place, hint)
+            elif self._take(known[key], path, value, place, values, key):
+                self.origin[path] = str(place)
+                continue
+            self._wrong.add((section, name))
+
+    def _read_counts(self, content: Mapping[str, Any]) -> None:
+        for name, count in content.items():
+            path, place = f"{COUNTS}.{name}", self._place(COUNTS, name)
+            if self._is_name(COUNTS, name) and self._take(_COUNT, path, count, place, self._counts, name):
+                self.origin[path] = str(place)
+
+    def _take(self, known: Setting, path: str, value: Any, place: _Place, values: dict[str, Any], key: str) -> bool:
+        """Put the value among the others, or refuse it."""
+        try:
+            values[key] = known.read(value)
+        except ValueError:
+            shown = printable(str(value).lower() if isinstance(value, bool) else repr(value), 80)
+            self._note(f"{printable(path, 120)} is {shown}; it must be {known.allowed}", place)
+            return False
+        return True
+
+    def _is_name(self, section: str, name: str) -> bool:
+        if not WORD.admits(name):
+            self._refuse(
+                f"{printable(repr(name), 80)} cannot be the name of a {section}; it must be {WORD}", section, name
+            )
+            return False
+        return True
+
+    def _refuse(self, text: str, *key: str, hint: str = CHECK_HINT) -> None:
+        self._note(text, self._place(*key), hint)
+
+    def _note(self, text: str, place: _Place, hint: str = CHECK_HINT) -> None:
+        self._problems.append((_LAST if place.line is None else place.line, UsageError(f"{place}: {text}", hint)))
+
+    def find_contradictions(self) -> None:
+        """Check all settings together, except what depends on a refused value."""
+        if self._is_name_lost:
+            return
+        is_tier_lost = any(section == "qos" for section, *_ in self._wrong)
+        for key, text, hint in contradictions(self.build()):
+            if key[:2] in self._wrong or (is_tier_lost and key[0] == "qos" and key[-1] == "preempts"):
+                continue
+            self._refuse(text, *self._written(key), hint=hint)
+
+    def _written(self, key: Key) -> Key:
+        """The key, or the first table of those that its default is at odds with: `[queue.vision]`."""
+        section, name = key[:2]
+        if section != "default" or key in self._lines or name not in self._tables:
+            return key
+        return (name, next(iter(self._tables[name]), ""))
+
+    def _place(self, *key: str) -> _Place:
+        """File and line of a key, else of the table that it is in."""
+        lines = (self._lines.get(key[:length]) for length in range(len(key), 0, -1))
+        return _Place(f"file {self._file}" if self._file else "the settings", next(filter(None, lines), None))
+
+    def build(self) -> Settings:
+        """All that was gathered, and the defaults for the rest: in [priority] those of the preset."""
+        parts: dict[str, dict[str, Any]] = {}
+        for path, value in self.values.items():
+            section, _, name = path.partition(".")
+            parts.setdefault(section, {})[name] = value
+        made: dict[str, Any] = {section: kind(**parts.get(section, {})) for section, kind in PLAIN_SECTIONS.items()}
+        stated = parts.get("priority", {})
+        made["priority"] = preset(made["priority"].preset, stated)
+        for section, kind in TABLES.items():
+            made[section] = {name: kind(name, **values) for name, values in self._tables[section].items()}
+        names = tuple(sorted(stated.keys() - {"preset"}))
+        return Settings(**made, license=self._counts, plugins=parts.get(PLUGINS, {}).get("load", ()), stated=names)
+
+
+def _path_of(key: str) -> str | None:
+    """The path of the setting that has a name like this, in whatever section; the first of them."""
+    anywhere = {known.key: path for path, known in reversed(list(SETTINGS.items()))}
+    return anywhere.get(closest(key, anywhere) or "")
+
+
+def _meant(near: str | None, title: str, otherwise: Iterable[str]) -> str:
+    return f"did you mean {near}?" if near else f"{title}: {', '.join(otherwise)}"
+
+
+def _text_of(file: str, *, must_exist: bool) -> str | None:
+    try:
+        with open(file, "rb") as opened:
+            return opened.read().decode("utf-8").replace("\r\n", "\n")
+    except FileNotFoundError:
+        if not must_exist:
+            return None
+        text, hint = f"there is no config file {file}", f"unset {CONFIG_VARIABLE}, or create it"
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        text, hint = f"the config file {file} cannot be read: {reason}", f"see: ls -l {file}"
+    except UnicodeDecodeError as error:
+        text, hint = f"the config file {file} is not valid TOML: {error}", CHECK_HINT
+    raise SettingsError([UsageError(text, hint)]) from None

@@ -7,30 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusched.access import check_admin
-from gpusched.config import Loaded
+from gpusched.config import SETTINGS, Loaded
+from gpusched.config.schema import value_of, with_value
 from gpusched.errors import Refused, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.commands import Reload
 from gpusched.model.settings import Settings
-from gpusched.model.value import fields, replace
+from gpusched.model.value import fields
 from gpusched.scheduler import cells
 from gpusched.scheduler.draft import Layout
 from gpusched.scheduler.sharing.membership import membership_findings
 from gpusched.scheduler.sharing.quota_problems import problems
 from gpusched.scheduler.sharing.usage import capacity_of
-
-FIXED = (
-    "gpu.source",
-    "gpu.fake",
-    "gpu.mps_dir",
-    "node.name",
-    "daemon.log_level",
-    "daemon.log_mib",
-    "daemon.log_files",
-    "daemon.launcher",
-    "plugins.load",
-)
-"""Settings that count from the daemon's start until its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +57,12 @@ def reread(
     check_promises(wanted)
     _check_machines(loaded, nodes_under(wanted))
     differing = _differing(running, wanted)
-    fixed = tuple(path for path in differing if path in FIXED)
+    fixed = tuple(path for path in differing if path in SETTINGS and SETTINGS[path].needs_restart)
     settings = wanted
     for path in fixed:
-        settings = _with(settings, path, _value(running, path))
+        settings = with_value(settings, path, value_of(running, path))
     notes = tuple(f"{text}; {hint}" for _, text, hint in membership_findings(settings))
-    return Reloaded(settings, tuple(path for path in differing if path not in FIXED), fixed, notes)
+    return Reloaded(settings, tuple(path for path in differing if path not in fixed), fixed, notes)
 
 
 def check_promises(settings: Settings) -> None:
@@ -115,15 +103,3 @@ def _named(section: Any) -> Mapping[str, Any]:
     if isinstance(section, Mapping):
         return section
     return {part.name: getattr(section, part.name) for part in fields(section)}
-
-
-def _value(settings: Settings, path: str) -> Any:
-    section, _, name = path.partition(".")
-    return settings.plugins if section == "plugins" else getattr(getattr(settings, section), name)
-
-
-def _with(settings: Settings, path: str, value: Any) -> Settings:
-    section, _, name = path.partition(".")
-    if section == "plugins":
-        return replace(settings, plugins=value)
-    return replace(settings, **{section: replace(getattr(settings, section), **{name: value})})

@@ -18,7 +18,7 @@ class Range(Value):
     """The low end itself is not allowed."""
 
     def __str__(self) -> str:
-        least = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        least = f"above {self.low:g}" if self.above else f"of at least {self.low:g}"
         return f"{least} and at most {self.high:.15g}"
 
     def admits(self, value: float) -> bool:
@@ -47,8 +47,8 @@ class Text(Value):
 
     def __str__(self) -> str:
         if self.may_be_empty:
-            return "one word without blanks, or empty"
-        return "one word without blanks" if self.is_word else "not empty, on one line"
+            return "one word without spaces, or empty"
+        return "one word without spaces" if self.is_word else "a text on one line, not empty"
 
     def admits(self, value: str) -> bool:
         """Whether it is on one line, or one word."""
@@ -76,7 +76,7 @@ class Texts(Value):
     what: str
 
     def __str__(self) -> str:
-        return f"{self.what}, none of them empty"
+        return f"a list of {self.what}, each one word without spaces"
 
     def admits(self, value: tuple[str, ...]) -> bool:
         """Whether all are words."""
@@ -150,7 +150,21 @@ class Numbers(Value):
         return all(self.low <= number <= self.high for number in value)
 
 
-Rule = SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts | Members
+class Modules(Value):
+    """A list of Python modules by their full names."""
+
+    def __str__(self) -> str:
+        return "a list of names of Python modules"
+
+    def admits(self, value: tuple[str, ...]) -> bool:
+        """Whether each can be the name of a module."""
+        return all(part.isidentifier() for name in value for part in name.split("."))
+
+
+AT_START = "at start"
+"""Beside the rule of a setting: it counts from the daemon's start; a reload does not apply it."""
+
+Rule = Modules | SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts | Members
 
 WEIGHT = Range(0, 1e12)
 FRACTION = Range(0, 1, above=True)

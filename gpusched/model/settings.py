@@ -12,6 +12,7 @@ from typing import Annotated
 from msgspec import field
 
 from gpusched.model.rules import (
+    AT_START,
     CORES,
     COUNT,
     FRACTION,
@@ -33,6 +34,7 @@ from gpusched.model.rules import (
     Cells,
     Folder,
     Members,
+    Modules,
     Numbers,
     OneOf,
     Range,
@@ -190,7 +192,7 @@ class CeilingSettings(Value):
 class NodeSettings(Value):
     """What this node offers, where the measured figure is not the wanted one."""
 
-    name: Annotated[str | None, WORD] = None
+    name: Annotated[str | None, WORD, AT_START] = None
     """Name of the node; default: the host name."""
     cpus: Annotated[float | None, CORES] = None
     """Cores to hand out; default: the cores this process may use."""
@@ -205,9 +207,9 @@ class NodeSettings(Value):
 class GpuSettings(Value):
     """How GPUs are read, trusted and shared."""
 
-    source: Annotated[str, OneOf(("auto", "nvml", "simulated", "none"))] = "auto"
+    source: Annotated[str, OneOf(("auto", "nvml", "simulated", "none")), AT_START] = "auto"
     """`auto`, `nvml`, `simulated` (see GPUSCHED_FAKE_GPUS) or `none`."""
-    fake: Annotated[str | None, Text()] = None
+    fake: Annotated[str | None, Text(), AT_START] = None
     """Simulated GPUs, as in GPUSCHED_FAKE_GPUS: `4x24GiB` or a JSON file."""
     ids: Annotated[str, OneOf(("index", "uuid"))] = "index"
     """Form of CUDA_VISIBLE_DEVICES in jobs: `index` or `uuid`."""
@@ -228,7 +230,7 @@ class GpuSettings(Value):
     """Foreign memory counts at its peak over this many seconds."""
     share_headroom_mib: Annotated[int, MIB] = 512
     """Memory of a shared card that is never booked, for CUDA contexts, in MiB."""
-    mps_dir: Annotated[str | None, Folder()] = None
+    mps_dir: Annotated[str | None, Folder(), AT_START] = None
     """Folder with the pipes of one MPS control daemon for each GPU, by UUID; slices of one GPU are held to their
     booking by MPS where that runs. Unset: MPS is not used."""
     vram_over: Annotated[str, OneOf(("ignore", "warn", "kill"))] = "warn"
@@ -477,14 +479,14 @@ class DaemonSettings(Value):
     """Time between GPU readings while no job waits or runs."""
     shutdown_grace_s: Annotated[float, Range(0, 3600)] = 60.0
     """Longest time that runs get to end when the machine is being shut down, in seconds."""
-    log_level: Annotated[str, OneOf(("debug", "info", "warning", "error"))] = "info"
+    log_level: Annotated[str, OneOf(("debug", "info", "warning", "error")), AT_START] = "info"
     """`debug`, `info`, `warning` or `error`."""
     # Without a size and one old file, the log would never be rotated and grow without end.
-    log_mib: Annotated[float, Range(0.01, MAX_MIB)] = 10.0
+    log_mib: Annotated[float, Range(0.01, MAX_MIB), AT_START] = 10.0
     """Size at which the log is rotated, in MiB."""
-    log_files: Annotated[int, Range(1, 1000)] = 3
+    log_files: Annotated[int, Range(1, 1000), AT_START] = 3
     """Rotated logs that are kept."""
-    launcher: Annotated[str, OneOf(("auto", "systemd", "fork"))] = "auto"
+    launcher: Annotated[str, OneOf(("auto", "systemd", "fork")), AT_START] = "auto"
     """What starts runs: `systemd` (each is a unit of its own; the system's daemon only), `fork` (a helper of the
     daemon), or `auto`: systemd where it can."""
 
@@ -552,7 +554,7 @@ class AlertSettings(Value):
 
 
 class QueueSettings(Value):
-    """One queue, `[queue.NAME]`. Queues form a tree; jobs are submitted to any of its leaves."""
+    """One queue. Queues form a tree; jobs are submitted to its leaves. Without any, a queue is a mere name."""
 
     name: str
     parent: Annotated[str | None, WORD] = None
@@ -607,7 +609,7 @@ class QueueSettings(Value):
 
 
 class QosSettings(Value):
-    """One quality of service, `[qos.NAME]`."""
+    """One quality of service. Without any, no job may name one."""
 
     name: str
     tier: Annotated[int, Range(-1000, 1000)] = 0
@@ -647,7 +649,7 @@ EVERYBODY = "*"
 
 
 class AccountSettings(Value):
-    """One account, `[account.NAME]`. Accounts form a tree with users as its leaves."""
+    """One account. Accounts form a tree with users as its leaves. Without any, each name used is one."""
 
     name: str
     parent: Annotated[str | None, WORD] = None
@@ -693,7 +695,7 @@ class Settings(Value):
     """`[qos.NAME]`; none configured means that no job may name one."""
     account: Mapping[str, AccountSettings] = field(default_factory=dict)
     """`[account.NAME]`; none configured means one account of each name that is used, with equal shares."""
-    plugins: tuple[str, ...] = ()
-    """`[plugins] load`: modules to load beside those of entry points."""
+    plugins: Annotated[tuple[str, ...], Modules(), AT_START] = ()
+    """`[plugins] load`: Python modules to load as plug-ins, beside those of installed distributions."""
     stated: tuple[str, ...] = ()
     """Settings of [priority] that the administrator has stated, by name: no preset changes them."""

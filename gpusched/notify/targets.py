@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpusched.config.lines import Key, lines_of
+from gpusched.config.toml_lines import Key, lines_of
 from gpusched.errors import UsageError
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, OWNER_EVENTS, parse_events
 from gpusched.model.spelling import closest

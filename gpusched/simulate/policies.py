@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpusched import paths
 from gpusched.config import load_settings
-from gpusched.config.reading import CONFIG_VARIABLE
+from gpusched.config.load import CONFIG_VARIABLE
 from gpusched.daemon.auto_preset import read_state
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.presets import PRESETS, preset

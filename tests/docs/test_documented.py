@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpusched.api.routes import ROUTES
-from gpusched.config import describe_settings, describe_tables, load_settings, problems_in
-from gpusched.config.known import SECTIONS
-from gpusched.daemon.reloading import FIXED
+from gpusched.config import SETTINGS, TABLE_SETTINGS, load_settings, problems_in
+from gpusched.config.schema import SECTIONS
 from gpusched.model.settings import Settings
 from gpusched.model.states import COMPACT, JobState, ReasonCode
 from tools.reference import pages
@@ -27,10 +26,10 @@ def test_generated_pages_are_current(name: str) -> None:
 
 def test_every_setting_has_a_meaning() -> None:
     page = (DOCS / "reference" / "settings.md").read_text()
-    tables = [info for table in describe_tables().values() for info in table]
+    tables = [one for table in TABLE_SETTINGS.values() for one in table.values()]
     assert len(tables) > 30
-    for info in (*describe_settings(), *tables):
-        assert f"| `{info.path.rpartition('.')[2]}` |" in page
+    for one in (*SETTINGS.values(), *tables):
+        assert f"| `{one.key}` |" in page
     for section in SECTIONS:
         assert f"## [{section}" in page
 
@@ -100,4 +99,4 @@ def test_every_example_of_a_config_file_is_right(block: str, tmp_path: Path) -> 
 
 def test_the_settings_that_count_after_a_restart_are_listed() -> None:
     page = (DOCS / "howto" / "change-settings.md").read_text()
-    assert [path for path in FIXED if f"`{path}`" not in page] == []
+    assert [path for path, known in SETTINGS.items() if known.needs_restart and f"`{path}`" not in page] == []

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.config.lines import lines_of
+from gpusched.config.toml_lines import lines_of
 
 if sys.version_info >= (3, 11):
     import tomllib

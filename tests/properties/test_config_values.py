@@ -12,10 +12,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.config import describe_settings, load_settings, problems_in
-from gpusched.config.known import SETTINGS, TABLE_SETTINGS, Setting
+from gpusched.config import SETTINGS, TABLE_SETTINGS, Setting, load_settings, problems_in
+from gpusched.config.schema import value_of
 from gpusched.model.presets import FAIR, PRESETS, preset
-from gpusched.model.rules import Amounts, Cells, Folder, Members, Numbers, OneOf, Range, SomeOf, Text, Texts
+from gpusched.model.rules import Amounts, Cells, Folder, Members, Modules, Numbers, OneOf, Range, SomeOf, Text, Texts
 from gpusched.model.settings import AUTO, Settings
 from gpusched.model.value import replace
 
@@ -52,7 +52,7 @@ def right(path: str, setting: Setting) -> st.SearchStrategy[Any]:
     if path in HARMONIC:
         return HARMONIC[path]
     if isinstance(rule, Range):
-        if setting.base is int:
+        if setting.type is int:
             return st.integers(int(rule.low) + rule.above, int(rule.high))
         return st.floats(rule.low, rule.high, exclude_min=rule.above)
     if isinstance(rule, OneOf):
@@ -72,7 +72,9 @@ def right(path: str, setting: Setting) -> st.SearchStrategy[Any]:
         return st.lists(st.sampled_from(rule.words), max_size=3, unique=True)
     if isinstance(rule, Numbers):
         return st.lists(st.integers(rule.low, rule.high), max_size=3)
-    assert setting.base is bool, path
+    if isinstance(rule, Modules):
+        return st.lists(st.sampled_from(["lab_rules", "lab.rules"]), max_size=2)
+    assert setting.type is bool, path
     return st.booleans()
 
 
@@ -82,7 +84,7 @@ def out_of_range(setting: Setting) -> st.SearchStrategy[Any]:
     if isinstance(rule, Range):
         low, high = rule.low - (not rule.above), rule.high + 1
         whole = st.one_of(st.integers(-(1 << 62), int(low)), st.integers(int(high), 1 << 62))
-        if setting.base is int:
+        if setting.type is int:
             return whole
         return st.one_of(
             st.floats(max_value=rule.low, exclude_max=not rule.above, allow_infinity=False),
@@ -103,6 +105,8 @@ def out_of_range(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from([[""], ["none of them"], [rule.words[0], "all"], rule.words[0]])
     if isinstance(rule, Numbers):
         return st.sampled_from([[0], [48, -1], ["48"], [1.5], [True], 48])
+    if isinstance(rule, Modules):
+        return st.sampled_from(["lab_rules", ["lab-rules"], [""], [3], {"a": "b"}])
     if isinstance(rule, Amounts):
         return st.sampled_from([{"a": -1}, {"a": 1, "b": -0.5}, {"": 1}, {"a b": 2}])
     if isinstance(rule, Members):
@@ -174,6 +178,8 @@ NOISE = st.lists(st.sampled_from(["", "\n", "# [queue.a]\n", "  # x = '''\n\n"])
 
 def loaded_value(settings: Any, path: tuple[str, ...]) -> Any:
     """What the settings have for a path of the file."""
+    if path == ("plugins", "load"):
+        return list(settings.plugins)
     for name in path:
         settings = settings[name] if isinstance(settings, Mapping) else getattr(settings, name)
     return list(settings) if isinstance(settings, tuple) else settings
@@ -218,10 +224,9 @@ def test_what_is_written_is_loaded_with_its_line_and_the_rest_is_default(lines: 
         assert (origin == "default") == (known not in said and not is_of_preset), (known, value, origin)
         assert origin.startswith("preset ") == is_of_preset
     untouched = replace(Settings(), priority=preset(name))
-    for info in describe_settings():
-        path_of = tuple(info.path.split("."))
-        if info.path not in said:
-            assert loaded_value(loaded.settings, path_of) == loaded_value(untouched, path_of)
+    for known in SETTINGS:
+        if known not in said:
+            assert value_of(loaded.settings, known) == value_of(untouched, known)
 
 
 @given(configs(at_least=1), NOISE, st.data())
@@ -243,5 +248,5 @@ def test_one_value_out_of_range_is_refused_with_its_line_and_nothing_else(
 
 def test_every_kind_of_rule_is_drawn_above() -> None:
     known = [*SETTINGS.values(), *(one for table in TABLE_SETTINGS.values() for one in table.values())]
-    drawn = {Range, OneOf, SomeOf, Text, Texts, Cells, Amounts, Members, Folder, Numbers, type(None)}
+    drawn = {Range, OneOf, SomeOf, Text, Texts, Cells, Amounts, Members, Modules, Folder, Numbers, type(None)}
     assert {type(one.rule) for one in known} == drawn

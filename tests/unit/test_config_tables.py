@@ -124,9 +124,9 @@ def test_members_of_an_account_are_written_as(line, users, tmp_path):
 
 
 WRONG = {
-    "a negative weight": ("[queue.default]\nweight = -1", 2, "queue.default.weight is -1; it must be above 0"),
-    "no weight at all": ("[queue.default]\nweight = 0", 2, "queue.default.weight is 0; it must be above 0"),
-    "a negative guarantee": ("[queue.default]\n\nguaranteed_gpus = -2", 3, "it must be at least 0"),
+    "a negative weight": ("[queue.default]\nweight = -1", 2, "queue.default.weight is -1; it must be a number above 0"),
+    "no weight at all": ("[queue.default]\nweight = 0", 2, "queue.default.weight is 0; it must be a number above 0"),
+    "a negative guarantee": ("[queue.default]\n\nguaranteed_gpus = -2", 3, "it must be a number of at least 0"),
     "a factor above 1": ("[queue.default]\nfactor = 1.5", 2, "at least 0 and at most 1"),
     "an order that is none": ("[queue.default]\norder = 'lifo'", 2, "one of response_ratio, multifactor, fifo"),
     "a cell without cards": ("[queue.default]\ncells = ['n1:']", 2, "a list of texts such as '4'"),
@@ -134,22 +134,26 @@ WRONG = {
     "a fraction for a count": ("[qos.x]\ntier = 1.5", 2, "it must be a whole number"),
     "shares of nothing": ("[account.x]\nshares = 0", 2, "above 0"),
     "a user with negative shares": ("[account.x]\nusers = {ann = -1}", 2, "a table of names and shares above 0"),
-    "a user in words": ("[account.x]\nusers = {ann = 'two'}", 2, 'table of names and shares, or "*"'),
+    "a user in words": ("[account.x]\nusers = {ann = 'two'}", 2, 'table of names and shares above 0, or "*"'),
     "a user by number": (
         "[account.x]\nusers = [1000]",
         2,
-        'it must be a list of names, table of names and shares, or "*"',
+        'it must be a list of names, a table of names and shares above 0, or "*"',
     ),
     "one user as a text": ("[account.x]\nusers = 'ann'", 2, "account.x.users is 'ann'; it must be a list of names"),
     "a user of two words": ("[account.x]\nusers = ['ann bob']", 2, "a list of names, a table of names and shares"),
-    "a group as a text": ("[account.x]\ngroups = 'lab'", 2, "account.x.groups is 'lab'; it must be a list of texts"),
-    "a negative license": ("[license]\nmatlab = -1", 2, "license.matlab is -1; it must be a whole number, at least 0"),
+    "a group as a text": ("[account.x]\ngroups = 'lab'", 2, "account.x.groups is 'lab'; it must be a list of names"),
+    "a negative license": (
+        "[license]\nmatlab = -1",
+        2,
+        "license.matlab is -1; it must be a whole number of at least 0",
+    ),
     "half a license": ("[license]\nmatlab = 0.5", 2, "a whole number"),
     "a plug-in that is no list": ("[plugins]\nload = 'x'", 2, "a list of names of Python modules"),
-    "an unknown key": ("[queue.default]\n# so\nwieght = 2", 3, "there is no setting queue.default.wieght"),
+    "an unknown key": ("[queue.default]\n# so\nwieght = 2", 3, "unknown setting queue.default.wieght"),
     "a queue that is no table": ("[queue]\ndefault = 3", 2, "write [queue.default] before its keys"),
-    "a name of two words": ('[queue."a b"]', 1, "'a b' is no name of a queue"),
-    "an unknown key of plugins": ("[plugins]\nlaod = []", 2, "there is no setting plugins.laod"),
+    "a name of two words": ('[queue."a b"]', 1, "'a b' cannot be the name of a queue"),
+    "an unknown key of plugins": ("[plugins]\nlaod = []", 2, "unknown setting plugins.laod"),
     "a weight in the weights": ("[priority]\nweight_age = -0.5", 2, "priority.weight_age is -0.5"),
 }
 
@@ -339,14 +343,14 @@ def test_a_mistake_is_told_once_and_not_what_follows_from_it(tmp_path: Path, tex
 
 def test_what_a_section_does_not_know_is_told_with_what_it_knows(tmp_path: Path) -> None:
     assert only(tmp_path, "[plugins]\nlaod = []").hint == "did you mean plugins.load?"
-    assert only(tmp_path, "[plugins]\nzzz = []").hint == "[plugins] knows: load"
-    assert only(tmp_path, "[qos.x]\nzzz = 1").hint.startswith("[qos.NAME] knows: tier, factor, preempts")
+    assert only(tmp_path, "[plugins]\nzzz = []").hint == "[plugins] has: load"
+    assert only(tmp_path, "[qos.x]\nzzz = 1").hint.startswith("[qos.NAME] has: tier, factor, preempts")
     assert only(tmp_path, "[qeue.x]\nweight = 1").hint == "did you mean queue?"
 
 
 def test_a_setting_of_one_queue_belongs_to_its_table(tmp_path: Path) -> None:
     assert only(tmp_path, "[queue]\nweight = 2").message.endswith(
-        "line 2: weight is a setting of one queue; write it below [queue.NAME], with the name of the queue"
+        "line 2: weight is a setting of one queue; write it below [queue.NAME]"
     )
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.config import Loaded, load_settings
-from gpusched.config.known import SETTINGS
+from gpusched.config import SETTINGS, Loaded, load_settings
 from gpusched.errors import UsageError
 from gpusched.model.presets import FAIR, FIFO, PRESETS, SLURM, THROUGHPUT, preset, under_preset
 from gpusched.model.settings import AUTO, PRESET_NAMES, PrioritySettings, Settings

@@ -8,7 +8,7 @@ import pytest
 from lab import ANN, Lab
 
 from gpusched.daemon.checks import broken_promises, daemon_checks
-from gpusched.daemon.reloading import FIXED, reread
+from gpusched.daemon.reloading import reread
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, Refused, UsageError
 from gpusched.model.commands import Caller, Reload
@@ -65,12 +65,6 @@ def test_what_cannot_change_is_named_and_stays() -> None:
     running = lab.scheduler.settings
     assert (running.gpu.source, running.node.name, running.daemon.log_level) == ("auto", "n1", "info")
     assert (running.gpu.foreign_mib, running.daemon.poll_s) == (7, 3.0)
-
-
-def test_every_fixed_setting_is_one_that_exists() -> None:
-    for path in FIXED:
-        section, _, name = path.partition(".")
-        assert path == "plugins.load" or hasattr(getattr(Settings(), section), name)
 
 
 def test_a_bad_file_is_refused_with_its_sentence_and_nothing_changes() -> None:

@@ -1,0 +1,128 @@
+"""The sections and settings of a config file, read from the fields of `model.settings`; nothing else names them."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any
+
+import msgspec
+
+from gpusched.model.rules import AT_START, Members, Rule
+from gpusched.model.settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.value import Value, fields, replace
+
+TABLES: Mapping[str, type[QueueSettings] | type[QosSettings] | type[AccountSettings]] = MappingProxyType(
+    {"queue": QueueSettings, "qos": QosSettings, "account": AccountSettings}
+)
+"""Sections that hold a table for each name, as in `[queue.vision]`."""
+
+COUNTS = "license"
+"""The section whose keys are names, each with a number."""
+
+PLUGINS = "plugins"
+"""The section whose one key, `load`, is a field of `Settings` itself."""
+
+_KINDS: dict[object, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: its type, default and rule, for reading values, messages and the reference."""
+
+    path: str
+    """As in the file: `gpu.ids` is `ids` in `[gpu]`; `queue.weight` is `weight` in `[queue.NAME]`."""
+    type: Any
+    """Without None, the value of a setting that is unset."""
+    default: Any
+    rule: Rule | None
+    needs_restart: bool
+    """A reload does not apply it."""
+
+    @property
+    def key(self) -> str:
+        """Its name in its section."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def allowed(self) -> str:
+        """The values it may have, in words."""
+        kind = _KINDS.get(self.type, "")
+        if self.rule is None:
+            return kind
+        return f"{kind} {self.rule}" if self.type in (int, float) else str(self.rule)
+
+    def read(self, value: Any) -> Any:
+        """The value in its own type. Raises: ValueError when the setting cannot have it."""
+        if isinstance(self.rule, Members):
+            value = _shares_of(value)
+        found = msgspec.convert(value, self.type)
+        if isinstance(found, float) and not math.isfinite(found):
+            raise ValueError
+        if self.rule is not None and not self.rule.admits(found):
+            raise ValueError
+        return found
+
+
+def _shares_of(members: Any) -> Any:
+    """The table of names and shares that a list of names or `*` stands for."""
+    if members == EVERYBODY:
+        return {EVERYBODY: 1.0}
+    return dict.fromkeys(members, 1.0) if isinstance(members, (list, tuple)) else members
+
+
+def _setting(section: str, item: Any, key: str = "") -> Setting:
+    hint, *notes = typing.get_args(item.type) if typing.get_origin(item.type) is Annotated else (item.type,)
+    rules = [note for note in notes if note is not AT_START]
+    # `float` of `float | None`.
+    options = [part for part in typing.get_args(hint) if part is not NoneType]
+    if NoneType in typing.get_args(hint):
+        (hint,) = options
+    default = item.default_factory() if item.default is msgspec.NODEFAULT else item.default
+    return Setting(f"{section}.{key or item.name}", hint, default, rules[0] if rules else None, AT_START in notes)
+
+
+def _settings(section: str, kind: type[Value]) -> dict[str, Setting]:
+    # A field without a default is the name of a table.
+    return {item.name: _setting(section, item) for item in fields(kind) if not item.required}
+
+
+PLAIN_SECTIONS: Mapping[str, type[Value]] = MappingProxyType(
+    {item.name: item.type for item in fields(Settings) if isinstance(item.type, type) and issubclass(item.type, Value)}
+)
+"""Those that hold settings by name, as in `[gpu]`."""
+
+SETTINGS: Mapping[str, Setting] = MappingProxyType(
+    {one.path: one for section, kind in PLAIN_SECTIONS.items() for one in _settings(section, kind).values()}
+    | {f"{PLUGINS}.load": _setting(PLUGINS, item, "load") for item in fields(Settings) if item.name == PLUGINS}
+)
+"""Those of the plain sections and of [plugins], by path, in the order of the reference."""
+
+TABLE_SETTINGS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
+    {section: MappingProxyType(_settings(section, kind)) for section, kind in TABLES.items()}
+)
+"""Those of each named table, by section and key."""
+
+SECTIONS = (*PLAIN_SECTIONS, COUNTS, *TABLES, PLUGINS)
+
+
+def value_of(settings: Settings, path: str) -> Any:
+    """The value of one setting of SETTINGS."""
+    section, _, key = path.partition(".")
+    return settings.plugins if section == PLUGINS else getattr(getattr(settings, section), key)
+
+
+def with_value(settings: Settings, path: str, value: Any) -> Settings:
+    """These settings with another value for one of SETTINGS."""
+    section, _, key = path.partition(".")
+    if section == PLUGINS:
+        return replace(settings, plugins=value)
+    return replace(settings, **{section: replace(getattr(settings, section), **{key: value})})
