@@ -122,6 +122,11 @@ def is_operator(caller: Caller, settings: Settings) -> bool:
     return any(caller.user in queue.operators for queue in settings.queue.values())
 
 
+def manages(caller: Caller, queue: str, settings: Settings) -> bool:
+    """Whether this is an admin, or an operator of the queue."""
+    return is_admin(caller, settings) or operates(caller, queue, settings)
+
+
 def may(caller: Caller, act: Act, job: Job, settings: Settings) -> bool:
     """Whether the caller may do this to the job."""
     if caller.uid == job.uid:

@@ -13,7 +13,7 @@ from gpusched.api.jobs import check_keys, read_body, respond
 from gpusched.api.schema import SPEC_FIELDS
 from gpusched.api.service import service_of
 from gpusched.api.validate import check_fields, read_spec
-from gpusched.daemon.adopting import check_is_no_job, check_rights, check_who, examine, wanted
+from gpusched.daemon.verbs.adopt import check_is_no_job, check_rights, check_who, examine, wanted
 from gpusched.errors import UsageError
 from gpusched.model.commands import Adopt
 from gpusched.model.units import printable

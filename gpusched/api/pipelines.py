@@ -14,7 +14,7 @@ from gpusched.api.jobs import change, check_keys, read_body, respond, with_task_
 from gpusched.api.schema import MAX_NAME, MAX_NEEDS, SPEC_FIELDS, Field
 from gpusched.api.service import service_of, words
 from gpusched.api.sight import Viewer, viewer_of
-from gpusched.daemon import pipelines as daemon
+from gpusched.daemon.verbs import pipeline as daemon
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused, UsageError, UserError
 from gpusched.lifecycle import pipelines as policy
 from gpusched.model.commands import PipelineStep, ResumePipeline, SubmitPipeline

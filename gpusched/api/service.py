@@ -17,12 +17,12 @@ from gpusched.access import hides, is_private, is_root, no_job, unknown
 from gpusched.api.arrays import MOST_IDS, task_ids
 from gpusched.api.pace import Pace, too_many
 from gpusched.api.render import JobContext, JobFacts
-from gpusched.daemon import pipelines
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.progress import ProgressReader
 from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.verbs import pipeline as pipelines
 from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.pipelines import step_ids

@@ -26,7 +26,7 @@ from gpusched.api.schema import (
     UPDATE_FIELDS,
     Field,
 )
-from gpusched.daemon.admitting import completed
+from gpusched.daemon.verbs.admission import completed
 from gpusched.errors import Refused, UsageError
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.lifecycle.retry import parse_retry_on

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpusched.daemon.verbs.cancel import awaited
 from gpusched.engine import proctree
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import LoseClients
 from gpusched.model.job import ClientProcess, Job
 
-from .deserting import awaited
 from .tick import Scheduler
 from .world import World
 

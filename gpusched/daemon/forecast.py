@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 from msgspec import field
 
-from gpusched.daemon import keys
-from gpusched.daemon.admitting import check_submission, completed, with_auto_limits
 from gpusched.daemon.outlook import Outlook
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.turn import Turn
+from gpusched.daemon.verbs.admission import check_submission, completed, with_auto_limits
+from gpusched.daemon.verbs.submit import existing
 from gpusched.errors import Refused
 from gpusched.lifecycle.dependencies import Never, Satisfied, evaluate, parse_dependency
 from gpusched.lifecycle.lifecycle import new_job
@@ -75,7 +75,7 @@ def _of_completed(
 ) -> Forecast | Callable[[], Forecast]:
     now = turn.now
     try:
-        found = keys.existing(spec, again, caller, turn)
+        found = existing(spec, again, caller, turn)
         if found is not None:
             return Forecast("exists", f"job {found['ids'][0]} has this key already; nothing would be submitted")
         check_submission([spec], caller, turn)

@@ -163,8 +163,7 @@ class GpuFaults:
         held = [one for one in pending if last.origin.is_like(_origin(one))]
         for one in held:
             after, event = lifecycle.hold_for_fault(one, turn.now, text)
-            turn.put_job(after)
-            turn.tell(event)
+            turn.put_job(after, event)
         if held:
             ids = sorted({one.array_id or one.id for one in held})
             some = ", ".join(map(str, ids[:_MOST_NAMED])) + (", ..." if len(ids) > _MOST_NAMED else "")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from gpusched.daemon.verbs.admission import check_admitted
 from gpusched.errors import Refused
 from gpusched.lifecycle.growth import Larger, NothingLarger, grown
 from gpusched.model.job import Job, Request, Run
 from gpusched.model.value import replace
 from gpusched.scheduler.capacity import refusal
 
-from .admitting import check_admitted
 from .turn import Turn
 
 

@@ -119,8 +119,7 @@ def _end(job: Job, run: Run, long: str, turn: Turn) -> None:
         after, story = yielding.requeue_idle(job, turn.now, why)
     else:
         after, story = yielding.cancel_idle(job, turn.now, why)
-    turn.put_job(after)
-    turn.tell(*story)
+    turn.put_job(after, *story)
 
 
 def _mark(job: Job, run: Run, turn: Turn) -> None:

@@ -124,8 +124,7 @@ class IntruderWatch:
         elif step is Step.END:
             log.warning("run %s is ended: it used GPU %d, which it did not book", run.id, one.index)
             after, story = end(job, one, turn.now)
-            turn.put_job(after)
-            turn.tell(*story)
+            turn.put_job(after, *story)
 
     def _tell_booker(self, run: Run, one: Intruder, turn: Turn, notify: Notify) -> None:
         """Tell the owner of a job of an intruder on its GPU, once each."""

@@ -120,8 +120,7 @@ class OveruseWatch:
             elif step is Step.ENDED:
                 log.warning("run %s is ended: it held %s", run.id, overuse.in_words(seen.worst))
                 after, story = overuse.end(job, seen.worst, turn.now)
-                turn.put_job(after)
-                turn.tell(*story)
+                turn.put_job(after, *story)
             self._warn_neighbours(run_id, turn)
 
     def _warn(self, job: Job, run: Run, use: ShareUse, turn: Turn, tell: Tell) -> None:

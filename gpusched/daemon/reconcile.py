@@ -27,15 +27,22 @@ from logging import getLogger
 
 from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.world import World
-from gpusched.daemon.yielding import pending_order
-from gpusched.model.execution import EngineEvent, LimitOrder, OpenRun, RunEnded, RunNeverStarted, Ticket
+from gpusched.model.execution import (
+    EngineEvent,
+    LimitOrder,
+    OpenRun,
+    RunEnded,
+    RunNeverStarted,
+    StopOrder,
+    SuspendOrder,
+    Ticket,
+)
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
-from gpusched.model.states import RunState
+from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.ports import Changes, Engine
 
 log = getLogger("gpusched.daemon")
-
 TICKET_PATIENCE_S = 10.0
 """A run whose ticket could not be made for this long is given up: its job must not look as if it ran."""
 
@@ -205,3 +212,45 @@ class Reconciler:
     def _settle(self, handle: str) -> None:
         del self._changed[handle]
         self._without_ticket.pop(handle, None)
+
+
+def pending_order(
+    job: Job, settings: Settings, shutdown_grace_s: float | None = None
+) -> StopOrder | SuspendOrder | None:
+    """The lasting order that the row of a job with an open run stands for; None: its run is to move.
+
+    Args: shutdown_grace_s: while the machine goes down, the longest grace of any run.
+    """
+    order = _recorded_order(job, settings)
+    if shutdown_grace_s is None:
+        return order
+    # What is to be cancelled must not come back, as what ends with the machine does.
+    is_cancelled = isinstance(order, StopOrder) and order.why == "cancel"
+    grace_s = min(_grace_s(job, settings), shutdown_grace_s)
+    return StopOrder("cancel" if is_cancelled else "shutdown", grace_s=grace_s)
+
+
+def _recorded_order(job: Job, settings: Settings) -> StopOrder | SuspendOrder | None:
+    grace_s = None
+    if job.reason is ReasonCode.GPU_IDLE:
+        grace_s = max(settings.idle.notice_s, _grace_s(job, settings))
+    if job.cancel_at is not None:
+        return StopOrder("cancel", grace_s=grace_s)
+    if job.preempt_at is not None:
+        return StopOrder("preempt", grace_s=grace_s)
+    if job.state is JobState.COMPLETING and job.reason in _STOPPED_FOR:
+        return StopOrder(_STOPPED_FOR[job.reason])
+    return SuspendOrder() if job.state is JobState.SUSPENDED else None
+
+
+_STOPPED_FOR = {
+    ReasonCode.GPU_MEMORY_OVER: "vram_over",
+    ReasonCode.GPU_UNBOOKED_USE: "unbooked_use",
+    ReasonCode.GPU_FAILED: "gpu_lost",
+}
+"""Why a run is ended that is neither cancelled nor makes room."""
+
+
+def _grace_s(job: Job, settings: Settings) -> float:
+    own_s = job.spec.launch.grace_s
+    return settings.life.grace_s if own_s is None else own_s

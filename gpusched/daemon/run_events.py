@@ -130,8 +130,7 @@ class RunEvents:
             turn.end_release(run)
             run = self._judged(job, run, turn)
             job, story = lifecycle.finish(job, run, turn.settings, turn.now, partial(grow, turn=turn))
-            turn.put_job(job)
-            turn.tell(*story)
+            turn.put_job(job, *story)
             self._gpu_faults.hold_repeated(job, run, turn)
             for uuid, state in states.items():
                 if state == DIRTY:
@@ -170,5 +169,4 @@ class RunEvents:
             after, story = lifecycle.lose_gpu(turn.world.jobs[run.job_id], turn.now, what)
             if story:
                 log.error("run %s is ended: it lost %s", run.id, what)
-                turn.put_job(after)
-                turn.tell(*story)
+                turn.put_job(after, *story)

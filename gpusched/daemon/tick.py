@@ -47,12 +47,11 @@ from gpusched.scheduler.caging import describe
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import Ranking, ranked_at
 
-from . import commands, yielding
+from . import verbs
 from .alerting import Alerts
 from .caging import Cager
 from .classes import FRONT
 from .failures import StepFailures
-from .fallbacks import follow_failures
 from .gpu_faults import GpuFaults
 from .gpu_watch import GpuWatch
 from .history import Estimates, History
@@ -67,7 +66,6 @@ from .planner_sync import PlannerSync, differences, table_differences
 from .reconcile import CannotStart, Reconciler
 from .reloading import reread
 from .run_events import RunEvents
-from .settling import end_what_is_too_late, settle_dependencies
 from .turn import Deed, Turn
 from .waiting import waiting_codes, waiting_reason
 from .windows import Windows
@@ -587,7 +585,7 @@ class Scheduler:
         self._run_events.finish_releases(turn)
         self._run_events.stop_runs_of_lost_gpus(turn)
         # Before the commands, so that who cancels a pipeline meets the fallback of a step that has failed just now.
-        follow_failures(turn)
+        turn.make_fallbacks()
         answers: list[Answer] = []
         for command, reply in queue:
             self._culprit = reply
@@ -597,9 +595,9 @@ class Scheduler:
             self._look_again = True
         if self.world.rethink(*self.history.news(ranked_at(turn.now, self.settings))):
             self._look_again = True
-        settle_dependencies(turn)
-        end_what_is_too_late(turn)
-        follow_failures(turn)
+        turn.settle_dependencies()
+        turn.end_too_late()
+        turn.make_fallbacks()
         self.idle.carry_out(turn, self.alerts.gpu_idle)
         self.overuse.carry_out(turn, self.alerts.vram_over)
         self.intruders.carry_out(turn, self.alerts.intrusion)
@@ -609,7 +607,7 @@ class Scheduler:
         if self._must_plan(turn):
             has_starts = self._plan(turn)
             # A start lets those go that waited for it alone.
-            while has_starts and settle_dependencies(turn):
+            while has_starts and turn.settle_dependencies():
                 has_starts = self._plan(turn)
             self._look_again, self._plan_by = False, None
         self.alerts.collect(turn)
@@ -761,7 +759,7 @@ class Scheduler:
     def _apply_command(self, turn: Turn, command: Command) -> dict[str, Any] | GpuschedError:
         before = len(turn.deeds)
         try:
-            return commands.apply(command, turn)
+            return verbs.apply(command, turn)
         except GpuschedError as error:
             # What was refused was not done.
             turn.deeds[before:] = [deed for deed in turn.deeds[before:] if deed.refused is not None]
@@ -820,7 +818,7 @@ class Scheduler:
                 if (estimate := self.estimates.started(job.id, turn.now)) is not None:
                     turn.changes.estimates[job.id] = estimate
             # What was suspended or resumed has changed what there is to plan with.
-            if not yielding.carry_out(self.plan, turn) and not self.plan.has_more:
+            if not turn.carry_out(self.plan) and not self.plan.has_more:
                 break
             if self.awaits_reading:
                 # It would be planned once more, and the rest as well, when the reading comes in.

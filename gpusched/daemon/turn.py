@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from gpusched.access import Act
 from gpusched.errors import NotFound
-from gpusched.lifecycle import arrays, lifecycle
+from gpusched.lifecycle import arrays, lifecycle, yielding
 from gpusched.lifecycle.admin_alerting import News
+from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.cluster import Clearance, NodeView
 from gpusched.model.commands import Caller
 from gpusched.model.execution import NoteOrder, SignalOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Placement, Usage
+from gpusched.model.snapshot import Placement, Plan, Preempt, PreemptMode, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
@@ -90,8 +91,8 @@ class Turn:
         """Have it recorded that the caller named a job of which they must not know."""
         self.deeds.append(Deed(caller, "name", f"job {job.shown_id}", job.user, "hidden by private_data"))
 
-    def put_job(self, job: Job) -> None:
-        """Record a new or changed job; a task of an array that had no row gets its own."""
+    def put_job(self, job: Job, *events: JobEvent) -> None:
+        """Record a new or changed job and its story; a task of an array that had no row gets its own."""
         fenced = self.world.find(job.id) if self.world.fences else None
         if job.array_id is not None and job.id not in self.world.jobs:
             array = self.world.array_of_unsplit(job.id)
@@ -107,6 +108,7 @@ class Turn:
         self.world.put_job(job, self.now)
         if fenced is not None:
             self._settle_fences(fenced, job)
+        self.tell(*events)
 
     def fence(self, job_id: int, fence_at: float | None) -> None:
         """Record from when on nothing passes a pending job; None: the next reservation for it begins a new wait."""
@@ -228,6 +230,15 @@ class Turn:
             )
         return [found[job_id] for job_id in sorted(found)]
 
+    def suspend(self, job: Job, by: str, text: str) -> None:
+        """Suspend a running job, by its owner (`user`) or to make room (`policy`)."""
+        after, story = yielding.suspend(job, self.now, by, text)
+        self.put_job(after, *story)
+
+    def resume(self, job: Job, text: str) -> None:
+        """Resume a suspended job."""
+        self.put(*yielding.resume(job, self.run_of(job), self.now, text))
+
     def cancel(self, job: Job, by: str) -> None:
         """End a pending job at once; ask the engine to end a running one; of an array, all tasks."""
         if job.is_array:
@@ -239,8 +250,7 @@ class Turn:
         if after is job and run_id(job.id, job.run) in self.world.open_runs:
             # Cancelled before, and told so; this person is impatient.
             self.signal(run_id(job.id, job.run), StopOrder("cancel"))
-        self.put_job(after)
-        self.tell(*events)
+        self.put_job(after, *events)
 
     def stop_array(self, array: Job, code: ReasonCode, text: str) -> None:
         """Give up the tasks that have no row; the others are left alone. It ends when those have."""
@@ -248,11 +258,9 @@ class Turn:
             for task in self.world.awaited_tasks(array):
                 # Somebody waits for this one: what became of it has to be told by a row.
                 after, events = lifecycle.give_up(task, self.now, code, text)
-                self.put_job(after)
-                self.tell(*events)
+                self.put_job(after, *events)
         after, story = arrays.stop(self.world.jobs[array.id], self.now, code, text)
-        self.put_job(after)
-        self.tell(*story)
+        self.put_job(after, *story)
 
     def settle_arrays(self) -> bool:
         """End the arrays whose tasks have all ended, stop those with too many failures; whether there were any."""
@@ -273,9 +281,84 @@ class Turn:
                 continue
             if after.state is JobState.CANCELLED and after.cancel_at is None:
                 after = self._with_cause(after)
-            self.put_job(after)
-            self.tell(*story)
+            self.put_job(after, *story)
         return moved
+
+    def settle_dependencies(self) -> bool:
+        """Let go what may start now and end what never can; whether anything was lined up."""
+        world = self.world
+        before = world.lined_up
+        is_moving = True
+        while is_moving:
+            # The end of one may be what others wait for.
+            is_moving = self.settle_arrays()
+            for job, verdict in world.settle_dependencies(self.now):
+                if lifecycle.ends_unsatisfied(job.spec, self.settings, is_spared=verdict.is_spared):
+                    is_moving = True
+                    self._give_up(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
+            # Only now: the array of such a task may have been given up whole.
+            for job, text in world.settle_counterparts(self.now):
+                if lifecycle.ends_unsatisfied(job.spec, self.settings):
+                    is_moving = True
+                    self._give_up(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)
+        return world.lined_up != before
+
+    def end_too_late(self) -> None:
+        """End the pending jobs that can no longer meet their deadline, and what depends on them."""
+        late = self.world.too_late(self.now)
+        for job in late:
+            if job.is_array:
+                self.stop_array(job, ReasonCode.DEADLINE, "its deadline has passed")
+                continue
+            after, story = lifecycle.past_deadline(job, self.now)
+            self.put_job(after, *story)
+        if late:
+            self.settle_dependencies()
+
+    def _give_up(self, job: Job, code: ReasonCode, text: str) -> None:
+        if job.is_array:
+            self.stop_array(job, code, text)
+            return
+        after, story = lifecycle.give_up(job, self.now, code, text)
+        self.put_job(after, *story)
+
+    def make_fallbacks(self) -> None:
+        """Make the fallbacks of all jobs that have failed for good in this turn.
+
+        No limit on the number of jobs refuses them: the failed job has just made room.
+        """
+        for job in [job for job in self.changes.jobs.values() if wants_fallback(job)]:
+            job_id = self.world.next_id
+            self.world.next_id = job_id + 1
+            failed, made, story = make_fallback(job, job_id, self.now, self.settings.default.output)
+            self.put_job(failed)
+            self.put_job(made, *story)
+
+    def carry_out(self, plan: Plan) -> bool:
+        """Record what the plan resumes and preempts; whether that freed or took anything at once."""
+        moved = False
+        for resume in plan.resumes:
+            job = self.world.jobs[resume.job_id]
+            if job.state is JobState.SUSPENDED:
+                self.resume(job, "resumes: there is room again")
+                moved = True
+        for preempt in plan.preempts:
+            moved |= self._preempt(preempt)
+        return moved
+
+    def _preempt(self, preempt: Preempt) -> bool:
+        """Whether what the job held is free at once."""
+        job = self.world.jobs[preempt.job_id]
+        if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+            return False
+        if preempt.mode == PreemptMode.SUSPEND:
+            if job.state is JobState.SUSPENDED:
+                return False
+            self.suspend(job, "policy", f"{preempt.text}; it resumes by itself")
+            return True
+        after, story = yielding.preempt(job, self.now, preempt.text)
+        self.put_job(after, *story)
+        return False
 
     def _with_cause(self, array: Job) -> Job:
         """An array that was never cancelled as one, of which every cancelled task could never have started."""

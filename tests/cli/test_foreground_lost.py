@@ -160,7 +160,7 @@ def test_gshow_says_who_is_attached_and_when_the_lease_ends(own: Shell) -> None:
         assert f"Foreground: at a terminal, process {screen.process.pid} is attached since " in shown
         assert "; kept when that goes" in shown
         refused = own.type("gctl", "requeue", "1")
-        assert (refused.code, "nobody would be at its next run" in refused.err) == (1, True)
+        assert (refused.code, "its next run would have no terminal" in refused.err) == (1, True)
         assert "Lease:      1:00:00, ends " in shown
         screen.press("\r~.")
         assert screen.end() == 0

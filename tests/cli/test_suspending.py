@@ -29,7 +29,7 @@ def test_a_job_stands_still_until_it_is_resumed(sh: Shell) -> None:
     assert sh.ok("gctl", "suspend", job_id) == f"suspended {job_id}\n"
     (line,) = (line for line in sh.ok("gq", "--me", "--long").splitlines() if line.split()[0] == job_id)
     assert line.split()[3] == "S"
-    assert f"let it go on with: gctl resume {job_id}" in line
+    assert f"resume it with: gctl resume {job_id}" in line
     assert sh.type("gctl", "suspend", job_id).err == f"gctl: {job_id} was suspended already\n"
     waited = sh.type("gwait", "--timeout", "1s", job_id)
     assert (waited.code, job_id in waited.err) == (1, True)

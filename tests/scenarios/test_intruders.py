@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from accidents import AccidentLab
 
-from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.yielding import pending_order
+from gpusched.daemon.reconcile import adopt_open_runs, pending_order
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.lifecycle.intruders import intruders, unbooked_text
 from gpusched.model.cluster import GpuProcess

@@ -12,7 +12,7 @@ import pytest
 from gpu_builders import reading, sample
 from people import BOB, NEEDS_ROOT
 
-from gpusched.daemon.adopting import check_rights, examine
+from gpusched.daemon.verbs.adopt import check_rights, examine
 from gpusched.errors import Refused
 from gpusched.model.commands import Caller
 

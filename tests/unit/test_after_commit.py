@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon import commands
 from gpusched.daemon import reconcile as reconcile_module
+from gpusched.daemon import verbs
 from gpusched.daemon.reconcile import TICKET_PATIENCE_S, adopt_open_runs, open_run
 from gpusched.daemon.tick import STEPS
 from gpusched.engine.simulated import Outcome, SimulatedEngine
@@ -503,12 +503,12 @@ def test_a_broken_table_is_answered_and_read_anew_when_it_is_mended(monkeypatch:
 
 def test_a_command_that_cannot_be_applied_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
-    usual = commands.apply
+    usual = verbs.apply
 
     def apply(command: Any, turn: Any) -> Any:
         return fail() if command.caller is BOB else usual(command, turn)
 
-    monkeypatch.setattr(commands, "apply", apply)
+    monkeypatch.setattr(verbs, "apply", apply)
     answers: dict[str, Any] = {}
 
     def note(name: str) -> Callable[[Any], None]:

@@ -122,7 +122,7 @@ def test_the_limit_changes_while_it_runs() -> None:
     assert len(states(lab, array)) == 3
     ask(lab, Update(ANN, (array,), {"throttle": None}))
     assert len(states(lab, array)) == 8
-    with pytest.raises(Refused, match="is no array"):
+    with pytest.raises(Refused, match="is not an array"):
         ask(lab, Update(ANN, (lab.submit(),), {"throttle": 3}))
 
 

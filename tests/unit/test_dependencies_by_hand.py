@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
-from gpusched.daemon import commands
 from gpusched.daemon.forecast import forecast
+from gpusched.daemon.verbs import submit
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
 from gpusched.model.commands import Cancel, Hold, Release, Requeue, Selection, Update
@@ -157,7 +157,7 @@ def test_a_task_that_has_run_cannot_be_made_to_wait_again() -> None:
     array = lab.submit(array=THREE, retry={"retries": 1, "backoff_s": 100.0})
     lab.turn(1)
     answer = update(lab, array + 1, dependency=f"afterok:{other}")
-    assert answer.message == f"task {array}_0 has been started before and waits for no other job any more"
+    assert answer.message == f"task {array}_0 has already been started and depends on no other job any more"
 
 
 # --- others of the same name, task by task ------------------------------------------------------------
@@ -257,8 +257,8 @@ def test_a_dependency_on_the_success_of_a_failed_job_is_noted_at_submission() ->
 def test_the_dependency_of_a_batch_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(gpus=0)
     looks: list[object] = []
-    real = commands.never_starts
-    monkeypatch.setattr(commands, "never_starts", lambda spec, *rest: (looks.append(spec), real(spec, *rest))[1])
+    real = submit.never_starts
+    monkeypatch.setattr(submit, "never_starts", lambda spec, *rest: (looks.append(spec), real(spec, *rest))[1])
     one = lab.submission(dependency=f"afterok:{failed(lab)}")
     (answer,) = lab.ask(dataclasses.replace(one, specs=[*one.specs] * 100))
     assert answer["notes"][0].startswith("jobs 2, 3, 4 and 97 more can never start: ")

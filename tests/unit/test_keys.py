@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpusched.api.again import read_resubmission
-from gpusched.daemon.commands import apply
 from gpusched.daemon.turn import Turn
+from gpusched.daemon.verbs import apply
 from gpusched.daemon.world import World
 from gpusched.errors import Forbidden, UsageError
 from gpusched.lifecycle.lifecycle import new_job

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.api.validate import read_changes, read_submission
-from gpusched.daemon.commands import _changed
+from gpusched.daemon.verbs.update import _changed
 from gpusched.errors import Refused, UsageError
 from gpusched.model.commands import Caller
 from gpusched.model.hostlist import expand

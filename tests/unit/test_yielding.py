@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.yielding import carry_out, pending_order
+from gpusched.daemon.reconcile import adopt_open_runs, pending_order
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import Forbidden, NotFound, Refused, StoreFull
 from gpusched.model.commands import Cancel, Hold, Release, Requeue, Resume, Selection, Suspend, Update
@@ -37,7 +36,7 @@ def plan(one: Lab, made: Plan) -> bool:
     moved = []
 
     def planned(turn: Any) -> list[Any]:
-        moved.append(carry_out(made, turn))
+        moved.append(turn.carry_out(made))
         return []
 
     usual, one.scheduler._plan = one.scheduler._plan, planned  # type: ignore[method-assign]
@@ -217,7 +216,7 @@ def test_a_job_suspended_by_the_policy_gives_its_cores_at_once_and_goes_on_by_it
     high = one.submit(qos="high", request=request(cpus=2))
     after = one.job(low)
     assert (after.state, after.suspended_by, state(one, high)) == (JobState.SUSPENDED, "policy", JobState.RUNNING)
-    assert "goes on by itself" in (after.reason_text or "")
+    assert "resumes by itself" in (after.reason_text or "")
     (still,) = [held for held in one.scheduler.world.holds.values() if held.job_id == low]
     assert (still.cpus, still.suspended_cpus, still.mem_mib, still.is_suspended) == (0, 2, 100, True)
     assert not check_invariants(one.scheduler.snapshot(one.clock.now()))
@@ -350,7 +349,7 @@ def test_hold_of_a_running_job_says_that_it_runs_on() -> None:
         Hold(ANN, (job_id, waits)), Hold(ANN, (once,)), Requeue(ANN, (waits,), hold=True)
     )
     assert held == {"changed": [str(job_id)], "unchanged": [str(waits)], "running": [str(job_id)]}
-    assert f"job {once} is RUNNING and has no other run to hold" in refused.message
+    assert f"job {once} is RUNNING and has no further run to hold" in refused.message
     assert f"gctl suspend {once}" in refused.hint
     assert f"gctl hold {waits}" in no_requeue.hint
     assert (state(one, job_id), state(one, once)) == (JobState.RUNNING, JobState.RUNNING)

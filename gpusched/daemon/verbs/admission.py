@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpusched.access import account_by_default, account_groups, admins, is_admin, operates
+from gpusched.access import account_by_default, account_groups, admins, manages
+from gpusched.daemon.turn import Turn
 from gpusched.errors import Forbidden, Refused
 from gpusched.lifecycle.arrays import jobs_in
 from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_dependency
@@ -20,8 +21,6 @@ from gpusched.scheduler.capacity import Refusal, refusal
 from gpusched.scheduler.sharing.admission import longest_time_limit, qos_of, time_limit, why_refused
 from gpusched.scheduler.sharing.alone import slice_refusal
 from gpusched.scheduler.sharing.membership import account_refusal
-
-from .turn import Turn
 
 
 def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
@@ -122,7 +121,7 @@ def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings)
 
     Raises: Forbidden.
     """
-    if nice is None or nice >= 0 or is_admin(caller, settings) or operates(caller, queue, settings):
+    if nice is None or nice >= 0 or manages(caller, queue, settings):
         return
     raise Forbidden(
         f"nice {nice} would put the job before those of others, and {caller.user} is neither an admin nor an "

@@ -1,16 +1,18 @@
-"""Who asks for something to be done to jobs, and to which."""
+"""Select the jobs of a command and check the caller's rights to them: the steps that verbs share."""
 
 from __future__ import annotations
 
-from gpusched.access import Act, check, hides, is_private, no_job
-from gpusched.errors import NotFound
-from gpusched.model.commands import Caller, Selection
+from gpusched.access import Act, check, hides, is_admin, is_operator, is_private, may, no_job
+from gpusched.daemon.turn import Turn
+from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.model.commands import (
+    Caller,
+    Selection,
+)
 from gpusched.model.job import Job
+from gpusched.model.states import JobState
+from gpusched.model.units import printable
 from gpusched.ports import JobFilter
-
-from .turn import Turn
-
-__all__ = ["Caller", "Selection", "named", "select", "with_tasks"]
 
 
 def select(selection: Selection, turn: Turn, caller: Caller) -> tuple[list[Job], list[int]]:
@@ -67,3 +69,38 @@ def named(caller: Caller, act: Act, ids: tuple[int, ...], turn: Turn) -> list[Jo
     for job in jobs:
         turn.note(caller, act, job)
     return jobs
+
+
+def permitted(jobs: list[Job], selection: Selection, act: Act, caller: Caller, turn: Turn) -> list[Job]:
+    """The jobs that a filter is about: the caller's own, or those of named users to which the caller may do this.
+
+    Raises: Forbidden when it names others and the caller has no rights over other users' jobs.
+    """
+    others = sorted(selection.users - {caller.user})
+    if not others:
+        return [job for job in jobs if job.uid == caller.uid]
+    settings = turn.settings
+    if not (is_admin(caller, settings) or is_operator(caller, settings)):
+        raise Forbidden(
+            f"only an admin or an operator may {act} jobs of {printable(others[0], 60)}, not {caller.user}",
+            "leave -u out for your own jobs",
+        )
+    return [job for job in jobs if may(caller, act, job, settings)]
+
+
+def has_ended(job: Job) -> Refused:
+    return Refused(f"job {job.shown_id} has ended ({job.state})", f"see it with: gshow {job.shown_id}")
+
+
+def running_tasks(jobs: list[Job], turn: Turn) -> list[Job]:
+    """These jobs, in place of each array its tasks that run. Raises: Refused when an array has none."""
+    found: dict[int, Job] = {}
+    for job in jobs:
+        if not job.is_array:
+            found[job.id] = job
+            continue
+        tasks = [task for task in turn.world.tasks_of(job) if task.state in (JobState.RUNNING, JobState.SUSPENDED)]
+        if not tasks:
+            raise Refused(f"no task of array {job.shown_id} is running", f"see it with: gq -j {job.shown_id}")
+        found.update({task.id: task for task in tasks})
+    return list(found.values())

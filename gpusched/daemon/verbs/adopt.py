@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpusched.access import check_admin, hides, is_admin
+from gpusched.daemon.turn import Deed, Turn
+from gpusched.daemon.verbs.admission import check_nice, check_submission, complete_all, with_auto_limits
+from gpusched.daemon.verbs.submit import check_room, check_stored, record
 from gpusched.engine import proctree
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.lifecycle import lifecycle
@@ -30,17 +33,10 @@ from gpusched.scheduler.preemption import held_by_job
 from gpusched.scheduler.sharing.quota import Quotas
 from gpusched.scheduler.sharing.usage import demand
 
-from .admitting import check_nice, check_submission, complete_all, with_auto_limits
-from .making import check_room, check_stored, record
-from .turn import Deed, Turn
-
 _LONGEST_COMMAND = 1 << 16
 """Bytes of a command line that are kept."""
 _MOST_PROCESSES = 4096
 _SEE = "see who is on a GPU with: ginfo --foreign"
-
-
-# --- what there is ------------------------------------------------------------------------------
 
 
 def check_who(caller: Caller, settings: Settings) -> None:
@@ -188,9 +184,6 @@ def _ancestors(process: proctree.Process) -> frozenset[int]:
         found.add(at.ppid)
         at = proctree.read_process(at.ppid)
     return frozenset(found)
-
-
-# --- the command --------------------------------------------------------------------------------
 
 
 def apply(command: Adopt, turn: Turn) -> dict[str, Any]:

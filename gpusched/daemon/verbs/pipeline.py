@@ -9,6 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.access import Hidden, is_admin
+from gpusched.daemon.turn import Turn
+from gpusched.daemon.verbs.admission import (
+    check_nice,
+    check_submission,
+    complete_all,
+    never_starts,
+    queue_notes,
+    with_auto_limits,
+)
+from gpusched.daemon.verbs.submit import check_room, check_stored, record
+from gpusched.daemon.world import World
 from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import pipelines as policy
 from gpusched.lifecycle.dependencies import as_typed
@@ -21,18 +32,6 @@ from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
 from gpusched.scheduler.sharing.admission import limit_as_asked
-
-from .admitting import check_nice, check_submission, complete_all, never_starts, queue_notes, with_auto_limits
-from .making import check_room, check_stored, record
-from .turn import Turn
-from .world import World
-
-
-def apply(command: SubmitPipeline | ResumePipeline, turn: Turn) -> dict[str, Any]:
-    """Apply one command. Raises: UserError, with nothing of this command applied."""
-    if isinstance(command, SubmitPipeline):
-        return _submit(command, turn)
-    return _resume(command, turn)
 
 
 def jobs_of(number: int, world: World, store: Store) -> list[Job]:
@@ -56,7 +55,7 @@ def not_needed(number: int, world: World, store: Store) -> list[Job]:
     return [job for name, job in policy.steps_of(jobs).items() if name in spared]
 
 
-def _submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
+def submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
     world, now = turn.world, turn.now
     caller, steps = command.caller, {step.name: step for step in command.steps}
     check_room(len(steps), caller, turn)
@@ -115,7 +114,7 @@ def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, turn: Turn) -> N
     raise Refused.of(mistakes) if mistakes else whole
 
 
-def _resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
+def resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
     caller = command.caller
     pipeline = find(command.number, turn.store)
     if pipeline.uid != caller.uid:
@@ -187,5 +186,6 @@ def _turn_over(
         after = replace(job, spec=replace(job.spec, dependency=dependency))
         turn.world.replace_dependency(after)
         turn.world.learn_parents(turn.jobs, [dependency] if dependency else [])
-        turn.put_job(after)
-        turn.tell(JobEvent(job.id, turn.now, "updated", f"dependency={as_typed(dependency)}, as others run again"))
+        turn.put_job(
+            after, JobEvent(job.id, turn.now, "updated", f"dependency={as_typed(dependency)}, as others run again")
+        )

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from gpusched.access import check_admin
+from gpusched.daemon.turn import Deed, Turn
 from gpusched.errors import NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.commands import Reserve, Unreserve
@@ -16,15 +17,12 @@ from gpusched.scheduler.calendar.conflicts import Conflict, conflicts
 from gpusched.scheduler.calendar.entries import next_window, overlaps
 from gpusched.scheduler.calendar.keeping import Wish, choose
 
-from .turn import Deed, Turn
-
 MOST_ENTRIES = 50
 """Entries that the calendar may have: each is looked at in every cycle."""
 SHORTEST_PERIOD_S = 3600
 LONGEST_MESSAGE = 500
 LATE_S = 60.0
 """A start this long ago is taken as now."""
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_NAMED = 5
 _LIST = "list them with: gctl reserve"

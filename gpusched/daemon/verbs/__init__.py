@@ -1,0 +1,39 @@
+"""What each command of a client does to the daemon's memory: one file for each verb.
+
+The API builds commands from requests and hands them to the tick, which applies them all before one commit. A verb
+changes nothing outside the transaction it is given and refuses by raising UserError; what it returns is answered only
+after the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpusched.daemon.turn import Turn
+from gpusched.daemon.verbs import adopt, cancel, drain, hold, pipeline, requeue, reserve, submit, suspend, update
+from gpusched.model import commands
+from gpusched.model.commands import Command
+
+_APPLY: dict[type, Callable[[Any, Turn], dict[str, Any]]] = {
+    commands.Submit: submit.apply,
+    commands.Cancel: cancel.apply,
+    commands.LoseClients: cancel.lose_clients,
+    commands.Hold: hold.apply,
+    commands.Release: hold.apply,
+    commands.Update: update.apply,
+    commands.Suspend: suspend.suspend,
+    commands.Resume: suspend.resume,
+    commands.Requeue: requeue.apply,
+    commands.Drain: drain.apply,
+    commands.Reserve: reserve.apply,
+    commands.Unreserve: reserve.apply,
+    commands.SubmitPipeline: pipeline.submit,
+    commands.ResumePipeline: pipeline.resume,
+    commands.Adopt: adopt.apply,
+}
+
+
+def apply(command: Command, turn: Turn) -> dict[str, Any]:
+    """Apply one command. Raises: UserError, with nothing of this command applied."""
+    return _APPLY[type(command)](command, turn)

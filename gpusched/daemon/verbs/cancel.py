@@ -1,0 +1,117 @@
+"""Cancel or signal jobs; give up foreground jobs whose client is gone."""
+
+from __future__ import annotations
+
+from signal import SIGCONT
+from typing import Any
+
+from gpusched.access import Act, check, hides
+from gpusched.daemon.turn import Turn
+from gpusched.daemon.verbs.selection import no_job_for, permitted, select
+from gpusched.errors import Refused
+from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle.pipelines import step_ids
+from gpusched.model.commands import (
+    Caller,
+    Cancel,
+    LoseClients,
+    Selection,
+)
+from gpusched.model.execution import SignalOrder
+from gpusched.model.job import ClientProcess, Job
+from gpusched.model.pipeline import pipeline_id
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
+from gpusched.ports import JobFilter
+
+
+def apply(command: Cancel, turn: Turn) -> dict[str, Any]:
+    """Answers with the ids of each kind: cancelled, signalled, ended before, missing."""
+    selection = _with_steps(command.selection, command.caller, turn)
+    caller, act = command.caller, Act.CANCEL if command.signal is None else Act.SIGNAL
+    is_alone = len(selection.ids) == 1
+    jobs, missing = select(selection, turn, caller)
+    if selection.ids:
+        for job in jobs:
+            check(caller, act, job, turn.settings)
+        if missing and is_alone:
+            raise no_job_for(caller, missing[0], turn)
+    else:
+        jobs = permitted(jobs, selection, act, caller, turn)
+    if not command.dry_run:
+        for job in jobs:
+            turn.note(caller, act, job)
+    answer: dict[str, Any] = {"cancelled": [], "signalled": [], "ended": [], "missing": [str(one) for one in missing]}
+    for job in jobs:
+        if job.state.is_final:
+            answer["ended"].append(job.shown_id)
+        elif command.signal is None:
+            answer["cancelled"].append(job.shown_id)
+            if not command.dry_run:
+                turn.cancel(job, by=caller.user)
+        else:
+            order = SignalOrder(command.signal, command.main_only)
+            runs = _signalled(job, order, turn, is_alone=is_alone)
+            answer["signalled"] += [one.shown_id for one in runs]
+            if not command.dry_run:
+                for one in runs:
+                    turn.signal(turn.run_of(one).id, order)
+    return answer
+
+
+def _signalled(job: Job, order: SignalOrder, turn: Turn, *, is_alone: bool) -> list[Job]:
+    """Which jobs get the signal: this one, or the running tasks of an array.
+
+    Raises: Refused when there are none and the command names no other job.
+    """
+    tasks = turn.world.tasks_of(job) if job.is_array else [job]
+    signalled = [one for one in tasks if one.state is JobState.RUNNING]
+    if not job.is_array and job.state is JobState.SUSPENDED and order.signal != SIGCONT:
+        signalled = [job]
+    if signalled or not is_alone:
+        return signalled
+    if job.is_array:
+        raise Refused(
+            f"no task of array {job.id} is running, so there is no process to signal",
+            f"end it with: gcancel {job.id}",
+        )
+    if job.state is JobState.SUSPENDED:
+        raise Refused(
+            f"job {job.shown_id} is suspended, and a signal does not resume it",
+            f"see why with: gq --why {job.shown_id}, or resume it with: gctl resume {job.shown_id}",
+        )
+    raise Refused(
+        f"job {job.shown_id} is {job.state} and has no process to signal",
+        f"end it with: gcancel {job.shown_id}",
+    )
+
+
+def _with_steps(selection: Selection, caller: Caller, turn: Turn) -> Selection:
+    """The selection by ids. Looked up in the turn, so that no fallback of a step that has just failed is left out."""
+    ids = list(selection.ids)
+    for number in sorted(selection.pipelines):
+        jobs = turn.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
+        for job in [job for job in jobs if hides(caller, job, turn.settings)]:
+            turn.hid(caller, job)
+            jobs.remove(job)
+        ids += step_ids(number, jobs, unfinished=True)
+    return replace(selection, ids=tuple(dict.fromkeys(ids)))
+
+
+def lose_clients(command: LoseClients, turn: Turn) -> dict[str, Any]:
+    """End those that still wait; a run finds out by itself."""
+    for job_id in command.ids:
+        job = turn.world.jobs.get(job_id)
+        if job is not None and (client := awaited(job)) is not None:
+            text = f"its client, process {client.pid}, was gone before it began"
+            after, events = lifecycle.give_up(job, turn.now, ReasonCode.CLIENT_LOST, text)
+            turn.put_job(after, *events)
+    return {}
+
+
+def awaited(job: Job) -> ClientProcess | None:
+    """The process without which this job is not to start; None when there is no such."""
+    foreground = job.spec.interactive
+    if job.state is not JobState.PENDING or foreground is None or foreground.keep:
+        return None
+    return foreground.client

@@ -1,0 +1,94 @@
+"""Hold and release jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusched.access import Act, manages
+from gpusched.daemon.turn import Turn
+from gpusched.daemon.verbs.selection import has_ended, named, permitted, select, with_tasks
+from gpusched.errors import Forbidden, Refused
+from gpusched.lifecycle import lifecycle
+from gpusched.model.commands import (
+    Caller,
+    Hold,
+    Release,
+    Selection,
+)
+from gpusched.model.job import Job
+from gpusched.model.states import JobState
+
+
+def apply(command: Hold | Release, turn: Turn) -> dict[str, Any]:
+    """Hold or release jobs. `running`, of those that were held: the ones that go on until their run ends."""
+    hold, caller = isinstance(command, Hold), command.caller
+    jobs = _named(command, turn) if command.filters is None else _filtered(command, command.filters, turn)
+    answer: dict[str, list[str]] = {"changed": [], "unchanged": [], **({"running": []} if hold else {})}
+    for job in jobs:
+        if not _changes(job, command):
+            answer["unchanged"].append(job.shown_id)
+            continue
+        answer["changed"].append(job.shown_id)
+        if hold and job.state is not JobState.PENDING and not job.is_array:
+            answer["running"].append(job.shown_id)
+        if command.dry_run:
+            continue
+        if hold:
+            turn.put_job(*lifecycle.hold(job, turn.now, caller.user, admin=caller.uid != job.uid))
+        else:
+            turn.put_job(*lifecycle.release(job, turn.now, caller.user))
+    return answer
+
+
+def _act(command: Hold | Release) -> Act:
+    return Act.HOLD if isinstance(command, Hold) else Act.RELEASE
+
+
+def _named(command: Hold | Release, turn: Turn) -> list[Job]:
+    caller, hold = command.caller, isinstance(command, Hold)
+    found = named(caller, _act(command), command.ids, turn)
+    for job in found:
+        if job.state.is_final:
+            raise has_ended(job)
+        if hold and job.state is not JobState.PENDING and not job.is_array and not lifecycle.may_run_again(job):
+            raise Refused(
+                f"job {job.shown_id} is {job.state} and has no further run to hold",
+                f"suspend it with: gctl suspend {job.shown_id}, or end it with: gcancel {job.shown_id}",
+            )
+    jobs = with_tasks(found, turn)
+    for job in jobs:
+        if not hold and not _may_release(caller, job, turn):
+            raise Forbidden(
+                f"job {job.shown_id} was held by an admin or operator, and {caller.user} cannot release it",
+                f"see who held it with: gshow {job.shown_id}",
+            )
+    return jobs
+
+
+def _filtered(command: Hold | Release, filters: Selection, turn: Turn) -> list[Job]:
+    """Those that match and would change, so that the rest of a long queue is not listed."""
+    caller, act = command.caller, _act(command)
+    matching, _ = select(filters, turn, caller)
+    jobs = with_tasks(permitted(matching, filters, act, caller, turn), turn)
+    if isinstance(command, Hold):
+        states = filters.states or {JobState.PENDING}
+        jobs = [job for job in jobs if job.state in states]
+        jobs = [job for job in jobs if job.state is JobState.PENDING or lifecycle.may_run_again(job)]
+    else:
+        jobs = [job for job in jobs if _may_release(caller, job, turn)]
+    jobs = [job for job in jobs if _changes(job, command)]
+    if not command.dry_run:
+        for job in jobs:
+            turn.note(caller, act, job)
+    return jobs
+
+
+def _changes(job: Job, command: Hold | Release) -> bool:
+    if isinstance(command, Release):
+        return job.hold is not None
+    # A hold by others is added to one by its owner, who could otherwise undo both.
+    return job.hold != "admin" and not (job.hold and command.caller.uid == job.uid)
+
+
+def _may_release(caller: Caller, job: Job, turn: Turn) -> bool:
+    return job.hold != "admin" or caller.uid != job.uid or manages(caller, job.spec.queue, turn.settings)

@@ -1,0 +1,198 @@
+"""Submit jobs: how new jobs get into the table, whoever makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpusched.access import is_private, is_root
+from gpusched.daemon.turn import Turn
+from gpusched.daemon.verbs.admission import (
+    check_nice,
+    check_submission,
+    complete_all,
+    completed,
+    never_starts,
+    queue_notes,
+    with_auto_limits,
+)
+from gpusched.errors import Refused
+from gpusched.lifecycle.lifecycle import new_job
+from gpusched.model.commands import (
+    ENDED,
+    FAILED,
+    Caller,
+    Submit,
+)
+from gpusched.model.job import (
+    AUTO,
+    Job,
+    JobEvent,
+    JobSpec,
+    Launch,
+    Request,
+    RetryRule,
+)
+from gpusched.model.states import JobState
+from gpusched.model.units import plural, printable
+from gpusched.scheduler.words import name_some
+
+_MOST_NAMES = 8
+
+
+def apply(command: Submit, turn: Turn) -> dict[str, Any]:
+    world, settings, now = turn.world, turn.settings, turn.now
+    if len(command.specs) == 1:
+        found = existing(command.specs[0], command.key_again, command.caller, turn)
+        if found is not None:
+            return found
+    check_room(len(command.specs), command.caller, turn)
+    for nice, queue in {(spec.nice, spec.queue) for spec in command.specs}:
+        check_nice(nice, queue, command.caller, settings)
+    specs, limits = with_auto_limits(command.specs, command.caller.user, turn)
+    specs = complete_all(specs, command.caller, settings)
+    check_submission(specs, command.caller, turn)
+    # One of each kind: a batch has thousands of lines with the same dependency.
+    dependent = {spec.dependency: spec for spec in specs if spec.dependency}
+    shown_id = str(world.next_id) if len(specs) == 1 else "ID"
+    looked = {words: never_starts(spec, turn, shown_id) for words, spec in dependent.items()}
+    never = {words: text for words, text in looked.items() if text is not None}
+    doomed: dict[str, list[str]] = {}
+    """Jobs that can never start, by why."""
+    check_stored(command.payloads, command.caller, turn)
+    ids = []
+    names = ", ".join(printable(name, 60) for name in command.env_excluded[:_MOST_NAMES])
+    more = len(command.env_excluded) - _MOST_NAMES
+    left_out = f"; not in its environment: {names}{f' and {more} more' if more > 0 else ''}" if names else ""
+    for spec, limit in zip(specs, limits, strict=True):
+        job = new_job(world.next_id, command.caller, spec, now)
+        world.next_id = job.last_id + 1
+        ids.append(job.id)
+        if spec.dependency in never:
+            doomed.setdefault(never[spec.dependency], []).append(str(job.id))
+        origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
+        record(job, f"submitted by {command.caller.user}{origin}{left_out}{limit and f'; {limit}'}", turn)
+    turn.changes.payloads.update(command.payloads)
+    notes = [f"{name_some('job', names)} {text}" for text, names in doomed.items()]
+    notes += queue_notes((spec.queue for spec in specs), settings)
+    said = list(dict.fromkeys(filter(None, limits)))
+    return {"ids": ids, "notes": notes, **({"limits": said} if said else {})}
+
+
+_WORK = ("argv", "script_sha", "work_dir", "submit_dir")
+_TERMS = {
+    "request": tuple(Request.__struct_fields__),
+    "retry": tuple(RetryRule.__struct_fields__),
+    # The environment differs from shell to shell, and says little about what is asked for.
+    "launch": tuple(name for name in Launch.__struct_fields__ if name not in (*_WORK, "env_sha", "umask")),
+}
+_SPEC_TERMS = tuple(name for name in JobSpec.__struct_fields__ if name not in (*_TERMS, "key", "snapshot", "array"))
+
+
+def job_of(uid: int, key: str, turn: Turn) -> Job | None:
+    """The newest job of this user with this key, those of this very turn included."""
+    job_id = turn.keys.get((uid, key))
+    if job_id is not None:
+        return turn.changes.jobs[job_id]
+    stored = turn.store.job_of_key(uid, key)
+    # The table is behind what this turn has done already.
+    return stored and turn.changes.jobs.get(stored.id, stored)
+
+
+def existing(spec: JobSpec, again: str, caller: Caller, turn: Turn) -> dict[str, Any] | None:
+    """The answer to a submission whose key has a job; None when it makes a new one.
+
+    Raises: Refused when the key stands for other work.
+    """
+    job = None if spec.key is None else job_of(caller.uid, spec.key, turn)
+    if job is None or (job.state.is_final and _is_over(job.state, again)):
+        return None
+    shown = f"the key {printable(repr(spec.key), 80)} belongs to job {job.shown_id}"
+    for what, ours, theirs in _work(spec, job.spec):
+        if ours != theirs:
+            raise Refused(
+                f"{shown}, which has another {what}",
+                f"see it with: gshow {job.shown_id}, and submit this with a --key of its own",
+            )
+    left_out = {"time_limit_source"}
+    if spec.time_limit_source == AUTO:
+        # More has been learned since, and that is no other wish.
+        left_out.add("time_limit_s")
+    differs = sorted({*_differences(completed(spec, caller, turn.settings), job.spec)} - left_out)
+    return {"ids": [job.id], "existing": True, "differs": differs}
+
+
+def _is_over(state: JobState, again: str) -> bool:
+    return again == ENDED or (again == FAILED and state is not JobState.COMPLETED)
+
+
+def _work(ours: JobSpec, theirs: JobSpec) -> Iterator[tuple[str, object, object]]:
+    yield "script", ours.launch.script_sha, theirs.launch.script_sha
+    yield "command line", ours.launch.argv, theirs.launch.argv
+    # A snapshot of changed code is in another folder, and the work is still that of the same place.
+    yield "working directory", _folder(ours.launch), _folder(theirs.launch)
+    yield "set of tasks", ours.array, theirs.array
+
+
+def _folder(launch: Launch) -> str:
+    return launch.submit_dir or launch.work_dir
+
+
+def _differences(ours: JobSpec, theirs: JobSpec) -> Iterator[str]:
+    """Names of the terms that are not the same."""
+    for part, names in _TERMS.items():
+        one, other = getattr(ours, part), getattr(theirs, part)
+        yield from (name for name in names if getattr(one, name) != getattr(other, name))
+    yield from (name for name in _SPEC_TERMS if getattr(ours, name) != getattr(theirs, name))
+
+
+def check_room(jobs: int, caller: Caller, turn: Turn) -> None:
+    """Refuse so many new jobs when they would pass a limit. Raises: Refused."""
+    known, limit = len(turn.world.jobs), turn.settings.limit.jobs
+    if jobs > limit - known:
+        # How many jobs others have may be nobody's to know.
+        there = (
+            "" if is_private("jobs", caller, turn.settings) else f"{plural(known, 'job')} waiting or running already; "
+        )
+        raise Refused(
+            f"{there}{jobs} more would pass the limit of {limit} jobs that wait or run",
+            "wait for jobs to end, or raise [limit] jobs in the config file",
+        )
+    own, most = turn.world.jobs_of(caller.uid), turn.settings.limit.jobs_per_user
+    if jobs > most - own and not is_root(caller):
+        raise Refused(
+            f"{plural(own, 'job')} of {caller.user} waiting or running already; {jobs} more would pass the limit of "
+            f"{most} per user",
+            "wait for jobs to end, submit alike ones as an array (-a 0-999), which counts as one, or ask an admin to "
+            "raise [limit] jobs_per_user",
+        )
+
+
+def check_stored(payloads: Mapping[str, bytes], caller: Caller, turn: Turn) -> None:
+    """Refuse texts with which a user's jobs would take more of the database than one may. Raises: Refused."""
+    if is_root(caller):
+        return
+    stored = turn.world.stored
+    if caller.uid not in stored:
+        stored[caller.uid] = turn.store.payload_bytes_of(caller.uid)
+    new = payloads.keys() - turn.store.known_payloads(payloads) - turn.changes.payloads.keys()
+    size = sum(len(payloads[sha]) for sha in new)
+    most = turn.settings.limit.stored_mib_per_user
+    if size and stored[caller.uid] + size > most * (1 << 20):
+        # Some may have been forgotten with old jobs since.
+        stored[caller.uid] = turn.store.payload_bytes_of(caller.uid)
+    if size and stored[caller.uid] + size > most * (1 << 20):
+        raise Refused(
+            f"the scripts and environments of {caller.user}'s jobs take {stored[caller.uid] / (1 << 20):.1f} MiB in "
+            f"the database, and with these they would pass the limit of {most:g} MiB",
+            "submit one script with other arguments (gsub job.sh ARG), which is stored once, leave out the environment "
+            "(--export=NONE), or ask an admin to raise [limit] stored_mib_per_user",
+        )
+    stored[caller.uid] += size
+
+
+def record(job: Job, text: str, turn: Turn) -> None:
+    """Take a new job in, with the first line of its story."""
+    if job.spec.dependency:
+        turn.world.learn_parents(turn.jobs, [job.spec.dependency])
+    turn.put_job(job, JobEvent(job.id, turn.now, "submitted", text))

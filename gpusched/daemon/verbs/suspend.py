@@ -1,0 +1,71 @@
+"""Suspend running jobs, which keep what they hold, and resume them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusched.access import Act
+from gpusched.daemon.turn import Turn
+from gpusched.daemon.verbs.selection import named, running_tasks
+from gpusched.errors import Refused
+from gpusched.model.commands import (
+    Resume,
+    Suspend,
+)
+from gpusched.model.job import Job
+from gpusched.model.states import JobState
+
+
+def suspend(command: Suspend, turn: Turn) -> dict[str, Any]:
+    """All of the jobs or, with an error, none; `kept`: the GPUs that suspended jobs keep."""
+    jobs = running_tasks(named(command.caller, Act.SUSPEND, command.ids, turn), turn)
+    for job in jobs:
+        if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+            raise Refused(
+                f"job {job.shown_id} is {job.state} and cannot be suspended",
+                _instead(job, "keep it from starting with: gctl hold"),
+            )
+        if job.suspended_by == "policy":
+            raise Refused(
+                f"job {job.shown_id} is suspended already, to make room, and resumes by itself",
+                f"see for which job with: gshow {job.shown_id}",
+            )
+    suspended = [job for job in jobs if job.state is not JobState.SUSPENDED]
+    kept = []
+    for job in suspended:
+        if gpus := turn.run_of(job).gpus:
+            kept.append({"id": job.shown_id, "gpus": len(gpus)})
+        turn.suspend(job, "user", f"suspended by {command.caller.user}; resume it with: gctl resume {job.shown_id}")
+    return {**_answer(jobs, suspended), "kept": kept}
+
+
+def resume(command: Resume, turn: Turn) -> dict[str, Any]:
+    """All of the jobs or, with an error, none."""
+    jobs = running_tasks(named(command.caller, Act.RESUME, command.ids, turn), turn)
+    for job in jobs:
+        if job.suspended_by == "policy":
+            raise Refused(
+                f"job {job.shown_id} is suspended to make room ({job.reason_text}) and resumes by itself",
+                f"to return it to the queue instead: gctl requeue {job.shown_id}",
+            )
+        if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+            raise Refused(
+                f"job {job.shown_id} is {job.state}, not suspended",
+                _instead(job, "see what it waits for with: gq --why"),
+            )
+    resumed = [job for job in jobs if job.state is not JobState.RUNNING]
+    for job in resumed:
+        turn.resume(job, f"resumed by {command.caller.user}")
+    return _answer(jobs, resumed)
+
+
+def _answer(jobs: list[Job], changed: list[Job]) -> dict[str, Any]:
+    ids = {job.id for job in changed}
+    return {
+        "changed": [job.shown_id for job in changed],
+        "unchanged": [job.shown_id for job in jobs if job.id not in ids],
+    }
+
+
+def _instead(job: Job, while_pending: str) -> str:
+    return f"{while_pending} {job.shown_id}" if job.state is JobState.PENDING else f"see it with: gshow {job.shown_id}"

@@ -1,0 +1,261 @@
+"""Update jobs: change what they ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusched.access import Act, check, manages
+from gpusched.daemon.turn import Turn
+from gpusched.daemon.verbs import adopt
+from gpusched.daemon.verbs.admission import (
+    check_nice,
+    check_update,
+    completed,
+    never_starts,
+    queue_notes,
+    with_auto_limits,
+)
+from gpusched.daemon.verbs.selection import has_ended, named, with_tasks
+from gpusched.errors import Refused
+from gpusched.lifecycle.dependencies import as_typed
+from gpusched.model.alerts import EACH_TASK
+from gpusched.model.commands import (
+    Caller,
+    Update,
+)
+from gpusched.model.job import AUTO, DEFAULT, MAXIMUM, Alerting, Job, JobEvent, Request, gpus_of_each_node
+from gpusched.model.states import JobState
+from gpusched.model.units import format_duration, printable
+from gpusched.model.value import replace
+from gpusched.scheduler.sharing.admission import limit_as_asked
+
+UPDATABLE_WHILE_RUNNING = frozenset(
+    {
+        "name",
+        "time_limit_s",
+        "time_limit_source",
+        "nice",
+        "retries",
+        "throttle",
+        "fallback",
+        "ignore_idle",
+        "notify",
+        "notify_to",
+    }
+)
+REWRITING = frozenset({"name", "fallback", "notify", "notify_to"})
+"""Changes of what runs as the owner, where it writes, and who is told of it."""
+_REQUEST_FIELDS = frozenset(Request.__struct_fields__)
+_WORDS = {"gpu_fraction": "gpus", "gpu_type": "gpus", "never_satisfied": "kill-on-invalid-dep"}
+"""Fields whose word for `gctl update` is another one."""
+_FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
+"""What a submission gets by default, and a change of it anew."""
+
+
+def apply(command: Update, turn: Turn) -> dict[str, Any]:
+    """Change all of the jobs or, with an error, none."""
+    caller, changes = command.caller, command.changes
+    jobs = named(caller, Act.UPDATE, command.ids, turn)
+    for job in jobs:
+        if not REWRITING.isdisjoint(changes):
+            check(caller, Act.REWRITE, job, turn.settings)
+    for job in jobs:
+        queue = changes.get("queue", job.spec.queue)
+        # One that goes first in its user's own queue must not be moved before the jobs of others.
+        if "nice" in changes or queue != job.spec.queue:
+            check_nice(changes.get("nice", job.spec.nice), queue, caller, turn.settings)
+    for job in jobs:
+        _check(job, changes)
+    updated = []
+    limits: dict[str, None] = {}
+    """What was found for `time=auto`."""
+    named_ids = {job.id for job in jobs}
+    owners: dict[tuple[int, str], Caller] = {}
+    for job in with_tasks(jobs, turn):
+        refusal = _why_fixed(job, command, turn)
+        if refusal is not None:
+            if job.id in named_ids:
+                raise refusal
+            # A task that has begun stays as it is; the change is for those that have not.
+            continue
+        is_named_task = job.array_id is not None and job.id in named_ids
+        # The owner's rights count here, not the caller's.
+        owner = owners.setdefault((job.uid, job.user), Caller(job.uid, job.user))
+        after = _changed(job, _for_task(changes) if is_named_task else changes)
+        if not _FILLED_IN.isdisjoint(changes):
+            after = _filled_in(job, after, owner, changes, turn, limits)
+        check_update(job, after, owner, turn)
+        updated.append((job, after))
+    text = ", ".join(f"{name}={_shown(name, value)}" for name, value in sorted(_recorded(changes).items()))
+    for before, after in updated:
+        if _dependency_of(after) != _dependency_of(before):
+            turn.world.replace_dependency(after)
+            if after.spec.dependency:
+                turn.world.learn_parents(turn.jobs, [after.spec.dependency])
+        turn.put_job(after, JobEvent(after.id, turn.now, "updated", f"{text} by {caller.user}"))
+        has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
+        if has_run and "time_limit_s" in changes:
+            turn.world.put_run(turn.run_of(before))
+    notes = list(limits)
+    if changes.get("dependency"):
+        found = ((after, never_starts(after.spec, turn, after.shown_id)) for _, after in updated)
+        notes += [f"job {after.shown_id} {why}" for after, why in found if why is not None]
+    if changes.get("queue"):
+        notes += queue_notes([changes["queue"]], turn.settings)
+    has_notes = limits or changes.get("dependency") or changes.get("queue")
+    return {"changed": [job.shown_id for job in jobs], **({"notes": notes} if has_notes else {})}
+
+
+def _check(job: Job, changes: dict[str, Any]) -> None:
+    """Refuse what a job as it is cannot have changed. Raises: Refused."""
+    if job.state.is_final:
+        raise has_ended(job)
+    adopt.check_changes(job, changes)
+    if "throttle" in changes and job.spec.array is None:
+        raise Refused(
+            f"job {job.shown_id} is not an array, so it has no tasks to throttle", f"see it with: gshow {job.shown_id}"
+        )
+    if "dependency" in changes and job.array_id is not None and job.run:
+        raise Refused(
+            f"task {job.shown_id} has already been started and depends on no other job any more",
+            f"keep it from starting with: gctl hold {job.shown_id}",
+        )
+
+
+def _why_fixed(job: Job, command: Update, turn: Turn) -> Refused | None:
+    """Why a job that does not wait any more cannot take these changes; None when it can."""
+    if job.state is JobState.PENDING:
+        return None
+    fixed = sorted(set(command.changes) - UPDATABLE_WHILE_RUNNING)
+    if fixed and not (job.is_array and job.state is JobState.RUNNING):
+        return _fixed(fixed[0], job)
+    return _cannot_outlast(job) if _raises_limit(job, command, turn) else None
+
+
+def _filled_in(
+    before: Job, after: Job, owner: Caller, changes: dict[str, Any], turn: Turn, limits: dict[str, None]
+) -> Job:
+    """The job with what a submission gets by default; `limits` takes what was found for `time=auto`."""
+    spec = after.spec
+    if "time_limit_s" not in changes and spec.time_limit_source in (DEFAULT, MAXIMUM):
+        # Nobody asked for it: in another queue it is that of the other queue.
+        spec = limit_as_asked(spec)
+    if changes.get("time_limit_source") == AUTO and before.state is not JobState.PENDING:
+        raise Refused(
+            f"job {before.shown_id} is {before.state}; time=auto is worked out only while a job waits",
+            f"say how long it may run in all: gctl update {before.shown_id} time=4h",
+        )
+    (spec,), found = with_auto_limits([spec], after.user, turn)
+    limits.update(dict.fromkeys(filter(None, found)))
+    return replace(after, spec=completed(spec, owner, turn.settings))
+
+
+def _recorded(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes as the job's story tells them."""
+    told = {name: value for name, value in changes.items() if name != "time_limit_source"}
+    return {**told, "time_limit_s": source} if (source := changes.get("time_limit_source")) else told
+
+
+def _fixed(field: str, job: Job) -> Refused:
+    word, shown = _word(field), job.shown_id
+    hint = f"cancel it and submit it again: gcancel {shown}"
+    if job.spec.retry.requeue and job.spec.interactive is None:
+        hint = (
+            f"change it while it waits: gctl requeue --hold {shown}, then gctl update {shown} {word}=..., "
+            f"then gctl release {shown}"
+        )
+    return Refused(f"{word} of job {shown} cannot change while it is {job.state}", hint)
+
+
+def _raises_limit(job: Job, command: Update, turn: Turn) -> bool:
+    """Whether somebody without rights over the queue wants a run to go on for longer than it was started for."""
+    limit_s = job.spec.time_limit_s
+    if limit_s is None or job.is_array or job.spec.adopted is not None or "time_limit_s" not in command.changes:
+        return False
+    wanted_s = command.changes["time_limit_s"]
+    return (wanted_s is None or wanted_s > limit_s) and not manages(command.caller, job.spec.queue, turn.settings)
+
+
+def _cannot_outlast(job: Job) -> Refused:
+    limit = format_duration(job.spec.time_limit_s)
+    text = f"job {job.shown_id} is {job.state}, and others count on its time limit of {limit}: it cannot be raised now"
+    return Refused(text, "ask an admin or an operator of its queue; a shorter limit is yours to set")
+
+
+def _dependency_of(job: Job) -> tuple[str | None, str | None]:
+    """What it waits for, and what becomes of it when that cannot come."""
+    return job.spec.dependency, job.spec.never_satisfied
+
+
+def _word(name: str) -> str:
+    """A field as it is typed for `gctl update`."""
+    if name in _WORDS:
+        return _WORDS[name]
+    return name.removesuffix("_at").removesuffix("_mib").replace("_", "-")
+
+
+def _shown(name: str, value: object) -> str:
+    """A value as the job's story tells it."""
+    if name == "dependency" and isinstance(value, str):
+        return as_typed(value) or "none"
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ",".join(f"{part[0]}:{part[1]}" if isinstance(part, tuple) else str(part) for part in value)
+    return str(value)
+
+
+def _gpus_on_each_node(changes: dict[str, Any], nodes_before: int) -> dict[str, Any]:
+    """The changes with GPUs counted on each node: `gpus` of an update counts all nodes together."""
+    if not {"gpus", "gpus_per_node"} & changes.keys():
+        return changes
+    left = {name: value for name, value in changes.items() if name not in ("gpus", "gpus_per_node")}
+    nodes = changes.get("nodes", nodes_before)
+    try:
+        return {**left, "gpus": gpus_of_each_node(changes.get("gpus"), changes.get("gpus_per_node"), nodes)}
+    except ValueError as error:
+        hint = "say how many all nodes give together, gpus=N, or each of them, gpus-per-node=N"
+        raise Refused(str(error), hint) from None
+
+
+def _changed(job: Job, changes: dict[str, Any]) -> Job:
+    spec = job.spec
+    changes = _gpus_on_each_node(changes, spec.request.nodes)
+    request_changes = {name: value for name, value in changes.items() if name in _REQUEST_FIELDS}
+    rest = {name: value for name, value in changes.items() if name not in _REQUEST_FIELDS}
+    if request_changes:
+        rest["request"] = replace(spec.request, **request_changes)
+    if "throttle" in rest and spec.array is not None:
+        rest["array"] = replace(spec.array, throttle=rest.pop("throttle"))
+    if "retries" in rest:
+        rest["retry"] = replace(spec.retry, retries=rest.pop("retries"))
+    if "notify" in rest or "notify_to" in rest:
+        rest["alerting"] = _alerting(job, rest.pop("notify", None), rest.pop("notify_to", None))
+    job = replace(job, spec=replace(spec, **rest))
+    if "begin_at" in changes and job.state is JobState.PENDING:
+        begin_at = max(job.submit_at, changes["begin_at"] or job.submit_at)
+        job = replace(job, queued_at=begin_at, eligible_at=begin_at)
+    return job
+
+
+def _for_task(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes for one task that was named: what is told of an array is to be told of it alone."""
+    if not changes.get("notify"):
+        return changes
+    return {**changes, "notify": tuple(sorted({*changes["notify"], EACH_TASK}))}
+
+
+def _alerting(job: Job, on: tuple[str, ...] | None, targets: tuple[str, ...] | None) -> Alerting | None:
+    """Whom to tell what from now on; None is as before. Who is told of nothing any more is no longer named."""
+    before = job.spec.alerting or Alerting()
+    now_on = before.on if on is None else on
+    if now_on:
+        return Alerting(now_on, before.targets if targets is None else targets)
+    if targets:
+        raise Refused(
+            f"{printable(targets[0], 60)} is to be told of job {job.shown_id}, but nothing of what",
+            f"say of what: gctl update {job.shown_id} notify=end notify-to={printable(targets[0], 60)}",
+        )
+    return None
