@@ -18,6 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from rich.live import Live
+    from rich.text import Text
+
     from gpusched.cli.parse import Values
     from gpusched.client import Client
 
@@ -250,8 +253,7 @@ def _watch(client: Client, values: Values) -> int:
     is_queue = not any(values.get(key) for key in ("tree", "start", "priority"))
     is_drawn = tables.is_drawn() and not is_bare
     clock = "" if is_bare else "%H:%M:%S  " if is_queue and sys.stdout.isatty() else "%H:%M:%S\n"
-    if is_drawn:
-        sys.stdout.write("\x1b[2J")
+    live = _screen() if is_drawn else None
     try:
         while True:
             began = time.monotonic()
@@ -261,22 +263,38 @@ def _watch(client: Client, values: Values) -> int:
                 sys.stdout.write(output.json_line(found))
             elif isinstance(found, bytearray):
                 output.print_raw(found)
+            elif live is not None:
+                live.update(_frame(time.strftime(clock) + found), refresh=True)
             else:
-                text = time.strftime(clock) + found
-                sys.stdout.write(_frame(text) if is_drawn else text)
+                sys.stdout.write(time.strftime(clock) + found)
             sys.stdout.flush()
             time.sleep(max(_WATCH_S, _WATCH_SHARE * took_s))
     except KeyboardInterrupt:
         return 0
+    finally:
+        if live is not None:
+            live.stop()
 
 
-def _frame(text: str) -> str:
-    """As much of a text as the terminal has lines for, drawn over the one before."""
+def _screen() -> Live:
+    """What draws one frame over the other; loaded only for those who watch."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    console.clear()
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    live.start()
+    return live
+
+
+def _frame(text: str) -> Text:
+    """As much of a text as the terminal has lines for. Long lines end at its edge."""
+    from rich.text import Text
+
     lines = text.splitlines()
     height, _ = tables.screen() or (len(lines), 0)
     left = len(lines) - (height - 2)
     if left > 1:
         lines = [*lines[: height - 2], f"and {left:,} more lines; all of them: gq"]
-    # Long lines end at the edge: none may take a second one. Cleared before it is written, for behind a full line the
-    # cursor stands on its last character.
-    return "\x1b[?7l\x1b[H" + "".join(f"\x1b[K{line}\n" for line in lines) + "\x1b[J\x1b[?7h"
+    return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop")

@@ -1,0 +1,67 @@
+"""The decision on libraries lists what the package depends on, and the package imports all of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+LISTED = set(
+    re.findall(
+        r"`([\w-]+)`",
+        "\n".join(
+            row.split("|")[1]
+            for row in (ROOT / "docs" / "decisions" / "0026-libraries.md").read_text(encoding="utf-8").splitlines()
+            if row.startswith("| `")
+        ),
+    )
+)
+MODULES = {"nvidia-ml-py": "pynvml"}
+TESTS_ONLY = {"pytest", "hypothesis", "jsonschema", "pyte"}
+
+
+def named(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\s<>=;~!\[]", requirement, maxsplit=1)[0] for requirement in requirements}
+
+
+EXTRAS = PROJECT["optional-dependencies"]
+# tomli is the standard library's tomllib for Python 3.10.
+NEEDED = named(PROJECT["dependencies"]) - {"tomli"} | named([*EXTRAS["notify"], *EXTRAS["plot"], *EXTRAS["executor"]])
+
+
+def imported() -> set[str]:
+    found = set()
+    for path in (ROOT / "gpusched").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                found.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+                found |= {str(arg.value).partition(".")[0] for arg in node.args if isinstance(arg, ast.Constant)}
+    # For the type checker alone.
+    return found - {"typing_extensions"}
+
+
+def test_the_decision_lists_every_dependency() -> None:
+    assert {MODULES.get(name, name) for name in NEEDED} | TESTS_ONLY == LISTED
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED))
+def test_the_package_imports_every_dependency(name: str) -> None:
+    assert MODULES.get(name, name.replace("-", "_")) in imported()
+
+
+def test_the_package_imports_nothing_that_it_does_not_depend_on() -> None:
+    known = {MODULES.get(name, name.replace("-", "_")) for name in NEEDED} | {"gpusched", "tomli"}
+    assert imported() - known - sys.stdlib_module_names == set()
