@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusched.config import Loaded
-from gpusched.daemon.launch import Site
+from gpusched.daemon.launch.environment import Site
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import GpuschedError, StoreFull

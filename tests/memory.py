@@ -7,7 +7,7 @@ from typing import Any
 from lab import Lab
 
 from gpusched.daemon.alerting import Alerts
-from gpusched.daemon.world import Rules, World
+from gpusched.daemon.state import Rules, World
 from gpusched.model.job import run_id
 from gpusched.model.states import JobState
 from gpusched.model.value import replace

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from lab import Lab
 
-from gpusched.daemon import classes, planner_sync
+from gpusched.daemon import indexes as classes
+from gpusched.daemon import planner_sync
 from gpusched.model.snapshot import Plan
 from gpusched.model.value import replace
 from gpusched.scheduler.planner import Planner, decide

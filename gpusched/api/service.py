@@ -20,9 +20,9 @@ from gpusched.api.render import JobContext, JobFacts
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset
 from gpusched.daemon.bypassers import Bypassers
-from gpusched.daemon.progress import ProgressReader
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.verbs import pipeline as pipelines
+from gpusched.daemon.watch.progress import ProgressReader
 from gpusched.errors import GpuschedError, NotFound, UsageError
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.pipelines import step_ids

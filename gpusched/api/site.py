@@ -18,9 +18,9 @@ from gpusched.api.policy import queues_and_loans
 from gpusched.api.render import plain
 from gpusched.api.service import DOCUMENT, recent_percentiles_ms, service_of
 from gpusched.api.sight import Viewer, viewer_of
-from gpusched.daemon.caging import isolation
 from gpusched.daemon.checks import broken_promises, daemon_checks, failing_steps
-from gpusched.daemon.turn import Deed
+from gpusched.daemon.commit import Deed
+from gpusched.daemon.launch.limits import isolation
 from gpusched.errors import UsageError
 from gpusched.gpu.enforcement import enforcement
 from gpusched.lifecycle.arrays import job_count

@@ -16,6 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from logging import getLogger
 
+from gpusched.daemon.commit import Turn
+from gpusched.daemon.indexes import Alarms
+from gpusched.daemon.state import World
 from gpusched.lifecycle import alerting
 from gpusched.lifecycle.admin_alerting import News, admin_alert, is_over, news_of_drain
 from gpusched.lifecycle.alerting import Raised
@@ -27,10 +30,7 @@ from gpusched.model.snapshot import Plan
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
 
-from .alarms import Alarms
-from .turn import Turn
 from .waiting import waiting_reason
-from .world import World
 
 log = getLogger("gpusched.daemon")
 

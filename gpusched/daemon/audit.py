@@ -12,10 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from logging import getLogger
 
+from gpusched.daemon.commit import Deed
 from gpusched.model.commands import Caller
 from gpusched.model.settings import AccessSettings
-
-from .turn import Deed
 
 log = getLogger("gpusched.daemon")
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
 
+from gpusched.daemon.commit import Deed
 from gpusched.engine import proctree
 from gpusched.gpu.tracker import GpuStatus
 from gpusched.lifecycle.admin_alerting import News
@@ -31,7 +32,6 @@ from gpusched.scheduler.ahead.foreign import starts_on
 
 from .outlook import Outlook
 from .tick import Scheduler
-from .turn import Deed
 
 log = getLogger("gpusched.daemon")
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from gpusched.access import is_group
-from gpusched.daemon.caging import PERSONAL, isolation
+from gpusched.daemon.launch.limits import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.users import why_unsafe
 from gpusched.errors import GpuschedError, NotReady

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from msgspec import field
 
+from gpusched.daemon.commit import Turn
 from gpusched.daemon.outlook import Outlook
 from gpusched.daemon.tick import Scheduler
-from gpusched.daemon.turn import Turn
 from gpusched.daemon.verbs.admission import check_submission, completed, with_auto_limits
 from gpusched.daemon.verbs.submit import existing
 from gpusched.errors import Refused

@@ -16,17 +16,17 @@ from aiohttp import web
 
 from gpusched.api.gate import Gate
 from gpusched.api.server import HTTP_LOG, gate_for
-from gpusched.daemon.activity import ActivityReader
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset
 from gpusched.daemon.bypassers import Bypassers
-from gpusched.daemon.checkpoints import CheckpointKeeper
-from gpusched.daemon.clients import ClientWatch
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.daemon.estimating import Estimator
 from gpusched.daemon.pruning import Pruner
 from gpusched.daemon.service_manager import ServiceManager
 from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.watch.checkpoints import CheckpointKeeper
+from gpusched.daemon.watch.clients import ClientWatch
+from gpusched.daemon.watch.estimates import Estimator
+from gpusched.daemon.watch.idle import ActivityReader
 from gpusched.engine.going_down import machine_goes_down
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker

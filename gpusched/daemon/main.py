@@ -21,15 +21,15 @@ from gpusched.api.identity import user_name
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.daemon.audit import Audit
-from gpusched.daemon.auto_preset import AutoPreset, sentence
+from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
 from gpusched.daemon.bypassers import Bypassers
-from gpusched.daemon.caging import PERSONAL, Cager
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.daemon.faults import CHECK_VARIABLE, VARIABLE, check_every, crash_step
-from gpusched.daemon.launch import Site
+from gpusched.daemon.failures import CHECK_VARIABLE, VARIABLE, check_every, crash_step
+from gpusched.daemon.launch.environment import Site
+from gpusched.daemon.launch.limits import PERSONAL, Cager
 from gpusched.daemon.loop import Loop
-from gpusched.daemon.progress import ProgressReader
 from gpusched.daemon.reconcile import adopt_open_runs
+from gpusched.daemon.reload import SettingsFile
 from gpusched.daemon.service_manager import (
     JournalFormatter,
     LineFormatter,
@@ -38,8 +38,8 @@ from gpusched.daemon.service_manager import (
     journal_command,
     writes_to_journal,
 )
-from gpusched.daemon.settings_file import SettingsFile
 from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.watch.progress import ProgressReader
 from gpusched.engine.choice import Choice, choose
 from gpusched.engine.isolation import look
 from gpusched.engine.local import LocalEngine
@@ -161,7 +161,7 @@ def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
             f"another daemon already runs for {paths.state_dir()}", "see it with: gpusched daemon status"
         ) from None
     try:
-        file = SettingsFile()
+        file = SettingsFile(read_state(paths.preset_file()).in_force)
         settings = file.at_start()
         fake = os.environ.get("GPUSCHED_FAKE_GPUS", "")
         if os.path.exists(fake):

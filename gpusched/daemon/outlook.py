@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpusched.lifecycle import arrays
 from gpusched.model.job import Job, JobSpec
@@ -28,7 +28,9 @@ from gpusched.scheduler.ahead.whatif import Alternative, alternatives
 from gpusched.scheduler.extension import Extensions
 from gpusched.scheduler.sharing.admission import Tally, why_refused
 
-from .tick import Scheduler
+if TYPE_CHECKING:
+    from gpusched.daemon.tick import Scheduler
+
 
 SEEN_JOBS = 5000
 """About how many waiting jobs a question looks at; those far behind are not told apart."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
+from gpusched.daemon.state import World
+from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingJob, Snapshot
+from gpusched.model.snapshot import ClassKey, PendingJob, Snapshot, Window
 from gpusched.model.value import replace
 from gpusched.scheduler import events
+from gpusched.scheduler.calendar.entries import windows
 from gpusched.scheduler.extension import Extensions
 from gpusched.scheduler.planner import Planner
-
-from .world import World
 
 _Mark = TypeVar("_Mark", bound=Hashable)
 
@@ -168,3 +169,39 @@ def _lasting(held: Allocation) -> Allocation:
     """What no row says is left out: since when it is stopped, what was predicted, when its work was saved."""
     end_at = None if held.is_stopping else held.expected_end_at
     return replace(held, expected_end_at=end_at, predicted_end_at=None, checkpoint_at=None)
+
+
+AHEAD_S = 366 * 86400.0
+"""How far the policy looks ahead; of one that recurs it is shown the first few anyway."""
+
+
+class CalendarWindows:
+    """The windows at an instant, worked out once for each, and the next edge after the last `look`."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[float, tuple[CalendarEntry, ...]] | None = None
+        self._found: tuple[Window, ...] = ()
+        self._edge_at: float | None = None
+
+    def at(self, calendar: Mapping[str, CalendarEntry], now: float) -> tuple[Window, ...]:
+        """The windows that run now or later, by start and name."""
+        asked = (now, tuple(calendar.values()))
+        if asked != self._asked:
+            self._asked = asked
+            self._found = windows(asked[1], now, AHEAD_S) if asked[1] else ()
+        return self._found
+
+    def look(self, calendar: Mapping[str, CalendarEntry], now: float) -> None:
+        """A plan is made of the windows at this instant: those that begin or end later change it."""
+        self._edge_at = min(
+            (one.start_at if one.start_at > now else one.end_at for one in self.at(calendar, now)), default=None
+        )
+
+    @property
+    def edge_at(self) -> float | None:
+        """When the next of them begins or ends, as of the last look."""
+        return self._edge_at
+
+    def have_moved(self, now: float) -> bool:
+        """Whether one has begun or ended since the last look."""
+        return self._edge_at is not None and self._edge_at <= now

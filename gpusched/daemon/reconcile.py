@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from logging import getLogger
 
 from gpusched.daemon.failures import StepFailures
-from gpusched.daemon.world import World
+from gpusched.daemon.state import World
 from gpusched.model.execution import (
     EngineEvent,
     LimitOrder,

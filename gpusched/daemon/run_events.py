@@ -6,8 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from logging import getLogger
 
+from gpusched.daemon.allocations import charge
+from gpusched.daemon.commit import Turn
+from gpusched.daemon.failures import StepFailures
+from gpusched.daemon.verbs.admission import check_admitted
+from gpusched.daemon.watch.gpus import GpuFaults
+from gpusched.daemon.watch.history import History
+from gpusched.errors import Refused
 from gpusched.gpu.tracker import DIRTY, WAITING, GpuTracker
 from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle.growth import Larger, NothingLarger, grown
 from gpusched.model.cluster import SUSPECT
 from gpusched.model.execution import (
     EngineEvent,
@@ -19,22 +27,14 @@ from gpusched.model.execution import (
     RunStopping,
     RunSuspended,
 )
-from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.job import Job, JobEvent, Request, Run
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
-
-from .accounting import charge
-from .failures import StepFailures
-from .gpu_faults import GpuFaults
-from .growing import grow
-from .history import History
-from .turn import Turn
+from gpusched.scheduler.capacity import refusal
 
 log = getLogger("gpusched.daemon")
-
 Judge = Callable[[Job, Run, Turn], Run]
 """Says who is to blame for the end of a run: the run with another outcome, or the same."""
-
 _VERDICT = "verdict"
 
 
@@ -170,3 +170,20 @@ class RunEvents:
             if story:
                 log.error("run %s is ended: it lost %s", run.id, what)
                 turn.put_job(after, *story)
+
+
+def grow(job: Job, run: Run, turn: Turn) -> Larger | NothingLarger | None:
+    """What the job's next run asks for; None: the same."""
+    spec = job.spec
+
+    def is_admitted(request: Request) -> bool:
+        if refusal(request, turn.nodes, turn.settings) is not None:
+            return False
+        with turn.world.active.with_more(spec, job.user, -1):
+            try:
+                check_admitted(replace(spec, request=request), job.user, turn)
+            except Refused:
+                return False
+        return True
+
+    return grown(spec.request, run, turn.nodes, turn.settings, is_admitted)

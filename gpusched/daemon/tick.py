@@ -26,6 +26,20 @@ from time import perf_counter
 from typing import Any
 
 from gpusched.config import Loaded
+from gpusched.daemon.commit import Deed, Turn
+from gpusched.daemon.indexes import FRONT
+from gpusched.daemon.launch.environment import Site, checkpoint_folder, past_environment
+from gpusched.daemon.launch.limits import Cager, with_limit
+from gpusched.daemon.launch.ticket import PayloadCache, make_ticket
+from gpusched.daemon.planner_sync import CalendarWindows
+from gpusched.daemon.reload import reread
+from gpusched.daemon.state import Rules, World
+from gpusched.daemon.watch.estimates import Estimates
+from gpusched.daemon.watch.gpus import GpuFaults, GpuWatch
+from gpusched.daemon.watch.history import History
+from gpusched.daemon.watch.idle import IdleWatch
+from gpusched.daemon.watch.overuse import OveruseWatch
+from gpusched.daemon.watch.unbooked_use import IntruderWatch
 from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
@@ -49,31 +63,15 @@ from gpusched.scheduler.priority import Ranking, ranked_at
 
 from . import verbs
 from .alerting import Alerts
-from .caging import Cager
-from .classes import FRONT
 from .failures import StepFailures
-from .gpu_faults import GpuFaults
-from .gpu_watch import GpuWatch
-from .history import Estimates, History
-from .idling import IdleWatch
-from .intruders import IntruderWatch
-from .launch import Site, checkpoint_folder, make_ticket, with_limit
 from .meters import Meters
-from .overuse import OveruseWatch
-from .past import past_environment
-from .payloads import PayloadCache
 from .planner_sync import PlannerSync, differences, table_differences
 from .reconcile import CannotStart, Reconciler
-from .reloading import reread
 from .run_events import RunEvents
-from .turn import Deed, Turn
 from .waiting import waiting_codes, waiting_reason
-from .windows import Windows
-from .world import Rules, World
 
 log = getLogger("gpusched.daemon")
 
-STEPS = ("collect", "apply", "decide", "commit", "reply", "reconcile", "signal")
 
 Reply = Callable[[dict[str, Any] | GpuschedError], None]
 Asked = tuple[Command, Reply]
@@ -157,7 +155,7 @@ class Scheduler:
         """When the newest reading came in."""
         self.awaits_reading = False
         """A job is about to start on GPUs as soon as a new reading confirms that they are free."""
-        self._windows = Windows()
+        self._windows = CalendarWindows()
         self.is_going_down = False
         """The machine is being shut down: nothing is started any more."""
         self._plan_by: float | None = None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpusched.daemon.state import World
 from gpusched.lifecycle.dependencies import Never, Satisfied, as_typed
 from gpusched.lifecycle.lifecycle import held_code
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, plural
-
-from .world import World
 
 
 def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:

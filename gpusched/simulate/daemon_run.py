@@ -22,7 +22,7 @@ from math import inf
 from random import Random
 from typing import Any
 
-from gpusched.daemon.launch import Site
+from gpusched.daemon.launch.environment import Site
 from gpusched.daemon.tick import Reply, Scheduler
 from gpusched.engine import simulated
 from gpusched.engine.simulated import SimulatedEngine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import Daemon
 
-from gpusched.daemon.faults import CHECK_VARIABLE
+from gpusched.daemon.failures import CHECK_VARIABLE
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from harness import Daemon
 from receivers import MailReceiver, WebReceiver, silence
 from support import wait_until
 
-from gpusched.daemon.tick import STEPS
+from gpusched.daemon.failures import STEPS
 
 QUICK = "[alert]\nbackoff_s = 0.05\nbackoff_max_s = 0.2\ntimeout_s = 60\n"
 

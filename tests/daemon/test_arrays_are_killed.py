@@ -9,7 +9,7 @@ import pytest
 from harness import Daemon
 from support import wait_until
 
-from gpusched.daemon.tick import STEPS
+from gpusched.daemon.failures import STEPS
 
 
 def ran(daemon: Daemon) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from harness import Daemon
 from support import wait_until
 
-from gpusched.daemon.tick import STEPS
+from gpusched.daemon.failures import STEPS
 from gpusched.errors import GpuschedError
 
 SAY = "printf '%s %s %s\\n' $GPUSCHED_FAILED_JOB_ID $GPUSCHED_EXIT_CODE $GPUSCHED_REASON >> said"

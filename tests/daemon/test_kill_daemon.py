@@ -18,7 +18,7 @@ import pytest
 from harness import Daemon
 from support import wait_until
 
-from gpusched.daemon.tick import STEPS
+from gpusched.daemon.failures import STEPS
 from gpusched.errors import GpuschedError
 from gpusched.store.sqlite import SqliteStore
 

@@ -10,7 +10,7 @@ import pytest
 from harness import Daemon
 from support import wait_until
 
-from gpusched.daemon.tick import STEPS
+from gpusched.daemon.failures import STEPS
 from gpusched.errors import GpuschedError
 
 LAYERS, WIDTH = 4, 3

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from harness import Daemon
 
-from gpusched.daemon.tick import STEPS
+from gpusched.daemon.failures import STEPS
 
 
 def card(path: Path, **shown: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.tick import STEPS
+from gpusched.daemon.failures import STEPS
 from gpusched.engine.simulated import Outcome
 from gpusched.model.commands import Cancel, Drain, Hold, Release, Requeue, Resume, Selection, Submit, Suspend, Update
 from gpusched.model.job import Alerting, ArraySpec, RetryRule

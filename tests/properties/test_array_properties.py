@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, Lab
 
-from gpusched.daemon.arrays import Group, TaskLine
+from gpusched.daemon.indexes import Group, TaskLine
 from gpusched.engine.simulated import Outcome
 from gpusched.lifecycle import arrays
 from gpusched.model.commands import Cancel, Hold, Release, Selection, Update

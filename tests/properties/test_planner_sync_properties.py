@@ -14,7 +14,7 @@ from lab_stories import MISHAPS, LabStory
 from planners import check_each_plan, check_planner
 from worlds import CLUSTER, QUEUES, Story, extensions_of, settings_of, story_of
 
-from gpusched.daemon import classes
+from gpusched.daemon import indexes as classes
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import NotReady
 from gpusched.model.commands import Reload, Reserve, Submit, Unreserve

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.forecast import forecast
-from gpusched.daemon.world import World
+from gpusched.daemon.state import World
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
 from gpusched.lifecycle.lifecycle import misses_deadline

@@ -10,8 +10,8 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon import reconcile as reconcile_module
 from gpusched.daemon import verbs
+from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import TICKET_PATIENCE_S, adopt_open_runs, open_run
-from gpusched.daemon.tick import STEPS
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import BrokenInvariant, StoreBroken, StoreFull
 from gpusched.lifecycle.yielding import requeue_idle

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.daemon.commit import Turn
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.daemon.turn import Turn
 from gpusched.engine.simulated import Outcome
 from gpusched.model.alerts import EVENTS, Alert
 from gpusched.model.commands import Caller, Cancel, Drain, Hold, Release, Reload, Selection, Submit, Update

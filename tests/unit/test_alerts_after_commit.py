@@ -8,7 +8,7 @@ import pytest
 from lab import ANN, BOB, Lab
 
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.daemon.tick import STEPS
+from gpusched.daemon.failures import STEPS
 from gpusched.model.alerts import Alert
 from gpusched.model.job import Alerting
 from gpusched.model.settings import AlertSettings

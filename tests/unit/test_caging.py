@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.caging import PERSONAL, Cager, isolation
+from gpusched.daemon.launch.limits import PERSONAL, Cager, isolation
 from gpusched.engine.processors import read_list, read_processors
 from gpusched.model.cluster import GpuSample, Isolation, Processor
 from gpusched.model.job import GpuShare, Run

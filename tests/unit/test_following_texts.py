@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, Lab
 
-from gpusched.daemon.namesakes import Namesakes
+from gpusched.daemon.dependencies import Singletons
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
@@ -204,7 +204,7 @@ def test_a_dependant_of_a_requeued_run_waits_for_the_next_one() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.sampled_from("abx")), max_size=60))
 def test_the_first_of_each_name_is_the_smallest_that_has_not_ended(moves: list[tuple[int, str]]) -> None:
-    book = Namesakes()
+    book = Singletons()
     live: dict[int, str] = {}
     book.begin([])
     for job_id, name in moves:

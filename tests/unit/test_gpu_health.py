@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ROOT, Lab
 
-from gpusched.daemon.gpu_watch import GpuWatch
+from gpusched.daemon.watch.gpus import GpuWatch
 from gpusched.gpu.driver_library import LOOK_S, LibraryFile, loaded_version
 from gpusched.gpu.health import Heat, ailments
 from gpusched.gpu.tracker import GpuTracker

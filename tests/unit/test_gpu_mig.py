@@ -8,7 +8,7 @@ import pytest
 from fake_nvml import FakeDevice, FakeNvml
 from gpu_builders import reading, sample, whole
 
-from gpusched.daemon.gpu_watch import GpuWatch
+from gpusched.daemon.watch.gpus import GpuWatch
 from gpusched.gpu.nvml import NvmlSource
 from gpusched.gpu.tracker import CLEAN, GpuTracker
 from gpusched.model.cluster import GpuProcess, GpuSample

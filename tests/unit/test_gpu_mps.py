@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from gpu_builders import UUID, reading, sample, slices
 
-from gpusched.daemon.launch import Site, job_environment, with_limit
+from gpusched.daemon.launch.environment import Site, job_environment
+from gpusched.daemon.launch.limits import with_limit
 from gpusched.gpu.enforcement import enforcement
 from gpusched.gpu.mps import PID_FILE, WithMps, is_running
 from gpusched.gpu.simulated import SimulatedSource, simulated_uuid

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.daemon.world import Rules, World
+from gpusched.daemon.state import Rules, World
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState, RunState

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.world import Rules, World
+from gpusched.daemon.state import Rules, World
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Urgency
 from gpusched.model.states import JobState

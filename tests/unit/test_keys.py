@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpusched.api.again import read_resubmission
-from gpusched.daemon.turn import Turn
+from gpusched.daemon.commit import Turn
+from gpusched.daemon.state import World
 from gpusched.daemon.verbs import apply
-from gpusched.daemon.world import World
 from gpusched.errors import Forbidden, UsageError
 from gpusched.lifecycle.lifecycle import new_job
 from gpusched.model.cluster import NodeView

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.launch import Site, job_environment, make_ticket, visible_devices
+from gpusched.daemon.launch.environment import Site, job_environment, visible_devices
+from gpusched.daemon.launch.ticket import make_ticket
 from gpusched.lifecycle.output_paths import expand_pattern, output_paths
 from gpusched.model.execution import pack_environment, unpack_environment
 from gpusched.model.job import GpuShare, Job, Run

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from lab import BOB, ROOT, Lab
 
-from gpusched.daemon import estimating
-from gpusched.daemon import history as history_module
-from gpusched.daemon.estimating import Estimator
-from gpusched.daemon.history import KEPT, MOST_FAMILIES, Estimates, History
 from gpusched.daemon.outlook import Outlook
+from gpusched.daemon.watch import estimates as estimating
+from gpusched.daemon.watch import history as history_module
+from gpusched.daemon.watch.estimates import KEPT, Estimates, Estimator
+from gpusched.daemon.watch.history import MOST_FAMILIES, History
 from gpusched.engine.simulated import Outcome
 from gpusched.model.calendar import Estimate
 from gpusched.model.job import RetryRule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.daemon.world import Rules, World
+from gpusched.daemon.state import Rules, World
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Prediction

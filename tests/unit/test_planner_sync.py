@@ -11,7 +11,7 @@ from memory import check_memory
 from planners import check_planner
 
 from gpusched.daemon.checks import daemon_checks
-from gpusched.daemon.faults import check_every
+from gpusched.daemon.failures import check_every
 from gpusched.daemon.forecast import forecast
 from gpusched.daemon.outlook import Outlook
 from gpusched.engine.simulated import Outcome

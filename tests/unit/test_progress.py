@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.cli.bars import bar, sentence
-from gpusched.daemon import progress as reading
-from gpusched.daemon.progress import ProgressReader, look, read_tail
+from gpusched.daemon.watch import progress as reading
+from gpusched.daemon.watch.progress import ProgressReader, look, read_tail
 from gpusched.engine.spool import progress_path
 from gpusched.model.job import Job, Run
 from gpusched.model.progress import (

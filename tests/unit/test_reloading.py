@@ -8,7 +8,7 @@ import pytest
 from lab import ANN, Lab
 
 from gpusched.daemon.checks import broken_promises, daemon_checks
-from gpusched.daemon.reloading import reread
+from gpusched.daemon.reload import reread
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, Refused, UsageError
 from gpusched.model.commands import Caller, Reload

@@ -23,7 +23,7 @@ from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.api.sight import MASKED, PUBLIC, Viewer
 from gpusched.daemon.audit import PER_MINUTE, Audit
-from gpusched.daemon.turn import Deed
+from gpusched.daemon.commit import Deed
 from gpusched.errors import Forbidden, TooMany
 from gpusched.model.commands import Caller, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, Job

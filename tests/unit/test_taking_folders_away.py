@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.daemon.checkpoints import remove
+from gpusched.daemon.watch.checkpoints import remove
 
 NOBODY = 65534
 

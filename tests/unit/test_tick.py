@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.tick import STEPS
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import BrokenInvariant, Forbidden, NotFound, Refused, StoreFull
 from gpusched.model.commands import Cancel, Drain, Hold, Release, Selection, Submit, Update

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
-from gpusched.daemon.accounting import charge
+from gpusched.daemon.allocations import charge
+from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.daemon.tick import STEPS
 from gpusched.engine.simulated import Outcome
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Job, Run

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.history import History
+from gpusched.daemon.watch.history import History
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.snapshot import VramSeen

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpusched.cli.ginfo import _limits
-from gpusched.daemon.caging import PERSONAL
-from gpusched.daemon.caging import isolation as facts_of
+from gpusched.daemon.launch.limits import PERSONAL
+from gpusched.daemon.launch.limits import isolation as facts_of
 from gpusched.engine import cgroup, device_rule, isolation
 from gpusched.model.cluster import Isolation
 from gpusched.model.settings import IsolationSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lab import Lab
 
-from gpusched.daemon.windows import Windows
+from gpusched.daemon.planner_sync import CalendarWindows
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.snapshot import Placement
 from gpusched.ports import Changes
@@ -19,7 +19,7 @@ def entry(name: str, start_at: float, duration_s: int = 60, **parts: object) -> 
 
 
 def test_an_empty_calendar_shows_nothing_and_never_moves() -> None:
-    seen = Windows()
+    seen = CalendarWindows()
     seen.look({}, NOW)
     assert seen.at({}, NOW) == ()
     assert seen.edge_at is None
@@ -28,7 +28,7 @@ def test_an_empty_calendar_shows_nothing_and_never_moves() -> None:
 
 def test_edges_are_starts_and_ends_of_all_entries() -> None:
     calendar = {"a": entry("a", NOW + 10), "b": entry("b", NOW + 40, every_s=1000)}
-    seen, edges, now = Windows(), [], NOW
+    seen, edges, now = CalendarWindows(), [], NOW
     for _ in range(5):
         seen.look(calendar, now)
         assert seen.edge_at is not None
@@ -40,7 +40,7 @@ def test_edges_are_starts_and_ends_of_all_entries() -> None:
 
 
 def test_a_window_that_is_taken_out_is_shown_no_more() -> None:
-    seen = Windows()
+    seen = CalendarWindows()
     assert [window.name for window in seen.at({"a": entry("a", NOW)}, NOW)] == ["a"]
     seen.look({}, NOW)
     assert seen.at({}, NOW) == ()
@@ -48,7 +48,7 @@ def test_a_window_that_is_taken_out_is_shown_no_more() -> None:
 
 
 def test_a_question_about_another_instant_moves_no_edge() -> None:
-    seen = Windows()
+    seen = CalendarWindows()
     seen.look({"a": entry("a", NOW + 10)}, NOW)
     seen.at({"a": entry("a", NOW + 10)}, NOW + 20)
     assert seen.edge_at == NOW + 10

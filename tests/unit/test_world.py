@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.daemon.classes import FRONT
-from gpusched.daemon.world import World
+from gpusched.daemon.indexes import FRONT
+from gpusched.daemon.state import World
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace

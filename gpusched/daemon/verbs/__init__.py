@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpusched.daemon.turn import Turn
+from gpusched.daemon.commit import Turn
 from gpusched.daemon.verbs import adopt, cancel, drain, hold, pipeline, requeue, reserve, submit, suspend, update
 from gpusched.model import commands
 from gpusched.model.commands import Command

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpusched.access import account_by_default, account_groups, admins, manages
-from gpusched.daemon.turn import Turn
+from gpusched.daemon.commit import Turn
 from gpusched.errors import Forbidden, Refused
 from gpusched.lifecycle.arrays import jobs_in
 from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_dependency

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpusched.access import check_admin, hides, is_admin
-from gpusched.daemon.turn import Deed, Turn
+from gpusched.daemon.commit import Deed, Turn
 from gpusched.daemon.verbs.admission import check_nice, check_submission, complete_all, with_auto_limits
 from gpusched.daemon.verbs.submit import check_room, check_stored, record
 from gpusched.engine import proctree

@@ -6,7 +6,7 @@ from signal import SIGCONT
 from typing import Any
 
 from gpusched.access import Act, check, hides
-from gpusched.daemon.turn import Turn
+from gpusched.daemon.commit import Turn
 from gpusched.daemon.verbs.selection import no_job_for, permitted, select
 from gpusched.errors import Refused
 from gpusched.lifecycle import lifecycle

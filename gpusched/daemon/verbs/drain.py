@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.access import check_admin
-from gpusched.daemon.turn import Deed, Turn
+from gpusched.daemon.commit import Deed, Turn
 from gpusched.model.cluster import SUSPECT, Clearance
 from gpusched.model.commands import (
     Drain,

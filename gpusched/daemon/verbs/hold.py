@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.access import Act, manages
-from gpusched.daemon.turn import Turn
+from gpusched.daemon.commit import Turn
 from gpusched.daemon.verbs.selection import has_ended, named, permitted, select, with_tasks
 from gpusched.errors import Forbidden, Refused
 from gpusched.lifecycle import lifecycle

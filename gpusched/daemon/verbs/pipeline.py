@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.access import Hidden, is_admin
-from gpusched.daemon.turn import Turn
+from gpusched.daemon.commit import Turn
+from gpusched.daemon.state import World
 from gpusched.daemon.verbs.admission import (
     check_nice,
     check_submission,
@@ -19,7 +20,6 @@ from gpusched.daemon.verbs.admission import (
     with_auto_limits,
 )
 from gpusched.daemon.verbs.submit import check_room, check_stored, record
-from gpusched.daemon.world import World
 from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import pipelines as policy
 from gpusched.lifecycle.dependencies import as_typed

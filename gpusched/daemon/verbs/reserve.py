@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from gpusched.access import check_admin
-from gpusched.daemon.turn import Deed, Turn
+from gpusched.daemon.commit import Deed, Turn
 from gpusched.errors import NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.commands import Reserve, Unreserve

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.access import Act, check, hides, is_admin, is_operator, is_private, may, no_job
-from gpusched.daemon.turn import Turn
+from gpusched.daemon.commit import Turn
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.commands import (
     Caller,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.access import Act
-from gpusched.daemon.turn import Turn
+from gpusched.daemon.commit import Turn
 from gpusched.daemon.verbs.selection import named, running_tasks
 from gpusched.errors import Refused
 from gpusched.model.commands import (

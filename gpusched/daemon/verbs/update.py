@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.access import Act, check, manages
-from gpusched.daemon.turn import Turn
+from gpusched.daemon.commit import Turn
 from gpusched.daemon.verbs import adopt
 from gpusched.daemon.verbs.admission import (
     check_nice,

@@ -6,32 +6,24 @@ ended because of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from math import inf
 
-from gpusched.model.calendar import Estimate
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.ports import JobFilter, Store
 from gpusched.predict import vram
-from gpusched.predict.calibrating import Calibration, Told, calibrate
 from gpusched.predict.families import SAMPLES, Family, family, family_of, predict
 from gpusched.predict.judging import Judge, Measure, Said
 from gpusched.predict.limits import LimitAdvice, advise
 from gpusched.predict.overruns import Ended, Expectation, Overruns, at_least
 from gpusched.predict.past import Guess, Past, by_all_alike, by_mean
-from gpusched.scheduler.ahead.estimates import Accuracy, StartRange, accuracy
 
 MOST_JOBS = 5000
 """So many jobs back from the newest, those that have ended are read from the table."""
-
 _CHUNK = 500
-
 MOST_FAMILIES = 5000
-
-KEPT = 1000
-"""Estimates that accuracy is judged by, the newest."""
 
 
 class History:
@@ -257,11 +249,8 @@ def _marks(job: Job) -> tuple[Hashable, ...]:
 
 _OWN = 3
 """So many marks are of the same user: beside a limit that says more than what strangers do."""
-
-
 _CUT = 1
 """So many marks learn of a run that was ended at its limit: those with the same limit, which hold as much as long."""
-
 _TELLING = frozenset({JobState.COMPLETED, JobState.TIMEOUT})
 """Ends of runs that say something of how long jobs take."""
 
@@ -281,57 +270,3 @@ def _run_s(run: Run) -> float | None:
     if not (run.outcome is JobState.COMPLETED or _is_cut(run)) or run.start_at is None or run.end_at is None:
         return None
     return max(0.0, run.end_at - run.start_at - run.suspended_s)
-
-
-class Estimates:
-    """The newest estimates by job, read from the table when first asked for."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._known: dict[int, Estimate] | None = None
-
-    def forget(self) -> None:
-        """The table may have changed: read it anew when asked again."""
-        self._known = None
-
-    def known(self) -> dict[int, Estimate]:
-        """All that are remembered."""
-        if self._known is None:
-            found = self._store.load_estimates(KEPT)
-            self._known = {one.job_id: one for one in sorted(found, key=lambda one: one.job_id)}
-        return self._known
-
-    def add(self, ranges: Mapping[int, StartRange], now: float) -> dict[int, Estimate]:
-        """Remember the ranges of jobs that have none yet; returns what is new. Unknown ones say nothing."""
-        known = self.known()
-        new = {
-            job_id: Estimate(job_id, now, found.low_at, found.high_at)
-            for job_id, found in ranges.items()
-            if found.low_at is not None and job_id not in known
-        }
-        known.update(new)
-        while len(known) > 2 * KEPT:
-            del known[next(iter(known))]
-        return new
-
-    def started(self, job_id: int, at: float) -> Estimate | None:
-        """The estimate of a job that starts, with its start; None when there is none, or at a later run."""
-        before = self.known().get(job_id)
-        if before is None or before.start_at is not None:
-            return None
-        after = Estimate(job_id, before.made_at, before.low_at, before.high_at, at)
-        self.known()[job_id] = after
-        return after
-
-    def calibration(self) -> Calibration:
-        """The range that four in five start in, by what became of those estimates; and how often it held."""
-        told = []
-        for one in self.known().values():
-            told_at = one.low_at if one.high_at is None else one.high_at
-            if told_at is not None:
-                told.append(Told(one.made_at, told_at, one.start_at, is_latest=one.high_at is not None))
-        return calibrate(told)
-
-    def accuracy(self) -> Accuracy | None:
-        """How good they were; None when none can be judged yet."""
-        return accuracy(self.known().values())

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from logging import getLogger
 
+from gpusched.daemon.commit import Turn
+from gpusched.daemon.state import World
 from gpusched.gpu.enforcement import enforcement
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle import overuse
@@ -21,17 +23,11 @@ from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, format_size_mib
 
-from .turn import Turn
-from .world import World
-
 log = getLogger("gpusched.daemon")
-
 Tell = Callable[[Turn, Job, str], None]
 """Raises an alert about a job, with this text."""
-
 OVER, CROWDED = "vram", "crowded"
 """Kinds of events in a job's story: it holds too much; another does."""
-
 _LEAST_GAP_S = 30.0
 KEPT_S = 60.0
 """So long looks at a card are kept for who asks what a run died of."""

@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from gpusched.daemon.allocations import cards_only, holding
+from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
+from gpusched.daemon.indexes import Alarms, Arrays, Census, JobCounts, Lines
 from gpusched.lifecycle import arrays, lifecycle
 from gpusched.lifecycle.dependencies import (
     Condition,
@@ -33,16 +36,6 @@ from gpusched.ports import JobFilter, Store
 from gpusched.predict.families import Family, family, planned_s
 from gpusched.predict.past import Guess
 from gpusched.scheduler.priority import class_key
-
-from .alarms import Alarms
-from .arrays import Arrays
-from .census import Census
-from .counterparts import CORR, Counterparts
-from .dependents import Dependents, parent_of
-from .holdings import cards_only, holding
-from .inheritance import Inheritance
-from .lines import Lines
-from .tally import JobCounts
 
 _JUST_AFTER_S = 0.001
 _FREE = Satisfied()
@@ -135,7 +128,7 @@ class World:
         self._lines = Lines(self.fences)
         self._timed = Alarms()
         self.arrays = Arrays()
-        self._counterparts = Counterparts(self.arrays)
+        self._counterparts = TaskDependencies(self.arrays)
         self._dependents = Dependents(self._counterparts)
         self._inheritance = Inheritance(self._urgency_of, self.rules.tiers)
         self._deadlines = Alarms()

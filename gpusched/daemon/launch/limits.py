@@ -1,4 +1,4 @@
-"""Cages of runs about to start, and what is known of those that run: who has which processors."""
+"""The limits that a run is started under, as far as this machine can enforce them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpusched.engine.guard import guarded
-from gpusched.model.cluster import GpuSample, Isolation, Processor
+from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, Isolation, Processor
 from gpusched.model.execution import Cage
 from gpusched.model.job import Run
-from gpusched.model.settings import IsolationSettings
+from gpusched.model.settings import IsolationSettings, Settings
+from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
 from gpusched.scheduler.caging import cage_of, choose_cpus
+
+
+def with_limit(placement: Placement, reading: GpuReading | None, settings: Settings) -> Placement:
+    """The placement as it is recorded: a slice of one card is started under MPS where that runs.
+
+    Slices of several cards are not: each card has an MPS of its own, and a process can be with one alone.
+    """
+    if settings.gpu.mps_dir is None or reading is None or len(placement.gpus) != 1:
+        return placement
+    (share,) = placement.gpus
+    is_there = any(gpu.uuid == share.uuid and gpu.mps for gpu in reading.gpus)
+    if share.is_whole or share.vram_mib is None or not is_there:
+        return placement
+    return replace(placement, gpus=(replace(share, limit=Enforcement.MPS),))
+
 
 PERSONAL = Isolation(
     "fork",

@@ -27,7 +27,6 @@ PATIENCE_S = 0.1
 MOST_RUNS = 500
 """Runs looked at for one answer, those that were seen longest ago first."""
 TAIL_BYTES = 4096
-
 Mark = tuple[int, int, int]
 
 

@@ -10,6 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from logging import getLogger
 
+from gpusched.daemon.commit import Turn
+from gpusched.daemon.state import World
+from gpusched.daemon.watch.overuse import KEPT_S, gap_s
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle.intruders import (
     Intruder,
@@ -33,18 +36,11 @@ from gpusched.model.job import Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 
-from .overuse import KEPT_S, gap_s
-from .turn import Turn
-from .world import World
-
 log = getLogger("gpusched.daemon")
-
 Notify = Callable[[Turn, Job, str, str, str], None]
 """Raises an alert about a job: the event, what it is about among others of that event, the text."""
-
 UNBOOKED, INTRUDER = "unbooked", "intruder"
 """Kinds of events in a job's story: it is on a GPU that it did not book; somebody else is on one that it did."""
-
 _MOST_LOOKS = 200
 
 

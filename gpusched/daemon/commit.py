@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpusched.access import Act
+from gpusched.daemon.state import World
 from gpusched.errors import NotFound
 from gpusched.lifecycle import arrays, lifecycle, yielding
 from gpusched.lifecycle.admin_alerting import News
@@ -22,8 +23,6 @@ from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.draft import Layout
-
-from .world import World
 
 Signal = SignalOrder | NoteOrder | StopOrder
 """What is sent to a run and over then; of stops, one that repeats what is recorded."""

@@ -6,21 +6,83 @@ Only jobs in the first places get one, in quiet moments, and never for more than
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from gpusched.scheduler.ahead.estimates import StartRange
+from gpusched.daemon.outlook import Outlook
+from gpusched.model.calendar import Estimate
+from gpusched.ports import Store
+from gpusched.predict.calibrating import Calibration, Told, calibrate
+from gpusched.scheduler.ahead.estimates import Accuracy, StartRange, accuracy
 
-from .outlook import Outlook
-from .tick import Scheduler
+if TYPE_CHECKING:
+    from gpusched.daemon.tick import Scheduler
+
+KEPT = 1000
+"""Estimates that accuracy is judged by, the newest."""
+
+
+class Estimates:
+    """The newest estimates by job, read from the table when first asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[int, Estimate] | None = None
+
+    def forget(self) -> None:
+        """The table may have changed: read it anew when asked again."""
+        self._known = None
+
+    def known(self) -> dict[int, Estimate]:
+        """All that are remembered."""
+        if self._known is None:
+            found = self._store.load_estimates(KEPT)
+            self._known = {one.job_id: one for one in sorted(found, key=lambda one: one.job_id)}
+        return self._known
+
+    def add(self, ranges: Mapping[int, StartRange], now: float) -> dict[int, Estimate]:
+        """Remember the ranges of jobs that have none yet; returns what is new. Unknown ones say nothing."""
+        known = self.known()
+        new = {
+            job_id: Estimate(job_id, now, found.low_at, found.high_at)
+            for job_id, found in ranges.items()
+            if found.low_at is not None and job_id not in known
+        }
+        known.update(new)
+        while len(known) > 2 * KEPT:
+            del known[next(iter(known))]
+        return new
+
+    def started(self, job_id: int, at: float) -> Estimate | None:
+        """The estimate of a job that starts, with its start; None when there is none, or at a later run."""
+        before = self.known().get(job_id)
+        if before is None or before.start_at is not None:
+            return None
+        after = Estimate(job_id, before.made_at, before.low_at, before.high_at, at)
+        self.known()[job_id] = after
+        return after
+
+    def calibration(self) -> Calibration:
+        """The range that four in five start in, by what became of those estimates; and how often it held."""
+        told = []
+        for one in self.known().values():
+            told_at = one.low_at if one.high_at is None else one.high_at
+            if told_at is not None:
+                told.append(Told(one.made_at, told_at, one.start_at, is_latest=one.high_at is not None))
+        return calibrate(told)
+
+    def accuracy(self) -> Accuracy | None:
+        """How good they were; None when none can be judged yet."""
+        return accuracy(self.known().values())
+
 
 FIRST_PLACES = 50
 CYCLES = 30
 """Plans that one look ahead may cost; a job that starts later than they reach gets its estimate later."""
-
 _LEAST_GAP_S = 5.0
 _REST = 20
 """A look that took a second is followed by so many seconds without one."""
-
 _BUSY_TICKS = 20
 """More ticks than this since the last poll: not a quiet moment."""
 

@@ -6,9 +6,11 @@ taken back by `gctl undrain`. The evidence itself is not recorded: after a resta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from logging import getLogger
 
+from gpusched.daemon.commit import Turn
+from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle import lifecycle
 from gpusched.lifecycle.admin_alerting import News
 from gpusched.lifecycle.blame import (
@@ -27,7 +29,7 @@ from gpusched.lifecycle.blame import (
     told_of,
     weighed,
 )
-from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample
+from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample, GpuState
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState
@@ -35,10 +37,7 @@ from gpusched.model.units import format_duration, gpu_label, plural
 from gpusched.model.value import replace
 from gpusched.predict.families import family
 
-from .turn import Turn
-
 log = getLogger("gpusched.daemon")
-
 _LATE_S = 60.0
 _MOST_FAULTY = 1000
 _MOST_NAMED = 5
@@ -187,3 +186,52 @@ def _origin(job: Job) -> Origin:
 
 def _may_be_held(job: Job) -> bool:
     return job.state is JobState.PENDING and job.hold is None and job.spec.request.gpus > 0
+
+
+_EVENTS = {GpuState.LOST: "gpu_lost", GpuState.SUSPECT: "gpu_suspect"}
+_UNREADABLE_AFTER = 3
+"""Readings in a row that fail as a whole before anybody is told: one may just have come too late."""
+
+
+class GpuWatch:
+    """Compares the state of each card with the one before. What is wrong at the first look is told then."""
+
+    def __init__(self) -> None:
+        self._bad: dict[str, str] = {}
+        self._unreadable = 0
+
+    def news(self, tracker: GpuTracker, reading: GpuReading, node: str) -> Iterator[News]:
+        """Every card that was lost or became suspect, and the driver that answers for none of them.
+
+        Not those that are suspect because they were drained for it: that is told when it is recorded.
+        """
+        error = tracker.unreadable(reading)
+        if error is not None:
+            self._unreadable += 1
+            if self._unreadable == _UNREADABLE_AFTER:
+                yield News("gpu_lost", f"no GPU of {node} can be read: {error}", node)
+            return
+        self._unreadable = 0
+        listed = {gpu.uuid for gpu in reading.gpus}
+        missing = [gpu for gpu, _ in tracker.lost() if gpu.uuid not in listed]
+        for gpu in (*reading.gpus, *missing):
+            if gpu.uuid not in self._bad and tracker.is_sound(gpu.uuid):
+                # Nearly always, and much cheaper to find out than what else to say of it.
+                continue
+            status = tracker.status(gpu.uuid)
+            event = _EVENTS.get(status.state)
+            if gpu.mig_parent is not None and tracker.status(gpu.mig_parent).state in _EVENTS:
+                # What its card has, all instances have: that is told of the card.
+                continue
+            if event is None:
+                # One that cannot be judged now is not well yet.
+                if status.state != GpuState.UNKNOWN:
+                    self._bad.pop(gpu.uuid, None)
+            elif self._bad.get(gpu.uuid) != event:
+                self._bad[gpu.uuid] = event
+                if event == "gpu_suspect" and tracker.is_drained(gpu.uuid):
+                    continue
+                what = "was lost" if event == "gpu_lost" else "is suspect"
+                why = (status.why or "see ginfo").removeprefix("lost: ").removeprefix(SUSPECT)
+                text = f"GPU {gpu_label(gpu.index)} ({gpu.name}, {gpu.uuid}) {what}: {why}"
+                yield News(event, text, node, gpu.uuid)

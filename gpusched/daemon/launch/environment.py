@@ -1,7 +1,4 @@
-"""From a job, its run and a placement to the ticket that an engine can start.
-
-Pure but for the payloads handed in: paths are worked out, not opened; the environment is built, not read.
-"""
+"""The environment of a run: what was captured, what gpusched and readers of SLURM_* need, and what came before."""
 
 from __future__ import annotations
 
@@ -10,15 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from gpusched.lifecycle.arrays import fill, swept
-from gpusched.lifecycle.output_paths import values_of
-from gpusched.model.cluster import Enforcement, GpuReading
-from gpusched.model.execution import Cage, Ticket, unpack_environment
-from gpusched.model.job import ArraySpec, Job, JobSpec, Run
+from gpusched.lifecycle.arrays import swept
+from gpusched.model.execution import unpack_environment
+from gpusched.model.job import ArraySpec, Job, Run
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Placement
+from gpusched.model.states import ReasonCode
 from gpusched.model.tasks import tasks_of
-from gpusched.model.value import replace
+from gpusched.ports import JobFilter, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +50,6 @@ def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
     if form == "uuid" or None in indexes or needs_uuid:
         return ",".join(share.uuid for share in run.gpus)
     return ",".join(str(index) for index in indexes)
-
-
-def with_limit(placement: Placement, reading: GpuReading | None, settings: Settings) -> Placement:
-    """The placement as it is recorded: a slice of one card is started under MPS where that runs.
-
-    Slices of several cards are not: each card has an MPS of its own, and a process can be with one alone.
-    """
-    if settings.gpu.mps_dir is None or reading is None or len(placement.gpus) != 1:
-        return placement
-    (share,) = placement.gpus
-    is_there = any(gpu.uuid == share.uuid and gpu.mps for gpu in reading.gpus)
-    if share.is_whole or share.vram_mib is None or not is_there:
-        return placement
-    return replace(placement, gpus=(replace(share, limit=Enforcement.MPS),))
 
 
 def _mps_environment(run: Run, settings: Settings) -> dict[str, str]:
@@ -201,63 +182,38 @@ def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
     return {**env, **(swept(array, task) if array.sweep else {})}
 
 
-def _script(job: Job, script: bytes | None) -> bytes | None:
-    """The script; a shell line of a sweep with its values in their places. A script of its own is left as it is."""
-    values = values_of(job)
-    if script is None or not values or job.spec.launch.script_name != "wrap":
-        return script
-    return fill(script.decode("utf-8", "surrogateescape"), values).encode("utf-8", "surrogateescape")
-
-
 @lru_cache(maxsize=4)
 def _captured(environment: bytes) -> Mapping[str, str]:
     """A stored environment as runs get it; jobs that were submitted together have one and the same."""
     return MappingProxyType(_without_enclosing(unpack_environment(environment)))
 
 
-def make_ticket(
-    job: Job,
-    run: Run,
-    script: bytes | None,
-    environment: bytes,
-    site: Site,
-    settings: Settings,
-    index_of: Mapping[str, int],
-    past: Mapping[str, str] = _NO_PAST,
-    cage: Cage | None = None,
-) -> Ticket:
-    """Everything an engine needs to start this run."""
-    spec: JobSpec = job.spec
-    launch = spec.launch
-    assert run.stdout_path is not None  # recorded with the intent to start it
-    grace_s = settings.life.grace_s if launch.grace_s is None else launch.grace_s
-    return Ticket(
-        run=run.id,
-        uid=job.uid,
-        user=job.user,
-        argv=tuple(fill(word, values_of(job)) for word in launch.argv),
-        script=_script(job, script),
-        env=_environment(job, run, _captured(environment), site, settings, index_of, past),
-        work_dir=launch.work_dir,
-        snapshot=spec.snapshot,
-        umask=launch.umask,
-        stdout_path=run.stdout_path,
-        stderr_path=run.stderr_path,
-        append=launch.open_mode == "append",
-        time_limit_s=spec.time_limit_s,
-        grace_s=grace_s,
-        # Others count on its end.
-        limit_grace_s=min(grace_s, settings.life.limit_grace_s),
-        leftover_grace_s=settings.life.leftover_grace_s,
-        stop_signal=launch.stop_signal,
-        notice=launch.notice,
-        has_gpus=bool(run.gpus),
-        interactive=spec.interactive,
-        log_mib=settings.interactive.log_mib,
-        checkpoint_dir=checkpoint_folder(job, site, settings),
-        log_max_mib=launch.log_max_mib,
-        log_keep=launch.log_keep,
-        # What an adopted process was started in stays as it is.
-        cage=cage if spec.adopted is None else None,
-        adopt=spec.adopted,
-    )
+def past_environment(job: Job, run: Run, store: Store) -> dict[str, str]:
+    """Variables by name; empty for the first run of a plain job, for which the table is not asked."""
+    found: dict[str, str] = {}
+    if job.restarts:
+        earlier = [one for one in store.runs([job.id]) if one.number < run.number and one.start_at is not None]
+        if earlier:
+            found.update(_previous(earlier[-1]))
+    if job.spec.fallback_of is not None:
+        for failed in store.jobs(JobFilter(ids=frozenset({job.spec.fallback_of}))):
+            found.update(_failed(failed))
+    return found
+
+
+def _previous(run: Run) -> dict[str, str]:
+    """How the last run that was started has ended."""
+    return _end("GPUSCHED_PREVIOUS_", run.exit_code, run.signal, run.reason, str(run.outcome))
+
+
+def _failed(job: Job) -> dict[str, str]:
+    known = _end("GPUSCHED_", job.exit_code, job.signal, job.reason, str(job.state))
+    del known["GPUSCHED_STATE"]  # the fallback's own state is another
+    return {"GPUSCHED_FAILED_JOB_ID": job.shown_id, **known}
+
+
+def _end(prefix: str, code: int | None, signal: int | None, reason: ReasonCode | None, state: str) -> dict[str, str]:
+    if code is None and signal is not None:
+        code = 128 + signal  # as a shell tells it
+    values: dict[str, object] = {"EXIT_CODE": code, "SIGNAL": signal, "REASON": reason, "STATE": state}
+    return {prefix + name: str(value) for name, value in values.items() if value is not None}

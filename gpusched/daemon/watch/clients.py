@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpusched.daemon.state import World
+from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.verbs.cancel import awaited
 from gpusched.engine import proctree
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import LoseClients
 from gpusched.model.job import ClientProcess, Job
-
-from .tick import Scheduler
-from .world import World
 
 
 class ClientWatch:

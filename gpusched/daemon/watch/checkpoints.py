@@ -17,16 +17,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from logging import getLogger
 
+from gpusched.daemon.launch.environment import checkpoint_folder
+from gpusched.daemon.tick import Scheduler
 from gpusched.engine.janitor import Janitor
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
 
-from .launch import checkpoint_folder
-from .tick import Scheduler
-
 log = getLogger("gpusched.daemon")
-
 SWEEP_S = 3600.0
 _CHUNK = 500
 _DIGITS = 18

@@ -1,0 +1,483 @@
+"""Indexes of the active jobs: arrays, counts, timers, and the queues of their classes; kept in step by `state`.
+
+Nothing here looks at all jobs, however many wait.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, merge, nsmallest
+from itertools import islice
+from types import MappingProxyType
+
+from gpusched.lifecycle import arrays
+from gpusched.lifecycle.arrays import Ended, job_count
+from gpusched.lifecycle.lifecycle import held_code
+from gpusched.model.job import Job, JobSpec
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.tasks import TaskSet
+from gpusched.ports import Store
+from gpusched.scheduler.sharing.admission import Tally
+
+
+@dataclass(slots=True)
+class Group:
+    """What is known of one array beside its row."""
+
+    all: TaskSet
+    left: TaskSet
+    """Tasks without a row."""
+    open: set[int] = field(default_factory=set)
+    """Ids of tasks that have a row and have not ended."""
+    ended: Ended = field(default_factory=Ended)
+    ready: set[int] | None = None
+    """Tasks of those left that nothing keeps waiting for the task of the same number elsewhere; None: all."""
+
+
+class TaskLine:
+    """The tasks of an array that wait without a row, as ids in the order in which they start."""
+
+    __slots__ = ("_first", "_group")
+
+    def __init__(self, array_id: int, group: Group) -> None:
+        self._first = array_id + 1
+        self._group = group
+
+    def __len__(self) -> int:
+        group = self._group
+        return len(group.left) if group.ready is None else len(group.ready)
+
+    def __iter__(self) -> Iterator[int]:
+        group = self._group
+        if group.ready is None and len(group.all.ranges) == 1:
+            for part in group.left.ranges:
+                yield from _moved(part, group.all.ranges[0], self._first)
+            return
+        numbers: Iterable[int] = group.left if group.ready is None else sorted(group.ready)
+        for number in numbers:
+            yield self._first + group.all.position(number)
+
+    def position(self, number: int) -> int:
+        """How many tasks are in line before this one. Raises: ValueError when it is not left."""
+        group = self._group
+        if group.ready is None:
+            return group.left.position(number)
+        return sum(other < number for other in group.ready)
+
+    def first(self, most: int) -> list[int]:
+        """The first so many."""
+        return list(islice(self, most))
+
+
+def _moved(part: range, whole: range, first: int) -> range:
+    """Ids of some of the numbers of one range, of which the first has this id."""
+    low = first + whole.index(part[0])
+    return range(low, low + (part[-1] - part[0]) // whole.step + 1, max(1, part.step // whole.step))
+
+
+class Arrays:
+    """All arrays that have not ended, by id."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Group] = {}
+        self._ids: list[int] = []
+        self._touched: set[int] = set()
+
+    def __contains__(self, array_id: object) -> bool:
+        return array_id in self._groups
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All of them, ascending."""
+        return tuple(self._ids)
+
+    def load(self, store: Store, jobs: Iterable[Job]) -> None:
+        """Learn the arrays among active jobs, and how their tasks have ended that are no longer active."""
+        found = [job for job in jobs if job.is_array]
+        for job in found:
+            # With the tasks that are left: others may depend on one that has no row.
+            self.follow(job)
+        for array_id, state, tasks, exit_code in store.task_tallies([job.id for job in found]):
+            self._groups[array_id].ended.add(state, exit_code, tasks)
+        self._touched.update(self._groups)
+
+    def _know(self, array: Job) -> Group:
+        group = self._groups.get(array.id)
+        if group is None:
+            group = self._groups[array.id] = Group(arrays.all_tasks(array), TaskSet())
+            insort(self._ids, array.id)
+        return group
+
+    def split(self, job: Job) -> None:
+        """A task is about to get its row; it may have ended already."""
+        if job.array_id in self._groups:
+            self._groups[job.array_id].open.add(job.id)
+
+    def follow(self, job: Job) -> None:
+        """Take in a new or changed row."""
+        if job.is_array:
+            if job.state.is_final:
+                self._forget(job.id)
+                return
+            group = self._know(job)
+            group.left = arrays.tasks_left(job)
+            if group.ready is not None:
+                group.ready = {number for number in group.ready if number in group.left}
+            self._touched.add(job.id)
+        elif job.array_id in self._groups:
+            group = self._groups[job.array_id]
+            if not job.state.is_final:
+                group.open.add(job.id)
+            elif job.id in group.open:
+                group.open.remove(job.id)
+                group.ended.add(job.state, job.exit_code)
+                self._touched.add(job.array_id)
+
+    def _forget(self, array_id: int) -> None:
+        if self._groups.pop(array_id, None) is not None:
+            del self._ids[bisect_right(self._ids, array_id) - 1]
+        self._touched.discard(array_id)
+
+    def take_touched(self) -> list[int]:
+        """Arrays to settle since the last call, by id."""
+        touched, self._touched = sorted(self._touched), set()
+        return touched
+
+    def group(self, array_id: int) -> Group:
+        """What is known of an array. Raises: KeyError."""
+        return self._groups[array_id]
+
+    def line(self, array_id: int) -> TaskLine:
+        """Its tasks that wait without a row."""
+        return TaskLine(array_id, self._groups[array_id])
+
+    def left(self, job: Job) -> int:
+        """How many jobs a row stands for that may still start: the tasks left of an array, 1 of any other."""
+        return len(arrays.tasks_left(job)) if job.is_array else 1
+
+    def array_of(self, job_id: int) -> int | None:
+        """The array that an id belongs to as that of a task; None when it is none of an active array."""
+        place = bisect_right(self._ids, job_id) - 1
+        if place < 0:
+            return None
+        array_id = self._ids[place]
+        return array_id if 0 < job_id - array_id <= len(self._groups[array_id].all) else None
+
+
+class JobCounts:
+    """Counters of active jobs. `tally` is a view of them and follows every change."""
+
+    def __init__(self) -> None:
+        self._queues: Counter[str] = Counter()
+        self._queue_users: Counter[tuple[str, str]] = Counter()
+        self._qos_users: Counter[tuple[str, str]] = Counter()
+        self.tally = Tally(self._queues, self._queue_users, self._qos_users)
+
+    def add(self, spec: JobSpec, user: str, jobs: int = 1) -> None:
+        """So many more jobs of this kind; less with a negative number."""
+        for counter, mark in (
+            (self._queues, spec.queue),
+            (self._queue_users, (spec.queue, user)),
+            (self._qos_users, (spec.qos, user)),
+        ):
+            _add(counter, mark, jobs)
+
+    @contextmanager
+    def with_more(self, spec: JobSpec, user: str, jobs: int) -> Iterator[Tally]:
+        """The tally as it would be with so many more (or less) of these, for a while."""
+        self.add(spec, user, jobs)
+        try:
+            yield self.tally
+        finally:
+            self.add(spec, user, -jobs)
+
+
+def _add(counter: Counter, mark: object, jobs: int) -> None:  # type: ignore[type-arg]
+    counter[mark] += jobs
+    if not counter[mark]:
+        # Names come and go for months: what is not there takes no memory.
+        del counter[mark]
+
+
+class Census:
+    """Counters of active jobs, in step with the world."""
+
+    def __init__(self) -> None:
+        self.by_queue: Counter[tuple[JobState, str]] = Counter()
+        self.by_user: Counter[tuple[JobState, str]] = Counter()
+        self.held: Counter[ReasonCode] = Counter()
+        """Pending jobs that somebody holds."""
+        self.asleep: Counter[ReasonCode] = Counter()
+        """Pending jobs that wait for an instant, or for what cannot come true."""
+        self._asleep: dict[int, tuple[ReasonCode, int]] = {}
+
+    @property
+    def pending(self) -> int:
+        """How many jobs wait."""
+        return sum(jobs for (state, _), jobs in self.by_queue.items() if state is JobState.PENDING)
+
+    def replace(self, before: Job | None, after: Job | None) -> None:
+        """A row has changed, come or gone."""
+        if before is not None:
+            self._add(before, -job_count(before))
+        if after is not None:
+            self._add(after, job_count(after))
+
+    def _add(self, job: Job, jobs: int) -> None:
+        if job.state.is_final or not jobs:
+            return
+        _count(self.by_queue, (job.state, job.spec.queue), jobs)
+        _count(self.by_user, (job.state, job.user), jobs)
+        if job.state is JobState.PENDING and job.hold is not None:
+            _count(self.held, held_code(job), jobs)
+
+    def sleep(self, job: Job, why: ReasonCode) -> None:
+        """A pending job that nobody holds is in no line because of this."""
+        self.wake(job.id)
+        self._asleep[job.id] = why, job_count(job)
+        _count(self.asleep, why, job_count(job))
+
+    def wake(self, job_id: int) -> None:
+        """Forget why a job was in no line."""
+        known = self._asleep.pop(job_id, None)
+        if known is not None:
+            _count(self.asleep, known[0], -known[1])
+
+
+def _count(counter: Counter, mark: object, jobs: int) -> None:  # type: ignore[type-arg]
+    counter[mark] += jobs
+    if not counter[mark]:
+        del counter[mark]
+
+
+_SPARE = 1000
+
+
+class Alarms:
+    """(instant, job) in order of time. One that no longer means anything stays until it comes up or is pruned."""
+
+    __slots__ = ("_heap",)
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+
+    def set(self, at: float, job_id: int) -> None:
+        """Ring for this job at that instant; a job may have several alarms."""
+        heappush(self._heap, (at, job_id))
+
+    def first(self) -> float | None:
+        """When the next one rings."""
+        return self._heap[0][0] if self._heap else None
+
+    def soonest(self, most: int) -> list[tuple[float, int]]:
+        """The next so many, soonest first; some may mean nothing any more."""
+        return nsmallest(most, self._heap)
+
+    def until(self, now: float) -> Iterator[int]:
+        """Take out the jobs whose instant has come."""
+        while self._heap and self._heap[0][0] <= now:
+            yield heappop(self._heap)[1]
+
+    def prune(self, jobs: int, is_live: Callable[[float, int], bool]) -> None:
+        """Drop what means nothing any more, once that is more than is needed for so many jobs."""
+        if len(self._heap) > 2 * jobs + _SPARE:
+            self._heap = [alarm for alarm in self._heap if is_live(*alarm)]
+            heapify(self._heap)
+
+
+FRONT = 128
+"""Jobs of a class that one snapshot shows; a plan that uses them all up asks for another turn."""
+Entry = tuple[float, int]
+"""The instant that age counts from, and the id."""
+
+
+class ClassQueue:
+    """Eligible jobs of one class in their order, and the frozen view of its front.
+
+    An array stands in it once, for all of its tasks without a row.
+    """
+
+    __slots__ = ("_arrays", "_entries", "_fences", "_key", "_view")
+
+    def __init__(self, key: ClassKey, fences: Mapping[int, float] = MappingProxyType({})) -> None:
+        """Args: fences: from when on nothing passes them, by job; `look_again` after a change of it."""
+        self._key = key
+        self._fences = fences
+        self._entries: list[Entry] = []
+        self._arrays: dict[Entry, TaskLine] = {}
+        self._view: PendingClass | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries) + sum(map(len, self._arrays.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._entries or self._arrays)
+
+    def add(self, entry: Entry, tasks: TaskLine | None = None) -> None:
+        """Insert a job, nearly always at the end, or an array with its tasks."""
+        if tasks is None:
+            insort(self._entries, entry)
+        else:
+            self._arrays[entry] = tasks
+        self._view = None
+
+    def remove(self, entry: Entry) -> TaskLine | None:
+        """Take an entry out that is known to be in; returns the tasks that it was put in with."""
+        tasks = self._arrays.pop(entry, None)
+        if tasks is None:
+            del self._entries[bisect_left(self._entries, entry)]
+        self._view = None
+        return tasks
+
+    def position(self, entry: Entry) -> int:
+        """How many jobs of the class are before this one."""
+        before = sum(len(tasks) for array, tasks in self._arrays.items() if array < entry)
+        return before + bisect_left(self._entries, entry)
+
+    def _first(self, most: int) -> tuple[PendingJob, ...]:
+        fences = self._fences
+        entries: Iterator[Entry] = iter(self._entries)
+        if len(self._arrays) == 1 and not self._entries:
+            (((at, _), tasks),) = self._arrays.items()
+            return tuple([PendingJob(job_id, at, fences.get(job_id)) for job_id in tasks.first(most)])
+        if self._arrays:
+            entries = merge(self._entries, *(_entries_of(at, tasks) for (at, _), tasks in self._arrays.items()))
+        first = islice(entries, most)
+        return tuple([PendingJob(job_id, queued_at, fences.get(job_id)) for queued_at, job_id in first])
+
+    def look_again(self) -> None:
+        """The fence of one of them has changed."""
+        self._view = None
+
+    def front(self, most: int) -> PendingClass:
+        """As `view`, but showing at most so many jobs."""
+        return PendingClass(self._key, self._first(most), len(self))
+
+    def view(self) -> PendingClass:
+        """The front of the class as the policy sees it; the same object until the class changes."""
+        if self._view is None:
+            self._view = self.front(FRONT)
+        return self._view
+
+
+def _entries_of(queued_at: float, tasks: TaskLine) -> Iterator[Entry]:
+    for job_id in tasks:
+        yield queued_at, job_id
+
+
+class Lines:
+    """The queues of all classes, and the place of each job in them."""
+
+    def __init__(self, fences: Mapping[int, float] = MappingProxyType({})) -> None:
+        """Args: fences: from when on nothing passes them, by job; `look_again` after a change of it."""
+        self._fences = fences
+        self._queues: dict[ClassKey, ClassQueue] = {}
+        self._places: dict[int, tuple[ClassKey, Entry, Hashable]] = {}
+        self._keys: dict[ClassKey, ClassKey] = {}
+        self._changed: dict[ClassKey, None] = {}
+        self._alike: dict[Hashable, dict[ClassKey, dict[int, None]]] = {}
+        """Of those of whom it was said, who is like whom, by class."""
+
+    def __contains__(self, job_id: int) -> bool:
+        return job_id in self._places
+
+    def add(self, job: Job, key: ClassKey, tasks: TaskLine | None = None, alike: Hashable = None) -> None:
+        """Put a job that is in no line into that of its class; an array with the line of its tasks.
+
+        Args: alike: a mark that it shares with jobs which are predicted as it is.
+        """
+        self._put((job.queued_at, job.id), key, tasks, alike)
+
+    def _put(self, entry: Entry, key: ClassKey, tasks: TaskLine | None, alike: Hashable) -> None:
+        # One object for equal keys, which are then compared by identity.
+        key = self._keys.setdefault(key, key)
+        self._places[entry[1]] = key, entry, alike
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = ClassQueue(key, self._fences)
+        queue.add(entry, tasks)
+        self._changed[key] = None
+        if alike is not None:
+            self._alike.setdefault(alike, {}).setdefault(key, {})[entry[1]] = None
+
+    def look_again(self, key: ClassKey) -> None:
+        """The fence of one of this class has changed, which moves none of them."""
+        self._queues[key].look_again()
+
+    def remove(self, job_id: int) -> None:
+        """Take a job out, if it is in a line."""
+        if job_id in self._places:
+            self._take(job_id)
+
+    def _take(self, job_id: int) -> tuple[Entry, TaskLine | None, Hashable]:
+        key, entry, alike = self._places.pop(job_id)
+        queue = self._queues[key]
+        tasks = queue.remove(entry)
+        self._changed[key] = None
+        if not queue:
+            del self._queues[key]
+            del self._keys[key]
+        if alike is not None:
+            classes = self._alike[alike]
+            del classes[key][job_id]
+            if not classes[key]:
+                del classes[key]
+            if not classes:
+                del self._alike[alike]
+        return entry, tasks, alike
+
+    def classes_alike(self, alike: Hashable) -> list[tuple[ClassKey, int]]:
+        """The classes in which those with this mark wait, each with one of them."""
+        return [(key, next(iter(ids))) for key, ids in self._alike.get(alike, {}).items()]
+
+    def marks(self) -> list[Hashable]:
+        """The marks that jobs in line share with those predicted as they are."""
+        return list(self._alike)
+
+    def unforeseen(self) -> list[Hashable]:
+        """The marks of those of whom nothing was known, and who gave no limit either."""
+        return [
+            alike
+            for alike, classes in self._alike.items()
+            if any(key.predicted_s is None and key.time_limit_s is None for key in classes)
+        ]
+
+    def move(self, alike: Hashable, before: ClassKey, after: ClassKey) -> None:
+        """Put those with this mark from one class into another."""
+        for job_id in list(self._alike[alike][before]):
+            entry, tasks, _ = self._take(job_id)
+            self._put(entry, after, tasks, alike)
+
+    def take_changed(self) -> dict[ClassKey, PendingClass | None]:
+        """The classes that have changed since this was last asked, as they are now; None: nobody is in it any more."""
+        changed, self._changed = self._changed, {}
+        queues = self._queues
+        return {key: queues[key].view() if key in queues else None for key in changed}
+
+    def class_of(self, job_id: int) -> ClassKey | None:
+        """The class that a job is in line in; None when it is in no line."""
+        place = self._places.get(job_id)
+        return None if place is None else place[0]
+
+    def position(self, key: ClassKey, job: Job) -> int:
+        """How many jobs of the class are before this one, which need not be in line itself."""
+        return self._queues[key].position((job.queued_at, job.id))
+
+    def sizes(self) -> Iterator[tuple[ClassKey, int]]:
+        """Each class with how many jobs are in line in it."""
+        return ((key, len(queue)) for key, queue in self._queues.items())
+
+    def views(self, most: int | None = None) -> tuple[PendingClass, ...]:
+        """All classes, by their first job; each up to its front, or about so many jobs in all."""
+        if most is None:
+            views = [queue.view() for queue in self._queues.values()]
+        else:
+            share = max(FRONT, most // max(1, len(self._queues)))
+            views = [queue.front(share) if len(queue) > FRONT else queue.view() for queue in self._queues.values()]
+        views.sort(key=lambda view: (view.jobs[0].queued_at, view.jobs[0].id))
+        return tuple(views)

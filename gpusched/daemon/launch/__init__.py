@@ -1,0 +1,1 @@
+"""From a job and its placement to what an engine can start."""

@@ -1,0 +1,104 @@
+"""From a job, its run and a placement to the ticket that an engine can start.
+
+Pure but for the payloads handed in: paths are worked out, not opened; the environment is built, not read.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from gpusched.daemon.launch.environment import (
+    _NO_PAST,
+    Site,
+    _captured,
+    _environment,
+    checkpoint_folder,
+)
+from gpusched.lifecycle.arrays import fill
+from gpusched.lifecycle.output_paths import values_of
+from gpusched.model.execution import Cage, Ticket
+from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.settings import Settings
+from gpusched.ports import Store
+
+
+def _script(job: Job, script: bytes | None) -> bytes | None:
+    """The script; a shell line of a sweep with its values in their places. A script of its own is left as it is."""
+    values = values_of(job)
+    if script is None or not values or job.spec.launch.script_name != "wrap":
+        return script
+    return fill(script.decode("utf-8", "surrogateescape"), values).encode("utf-8", "surrogateescape")
+
+
+def make_ticket(
+    job: Job,
+    run: Run,
+    script: bytes | None,
+    environment: bytes,
+    site: Site,
+    settings: Settings,
+    index_of: Mapping[str, int],
+    past: Mapping[str, str] = _NO_PAST,
+    cage: Cage | None = None,
+) -> Ticket:
+    """Everything an engine needs to start this run."""
+    spec: JobSpec = job.spec
+    launch = spec.launch
+    assert run.stdout_path is not None  # recorded with the intent to start it
+    grace_s = settings.life.grace_s if launch.grace_s is None else launch.grace_s
+    return Ticket(
+        run=run.id,
+        uid=job.uid,
+        user=job.user,
+        argv=tuple(fill(word, values_of(job)) for word in launch.argv),
+        script=_script(job, script),
+        env=_environment(job, run, _captured(environment), site, settings, index_of, past),
+        work_dir=launch.work_dir,
+        snapshot=spec.snapshot,
+        umask=launch.umask,
+        stdout_path=run.stdout_path,
+        stderr_path=run.stderr_path,
+        append=launch.open_mode == "append",
+        time_limit_s=spec.time_limit_s,
+        grace_s=grace_s,
+        # Others count on its end.
+        limit_grace_s=min(grace_s, settings.life.limit_grace_s),
+        leftover_grace_s=settings.life.leftover_grace_s,
+        stop_signal=launch.stop_signal,
+        notice=launch.notice,
+        has_gpus=bool(run.gpus),
+        interactive=spec.interactive,
+        log_mib=settings.interactive.log_mib,
+        checkpoint_dir=checkpoint_folder(job, site, settings),
+        log_max_mib=launch.log_max_mib,
+        log_keep=launch.log_keep,
+        # What an adopted process was started in stays as it is.
+        cage=cage if spec.adopted is None else None,
+        adopt=spec.adopted,
+    )
+
+
+_KEEP = 32
+_KEEP_BYTES = 1 << 20
+
+
+class PayloadCache:
+    """The most recently used small payloads: thousands of jobs of one sweep share two of them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+
+    def get(self, sha: str) -> bytes:
+        """The payload with this SHA-256. Raises: KeyError when the table does not have it."""
+        body = self._kept.get(sha)
+        if body is not None:
+            self._kept.move_to_end(sha)
+            return body
+        body = self._store.payload(sha)
+        if len(body) <= _KEEP_BYTES:
+            self._kept[sha] = body
+            if len(self._kept) > _KEEP:
+                self._kept.popitem(last=False)
+        return body

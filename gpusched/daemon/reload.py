@@ -1,0 +1,225 @@
+"""Read the settings, and reload them while the daemon runs: checked, then swapped in between two ticks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from logging import getLogger
+from typing import Any
+
+from gpusched import paths
+from gpusched.access import check_admin
+from gpusched.config import SETTINGS, Loaded, load_settings
+from gpusched.config.schema import value_of, with_value
+from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
+from gpusched.model.cluster import NodeView
+from gpusched.model.commands import Reload
+from gpusched.model.settings import Settings
+from gpusched.model.value import fields, replace
+from gpusched.scheduler import cells
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.membership import membership_findings
+from gpusched.scheduler.sharing.quota_problems import problems
+from gpusched.scheduler.sharing.usage import capacity_of
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """Settings to go on with."""
+
+    settings: Settings
+    changed: tuple[str, ...]
+    """Paths whose value is another one now."""
+    fixed: tuple[str, ...]
+    """Paths that have another value in the file, which counts after a restart only."""
+    notes: tuple[str, ...] = ()
+    """What is allowed, and hardly what was meant."""
+
+    def answer(self) -> dict[str, Any]:
+        """For the client."""
+        notes = {"notes": list(self.notes)} if self.notes else {}
+        return {"changed": list(self.changed), "needs_restart": list(self.fixed), **notes}
+
+
+def reread(
+    command: Reload,
+    running: Settings,
+    read: Callable[[], Loaded] | None,
+    nodes_under: Callable[[Settings], tuple[NodeView, ...]],
+) -> Reloaded:
+    """The settings that are to run from now on. Raises: Forbidden, Refused, UsageError; the running ones stay.
+
+    Args: nodes_under: the machines as they would be with these settings; none while nobody knows their GPUs.
+    """
+    check_admin(command.caller, "reload the settings", running)
+    if read is None:
+        raise Refused("this scheduler was not started from a config file", "restart it with other settings")
+    loaded = read()
+    wanted = loaded.settings
+    check_promises(wanted)
+    _check_machines(loaded, nodes_under(wanted))
+    differing = _differing(running, wanted)
+    fixed = tuple(path for path in differing if path in SETTINGS and SETTINGS[path].needs_restart)
+    settings = wanted
+    for path in fixed:
+        settings = with_value(settings, path, value_of(running, path))
+    notes = tuple(f"{text}; {hint}" for _, text, hint in membership_findings(settings))
+    return Reloaded(settings, tuple(path for path in differing if path not in fixed), fixed, notes)
+
+
+def check_promises(settings: Settings) -> None:
+    """Refuse settings whose queues are promised what contradicts each other, or is no promise. Raises: UsageError."""
+    for path, text in (*problems(settings, None), *cells.problems(settings)):
+        raise UsageError(f"{path}: {text}", "mend the config file; see what it says with: gpusched config show")
+
+
+def _check_machines(loaded: Loaded, nodes: tuple[NodeView, ...]) -> None:
+    """Refuse promises that these machines cannot keep. Raises: Refused with file and line."""
+    settings = loaded.settings
+    if not settings.queue or not nodes:
+        return
+    layout = Layout(nodes, settings)
+    for path, text in (*problems(settings, capacity_of(layout)), *cells.problems(settings, layout)):
+        raise Refused(f"{loaded.place_of(path)}: {text}", "promise less, or see what there is with: ginfo")
+
+
+def _differing(one: Settings, other: Settings) -> list[str]:
+    """Paths of settings with two values: `daemon.poll_s`, `queue.vision`, `plugins.load`."""
+    paths: list[str] = []
+    for section in fields(Settings):
+        if section.name == "stated":
+            # What is stated and says what the preset says changes nothing.
+            continue
+        before, after = getattr(one, section.name), getattr(other, section.name)
+        if isinstance(before, tuple):
+            paths += [f"{section.name}.load"] if before != after else []
+            continue
+        old, new = _named(before), _named(after)
+        names = [name for name in (*old, *(new.keys() - old.keys())) if old.get(name) != new.get(name)]
+        paths += [f"{section.name}.{name}" for name in names]
+    return sorted(paths)
+
+
+def _named(section: Any) -> Mapping[str, Any]:
+    """What a section holds, by name: its settings, or one value for each queue, QOS, account, licence."""
+    if isinstance(section, Mapping):
+        return section
+    return {part.name: getattr(section, part.name) for part in fields(section)}
+
+
+log = getLogger("gpusched.daemon")
+_RELOAD = "then: sudo systemctl reload gpusched"
+_HINT = f"mend the config file (gpusched config check says all of it), {_RELOAD}"
+RUNNING_PER_USER = 1000
+"""Of a scheduler for all: whoever asks for no core could otherwise have a hundred thousand supervisors of root's."""
+
+
+class SettingsFile:
+    """The config file, and for the system's daemon a copy of the last one that it could use.
+
+    A typo in the file must not leave a machine without its scheduler after a restart or reboot: the system's daemon
+    keeps a copy of each file that it has begun to use, and starts on that copy when the file is wrong. `problem` says
+    why the settings in force are not those of the file, and what to do; every command shows it until it is fixed.
+    """
+
+    def __init__(self, chosen: str) -> None:
+        """Args: chosen: the preset in force where the file says `auto`."""
+        self.problem: tuple[str, str] | None = None
+        self._chosen = chosen
+        self._accepted = os.path.join(paths.state_dir(), "config.accepted.toml")
+
+    def read(self) -> Loaded:
+        """The settings as they are in the file now. Raises: SettingsError; NotReady for one that others may write."""
+        if paths.is_system():
+            _check_trusted(paths.config_file())
+        return _completed(load_settings(paths.config_file(), os.environ, chosen=self._chosen))
+
+    def choose(self, preset: str) -> None:
+        """From now on this preset is in force where the file says `auto`."""
+        self._chosen = preset
+
+    def at_start(self) -> Settings:
+        """Those of the file, or of the last file that was accepted. Raises: SettingsError, UsageError, NotReady."""
+        try:
+            settings = self.read().settings
+            check_promises(settings)
+            return settings
+        except (UsageError, NotReady) as error:
+            return self.fall_back(error)
+
+    def fall_back(self, error: GpuschedError) -> Settings:
+        """The last settings that were accepted, as the daemon cannot start on those of the file. Raises: the error."""
+        found = self._last_accepted() if paths.is_system() and self.problem is None else None
+        if found is None:
+            raise error
+        settings, at = found
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+        # What is right in itself and does not fit this machine, no look at the file would show.
+        hint = f"{error.hint}; {_RELOAD}" if isinstance(error, NotReady) and error.hint else _HINT
+        self.problem = f"{error.message}; until that is mended the settings of {used} hold", hint
+        return settings
+
+    def accept(self, settings: Settings) -> None:
+        """The daemon goes by the file as it is now: keep a copy for a restart after it was changed for the worse.
+
+        None is kept of a file with settings that count from the next start only, which may not succeed with them.
+        """
+        self.problem = None
+        if not paths.is_system():
+            return
+        draft = f"{self._accepted}.new"
+        try:
+            try:
+                with open(paths.config_file(), "rb") as file:
+                    content = file.read()
+            except FileNotFoundError:
+                content = b""
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(content)
+            # Another one may have been written since the settings were read.
+            if self._load_copy(draft).settings == settings:
+                os.replace(draft, self._accepted)
+            else:
+                os.unlink(draft)
+        except (OSError, UsageError) as error:
+            log.warning("no copy of the settings was kept: %s", error)
+
+    def _last_accepted(self) -> tuple[Settings, float] | None:
+        try:
+            at = os.stat(self._accepted).st_mtime
+            settings = self._load_copy(self._accepted).settings
+            check_promises(settings)
+        except (OSError, UsageError):
+            # Of an older release, whose settings had other names.
+            return None
+        return settings, at
+
+    def _load_copy(self, path: str) -> Loaded:
+        # A variable that names another file would win over the path.
+        environment = {key: text for key, text in os.environ.items() if key != "GPUSCHED_CONFIG"}
+        return _completed(load_settings(path, environment, chosen=self._chosen))
+
+
+def _completed(loaded: Loaded) -> Loaded:
+    limit = loaded.settings.limit
+    if not paths.is_system() or limit.running_per_user is not None:
+        return loaded
+    limit = replace(limit, running_per_user=RUNNING_PER_USER)
+    return replace(loaded, settings=replace(loaded.settings, limit=limit))
+
+
+def _check_trusted(file: str) -> None:
+    """Refuse settings that somebody other than root may write: what they say runs as root."""
+    for path in (file, os.path.dirname(file)):
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        if found.st_uid != 0 or found.st_mode & 0o022:
+            raise NotReady(
+                f"{path} can be written to by others than root, and the daemon of root does what it says",
+                f"chown root {path} && chmod go-w {path}",
+            )
