@@ -20,7 +20,7 @@ from typing import Any
 from gpusched.api.openapi import build
 from gpusched.api.series import FAMILIES
 from gpusched.cli.admin.app import admin_help
-from gpusched.cli.manual import help_text
+from gpusched.cli.help import help_text
 from gpusched.cli.options import TABLES
 from gpusched.config import SETTINGS, TABLE_SETTINGS, Setting
 from gpusched.config.schema import PLAIN_SECTIONS

@@ -275,12 +275,7 @@ async def doctor(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     return respond(
         checks=[
-            {
-                **plain(check),
-                "text": viewer.text(check.text),
-                "hint": viewer.text(check.hint),
-                "level": check.level or ("ok" if check.ok else "fail"),
-            }
+            {**check.document(), "text": viewer.text(check.text), "hint": viewer.text(check.hint)}
             for check in daemon_checks(viewer.service.scheduler)
         ]
     )

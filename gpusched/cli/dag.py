@@ -2,17 +2,368 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpusched.cli import output, submission
-from gpusched.cli.parse import Table
-from gpusched.cli.pipeline_file import PipelineText, read
+from gpusched.cli import output, script, submission
+from gpusched.cli.parse import Option, Table, apply
 from gpusched.cli.query import quote
 from gpusched.cli.repeat import take_snapshot
+from gpusched.cli.submission import over
 from gpusched.client import Client, connect
-from gpusched.errors import UsageError
+from gpusched.config.toml_lines import lines_of
+from gpusched.errors import GpuschedError, UsageError
+from gpusched.lifecycle.pipelines import STEP_NAME, STEP_NAMES, find_circle, parse_needs
+from gpusched.model.pipeline import Needs
+from gpusched.model.spelling import closest
 from gpusched.model.units import parse_pipeline_id, printable
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HINT = "see docs/howto/pipelines.md, and check a file with: gsub --dry-run --dag FILE"
+TOP = ("name", "vars", "defaults", "step")
+PROGRAM = ("run", "script", "command")
+OWN = ("needs", "args", *PROGRAM)
+"""Keys of a step that are no options of gsub."""
+_NOT_OF_A_STEP = frozenset({"wrap", "batch", "dag", "resume", "var", "resubmit", "key", "key-again"})
+_NOT_SECTIONS = ("Output", "Other")
+_REPEATED = frozenset({"env", "res", "sweep"})
+"""Options whose uses add up, so that each item of a list is a use of its own."""
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(\{?)([A-Za-z_][A-Za-z0-9_-]*)\}(\}?)")
+_FEW = 12
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+@dataclass
+class StepText:
+    """One step as the file says it."""
+
+    name: str
+    where: str
+    """File and line, for messages."""
+    needs: str
+    values: dict[str, Any]
+    """What gsub's options would set, the script's own lines and the defaults of the file under them."""
+    program: dict[str, Any]
+    """`argv`, or `script`, `script_name` and `argv`, as a submission has them."""
+
+
+@dataclass
+class PipelineText:
+    """A file without mistakes."""
+
+    name: str
+    source: str
+    steps: list[StepText] = field(default_factory=list)
+
+
+def read(path: str, given: Mapping[str, str], table: Table) -> PipelineText:
+    """Read a file with these variables. Raises: UsageError of all mistakes, Refused when it cannot be read at all."""
+    content = script.read_file(path, "pipeline file", "docs/howto/pipelines.md shows how to write one")
+    source = content.decode("utf-8", "surrogateescape")
+    shown = printable(path)
+    try:
+        source.encode()
+        document = tomllib.loads(source)
+    except UnicodeEncodeError:
+        raise UsageError(f"{shown} is no text in UTF-8", "convert it with: iconv -t utf-8") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{shown} is no TOML: {error}", HINT) from None
+    return _Reader(shown, source, document, given, table).read()
+
+
+class _Reader:
+    """Walks over a document once and keeps every mistake."""
+
+    def __init__(
+        self, shown: str, source: str, document: dict[str, Any], given: Mapping[str, str], table: Table
+    ) -> None:
+        self._shown = shown
+        self._source = source
+        self._document = document
+        self._given = given
+        self._table = table
+        self._options = {
+            name[2:]: option
+            for option in table.options
+            if option.section not in _NOT_SECTIONS
+            for name in option.names
+            if name.startswith("--") and name[2:] not in _NOT_OF_A_STEP
+        }
+        self._lines = _with_sections(lines_of(source))
+        self._mistakes: list[tuple[int, GpuschedError]] = []
+        self._vars: dict[str, str] = {}
+        self._scripts: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def read(self) -> PipelineText:
+        for key in self._document:
+            if key not in TOP:
+                self._unknown((key,), "a pipeline has no", key, TOP)
+        self._read_vars()
+        name = self._document.get("name", os.path.basename(self._shown).rpartition(".")[0] or "pipeline")
+        if not isinstance(name, str) or not name.strip() or len(name) > 200:
+            self._refuse(("name",), "name must be a text of up to 200 characters")
+        base: dict[str, Any] = {}
+        defaults = self._table_at(("defaults",), self._document.get("defaults", {}))
+        for key, value in defaults.items():
+            if key in OWN:
+                self._refuse(("defaults", key), f"{key} is of a step, not of [defaults]")
+            else:
+                self._put(base, ("defaults", key), key, value)
+        steps = self._table_at(("step",), self._document.get("step", {}))
+        if not steps and self._document.keys() <= set(TOP):
+            self._refuse(("step",), "there is no step; write one as [step.NAME]")
+        found = PipelineText(str(name), self._source)
+        needs: dict[str, Needs] = {}
+        for step, parts in steps.items():
+            made = self._read_step(step, parts, base)
+            if made is not None:
+                found.steps.append(made)
+                needs[step] = self._read_needs(step, made)
+        self._check_needs(needs, steps)
+        if self._mistakes:
+            self._mistakes.sort(key=lambda one: one[0])
+            raise UsageError.of([error for _, error in self._mistakes])
+        return found
+
+    # --- variables --------------------------------------------------------------------------------
+
+    def _read_vars(self) -> None:
+        values = self._table_at(("vars",), self._document.get("vars", {}))
+        for name in self._given:
+            if name not in values:
+                near = closest(name, values)
+                hint = f"did you mean {near}?" if near else f"variables: {', '.join(values) or 'none'}"
+                self._mistakes.append((0, UsageError(f"{self._shown} has no variable {printable(name, 60)}", hint)))
+        for name, value in values.items():
+            key = ("vars", name)
+            if not _VARIABLE.fullmatch(name):
+                self._refuse(key, f"{printable(name, 60)!r} is no name of a variable; use letters, digits, _ and -")
+            elif not isinstance(value, (str, int, float)):
+                self._refuse(key, f"the variable {name} must be a text or a number")
+            else:
+                # One may be made of those above it.
+                self._vars[name] = self._given[name] if name in self._given else self._filled(key, _as_text(value))
+
+    def _filled(self, key: tuple[str, ...], text: str) -> str:
+        """The text with its variables in place; `{{name}}` is a brace, and `${name}` the shell's."""
+
+        def put(match: re.Match[str]) -> str:
+            opened, name, closed = match.groups()
+            if opened and closed:
+                return f"{{{name}}}"
+            if name in self._vars:
+                return f"{opened}{self._vars[name]}{closed}"
+            near = closest(name, self._vars)
+            if near:
+                self._refuse(key, f"there is no variable {name}", f"did you mean {{{near}}}?")
+            return match.group()
+
+        return _PLACEHOLDER.sub(put, text) if "{" in text else text
+
+    def _fill(self, key: tuple[str, ...], value: Any) -> Any:
+        if isinstance(value, str):
+            return self._filled(key, value)
+        if isinstance(value, list):
+            return [self._fill(key, one) for one in value]
+        if isinstance(value, dict):
+            return {name: self._fill(key, one) for name, one in value.items()}
+        return value
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def _read_step(self, name: str, parts: Any, base: dict[str, Any]) -> StepText | None:
+        at = ("step", name)
+        if not STEP_NAME.fullmatch(name):
+            self._refuse(at, f"{printable(name, 60)!r} is no name of a step; use {STEP_NAMES}")
+            return None
+        if not isinstance(parts, dict):
+            self._refuse(at, f"step.{name} is a table; write [step.{name}] before its keys")
+            return None
+        parts = {key: self._fill((*at, key), value) for key, value in parts.items()}
+        if "wrap" in parts and "run" not in parts:
+            parts["run"] = parts.pop("wrap")  # gsub's word for it
+        program, below = self._read_program(at, parts)
+        values = over(below, base)
+        typed: dict[str, Any] = {}
+        for key, value in parts.items():
+            if key not in OWN:
+                self._put(typed, (*at, key), key, value)
+        values = over(values, typed)
+        values.setdefault("name", name)
+        where = f"{self._where(at)}: step {name}"
+        return StepText(name, where, self._needs_text(at, parts.get("needs", "")), values, program)
+
+    def _read_program(self, at: tuple[str, ...], parts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the step runs, and the values that its script's own lines set."""
+        named = [key for key in PROGRAM if key in parts]
+        if len(named) != 1:
+            said = " and ".join(named) + " are both given" if named else "it has nothing to run"
+            hint = "give one of: run = 'shell line', command = ['python', 'train.py'], script = 'train.sh'"
+            self._refuse((*at, named[-1]) if named else at, f"step {at[1]}: {said}", hint)
+            return {}, {}
+        kind, value = named[0], parts[named[0]]
+        args = parts.get("args", [])
+        if "args" in parts and (kind != "script" or not _is_words(args)):
+            self._refuse((*at, "args"), f"step {at[1]}: args is a list of texts that goes with script")
+        if kind == "command":
+            if not _is_words(value) or not value:
+                self._refuse((*at, kind), f"step {at[1]}: command is a list of texts: ['python', 'train.py']")
+                return {}, {}
+            return {"argv": [_as_text(word) for word in value]}, {}
+        if not isinstance(value, str) or not value.strip():
+            self._refuse((*at, kind), f"step {at[1]}: {kind} is a text that is not empty")
+            return {}, {}
+        if kind == "run":
+            return {"script": f"#!/bin/sh\n{value}\n", "script_name": "wrap", "argv": []}, {}
+        try:
+            text, values = self._script(value)
+        except GpuschedError as error:
+            for one in error.mistakes or (error,):
+                self._refuse((*at, kind), f"step {at[1]}: {one.message}", one.hint)
+            return {}, {}
+        words = [_as_text(word) for word in args] if _is_words(args) else []
+        return {"script": text, "script_name": script.base_name(value), "argv": words}, values
+
+    def _script(self, path: str) -> tuple[str, dict[str, Any]]:
+        if path not in self._scripts:
+            content = script.read_file(path, hint="paths are looked up from the current folder")
+            script.check(content, path)
+            values = script.directives(self._table, content, path)
+            self._scripts[path] = content.decode("utf-8", "surrogateescape"), values
+        return self._scripts[path]
+
+    def _put(self, values: dict[str, Any], at: tuple[str, ...], key: str, value: Any) -> None:
+        """Set what an option of gsub with this name would."""
+        option = self._options.get(key.replace("_", "-"))
+        if option is None:
+            known = [*self._options, *(OWN if at[0] == "step" else ())]
+            self._unknown(at, f"{'.'.join(at[:-1])} has no", key, known)
+            return
+        if not option.metavar and (option.read is None or isinstance(value, bool)):
+            self._put_flag(values, at, key, option, value)
+            return
+        try:
+            for text in _texts(key, value):
+                apply(self._table, option, text, values)
+        except (ValueError, UsageError) as error:
+            said = error.message.removeprefix("--") if isinstance(error, UsageError) else f"{key}: {error}"
+            self._refuse(at, f"{'.'.join(at[:-1])}: {said}")
+
+    def _put_flag(self, values: dict[str, Any], at: tuple[str, ...], key: str, option: Option, value: Any) -> None:
+        if not isinstance(value, bool):
+            self._refuse(at, f"{'.'.join(at)} is {printable(repr(value), 40)}; it must be true or false")
+        elif value:
+            values.update(option.sets or {})
+        else:
+            opposite = self._options.get(f"no-{key.replace('_', '-')}")
+            off = {name: False for name, on in (option.sets or {}).items() if on is True}
+            values.update((opposite.sets or {}) if opposite is not None else off)
+
+    # --- needs ------------------------------------------------------------------------------------
+
+    def _needs_text(self, at: tuple[str, ...], value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list) and all(isinstance(word, str) for word in value):
+            return ",".join(value)
+        self._refuse((*at, "needs"), f"step {at[1]}: needs is a list of names: ['prep', 'afterany:train']")
+        return ""
+
+    def _read_needs(self, name: str, step: StepText) -> Needs:
+        try:
+            needs = parse_needs(step.needs)
+        except ValueError as error:
+            self._refuse(("step", name, "needs"), f"step {name}: {error}")
+            return Needs()
+        other = step.values.get("dependency")
+        if other and needs.all and (needs.is_any or "?" in other):
+            self._refuse(("step", name, "needs"), f"step {name}: needs and dependency go together only with ','")
+        return needs
+
+    def _check_needs(self, needs: Mapping[str, Needs], steps: Mapping[str, Any]) -> None:
+        for name, of in needs.items():
+            for wanted in of.steps:
+                if wanted not in steps:
+                    near = closest(wanted, steps)
+                    hint = f"did you mean {near}?" if near else f"steps: {', '.join(list(steps)[:20])}"
+                    self._refuse(("step", name, "needs"), f"step {name} needs {wanted}, which is no step", hint)
+        left = dict(needs)
+        while circle := find_circle(left):
+            # Without these steps there may be another one, which would be told only after this one was mended.
+            for name in circle:
+                left.pop(name, None)
+            text = f"the steps wait for each other: {' -> '.join(circle)}"
+            self._refuse(("step", circle[0], "needs"), text, "take one of these needs out")
+
+    # --- mistakes ---------------------------------------------------------------------------------
+
+    def _table_at(self, at: tuple[str, ...], value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        self._refuse(at, f"{at[0]} is a table; write [{at[0]}{'.NAME' if at[0] == 'step' else ''}] before its keys")
+        return {}
+
+    def _unknown(self, at: tuple[str, ...], said: str, key: str, known: Any) -> None:
+        near = closest(key, known)
+        hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}" if len(known) < _FEW else HINT
+        self._refuse(at, f"{said} {printable(key, 60)}", hint)
+
+    def _refuse(self, at: tuple[str, ...], text: str, hint: str = HINT) -> None:
+        self._mistakes.append((self._line(at), UsageError(f"{self._where(at)}: {text}", hint)))
+
+    def _line(self, at: tuple[str, ...]) -> int:
+        while at and at not in self._lines:
+            at = at[:-1]
+        return self._lines.get(at, 1)
+
+    def _where(self, at: tuple[str, ...]) -> str:
+        return f"{self._shown}, line {self._line(at)}"
+
+
+def _with_sections(lines: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
+    """The line of each key, and of each section that only its parts name: `[step.a]` is where `step` begins, too."""
+    found: dict[tuple[str, ...], int] = {}
+    for at, line in lines.items():
+        for size in range(1, len(at)):
+            found[at[:size]] = min(line, found.get(at[:size], line))
+    return {**found, **lines}
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, (str, int, float)) for word in value)
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _words(value: Any) -> list[str]:
+    """Raises: ValueError."""
+    words = value if isinstance(value, list) else [value]
+    if not _is_words(words):
+        raise ValueError("a list of texts or numbers is wanted")
+    return [_as_text(word) for word in words]
+
+
+def _texts(key: str, value: Any) -> list[str]:
+    """What would stand behind the option on a command line, once for each use. Raises: ValueError."""
+    if isinstance(value, dict):
+        return [f"{name}={','.join(_words(part))}" for name, part in value.items()]
+    if isinstance(value, list):
+        words = _words(value)
+        return words if key in _REPEATED else [",".join(words)]
+    if hasattr(value, "isoformat"):
+        return [str(value.isoformat())]
+    return [_as_text(value)]
+
 
 if TYPE_CHECKING:
     from gpusched.cli.parse import Values

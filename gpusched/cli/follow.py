@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
+import threading
 from collections import deque
 
 from gpusched.cli import output
-from gpusched.cli.gwait import ending
-from gpusched.cli.news import News
-from gpusched.cli.prefixes import Printer, printer_for
-from gpusched.errors import NotFound
+from gpusched.cli.gwait import call_patiently, ending
+from gpusched.cli.query import quote
+from gpusched.errors import GpuschedError, NotFound
 from gpusched.model.units import printable
 from gpusched.tail import Tail
 
@@ -19,6 +20,110 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.client import Client
+
+
+ASK_S = 0.05
+ASK_S_PER_JOB = 0.0005
+"""Between two questions to the daemon, which answers when something has changed."""
+
+
+class News:
+    """Asks the daemon in a thread of its own, so that output is printed meanwhile, also while no daemon is there."""
+
+    def __init__(self, client: Client, ids: list[str]) -> None:
+        self._client = client
+        self._ids = ",".join(ids)
+        self._answers: deque[dict[str, Any] | Exception] = deque()
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._rest = threading.Event()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def fileno(self) -> int:
+        """Readable when there is an answer."""
+        return self._reader
+
+    def take(self) -> list[dict[str, Any]]:
+        """What was answered since. Raises: what kept the daemon from answering."""
+        try:
+            os.read(self._reader, 4096)
+        except BlockingIOError:
+            return []
+        found = []
+        while self._answers:
+            answer = self._answers.popleft()
+            if isinstance(answer, Exception):
+                raise answer
+            found.append(answer)
+        return found
+
+    def _ask(self) -> None:
+        version = ""
+        while True:
+            path = f"/v1/logs?ids={quote(self._ids)}&since={version}&timeout_s=60"
+            try:
+                answer = call_patiently(self._client, path)
+            except (GpuschedError, OSError) as error:
+                self._tell(error)
+                return
+            self._tell(answer)
+            if answer["done"]:
+                return
+            version = answer["version"]
+            if answer["more"]:
+                continue
+            self._rest.wait(ASK_S + ASK_S_PER_JOB * len(answer["jobs"]))
+
+    def _tell(self, answer: dict[str, Any] | Exception) -> None:
+        self._answers.append(answer)
+        try:
+            os.write(self._writer, b"!")
+        except BlockingIOError:
+            pass  # full of news already
+
+
+LINE_BYTES = 1 << 16
+"""A line that is longer is printed in parts."""
+COLOURS = (36, 33, 32, 35, 34, 31)
+
+
+class Printer:
+    """Where a job's bytes go: to stdout as they are, which is what the user's own program wrote, or line by line."""
+
+    def __init__(self, prefix: str = "", colour: int = 0) -> None:
+        self._prefix = f"\x1b[{colour}m{prefix}\x1b[0m".encode() if prefix and colour else prefix.encode()
+        self._rest = b""
+        # On a terminal a bar that is drawn again and again would draw over the prefix.
+        self._is_terminal = bool(prefix) and sys.stdout.isatty()
+
+    def write(self, piece: bytes) -> None:
+        """Print, but for a line that is not whole yet and needs a prefix."""
+        if not self._prefix:
+            sys.stdout.buffer.write(piece)
+            return
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        sys.stdout.buffer.write(b"".join(map(self._line, lines)))
+        if len(self._rest) > LINE_BYTES:
+            self.finish()
+
+    def finish(self) -> None:
+        """Print what is left of a line."""
+        if self._rest:
+            sys.stdout.buffer.write(self._line(self._rest))
+            self._rest = b""
+
+    def _line(self, line: bytes) -> bytes:
+        if self._is_terminal and b"\r" in line:
+            line = line.rstrip(b"\r").rpartition(b"\r")[2]
+        return self._prefix + line + b"\n"
+
+
+def printer_for(job: dict[str, Any], place: int, has_prefix: bool) -> Printer:
+    """A printer with the prefix that the job's lines need: `[42 train] `, in a colour of its own on a terminal."""
+    if not has_prefix:
+        return Printer()
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return Printer(f"[{job['id']} {printable(job['name'], 24)}] ", COLOURS[place % len(COLOURS)] if is_coloured else 0)
+
 
 LOOK_S = (0.02, 0.25)
 """Between two looks at the files: while they grow, and at most."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from gpusched import paths
-from gpusched.cli import output, reserving
-from gpusched.cli.arrays import folded_ids
+from gpusched.cli import output, tables
 from gpusched.cli.options import gctl_table
 from gpusched.cli.parse import parse
-from gpusched.cli.query import check_names, mine
+from gpusched.cli.query import check_names, folded_ids, mine, quote
 from gpusched.cli.updates import ACTIONS, CLEARED, UPDATES
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import printable, split_ids
+from gpusched.model.units import format_amount, format_duration, format_size_mib, gpu_list, plural, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from gpusched.cli.parse import Values
+    from gpusched.client import Client
 
 
 _DONE = {
@@ -59,7 +62,7 @@ def body(words: list[str]) -> int:
     action, rest = operands[0], operands[1:]
     if "message" in values and action not in ("drain", "reserve"):
         raise UsageError(f"-m goes with drain and reserve, not with {action}", "see: gctl --help")
-    odd = [name for name in reserving.FIELDS if name in values and action != "reserve"]
+    odd = [name for name in FIELDS if name in values and action != "reserve"]
     if odd:
         raise UsageError(f"options of reserve do not go with {action}", "see: gctl --help")
     chosen = [name for name in (*_FILTERS, "yes") if name in values]
@@ -76,9 +79,9 @@ def body(words: list[str]) -> int:
 
         return presets.show(rest, values)
     if action == "reserve":
-        return reserving.reserve(rest, values)
+        return reserve(rest, values)
     if action == "unreserve":
-        return reserving.unreserve(_split(rest), values)
+        return unreserve(_split(rest), values)
     if action in ("account", "queue"):
         return _show(action, rest, values)
     filters = [name for name in _FILTERS if name in values]
@@ -137,10 +140,8 @@ def _ask(action: str, ids: list[str]) -> None:
 
 
 def _show(action: str, names: list[str], values: dict[str, Any]) -> int:
-    from gpusched.cli import standing  # tables that no other action prints
-
     with connect() as client:
-        (standing.show_accounts if action == "account" else standing.show_queues)(client, names, values)
+        (show_accounts if action == "account" else show_queues)(client, names, values)
     return 0
 
 
@@ -213,3 +214,271 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
     if not changes:
         raise UsageError("nothing to change", ACTIONS["update"])
     return changes
+
+
+FIELDS = (
+    "start_at duration_s every_s until_at gpus cards is_node cpus mem_mib is_maintenance users accounts ignore_jobs"
+).split()
+"""What options of `gctl reserve` set, by the names of the request."""
+
+_EXAMPLE = "for example: gctl reserve course --start 14:00 --duration 4h --gpus 2 --users ann,bob"
+_TITLES = ("NAME", "STATE", "BEGINS", "ENDS", "EVERY", "KEEPS", "FOR")
+
+
+def reserve(names: list[str], values: Values) -> int:
+    """Make a reservation, or list them all when none is named."""
+    asked = {name: values[name] for name in (*FIELDS, "message") if name in values}
+    if not names:
+        if asked:
+            raise UsageError("the reservation has no name", _EXAMPLE)
+        return _list(values)
+    if len(names) > 1:
+        raise UsageError(f"unexpected word {printable(names[1], 40)!r}", _EXAMPLE)
+    for key, option in (("start_at", "--start"), ("duration_s", "--duration")):
+        if key not in asked:
+            raise UsageError(f"{option} is missing", _EXAMPLE)
+    with connect() as client:
+        answer = client.call("POST", "/v1/reservations", {"name": names[0], **asked})
+    made = answer["reservation"]
+    if values.get("json"):
+        output.print_json(answer)
+        return 0
+    if values.get("quiet"):
+        sys.stdout.write(f"{printable(made['name'])}\n")
+    else:
+        window = made["next"]
+        span = f"{_instant(window['start_at'])} to {_instant(window['end_at'])}"
+        again = f", every {period(made['every_s'])}" if made["every_s"] else ""
+        sys.stdout.write(f"reserved {printable(made['name'])}: {keeps(made)}, {span}{again}\n")
+    for text in (*answer["notes"], *_unknown_users(made["users"])):
+        output.note("gctl", printable(text))
+    return 0
+
+
+def unreserve(names: list[str], values: Values) -> int:
+    """Take reservations out of the calendar."""
+    if not names:
+        raise UsageError("unreserve needs to know what", "for example: gctl unreserve course")
+    with connect() as client:
+        answer = client.call("POST", "/v1/unreserve", {"names": names})
+    if values.get("json"):
+        output.print_json(answer)
+        return 0
+    for name in answer["changed"]:
+        sys.stdout.write(f"{printable(name)}\n" if values.get("quiet") else f"unreserved {printable(name)}\n")
+    if answer["waiting"]:
+        ids = ",".join(answer["waiting"])
+        output.note("gctl", f"these jobs asked for it and wait until they are moved or cancelled: {ids}")
+    return 0
+
+
+def print_reservations(found: list[dict[str, Any]]) -> None:
+    """A table of reservations, the next one first."""
+    rows = [
+        (
+            printable(one["name"]),
+            "active" if one["is_active"] else "coming",
+            _instant(one["next"]["start_at"]),
+            _instant(one["next"]["end_at"]),
+            period(one["every_s"]) if one["every_s"] else "-",
+            keeps(one),
+            printable(_whom(one)),
+        )
+        for one in found
+    ]
+    tables.print_table(_TITLES, rows)
+
+
+def _whom(one: dict[str, Any]) -> str:
+    """For whom, or for what."""
+    if one["is_maintenance"]:
+        return "maintenance" + (f": {one['message']}" if one["message"] else "")
+    return ", ".join([*one["users"], *(f"account {name}" for name in one["accounts"])])
+
+
+def keeps(one: dict[str, Any]) -> str:
+    """`node lab1`, or `lab1: GPUs 0,1, 8 CPUs, 32G`."""
+    return "; ".join(_place(place) for place in one["held"])
+
+
+def _place(place: dict[str, Any]) -> str:
+    node = printable(place["node"])
+    if place["is_node"]:
+        return f"node {node}"
+    indices = gpu_list(gpu["index"] for gpu in place["gpus"])
+    parts = [f"GPU{'s' if len(place['gpus']) > 1 else ''} {indices}"] if indices else []
+    parts.append(plural(place["cpus"], "CPU"))
+    parts.append(format_size_mib(place["mem_mib"]))
+    return f"{node}: {', '.join(parts)}"
+
+
+def period(every_s: int) -> str:
+    """`week`, `2 days`, `36:00:00`."""
+    for name, length_s in (("week", 604800), ("day", 86400), ("hour", 3600)):
+        if every_s % length_s == 0:
+            count = every_s // length_s
+            return name if count == 1 else f"{count} {name}s"
+    return format_duration(every_s)
+
+
+def _instant(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def _list(values: Values) -> int:
+    with connect() as client:
+        answer = client.call("GET", "/v1/reservations")
+    found = answer["reservations"]
+    if values.get("json"):
+        output.print_json(answer)
+    elif values.get("quiet"):
+        sys.stdout.write("".join(f"{printable(one['name'])}\n" for one in found))
+    elif found:
+        print_reservations(found)
+    else:
+        output.note("gctl", f"there are no reservations; {_EXAMPLE}")
+    return 0
+
+
+def _unknown_users(names: list[str]) -> list[str]:
+    import pwd  # only when a reservation was made
+
+    unknown = []
+    for name in names:
+        try:
+            pwd.getpwnam(name)
+        except KeyError:
+            unknown.append(f"there is no user {name} on this machine yet")
+    return unknown
+
+
+_MEMBERS = 4
+"""Members that the table names before it says how many more there are."""
+_USED = (("gpu_hours", ".2f"), ("core_hours", ".2f"), ("usage_s", ".0f"), ("effective_usage", ".4f"))
+
+
+def show_accounts(client: Client, names: list[str], values: Values) -> None:
+    """`gctl account`: the tree with its shares, what was used of them, and the factors."""
+    answer = client.call("GET", f"/v1/accounts{_only(names, 'account')}")
+    # A daemon that has not been restarted since an upgrade does not tell members yet.
+    own, rows = answer.get("own_accounts"), answer["accounts"]
+    if values.get("me"):
+        rows = answer["accounts"] = [
+            {**row, "depth": int(row["user"] is not None)}
+            for row in rows
+            if row["account"] in (own or ()) and row["user"] in (None, answer["user"])
+        ]
+    if values.get("json"):
+        output.print_json(answer)
+        return
+    if values.get("quiet"):
+        sys.stdout.write("".join(f"{row['account']}\n" for row in rows if row["user"] is None and row["account"]))
+        return
+    lines = [
+        (
+            "  " * row["depth"] + printable(row["account"] or "(all)", 24),
+            printable(row["user"] or "", 16),
+            format_amount(row["shares"]),
+            f"{row['norm_shares']:.4f}",
+            # With private_data nobody is told what others have used.
+            *("-" if row[key] is None else f"{row[key]:{form}}" for key, form in _USED),
+            _level(row),
+            "" if row["fairshare"] is None else f"{row['fairshare']:.4f}",
+            _members(row),
+        )
+        for row in rows
+    ]
+    titles = (
+        "ACCOUNT",
+        "USER",
+        "SHARES",
+        "NORM_SHARES",
+        "GPU_HOURS",
+        "CORE_HOURS",
+        "USAGE_S",
+        "EFFECTIVE_USAGE",
+        "LEVEL_FS",
+        "FAIRSHARE",
+        "MEMBERS",
+    )
+    tables.print_table(titles, lines, right=frozenset(range(2, len(titles) - 1)))
+    if own is not None:
+        output.note("gctl", _own(own, answer["default_account"]))
+
+
+def _members(row: dict[str, Any]) -> str:
+    """Whom an account lists: users, groups as `@lab`, `*` for everybody; `-` for nobody."""
+    if row.get("users") is None:
+        return ""
+    if "*" in row["users"]:
+        return "*"
+    names = [*row["users"], *(f"@{group}" for group in row["groups"])]
+    more = f" +{len(names) - _MEMBERS}" if len(names) > _MEMBERS else ""
+    return printable(",".join(names[:_MEMBERS]) + more, 40) if names else "-"
+
+
+def _own(own: list[str], default: str | None) -> str:
+    if not own:
+        return "you are a member of no account; ask an admin to add you to one"
+    names = ", ".join(f"{printable(name)} (default)" if name == default else printable(name) for name in own)
+    return f"you may submit to: {names}"
+
+
+def _level(row: dict[str, Any]) -> str:
+    """What it has against what it should have; infinite for who has used nothing."""
+    if row["level_fs"] is not None:
+        return f"{row['level_fs']:.4f}"
+    return "-" if row["usage_s"] is None else "inf"
+
+
+def show_queues(client: Client, names: list[str], values: Values) -> None:
+    """`gctl queue`: what each queue is guaranteed, holds, borrows and lends."""
+    if any("=" in name for name in names):
+        raise UsageError("queues are not changed here", "change [queue.NAME] in the config file, then: gctl reload")
+    answer = client.call("GET", f"/v1/queues{_only(names, 'queue')}")
+    if values.get("json"):
+        output.print_json(answer)
+    elif values.get("quiet"):
+        sys.stdout.write("".join(f"{row['name']}\n" for row in answer["queues"]))
+    else:
+        print_queues(answer["queues"], answer["loans"])
+        output.note("gctl", "in GPUs; queues are set in the config file, changes of it count after: gctl reload")
+
+
+def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> None:
+    """The table of queues, and a sentence for each loan."""
+    lines = [
+        (
+            "  " * row["depth"] + printable(row["name"], 24),
+            format_amount(row["guaranteed_gpus"]),
+            format_amount(row["used_gpus"]),
+            format_amount(row["borrowed_gpus"]),
+            format_amount(row["lent_gpus"]),
+            "-" if row["max_gpus"] is None else format_amount(row["max_gpus"]),
+            format_amount(row["weight"]),
+            str(row["running"]),
+            str(row["pending"]),
+        )
+        for row in queues
+    ]
+    titles = ("QUEUE", "GUARANTEED", "HELD", "BORROWED", "LENT", "MAX", "WEIGHT", "RUNNING", "PENDING")
+    tables.print_table(titles, lines, right=frozenset(range(1, len(titles))))
+    for loan in loans:
+        sys.stdout.write(f"{printable(loan['lender'])} has lent {_amount(loan)} to {printable(loan['borrower'])}\n")
+
+
+def _amount(loan: dict[str, Any]) -> str:
+    parts = []
+    if loan["gpus"]:
+        parts.append(plural(loan["gpus"], "GPU"))
+    if loan["cpus"]:
+        parts.append(plural(loan["cpus"], "CPU"))
+    if loan["mem_mib"]:
+        parts.append(f"{format_size_mib(loan['mem_mib'])} of memory")
+    return " and ".join(parts)
+
+
+def _only(names: list[str], what: str) -> str:
+    if len(names) > 1:
+        raise UsageError(f"more than one {what} is named", f"for all of them: gctl {what}")
+    return f"?name={quote(names[0])}" if names else ""

@@ -7,7 +7,6 @@ import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.options import ghist_table
-from gpusched.cli.pager import page
 from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, check_names, query
 from gpusched.client import connect
@@ -66,7 +65,7 @@ def body(words: list[str]) -> int:
     else:
         cut = {titles.index(title): 6 for title in ("NAME", "USER") if title in titles}
         lines = tables.table(titles, rows, cut=cut)
-        page("".join(f"{line}\n" for line in lines), not values.get("no_pager"))
+        tables.page("".join(f"{line}\n" for line in lines), not values.get("no_pager"))
     return 0
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.follow import FINAL, Wish, begin, follow, path_of, selected_runs
+from gpusched.cli.follow import FINAL, Wish, begin, follow, path_of, printer_for, selected_runs
 from gpusched.cli.options import glogs_table
 from gpusched.cli.parse import parse
-from gpusched.cli.prefixes import printer_for
 from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, Refused, UsageError

@@ -7,12 +7,11 @@ import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.options import gq_table
-from gpusched.cli.pager import page
 from gpusched.cli.parse import parse
-from gpusched.cli.query import COMPACT, check_names, elapsed, query, quote, where
+from gpusched.cli.query import COMPACT, check_names, elapsed, folded_ranges, query, quote, shown_id, where
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_amount, format_size_mib, id_ranges, plural, printable
+from gpusched.model.units import format_amount, format_duration, format_size_mib, id_ranges, plural, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def body(words: list[str]) -> int:
         elif isinstance(found, bytearray):
             output.print_raw(found)
         else:
-            page(found, not (values.get("no_pager") or values.get("quiet")))
+            tables.page(found, not (values.get("no_pager") or values.get("quiet")))
     return 0
 
 
@@ -72,16 +71,14 @@ def view(client: Client, values: Values) -> str | bytearray | dict[str, Any]:
         for key in ("format", "sort", "start", "priority"):
             if key in values:
                 raise UsageError(f"--tree has an order and columns of its own, so --{key} has no effect", "give one")
-        from gpusched.cli.tree import tree_view  # few prompts ask for it
+        from gpusched.cli.pipelines import tree_view  # few prompts ask for it
 
         return tree_view(client, asked, values)
     if values.get("start"):
-        from gpusched.cli.ahead import starts_view  # few prompts ask for it
+        from gpusched.cli.forecast import starts_view  # few prompts ask for it
 
         return starts_view(client, asked, values)
     if values.get("priority"):
-        from gpusched.cli.standing import priorities_view  # likewise
-
         return priorities_view(client, asked, values)
     if values.get("json"):
         if "sort" not in values and not sys.stdout.isatty():
@@ -143,9 +140,7 @@ def _queue(client: Client, asked: str, values: Values) -> str:
     titles = list(_TITLES)
     progress = answer.get("progress")
     if progress:
-        from gpusched.cli.bars import bar  # few queues have one
-
-        bars = {job_id: bar(fraction, eta_at, now) for job_id, (fraction, eta_at) in progress.items()}
+        bars = {job_id: tables.bar(fraction, eta_at, now) for job_id, (fraction, eta_at) in progress.items()}
         lines = [(*line[:-1], bars.get(line[0], ""), line[-1]) for line in lines]
         titles.insert(-1, "PROGRESS")
     cut = {at: _LEAST[title] for at, title in enumerate(titles) if title in _LEAST}
@@ -183,8 +178,6 @@ def _fold(jobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, l
 def _line(job: dict[str, Any], folded: list[Any] | None, now: float, is_long: bool) -> tuple[str, ...]:
     job_id = job["id"]
     if folded or job["tasks_left"]:
-        from gpusched.cli.arrays import folded_ranges, shown_id  # short queues have none
-
         job_id = folded_ranges(*folded) if folded else shown_id(job_id, job["tasks_left"], job["throttle"])
     return (
         job_id,
@@ -217,7 +210,7 @@ def _why(client: Client, values: Values) -> int:
     reason = f" ({why['reason']})" if why["reason"] not in (None, "None") else ""
     text = f": {printable(why['text'])}" if why["text"] != f"is {why['state']}" else ""
     sys.stdout.write(f"job {why['id']} is {why['state']}{reason}{text}\n")
-    from gpusched.cli.ahead import BOUNDS, why_lines
+    from gpusched.cli.forecast import BOUNDS, why_lines
 
     for key, value in why["facts"].items():
         if value in (None, {}, []) or key in BOUNDS:
@@ -298,3 +291,60 @@ def _frame(text: str) -> Text:
     if left > 1:
         lines = [*lines[: height - 2], f"and {left:,} more lines; all of them: gq"]
     return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop")
+
+
+def priorities_view(client: Client, asked: str, values: Values) -> str | dict[str, Any]:
+    """`gq --priority`: one line a waiting job, one column a factor; or the document."""
+    answer = client.call("GET", f"/v1/priorities?{asked}")
+    rows = answer["priorities"]
+    if values.get("json"):
+        return answer
+    if values.get("quiet"):
+        return "".join(f"{row['id']}\n" for row in rows)
+    if answer["order"] == "response_ratio":
+        return _responses(rows, header=not values.get("noheader"))
+    # Plug-ins may add a part for some jobs only.
+    parts = list(dict.fromkeys(part for row in rows for part in row["parts"]))
+    lines = [
+        (
+            row["id"],
+            printable(row["user"]),
+            f"{row['priority']:.1f}",
+            *(f"{row['parts'].get(part, 0.0):.1f}" for part in parts),
+            str(row["tier"]),
+        )
+        for row in rows
+    ]
+    titles = ("ID", "USER", "PRIORITY", *(part.upper() for part in parts), "TIER")
+    right = frozenset(range(2, len(titles)))
+    if answer["order"] != "multifactor":
+        output.note("gq", f"the order of the queue is {answer['order']}, not the sum of these parts")
+    shown = tables.table(titles, lines, right=right, header=not values.get("noheader"), cut={1: 6})
+    return "".join(f"{line}\n" for line in shown)
+
+
+def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
+    """What places in the order `response_ratio` are made of; `-` for jobs that are not eligible."""
+    from gpusched.cli.forecast import instant
+
+    now = time.time()
+    lines = []
+    for row in rows:
+        found = row["response"]
+        if found is None:
+            parts = ["-"] * 7
+        else:
+            is_due = found["reserves_at"] <= now
+            parts = [
+                f"{found['share']:.2f}",
+                str(found["turn"]),
+                format_duration(found["waited_s"]),
+                "unknown" if found["expected_s"] is None else format_duration(found["expected_s"]),
+                f"{found['urgency']:.2f}",
+                f"{found['ratio']:.2f}",
+                "yes" if found["is_reserved"] else "next" if is_due else instant(found["reserves_at"], now),
+            ]
+        lines.append((row["id"], printable(row["user"]), *parts, str(row["tier"])))
+    titles = ("ID", "USER", "SHARE", "TURN", "WAITED", "EXPECTED", "URGENCY", "RATIO", "RESERVED", "TIER")
+    shown = tables.table(titles, lines, right=frozenset({2, 3, 4, 5, 6, 7, 9}), header=header, cut={1: 6})
+    return "".join(f"{line}\n" for line in shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from gpusched.cli import output
+from gpusched.cli import output, tables
 from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
@@ -40,7 +40,7 @@ def body(words: list[str]) -> int:
         return 0
     asked = [word for operand in operands for word in split_ids(operand)] or ["@"]
     if "graph" in values or any(parse_pipeline_id(word) is not None for word in asked):
-        from gpusched.cli.pipeline import show  # few of those that are shown are pipelines
+        from gpusched.cli.pipelines import show  # few of those that are shown are pipelines
 
         return show(asked, values)
     with connect() as client:
@@ -57,8 +57,6 @@ def body(words: list[str]) -> int:
         jobs = [client.call("GET", f"/v1/jobs/{quote(word)}")["job"] for word in asked]
     for job in jobs:
         if job["snapshot"]:
-            from gpusched.cli.frozen import snapshot_about  # few jobs have one
-
             job["snapshot_about"] = snapshot_about(job)
     if values.get("json"):
         output.print_json({"jobs": jobs})
@@ -95,8 +93,6 @@ def describe(job: dict[str, Any]) -> str:
     if job["sweep"]:
         pairs.insert(1, ("Values", ", ".join(f"{name}={value}" for name, value in job["sweep"].items())))
     if job["snapshot"]:
-        from gpusched.cli.frozen import snapshot_line
-
         pairs.append(("Snapshot", snapshot_line(job["snapshot_about"], job["snapshot"])))
     if job["key"]:
         pairs.insert(2, ("Key", job["key"]))
@@ -106,7 +102,7 @@ def describe(job: dict[str, Any]) -> str:
     if job["deadline_at"] is not None:
         pairs.append(("Deadline", instant(job["deadline_at"])))
     if job.get("expected"):
-        from gpusched.cli.ahead import expected_text
+        from gpusched.cli.forecast import expected_text
 
         if expected := expected_text(job["expected"]):
             pairs.append(("Expected", f"to run {expected}"))
@@ -116,14 +112,10 @@ def describe(job: dict[str, Any]) -> str:
         pairs.append(("Tells", _tells(job["spec"]["alerting"])))
     pairs.extend(_related(job))
     if job["foreground"] is not None:
-        from gpusched.cli.attended import attended  # few jobs have somebody at them
-
         pairs.extend(attended(job))
     pairs.extend(_shares(job))
     if job["progress"] is not None:
-        from gpusched.cli.bars import sentence  # few jobs say how far they are
-
-        said = sentence(job["progress"], job["progress_text"], job["eta_at"], time.time())
+        said = tables.sentence(job["progress"], job["progress_text"], job["eta_at"], time.time())
         pairs.insert([name for name, _ in pairs].index("Ended"), ("Progress", said))
     lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
     for run in job["runs"]:
@@ -184,7 +176,7 @@ def _held(gpu: dict[str, Any]) -> str:
 def _intruder(one: dict[str, Any]) -> str:
     """What is on a GPU of the job without a booking."""
     if one["job"] is not None:
-        from gpusched.cli.foreign import owner_of
+        from gpusched.cli.ginfo import owner_of
 
         return owner_of(one["job"]) + ","
     known = ", ".join(word for word in (one["name"], one["user"] and f"of {one['user']}") if word)
@@ -271,3 +263,57 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
     if run["stdout_path"] is not None:  # of others' jobs it is not told
         lines.append(f"  output {printable(run['stdout_path'])}")
     return lines
+
+
+def snapshot_about(job: dict[str, Any]) -> dict[str, Any] | None:
+    """What is known of a job's snapshot, with its folder; None when it is gone, or another user's."""
+    from gpusched.snapshots.keep import about, folder_in  # few jobs have one
+
+    folder = folder_in(job["work_dir"], job["snapshot"])
+    try:
+        return None if folder is None else {**about(folder), "folder": folder}
+    except OSError:
+        return None
+
+
+def snapshot_line(known: dict[str, Any] | None, name: str) -> str:
+    """Commit, dirty or not, number of files, where."""
+    if known is None:
+        return f"{name}, which is gone or not yours"
+    from gpusched.snapshots.keep import show_size
+
+    commit = f"commit {known['commit'][:12]}" if known["commit"] else "no commit"
+    state = {None: "plain copy", True: f"{commit} with changes", False: commit}[known["is_dirty"]]
+    size = show_size(known["bytes"])
+    return f"{state}, {known['files']} files, {size}, in {known['folder']}"
+
+
+def attended(job: dict[str, Any]) -> list[tuple[str, str]]:
+    """Lines with their names."""
+    facts = job["foreground"]
+    how = f"{'at a terminal' if facts['terminal'] else 'with its streams'}, {_who(job, facts)}"
+    if facts["keep"] and facts["client"] is not None:
+        how += "; kept when that goes"
+    pairs = [("Foreground", how)]
+    if facts["lease_s"] is not None:
+        lease = format_duration(facts["lease_s"])
+        if facts["lease_ends_at"] is not None:
+            lease += f", ends {_instant(facts['lease_ends_at'])} unless something happens in it"
+        pairs.append(("Lease", lease))
+    return pairs
+
+
+def _who(job: dict[str, Any], facts: dict[str, Any]) -> str:
+    client = facts["client"]
+    if client is not None:
+        verb = "waits" if job["state"] == "PENDING" else "is attached"
+        return f"process {client['pid']} {verb} since {_instant(client['since_at'])}"
+    if not facts["is_known"]:
+        return "its supervisor does not say who is attached"
+    if facts["keep"] and job["state"] in ("PENDING", "RUNNING", "SUSPENDED"):
+        return f"nobody is attached; come back with: grun --attach {job['id']}"
+    return "nobody is attached"
+
+
+def _instant(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -102,7 +102,7 @@ def body(words: list[str]) -> int:
         if (seen := answer.get("vram")) and seen["proposal"]:
             sys.stderr.write(f"gsub: note: {printable(seen['text'])}; {printable(seen['proposal'])}\n")
         if _may_lack_a_limit(answer, values):
-            from gpusched.cli.limit_hint import is_typed_by_hand, say  # scripts do without
+            from gpusched.cli.forecast import is_typed_by_hand, say  # scripts do without
 
             if is_typed_by_hand():
                 say(client, job["id"])
@@ -269,7 +269,7 @@ def _print_forecast(answer: dict[str, Any], values: Values) -> int:
     elif values.get("quiet"):
         sys.stdout.write(f"{found['verdict']}\n")
     else:
-        from gpusched.cli.ahead import forecast_lines, limit_lines  # only a dry run asks for it
+        from gpusched.cli.forecast import forecast_lines, limit_lines  # only a dry run asks for it
 
         lines = [found["text"], *limit_lines(found), *forecast_lines(found)]
         if found["vram"] is not None:

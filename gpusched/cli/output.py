@@ -22,7 +22,7 @@ def run(command: str, body: Callable[[list[str]], int], words: list[str] | None 
     _mend_streams()
     asked = os.environ.get(f"_{command.upper()}_COMPLETE")
     if asked:
-        from gpusched.cli.manual import complete
+        from gpusched.cli.help import complete
 
         return complete(command, asked)
     try:
@@ -146,11 +146,11 @@ def common(table: Table, values: Values) -> bool:
 
         sys.stdout.write(f"{table.command} {__version__}\n")
     elif values.get("help"):
-        from gpusched.cli.manual import help_text
+        from gpusched.cli.help import help_text
 
         sys.stdout.write(help_text(table))
     elif values.get("completion"):
-        from gpusched.cli.manual import completion_script
+        from gpusched.cli.help import completion_script
 
         sys.stdout.write(completion_script(table, values["completion"]))
     else:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+
+from gpusched.model.units import format_duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -199,3 +202,64 @@ def _wrap(text: str, width: int) -> list[str]:
             word = word[len(piece) :]
         lines[-1] = word
     return lines
+
+
+_DEFAULT = "less"
+
+
+def page(text: str, is_wanted: bool = True) -> None:
+    """Print a text; through the pager where it has more lines than the terminal."""
+    size = screen()
+    is_long = size is not None and text.count("\n") >= size[0]
+    pager = _pager() if is_wanted and is_long and is_drawn() else ""
+    if not pager or not _show(pager, text):
+        sys.stdout.write(text)
+
+
+def _pager() -> str:
+    """The command line of the pager; empty for none."""
+    for name in ("GPUSCHED_PAGER", "PAGER"):
+        chosen = os.environ.get(name)
+        if chosen is not None:
+            return "" if chosen.strip() == "cat" else chosen.strip()
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return _DEFAULT if any(os.access(os.path.join(folder, _DEFAULT), os.X_OK) for folder in folders) else ""
+
+
+def _show(pager: str, text: str) -> bool:
+    """Have it shown; False when there is no such pager."""
+    import signal
+    import subprocess
+
+    sys.stdout.flush()
+    # Colours as they are, no pager for what fits, and the last page stays on the screen.
+    env = {"LESS": "FRX", "LV": "-c", **os.environ}
+    process = subprocess.Popen(pager, shell=True, stdin=subprocess.PIPE, env=env)
+    # Ctrl-C is for the pager, which goes on.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.communicate(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return process.returncode not in (126, 127)
+
+
+WIDTH = 10
+
+
+def bar(fraction: float, eta_at: float | None, now: float) -> str:
+    """`[####......]  45% 2:03`: the part that is done, and how long it still takes; `?` when nobody knows."""
+    # Never full, and never 100 %, before it is.
+    done = int(fraction * WIDTH)
+    left = "?" if eta_at is None else format_duration(max(0.0, eta_at - now))
+    return f"[{'#' * done}{'.' * (WIDTH - done)}] {int(fraction * 100):3d}% {left}"
+
+
+def sentence(fraction: float, text: str, eta_at: float | None, now: float) -> str:
+    """The same for gshow, with what the job says beside it."""
+    drawn = bar(fraction, eta_at, now).rpartition(" ")[0]
+    said = f", {text}" if text else ""
+    if eta_at is None:
+        return f"{drawn}{said}"
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(eta_at))
+    return f"{drawn}{said}; done in about {format_duration(max(0.0, eta_at - now))}, at {at}"

@@ -18,7 +18,7 @@ from support import is_alive, wait_until
 
 from gpusched import __version__
 from gpusched.cli import ginfo
-from gpusched.cli.admin import doctor, doctor_machine
+from gpusched.cli.admin import doctor
 from gpusched.daemon.checks import daemon_checks
 from gpusched.model.cluster import GpuReading
 from gpusched.store.look import look
@@ -71,7 +71,7 @@ def test_a_table_is_looked_at_after_the_daemon_was_killed(own: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "level", "text"), [(0o666, "fail", "can be changed by others"), (0o644, "warn", "read")]
+    ("mode", "level", "text"), [(0o666, "fail", "is writable by others"), (0o644, "warn", "is readable by others")]
 )
 def test_what_others_may_do_is_told(own: Shell, mode: int, level: str, text: str) -> None:
     own.submit("--", "true")
@@ -94,9 +94,8 @@ def test_what_others_may_do_is_told(own: Shell, mode: int, level: str, text: str
     ],
 )
 def test_the_clock(newest_at: float | None, is_kept: bool | None, level: str, text: str) -> None:
-    found = doctor_machine.judge_clock(1000.0, newest_at, is_kept)
-    assert (found["level"], text in found["text"]) == (level, True), found
-    assert bool(found["hint"]) == (level != "ok")
+    found, sentence, hint = doctor.judge_clock(1000.0, newest_at, is_kept)
+    assert (found, text in sentence, bool(hint)) == (level, True, level != "ok"), sentence
 
 
 @pytest.mark.parametrize(
@@ -110,9 +109,8 @@ def test_the_clock(newest_at: float | None, is_kept: bool | None, level: str, te
 def test_control_groups(tmp_path: Path, controllers: str | None, level: str, text: str) -> None:
     if controllers is not None:
         (tmp_path / "cgroup.controllers").write_text(controllers + "\n")
-    found = doctor_machine.control_groups(str(tmp_path))
-    assert (found["level"], text in found["text"]) == (level, True), found
-    assert bool(found["hint"]) == (level != "ok")
+    found, sentence, hint = doctor.control_groups(str(tmp_path))
+    assert (found, text in sentence, bool(hint)) == (level, True, level != "ok"), sentence
 
 
 @pytest.mark.parametrize(
@@ -121,17 +119,16 @@ def test_control_groups(tmp_path: Path, controllers: str | None, level: str, tex
         ("print('550.54', 4)", True, "driver 550.54, 4 GPUs"),
         ("print('550.54', 0)", False, "0 GPUs"),
         ("raise RuntimeError('Driver/library version mismatch')", False, "Driver/library version mismatch"),
-        ("import os; os.abort()", False, "it says nothing"),
+        ("import os; os.abort()", False, "no error message"),
     ],
 )
 def test_the_driver(monkeypatch: pytest.MonkeyPatch, code: str, ok: bool, text: str) -> None:
-    monkeypatch.setattr(doctor_machine, "nvidia_signs", lambda: ("dev/nvidiactl",))
-    monkeypatch.setattr(doctor_machine, "_READ_NVML", code)
-    found = doctor_machine.nvml()
-    assert (found["ok"], text in found["text"]) == (ok, True), found
-    assert bool(found["hint"]) != ok
-    monkeypatch.setattr(doctor_machine, "nvidia_signs", lambda: ())
-    assert doctor_machine.nvml()["text"] == "no NVIDIA GPU here"
+    monkeypatch.setattr(doctor, "nvidia_signs", lambda: ("dev/nvidiactl",))
+    monkeypatch.setattr(doctor, "_READ_NVML", code)
+    level, sentence, hint = doctor.nvml()
+    assert (level == "ok", text in sentence, not hint) == (ok, True, ok), sentence
+    monkeypatch.setattr(doctor, "nvidia_signs", lambda: ())
+    assert doctor.nvml()[1] == "no NVIDIA GPU here"
 
 
 class Daemon:
@@ -152,15 +149,15 @@ def test_driver_is_not_asked_beside_simulated_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_daemon: bool
 ) -> None:
     monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor_machine, "nvidia_signs", lambda: ("dev/nvidiactl",))
-    monkeypatch.setattr(doctor_machine, "_READ_NVML", "raise RuntimeError('Driver Not Loaded')")
+    monkeypatch.setattr(doctor, "nvidia_signs", lambda: ("dev/nvidiactl",))
+    monkeypatch.setattr(doctor, "_READ_NVML", "raise RuntimeError('Driver Not Loaded')")
     if has_daemon:
         monkeypatch.delenv("GPUSCHED_FAKE_GPUS", raising=False)
         monkeypatch.setattr(doctor, "connect", lambda autostart: Daemon())
     else:
         monkeypatch.setenv("GPUSCHED_FAKE_GPUS", "4x24GiB")
-    found = {one["check"]: one for one in doctor.examine()}
-    assert found["nvml"]["text"] == "not asked: the GPUs are simulated"
+    found = {one.check: one for one in doctor.examine()}
+    assert found["nvml"].text == "not checked: the GPUs are simulated"
     assert "persistence mode" not in found
 
 
@@ -198,7 +195,7 @@ def test_doctor_says_why_there_is_no_gpu(reading: GpuReading, level: str, text: 
     lab = Lab(gpus=0)
     lab.scheduler.observe_gpus(reading)
     (found,) = [one for one in daemon_checks(lab.scheduler) if one.check == "gpus"]
-    assert (found.level or ("ok" if found.ok else "fail"), text in found.text) == (level, True), found
+    assert (found.level, text in found.text) == (level, True), found
 
 
 @pytest.mark.parametrize(
@@ -219,12 +216,12 @@ def test_doctor_tells_apart_why_no_script_runs(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(doctor.os, "open", refuse)
-    found = doctor._spool_executes()
+    level, sentence, advice = doctor._spool_executes()
     monkeypatch.undo()
-    assert not found["ok"]
-    assert text in found["text"]
-    assert hint in found["hint"]
-    assert "noexec" not in found["text"] + found["hint"]
+    assert level == "fail"
+    assert text in sentence
+    assert hint in advice
+    assert "noexec" not in sentence + advice
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
@@ -241,7 +238,7 @@ def test_doctor_looks_at_the_disk_of_the_spool(
         if options.startswith("size"):
             (tmp_path / "ballast").write_bytes(b"x" * 4096)
         monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
-        assert text in doctor._spool_executes()["text"]
+        assert text in doctor._spool_executes()[1]
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 

@@ -19,7 +19,7 @@ from support import wait_until
 from gpusched.api import jobs, policy, sight, site
 from gpusched.api.calendar import listing
 from gpusched.api.service import SERVICE, Service
-from gpusched.cli import ahead, gctl, ghist, ginfo, gq, standing
+from gpusched.cli import forecast, gctl, ghist, ginfo, gq
 from gpusched.engine.simulated import Outcome
 from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings
 from gpusched.testing import request
@@ -112,11 +112,11 @@ def test_places_by_response_ratio_are_shown_with_what_they_are_made_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ann has used much: Bob's jobs go first, and room is reserved for the one that has waited long enough."""
-    monkeypatch.setattr(ahead, "instant", lambda at, now: f"{round((at - lab.clock.now()) / 3600)} h from now")
+    monkeypatch.setattr(forecast, "instant", lambda at, now: f"{round((at - lab.clock.now()) / 3600)} h from now")
     lab = Lab(4, outcome=Outcome(runs_s=360_000), priority=PrioritySettings(), qos=QOS)
     lab.submit(request=request(4))
     lab.turn(3600)
-    monkeypatch.setattr(standing, "time", SimpleNamespace(time=lab.clock.now))
+    monkeypatch.setattr(gctl, "time", SimpleNamespace(time=lab.clock.now))
     lab.ask(lab.submission(BOB, request=request(4), time_limit_s=1800))
     lab.turn(7200)
     lab.submit(request=request(1), time_limit_s=36_000)

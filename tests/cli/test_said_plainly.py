@@ -12,7 +12,7 @@ import pytest
 from shell import Shell
 
 from gpusched.api.identity import user_name
-from gpusched.cli import standing
+from gpusched.cli import gctl
 from gpusched.cli.gshow import describe
 
 ACCOUNT: dict[str, Any] = {
@@ -42,7 +42,7 @@ class Answers:
 
 
 def test_usage_that_is_private_is_shown_as_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    standing.show_accounts(Answers({"accounts": [ACCOUNT, HIDDEN]}), [], {})  # type: ignore[arg-type]
+    gctl.show_accounts(Answers({"accounts": [ACCOUNT, HIDDEN]}), [], {})  # type: ignore[arg-type]
     _, known, hidden = capsys.readouterr().out.splitlines()
     assert known.split() == ["lab", "1", "1.0000", "2.50", "1.00", "60", "1.0000", "inf"]
     assert hidden.split() == ["lab", "1", "1.0000", "-", "-", "-", "-", "-"]

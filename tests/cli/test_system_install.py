@@ -129,12 +129,12 @@ def test_without_a_daemon_running_jobs_are_known_by_their_supervisors(tmp_path: 
 
 
 def test_what_root_would_run_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusched.cli.admin import system_trust
+    from gpusched.cli.admin import system
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(system, "_needs_systemd", lambda: None)
     monkeypatch.setattr(system, "commands_folder", lambda: "/home/ann/venv/bin")
-    monkeypatch.setattr(system_trust, "first_doubt", lambda paths: "/home/ann belongs to ann")
+    monkeypatch.setattr(system, "first_doubt", lambda paths: "/home/ann belongs to ann")
     with pytest.raises(Refused, match="root must not run gpusched from here: /home/ann belongs to ann") as caught:
         system.install(root=None)
     assert "python3 -m venv /opt/gpusched" in caught.value.hint

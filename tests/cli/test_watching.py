@@ -15,7 +15,7 @@ import pytest
 from shell import Shell, compare
 from support import wait_until
 
-from gpusched.cli.manual import help_text
+from gpusched.cli.help import help_text
 from gpusched.cli.options import TABLES
 from gpusched.model.states import COMPACT, JobState
 

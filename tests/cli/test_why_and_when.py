@@ -13,7 +13,7 @@ import psutil
 import pytest
 from shell import Shell, compare, stopped
 
-from gpusched.cli.ahead import instant, when, why_lines
+from gpusched.cli.forecast import instant, when, why_lines
 
 NOW = time.mktime((2026, 3, 5, 12, 0, 30, 0, 0, -1))
 

@@ -144,7 +144,7 @@ def test_templates_and_events_of_a_target_are_kept_to(make_daemon: Callable[...,
     daemon.submit("false", name="bad", notify=["all"])
     wait_until(lambda: bool(web.messages), what="a message")
     assert (web.messages[0]["title"], web.messages[0]["message"]) == ("bad!", "FAILED 1 - {x}")
-    wait_until(lambda: doctor(daemon)["text"] == "none waits to be told", what="an empty outbox")
+    wait_until(lambda: doctor(daemon)["text"] == "none to be sent", what="an empty outbox")
     assert len(web.messages) == 1
 
 
@@ -250,7 +250,7 @@ def test_an_end_is_told_once_though_the_daemon_dies_or_fails_after_the_commit(
         daemon.reap()
         daemon.start()
     wait_until(lambda: "told hook of end" in story(daemon, job), what="the story")
-    wait_until(lambda: doctor(daemon)["text"] == "none waits to be told", what="an empty outbox")
+    wait_until(lambda: doctor(daemon)["text"] == "none to be sent", what="an empty outbox")
     assert web.titles == [f"gpusched: job {job} (x): COMPLETED"]
 
 
@@ -282,7 +282,7 @@ def test_most_of_a_time_limit_and_a_long_wait_are_told_once_each_over_a_restart(
     daemon.kill()
     daemon.start()
     daemon.wait(waiting)
-    wait_until(lambda: doctor(daemon)["text"] == "none waits to be told", what="an empty outbox")
+    wait_until(lambda: doctor(daemon)["text"] == "none to be sent", what="an empty outbox")
     assert sorted(web.titles) == [
         f"gpusched: job {running} (r) comes near its time limit",
         f"gpusched: job {waiting} (w) still waits",

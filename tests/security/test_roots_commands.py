@@ -13,7 +13,7 @@ from people import BOB, NEEDS_ROOT
 from support import wait_until
 
 from gpusched import client
-from gpusched.cli.admin import doctor, doctor_machine
+from gpusched.cli.admin import doctor
 from gpusched.errors import Refused
 from gpusched.ports import Changes
 from gpusched.store.backup import backup, restore
@@ -23,14 +23,14 @@ from gpusched.testing import job
 pytestmark = NEEDS_ROOT
 
 
-@pytest.mark.parametrize("look", [doctor._nvml_module, doctor_machine.nvml])
+@pytest.mark.parametrize("look", [doctor._nvml_module, doctor.nvml])
 def test_the_doctor_runs_no_module_of_the_folder_where_it_is_asked(
     look: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proof = tmp_path / "was run"
     (tmp_path / "pynvml.py").write_text(f"open({str(proof)!r}, 'w').close()\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor_machine, "nvidia_signs", lambda: True)
+    monkeypatch.setattr(doctor, "nvidia_signs", lambda: True)
     assert callable(look)
     look()
     assert not proof.exists()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpusched.cli import tables
-from gpusched.cli.arrays import folded_ids
+from gpusched.cli.query import folded_ids
 
 TITLES = ("ID", "NAME", "ST", "NODE/REASON")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.terminal import Escape
+from gpusched.cli.relay import Escape
 
 
 def typed(*pieces: bytes) -> tuple[bytes, bool]:

@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.pipeline import dot, mermaid
-from gpusched.cli.tree import DEEPEST, PLAIN, ROUND, arrange
+from gpusched.cli.pipelines import DEEPEST, PLAIN, ROUND, arrange, dot, mermaid
 
 
 def job(job_id: int, *above: int, pipeline: str | None = None, fallback_of: str | None = None) -> dict[str, Any]:

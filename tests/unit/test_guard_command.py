@@ -64,7 +64,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(command, "UNITS", str(made.units))
     monkeypatch.setattr(command.paths, "SYSTEM_CONFIG", str(made.config))
     monkeypatch.setattr(command, "_needs_root", lambda: None)
-    monkeypatch.setattr(command, "_systemctl", lambda *words: made.told.append(" ".join(words)))
+    monkeypatch.setattr(command, "run_command", lambda *words: made.told.append(" ".join(words[1:])))
     monkeypatch.setattr(command, "commands_folder", lambda: "/srv/gpusched/bin")
     for name in ("put_on", "take_off", "is_on", "marked"):
         monkeypatch.setattr(guard, name, getattr(kernel, name))

@@ -178,7 +178,7 @@ def test_a_step_that_works_again_is_not_shown_any_more(bench: LoopBench, monkeyp
     monkeypatch.setattr(bench.host, "read", read)
     bench.run_until(lambda: bench.lab.scheduler.host is not sample)
     assert bench.lab.scheduler.failures.failing == ()
-    assert check_of(bench.lab).text == "all work; 2 failed so far and recovered"
+    assert check_of(bench.lab).text == "all working; 2 failed earlier and recovered"
     service = Service(bench.lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
     service.facts = {"version": "1", "started_at": 0.0, "database": "/nonexistent"}
     assert "gpusched_step_failures_total 2" in page(service).text("prometheus")

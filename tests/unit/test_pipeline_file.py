@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.cli.dag import PipelineText, read
 from gpusched.cli.gsub_options import gsub_table
-from gpusched.cli.pipeline_file import PipelineText, read
 from gpusched.errors import Refused, UsageError
 
 

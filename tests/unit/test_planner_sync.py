@@ -160,7 +160,7 @@ def test_the_check_says_so_while_nothing_can_be_recorded() -> None:
     lab.store.is_full = False
     lab.submit()
     (check,) = [one for one in daemon_checks(lab.scheduler) if one.check == "planner"]
-    assert check.text == "plans by what the job table says"
+    assert check.text == "its state agrees with the job table"
 
 
 def test_a_number_of_ticks_is_whole() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.bars import bar, sentence
+from gpusched.cli.tables import bar, sentence
 from gpusched.daemon.watch import progress as reading
 from gpusched.daemon.watch.progress import ProgressReader, look, read_tail
 from gpusched.engine.spool import progress_path

@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 
 from gpusched import __version__
-from gpusched.cli.admin import system_trust
-from gpusched.cli.admin.system_files import Site, source, unit_text
-from gpusched.cli.admin.system_plan import COMMANDS, Service, Step, install_plan, look, uninstall_plan
+from gpusched.cli.admin import system
+from gpusched.cli.admin.system_plan import (
+    COMMANDS,
+    Service,
+    Site,
+    Step,
+    install_plan,
+    look,
+    source,
+    uninstall_plan,
+    unit_text,
+)
 from gpusched.config import load_settings, problems_in
 from gpusched.errors import NotReady
 from gpusched.model.settings import Settings
@@ -278,11 +287,11 @@ def test_of_a_path_every_part_is_looked_at_and_where_links_lead(tmp_path: Path) 
     (tmp_path / "a" / "python").touch()
     (tmp_path / "b").symlink_to("a")
     (tmp_path / "c").symlink_to(tmp_path / "b" / ".." / "b")
-    found = list(system_trust._steps(str(tmp_path / "c" / "python")))
+    found = list(system._steps(str(tmp_path / "c" / "python")))
     for part in ("", "c", "b", "a", "a/python"):
         assert str(tmp_path / part).rstrip("/") in found
     (tmp_path / "loop").symlink_to("loop")
-    assert len(list(system_trust._steps(str(tmp_path / "loop")))) < 100
+    assert len(list(system._steps(str(tmp_path / "loop")))) < 100
 
 
 @NEEDS_ROOT
@@ -301,7 +310,7 @@ def test_a_file_is_doubted_when(uid: int, gid: int, mode: int, words: str | None
     file.touch()
     os.chown(file, uid, gid)
     file.chmod(mode)
-    found = system_trust.doubt(str(file))
+    found = system.doubt(str(file))
     assert (found is None) if words is None else (words in str(found))
 
 
@@ -310,13 +319,13 @@ def test_a_folder_that_users_cannot_enter_or_that_a_group_can_write_is_doubted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
-    assert "users cannot enter" in str(system_trust.doubt(str(tmp_path)))
+    assert "users cannot enter" in str(system.doubt(str(tmp_path)))
     tmp_path.chmod(0o775)
-    assert system_trust.doubt(str(tmp_path)) is None
+    assert system.doubt(str(tmp_path)) is None
     os.chown(tmp_path, 0, 50)
-    monkeypatch.setattr(system_trust, "_others_in", lambda gid: "ann" if gid == 50 else "")
-    assert "ann can write" in str(system_trust.doubt(str(tmp_path)))
-    assert str(tmp_path / "x") in str(system_trust.doubt(str(tmp_path / "x")))
+    monkeypatch.setattr(system, "_others_in", lambda gid: "ann" if gid == 50 else "")
+    assert "ann can write" in str(system.doubt(str(tmp_path)))
+    assert str(tmp_path / "x") in str(system.doubt(str(tmp_path / "x")))
 
 
 @NEEDS_ROOT
@@ -327,23 +336,23 @@ def test_the_first_doubt_names_the_first_bad_part(tmp_path: Path) -> None:
         folder.chmod(0o755)
     os.chown(home, 1, 1)
     (home / "venv" / "bin" / "python").symlink_to("/usr/bin/env")
-    found = system_trust.first_doubt([str(home / "venv" / "bin" / "python")])
+    found = system.first_doubt([str(home / "venv" / "bin" / "python")])
     assert found is not None
-    above = system_trust.first_doubt([str(tmp_path)])
+    above = system.first_doubt([str(tmp_path)])
     assert found == above if above else found.startswith(f"{home} belongs to daemon")
 
 
 def test_everything_that_is_run_is_looked_at() -> None:
-    found = set(system_trust.parts_of_installation("/opt/gpusched/bin"))
+    found = set(system.parts_of_installation("/opt/gpusched/bin"))
     assert "/opt/gpusched/bin/gpuschedd" in found
-    assert system_trust.__file__ in found
+    assert system.__file__ in found
     assert os.path.dirname(os.__file__) in found
     assert os.sys.executable in found  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("path", "ok"), [("/opt/gpusched/bin", True), ("/opt/my tools", False), ("/opt/%h", False)])
 def test_paths_that_a_unit_file_takes(path: str, ok: bool) -> None:
-    assert system_trust.is_plain(path) is ok
+    assert system.is_plain(path) is ok
 
 
 def test_a_missing_file_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.prefixes import Printer
+from gpusched.cli.follow import Printer
 from gpusched.model.logfile import put_aside
 from gpusched.tail import LONGEST_LINE, Tail
 

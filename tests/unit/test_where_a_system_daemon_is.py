@@ -15,7 +15,7 @@ from fake_daemon import FakeDaemon
 
 from gpusched import client, errors, paths
 from gpusched.cli.admin import app as admin
-from gpusched.cli.admin import backups, doctor, doctor_machine
+from gpusched.cli.admin import backups, doctor
 
 
 @pytest.fixture
@@ -187,28 +187,27 @@ def test_its_job_table_is_roots(away: Path, monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.parametrize(
     ("facts", "level", "words"),
     [
-        ({"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "0"}, "ok", "starts with the machine"),
-        ({"ActiveState": "reloading", "UnitFileState": "enabled"}, "ok", "runs"),
+        ({"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "0"}, "ok", "starts at boot"),
+        ({"ActiveState": "reloading", "UnitFileState": "enabled"}, "ok", "is running"),
         ({"ActiveState": "failed", "UnitFileState": "enabled"}, "fail", "is failed"),
         ({}, "fail", "is unknown"),
-        ({"ActiveState": "active", "UnitFileState": "disabled"}, "warn", "is disabled"),
+        ({"ActiveState": "active", "UnitFileState": "disabled"}, "warn", "but disabled"),
         ({"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "3"}, "warn", "3 times"),
     ],
 )
 def test_the_doctor_judges_the_service(facts: dict[str, str], level: str, words: str) -> None:
-    found = doctor_machine.judge_service(facts)
-    assert (found["level"], words in found["text"]) == (level, True)
-    assert bool(found["hint"]) is (level != "ok")
+    found, text, hint = doctor.judge_service(facts)
+    assert (found, words in text, bool(hint)) == (level, True, level != "ok")
 
 
 def test_the_doctor_looks_at_roots_files_for_root_alone(away: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_nvml_module", lambda: doctor.check("nvml module", True, "left out"))
+    monkeypatch.setattr(doctor, "_nvml_module", lambda: doctor.passed("left out"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    found = {one["check"]: one for one in doctor.examine()}
-    assert "sudo gpusched doctor" in found["folders"]["text"]
+    found = {one.check: one for one in doctor.examine()}
+    assert "sudo gpusched doctor" in found["folders"].text
     assert not {"disk", "spool", "permissions", "database"} & found.keys()
-    assert (found["daemon"]["ok"], "systemctl start gpusched" in found["daemon"]["hint"]) == (False, True)
+    assert (found["daemon"].ok, "systemctl start gpusched" in found["daemon"].hint) == (False, True)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    found = {one["check"]: one for one in doctor.examine()}
+    found = {one.check: one for one in doctor.examine()}
     assert {"disk", "spool", "permissions", "database", "service"} <= found.keys()
     assert paths.state_dir() == "/var/lib/gpusched"

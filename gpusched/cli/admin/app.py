@@ -449,6 +449,9 @@ def daemon_status(as_json: Json = False) -> None:
         typer.echo(f"{name + ':':<10} {printable(str(value))}")
 
 
+_LEVELS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
+
+
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Look at everything that can be wrong and say what to do. Exit code 1 when something is."""
@@ -456,14 +459,13 @@ def doctor(as_json: Json = False) -> None:
 
     checks = examine()
     if as_json:
-        output.print_json({"checks": checks})
+        output.print_json({"checks": [check.document() for check in checks]})
     else:
         for check in checks:
-            word = {"ok": "ok  ", "warn": "warn"}.get(check.get("level", "ok" if check["ok"] else "fail"), "FAIL")
-            typer.echo(f"{word} {check['check']}: {printable(check['text'])}")
-            if word != "ok  " and check["hint"]:
-                typer.echo(f"     -> {printable(check['hint'])}")
-    if not all(check["ok"] for check in checks):
+            typer.echo(f"{_LEVELS[check.level]} {check.check}: {printable(check.text)}")
+            if check.level != "ok" and check.hint:
+                typer.echo(f"     -> {printable(check.hint)}")
+    if not all(check.ok for check in checks):
         raise typer.Exit(1)
 
 
@@ -492,7 +494,7 @@ def config_check(as_json: Json = False) -> None:
     Exit code 2 when a file is wrong, 1 when it promises queues what the machines do not have. Warnings, such as of an
     account without members, leave it at 0.
     """
-    from gpusched.cli.admin.promises import broken_promises, membership_warnings
+    from gpusched.cli.admin.doctor import broken_promises, membership_warnings
     from gpusched.cli.notifying import problems_in_targets
     from gpusched.config import load_settings, problems_in
 

@@ -1,85 +1,116 @@
-"""What `gpusched doctor` looks at, with and without a running daemon. Starts none."""
+"""`gpusched doctor`: checks of this machine and of the daemon's files, with and without a daemon. Starts none."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import platform
+import pwd
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpusched import __version__, paths
-from gpusched.cli.admin.doctor_machine import (
-    advice,
-    check,
-    clock,
-    control_groups,
-    nvml,
-    permissions,
-    run_python,
-    service,
-    table_at_rest,
-)
+from gpusched.access import is_group
+from gpusched.api.identity import user_name
+from gpusched.cli.notifying import problems_in_targets
 from gpusched.client import connect
-from gpusched.config import load_settings
-from gpusched.errors import DaemonUnreachable, GpuschedError
+from gpusched.config import Loaded, load_settings
+from gpusched.errors import DaemonUnreachable, GpuschedError, Refused
 from gpusched.gpu.choose import choose, nvidia_signs
-from gpusched.model.units import format_size_mib, plural
+from gpusched.model.checks import Check, Finding, failed, passed, warned
+from gpusched.model.cluster import GpuView, NodeView
+from gpusched.model.resources import Resources
+from gpusched.model.settings import Settings
+from gpusched.model.units import format_duration, format_size_mib, plural
+from gpusched.model.value import fields, replace
+from gpusched.scheduler import cells
+from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.sharing.membership import membership_findings, unknown_members
+from gpusched.scheduler.sharing.quota_problems import problems
+from gpusched.scheduler.sharing.usage import capacity_of
+from gpusched.store.look import look
 
-Check = dict[str, Any]
+Checks = dict[str, Callable[[], Finding]]
 
 _LEAST_FREE_MIB = 100
 _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "beegfs", "9p"}
+_CGROUPS = "/sys/fs/cgroup"
+_CONTROLLERS = ("cpu", "memory", "pids")
+_LATE_S = 60.0
+_TIME_ERROR = 5
+"""What adjtimex(2) answers when nothing synchronises the clock."""
+_TIMEX_BYTES = 512
+"""More than `struct timex` has on any platform."""
+_UNLIMITED = float(1 << 50)
+"""In place of a number that nobody tells: more than any guarantee."""
 
 
 def examine() -> list[Check]:
-    """All checks, the client's own first, then those that only the daemon can make.
+    """Run all checks: the client's own first, then those that only the daemon can make.
 
-    On a machine with a scheduler for everybody root looks at that one's files; others cannot, and need not.
+    On a machine with a system scheduler root checks that one's files; others cannot, and need not.
     """
-    is_system = paths.finds_system()
-    if is_system and os.geteuid() == 0:
+    is_system, is_root = paths.finds_system(), os.geteuid() == 0
+    if is_system and is_root:
         paths.serve_system()
-    own: tuple[Callable[[], Check], ...] = (_folder, _file_system, _disk, permissions, _spool_executes)
-    if is_system:
-        own = (*own, service) if os.geteuid() == 0 else (_left_to_root, service)
-    of_daemon, source = _of_daemon(is_system)
-    driver = (_simulated,) if source == "simulated" else (_nvml_module, nvml, _persistence)
-    first = (_versions, _config, _accounts, _targets)
-    steps: tuple[Callable[[], Check], ...] = (*first, *own, control_groups, clock, *driver)
-    return [*(step() for step in steps), *of_daemon]
+    of_daemon, source = _ask_daemon(is_system)
+    checks: Checks = {"versions": _versions, "config": _config, "accounts": _accounts, "notify": _targets}
+    if is_system and not is_root:
+        checks |= {"folders": _left_to_root}
+    else:
+        checks |= {"folders": _folder, "file system": _file_system, "disk": _disk}
+        checks |= {"permissions": permissions, "spool": _spool_executes}
+    checks |= {"service": service} if is_system else {}
+    checks |= {"control groups": control_groups, "clock": clock}
+    if source == "simulated":
+        # Device nodes may well be here, of a driver that nobody means to use.
+        checks |= {"nvml": lambda: passed("not checked: the GPUs are simulated")}
+    else:
+        checks |= {"nvml module": _nvml_module, "nvml": nvml, "persistence mode": _persistence}
+    return [*(Check(name, *run()) for name, run in checks.items()), *of_daemon]
 
 
-def _of_daemon(is_system: bool) -> tuple[list[Check], str | None]:
+def _ask_daemon(is_system: bool) -> tuple[list[Check], str | None]:
     """What the daemon says of itself, and where its GPUs come from; without one, where they would come from."""
-    checks: list[Check] = []
     source = _chosen_source()
     try:
         with connect(autostart=False) as client:
             facts = client.call("GET", "/v1/status")["daemon"]
-            source = facts["gpu_source"]
-            same = facts["version"] == __version__
-            text = f"daemon {facts['version']} answers on {facts['socket']}"
-            hint = "restart it with: " + (
-                "sudo systemctl restart gpusched" if is_system else "gpusched daemon stop && gpusched daemon start"
-            )
-            checks.append(advice("daemon", same, text if same else f"{text}, but this is {__version__}", hint))
-            checks.extend(client.call("GET", "/v1/doctor")["checks"])
+            checks = [Check("daemon", *_version_of(facts, is_system))]
+            for one in client.call("GET", "/v1/doctor")["checks"]:
+                level = one.get("level", "ok" if one["ok"] else "fail")
+                checks.append(Check(one["check"], level, one["text"], one["hint"]))
+            return checks, facts["gpu_source"]
     except DaemonUnreachable as error:
-        chosen = os.environ.get("GPUSCHED_SOCKET")
-        text = error.message if chosen or is_system else "does not run; the first gsub starts it"
-        hint = "see why: journalctl -u gpusched; start it with: sudo systemctl start gpusched"
-        hint = "unset GPUSCHED_SOCKET, or start that daemon" if chosen else hint
-        checks.append(check("daemon", not (chosen or is_system), text, hint))
+        checks = [Check("daemon", *_unreachable(error.message, is_system))]
         if not is_system or os.geteuid() == 0:
-            checks.append(table_at_rest())
+            checks.append(Check("database", *table_at_rest()))
+        return checks, source
     except GpuschedError as error:
-        checks.append(check("daemon", False, error.message, error.hint))
-    return checks, source
+        return [Check("daemon", *failed(error.message, error.hint))], source
+
+
+def _version_of(facts: Mapping[str, Any], is_system: bool) -> Finding:
+    text = f"daemon {facts['version']} answers on {facts['socket']}"
+    if facts["version"] == __version__:
+        return passed(text)
+    command = "sudo systemctl restart gpusched" if is_system else "gpusched daemon stop && gpusched daemon start"
+    return warned(f"{text}, but this is {__version__}", f"restart it with: {command}")
+
+
+def _unreachable(message: str, is_system: bool) -> Finding:
+    if os.environ.get("GPUSCHED_SOCKET"):
+        return failed(message, "unset GPUSCHED_SOCKET, or start that daemon")
+    if is_system:
+        return failed(message, "see why: journalctl -u gpusched; start it with: sudo systemctl start gpusched")
+    return passed("not running; the first gsub starts it")
 
 
 def _chosen_source() -> str | None:
@@ -89,54 +120,114 @@ def _chosen_source() -> str | None:
         return None  # another check says so
 
 
-def _simulated() -> Check:
-    # Device nodes may well be here, of a driver that nobody means to use.
-    return check("nvml", True, "not asked: the GPUs are simulated")
-
-
-def _versions() -> Check:
+def _versions() -> Finding:
     text = f"gpusched {__version__}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
-    ok = sqlite3.sqlite_version_info >= (3, 37) and sys.platform == "linux"
-    return check("versions", ok, f"{text}, {platform.system()}", "Linux and SQLite 3.37 or newer are needed")
+    text += f", {platform.system()}"
+    if sqlite3.sqlite_version_info >= (3, 37) and sys.platform == "linux":
+        return passed(text)
+    return failed(text, "Linux and SQLite 3.37 or newer are required")
 
 
-def _config() -> Check:
+# --- settings ---------------------------------------------------------------------------------------------
+
+
+def _config() -> Finding:
     try:
         load_settings(paths.config_file(), os.environ)
     except GpuschedError as error:
-        return check("config", False, error.message, error.hint)
+        return failed(error.message, error.hint)
     where = paths.config_file()
-    return check("config", True, f"{where} is fine" if os.path.exists(where) else "no config file; the defaults hold")
+    return passed(f"{where} is valid" if os.path.exists(where) else "no config file; the defaults apply")
 
 
-def _accounts() -> Check:
-    from gpusched.cli.admin.promises import membership_warnings
-
+def _accounts() -> Finding:
     try:
         loaded = load_settings(paths.config_file(), os.environ)
     except GpuschedError:
-        return check("accounts", True, "not looked at: the config file is wrong")
+        return passed("not checked: the config file is invalid")
     if not loaded.settings.account:
-        return check("accounts", True, "none is configured: each user's use counts for that user")
+        return passed("none configured; usage counts for each user")
     warnings = membership_warnings(loaded)
     if warnings:
-        return advice("accounts", False, "; ".join(warning.message for warning in warnings), warnings[0].hint)
-    return check("accounts", True, f"{plural(len(loaded.settings.account), 'account')}, each with members")
+        return warned("; ".join(warning.message for warning in warnings), warnings[0].hint)
+    return passed(f"{plural(len(loaded.settings.account), 'account')}, each with members")
 
 
-def _targets() -> Check:
-    from gpusched.cli.notifying import problems_in_targets
-
+def _targets() -> Finding:
     problems = problems_in_targets()
     if problems:
-        return advice("notify", False, problems[0].message, problems[0].hint)
+        return warned(problems[0].message, problems[0].hint)
     where = paths.notify_file()
-    text = f"{where} is fine" if os.path.exists(where) else f"no {where}: --notify has nobody to tell"
-    return advice("notify", True, text, "")
+    return passed(f"{where} is valid" if os.path.exists(where) else f"no {where}; --notify has no targets")
 
 
-def _left_to_root() -> Check:
-    return check("folders", True, "the files of this machine's scheduler are root's: sudo gpusched doctor looks there")
+def broken_promises(loaded: Loaded) -> list[Refused]:
+    """A sentence with file and line for each guarantee that the machine cannot hold.
+
+    The machine is the one that the daemon sees, with what the file says of it; without a daemon only what the file
+    says.
+    """
+    settings = loaded.settings
+    if not settings.queue:
+        return []
+    hint = "lower the guarantee; see the machine with: ginfo"
+    return [Refused(f"{loaded.place_of(path)}: {text}", hint) for path, text in _found(settings, _nodes())]
+
+
+def membership_warnings(loaded: Loaded) -> list[Refused]:
+    """Accounts that are open by default or have no members, and members that this machine does not know."""
+    settings = loaded.settings
+    found = (*membership_findings(settings), *unknown_members(settings, _is_user, is_group))
+    return [Refused(f"{loaded.place_of(path)}: {text}", hint) for path, text, hint in found]
+
+
+def _is_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except (KeyError, OSError):
+        return False
+    return True
+
+
+def _found(settings: Settings, nodes: tuple[NodeView, ...]) -> Iterator[tuple[str, str]]:
+    own = settings.node
+    if not nodes:
+        cores = _UNLIMITED if own.cpus is None else own.cpus
+        mem_mib = _UNLIMITED if own.mem_mib is None else float(own.mem_mib)
+        yield from problems(settings, Resources(_UNLIMITED, _UNLIMITED, cores, mem_mib))
+        return
+    if len(nodes) == 1:
+        # The running daemon need not have loaded the file yet.
+        (node,) = nodes
+        cores = node.cpus if own.cpus is None else own.cpus
+        mem_mib = node.mem_mib if own.mem_mib is None else own.mem_mib
+        nodes = (replace(node, name=own.name or node.name, cpus=cores, mem_mib=mem_mib),)
+    layout = Layout(nodes, settings)
+    yield from problems(settings, capacity_of(layout))
+    yield from cells.problems(settings, layout)
+
+
+def _nodes() -> tuple[NodeView, ...]:
+    """As the daemon sees them; none when there is no daemon."""
+    try:
+        with connect(autostart=False) as client:
+            found = client.call("GET", "/v1/snapshot")["snapshot"]["nodes"]
+    except DaemonUnreachable:
+        return ()
+    return tuple(_node(node) for node in found)
+
+
+def _node(node: Mapping[str, Any]) -> NodeView:
+    known = [one.name for one in fields(GpuView)]
+    gpus = tuple(GpuView(**{name: gpu[name] for name in known if name in gpu}) for gpu in node["gpus"])
+    return NodeView(node["name"], node["cpus"], node["mem_mib"], gpus)
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def _left_to_root() -> Finding:
+    return passed("not checked: the system scheduler's files belong to root; check them with: sudo gpusched doctor")
 
 
 def _nearest_existing(path: str) -> str:
@@ -145,20 +236,20 @@ def _nearest_existing(path: str) -> str:
     return path
 
 
-def _folder() -> Check:
+def _folder() -> Finding:
     for path in (paths.state_dir(), paths.runtime_dir()):
         at = _nearest_existing(path)
         if not os.access(at, os.W_OK | os.X_OK):
-            hint = "make it yours, or set GPUSCHED_HOME to a folder that you can write"
-            return check("folders", False, f"{at} cannot be written", hint)
-    return check("folders", True, f"{paths.state_dir()} can be written")
+            return failed(f"{at} is not writable", "take ownership of it, or set GPUSCHED_HOME to a writable folder")
+    return passed(f"{paths.state_dir()} is writable")
 
 
-def _file_system() -> Check:
+def _file_system() -> Finding:
     where = os.path.realpath(_nearest_existing(paths.state_dir()))
     kind = _kind_of(where)
-    hint = "set GPUSCHED_HOME to a local disk: SQLite and the spool need one"
-    return check("file system", kind not in _REMOTE, f"{where} lies on {kind}", hint)
+    if kind in _REMOTE:
+        return failed(f"{where} is on {kind}", "set GPUSCHED_HOME to a local disk: SQLite and the spool need one")
+    return passed(f"{where} is on {kind}")
 
 
 def _kind_of(path: str) -> str:
@@ -172,74 +263,223 @@ def _kind_of(path: str) -> str:
     return kind
 
 
-def _disk() -> Check:
+def _disk() -> Finding:
     where = _nearest_existing(paths.state_dir())
     free_mib = shutil.disk_usage(where).free >> 20
-    hint = "free some: a full disk stops submissions"
-    return check("disk", free_mib >= _LEAST_FREE_MIB, f"{format_size_mib(free_mib)} free in {where}", hint)
+    text = f"{format_size_mib(free_mib)} free in {where}"
+    return passed(text) if free_mib >= _LEAST_FREE_MIB else failed(text, "free some: a full disk stops submissions")
 
 
-def _spool_executes() -> Check:
+def _spool_executes() -> Finding:
     where = _nearest_existing(paths.spool_dir())
     if os.statvfs(where).f_flag & os.ST_RDONLY:
-        return check("spool", False, *_why_no_script(where, OSError(errno.EROFS, "")))
+        return _no_script(where, OSError(errno.EROFS, ""))
     if not os.access(where, os.W_OK):
-        return check("spool", False, f"{where} cannot be written", "make it yours")
+        return failed(f"{where} is not writable", "take ownership of it")
     if os.stat(where).st_uid not in (0, os.geteuid()):
         # Its owner could put another script in the place of ours.
-        return check("spool", False, f"{where} is somebody else's: no script is tried there", "make it yours")
+        return failed(f"{where} belongs to another user, so no script was tried there", "take ownership of it")
     path = os.path.join(where, f".doctor-{os.getpid()}")
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w", encoding="ascii") as file:
             file.write("#!/bin/sh\n")
         subprocess.run([path], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        return check("spool", False, *_why_no_script(where, error))
+        return _no_script(where, error)
     finally:
         if os.path.exists(path):
             os.unlink(path)
-    return check("spool", True, f"scripts can be executed in {where}")
+    return passed(f"scripts can run in {where}")
 
 
-def _why_no_script(where: str, error: OSError | subprocess.CalledProcessError) -> tuple[str, str]:
+def _no_script(where: str, error: OSError | subprocess.CalledProcessError) -> Finding:
     """What keeps a script from being written or run there, and what to do."""
     code = error.errno if isinstance(error, OSError) else None
     reason = str(error) if code is None else os.strerror(code)
     if os.statvfs(where).f_flag & os.ST_NOEXEC and code in (errno.EACCES, errno.EPERM):
-        return f"no script runs in {where}: its disk is mounted noexec", "set GPUSCHED_HOME to another disk"
+        return failed(f"scripts cannot run in {where}: it is mounted noexec", "set GPUSCHED_HOME to another disk")
     hints = {
         errno.ENOSPC: f"free some space, see: df -h {where}; df -i {where}",
-        errno.EDQUOT: "your quota there is used up: remove something of yours, see: quota -s",
-        errno.EROFS: f"its disk is read-only, often after errors: look at dmesg, then: mount -o remount,rw {where}",
-        errno.EMFILE: "this shell may not open more files, see: ulimit -n",
-        errno.ENFILE: "the machine may not open more files, see: sysctl fs.file-max",
+        errno.EDQUOT: "you have reached your disk quota: delete some files, see: quota -s",
+        errno.EROFS: f"its disk is read-only, often after errors: check dmesg, then: mount -o remount,rw {where}",
+        errno.EMFILE: "this shell has reached its limit of open files, see: ulimit -n",
+        errno.ENFILE: "the machine has reached its limit of open files, see: sysctl fs.file-max",
     }
-    return f"no script runs in {where}: {reason.lower()}", hints.get(code or 0, f"look at it with: ls -ld {where}")
+    return failed(f"scripts cannot run in {where}: {reason.lower()}", hints.get(code or 0, f"check: ls -ld {where}"))
 
 
-def _nvml_module() -> Check:
+def permissions() -> Finding:
+    """Whether only the owner can change the daemon's files, and only the owner can read the private ones."""
+    private = (paths.database(), paths.notify_file(), paths.spool_dir(), paths.state_dir(), paths.runtime_dir())
+    for path in (*private, paths.config_file(), paths.log_file()):
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        if found.st_uid not in {0, os.geteuid()}:
+            chown = f"sudo chown {user_name(os.geteuid())} {path}"
+            return failed(f"{path} belongs to {user_name(found.st_uid)}", f"{chown}; or set GPUSCHED_HOME")
+        mode = stat.S_IMODE(found.st_mode)
+        if mode & 0o022:
+            return failed(f"{path} is writable by others (mode {mode:o})", f"chmod go-w {path}")
+    for path in private[:2]:
+        if os.path.exists(path) and (mode := stat.S_IMODE(os.stat(path).st_mode)) & 0o044:
+            text = f"{path} is readable by others (mode {mode:o}) and may hold secrets"
+            return warned(text, f"chmod go-rwx {path}")
+    return passed("only their owner can change the files")
+
+
+def table_at_rest() -> Finding:
+    """The job table, which the daemon checks itself while it runs."""
+    path = paths.database()
+    found = look(path, thoroughly=True)
+    if found is None:
+        return passed("none yet; the first gsub creates it")
+    if found.problem is not None:
+        return failed(found.problem, f"{found.hint}; restore a backup with: gpusched restore FILE")
+    older = "; the daemon upgrades it at its next start" if found.is_older else ""
+    return passed(f"{path} is sound, schema version {found.schema}{older}")
+
+
+# --- the machine ------------------------------------------------------------------------------------------
+
+
+def service() -> Finding:
+    """Whether systemd starts the daemon at boot, and has it running."""
+    if not os.path.isdir("/run/systemd/system"):
+        return passed("this machine does not run systemd; whoever started the daemon has to restart it")
+    if not os.path.lexists(paths.SYSTEM_UNIT):
+        hint = "it will not start at boot; install it with: sudo gpusched system install"
+        return warned(f"there is no {paths.SYSTEM_UNIT}", hint)
+    argv = ["systemctl", "show", "gpusched.service", "--property=ActiveState,UnitFileState,NRestarts"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return warned("systemctl does not answer", "try: systemctl status gpusched")
+    return judge_service(dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line))
+
+
+def judge_service(facts: Mapping[str, str]) -> Finding:
+    """Args: facts: properties of the unit by name, as `systemctl show` prints them."""
+    active, enabled = facts.get("ActiveState", ""), facts.get("UnitFileState", "")
+    if active not in ("active", "reloading"):
+        hint = "see why: journalctl -u gpusched; start it with: sudo systemctl start gpusched"
+        return failed(f"gpusched.service is {active or 'unknown'}", hint)
+    if enabled != "enabled":
+        hint = "start it at boot: sudo systemctl enable gpusched"
+        return warned(f"gpusched.service is running but {enabled or 'not enabled'}", hint)
+    restarts = facts.get("NRestarts", "0")
+    if restarts not in ("", "0"):
+        text = f"systemd had to restart gpusched.service {plural(int(restarts), 'time')}"
+        return warned(text, "see why: journalctl -u gpusched")
+    return passed("gpusched.service is running and starts at boot")
+
+
+def control_groups(root: str = _CGROUPS) -> Finding:
+    """Whether the kernel can limit jobs to their cores and memory: version 2 with its controllers."""
+    try:
+        with open(os.path.join(root, "cgroup.controllers"), encoding="ascii") as file:
+            there = file.read().split()
+    except OSError:
+        hint = "boot with systemd.unified_cgroup_hierarchy=1; until then cores and memory are booked, not enforced"
+        return warned(f"no cgroup v2 at {root}", hint)
+    missing = [name for name in _CONTROLLERS if name not in there]
+    if missing:
+        hint = "enable them on the kernel command line, for example cgroup_enable=memory, and reboot"
+        return warned(f"cgroup v2 without {', '.join(missing)}", hint)
+    return passed(f"cgroup v2 with {', '.join(_CONTROLLERS)}")
+
+
+def clock() -> Finding:
+    """Whether the clock is synchronised, and not behind the newest record of the job table."""
+    found = look(paths.database(), thoroughly=False)
+    newest_at = None if found is None else found.newest_at
+    return judge_clock(time.time(), newest_at, _is_synchronised())
+
+
+def judge_clock(now: float, newest_at: float | None, is_synchronised: bool | None) -> Finding:
+    """Args: newest_at: the last instant on record. is_synchronised: None when unknown."""
+    set_ntp = "sudo timedatectl set-ntp true"
+    if newest_at is not None and newest_at > now + _LATE_S:
+        text = f"the clock is {format_duration(newest_at - now)} behind the last job on record"
+        return failed(text, f"set it, for example with: {set_ntp}")
+    if is_synchronised is False:
+        hint = f"begin times, deadlines and history depend on it; synchronise it with: {set_ntp}"
+        return warned("the clock is unsynchronised", hint)
+    return passed("plausible" if is_synchronised is None else "synchronised")
+
+
+def _is_synchronised() -> bool | None:
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        answer = libc.adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if answer < 0 else answer != _TIME_ERROR
+
+
+# --- the driver -------------------------------------------------------------------------------------------
+
+_READ_NVML = """
+import pynvml
+pynvml.nvmlInit()
+version = pynvml.nvmlSystemGetDriverVersion()
+print(version.decode() if isinstance(version, bytes) else version, pynvml.nvmlDeviceGetCount())
+"""
+
+
+def run_python(code: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Have another interpreter do this, which may hang. Raises: subprocess.TimeoutExpired.
+
+    Not in the folder where the command was typed, in which it would look for modules first: that may be anybody's.
+    """
+    argv = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(argv, cwd="/", capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def _nvml_module() -> Finding:
     """In a process of its own: a foreign pynvml warns on import, and the driver may hang."""
     code = "import pynvml; print(pynvml.__file__, hasattr(pynvml, 'nvmlDeviceGetTemperatureV'))"
     try:
         done = run_python(code, 20)
     except subprocess.TimeoutExpired:
-        return check("nvml module", False, "importing pynvml hangs", "reinstall nvidia-ml-py in this environment")
+        return failed("importing pynvml hangs", "reinstall nvidia-ml-py in this environment")
     where, _, is_new = done.stdout.strip().rpartition(" ")
-    hint = "install gpusched in an environment of its own; an old pynvml package hides nvidia-ml-py here"
     if not where:
-        return check("nvml module", False, "pynvml cannot be imported", "pip install 'nvidia-ml-py<14'")
-    return check("nvml module", is_new == "True", where if is_new == "True" else f"{where} is too old", hint)
+        return failed("pynvml cannot be imported", "pip install 'nvidia-ml-py<14'")
+    if is_new != "True":
+        hint = "install gpusched in an environment of its own; an old pynvml package hides nvidia-ml-py here"
+        return failed(f"{where} is too old", hint)
+    return passed(where)
 
 
-def _persistence() -> Check:
+def nvml() -> Finding:
+    """Whether the driver answers; in a process of its own, since it may hang."""
     if not nvidia_signs():
-        return check("persistence mode", True, "no NVIDIA GPU here")
+        return passed("no NVIDIA GPU here")
+    try:
+        done = run_python(_READ_NVML, 30)
+    except subprocess.TimeoutExpired:
+        hint = "look for Xid errors with: sudo dmesg | grep -i xid; a GPU that hangs the driver needs a reboot"
+        return failed("the driver does not answer within 30 s", hint)
+    words = done.stdout.split()
+    if done.returncode == 0 and len(words) == 2:
+        text = f"driver {words[0]}, {plural(int(words[1]), 'GPU')}"
+        return passed(text) if words[1] != "0" else failed(text, "compare with: nvidia-smi")
+    text = (done.stderr.strip().splitlines() or ["no error message"])[-1].rpartition(": ")[2]
+    hint = "compare with nvidia-smi; reboot after a driver update; in a container, pass the GPUs through"
+    return failed(f"NVML does not work: {text}", hint)
+
+
+def _persistence() -> Finding:
+    if not nvidia_signs():
+        return passed("no NVIDIA GPU here")
     argv = ["nvidia-smi", "--query-gpu=persistence_mode", "--format=csv,noheader"]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return check("persistence mode", True, "unknown: nvidia-smi does not answer")
-    modes = done.stdout.split()
-    ok = done.returncode != 0 or all(mode in ("Enabled", "[N/A]") for mode in modes)
-    hint = "switch it on with: sudo nvidia-smi -pm 1   (the first job after idle starts seconds sooner)"
-    return advice("persistence mode", ok, "on" if ok else "off", hint)
+        return passed("unknown: nvidia-smi does not answer")
+    if done.returncode != 0 or all(mode in ("Enabled", "[N/A]") for mode in done.stdout.split()):
+        return passed("on")
+    hint = "turn it on with: sudo nvidia-smi -pm 1   (the first job on an idle GPU then starts seconds sooner)"
+    return warned("off", hint)

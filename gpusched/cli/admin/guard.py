@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import Annotated
 
@@ -11,7 +10,17 @@ import typer
 
 from gpusched import paths
 from gpusched.cli import output, tables
-from gpusched.cli.admin.system_files import GUARD, UNITS, Site, commands_folder, unit_text
+from gpusched.cli.admin.system_plan import (
+    GUARD,
+    UNITS,
+    Site,
+    commands_folder,
+    read_text,
+    remove,
+    run_command,
+    unit_text,
+    write_text,
+)
 from gpusched.engine import guard
 from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import printable
@@ -49,14 +58,16 @@ def on() -> None:
             files[f"{UNITS}/{unit}.d/{DROP_IN}"] = text
     stale = [path for path in _drop_ins() if path not in files]
     for path in stale:
-        _remove(path)
+        remove(path)
     for unit in [unit for unit in guard.marked() if unit not in units]:
         guard.take_off(unit)
         sys.stdout.write(f"{unit}: open, no longer in [isolation] guard_units\n")
-    changed = [path for path, text in files.items() if _write(path, text)]
+    changed = [path for path, text in files.items() if read_text(path) != text]
+    for path in changed:
+        write_text(path, files[path])
     if changed or stale:
-        _systemctl("daemon-reload")
-    _systemctl("enable", "--quiet", GUARD)
+        run_command("systemctl", "daemon-reload")
+    run_command("systemctl", "enable", "--quiet", GUARD)
     sys.stdout.write(f"comes back with the machine: {UNITS}/{GUARD}\n")
 
 
@@ -83,13 +94,13 @@ def lift() -> list[str]:
         said.append(f"{unit}: {'open again' if was_on else _WORDS[was_on]}")
     gone = _drop_ins()
     for path in gone:
-        _remove(path)
+        remove(path)
     if os.path.exists(f"{UNITS}/{GUARD}"):
-        _systemctl("disable", "--quiet", GUARD)
+        run_command("systemctl", "disable", "--quiet", GUARD)
         os.unlink(f"{UNITS}/{GUARD}")
         gone.append(GUARD)
     if gone:
-        _systemctl("daemon-reload")
+        run_command("systemctl", "daemon-reload")
     return said
 
 
@@ -170,34 +181,3 @@ def _drop_ins() -> list[str]:
         return []
     paths_of = [f"{UNITS}/{name}/{DROP_IN}" for name in folders if name.endswith(".service.d")]
     return [path for path in paths_of if os.path.exists(path)]
-
-
-def _remove(path: str) -> None:
-    os.unlink(path)
-    try:
-        os.rmdir(os.path.dirname(path))
-    except OSError:
-        # Somebody else's settings of the service are there too.
-        pass
-
-
-def _write(path: str, text: str) -> bool:
-    """Whether anything changed."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            if file.read() == text:
-                return False
-    except OSError:
-        pass
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(path, 0o644)
-    return True
-
-
-def _systemctl(*words: str) -> None:
-    done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise NotReady(f"systemctl {' '.join(words)}: {said[-1] if said else 'failed'}", "see: journalctl -xe")

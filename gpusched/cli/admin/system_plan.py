@@ -8,15 +8,73 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import gpusched
 from gpusched import __version__, paths
-from gpusched.cli.admin.guard import lift
-from gpusched.cli.admin.system_files import GUARD, METRICS, UNIT, UNITS, Site, source, unit_text
 from gpusched.engine.properties import Names
 from gpusched.errors import NotReady
 from gpusched.model.units import format_duration
+
+UNIT = "gpusched.service"
+METRICS = "gpusched-metrics.service"
+GUARD = "gpusched-guard.service"
+UNITS = "/etc/systemd/system"
+_WRITTEN_FOR = "/opt/gpusched/bin/"
+"""Where the unit files say that the commands are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where to install from and to."""
+
+    folder: str
+    """Of the commands, absolute."""
+    root: str = ""
+    """What the paths written to begin with; with any, systemd is left alone."""
+    launcher: str = "auto"
+    """The setting [daemon] launcher."""
+    checkpoint_dir: str | None = None
+    """The setting [life] checkpoint_dir."""
+
+    def at(self, path: str) -> str:
+        """A path of the machine below the root."""
+        return self.root + path
+
+
+def source(name: str) -> str:
+    """The text of a file that comes with gpusched, for /etc."""
+    package = os.path.dirname(os.path.abspath(gpusched.__file__))
+    for folder in (os.path.join(package, "systemd"), os.path.join(os.path.dirname(package), "systemd")):
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+    raise NotReady(f"{name} is missing from this installation", "install gpusched again with pip")
+
+
+def unit_text(name: str, site: Site) -> str:
+    """A unit file with the paths of this installation."""
+    text = source(name).replace(_WRITTEN_FOR, os.path.join(site.folder, ""))
+    if name == UNIT and site.checkpoint_dir:
+        # Not there yet: the first run that needs it makes it.
+        text = text.replace("\nProtectHome=", f"\nReadWritePaths=-{site.checkpoint_dir}\nProtectHome=")
+    return text
+
+
+def commands_folder() -> str:
+    """Where this installation's commands are. Raises: NotReady."""
+    for folder in (os.path.dirname(os.path.abspath(sys.executable)), sysconfig.get_path("scripts")):
+        if os.path.exists(os.path.join(folder, "gpuschedd")):
+            return folder
+    raise NotReady(
+        f"there is no gpuschedd beside {sys.executable}",
+        "install gpusched with pip in an environment of its own: sudo python3 -m venv /opt/gpusched",
+    )
+
 
 COMMANDS = (
     *("gsub", "grun", "gq", "gcancel", "gwait", "glogs", "gshow", "ginfo", "ghist", "gctl"),
@@ -88,15 +146,15 @@ def _config(site: Site, default_time_s: int | None) -> Iterator[Step]:
 
 
 def _written(site: Site, path: str, text: str, why: str) -> Iterator[Step]:
-    if _read(site.at(path)) != text:
-        yield Step("write", site.at(path), why, lambda: _write(site.at(path), text))
+    if read_text(site.at(path)) != text:
+        yield Step("write", site.at(path), why, lambda: write_text(site.at(path), text))
 
 
 def _once(site: Site, path: str, text: str, why: str) -> Iterator[Step]:
     """A file that belongs to the administrator from then on."""
-    found = _read(site.at(path))
+    found = read_text(site.at(path))
     if found is None:
-        yield Step("write", site.at(path), why, lambda: _write(site.at(path), text))
+        yield Step("write", site.at(path), why, lambda: write_text(site.at(path), text))
     elif found != text:
         yield Step("keep", site.at(path), "it is there already, and is yours")
 
@@ -144,13 +202,13 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
     if service.is_active and UNIT not in there:
         steps.append(_command("systemctl", "stop", UNIT, why="jobs go on"))
     if os.path.exists(site.at(f"{UNITS}/{GUARD}")) and not site.root:
-        steps.append(Step("run", "gpusched system guard off", "logins may use the GPUs again", lift))
+        steps.append(Step("run", "gpusched system guard off", "logins may use the GPUs again", _lift_guard))
     if service.slice_tasks:
         steps.append(Step("keep", SLICE, "jobs run in it; it is gone with the next start of the machine"))
     elif service.slice_tasks is not None:
         steps.append(_command("systemctl", "stop", SLICE, why="no job is in it"))
     steps += [_removal(site, path, "") for path in units]
-    if _read(site.at(PAM)) == source("pam.d-gpusched"):
+    if read_text(site.at(PAM)) == source("pam.d-gpusched"):
         steps.append(_removal(site, PAM, ""))
     for name in COMMANDS:
         link = f"{LINKS}/{name}"
@@ -164,6 +222,12 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
         elif os.path.exists(site.at(path)):
             steps.append(Step("keep", site.at(path), f"{what}; --purge takes it away"))
     return steps
+
+
+def _lift_guard() -> None:
+    from gpusched.cli.admin.guard import lift  # which needs the files of this module
+
+    lift()
 
 
 def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Service:
@@ -183,22 +247,25 @@ def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Servi
 
 
 def _removal(site: Site, path: str, why: str) -> Step:
-    return Step("remove", site.at(path), why, lambda: _remove(site.at(path)))
+    return Step("remove", site.at(path), why, lambda: remove(site.at(path)))
 
 
 def _command(*words: str, why: str = "") -> Step:
-    def act() -> None:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise NotReady(
-                f"{' '.join(words)} failed{': ' + said[0] if said else ''}", f"see why: journalctl -u {UNIT} -n 30"
-            )
-
-    return Step("run", " ".join(words), why, act)
+    return Step("run", " ".join(words), why, lambda: run_command(*words))
 
 
-def _read(path: str) -> str | None:
+def run_command(*words: str) -> None:
+    """Raises: NotReady with the first line of what it says."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise NotReady(
+            f"{' '.join(words)} failed{': ' + said[0] if said else ''}", f"see why: journalctl -u {UNIT} -n 30"
+        )
+
+
+def read_text(path: str) -> str | None:
+    """None when there is no such file, "" when it cannot be read as text."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -206,7 +273,7 @@ def _read(path: str) -> str | None:
         return "" if os.path.exists(path) else None
 
 
-def _write(path: str, text: str) -> None:
+def write_text(path: str, text: str) -> None:
     """Put a file there whole, for everybody to read."""
     _make_folder(os.path.dirname(path))
     temporary = f"{path}.new"
@@ -233,11 +300,13 @@ def _make_folder(path: str) -> None:
         os.umask(before)
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """Remove a file or a whole folder, and a folder of drop-ins that is empty then."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
         os.unlink(path)
         folder = os.path.dirname(path)
-        if folder.endswith(f"{UNIT}.d") and not os.listdir(folder):
+        # A folder of drop-ins may hold others' settings of the service.
+        if folder.endswith(".service.d") and not os.listdir(folder):
             os.rmdir(folder)
