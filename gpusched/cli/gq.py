@@ -15,6 +15,7 @@ from gpusched.model.units import format_amount, format_duration, format_size_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from rich.live import Live
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
     from gpusched.cli.parse import Values
     from gpusched.client import Client
 
-_FIELDS = (
-    *("id", "name", "user", "state", "start_at", "end_at", "gpu_request", "node", "gpus", "reason"),
-    *("suspended_at", "suspended_s", "idle_at", "tasks_left", "throttle"),
-)
-_TITLES = ("ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON")
-_LEAST = {"NAME": 6, "USER": 6, "PROGRESS": 12, "NODE/REASON": 12}
-"""Columns that give way on a narrow terminal, and how far."""
 _WATCH_S = 1.0
 _WATCH_SHARE = 10
 """A long queue is asked for again after this many times what the answer took, so that watching it costs little."""
@@ -119,9 +113,10 @@ def _sortable(value: object) -> tuple[int, float, str]:
 
 def _queue(client: Client, asked: str, values: Values) -> str:
     """The table, with a line that sums it up and remarks below it where somebody looks at it."""
-    fields = list(_FIELDS)
-    fields += [key for key in ["reason_text"] * bool(values.get("long")) if key not in fields]
-    fields += [key for key in (key.lstrip("+-") for key in values.get("sort", ())) if key not in fields]
+    now = time.time()
+    columns = _columns(now, bool(values.get("long")))
+    keys = [key for column in columns for key in column.keys.split()]
+    fields = list(dict.fromkeys([*keys, *(key.lstrip("+-") for key in values.get("sort", ()))]))
     for_people = "&summary=1&notices=1" if sys.stdout.isatty() else ""
     # Which of several that are sorted comes first is known only here.
     is_folded, is_sorted = not (values.get("all_rows") or values.get("ids")), "sort" in values
@@ -132,22 +127,18 @@ def _queue(client: Client, asked: str, values: Values) -> str:
     output.note_missing("gq", answer)
     jobs = [dict(zip(fields, row)) for row in answer["rows"]]  # noqa: B905  3.10 can, but the keyword costs
     _sort_objects(jobs, values.get("sort", []))
-    now = time.time()
     folded = answer.get("folded", {})
     if is_folded and is_sorted:
         jobs, folded = _fold(jobs)
-    lines = [_line(job, folded.get(job["id"]), now, bool(values.get("long"))) for job in jobs]
-    titles = list(_TITLES)
+    ids = {job["id"]: _shown_id(job, folded.get(job["id"])) for job in jobs}
+    # Ids are cut only where all other columns are as narrow as they can be.
+    longest = max(map(len, ids.values()), default=0)
+    columns.insert(0, tables.Column("ID", lambda job: ids[job["id"]], least=longest))
     progress = answer.get("progress")
     if progress:
         bars = {job_id: tables.bar(fraction, eta_at, now) for job_id, (fraction, eta_at) in progress.items()}
-        lines = [(*line[:-1], bars.get(line[0], ""), line[-1]) for line in lines]
-        titles.insert(-1, "PROGRESS")
-    cut = {at: _LEAST[title] for at, title in enumerate(titles) if title in _LEAST}
-    cut[0] = max((len(line[0]) for line in lines), default=0)  # only where the others are as narrow as can be
-    if values.get("long"):
-        del cut[len(titles) - 1]  # sentences are folded
-    shown = tables.table(titles, lines, right=frozenset({4}), header=not values.get("noheader"), cut=cut)
+        columns.insert(-1, tables.Column("PROGRESS", lambda job: bars.get(job["id"], ""), least=12))
+    shown = tables.lines_of(columns, jobs, header=not values.get("noheader"))
     summary = answer.get("summary")
     if summary is not None:
         text = _summary(summary)
@@ -175,19 +166,32 @@ def _fold(jobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, l
     return [group[0] for group in groups.values()], ranges
 
 
-def _line(job: dict[str, Any], folded: list[Any] | None, now: float, is_long: bool) -> tuple[str, ...]:
-    job_id = job["id"]
-    if folded or job["tasks_left"]:
-        job_id = folded_ranges(*folded) if folded else shown_id(job_id, job["tasks_left"], job["throttle"])
-    return (
-        job_id,
-        printable(job["name"]),
-        printable(job["user"]),
-        COMPACT.get(job["state"], job["state"]),
-        elapsed(job, now),
-        job["gpu_request"],
-        printable(where(job, now, job.get("reason_text") if is_long else None)),
-    )
+def _columns(now: float, is_long: bool) -> list[tables.Column]:
+    """The columns of the queue after the id. A column's keys are what it reads of a job, as --json names them."""
+    return [
+        tables.Column("NAME", lambda job: printable(job["name"]), least=6, keys="id tasks_left throttle name"),
+        tables.Column("USER", lambda job: printable(job["user"]), least=6, keys="user"),
+        tables.Column("ST", lambda job: COMPACT.get(job["state"], job["state"]), keys="state"),
+        tables.Column(
+            "TIME",
+            lambda job: elapsed(job, now),
+            right=True,
+            keys="state start_at end_at suspended_at suspended_s",
+        ),
+        tables.Column("GPUS", lambda job: str(job["gpu_request"]), keys="gpu_request"),
+        tables.Column(
+            "NODE/REASON",
+            lambda job: printable(where(job, now, job["reason_text"] if is_long else None)),
+            least=None if is_long else 12,  # sentences are wrapped
+            keys="state node gpus idle_at reason" + " reason_text" * is_long,
+        ),
+    ]
+
+
+def _shown_id(job: dict[str, Any], folded: list[Any] | None) -> str:
+    if folded:
+        return folded_ranges(*folded)
+    return shown_id(job["id"], job["tasks_left"], job["throttle"]) if job["tasks_left"] else str(job["id"])
 
 
 def _summary(found: dict[str, Any]) -> str:
@@ -304,23 +308,21 @@ def priorities_view(client: Client, asked: str, values: Values) -> str | dict[st
     if answer["order"] == "response_ratio":
         return _responses(rows, header=not values.get("noheader"))
     # Plug-ins may add a part for some jobs only.
-    parts = list(dict.fromkeys(part for row in rows for part in row["parts"]))
-    lines = [
-        (
-            row["id"],
-            printable(row["user"]),
-            f"{row['priority']:.1f}",
-            *(f"{row['parts'].get(part, 0.0):.1f}" for part in parts),
-            str(row["tier"]),
-        )
-        for row in rows
+    parts = dict.fromkeys(part for row in rows for part in row["parts"])
+    columns = [
+        tables.Column("ID", lambda row: str(row["id"])),
+        tables.Column("USER", lambda row: printable(row["user"]), least=6),
+        tables.Column("PRIORITY", lambda row: f"{row['priority']:.1f}", right=True),
+        *(tables.Column(part.upper(), _part(part), right=True) for part in parts),
+        tables.Column("TIER", lambda row: str(row["tier"]), right=True),
     ]
-    titles = ("ID", "USER", "PRIORITY", *(part.upper() for part in parts), "TIER")
-    right = frozenset(range(2, len(titles)))
     if answer["order"] != "multifactor":
         output.note("gq", f"the order of the queue is {answer['order']}, not the sum of these parts")
-    shown = tables.table(titles, lines, right=right, header=not values.get("noheader"), cut={1: 6})
-    return "".join(f"{line}\n" for line in shown)
+    return tables.listing(columns, rows, header=not values.get("noheader"))
+
+
+def _part(name: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: f"{row['parts'].get(name, 0.0):.1f}"
 
 
 def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
@@ -328,23 +330,27 @@ def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
     from gpusched.cli.forecast import instant
 
     now = time.time()
-    lines = []
-    for row in rows:
-        found = row["response"]
-        if found is None:
-            parts = ["-"] * 7
-        else:
-            is_due = found["reserves_at"] <= now
-            parts = [
-                f"{found['share']:.2f}",
-                str(found["turn"]),
-                format_duration(found["waited_s"]),
-                "unknown" if found["expected_s"] is None else format_duration(found["expected_s"]),
-                f"{found['urgency']:.2f}",
-                f"{found['ratio']:.2f}",
-                "yes" if found["is_reserved"] else "next" if is_due else instant(found["reserves_at"], now),
-            ]
-        lines.append((row["id"], printable(row["user"]), *parts, str(row["tier"])))
-    titles = ("ID", "USER", "SHARE", "TURN", "WAITED", "EXPECTED", "URGENCY", "RATIO", "RESERVED", "TIER")
-    shown = tables.table(titles, lines, right=frozenset({2, 3, 4, 5, 6, 7, 9}), header=header, cut={1: 6})
-    return "".join(f"{line}\n" for line in shown)
+
+    def column(title: str, cell: Callable[[dict[str, Any]], str], right: bool = True) -> tables.Column:
+        return tables.Column(title, lambda row: "-" if row["response"] is None else cell(row["response"]), right=right)
+
+    def expected(found: dict[str, Any]) -> str:
+        return "unknown" if found["expected_s"] is None else format_duration(found["expected_s"])
+
+    def reserved(found: dict[str, Any]) -> str:
+        is_due = found["reserves_at"] <= now
+        return "yes" if found["is_reserved"] else "next" if is_due else instant(found["reserves_at"], now)
+
+    columns = [
+        tables.Column("ID", lambda row: str(row["id"])),
+        tables.Column("USER", lambda row: printable(row["user"]), least=6),
+        column("SHARE", lambda found: f"{found['share']:.2f}"),
+        column("TURN", lambda found: str(found["turn"])),
+        column("WAITED", lambda found: format_duration(found["waited_s"])),
+        column("EXPECTED", expected),
+        column("URGENCY", lambda found: f"{found['urgency']:.2f}"),
+        column("RATIO", lambda found: f"{found['ratio']:.2f}"),
+        column("RESERVED", reserved, right=False),
+        tables.Column("TIER", lambda row: str(row["tier"]), right=True),
+    ]
+    return tables.listing(columns, rows, header=header)

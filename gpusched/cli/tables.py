@@ -13,7 +13,8 @@ from gpusched.model.units import format_duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 SENTENCES = ("REASON", "WHY", "NODE/REASON", "NOTE", "JOBS", "MEANING", "TOLD")
 """Columns of sentences and lists, which take several lines at a narrow terminal; others are never cut unasked."""
@@ -106,6 +107,44 @@ def is_drawn() -> bool:
 def is_coloured() -> bool:
     """Whether it goes to such a terminal, and colours are welcome."""
     return is_drawn() and not os.environ.get("NO_COLOR")
+
+
+class Column:
+    """One column of a table: its title, the cell of a row, and how it gives way."""
+
+    __slots__ = ("cell", "is_right", "keys", "least", "title")
+
+    def __init__(
+        self, title: str, cell: Callable[[Any], str], *, right: bool = False, least: int | None = None, keys: str = ""
+    ) -> None:
+        """Args: least: on a narrow terminal it is cut, down to this many cells; keys: of the JSON that the cell reads,
+        for tables that ask the daemon for no others."""
+        self.title = title
+        self.cell = cell
+        self.is_right = right
+        self.least = least
+        self.keys = keys
+
+
+def rows_of(columns: Sequence[Column], rows: Sequence[Any]) -> list[Sequence[str]]:
+    """The cells of these rows."""
+    return [[column.cell(row) for column in columns] for row in rows]
+
+
+def lines_of(columns: Sequence[Column], rows: Sequence[Any], header: bool = True) -> list[str]:
+    """The lines of a table of these rows. Cells must be printable."""
+    return table(
+        [column.title for column in columns],
+        rows_of(columns, rows),
+        frozenset(at for at, column in enumerate(columns) if column.is_right),
+        header,
+        {at: column.least for at, column in enumerate(columns) if column.least is not None},
+    )
+
+
+def listing(columns: Sequence[Column], rows: Sequence[Any], header: bool = True) -> str:
+    """The same as one text."""
+    return "".join(f"{line}\n" for line in lines_of(columns, rows, header))
 
 
 def print_table(

@@ -116,7 +116,7 @@ def test_places_by_response_ratio_are_shown_with_what_they_are_made_of(
     lab = Lab(4, outcome=Outcome(runs_s=360_000), priority=PrioritySettings(), qos=QOS)
     lab.submit(request=request(4))
     lab.turn(3600)
-    monkeypatch.setattr(gctl, "time", SimpleNamespace(time=lab.clock.now))
+    monkeypatch.setattr(gq, "time", SimpleNamespace(time=lab.clock.now))
     lab.ask(lab.submission(BOB, request=request(4), time_limit_s=1800))
     lab.turn(7200)
     lab.submit(request=request(1), time_limit_s=36_000)
