@@ -115,7 +115,7 @@ def test_check_compares_promises_with_the_machines_of_the_daemon(running: Shell)
     where = f"gpusched: error: file {path}, line 5: "
     assert done.err.splitlines() == [
         f"{where}queue vision is guaranteed 3 GPUs, but the machines have 2",
-        "gpusched: hint: promise less, or see what there is with: ginfo",
+        "gpusched: hint: lower the guarantee; see the machine with: ginfo",
     ]
     write(running, (QUEUES + node).replace("guaranteed_gpus = 2", 'cells = ["lab2:2"]'))
     done = running.type("gpusched", "config", "check")
