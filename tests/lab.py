@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusched.config import Loaded
-from gpusched.daemon.launch.environment import Site
+from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import GpuschedError, StoreFull
@@ -85,7 +85,7 @@ class Lab:
             tracker=GpuTracker(self.settings.gpu),
             settings=self.settings,
             clock=self.clock,
-            site=Site("n1", "/sock"),
+            site=LaunchSite("n1", "/sock"),
             boot_id="simulated",
             host=host,
             step=self.steps.append,

@@ -7,14 +7,14 @@ from typing import Any
 from lab import Lab
 
 from gpusched.daemon.alerting import Alerts
-from gpusched.daemon.state import Rules, World
+from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.model.job import run_id
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
 
 
-def world_facts(world: World) -> dict[str, Any]:
+def world_facts(world: DaemonState) -> dict[str, Any]:
     """What a memory says that anything goes by, in a form that can be compared and read."""
     jobs = world.jobs
     pending = [job for job in jobs.values() if job.state is JobState.PENDING]
@@ -45,7 +45,7 @@ def world_facts(world: World) -> dict[str, Any]:
     }
 
 
-def held(world: World, handle: str) -> Any:
+def held(world: DaemonState, handle: str) -> Any:
     """What a run holds. No row says since when a run is stopped for its time limit: its end is guessed from now on."""
     found = world.holds[handle]
     return replace(found, expected_end_at=None) if found.is_stopping else found
@@ -85,7 +85,7 @@ def check_memory(lab: Lab) -> None:
     scheduler._carried = Changes()
     now = lab.clock.now()
     history = scheduler.history
-    world = World.load(lab.store, now, Rules.of(scheduler.settings, history.predict, history.guess))
+    world = DaemonState.load(lab.store, now, StateSettings.of(scheduler.settings, history.predict, history.guess))
     # A restart settles in its first tick what follows from others.
     world.settle(now)
     found = differences(world_facts(scheduler.world), world_facts(world))

@@ -19,7 +19,7 @@ from gpusched.api.render import plain
 from gpusched.api.service import DOCUMENT, recent_percentiles_ms, service_of
 from gpusched.api.sight import Viewer, viewer_of
 from gpusched.daemon.checks import broken_promises, daemon_checks, failing_steps
-from gpusched.daemon.commit import Deed
+from gpusched.daemon.commit import AuditEvent
 from gpusched.daemon.launch.limits import isolation
 from gpusched.errors import UsageError
 from gpusched.gpu.enforcement import enforcement
@@ -215,7 +215,7 @@ async def judge_presets(request: web.Request) -> web.Response:
     service, caller = service_of(request), caller_of(request)
     check_admin(caller, "have the presets judged", service.settings)
     service.presets.judge_now()
-    service.scheduler.witness(Deed(caller, "judge", "the presets"))
+    service.scheduler.witness(AuditEvent(caller, "judge", "the presets"))
     return respond(preset=service.presets.table())
 
 
@@ -264,7 +264,7 @@ async def shutdown(request: web.Request) -> web.Response:
     """POST /v1/shutdown"""
     service, caller = service_of(request), caller_of(request)
     check_admin(caller, "stop the daemon", service.settings)
-    service.scheduler.witness(Deed(caller, "shutdown", "the daemon"))
+    service.scheduler.witness(AuditEvent(caller, "shutdown", "the daemon"))
     # After the answer is out: the loop ends when the server has sent it.
     asyncio.get_running_loop().call_later(0.01, service.stop)
     return respond(stopping=True)
@@ -286,7 +286,7 @@ async def snapshot(request: web.Request) -> web.Response:
     service, caller = service_of(request), caller_of(request)
     scheduler = service.scheduler
     check_admin(caller, "see the policy's whole input", service.settings)
-    scheduler.witness(Deed(caller, "record", "the policy's input"))
+    scheduler.witness(AuditEvent(caller, "record", "the policy's input"))
     now = scheduler.now()
     recording = Recording.of(scheduler.snapshot(now), service.settings, __version__, scheduler.plugins.names)
     # Frozen, and of a long queue many megabytes: another thread writes it down.

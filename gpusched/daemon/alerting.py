@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from logging import getLogger
 
-from gpusched.daemon.commit import Turn
-from gpusched.daemon.indexes import Alarms
-from gpusched.daemon.state import World
+from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.indexes import Timers
+from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle import alerting
 from gpusched.lifecycle.admin_alerting import News, admin_alert, is_over, news_of_drain
 from gpusched.lifecycle.alerting import Raised
@@ -38,14 +38,14 @@ log = getLogger("gpusched.daemon")
 class Alerts:
     """The outbox in memory, and the alarms that put something into it."""
 
-    def __init__(self, store: Store, world: World, settings: Settings) -> None:
+    def __init__(self, store: Store, world: DaemonState, settings: Settings) -> None:
         self.rows: dict[str, Alert] = {}
         """Every row of the table, by key."""
         self.dropped = 0
         """How many were not told because too many waited already."""
         self.trouble: Callable[[], str | None] = lambda: None
         """What keeps alerts from being told, for the doctor; said by whoever sends."""
-        self._alarms = Alarms()
+        self._alarms = Timers()
         self._waiting: Counter[int] = Counter()
         """Alerts that wait, by user."""
         self._view: dict[int, dict[str, Alert]] | None = None
@@ -58,16 +58,16 @@ class Alerts:
         self._admin: list[Alert] = []
         self.reload(store, world, settings)
 
-    def reload(self, store: Store, world: World, settings: Settings) -> None:
+    def reload(self, store: Store, world: DaemonState, settings: Settings) -> None:
         """Forget the memory and read it anew."""
         self.rows = {}
-        self._alarms, self._waiting = Alarms(), Counter()
+        self._alarms, self._waiting = Timers(), Counter()
         self._armed, self._of_job, self._view = {}, {}, None
         for alert in store.load_alerts():
             self._put(alert.key, alert)
         self.adopt(world, settings)
 
-    def adopt(self, world: World, settings: Settings) -> None:
+    def adopt(self, world: DaemonState, settings: Settings) -> None:
         """Set every alarm by these settings; those by others mean nothing when they ring."""
         for job in world.jobs.values():
             self.watch(job, world, settings)
@@ -91,7 +91,7 @@ class Alerts:
         """When the next alarm rings."""
         return self._alarms.first()
 
-    def watch(self, job: Job, world: World, settings: Settings) -> None:
+    def watch(self, job: Job, world: DaemonState, settings: Settings) -> None:
         """Set the alarms of a job whose owner wants to be told."""
         if job.spec.alerting is None:
             return
@@ -102,7 +102,7 @@ class Alerts:
             self._alarms.set(at, job.id)
             self._alarms.prune(len(world.jobs), lambda at, job_id: job_id in world.jobs)
 
-    def ring(self, turn: Turn, plan: Plan) -> None:
+    def ring(self, turn: TickTransaction, plan: Plan) -> None:
         """Raise what the alarms that have come are about; one that came too early is set anew."""
         world = turn.world
         for job_id in sorted(set(self._alarms.until(turn.now))):
@@ -119,7 +119,7 @@ class Alerts:
             else:
                 self.watch(job, world, turn.settings)
 
-    def _tell_of_waiting(self, turn: Turn, job: Job, plan: Plan) -> None:
+    def _tell_of_waiting(self, turn: TickTransaction, job: Job, plan: Plan) -> None:
         if not isinstance(turn.world.dependency_state(job), Satisfied):
             # It waits for other jobs on purpose; what counts is how long it waits afterwards.
             self._alarms.set(turn.now + turn.settings.alert.pending_s, job.id)
@@ -129,17 +129,17 @@ class Alerts:
 
     # --- raising ----------------------------------------------------------------------------------
 
-    def gpu_idle(self, turn: Turn, job: Job, message: str) -> None:
+    def gpu_idle(self, turn: TickTransaction, job: Job, message: str) -> None:
         """Tell the owner that the GPUs of the job's run do nothing; once for each run."""
         if "gpu_idle" in alerting.wanted_of(job):
             self.tell(turn, job, Raised("gpu_idle", message, job.run))
 
-    def vram_over(self, turn: Turn, job: Job, message: str) -> None:
+    def vram_over(self, turn: TickTransaction, job: Job, message: str) -> None:
         """Tell the owner that the job's run holds more VRAM than it booked; once for each run."""
         if "vram_over" in alerting.wanted_of(job):
             self.tell(turn, job, Raised("vram_over", message, job.run))
 
-    def intrusion(self, turn: Turn, job: Job, event: str, about: str, message: str) -> None:
+    def intrusion(self, turn: TickTransaction, job: Job, event: str, about: str, message: str) -> None:
         """Tell the owner of a job of unbooked use or of an intruder, once for each run and what it is about.
 
         Who has not asked is told, too, where `[foreign]` says how.
@@ -153,13 +153,13 @@ class Alerts:
             row = alerting.alert_of(job, what, self._run_of(turn, job.id, job.run), turn.now)
             self._add(turn.changes, replace(row, key=f"{row.key} direct", targets=direct), turn)
 
-    def tell(self, turn: Turn, job: Job, what: Raised, run: Run | None = None) -> None:
+    def tell(self, turn: TickTransaction, job: Job, what: Raised, run: Run | None = None) -> None:
         """Put an alert of a job into the outbox with this turn's commit, unless it was told before."""
         if run is None and what.run:
             run = self._run_of(turn, job.id, what.run)
         self._add(turn.changes, alerting.alert_of(job, what, run, turn.now), turn)
 
-    def collect(self, turn: Turn) -> None:
+    def collect(self, turn: TickTransaction) -> None:
         """Add what the changes of this turn raise. Called once, before its commit."""
         emptied: dict[int, Job] = {}
         for job in turn.changes.jobs.values():
@@ -183,7 +183,7 @@ class Alerts:
         if self._admin or turn.news or turn.changes.drains:
             turn.changes.alerts.update({key: None for key, one in self.rows.items() if is_over(one, turn.now)})
 
-    def _collect_of(self, turn: Turn, job: Job) -> None:
+    def _collect_of(self, turn: TickTransaction, job: Job) -> None:
         wanted = alerting.wanted_of(job)
         if not wanted:
             return
@@ -197,7 +197,7 @@ class Alerts:
         if job.state.is_final and "queue_empty" in wanted:
             self._arm(turn, job)
 
-    def _arm(self, turn: Turn, job: Job) -> None:
+    def _arm(self, turn: TickTransaction, job: Job) -> None:
         """Somebody wants to know when the queue is empty; that may be long after this job."""
         if self._arming[0] is not turn.changes:
             self._arming = turn.changes, set()
@@ -208,7 +208,7 @@ class Alerts:
             what = Raised("queue_empty", f"none of the jobs of {job.user} waits or runs any more")
             self._add(turn.changes, replace(alerting.alert_of(job, what, None, turn.now), state="armed"), turn)
 
-    def _tell_of_empty_queue(self, turn: Turn, uid: int, job: Job) -> None:
+    def _tell_of_empty_queue(self, turn: TickTransaction, uid: int, job: Job) -> None:
         armed = next(
             (one for one in turn.changes.alerts.values() if one and one.uid == uid and one.state == "armed"), None
         )
@@ -241,7 +241,7 @@ class Alerts:
             log.warning("the administrator is not told, having heard of it often enough: %s", news.message)
         return alert
 
-    def _add(self, changes: Changes, alert: Alert, turn: Turn) -> bool:
+    def _add(self, changes: Changes, alert: Alert, turn: TickTransaction) -> bool:
         """Whether it is in the outbox with this commit."""
         if alert.key in self.rows or alert.key in changes.alerts:
             return True
@@ -263,7 +263,7 @@ class Alerts:
         return True
 
     @staticmethod
-    def _run_of(turn: Turn, job_id: int, number: int) -> Run | None:
+    def _run_of(turn: TickTransaction, job_id: int, number: int) -> Run | None:
         handle = run_id(job_id, number)
         for known in (turn.changes.runs, turn.world.open_runs, turn.world.releasing):
             if handle in known:
@@ -272,7 +272,7 @@ class Alerts:
 
     # --- after a commit ---------------------------------------------------------------------------
 
-    def committed(self, changes: Changes, world: World, settings: Settings) -> bool:
+    def committed(self, changes: Changes, world: DaemonState, settings: Settings) -> bool:
         """Take in what is in the table now; whether there is something new to send."""
         is_new = False
         for key, alert in changes.alerts.items():
@@ -284,7 +284,7 @@ class Alerts:
             self.watch(job, world, settings)
         return is_new
 
-    def settled(self, alert: Alert, settled: Iterable[str], world: World, *, is_done: bool) -> Alert | None:
+    def settled(self, alert: Alert, settled: Iterable[str], world: DaemonState, *, is_done: bool) -> Alert | None:
         """The row after these targets were told; None when it may go."""
         after = replace(alert, settled=tuple(dict.fromkeys((*alert.settled, *settled))))
         if not is_done:

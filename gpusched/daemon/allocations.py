@@ -14,7 +14,7 @@ from gpusched.scheduler.draft import Layout
 from gpusched.scheduler.sharing.usage import charged, footprint
 
 
-def holding(
+def allocation_of_run(
     job: Job | None,
     run: Run,
     default_grace_s: float,
@@ -73,7 +73,7 @@ def holding(
     )
 
 
-def cards_only(held: Allocation, end_at: float) -> Allocation:
+def gpus_only(held: Allocation, end_at: float) -> Allocation:
     """What an ended run still holds: its cards, until they are proven clean; they are as good as back.
 
     It begins where the run ended, for the time before is counted as usage already.
@@ -104,7 +104,7 @@ def _bare(run: Run) -> Allocation:
     return Allocation(run.job_id, -1, run.node, run.gpus, run.cpus, run.mem_mib, start_at, can_requeue=False)
 
 
-def charge(
+def usage_with_run(
     usage: Mapping[tuple[str, str], Usage], job: Job, run: Run, layout: Layout, settings: Settings, now: float
 ) -> Usage | None:
     """The usage of the job's account and user with this run that has just ended; None when it adds nothing.
@@ -120,7 +120,7 @@ def charge(
         return None
     if job.suspended_at is not None or job.suspended_by is not None:
         job = replace(job, suspended_at=None, suspended_by=None)
-    held = holding(job, run, settings.life.grace_s)
+    held = allocation_of_run(job, run, settings.life.grace_s)
     booking = layout.booking(job.uid, held)
     if booking is None:
         return None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from logging import getLogger
 
-from gpusched.daemon.commit import Deed
+from gpusched.daemon.commit import AuditEvent
 from gpusched.model.commands import Caller
 from gpusched.model.settings import AccessSettings
 
@@ -49,7 +49,7 @@ class Audit:
         self.lost = 0
         """Lines that could not be written since the last one that could."""
 
-    def witness(self, deed: Deed) -> None:
+    def witness(self, deed: AuditEvent) -> None:
         """Record what somebody did, or was not let do."""
         target = {"target": deed.target} | ({} if deed.owner is None else {"owner": deed.owner})
         if deed.refused is not None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
 
-from gpusched.daemon.commit import Deed
+from gpusched.daemon.commit import AuditEvent
 from gpusched.engine import proctree
 from gpusched.gpu.tracker import GpuStatus
 from gpusched.lifecycle.admin_alerting import News
@@ -231,7 +231,7 @@ class Bypassers:
         # The next KILL comes after another grace: one that cannot end yet is not sent signals all the time.
         notes.ending_at = now
         self._scheduler.witness(
-            Deed(Caller(os.geteuid(), "[foreign]"), f"send {word} to", f"process {stranger.pid}", stranger.user)
+            AuditEvent(Caller(os.geteuid(), "[foreign]"), f"send {word} to", f"process {stranger.pid}", stranger.user)
         )
         if not step.is_kill:
             jobs = "1 job waits" if step.jobs == 1 else f"{step.jobs} jobs wait"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpusched.access import Act
-from gpusched.daemon.state import World
+from gpusched.daemon.state import DaemonState
 from gpusched.errors import NotFound
 from gpusched.lifecycle import arrays, lifecycle, yielding
 from gpusched.lifecycle.admin_alerting import News
@@ -29,7 +29,7 @@ Signal = SignalOrder | NoteOrder | StopOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class AuditEvent:
     """What somebody did to what is another's, or was not let do, for the audit record."""
 
     caller: Caller
@@ -40,7 +40,7 @@ class Deed:
     """Why it was refused; None when it was done."""
 
 
-class Turn:
+class TickTransaction:
     """Collects changes and keeps the world in step with them, so that later steps see earlier ones.
 
     Args: view_nodes: the nodes as they are when it is called. advise_limit: the time limit that jobs like this one of
@@ -49,7 +49,7 @@ class Turn:
 
     def __init__(
         self,
-        world: World,
+        world: DaemonState,
         store: Store,
         settings: Settings,
         view_nodes: Callable[[], tuple[NodeView, ...]],
@@ -77,18 +77,18 @@ class Turn:
         """Queue and wait (s) of each start, from when nothing but the scheduler was in its way."""
         self.keys: dict[tuple[int, str], int] = {}
         """Jobs that this turn has made, by owner and key."""
-        self.deeds: list[Deed] = []
+        self.deeds: list[AuditEvent] = []
         self.news: list[News] = []
         """For the administrator, with this commit."""
 
     def note(self, caller: Caller, act: Act, job: Job) -> None:
         """Have it recorded, with the commit, that this was done to another's job."""
         if caller.uid != job.uid:
-            self.deeds.append(Deed(caller, str(act), f"job {job.shown_id}", job.user))
+            self.deeds.append(AuditEvent(caller, str(act), f"job {job.shown_id}", job.user))
 
     def hid(self, caller: Caller, job: Job) -> None:
         """Have it recorded that the caller named a job of which they must not know."""
-        self.deeds.append(Deed(caller, "name", f"job {job.shown_id}", job.user, "hidden by private_data"))
+        self.deeds.append(AuditEvent(caller, "name", f"job {job.shown_id}", job.user, "hidden by private_data"))
 
     def put_job(self, job: Job, *events: JobEvent) -> None:
         """Record a new or changed job and its story; a task of an array that had no row gets its own."""

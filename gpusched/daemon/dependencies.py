@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 
-from gpusched.daemon.indexes import Arrays
+from gpusched.daemon.indexes import ArrayIndex
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.dependencies import (
     Condition,
@@ -312,7 +312,7 @@ class TaskDependencies:
     so it is not followed task by task. A task that has a row before it starts waits for its counterpart as for any job.
     """
 
-    def __init__(self, groups: Arrays) -> None:
+    def __init__(self, groups: ArrayIndex) -> None:
         self._groups = groups
         self._parents: dict[int, tuple[int, ...]] = {}
         """The arrays that each array follows task by task."""

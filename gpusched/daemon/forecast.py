@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import field
 
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.outlook import Outlook
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.verbs.admission import check_submission, completed, with_auto_limits
@@ -56,7 +56,7 @@ def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = N
 
 def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) -> Forecast | Callable[[], Forecast]:
     now = scheduler.now()
-    turn = Turn(
+    turn = TickTransaction(
         scheduler.world, scheduler.store, scheduler.settings, lambda: scheduler.nodes(now), now, scheduler.advise_limit
     )
     (spec,), said = with_auto_limits([spec], caller.user, turn)
@@ -71,7 +71,7 @@ def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) ->
 
 
 def _of_completed(
-    spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str, turn: Turn
+    spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str, turn: TickTransaction
 ) -> Forecast | Callable[[], Forecast]:
     now = turn.now
     try:

@@ -26,7 +26,7 @@ from gpusched.scheduler.sharing.admission import Tally
 
 
 @dataclass(slots=True)
-class Group:
+class ArrayTasks:
     """What is known of one array beside its row."""
 
     all: TaskSet
@@ -39,12 +39,12 @@ class Group:
     """Tasks of those left that nothing keeps waiting for the task of the same number elsewhere; None: all."""
 
 
-class TaskLine:
+class PendingTasks:
     """The tasks of an array that wait without a row, as ids in the order in which they start."""
 
     __slots__ = ("_first", "_group")
 
-    def __init__(self, array_id: int, group: Group) -> None:
+    def __init__(self, array_id: int, group: ArrayTasks) -> None:
         self._first = array_id + 1
         self._group = group
 
@@ -80,11 +80,11 @@ def _moved(part: range, whole: range, first: int) -> range:
     return range(low, low + (part[-1] - part[0]) // whole.step + 1, max(1, part.step // whole.step))
 
 
-class Arrays:
+class ArrayIndex:
     """All arrays that have not ended, by id."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, ArrayTasks] = {}
         self._ids: list[int] = []
         self._touched: set[int] = set()
 
@@ -106,10 +106,10 @@ class Arrays:
             self._groups[array_id].ended.add(state, exit_code, tasks)
         self._touched.update(self._groups)
 
-    def _know(self, array: Job) -> Group:
+    def _know(self, array: Job) -> ArrayTasks:
         group = self._groups.get(array.id)
         if group is None:
-            group = self._groups[array.id] = Group(arrays.all_tasks(array), TaskSet())
+            group = self._groups[array.id] = ArrayTasks(arrays.all_tasks(array), TaskSet())
             insort(self._ids, array.id)
         return group
 
@@ -148,13 +148,13 @@ class Arrays:
         touched, self._touched = sorted(self._touched), set()
         return touched
 
-    def group(self, array_id: int) -> Group:
+    def group(self, array_id: int) -> ArrayTasks:
         """What is known of an array. Raises: KeyError."""
         return self._groups[array_id]
 
-    def line(self, array_id: int) -> TaskLine:
+    def line(self, array_id: int) -> PendingTasks:
         """Its tasks that wait without a row."""
-        return TaskLine(array_id, self._groups[array_id])
+        return PendingTasks(array_id, self._groups[array_id])
 
     def left(self, job: Job) -> int:
         """How many jobs a row stands for that may still start: the tasks left of an array, 1 of any other."""
@@ -204,7 +204,7 @@ def _add(counter: Counter, mark: object, jobs: int) -> None:  # type: ignore[typ
         del counter[mark]
 
 
-class Census:
+class QueueStats:
     """Counters of active jobs, in step with the world."""
 
     def __init__(self) -> None:
@@ -258,7 +258,7 @@ def _count(counter: Counter, mark: object, jobs: int) -> None:  # type: ignore[t
 _SPARE = 1000
 
 
-class Alarms:
+class Timers:
     """(instant, job) in order of time. One that no longer means anything stays until it comes up or is pruned."""
 
     __slots__ = ("_heap",)
@@ -309,7 +309,7 @@ class ClassQueue:
         self._key = key
         self._fences = fences
         self._entries: list[Entry] = []
-        self._arrays: dict[Entry, TaskLine] = {}
+        self._arrays: dict[Entry, PendingTasks] = {}
         self._view: PendingClass | None = None
 
     def __len__(self) -> int:
@@ -318,7 +318,7 @@ class ClassQueue:
     def __bool__(self) -> bool:
         return bool(self._entries or self._arrays)
 
-    def add(self, entry: Entry, tasks: TaskLine | None = None) -> None:
+    def add(self, entry: Entry, tasks: PendingTasks | None = None) -> None:
         """Insert a job, nearly always at the end, or an array with its tasks."""
         if tasks is None:
             insort(self._entries, entry)
@@ -326,7 +326,7 @@ class ClassQueue:
             self._arrays[entry] = tasks
         self._view = None
 
-    def remove(self, entry: Entry) -> TaskLine | None:
+    def remove(self, entry: Entry) -> PendingTasks | None:
         """Take an entry out that is known to be in; returns the tasks that it was put in with."""
         tasks = self._arrays.pop(entry, None)
         if tasks is None:
@@ -365,12 +365,12 @@ class ClassQueue:
         return self._view
 
 
-def _entries_of(queued_at: float, tasks: TaskLine) -> Iterator[Entry]:
+def _entries_of(queued_at: float, tasks: PendingTasks) -> Iterator[Entry]:
     for job_id in tasks:
         yield queued_at, job_id
 
 
-class Lines:
+class PendingQueues:
     """The queues of all classes, and the place of each job in them."""
 
     def __init__(self, fences: Mapping[int, float] = MappingProxyType({})) -> None:
@@ -386,14 +386,14 @@ class Lines:
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._places
 
-    def add(self, job: Job, key: ClassKey, tasks: TaskLine | None = None, alike: Hashable = None) -> None:
+    def add(self, job: Job, key: ClassKey, tasks: PendingTasks | None = None, alike: Hashable = None) -> None:
         """Put a job that is in no line into that of its class; an array with the line of its tasks.
 
         Args: alike: a mark that it shares with jobs which are predicted as it is.
         """
         self._put((job.queued_at, job.id), key, tasks, alike)
 
-    def _put(self, entry: Entry, key: ClassKey, tasks: TaskLine | None, alike: Hashable) -> None:
+    def _put(self, entry: Entry, key: ClassKey, tasks: PendingTasks | None, alike: Hashable) -> None:
         # One object for equal keys, which are then compared by identity.
         key = self._keys.setdefault(key, key)
         self._places[entry[1]] = key, entry, alike
@@ -414,7 +414,7 @@ class Lines:
         if job_id in self._places:
             self._take(job_id)
 
-    def _take(self, job_id: int) -> tuple[Entry, TaskLine | None, Hashable]:
+    def _take(self, job_id: int) -> tuple[Entry, PendingTasks | None, Hashable]:
         key, entry, alike = self._places.pop(job_id)
         queue = self._queues[key]
         tasks = queue.remove(entry)

@@ -25,8 +25,8 @@ from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.failures import CHECK_VARIABLE, VARIABLE, check_every, crash_step
-from gpusched.daemon.launch.environment import Site
-from gpusched.daemon.launch.limits import PERSONAL, Cager
+from gpusched.daemon.launch.environment import LaunchSite
+from gpusched.daemon.launch.limits import PERSONAL, RunLimiter
 from gpusched.daemon.loop import Loop
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reload import SettingsFile
@@ -276,14 +276,16 @@ def _serve(
             tracker=tracker,
             settings=settings,
             clock=clock,
-            site=Site(sample.name, paths.socket_path(), checkpoints=paths.checkpoint_dir(), spool=paths.spool_dir()),
+            site=LaunchSite(
+                sample.name, paths.socket_path(), checkpoints=paths.checkpoint_dir(), spool=paths.spool_dir()
+            ),
             boot_id=sample.boot_id,
             host=sample,
             # Of a test's own daemon alone: what serves others dies on nobody's word.
             step=crash_step(None if paths.is_system() else os.environ.get(VARIABLE)),
             read_settings=file.read,
             plugins=plugins,
-            cager=Cager(isolation, read_processors(), pinned_cpus),
+            cager=RunLimiter(isolation, read_processors(), pinned_cpus),
             check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
         )
         dispatcher = Dispatcher(scheduler)

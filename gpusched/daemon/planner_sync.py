@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
-from gpusched.daemon.state import World
+from gpusched.daemon.state import DaemonState
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.settings import Settings
@@ -24,7 +24,7 @@ class PlannerSync:
 
     def __init__(self) -> None:
         self._planner: Planner | None = None
-        self._world: World | None = None
+        self._world: DaemonState | None = None
         self._settings: Settings | None = None
         self._extensions: Extensions | None = None
         self._runs: dict[int, set[str]] = {}
@@ -32,7 +32,7 @@ class PlannerSync:
 
     def update(
         self,
-        world: World,
+        world: DaemonState,
         outline: Snapshot,
         settings: Settings,
         extensions: Extensions,
@@ -63,7 +63,7 @@ class PlannerSync:
         """Make the planner anew for the next plan."""
         self._planner = None
 
-    def _remake(self, world: World, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:
+    def _remake(self, world: DaemonState, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:
         self._world, self._settings, self._extensions = world, settings, extensions
         self._runs = {}
         for run_id, held in world.holds.items():
@@ -75,7 +75,7 @@ class PlannerSync:
         self._planner = Planner.from_snapshot(snapshot, settings, extensions)
         return self._planner
 
-    def _tell_runs(self, planner: Planner, world: World) -> None:
+    def _tell_runs(self, planner: Planner, world: DaemonState) -> None:
         changed: dict[int, None] = {}
         for run_id, job_id in world.take_changed_holds().items():
             changed[job_id] = None
@@ -92,7 +92,7 @@ class PlannerSync:
                 self._runs.pop(job_id, None)
                 planner.apply(events.RunEnded(job_id, is_charged=True))
 
-    def _tell_pending(self, planner: Planner, world: World) -> None:
+    def _tell_pending(self, planner: Planner, world: DaemonState) -> None:
         arrived: list[tuple[ClassKey, tuple[PendingJob, ...], int]] = []
         for key, view in world.take_changed_classes().items():
             jobs = () if view is None else view.jobs
@@ -133,7 +133,7 @@ def differences(ours: Snapshot, theirs: Snapshot) -> list[str]:
     return found
 
 
-def table_differences(memory: World, table: World) -> list[str]:
+def table_differences(memory: DaemonState, table: DaemonState) -> list[str]:
     """What planning goes by and the memory has otherwise than the job table, a sentence for each.
 
     Args: table: what a restart would load at the instant of the last tick.

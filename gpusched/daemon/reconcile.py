@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from logging import getLogger
 
 from gpusched.daemon.failures import StepFailures
-from gpusched.daemon.state import World
+from gpusched.daemon.state import DaemonState
 from gpusched.model.execution import (
     EngineEvent,
     LimitOrder,
@@ -51,7 +51,7 @@ class CannotStart(Exception):
     """A run can never be started, and why."""
 
 
-def adopt_open_runs(world: World, engine: Engine, settings: Settings | None = None) -> None:
+def adopt_open_runs(world: DaemonState, engine: Engine, settings: Settings | None = None) -> None:
     """Hand every open run to the engine, with the stop or suspension that was recorded for it, if any."""
     known = settings or Settings()
     runs = [open_run(world.jobs[run.job_id], run, known) for _, run in sorted(world.open_runs.items())]
@@ -110,7 +110,7 @@ class Reconciler:
         """Whether something is left to do."""
         return bool(self._changed or self._ended)
 
-    def committed(self, changes: Changes, ended: Iterable[str], world: World) -> None:
+    def committed(self, changes: Changes, ended: Iterable[str], world: DaemonState) -> None:
         """Take note of whose rows a commit changed."""
         for run in changes.runs.values():
             if run.state is RunState.STARTING:
@@ -120,11 +120,11 @@ class Reconciler:
                 self._changed[handle] = None
         self._ended.update(dict.fromkeys(ended))
 
-    def look_at_all(self, world: World) -> None:
+    def look_at_all(self, world: DaemonState) -> None:
         """Every open run may be out of line: the memory was read anew, or what all are to be has changed."""
         self._changed.update(dict.fromkeys(sorted(world.open_runs)))
 
-    def carry_out(self, engine: Engine, world: World, settings: Settings, now: float) -> None:
+    def carry_out(self, engine: Engine, world: DaemonState, settings: Settings, now: float) -> None:
         """Bring the engine in line, as far as it can be; the rest stays for the next time."""
         if not self.is_behind:
             return

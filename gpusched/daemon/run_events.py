@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from logging import getLogger
 
-from gpusched.daemon.allocations import charge
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.allocations import usage_with_run
+from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.verbs.admission import check_admitted
 from gpusched.daemon.watch.gpus import GpuFaults
@@ -33,7 +33,7 @@ from gpusched.model.value import replace
 from gpusched.scheduler.capacity import refusal
 
 log = getLogger("gpusched.daemon")
-Judge = Callable[[Job, Run, Turn], Run]
+Judge = Callable[[Job, Run, TickTransaction], Run]
 """Says who is to blame for the end of a run: the run with another outcome, or the same."""
 _VERDICT = "verdict"
 
@@ -57,7 +57,7 @@ class RunEvents:
         self._failures = failures
         self._boot_id = boot_id
 
-    def apply(self, turn: Turn, event: EngineEvent) -> None:
+    def apply(self, turn: TickTransaction, event: EngineEvent) -> None:
         """Record one event; that of a run whose end is in the table already is left to the engine to forget."""
         run = turn.world.open_runs.get(event.run)
         if run is None:
@@ -91,9 +91,9 @@ class RunEvents:
             step = lifecycle.run_never_started(job, run, event, turn.settings, turn.now)
             self._close_run(turn, *step, clean=True)
 
-    def _close_run(self, turn: Turn, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
+    def _close_run(self, turn: TickTransaction, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
         """Record the end of a run; with clean cards it holds nothing any more."""
-        turn.charge(charge(turn.world.usage, job, run, turn.layout(), turn.settings, turn.now))
+        turn.charge(usage_with_run(turn.world.usage, job, run, turn.layout(), turn.settings, turn.now))
         turn.tell(*story)
         self._history.learn(job, run)
         turn.put_job(job)
@@ -116,7 +116,7 @@ class RunEvents:
             energy_j=meter.energy_j,
         )
 
-    def finish_releases(self, turn: Turn) -> None:
+    def finish_releases(self, turn: TickTransaction) -> None:
         """End the jobs whose cards are clean by now, or are given up on."""
         releases = [(run, self._release_states(run, turn.now)) for run in turn.world.releasing.values()]
         if any(DIRTY in states.values() for _, states in releases):
@@ -142,7 +142,7 @@ class RunEvents:
         """How far each card of an ended run is, by UUID. One that is given up on is suspect from now on."""
         return {share.uuid: self._tracker.release_state(share.uuid, now, run.id) for share in run.gpus}
 
-    def _judged(self, job: Job, run: Run, turn: Turn) -> Run:
+    def _judged(self, job: Job, run: Run, turn: TickTransaction) -> Run:
         """The ended run with whoever is to blame. A judge that raises has no say, and keeps no run from its end."""
         for judge in self._judges:
             try:
@@ -158,7 +158,7 @@ class RunEvents:
         self._history.recorded()
         self._gpu_faults.recorded()
 
-    def stop_runs_of_lost_gpus(self, turn: Turn) -> None:
+    def stop_runs_of_lost_gpus(self, turn: TickTransaction) -> None:
         """Have the runs ended whose card the driver has lost."""
         lost = {gpu.uuid for gpu, _ in self._tracker.lost()}
         for run in list(turn.world.open_runs.values()):
@@ -172,7 +172,7 @@ class RunEvents:
                 turn.put_job(after, *story)
 
 
-def grow(job: Job, run: Run, turn: Turn) -> Larger | NothingLarger | None:
+def grow(job: Job, run: Run, turn: TickTransaction) -> Larger | NothingLarger | None:
     """What the job's next run asks for; None: the same."""
     spec = job.spec
 

@@ -1,6 +1,6 @@
 """The daemon's memory: active jobs, their classes, what is held, who waits for whom.
 
-Nothing here is truth. `World.load` rebuilds all of it from the store, which is also what happens when
+Nothing here is truth. `DaemonState.load` rebuilds all of it from the store, which is also what happens when
 a commit fails or somebody else wrote to the table.
 """
 
@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpusched.daemon.allocations import cards_only, holding
+from gpusched.daemon.allocations import allocation_of_run, gpus_only
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
-from gpusched.daemon.indexes import Alarms, Arrays, Census, JobCounts, Lines
+from gpusched.daemon.indexes import ArrayIndex, JobCounts, PendingQueues, QueueStats, Timers
 from gpusched.lifecycle import arrays, lifecycle
 from gpusched.lifecycle.dependencies import (
     Condition,
@@ -45,7 +45,7 @@ Read = Callable[[JobFilter], list[Job]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class StateSettings:
     """The few settings that the memory is kept by. Others make another memory."""
 
     grace_s: float = 30.0
@@ -63,7 +63,7 @@ class Rules:
         settings: Settings,
         predict: Callable[[Job], Prediction | None] | None = None,
         guess: Callable[[Job], Guess | None] | None = None,
-    ) -> Rules:
+    ) -> StateSettings:
         """Those of these settings; `predict` and `guess` are used only where they ask for it."""
         tiers = {name: qos.tier for name, qos in settings.qos.items()}
         is_on = settings.priority.predict
@@ -89,11 +89,11 @@ class Rules:
         return None if self.predict is None and self.guess is None else family(job)
 
 
-class World:
+class DaemonState:
     """Index over everything that is not final. `put_job` and `put_run` keep all views in step."""
 
-    def __init__(self, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
+    def __init__(self, rules: StateSettings | None = None) -> None:
+        self.rules = rules or StateSettings()
         self.jobs: dict[int, Job] = {}
         self.open_runs: dict[str, Run] = {}
         self.holds: dict[str, Allocation] = {}
@@ -115,7 +115,7 @@ class World:
         self._jobs_of: Counter[int] = Counter()
         self.stored: dict[int, int] = {}
         """Bytes of the texts of those users' jobs who have submitted any since this memory was read."""
-        self.census = Census()
+        self.census = QueueStats()
         self.next_id = 1
         self.next_pipeline = 1
         self.lined_up = 0
@@ -125,17 +125,17 @@ class World:
         self.kept: dict[int, Placement] = {}
         """Where room was last reserved for those past their fence."""
         self._changed_fences: dict[int, None] = {}
-        self._lines = Lines(self.fences)
-        self._timed = Alarms()
-        self.arrays = Arrays()
+        self._lines = PendingQueues(self.fences)
+        self._timed = Timers()
+        self.arrays = ArrayIndex()
         self._counterparts = TaskDependencies(self.arrays)
         self._dependents = Dependents(self._counterparts)
         self._inheritance = Inheritance(self._urgency_of, self.rules.tiers)
-        self._deadlines = Alarms()
+        self._deadlines = Timers()
         self._stopping_at: dict[int, float] = {}
 
     @classmethod
-    def load(cls, store: Store, now: float, rules: Rules | None = None) -> World:
+    def load(cls, store: Store, now: float, rules: StateSettings | None = None) -> DaemonState:
         """Rebuild the whole memory from the table."""
         world = cls(rules)
         jobs, runs = store.load_active()
@@ -174,7 +174,7 @@ class World:
         self.settle_dependencies(now)
         self.settle_counterparts(now)
 
-    def adopt(self, rules: Rules) -> None:
+    def adopt(self, rules: StateSettings) -> None:
         """Go on by other rules."""
         if rules == self.rules:
             return
@@ -614,13 +614,13 @@ class World:
         """The run has ended; its GPUs stay booked until they are proven clean, the rest is free."""
         self.open_runs.pop(run.id, None)
         self.releasing[run.id] = run
-        held = holding(self.jobs.get(run.job_id), run, self.rules.grace_s)
-        self._set_hold(run, cards_only(held, run.end_at if run.end_at is not None else held.start_at))
+        held = allocation_of_run(self.jobs.get(run.job_id), run, self.rules.grace_s)
+        self._set_hold(run, gpus_only(held, run.end_at if run.end_at is not None else held.start_at))
 
     def _hold(self, run: Run) -> None:
         stopping_at = self._stopping_at.get(run.job_id)
         job = self.jobs.get(run.job_id)
-        held = holding(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
+        held = allocation_of_run(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
         is_limited = job is not None and job.spec.time_limit_s is not None
         guess = self.rules.guess_of(job) if is_limited else None
         planned_s = self.rules.planned_s(job) if guess is None else guess.plan_s

@@ -26,14 +26,14 @@ from time import perf_counter
 from typing import Any
 
 from gpusched.config import Loaded
-from gpusched.daemon.commit import Deed, Turn
+from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.daemon.indexes import FRONT
-from gpusched.daemon.launch.environment import Site, checkpoint_folder, past_environment
-from gpusched.daemon.launch.limits import Cager, with_limit
+from gpusched.daemon.launch.environment import LaunchSite, checkpoint_folder, past_environment
+from gpusched.daemon.launch.limits import RunLimiter, with_limit
 from gpusched.daemon.launch.ticket import PayloadCache, make_ticket
 from gpusched.daemon.planner_sync import CalendarWindows
 from gpusched.daemon.reload import reread
-from gpusched.daemon.state import Rules, World
+from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.daemon.watch.estimates import Estimates
 from gpusched.daemon.watch.gpus import GpuFaults, GpuWatch
 from gpusched.daemon.watch.history import History
@@ -94,13 +94,13 @@ class Scheduler:
         tracker: GpuTracker,
         settings: Settings,
         clock: Clock,
-        site: Site,
+        site: LaunchSite,
         boot_id: str,
         host: HostSample,
         step: Callable[[str], None] = lambda name: None,
         read_settings: Callable[[], Loaded] | None = None,
         plugins: Plugins | None = None,
-        cager: Cager | None = None,
+        cager: RunLimiter | None = None,
         check_every: int = 0,
     ) -> None:
         self.store = store
@@ -111,7 +111,7 @@ class Scheduler:
         self.host = host
         self.plugins = Plugins() if plugins is None else plugins
         self.extensions = self.plugins.extensions()
-        self.cager = Cager() if cager is None else cager
+        self.cager = RunLimiter() if cager is None else cager
         self.plan = _NO_PLAN
         self.ticks = 0
         self.recent_tick_s: deque[float] = deque(maxlen=512)
@@ -128,7 +128,7 @@ class Scheduler:
         self.overuse = OveruseWatch()
         self.intruders = IntruderWatch()
         self.gpu_faults = GpuFaults()
-        self.witness: Callable[[Deed], None] = lambda deed: None
+        self.witness: Callable[[AuditEvent], None] = lambda deed: None
         """Called after a commit with each thing that was done to what is another's."""
         self.on_release: Callable[[], None] | None = None
         """Called when runs have ended whose GPUs a reading can show clean that begins now; has one taken."""
@@ -166,7 +166,9 @@ class Scheduler:
         """Of the last tick, where all of it was recorded."""
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
-        self.world = World.load(store, clock.now(), Rules.of(settings, self.history.predict, self.history.guess))
+        self.world = DaemonState.load(
+            store, clock.now(), StateSettings.of(settings, self.history.predict, self.history.guess)
+        )
         self.alerts = Alerts(store, self.world, settings)
         self._tell_tracker()
         self._gpu_watch = GpuWatch()
@@ -358,8 +360,8 @@ class Scheduler:
         self.flush()
         recorded_at = self._recorded_at
         if recorded_at is not None and len(self.world.jobs) <= most_jobs:
-            rules = Rules.of(self.settings, self.history.predict, self.history.guess)
-            table = World.load(self.store, recorded_at, rules)
+            rules = StateSettings.of(self.settings, self.history.predict, self.history.guess)
+            table = DaemonState.load(self.store, recorded_at, rules)
             table.settle(recorded_at)
             if lost := table_differences(self.world, table):
                 found += lost
@@ -405,7 +407,7 @@ class Scheduler:
         """Turn once. A full or broken disk raises nothing: that is answered and retried."""
         began, now = perf_counter(), self._clock.now()
         failure: Exception | None = None
-        turn: Turn | None = None
+        turn: TickTransaction | None = None
         try:
             turn, answers = self._record(now)
         except NotReady as error:
@@ -440,7 +442,7 @@ class Scheduler:
         """Before a step behind the commit; those to come are run whatever a test has raised here."""
         self.failures.run(step, self._step, step)
 
-    def _record(self, now: float) -> tuple[Turn, list[Answer]]:
+    def _record(self, now: float) -> tuple[TickTransaction, list[Answer]]:
         """All up to the commit. When it raises, nothing was recorded and the memory is as the table."""
         events: list[EngineEvent] = []
         queue: list[Asked] = []
@@ -453,7 +455,9 @@ class Scheduler:
             self.failures.run("engine events", self._hear)
             events, self._backlog = self._backlog, []
             queue = self._take_commands()
-            turn = Turn(self.world, self.store, self.settings, lambda: self._nodes_of_turn(now), now, self.advise_limit)
+            turn = TickTransaction(
+                self.world, self.store, self.settings, lambda: self._nodes_of_turn(now), now, self.advise_limit
+            )
             turn.changes, self._carried = self._carried, Changes()
             answers = self._prepare(turn, events, queue)
             self._commit(turn, answers)
@@ -535,7 +539,7 @@ class Scheduler:
             return BrokenInvariant("the daemon met an error of its own; the settings are as before", "see its log")
         self.settings = reloaded.settings
         self._look_again = True
-        self.failures.run("audit", self.witness, Deed(command.caller, "reload", "the settings"))
+        self.failures.run("audit", self.witness, AuditEvent(command.caller, "reload", "the settings"))
         if not self.failures.run("settings", self._adopt_settings):
             # Whatever was kept by the old ones is made anew by these.
             self._is_behind = True
@@ -557,12 +561,12 @@ class Scheduler:
 
     def _adopt_settings(self) -> None:
         settings = self.settings
-        self.world.adopt(Rules.of(settings, self.history.predict, self.history.guess))
+        self.world.adopt(StateSettings.of(settings, self.history.predict, self.history.guess))
         self.tracker.adopt(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
         self.world.touch_dependencies()
         self.alerts.adopt(self.world, settings)
 
-    def _prepare(self, turn: Turn, events: list[EngineEvent], queue: Iterable[Asked]) -> list[Answer]:
+    def _prepare(self, turn: TickTransaction, events: list[EngineEvent], queue: Iterable[Asked]) -> list[Answer]:
         """Events, commands and time, then the plan: all that this turn has to record, and what clients are answered."""
         self._step("apply")
         if any(self._tells_of_shutdown(event) for event in events):
@@ -611,7 +615,7 @@ class Scheduler:
         self.alerts.collect(turn)
         return answers
 
-    def _commit(self, turn: Turn, answers: list[Answer]) -> None:
+    def _commit(self, turn: TickTransaction, answers: list[Answer]) -> None:
         if not (answers or turn.signals or turn.forgettable or self._must_record(turn.changes)):
             # A start that was confirmed needs no commit of its own: the spool knows it too.
             self._carried = turn.changes
@@ -643,7 +647,7 @@ class Scheduler:
         if not self.failures.run("alerts", self.alerts.committed, committed, self.world, self.settings):
             self.failures.run("outbox", self.alerts.reload, self.store, self.world, self.settings)
 
-    def _is_recorded(self, turn: Turn) -> bool:
+    def _is_recorded(self, turn: TickTransaction) -> bool:
         """Whether a commit that raised was made all the same: by now the table says all that it was to say."""
         changes, store = turn.changes, self.store
         jobs = store.jobs(JobFilter(ids=frozenset(changes.jobs))) if changes.jobs else []
@@ -664,13 +668,13 @@ class Scheduler:
 
     # --- behind the commit ----------------------------------------------------------------------
 
-    def _answer(self, turn: Turn, answers: Iterable[Answer]) -> None:
+    def _answer(self, turn: TickTransaction, answers: Iterable[Answer]) -> None:
         for deed in turn.deeds:
             self.failures.run("audit", self.witness, deed)
         for reply, answer in answers:
             self.failures.run("reply", reply, answer)
 
-    def _tell_of(self, turn: Turn) -> None:
+    def _tell_of(self, turn: TickTransaction) -> None:
         # A start that is confirmed changes the run alone, and who follows the job waits for just that.
         of_runs = {run.job_id for run in turn.changes.runs.values()} & self.world.jobs.keys()
         told = {job_id: self.world.jobs[job_id] for job_id in of_runs} | turn.changes.jobs
@@ -682,7 +686,7 @@ class Scheduler:
             for job_id, job in turn.changes.jobs.items():
                 self.failures.run("plug-ins", self.plugins.job_changed, turn.before.get(job_id), job)
 
-    def _count(self, turn: Turn) -> None:
+    def _count(self, turn: TickTransaction) -> None:
         self.meters.recorded(turn.before, turn.changes.jobs, turn.waited)
         if turn.changes.jobs or turn.changes.runs:
             self.meters.gpus.hold(turn.now, self.world.holds.values(), turn.nodes)
@@ -724,8 +728,8 @@ class Scheduler:
             raise lost
         self._carried = Changes()
         self.estimates.forget()
-        self.world = World.load(
-            self.store, self._clock.now(), Rules.of(self.settings, self.history.predict, self.history.guess)
+        self.world = DaemonState.load(
+            self.store, self._clock.now(), StateSettings.of(self.settings, self.history.predict, self.history.guess)
         )
         self._tell_tracker()
         self.alerts.reload(self.store, self.world, self.settings)
@@ -754,7 +758,7 @@ class Scheduler:
 
     # --- apply ----------------------------------------------------------------------------------
 
-    def _apply_command(self, turn: Turn, command: Command) -> dict[str, Any] | GpuschedError:
+    def _apply_command(self, turn: TickTransaction, command: Command) -> dict[str, Any] | GpuschedError:
         before = len(turn.deeds)
         try:
             return verbs.apply(command, turn)
@@ -765,7 +769,7 @@ class Scheduler:
 
     # --- decide ---------------------------------------------------------------------------------
 
-    def _must_plan(self, turn: Turn) -> bool:
+    def _must_plan(self, turn: TickTransaction) -> bool:
         """Whether anything has changed that the last plan was made of, which a confirmed start alone does not.
 
         The end of a run on GPUs and the reading that shows them clean, in a moment, are one plan and not two.
@@ -779,7 +783,7 @@ class Scheduler:
             self._plan_by = turn.now + _READ_WITHIN_S
         return False
 
-    def _plan(self, turn: Turn) -> bool:
+    def _plan(self, turn: TickTransaction) -> bool:
         """Plan until nothing more comes of it; whether anything is to start."""
         has_starts = False
         for _ in range(_PLANS_PER_TICK):

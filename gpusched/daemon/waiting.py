@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpusched.daemon.state import World
+from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle.dependencies import Never, Satisfied, as_typed
 from gpusched.lifecycle.lifecycle import held_code
 from gpusched.model.job import Job
@@ -13,7 +13,7 @@ from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, plural
 
 
-def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
+def waiting_reason(job: Job, world: DaemonState, plan: Plan, now: float) -> Reason:
     """The reason of a pending job, in the order in which things would have to change for it to start."""
     found = _reason_of_its_own(job, world, now)
     if found is not None:
@@ -31,7 +31,7 @@ def waiting_reason(job: Job, world: World, plan: Plan, now: float) -> Reason:
     return Reason(reason.code.of_followers, text, {**reason.facts, "ahead": ahead})
 
 
-def waiting_codes(world: World, plan: Plan, now: float) -> Callable[[Job], ReasonCode]:
+def waiting_codes(world: DaemonState, plan: Plan, now: float) -> Callable[[Job], ReasonCode]:
     """A function that gives the code of `waiting_reason` alone, of jobs with rows: a list asks it of thousands."""
     of_class: dict[int, tuple[int, ReasonCode, ReasonCode]] = {}
     for view in world.pending_views():
@@ -55,7 +55,7 @@ def waiting_codes(world: World, plan: Plan, now: float) -> Callable[[Job], Reaso
 _NOT_IN_LINE = 0, ReasonCode.NONE, ReasonCode.NONE
 
 
-def _reason_of_its_own(job: Job, world: World, now: float) -> Reason | None:
+def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | None:
     """Why a job may not start whatever else waits; None when it may."""
     if job.hold is not None:
         code = held_code(job)

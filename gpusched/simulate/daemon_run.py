@@ -22,7 +22,7 @@ from math import inf
 from random import Random
 from typing import Any
 
-from gpusched.daemon.launch.environment import Site
+from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.tick import Reply, Scheduler
 from gpusched.engine import simulated
 from gpusched.engine.simulated import SimulatedEngine
@@ -200,7 +200,7 @@ class DaemonRun:
             tracker=_WellCards(self._settings, cards),
             settings=self._settings,
             clock=self._clock,
-            site=Site(node.name, ""),
+            site=LaunchSite(node.name, ""),
             boot_id=self._engine.boot_id,
             host=self._host(),
         )

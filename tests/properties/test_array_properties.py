@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, Lab
 
-from gpusched.daemon.indexes import Group, TaskLine
+from gpusched.daemon.indexes import ArrayTasks, PendingTasks
 from gpusched.engine.simulated import Outcome
 from gpusched.lifecycle import arrays
 from gpusched.model.commands import Cancel, Hold, Release, Selection, Update
@@ -104,7 +104,7 @@ def test_the_tasks_in_line_are_those_left_in_order(tasks: str, gone: set[int], r
     left = TaskSet.of(number for number in everything if number not in gone)
     if ready is not None:
         ready &= set(left)
-    line = TaskLine(100, Group(everything, left, ready=ready))
+    line = PendingTasks(100, ArrayTasks(everything, left, ready=ready))
     waiting = [number for number in left if ready is None or number in ready]
     assert list(line) == [101 + everything.position(number) for number in waiting]
     assert line.first(3) == list(line)[:3]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.forecast import forecast
-from gpusched.daemon.state import World
+from gpusched.daemon.state import DaemonState
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
 from gpusched.lifecycle.lifecycle import misses_deadline
@@ -297,7 +297,7 @@ def test_an_update_is_refused_what_a_submission_is() -> None:
 
 @given(data=st.data())
 def test_the_tally_is_always_that_of_the_active_jobs(data: st.DataObject) -> None:
-    world = World()
+    world = DaemonState()
     current: dict[int, Job] = {}
     for _ in range(data.draw(st.integers(1, 20))):
         job_id = data.draw(st.integers(1, 5))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.engine.simulated import Outcome
 from gpusched.model.alerts import EVENTS, Alert
@@ -220,7 +220,7 @@ def test_idle_cards_are_told_to_who_asked_once_for_each_run() -> None:
     alerts, world = lab.scheduler.alerts, lab.scheduler.world
     for _ in range(2):
         now = lab.clock.now()
-        turn = Turn(world, lab.store, lab.settings, partial(lab.scheduler.nodes, now), now)
+        turn = TickTransaction(world, lab.store, lab.settings, partial(lab.scheduler.nodes, now), now)
         for job in (told, silent):
             alerts.gpu_idle(turn, world.jobs[job], "GPU 0 has done nothing for 30 min")
         lab.store.commit(turn.changes)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.launch.limits import PERSONAL, Cager, isolation
+from gpusched.daemon.launch.limits import PERSONAL, RunLimiter, isolation
 from gpusched.engine.processors import read_list, read_processors
 from gpusched.model.cluster import GpuSample, Isolation, Processor
 from gpusched.model.job import GpuShare, Run
@@ -157,7 +157,7 @@ PINS = replace(SETTINGS, pin_cpus=True)
 
 
 def test_runs_have_no_processor_in_common() -> None:
-    cager = Cager(FULL, TWO_SOCKETS)
+    cager = RunLimiter(FULL, TWO_SOCKETS)
     runs = {one.id: one for one in (booked(number, cpus=4.0) for number in range(1, 6))}
     cages = [cager.cage(one, PINS, {}, runs) for one in runs.values()]
     chosen = [set(cage.cpus) for cage in cages if cage is not None]
@@ -172,7 +172,7 @@ def test_runs_have_no_processor_in_common() -> None:
 
 
 def test_processors_of_runs_of_an_earlier_daemon_are_asked_for() -> None:
-    cager = Cager(FULL, TWO_SOCKETS, {41: (0, 8)}.get)  # type: ignore[arg-type]
+    cager = RunLimiter(FULL, TWO_SOCKETS, {41: (0, 8)}.get)  # type: ignore[arg-type]
     before = booked(1, cpus=2.0, pid=41)
     late = booked(2, cpus=2.0)
     cage = cager.cage(late, PINS, {}, {before.id: before, late.id: late})
@@ -181,7 +181,7 @@ def test_processors_of_runs_of_an_earlier_daemon_are_asked_for() -> None:
 
 
 def test_a_run_is_next_to_its_gpu_and_its_cage_is_known() -> None:
-    cager = Cager(FULL, TWO_SOCKETS)
+    cager = RunLimiter(FULL, TWO_SOCKETS)
     one = booked(1, gpus=1, cpus=2.0)
     samples = {"GPU-0": sample(0, numa=1)}
     cage = cager.cage(one, PINS, samples, {one.id: one})
@@ -192,7 +192,7 @@ def test_a_run_is_next_to_its_gpu_and_its_cage_is_known() -> None:
 
 
 def test_a_start_that_comes_again_elsewhere_has_the_cage_of_where_it_is_now() -> None:
-    cager = Cager(FULL, TWO_SOCKETS)
+    cager = RunLimiter(FULL, TWO_SOCKETS)
     samples = {f"GPU-{index}": sample(index, numa=1 - index, minor=index) for index in range(2)}
     for index, cpus in enumerate(((4, 12), (0, 8))):
         one = replace(booked(1, cpus=2.0), gpus=(GpuShare(f"GPU-{index}", index),))
@@ -206,17 +206,17 @@ def test_a_start_that_comes_again_elsewhere_has_the_cage_of_where_it_is_now() ->
 
 def test_what_cannot_be_enforced_is_in_no_cage() -> None:
     one = booked(gpus=1, mem_mib=100)
-    assert Cager().cage(one, SETTINGS, {}, {}) is None
-    assert Cager(FULL).cage(one, replace(SETTINGS, enforce=False), {}, {}) is None
+    assert RunLimiter().cage(one, SETTINGS, {}, {}) is None
+    assert RunLimiter(FULL).cage(one, replace(SETTINGS, enforce=False), {}, {}) is None
     no_rules = replace(FULL, why_not_devices="the kernel takes no device rule")
-    cage = Cager(no_rules).cage(one, SETTINGS, {"GPU-0": sample(0)}, {})
+    cage = RunLimiter(no_rules).cage(one, SETTINGS, {"GPU-0": sample(0)}, {})
     assert cage is not None
     assert (cage.mem_mib, cage.gpu_minors) == (100, None)
 
 
 def test_without_the_kernels_cpusets_no_run_has_processors_of_its_own() -> None:
     found = replace(FULL, can_pin=False)
-    cage = Cager(found, TWO_SOCKETS).cage(booked(cpus=2.0), PINS, {}, {})
+    cage = RunLimiter(found, TWO_SOCKETS).cage(booked(cpus=2.0), PINS, {}, {})
     assert cage is not None
     assert cage.cpus == ()
     facts = isolation(found, PINS)

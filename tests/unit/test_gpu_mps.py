@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gpu_builders import UUID, reading, sample, slices
 
-from gpusched.daemon.launch.environment import Site, job_environment
+from gpusched.daemon.launch.environment import LaunchSite, job_environment
 from gpusched.daemon.launch.limits import with_limit
 from gpusched.gpu.enforcement import enforcement
 from gpusched.gpu.mps import PID_FILE, WithMps, is_running
@@ -138,7 +138,7 @@ def test_who_is_started_under_mps(name: str) -> None:
 
 def environment(share: GpuShare, settings: Settings = WITH, **env: str) -> dict[str, str]:
     run = Run(1, 1, RunState.STARTING, "n1", "boot", 0.0, gpus=(share,), stdout_path="/x")
-    found = job_environment(job(1), run, env, Site("n1", "/s"), settings, {UUID: 0})
+    found = job_environment(job(1), run, env, LaunchSite("n1", "/s"), settings, {UUID: 0})
     return {key: value for key, value in found.items() if key.startswith(("CUDA_MPS", "CUDA_VISIBLE"))}
 
 

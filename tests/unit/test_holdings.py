@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.daemon.state import Rules, World
+from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState, RunState
@@ -25,14 +25,14 @@ def started(**parts: Any) -> tuple[Job, Run]:
     return made, run(made, state=RunState.RUNNING, start_at=NOW + 1, gpus=CARDS)
 
 
-def a_world(made: Job, its_run: Run) -> World:
-    world = World(Rules(grace_s=20.0))
+def a_world(made: Job, its_run: Run) -> DaemonState:
+    world = DaemonState(StateSettings(grace_s=20.0))
     world.put_job(made, NOW)
     world.put_run(its_run)
     return world
 
 
-def held(world: World) -> Allocation:
+def held(world: DaemonState) -> Allocation:
     (found,) = world.holds.values()
     return found
 
@@ -156,12 +156,12 @@ def test_a_restart_knows_since_when_a_run_is_being_ended() -> None:
     store = MemoryStore()
     stopped = replace(made, state=JobState.COMPLETING, cancel_at=NOW + 5)
     store.commit(Changes(jobs={1: stopped}, runs={its_run.id: its_run}))
-    world = World.load(store, NOW + 100, Rules(grace_s=20.0))
+    world = DaemonState.load(store, NOW + 100, StateSettings(grace_s=20.0))
     assert (held(world).is_stopping, held(world).expected_end_at) == (True, NOW + 25)
 
 
 def test_a_run_of_a_job_that_nobody_knows_holds_what_it_booked() -> None:
     _, its_run = started()
-    world = World()
+    world = DaemonState()
     world.put_run(its_run)
     assert (held(world).gpus, held(world).cpus, held(world).can_requeue) == (CARDS, 3.0, False)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.state import Rules, World
+from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Urgency
 from gpusched.model.states import JobState
@@ -18,15 +18,15 @@ from gpusched.testing import NOW, job
 TIERS = {"rush": 2, "day": 1, "idle": -1}
 
 
-def a_world(*jobs: Job) -> World:
-    world = World(Rules(tiers=TIERS))
+def a_world(*jobs: Job) -> DaemonState:
+    world = DaemonState(StateSettings(tiers=TIERS))
     for made in jobs:
         world.put_job(made, NOW)
     world.settle_dependencies(NOW)
     return world
 
 
-def end(world: World, job_id: int, state: JobState = JobState.CANCELLED) -> None:
+def end(world: DaemonState, job_id: int, state: JobState = JobState.CANCELLED) -> None:
     world.put_job(replace(world.jobs[job_id], state=state, end_at=NOW), NOW)
     world.settle_dependencies(NOW)
 
@@ -199,7 +199,7 @@ def test_after_any_story_it_is_what_a_fresh_memory_would_say(data: st.DataObject
         world.settle_dependencies(NOW)
     store = MemoryStore()
     store.commit(Changes(jobs=current))
-    fresh = World.load(store, NOW, Rules(tiers=TIERS))
+    fresh = DaemonState.load(store, NOW, StateSettings(tiers=TIERS))
     fresh.settle_dependencies(NOW)
     assert {job_id: world.inherited(job_id) for job_id in current} == {
         job_id: fresh.inherited(job_id) for job_id in current

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpusched.api.again import read_resubmission
-from gpusched.daemon.commit import Turn
-from gpusched.daemon.state import World
+from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.state import DaemonState
 from gpusched.daemon.verbs import apply
 from gpusched.errors import Forbidden, UsageError
 from gpusched.lifecycle.lifecycle import new_job
@@ -27,11 +27,11 @@ def spec(key: str | None = None, **parts: Any) -> JobSpec:
     return JobSpec(name="x", request=parts.pop("request", Request()), launch=launch, key=key, **parts)
 
 
-def a_turn(store: MemoryStore, world: World | None = None) -> Turn:
-    return Turn(world or World.load(store, 100.0), store, Settings(), lambda: (NODE,), 100.0)
+def a_turn(store: MemoryStore, world: DaemonState | None = None) -> TickTransaction:
+    return TickTransaction(world or DaemonState.load(store, 100.0), store, Settings(), lambda: (NODE,), 100.0)
 
 
-def submit(turn: Turn, caller: Caller, *specs: JobSpec, again: str = NEVER) -> dict[str, Any]:
+def submit(turn: TickTransaction, caller: Caller, *specs: JobSpec, again: str = NEVER) -> dict[str, Any]:
     return apply(Submit(caller, specs, {}, again), turn)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.launch.environment import Site, job_environment, visible_devices
+from gpusched.daemon.launch.environment import LaunchSite, job_environment, visible_devices
 from gpusched.daemon.launch.ticket import make_ticket
 from gpusched.lifecycle.output_paths import expand_pattern, output_paths
 from gpusched.model.execution import pack_environment, unpack_environment
@@ -16,7 +16,7 @@ from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.testing import job as make_job
 
-SITE = Site("lab1.example", "/run/api.sock")
+SITE = LaunchSite("lab1.example", "/run/api.sock")
 
 
 def a_job(**launch: object) -> Job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.daemon.state import Rules, World
+from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Prediction
@@ -40,7 +40,7 @@ def test_nothing_is_planned_of_what_nobody_has_seen():
 
 @pytest.mark.parametrize(("settings", "planned"), [(ASKED, True), (NOT_ASKED, False)], ids=["asked", "not asked"])
 def test_waiting_jobs_without_a_limit_carry_what_was_learned(settings, planned):
-    world = World(Rules.of(settings, predict))
+    world = DaemonState(StateSettings.of(settings, predict))
     world.put_job(job(1), NOW)
     world.put_job(job(2, time_limit_s=60), NOW)
     keys = {view.jobs[0].id: view.key for view in world.pending_views()}
@@ -50,7 +50,7 @@ def test_waiting_jobs_without_a_limit_carry_what_was_learned(settings, planned):
 
 
 def test_running_jobs_without_a_limit_are_planned_to_end():
-    world = World(Rules.of(ASKED, predict))
+    world = DaemonState(StateSettings.of(ASKED, predict))
     for number, limit_s in ((1, None), (2, 60)):
         one = job(number, state=JobState.RUNNING, run=1, time_limit_s=limit_s)
         world.put_job(one, NOW)
@@ -60,9 +60,9 @@ def test_running_jobs_without_a_limit_are_planned_to_end():
 
 
 def test_jobs_that_wait_are_planned_anew_when_the_setting_changes():
-    world = World(Rules.of(NOT_ASKED, predict))
+    world = DaemonState(StateSettings.of(NOT_ASKED, predict))
     world.put_job(job(1), NOW)
-    world.adopt(Rules.of(ASKED, predict))
+    world.adopt(StateSettings.of(ASKED, predict))
     assert world.pending_views()[0].key.predicted_s is not None
 
 
@@ -74,7 +74,7 @@ def test_only_jobs_of_which_something_else_is_thought_are_planned_anew():
         asked.append(one.id)
         return Guess(thought[one.user], thought[one.user])
 
-    world = World(Rules.of(ASKED, None, guess))
+    world = DaemonState(StateSettings.of(ASKED, None, guess))
     for number in range(1, 41):
         world.put_job(job(number, time_limit_s=3600, user="ann" if number % 2 else "bob", queued_at=NOW), NOW)
     asked.clear()
@@ -95,7 +95,7 @@ def test_only_jobs_of_which_something_else_is_thought_are_planned_anew():
 
 def test_an_array_is_planned_anew_with_its_tasks():
     thought = [600]
-    world = World(Rules.of(ASKED, None, lambda one: Guess(thought[0], thought[0])))
+    world = DaemonState(StateSettings.of(ASKED, None, lambda one: Guess(thought[0], thought[0])))
     array = replace(job(1, time_limit_s=3600, array=ArraySpec("0-4")), tasks_left="0-4")
     world.put_job(array, NOW)
     thought[0] = 60
@@ -105,7 +105,7 @@ def test_an_array_is_planned_anew_with_its_tasks():
 
 
 def test_jobs_with_a_limit_are_planned_as_guessed_as_long_as_that_is_better():
-    world = World(Rules.of(ASKED, predict, lambda one: Guess(90, 40)))
+    world = DaemonState(StateSettings.of(ASKED, predict, lambda one: Guess(90, 40)))
     world.put_job(job(1, time_limit_s=600), NOW)
     key = world.pending_views()[0].key
     assert (key.time_limit_s, key.predicted_s, key.planned_s) == (600, 40, 90)

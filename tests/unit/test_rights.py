@@ -23,7 +23,7 @@ from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.api.sight import MASKED, PUBLIC, Viewer
 from gpusched.daemon.audit import PER_MINUTE, Audit
-from gpusched.daemon.commit import Deed
+from gpusched.daemon.commit import AuditEvent
 from gpusched.errors import Forbidden, TooMany
 from gpusched.model.commands import Caller, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, Job
@@ -236,7 +236,7 @@ def test_a_million_refusals_cost_a_few_lines_and_no_deed(tmp_path: Path) -> None
     clock = FakeClock()
     settings = AccessSettings(audit_mib=0.01, audit_files=2)
     audit = Audit(str(tmp_path), clock.now, lambda: settings)
-    audit.witness(Deed(BOB, "cancel", "job 1", "ann"))
+    audit.witness(AuditEvent(BOB, "cancel", "job 1", "ann"))
     for _ in range(1000):
         audit.refused(ANN, "POST /v1/jobs/cancel", "job 2 belongs to bob, not to ann" + "x" * 5000)
     clock.advance(61)
@@ -256,10 +256,10 @@ def test_a_million_refusals_cost_a_few_lines_and_no_deed(tmp_path: Path) -> None
 
 def test_a_record_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     audit = Audit(str(tmp_path / "gone"), FakeClock().now, AccessSettings)
-    audit.witness(Deed(BOB, "cancel", "job 1", "ann"))
+    audit.witness(AuditEvent(BOB, "cancel", "job 1", "ann"))
     assert audit.lost == 1
     (tmp_path / "gone").mkdir()
-    audit.witness(Deed(BOB, "cancel", "job 1", "ann"))
+    audit.witness(AuditEvent(BOB, "cancel", "job 1", "ann"))
     assert audit.lost == 0
 
 

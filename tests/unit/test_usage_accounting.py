@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
-from gpusched.daemon.allocations import charge
+from gpusched.daemon.allocations import usage_with_run
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import Outcome
@@ -44,7 +44,7 @@ def charged_for(
     settings = settings or Settings(priority=SLOW)
     made = job(1, run=1, account="lab", **(job_parts or {}))
     layout = Layout((node("n1", gpus=4),), settings)
-    return charge({}, made, ended(made, **run_parts), layout, settings, NOW)
+    return usage_with_run({}, made, ended(made, **run_parts), layout, settings, NOW)
 
 
 def close(usage: Usage | None, gpus: float, vram_mib: float, cpus: float, mem_mib: float) -> None:
@@ -92,7 +92,7 @@ def test_older_use_fades_by_the_half_life_before_the_new_is_added() -> None:
     made = job(1, run=1, account="lab")
     layout = Layout((node("n1"),), settings)
     run = ended(made, start_at=NOW - 1e-6, cpus=1, mem_mib=0)
-    usage = charge({("lab", "ann"): before}, made, run, layout, settings, NOW)
+    usage = usage_with_run({("lab", "ann"): before}, made, run, layout, settings, NOW)
     assert usage is not None
     assert usage.used.cpus == pytest.approx(20.0, abs=1e-5)
 

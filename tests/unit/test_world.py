@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.daemon.indexes import FRONT
-from gpusched.daemon.state import World
+from gpusched.daemon.state import DaemonState
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
@@ -25,12 +25,12 @@ def a_job(job_id: int, **parts: object) -> Job:
     return replace(made, spec=replace(made.spec, **spec_parts), **{**times, **parts})  # type: ignore[arg-type]
 
 
-def waiting_ids(world: World) -> list[list[int]]:
+def waiting_ids(world: DaemonState) -> list[list[int]]:
     return [[waiting.id for waiting in view.jobs] for view in world.pending_views()]
 
 
 def test_equal_jobs_form_a_class_in_order_of_their_age() -> None:
-    world = World()
+    world = DaemonState()
     for made in (
         a_job(1, queued_at=30),
         a_job(2, queued_at=20),
@@ -42,7 +42,7 @@ def test_equal_jobs_form_a_class_in_order_of_their_age() -> None:
 
 
 def test_a_class_shows_only_its_front_but_counts_all() -> None:
-    world = World()
+    world = DaemonState()
     for job_id in range(1, FRONT + 11):
         world.put_job(a_job(job_id), NOW)
     (view,) = world.pending_views()
@@ -51,7 +51,7 @@ def test_a_class_shows_only_its_front_but_counts_all() -> None:
 
 
 def test_held_jobs_and_jobs_of_later_are_not_offered() -> None:
-    world = World()
+    world = DaemonState()
     world.put_job(a_job(1, hold="user"), NOW)
     world.put_job(a_job(2, eligible_at=NOW + 5), NOW)
     assert waiting_ids(world) == []
@@ -64,7 +64,7 @@ def test_held_jobs_and_jobs_of_later_are_not_offered() -> None:
 
 
 def test_a_job_that_starts_leaves_its_class_and_comes_back_to_its_old_place() -> None:
-    world = World()
+    world = DaemonState()
     first, second = a_job(1, queued_at=10), a_job(2, queued_at=20)
     world.put_job(first, NOW)
     world.put_job(second, NOW)
@@ -75,7 +75,7 @@ def test_a_job_that_starts_leaves_its_class_and_comes_back_to_its_old_place() ->
 
 
 def test_a_dependant_is_offered_when_its_parent_has_ended_well() -> None:
-    world = World()
+    world = DaemonState()
     parent, child = a_job(1), a_job(2, dependency="afterok:1")
     world.put_job(parent, NOW)
     world.put_job(child, NOW)
@@ -87,7 +87,7 @@ def test_a_dependant_is_offered_when_its_parent_has_ended_well() -> None:
 
 
 def test_a_dependant_without_hope_is_named_once_its_parent_failed() -> None:
-    world = World()
+    world = DaemonState()
     parent, child = a_job(1), a_job(2, dependency="afterok:1")
     world.put_job(parent, NOW)
     world.put_job(child, NOW)
@@ -115,7 +115,7 @@ def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
         Run(4, 2, RunState.ENDED, "n1", "boot", NOW, gpus=(card,), cpus=1, end_at=NOW, outcome=JobState.COMPLETED),
     ]
     store.commit(Changes(jobs=jobs, runs={run.id: run for run in runs}, drains={"GPU-9": "fan"}))
-    world = World.load(store, NOW)
+    world = DaemonState.load(store, NOW)
     world.settle_dependencies(NOW)
     assert sorted(world.jobs) == [2, 3, 4, 5, 6]
     assert waiting_ids(world) == [[2]]
@@ -129,7 +129,7 @@ def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
 
 
 def test_a_run_holds_until_it_ended_and_its_cards_until_they_are_clean() -> None:
-    world = World()
+    world = DaemonState()
     world.put_job(replace(a_job(1, time_limit_s=60), state=JobState.RUNNING, run=1), NOW)
     run = Run(1, 1, RunState.STARTING, "n1", "boot", NOW, gpus=(GpuShare("GPU-0", 0),), cpus=4, mem_mib=100)
     world.put_run(run)
@@ -148,7 +148,7 @@ def test_a_run_holds_until_it_ended_and_its_cards_until_they_are_clean() -> None
 @settings(deadline=None)  # how long it takes says more of what else the machine does
 @given(data=st.data())
 def test_every_eligible_job_is_offered_exactly_once(seed: int, data: st.DataObject) -> None:
-    world = World()
+    world = DaemonState()
     current: dict[int, Job] = {}
     now = NOW
     for _ in range(data.draw(st.integers(1, 40))):

@@ -17,7 +17,7 @@ from gpusched.ports import JobFilter, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class LaunchSite:
     """What jobs are told about where they run."""
 
     node: str
@@ -64,7 +64,7 @@ def _mps_environment(run: Run, settings: Settings) -> dict[str, str]:
     return env
 
 
-def checkpoint_folder(job: Job, site: Site, settings: Settings) -> str | None:
+def checkpoint_folder(job: Job, site: LaunchSite, settings: Settings) -> str | None:
     """Where the job may keep what it needs to go on; the same for all its runs."""
     base = settings.life.checkpoint_dir or site.checkpoints
     return f"{base}/{job.id}" if base else None
@@ -74,7 +74,7 @@ def job_environment(
     job: Job,
     run: Run,
     base: Mapping[str, str],
-    site: Site,
+    site: LaunchSite,
     settings: Settings,
     index_of: Mapping[str, int],
     past: Mapping[str, str] = _NO_PAST,
@@ -95,7 +95,7 @@ def _environment(
     job: Job,
     run: Run,
     base: Mapping[str, str],
-    site: Site,
+    site: LaunchSite,
     settings: Settings,
     index_of: Mapping[str, int],
     past: Mapping[str, str],

@@ -58,7 +58,7 @@ def isolation(found: Isolation, settings: IsolationSettings) -> dict[str, Any]:
     }
 
 
-class Cager:
+class RunLimiter:
     """Makes cages as far as this machine can enforce them.
 
     Args: processors: of this machine. ask: which processors alone the processes of a run may use, by the pid of its

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from gpusched.daemon.launch.environment import (
     _NO_PAST,
-    Site,
+    LaunchSite,
     _captured,
     _environment,
     checkpoint_folder,
@@ -36,7 +36,7 @@ def make_ticket(
     run: Run,
     script: bytes | None,
     environment: bytes,
-    site: Site,
+    site: LaunchSite,
     settings: Settings,
     index_of: Mapping[str, int],
     past: Mapping[str, str] = _NO_PAST,

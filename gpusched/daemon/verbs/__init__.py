@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs import adopt, cancel, drain, hold, pipeline, requeue, reserve, submit, suspend, update
 from gpusched.model import commands
 from gpusched.model.commands import Command
 
-_APPLY: dict[type, Callable[[Any, Turn], dict[str, Any]]] = {
+_APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
     commands.Submit: submit.apply,
     commands.Cancel: cancel.apply,
     commands.LoseClients: cancel.lose_clients,
@@ -34,6 +34,6 @@ _APPLY: dict[type, Callable[[Any, Turn], dict[str, Any]]] = {
 }
 
 
-def apply(command: Command, turn: Turn) -> dict[str, Any]:
+def apply(command: Command, turn: TickTransaction) -> dict[str, Any]:
     """Apply one command. Raises: UserError, with nothing of this command applied."""
     return _APPLY[type(command)](command, turn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpusched.access import account_by_default, account_groups, admins, manages
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.errors import Forbidden, Refused
 from gpusched.lifecycle.arrays import jobs_in
 from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_dependency
@@ -61,7 +61,7 @@ def complete_all(specs: Sequence[JobSpec], owner: Caller, settings: Settings) ->
     return done
 
 
-def with_auto_limits(specs: Sequence[JobSpec], user: str, turn: Turn) -> tuple[list[JobSpec], list[str]]:
+def with_auto_limits(specs: Sequence[JobSpec], user: str, turn: TickTransaction) -> tuple[list[JobSpec], list[str]]:
     """The submissions with a length for `-t auto`, and about each a sentence, empty for the others.
 
     Where too few jobs like it have ended, a job gets what it would get without a time limit.
@@ -73,7 +73,7 @@ def with_auto_limits(specs: Sequence[JobSpec], user: str, turn: Turn) -> tuple[l
     return found, said
 
 
-def _with_auto_limit(spec: JobSpec, user: str, turn: Turn) -> tuple[JobSpec, str]:
+def _with_auto_limit(spec: JobSpec, user: str, turn: TickTransaction) -> tuple[JobSpec, str]:
     advice = turn.advise_limit(user, spec)
     if advice is None:
         spec = replace(spec, time_limit_source="")
@@ -97,7 +97,7 @@ def queue_notes(queues: Iterable[str], settings: Settings) -> list[str]:
     return [f"no queues are configured, so queue {printable(name, 60)} is only a name" for name in sorted(named)]
 
 
-def check_submission(specs: Sequence[JobSpec], owner: Caller, turn: Turn) -> None:
+def check_submission(specs: Sequence[JobSpec], owner: Caller, turn: TickTransaction) -> None:
     """Refuse completed submissions of one user. Raises: Refused."""
     kinds: dict[tuple[object, ...], list[JobSpec]] = {}
     for spec in specs:
@@ -130,7 +130,7 @@ def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings)
     )
 
 
-def check_size(specs: Sequence[JobSpec], turn: Turn) -> None:
+def check_size(specs: Sequence[JobSpec], turn: TickTransaction) -> None:
     """Refuse arrays with more tasks than one may have."""
     most = turn.settings.limit.array
     for spec in specs:
@@ -141,7 +141,7 @@ def check_size(specs: Sequence[JobSpec], turn: Turn) -> None:
             )
 
 
-def check_update(before: Job, after: Job, owner: Caller, turn: Turn) -> None:
+def check_update(before: Job, after: Job, owner: Caller, turn: TickTransaction) -> None:
     """Refuse a change of a job of this owner that has not ended. Raises: Refused."""
     old, new = before.spec, after.spec
     problem = new.request.contradiction()
@@ -177,7 +177,7 @@ def _asks(spec: JobSpec) -> tuple[object, ...]:
     return spec.queue, spec.account, spec.qos, spec.time_limit_s, spec.request
 
 
-def check_admitted(spec: JobSpec, user: str, turn: Turn, jobs: int = 1) -> None:
+def check_admitted(spec: JobSpec, user: str, turn: TickTransaction, jobs: int = 1) -> None:
     """Refuse so many like jobs when their queue, account or QOS does not admit all of them."""
 
     refused = slice_refusal(spec, user, turn.nodes, turn.settings)
@@ -202,21 +202,21 @@ def check_admitted(spec: JobSpec, user: str, turn: Turn, jobs: int = 1) -> None:
         raise Refused(f"only {fit} of these {jobs} jobs would be taken; then {refused.text}", refused.hint)
 
 
-def check_account(spec: JobSpec, owner: Caller, turn: Turn, option: str = "-A") -> None:
+def check_account(spec: JobSpec, owner: Caller, turn: TickTransaction, option: str = "-A") -> None:
     """Refuse an account that the owner of the job is no member of, whoever asks for it."""
     found = account_refusal(spec.account, owner.user, account_groups(owner, turn.settings), turn.settings, option)
     if found is not None:
         raise Refused(found.text, found.hint)
 
 
-def check_can_fit(spec: JobSpec, turn: Turn) -> None:
+def check_can_fit(spec: JobSpec, turn: TickTransaction) -> None:
     """Refuse what no state of these nodes could ever hold."""
     found = refusal(spec.request, turn.nodes, turn.settings)
     if found is not None:
         raise Refused(found.text, found.hint)
 
 
-def check_reservation(spec: JobSpec, user: str, turn: Turn) -> None:
+def check_reservation(spec: JobSpec, user: str, turn: TickTransaction) -> None:
     """Refuse a job that asks for a reservation it can never run in."""
     found = why_not_admitted(spec, user, turn.world.calendar, turn.now)
     if found is not None:
@@ -241,7 +241,7 @@ def check_deadline(spec: JobSpec, eligible_at: float) -> None:
         )
 
 
-def check_dependency(dependency: str, turn: Turn) -> None:
+def check_dependency(dependency: str, turn: TickTransaction) -> None:
     """Refuse a dependency on unknown jobs."""
     try:
         expression = parse_dependency(dependency)
@@ -254,7 +254,7 @@ def check_dependency(dependency: str, turn: Turn) -> None:
             raise Refused(f"there is no job {one.shown_id}{gone} to depend on", "list the jobs with: gq -a")
 
 
-def never_starts(spec: JobSpec, turn: Turn, shown_id: str = "ID") -> str | None:
+def never_starts(spec: JobSpec, turn: TickTransaction, shown_id: str = "ID") -> str | None:
     """What becomes of a job whose dependency can never come true, to follow its name; None while it may.
 
     Not refused: whether the job that it names has failed yet is a matter of moments to a script that submits both.
@@ -271,7 +271,7 @@ def never_starts(spec: JobSpec, turn: Turn, shown_id: str = "ID") -> str | None:
     return f"can never start: {verdict.text}; {fate}"
 
 
-def check_circle(after: Job, turn: Turn) -> None:
+def check_circle(after: Job, turn: TickTransaction) -> None:
     """Refuse a changed dependency or name by which jobs would wait for each other."""
     cycle = find_cycle(turn.world.edges_with(after))
     if cycle:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpusched.access import check_admin, hides, is_admin
-from gpusched.daemon.commit import Deed, Turn
+from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.daemon.verbs.admission import check_nice, check_submission, complete_all, with_auto_limits
 from gpusched.daemon.verbs.submit import check_room, check_stored, record
 from gpusched.engine import proctree
@@ -186,7 +186,7 @@ def _ancestors(process: proctree.Process) -> frozenset[int]:
     return frozenset(found)
 
 
-def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
+def apply(command: Adopt, turn: TickTransaction) -> dict[str, Any]:
     """Record the job and its only run. Raises: UserError, with nothing of this command applied."""
     found, caller, settings = command.found, command.caller, turn.settings
     check_who(caller, settings)
@@ -215,7 +215,7 @@ def apply(command: Adopt, turn: Turn) -> dict[str, Any]:
     turn.put(job, run, [JobEvent(job.id, turn.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
     turn.changes.payloads.update(command.payloads)
     if caller.uid != found.uid:
-        turn.deeds.append(Deed(caller, "adopt", f"process {found.process.pid}, now job {job.id}", found.user))
+        turn.deeds.append(AuditEvent(caller, "adopt", f"process {found.process.pid}, now job {job.id}", found.user))
     return {"id": str(job.id), "gpus": [share.index for share in shares], "uuids": [share.uuid for share in shares]}
 
 
@@ -232,7 +232,7 @@ def _check_is_apart(found: AdoptableProcess, jobs: Iterable[Job]) -> None:
             raise _is_job(adopted.pid, job.shown_id, pid)
 
 
-def _check_limits(spec: JobSpec, found: AdoptableProcess, turn: Turn) -> None:
+def _check_limits(spec: JobSpec, found: AdoptableProcess, turn: TickTransaction) -> None:
     """Refuse what the limits of queue or QOS would keep from starting. Raises: Refused."""
     layout = turn.layout()
     quotas = Quotas(turn.settings, layout)
@@ -246,7 +246,7 @@ def _check_limits(spec: JobSpec, found: AdoptableProcess, turn: Turn) -> None:
         )
 
 
-def _check_host_memory(placement: Placement, found: AdoptableProcess, turn: Turn) -> None:
+def _check_host_memory(placement: Placement, found: AdoptableProcess, turn: TickTransaction) -> None:
     """Refuse GPUs that use the host's memory when jobs have booked too much of that. Raises: Refused."""
     layout = turn.layout()
     wanted_mib = layout.node_mem_mib(placement)
@@ -260,7 +260,9 @@ def _check_host_memory(placement: Placement, found: AdoptableProcess, turn: Turn
         )
 
 
-def _share(card: OccupiedGpu, spec: JobSpec, turn: Turn, caller: Caller, found: AdoptableProcess) -> GpuShare:
+def _share(
+    card: OccupiedGpu, spec: JobSpec, turn: TickTransaction, caller: Caller, found: AdoptableProcess
+) -> GpuShare:
     """What is booked of this card. Raises: Refused when others have booked it, or it holds more than it would book."""
     wanted_mib = spec.request.vram_mib
     beside_mib = 0
@@ -291,7 +293,7 @@ def _share(card: OccupiedGpu, spec: JobSpec, turn: Turn, caller: Caller, found: 
     return GpuShare(card.uuid, card.index, vram_mib=wanted_mib)
 
 
-def _booked(card: OccupiedGpu, job_id: int, turn: Turn, caller: Caller) -> Refused:
+def _booked(card: OccupiedGpu, job_id: int, turn: TickTransaction, caller: Caller) -> Refused:
     job = turn.world.jobs.get(job_id)
     if job is None or hides(caller, job, turn.settings):
         return Refused(

@@ -6,7 +6,7 @@ from signal import SIGCONT
 from typing import Any
 
 from gpusched.access import Act, check, hides
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.selection import no_job_for, permitted, select
 from gpusched.errors import Refused
 from gpusched.lifecycle import lifecycle
@@ -25,7 +25,7 @@ from gpusched.model.value import replace
 from gpusched.ports import JobFilter
 
 
-def apply(command: Cancel, turn: Turn) -> dict[str, Any]:
+def apply(command: Cancel, turn: TickTransaction) -> dict[str, Any]:
     """Answers with the ids of each kind: cancelled, signalled, ended before, missing."""
     selection = _with_steps(command.selection, command.caller, turn)
     caller, act = command.caller, Act.CANCEL if command.signal is None else Act.SIGNAL
@@ -59,7 +59,7 @@ def apply(command: Cancel, turn: Turn) -> dict[str, Any]:
     return answer
 
 
-def _signalled(job: Job, order: SignalOrder, turn: Turn, *, is_alone: bool) -> list[Job]:
+def _signalled(job: Job, order: SignalOrder, turn: TickTransaction, *, is_alone: bool) -> list[Job]:
     """Which jobs get the signal: this one, or the running tasks of an array.
 
     Raises: Refused when there are none and the command names no other job.
@@ -86,7 +86,7 @@ def _signalled(job: Job, order: SignalOrder, turn: Turn, *, is_alone: bool) -> l
     )
 
 
-def _with_steps(selection: Selection, caller: Caller, turn: Turn) -> Selection:
+def _with_steps(selection: Selection, caller: Caller, turn: TickTransaction) -> Selection:
     """The selection by ids. Looked up in the turn, so that no fallback of a step that has just failed is left out."""
     ids = list(selection.ids)
     for number in sorted(selection.pipelines):
@@ -98,7 +98,7 @@ def _with_steps(selection: Selection, caller: Caller, turn: Turn) -> Selection:
     return replace(selection, ids=tuple(dict.fromkeys(ids)))
 
 
-def lose_clients(command: LoseClients, turn: Turn) -> dict[str, Any]:
+def lose_clients(command: LoseClients, turn: TickTransaction) -> dict[str, Any]:
     """End those that still wait; a run finds out by itself."""
     for job_id in command.ids:
         job = turn.world.jobs.get(job_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.access import check_admin
-from gpusched.daemon.commit import Deed, Turn
+from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.model.cluster import SUSPECT, Clearance
 from gpusched.model.commands import (
     Drain,
@@ -13,7 +13,7 @@ from gpusched.model.commands import (
 from gpusched.model.units import gpu_label
 
 
-def apply(command: Drain, turn: Turn) -> dict[str, Any]:
+def apply(command: Drain, turn: TickTransaction) -> dict[str, Any]:
     check_admin(command.caller, "drain and undrain nodes and GPUs", turn.settings)
     changed: list[str] = []
     unchanged: list[str] = []
@@ -29,7 +29,7 @@ def apply(command: Drain, turn: Turn) -> dict[str, Any]:
         else:
             turn.drain(name, command.message)
         (changed if is_change else unchanged).append(name)
-        turn.deeds.append(Deed(command.caller, "undrain" if command.message is None else "drain", name))
+        turn.deeds.append(AuditEvent(command.caller, "undrain" if command.message is None else "drain", name))
     labels = {gpu.uuid: f"GPU {gpu_label(gpu.index)}" for node in turn.nodes for gpu in node.gpus}
     labels = {name: label for name, label in labels.items() if name in changed or name in unchanged}
     return {"changed": changed, "unchanged": unchanged, "labels": labels}

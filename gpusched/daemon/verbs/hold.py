@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.access import Act, manages
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.selection import has_ended, named, permitted, select, with_tasks
 from gpusched.errors import Forbidden, Refused
 from gpusched.lifecycle import lifecycle
@@ -19,7 +19,7 @@ from gpusched.model.job import Job
 from gpusched.model.states import JobState
 
 
-def apply(command: Hold | Release, turn: Turn) -> dict[str, Any]:
+def apply(command: Hold | Release, turn: TickTransaction) -> dict[str, Any]:
     """Hold or release jobs. `running`, of those that were held: the ones that go on until their run ends."""
     hold, caller = isinstance(command, Hold), command.caller
     jobs = _named(command, turn) if command.filters is None else _filtered(command, command.filters, turn)
@@ -44,7 +44,7 @@ def _act(command: Hold | Release) -> Act:
     return Act.HOLD if isinstance(command, Hold) else Act.RELEASE
 
 
-def _named(command: Hold | Release, turn: Turn) -> list[Job]:
+def _named(command: Hold | Release, turn: TickTransaction) -> list[Job]:
     caller, hold = command.caller, isinstance(command, Hold)
     found = named(caller, _act(command), command.ids, turn)
     for job in found:
@@ -65,7 +65,7 @@ def _named(command: Hold | Release, turn: Turn) -> list[Job]:
     return jobs
 
 
-def _filtered(command: Hold | Release, filters: Selection, turn: Turn) -> list[Job]:
+def _filtered(command: Hold | Release, filters: Selection, turn: TickTransaction) -> list[Job]:
     """Those that match and would change, so that the rest of a long queue is not listed."""
     caller, act = command.caller, _act(command)
     matching, _ = select(filters, turn, caller)
@@ -90,5 +90,5 @@ def _changes(job: Job, command: Hold | Release) -> bool:
     return job.hold != "admin" and not (job.hold and command.caller.uid == job.uid)
 
 
-def _may_release(caller: Caller, job: Job, turn: Turn) -> bool:
+def _may_release(caller: Caller, job: Job, turn: TickTransaction) -> bool:
     return job.hold != "admin" or caller.uid != job.uid or manages(caller, job.spec.queue, turn.settings)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.access import Hidden, is_admin
-from gpusched.daemon.commit import Turn
-from gpusched.daemon.state import World
+from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.state import DaemonState
 from gpusched.daemon.verbs.admission import (
     check_nice,
     check_submission,
@@ -34,7 +34,7 @@ from gpusched.ports import JobFilter, Store
 from gpusched.scheduler.sharing.admission import limit_as_asked
 
 
-def jobs_of(number: int, world: World, store: Store) -> list[Job]:
+def jobs_of(number: int, world: DaemonState, store: Store) -> list[Job]:
     """Every job that a pipeline ever had, by id."""
     jobs = store.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
     return [world.jobs.get(job.id, job) for job in jobs]
@@ -48,14 +48,14 @@ def find(number: int, store: Store) -> Pipeline:
     return found[0]
 
 
-def not_needed(number: int, world: World, store: Store) -> list[Job]:
+def not_needed(number: int, world: DaemonState, store: Store) -> list[Job]:
     """Jobs of steps that were left out because others went well."""
     jobs = jobs_of(number, world, store)
     spared = policy.standing(jobs).not_needed
     return [job for name, job in policy.steps_of(jobs).items() if name in spared]
 
 
-def submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
+def submit(command: SubmitPipeline, turn: TickTransaction) -> dict[str, Any]:
     world, now = turn.world, turn.now
     caller, steps = command.caller, {step.name: step for step in command.steps}
     check_room(len(steps), caller, turn)
@@ -88,14 +88,14 @@ def submit(command: SubmitPipeline, turn: Turn) -> dict[str, Any]:
     return {"pipeline": pipeline.id, "jobs": jobs, "notes": notes, **({"limits": limits} if limits else {})}
 
 
-def _make(spec: JobSpec, text: str, caller: Caller, turn: Turn) -> int:
+def _make(spec: JobSpec, text: str, caller: Caller, turn: TickTransaction) -> int:
     job = new_job(turn.world.next_id, caller, spec, turn.now)
     turn.world.next_id = job.last_id + 1
     record(job, text, turn)
     return job.id
 
 
-def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, turn: Turn) -> None:
+def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, turn: TickTransaction) -> None:
     """Refuse what cannot be granted, with what messages call each step. Raises: Refused."""
     specs, _ = with_auto_limits([spec for _, spec in steps], owner.user, turn)
     specs = complete_all(specs, owner, turn.settings)
@@ -114,7 +114,7 @@ def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, turn: Turn) -> N
     raise Refused.of(mistakes) if mistakes else whole
 
 
-def resume(command: ResumePipeline, turn: Turn) -> dict[str, Any]:
+def resume(command: ResumePipeline, turn: TickTransaction) -> dict[str, Any]:
     caller = command.caller
     pipeline = find(command.number, turn.store)
     if pipeline.uid != caller.uid:
@@ -172,7 +172,11 @@ def _is_inside(job: Job, names: Mapping[int, str]) -> bool:
 
 
 def _turn_over(
-    steps: Mapping[str, Job], again: Sequence[str], names: Mapping[int, str], ids: Mapping[str, int], turn: Turn
+    steps: Mapping[str, Job],
+    again: Sequence[str],
+    names: Mapping[int, str],
+    ids: Mapping[str, int],
+    turn: TickTransaction,
 ) -> None:
     """Let steps that were kept and have not begun wait for the new jobs in the place of the old ones."""
     renewed = set(again)

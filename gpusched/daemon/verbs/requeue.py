@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.access import Act, check
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.selection import named, running_tasks
 from gpusched.errors import Refused
 from gpusched.lifecycle import lifecycle, yielding
@@ -17,7 +17,7 @@ from gpusched.model.job import Job
 from gpusched.model.states import JobState
 
 
-def apply(command: Requeue, turn: Turn) -> dict[str, Any]:
+def apply(command: Requeue, turn: TickTransaction) -> dict[str, Any]:
     """All of the jobs or, with an error, none."""
     caller = command.caller
     jobs = running_tasks(named(caller, Act.REQUEUE, command.ids, turn), turn)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from gpusched.access import check_admin
-from gpusched.daemon.commit import Deed, Turn
+from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.errors import NotFound, Refused
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.commands import Reserve, Unreserve
@@ -28,19 +28,19 @@ _MOST_NAMED = 5
 _LIST = "list them with: gctl reserve"
 
 
-def apply(command: Reserve | Unreserve, turn: Turn) -> dict[str, Any]:
+def apply(command: Reserve | Unreserve, turn: TickTransaction) -> dict[str, Any]:
     """Apply one command. Raises: UserError, with nothing of this command applied."""
     check_admin(command.caller, "change the reservations", turn.settings)
     if isinstance(command, Reserve):
         answer = _reserve(command, turn)
-        turn.deeds.append(Deed(command.caller, "reserve", command.name))
+        turn.deeds.append(AuditEvent(command.caller, "reserve", command.name))
     else:
         answer = _unreserve(command, turn)
-        turn.deeds += [Deed(command.caller, "unreserve", name) for name in answer["changed"]]
+        turn.deeds += [AuditEvent(command.caller, "unreserve", name) for name in answer["changed"]]
     return answer
 
 
-def _reserve(command: Reserve, turn: Turn) -> dict[str, Any]:
+def _reserve(command: Reserve, turn: TickTransaction) -> dict[str, Any]:
     _check_words(command, turn)
     _check_times(command, turn.now)
     bare = CalendarEntry(
@@ -74,7 +74,7 @@ def _reserve(command: Reserve, turn: Turn) -> dict[str, Any]:
     return {"entry": entry, "notes": _notes(entry, jobs, turn)}
 
 
-def _check_words(command: Reserve, turn: Turn) -> None:
+def _check_words(command: Reserve, turn: TickTransaction) -> None:
     name, known = command.name, turn.world.calendar
     if not _NAME.fullmatch(name):
         raise Refused(
@@ -131,7 +131,7 @@ def _check_times(command: Reserve, now: float) -> None:
         raise Refused("the reservation would end before it begins", "name a later instant with --until")
 
 
-def _with_place(bare: CalendarEntry, command: Reserve, turn: Turn) -> CalendarEntry:
+def _with_place(bare: CalendarEntry, command: Reserve, turn: TickTransaction) -> CalendarEntry:
     cards = tuple(dict.fromkeys(_card(turn, word) for word in command.cards))
     wish = Wish(command.gpus, cards, command.is_node or command.is_maintenance, command.cpus, command.mem_mib)
     world = turn.world
@@ -151,7 +151,7 @@ def _with_place(bare: CalendarEntry, command: Reserve, turn: Turn) -> CalendarEn
     )
 
 
-def _card(turn: Turn, word: str) -> str:
+def _card(turn: TickTransaction, word: str) -> str:
     uuid = turn.resolve_device(word)
     if not any(view.uuid == uuid for node in turn.nodes for view in node.gpus):
         raise NotFound(f"{word!r} is no GPU", "for a whole node use --node; list GPUs with: ginfo")
@@ -171,7 +171,7 @@ def _named(jobs: list[Conflict]) -> str:
     return f"{shown}; and {rest} more" if rest > 0 else shown
 
 
-def _notes(entry: CalendarEntry, jobs: list[Conflict], turn: Turn) -> list[str]:
+def _notes(entry: CalendarEntry, jobs: list[Conflict], turn: TickTransaction) -> list[str]:
     notes = [f"{conflict.text}, and is left alone" for conflict in jobs]
     for other in sorted(turn.world.calendar.values(), key=lambda one: one.name):
         if other.name != entry.name and overlaps(entry, other, turn.now) is not None:
@@ -184,7 +184,7 @@ def _notes(entry: CalendarEntry, jobs: list[Conflict], turn: Turn) -> list[str]:
     return notes
 
 
-def _put(name: str, entry: CalendarEntry | None, turn: Turn) -> None:
+def _put(name: str, entry: CalendarEntry | None, turn: TickTransaction) -> None:
     turn.changes.reservations[name] = entry
     if entry is None:
         turn.world.calendar.pop(name, None)
@@ -192,7 +192,7 @@ def _put(name: str, entry: CalendarEntry | None, turn: Turn) -> None:
         turn.world.calendar[name] = entry
 
 
-def _unreserve(command: Unreserve, turn: Turn) -> dict[str, Any]:
+def _unreserve(command: Unreserve, turn: TickTransaction) -> dict[str, Any]:
     names = list(dict.fromkeys(command.names))
     for name in names:
         if name not in turn.world.calendar:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.access import Act, check, hides, is_admin, is_operator, is_private, may, no_job
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.commands import (
     Caller,
@@ -15,7 +15,7 @@ from gpusched.model.units import printable
 from gpusched.ports import JobFilter
 
 
-def select(selection: Selection, turn: Turn, caller: Caller) -> tuple[list[Job], list[int]]:
+def select(selection: Selection, turn: TickTransaction, caller: Caller) -> tuple[list[Job], list[int]]:
     """Jobs of a selection, final ones only when named by id, and ids that do not exist as far as the caller knows."""
     world = turn.world
     if selection.ids:
@@ -44,7 +44,7 @@ def _matches(job: Job, selection: Selection) -> bool:
     )
 
 
-def with_tasks(jobs: list[Job], turn: Turn) -> list[Job]:
+def with_tasks(jobs: list[Job], turn: TickTransaction) -> list[Job]:
     """These jobs, behind each array its tasks that have rows and have not ended; each once."""
     found: dict[int, Job] = {}
     for job in jobs:
@@ -54,12 +54,12 @@ def with_tasks(jobs: list[Job], turn: Turn) -> list[Job]:
     return list(found.values())
 
 
-def no_job_for(caller: Caller, job_id: int, turn: Turn) -> NotFound:
+def no_job_for(caller: Caller, job_id: int, turn: TickTransaction) -> NotFound:
     """The same for a caller; where jobs are hidden, one that was pruned is not told from those that are."""
     return no_job(job_id, 0 if is_private("jobs", caller, turn.settings) else turn.world.next_id)
 
 
-def named(caller: Caller, act: Act, ids: tuple[int, ...], turn: Turn) -> list[Job]:
+def named(caller: Caller, act: Act, ids: tuple[int, ...], turn: TickTransaction) -> list[Job]:
     """All of these jobs, to which the caller may do this. Raises: Forbidden, NotFound, before any is touched."""
     jobs, missing = select(Selection(ids=ids), turn, caller)
     if missing:
@@ -71,7 +71,7 @@ def named(caller: Caller, act: Act, ids: tuple[int, ...], turn: Turn) -> list[Jo
     return jobs
 
 
-def permitted(jobs: list[Job], selection: Selection, act: Act, caller: Caller, turn: Turn) -> list[Job]:
+def permitted(jobs: list[Job], selection: Selection, act: Act, caller: Caller, turn: TickTransaction) -> list[Job]:
     """The jobs that a filter is about: the caller's own, or those of named users to which the caller may do this.
 
     Raises: Forbidden when it names others and the caller has no rights over other users' jobs.
@@ -92,7 +92,7 @@ def has_ended(job: Job) -> Refused:
     return Refused(f"job {job.shown_id} has ended ({job.state})", f"see it with: gshow {job.shown_id}")
 
 
-def running_tasks(jobs: list[Job], turn: Turn) -> list[Job]:
+def running_tasks(jobs: list[Job], turn: TickTransaction) -> list[Job]:
     """These jobs, in place of each array its tasks that run. Raises: Refused when an array has none."""
     found: dict[int, Job] = {}
     for job in jobs:

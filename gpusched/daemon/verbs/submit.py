@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpusched.access import is_private, is_root
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.admission import (
     check_nice,
     check_submission,
@@ -40,7 +40,7 @@ from gpusched.scheduler.words import name_some
 _MOST_NAMES = 8
 
 
-def apply(command: Submit, turn: Turn) -> dict[str, Any]:
+def apply(command: Submit, turn: TickTransaction) -> dict[str, Any]:
     world, settings, now = turn.world, turn.settings, turn.now
     if len(command.specs) == 1:
         found = existing(command.specs[0], command.key_again, command.caller, turn)
@@ -89,7 +89,7 @@ _TERMS = {
 _SPEC_TERMS = tuple(name for name in JobSpec.__struct_fields__ if name not in (*_TERMS, "key", "snapshot", "array"))
 
 
-def job_of(uid: int, key: str, turn: Turn) -> Job | None:
+def job_of(uid: int, key: str, turn: TickTransaction) -> Job | None:
     """The newest job of this user with this key, those of this very turn included."""
     job_id = turn.keys.get((uid, key))
     if job_id is not None:
@@ -99,7 +99,7 @@ def job_of(uid: int, key: str, turn: Turn) -> Job | None:
     return stored and turn.changes.jobs.get(stored.id, stored)
 
 
-def existing(spec: JobSpec, again: str, caller: Caller, turn: Turn) -> dict[str, Any] | None:
+def existing(spec: JobSpec, again: str, caller: Caller, turn: TickTransaction) -> dict[str, Any] | None:
     """The answer to a submission whose key has a job; None when it makes a new one.
 
     Raises: Refused when the key stands for other work.
@@ -146,7 +146,7 @@ def _differences(ours: JobSpec, theirs: JobSpec) -> Iterator[str]:
     yield from (name for name in _SPEC_TERMS if getattr(ours, name) != getattr(theirs, name))
 
 
-def check_room(jobs: int, caller: Caller, turn: Turn) -> None:
+def check_room(jobs: int, caller: Caller, turn: TickTransaction) -> None:
     """Refuse so many new jobs when they would pass a limit. Raises: Refused."""
     known, limit = len(turn.world.jobs), turn.settings.limit.jobs
     if jobs > limit - known:
@@ -168,7 +168,7 @@ def check_room(jobs: int, caller: Caller, turn: Turn) -> None:
         )
 
 
-def check_stored(payloads: Mapping[str, bytes], caller: Caller, turn: Turn) -> None:
+def check_stored(payloads: Mapping[str, bytes], caller: Caller, turn: TickTransaction) -> None:
     """Refuse texts with which a user's jobs would take more of the database than one may. Raises: Refused."""
     if is_root(caller):
         return
@@ -191,7 +191,7 @@ def check_stored(payloads: Mapping[str, bytes], caller: Caller, turn: Turn) -> N
     stored[caller.uid] += size
 
 
-def record(job: Job, text: str, turn: Turn) -> None:
+def record(job: Job, text: str, turn: TickTransaction) -> None:
     """Take a new job in, with the first line of its story."""
     if job.spec.dependency:
         turn.world.learn_parents(turn.jobs, [job.spec.dependency])

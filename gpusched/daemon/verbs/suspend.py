@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.access import Act
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.selection import named, running_tasks
 from gpusched.errors import Refused
 from gpusched.model.commands import (
@@ -16,7 +16,7 @@ from gpusched.model.job import Job
 from gpusched.model.states import JobState
 
 
-def suspend(command: Suspend, turn: Turn) -> dict[str, Any]:
+def suspend(command: Suspend, turn: TickTransaction) -> dict[str, Any]:
     """All of the jobs or, with an error, none; `kept`: the GPUs that suspended jobs keep."""
     jobs = running_tasks(named(command.caller, Act.SUSPEND, command.ids, turn), turn)
     for job in jobs:
@@ -39,7 +39,7 @@ def suspend(command: Suspend, turn: Turn) -> dict[str, Any]:
     return {**_answer(jobs, suspended), "kept": kept}
 
 
-def resume(command: Resume, turn: Turn) -> dict[str, Any]:
+def resume(command: Resume, turn: TickTransaction) -> dict[str, Any]:
     """All of the jobs or, with an error, none."""
     jobs = running_tasks(named(command.caller, Act.RESUME, command.ids, turn), turn)
     for job in jobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.access import Act, check, manages
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs import adopt
 from gpusched.daemon.verbs.admission import (
     check_nice,
@@ -52,7 +52,7 @@ _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
 
 
-def apply(command: Update, turn: Turn) -> dict[str, Any]:
+def apply(command: Update, turn: TickTransaction) -> dict[str, Any]:
     """Change all of the jobs or, with an error, none."""
     caller, changes = command.caller, command.changes
     jobs = named(caller, Act.UPDATE, command.ids, turn)
@@ -122,7 +122,7 @@ def _check(job: Job, changes: dict[str, Any]) -> None:
         )
 
 
-def _why_fixed(job: Job, command: Update, turn: Turn) -> Refused | None:
+def _why_fixed(job: Job, command: Update, turn: TickTransaction) -> Refused | None:
     """Why a job that does not wait any more cannot take these changes; None when it can."""
     if job.state is JobState.PENDING:
         return None
@@ -133,7 +133,7 @@ def _why_fixed(job: Job, command: Update, turn: Turn) -> Refused | None:
 
 
 def _filled_in(
-    before: Job, after: Job, owner: Caller, changes: dict[str, Any], turn: Turn, limits: dict[str, None]
+    before: Job, after: Job, owner: Caller, changes: dict[str, Any], turn: TickTransaction, limits: dict[str, None]
 ) -> Job:
     """The job with what a submission gets by default; `limits` takes what was found for `time=auto`."""
     spec = after.spec
@@ -167,7 +167,7 @@ def _fixed(field: str, job: Job) -> Refused:
     return Refused(f"{word} of job {shown} cannot change while it is {job.state}", hint)
 
 
-def _raises_limit(job: Job, command: Update, turn: Turn) -> bool:
+def _raises_limit(job: Job, command: Update, turn: TickTransaction) -> bool:
     """Whether somebody without rights over the queue wants a run to go on for longer than it was started for."""
     limit_s = job.spec.time_limit_s
     if limit_s is None or job.is_array or job.spec.adopted is not None or "time_limit_s" not in command.changes:

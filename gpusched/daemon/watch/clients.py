@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpusched.daemon.state import World
+from gpusched.daemon.state import DaemonState
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.verbs.cancel import awaited
 from gpusched.engine import proctree
@@ -24,7 +24,7 @@ class ClientWatch:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._world: World | None = None
+        self._world: DaemonState | None = None
         self._clients: dict[int, ClientProcess] = {}
 
     def changed(self, jobs: Mapping[int, Job]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from logging import getLogger
 
-from gpusched.daemon.commit import Turn
+from gpusched.daemon.commit import TickTransaction
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle import lifecycle
 from gpusched.lifecycle.admin_alerting import News
@@ -86,11 +86,11 @@ class GpuFaults:
         numbered = (fault for fault in self._known if fault.uuid == uuid and fault.xid is not None)
         return tuple(sorted(numbered, key=lambda fault: fault.at))
 
-    def may_be_unread(self, run: Run, turn: Turn) -> bool:
+    def may_be_unread(self, run: Run, turn: TickTransaction) -> bool:
         """Whether a fault that explains the run's failure may be in the next reading: its cards are kept until then."""
         return awaits_faults(run, self._read_until, turn.now, turn.settings.gpu.release_wait_s)
 
-    def carry_out(self, turn: Turn) -> None:
+    def carry_out(self, turn: TickTransaction) -> None:
         """Drain the cards whose new faults call for it, and those that could not be recorded in an earlier turn."""
         self._drains = {uuid: text for uuid, text in self._drains.items() if uuid not in turn.world.drains}
         for uuid, message in self._drains.items():
@@ -129,7 +129,7 @@ class GpuFaults:
             del self._faulty[next(iter(self._faulty))]
         return True
 
-    def judge(self, job: Job, run: Run, turn: Turn) -> Run:
+    def judge(self, job: Job, run: Run, turn: TickTransaction) -> Run:
         """The ended run with whoever is to blame; says so in the story. Its card may become suspect."""
         faults, settings = self._with_instances(run, self._known), turn.settings.fault
         after = blamed(run, fault_of(run, faults, settings.xid_victim))
@@ -148,7 +148,7 @@ class GpuFaults:
                 self._drain(share.uuid, share.index, why, turn)
         return after
 
-    def hold_repeated(self, job: Job, run: Run, turn: Turn) -> None:
+    def hold_repeated(self, job: Job, run: Run, turn: TickTransaction) -> None:
         """Hold what waits of the run's job and of those like it, when their runs meet the same fault repeatedly.
 
         A job that was submitted since starts once: it may have been mended.
@@ -170,7 +170,7 @@ class GpuFaults:
             log.error("%s", news)
             turn.news.append(News("job_held", news, run.node, job.user))
 
-    def _drain(self, uuid: str, index: int, why: str, turn: Turn) -> None:
+    def _drain(self, uuid: str, index: int, why: str, turn: TickTransaction) -> None:
         if uuid in turn.world.drains:
             return
         message = f"{SUSPECT}{why}; when it is well again: gctl undrain {gpu_label(index)}"

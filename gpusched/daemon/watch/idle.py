@@ -12,8 +12,8 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from gpusched.daemon.commit import Turn
-from gpusched.daemon.state import World
+from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle import idling, yielding
 from gpusched.lifecycle.idling import Activity, Look, Step, Watch
 from gpusched.model.cluster import GpuReading, GpuSample
@@ -27,7 +27,7 @@ from gpusched.model.value import replace
 if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler
 
-Tell = Callable[[Turn, Job, str], None]
+Tell = Callable[[TickTransaction, Job, str], None]
 """Raises an alert about a job, with this text."""
 
 
@@ -37,7 +37,7 @@ class IdleWatch:
     def __init__(self) -> None:
         self._watches: dict[str, Watch] = {}
 
-    def observe(self, reading: GpuReading, world: World, settings: Settings) -> None:
+    def observe(self, reading: GpuReading, world: DaemonState, settings: Settings) -> None:
         """Take in a reading; runs that stand still or are being ended are left out until they go on."""
         samples = {} if reading.error is not None else {gpu.uuid: gpu for gpu in reading.gpus}
         seen: dict[str, Watch] = {}
@@ -61,7 +61,7 @@ class IdleWatch:
             if name in self._watches:
                 self._watches[name] = idling.note(self._watches[name], activity, settings.idle)
 
-    def carry_out(self, turn: Turn, tell: Tell) -> None:
+    def carry_out(self, turn: TickTransaction, tell: Tell) -> None:
         """Record and order what is due; `tell` makes an alert of what the owner is told."""
         settings = turn.settings.idle
         for handle, run in list(turn.world.open_runs.items()):
@@ -93,7 +93,7 @@ def _busiest(values: list[float | None], idle_up_to: float) -> float | None:
     return None
 
 
-def _take(step: Step, job: Job, run: Run, since: float, turn: Turn, tell: Tell) -> None:
+def _take(step: Step, job: Job, run: Run, since: float, turn: TickTransaction, tell: Tell) -> None:
     run = replace(run, idle_at=since, idle_step=int(step))
     long = format_duration(turn.now - since)
     if step is Step.TOLD:
@@ -107,7 +107,7 @@ def _take(step: Step, job: Job, run: Run, since: float, turn: Turn, tell: Tell) 
         _end(job, run, long, turn)
 
 
-def record_idle(job: Job, run: Run, text: str, turn: Turn, tell: Tell) -> None:
+def record_idle(job: Job, run: Run, text: str, turn: TickTransaction, tell: Tell) -> None:
     """The event `gpu_idle`: the owner is told, once for each run, by the job's story and by an alert if wanted."""
     hint = "; end it with gcancel, or submit with --ignore-idle if that is meant"
     turn.tell(JobEvent(job.id, turn.now, "idle", text + hint, run.number))
@@ -117,7 +117,7 @@ def record_idle(job: Job, run: Run, text: str, turn: Turn, tell: Tell) -> None:
     tell(turn, job, text)
 
 
-def _end(job: Job, run: Run, long: str, turn: Turn) -> None:
+def _end(job: Job, run: Run, long: str, turn: TickTransaction) -> None:
     settings = turn.settings
     why = f"its GPUs have done nothing for {long}, nor have its processes"
     turn.put_run(run)
@@ -128,7 +128,7 @@ def _end(job: Job, run: Run, long: str, turn: Turn) -> None:
     turn.put_job(after, *story)
 
 
-def _mark(job: Job, run: Run, turn: Turn) -> None:
+def _mark(job: Job, run: Run, turn: TickTransaction) -> None:
     # A run alone would wait for the next commit.
     turn.put_job(job)
     turn.put_run(run)

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from logging import getLogger
 
-from gpusched.daemon.commit import Turn
-from gpusched.daemon.state import World
+from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.state import DaemonState
 from gpusched.gpu.enforcement import enforcement
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle import overuse
@@ -24,7 +24,7 @@ from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, format_size_mib
 
 log = getLogger("gpusched.daemon")
-Tell = Callable[[Turn, Job, str], None]
+Tell = Callable[[TickTransaction, Job, str], None]
 """Raises an alert about a job, with this text."""
 OVER, CROWDED = "vram", "crowded"
 """Kinds of events in a job's story: it holds too much; another does."""
@@ -44,7 +44,7 @@ class OveruseWatch:
         self._told: dict[tuple[str, str], float | None] = {}
         """By run and kind, when its owner was told; None: not yet, and the story has been looked at."""
 
-    def observe(self, reading: GpuReading, tracker: GpuTracker, world: World, settings: Settings) -> None:
+    def observe(self, reading: GpuReading, tracker: GpuTracker, world: DaemonState, settings: Settings) -> None:
         """Take in a reading that the tracker has folded."""
         at = reading.at
         self._shares = {} if reading.error is not None else tracker.shares()
@@ -94,7 +94,7 @@ class OveruseWatch:
         left_s = max(seen.since, now if told_at is None else told_at) + settings.gpu.vram_over_grace_s - now
         return f"{text}; its run is ended in {format_duration(max(0.0, left_s))} unless it gives some back"
 
-    def carry_out(self, turn: Turn, tell: Tell) -> None:
+    def carry_out(self, turn: TickTransaction, tell: Tell) -> None:
         """Record and order what is due; `tell` makes an alert of what an owner is told."""
         settings = turn.settings
         if settings.gpu.vram_over == "ignore":
@@ -119,7 +119,7 @@ class OveruseWatch:
                 turn.put_job(after, *story)
             self._warn_neighbours(run_id, turn)
 
-    def _warn(self, job: Job, run: Run, use: ShareUse, turn: Turn, tell: Tell) -> None:
+    def _warn(self, job: Job, run: Run, use: ShareUse, turn: TickTransaction, tell: Tell) -> None:
         self._told[run.id, OVER] = turn.now
         text = f"it holds {overuse.in_words(use)}"
         hint = f"; ask for what it needs: --vram {format_size_mib(_asking_mib(use))}"
@@ -131,7 +131,7 @@ class OveruseWatch:
         turn.put_job(job)
         tell(turn, job, text + hint)
 
-    def _warn_neighbours(self, over: str, turn: Turn) -> None:
+    def _warn_neighbours(self, over: str, turn: TickTransaction) -> None:
         """Tell those that may fail for it, once each."""
         for shares in self._shares.values():
             if all(use.run != over for use in shares):
@@ -149,14 +149,14 @@ class OveruseWatch:
                 turn.tell(JobEvent(run.job_id, turn.now, CROWDED, text, run.number))
                 turn.put_job(turn.world.jobs[run.job_id])
 
-    def _told_at(self, run: Run, kind: str, turn: Turn) -> float | None:
+    def _told_at(self, run: Run, kind: str, turn: TickTransaction) -> float | None:
         """When this was told; the story is read once for each run, since that may have been before a restart."""
         if (run.id, kind) not in self._told:
             told = [one.at for one in turn.store.events(run.job_id) if one.kind == kind and one.run == run.number]
             self._told[run.id, kind] = max(told, default=None)
         return self._told[run.id, kind]
 
-    def judge(self, job: Job, run: Run, turn: Turn) -> Run:
+    def judge(self, job: Job, run: Run, turn: TickTransaction) -> Run:
         """The ended run, as a victim of its neighbour if it is one; says so in the story."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
         after = overuse.crowded(run, looks, turn.settings.gpu, lambda handle: _name_of(handle, turn))
@@ -166,7 +166,7 @@ class OveruseWatch:
         return after
 
 
-def _name_of(handle: str, turn: Turn) -> str:
+def _name_of(handle: str, turn: TickTransaction) -> str:
     return turn.world.name_of(split_run_id(handle)[0])
 
 

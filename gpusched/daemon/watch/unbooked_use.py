@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from logging import getLogger
 
-from gpusched.daemon.commit import Turn
-from gpusched.daemon.state import World
+from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.state import DaemonState
 from gpusched.daemon.watch.overuse import KEPT_S, gap_s
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle.intruders import (
@@ -37,7 +37,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 
 log = getLogger("gpusched.daemon")
-Notify = Callable[[Turn, Job, str, str, str], None]
+Notify = Callable[[TickTransaction, Job, str, str, str], None]
 """Raises an alert about a job: the event, what it is about among others of that event, the text."""
 UNBOOKED, INTRUDER = "unbooked", "intruder"
 """Kinds of events in a job's story: it is on a GPU that it did not book; somebody else is on one that it did."""
@@ -55,7 +55,7 @@ class IntruderWatch:
         self._is_fresh = False
         """A reading has come since the last look at what is due."""
 
-    def observe(self, reading: GpuReading, tracker: GpuTracker, world: World, settings: Settings) -> None:
+    def observe(self, reading: GpuReading, tracker: GpuTracker, world: DaemonState, settings: Settings) -> None:
         """Take in a reading that the tracker has folded."""
         at, gap, self._is_fresh = reading.at, gap_s(settings), True
         found: dict[str, list[Intruder]] = {}
@@ -93,7 +93,7 @@ class IntruderWatch:
 
     # --- in a turn --------------------------------------------------------------------------------
 
-    def carry_out(self, turn: Turn, notify: Notify) -> None:
+    def carry_out(self, turn: TickTransaction, notify: Notify) -> None:
         """Record and order what is due, once for each reading; `notify` makes an alert of what an owner is told."""
         if not self._is_fresh:
             return
@@ -106,7 +106,7 @@ class IntruderWatch:
                 for run in _booked_by(one.uuid, turn.world):
                     self._tell_booker(run, one, turn, notify)
 
-    def _of_unbooked(self, handle: str, seen: Sighting, turn: Turn, notify: Notify) -> None:
+    def _of_unbooked(self, handle: str, seen: Sighting, turn: TickTransaction, notify: Notify) -> None:
         run, job = _running(handle, turn.world)
         if run is None or job is None or due(seen, None, turn.now, turn.settings.gpu) is None:
             return
@@ -122,7 +122,7 @@ class IntruderWatch:
             after, story = end(job, one, turn.now)
             turn.put_job(after, *story)
 
-    def _tell_booker(self, run: Run, one: Intruder, turn: Turn, notify: Notify) -> None:
+    def _tell_booker(self, run: Run, one: Intruder, turn: TickTransaction, notify: Notify) -> None:
         """Tell the owner of a job of an intruder on its GPU, once each."""
         _, job = _running(run.id, turn.world)
         mark = intruder_mark(one, _names(turn.world))
@@ -134,7 +134,7 @@ class IntruderWatch:
         self._tell(job, run, INTRUDER, text, turn, sent)
         notify(turn, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
 
-    def _tell(self, job: Job, run: Run, kind: str, text: str, turn: Turn, sent: str | None = None) -> None:
+    def _tell(self, job: Job, run: Run, kind: str, text: str, turn: TickTransaction, sent: str | None = None) -> None:
         event = JobEvent(job.id, turn.now, kind, text, run.number)
         self._stories[run.id].append(event)
         turn.tell(event)
@@ -142,7 +142,7 @@ class IntruderWatch:
             turn.signal(run.id, NoteOrder(f"job {job.shown_id}: {sent or text}"))
         turn.put_job(job)
 
-    def _told_at(self, run: Run, kind: str, mark: str, turn: Turn) -> float | None:
+    def _told_at(self, run: Run, kind: str, mark: str, turn: TickTransaction) -> float | None:
         """When this was told; the story is read once for each run, since that may have been before a restart."""
         if run.id not in self._stories:
             story = turn.store.events(run.job_id)
@@ -151,7 +151,7 @@ class IntruderWatch:
         told = [one.at for one in self._stories[run.id] if one.kind == kind and one.text.startswith(mark)]
         return max(told, default=None)
 
-    def judge(self, job: Job, run: Run, turn: Turn) -> Run:
+    def judge(self, job: Job, run: Run, turn: TickTransaction) -> Run:
         """The ended run, as a victim of a job that did not book its GPU if it is one; says so in the story."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
         after = victim(run, looks, turn.settings.gpu, _names(turn.world))
@@ -161,14 +161,14 @@ class IntruderWatch:
         return after
 
 
-def _running(handle: str, world: World) -> tuple[Run | None, Job | None]:
+def _running(handle: str, world: DaemonState) -> tuple[Run | None, Job | None]:
     """An open run and its job, when nobody has begun to end it."""
     run = world.open_runs.get(handle)
     job = None if run is None else world.jobs.get(run.job_id)
     return (run, job) if job is not None and job.state is JobState.RUNNING else (None, None)
 
 
-def _veiled(text: str, handle: str, to: Job, turn: Turn) -> str:
+def _veiled(text: str, handle: str, to: Job, turn: TickTransaction) -> str:
     """The text without the name of another user's job where these are private."""
     other = turn.world.find(split_run_id(handle)[0])
     if "jobs" not in turn.settings.access.private_data or other is None or other.uid == to.uid:
@@ -176,9 +176,9 @@ def _veiled(text: str, handle: str, to: Job, turn: Turn) -> str:
     return text.replace(f"job {other.shown_id}", "another job", 1)
 
 
-def _booked_by(uuid: str, world: World) -> list[Run]:
+def _booked_by(uuid: str, world: DaemonState) -> list[Run]:
     return [run for run in world.open_runs.values() if any(share.uuid == uuid for share in run.gpus)]
 
 
-def _names(world: World) -> Callable[[str], str]:
+def _names(world: DaemonState) -> Callable[[str], str]:
     return lambda handle: world.name_of(split_run_id(handle)[0])
