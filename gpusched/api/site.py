@@ -22,7 +22,7 @@ from gpusched.daemon.checks import broken_promises, daemon_checks, failing_steps
 from gpusched.daemon.commit import AuditEvent
 from gpusched.daemon.launch.limits import isolation
 from gpusched.errors import UsageError
-from gpusched.gpu.enforcement import enforcement
+from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.blame import is_hardware
 from gpusched.model import commands

@@ -45,8 +45,8 @@ from gpusched.engine.isolation import look
 from gpusched.engine.local import LocalEngine
 from gpusched.engine.processors import pinned_cpus, read_processors
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
-from gpusched.gpu.choose import SOCKET
 from gpusched.gpu.host import PsutilHost
+from gpusched.gpu.source import SOCKET
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
 from gpusched.lifecycle.admin_alerting import News

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from gpusched.gpu import faults, procinfo
+from gpusched.gpu import procinfo
+from gpusched.gpu.gateway import (
+    ABSENT,
+    DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
+    IS_LOST,
+    NOT_SUPPORTED,
+    SLOW_S,
+    UNINITIALIZED,
+    VERSION_MISMATCH,
+    Gateway,
+    Present,
+    ceil_mib,
+    error_text,
+    text_of,
+)
 from gpusched.gpu.mig import Instances
-from gpusched.gpu.modes import ABSENT, FUNCTION_NOT_FOUND, NOT_SUPPORTED, Modes, read_modes
 from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.value import replace
-
-SLOW_S = 30.0
-"""Between two readings of what seldom changes, and between two attempts at a lost device."""
-
-UNINITIALIZED, INVALID_ARGUMENT, DRIVER_NOT_LOADED, IS_LOST, VERSION_MISMATCH = 1, 2, 9, 15, 25
 
 _MIB = 1 << 20
 _NOT_AVAILABLE = 2**64 - 1
@@ -29,24 +38,63 @@ def is_nameless(uuid: str) -> bool:
     return uuid.startswith(_NAMELESS)
 
 
-class Nvml(Protocol):
-    """The gateway to the library."""
+_UNCORRECTED, _VOLATILE, _SLOWDOWN = 1, 0, 1
 
-    def ask(self, name: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
-        """Call a function: its value and 0, or None and the error's code."""
-
-    def constant(self, name: str) -> int | None:
-        """A constant of the binding; None when it is too old to have it."""
+Ask = Callable[..., tuple[Any, int]]
+"""Asks the library about this card: a value and 0, or None and the error's code."""
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
-    """A card that answers: its UUID, its index, the library's handle, its address."""
+class Modes:
+    """None is what the driver does not tell. What it fails to tell for once stays as it was."""
 
-    uuid: str
-    index: int
-    handle: Any
-    pci_bus_id: str | None
+    mig: bool | None = None
+    mig_pending: bool | None = None
+    compute: int = 0
+    display: bool = False
+    ecc_errors: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    slowdown_c: float | None = None
+
+
+def read_modes(ask: Ask, before: Modes) -> Modes:
+    """All of it anew."""
+    mig, mig_pending = before.mig, before.mig_pending
+    found, code = ask("nvmlDeviceGetMigMode")
+    if code == 0:
+        mig, mig_pending = bool(found[0]), bool(found[1])
+    elif code in ABSENT:
+        mig, mig_pending = False, None
+    compute, _ = ask("nvmlDeviceGetComputeMode")
+    display, _ = ask("nvmlDeviceGetDisplayActive")
+    errors, code = ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE)
+    pending, failed = _repairs(ask, before)
+    slowdown_c, _ = ask("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
+    return Modes(
+        mig=mig,
+        mig_pending=mig_pending,
+        compute=before.compute if compute is None else int(compute),
+        display=bool(display),
+        ecc_errors=int(errors) if code == 0 else None if code in ABSENT else before.ecc_errors,
+        remap_pending=pending,
+        remap_failed=failed,
+        slowdown_c=before.slowdown_c if slowdown_c is None else float(slowdown_c),
+    )
+
+
+def _repairs(ask: Ask, before: Modes) -> tuple[bool | None, bool | None]:
+    """Whether a repair of memory waits for a reset, and whether one has failed."""
+    rows, code = ask("nvmlDeviceGetRemappedRows")
+    if code == 0:
+        return bool(rows[2]), bool(rows[3])
+    if code not in ABSENT:
+        return before.remap_pending, before.remap_failed
+    # Cards before Ampere retire whole pages, and never tell that they cannot.
+    pages, code = ask("nvmlDeviceGetRetiredPagesPendingStatus")
+    if code == 0:
+        return bool(pages), None
+    return (None, None) if code in ABSENT else (before.remap_pending, None)
 
 
 class DriverGone(Exception):
@@ -70,7 +118,7 @@ class Device:
 
     def __init__(
         self,
-        nvml: Nvml,
+        nvml: Gateway,
         index: int,
         host_memory_mib: Callable[[], tuple[int, int] | None] = procinfo.host_memory_mib,
     ) -> None:
@@ -145,8 +193,8 @@ class Device:
             self._ask(function, handle)
             for function in ("nvmlDeviceGetName", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber")
         )
-        bus_id = None if pci is None else _text(pci.busId)
-        self._identity = _Identity(_text(uuid), "unknown GPU" if name is None else _text(name), bus_id, minor)
+        bus_id = None if pci is None else text_of(pci.busId)
+        self._identity = _Identity(text_of(uuid), "unknown GPU" if name is None else text_of(name), bus_id, minor)
         self._handle = handle
         self._modes_at = float("-inf")
         return 0
@@ -165,7 +213,7 @@ class Device:
             pci_bus_id=known.pci_bus_id,
             minor=known.minor,
             is_lost=code == IS_LOST,
-            error=faults.sentence(code),
+            error=error_text(code),
         )
 
     def _read_modes(self) -> Modes:
@@ -234,13 +282,13 @@ class Device:
             version = self._nvml.constant("nvmlMemory_v2")
             found, code = self._call("nvmlDeviceGetMemoryInfo", self._handle, version=version)
             if code == 0:
-                return _Memory(found.total // _MIB, _ceil_mib(found.used), _ceil_mib(found.reserved))
+                return _Memory(found.total // _MIB, ceil_mib(found.used), ceil_mib(found.reserved))
             if code in (FUNCTION_NOT_FOUND, VERSION_MISMATCH):
                 self._has_memory_v2 = False
         if not self._has_memory_v2:
             found, code = self._call("nvmlDeviceGetMemoryInfo", self._handle)
             if code == 0:
-                return _Memory(found.total // _MIB, _ceil_mib(found.used), counts_reserve=True)
+                return _Memory(found.total // _MIB, ceil_mib(found.used), counts_reserve=True)
         # Only a whole card may turn out to have no memory of its own; a MIG one says the same.
         if code == NOT_SUPPORTED and self._modes.mig is False:
             host = self._host_memory_mib()
@@ -300,14 +348,5 @@ class _Memory:
     is_unified: bool = False
 
 
-def _text(value: Any) -> str:
-    """A text of the library; old bindings give bytes."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _ceil_mib(size: int) -> int:
-    return -(-int(size) // _MIB)
-
-
 def _amount(size: int | None) -> int | None:
-    return None if size is None or size == _NOT_AVAILABLE else _ceil_mib(size)
+    return None if size is None or size == _NOT_AVAILABLE else ceil_mib(size)

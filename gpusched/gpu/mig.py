@@ -11,15 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpusched.gpu.modes import ABSENT, NOT_FOUND
+from gpusched.gpu.gateway import ABSENT, INVALID_ARGUMENT, NOT_FOUND, ceil_mib, text_of
 from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.units import mig_index
 from gpusched.model.value import replace
 
 _MIB = 1 << 20
 _PROFILE = re.compile(r"\bMIG (\S+)$")
-_INVALID_ARGUMENT = 2
-_STALE = frozenset({_INVALID_ARGUMENT, NOT_FOUND})
+_STALE = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 
 Call = Callable[..., tuple[Any, int]]
 """Asks the library: a value and 0, or None and the error's code."""
@@ -86,9 +85,9 @@ class Instances:
         name, _ = self._call("nvmlDeviceGetName", handle)
         gi, _ = self._call("nvmlDeviceGetGpuInstanceId", handle)
         ci, _ = self._call("nvmlDeviceGetComputeInstanceId", handle)
-        named = _PROFILE.search(_text(name) if name is not None else "")
+        named = _PROFILE.search(text_of(name) if name is not None else "")
         profile = named[1] if named else self._profile(handle)
-        return _Instance(handle, slot, _text(uuid), f"{parent.name} MIG {profile}", profile, gi, ci)
+        return _Instance(handle, slot, text_of(uuid), f"{parent.name} MIG {profile}", profile, gi, ci)
 
     def _profile(self, handle: Any) -> str:
         """As `nvidia-smi` names it; older drivers tell only its parts."""
@@ -109,7 +108,7 @@ class Instances:
             return None
         total_mib = used_mib = None
         if code == 0:
-            total_mib, used_mib = int(memory.total) // _MIB, -(-int(memory.used) // _MIB)
+            total_mib, used_mib = int(memory.total) // _MIB, ceil_mib(memory.used)
         return instance_of(
             parent,
             slot=one.slot,
@@ -159,7 +158,3 @@ def instance_of(
         xids=(),
         openers=(),
     )
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -10,21 +10,74 @@ initialise is a broken node, told as the reading's error.
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import time
-from collections.abc import Callable, Mapping
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from gpusched.gpu import faults, procinfo, visible
-from gpusched.gpu.device import SLOW_S, Device, DriverGone
-from gpusched.gpu.driver_library import LibraryFile, loaded_version
-from gpusched.gpu.kernel_log import PATH, KernelLog
-from gpusched.gpu.modes import FUNCTION_NOT_FOUND
+from gpusched.gpu import gateway, procinfo
+from gpusched.gpu.device import Device, DriverGone
+from gpusched.gpu.faults import PATH, KernelLog, XidListener
+from gpusched.gpu.gateway import SLOW_S, Gateway, text_of
 from gpusched.gpu.topology import NOWHERE, Topology
-from gpusched.gpu.xids import XidEar
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.units import plural
 from gpusched.model.value import replace
+
+LOOK_S = 30.0
+"""Between two looks at the file."""
+
+_NAME = "libnvidia-ml.so"
+_VERSION = re.compile(r"Kernel Module\s.*?\s(\d+(?:\.\d+)+)\s")
+
+Stamp = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class LibraryFile:
+    """The file of NVML that this process has loaded, as it was then."""
+
+    path: str
+    stamp: Stamp
+    looked_at: float = float("-inf")
+
+    @classmethod
+    def of_this_process(cls, maps: str = "/proc/self/maps") -> LibraryFile | None:
+        """None when it is not known."""
+        try:
+            with open(maps, encoding="utf-8", errors="surrogateescape") as file:
+                paths = [line.split(None, 5)[5].rstrip("\n") for line in file if _NAME in line]
+        except (OSError, IndexError):
+            return None
+        stamp = _stamp(paths[0]) if paths else None
+        return None if stamp is None else cls(paths[0], stamp)
+
+    def was_replaced(self, now: float) -> bool:
+        """Whether the file is gone or another one. Args: now: monotonic seconds."""
+        if now - self.looked_at < LOOK_S:
+            return False
+        self.looked_at = now
+        return _stamp(self.path) != self.stamp
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def loaded_version(path: str = "/proc/driver/nvidia/version") -> str | None:
+    """Version of the kernel module; None when there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            found = _VERSION.search(file.read())
+    except OSError:
+        return None
+    return found[1] if found else None
+
 
 RETRY_S = 10.0
 """Between two attempts to initialise a library that failed."""
@@ -34,37 +87,6 @@ _HIDDEN_MIB = 512
 
 _KEEPER = "nvidia-persist"
 """NVIDIA's own daemon has every card open and uses none."""
-
-_INVALID_ARGUMENT, _LIBRARY_NOT_FOUND = 2, 12
-
-
-class Gateway:
-    """Calls pynvml and turns its exceptions into codes."""
-
-    def __init__(self, module: ModuleType) -> None:
-        self._module = module
-        self._error: type[Exception] = module.NVMLError
-        # Raised instead of FUNCTION_NOT_FOUND by calls that chose their own version.
-        self._mismatch: type[Exception] = getattr(module, "NVMLLibraryMismatchError", module.NVMLError)
-
-    def ask(self, name: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
-        """Call a function: its value and 0, or None and the error's code."""
-        function = getattr(self._module, name, None)
-        if function is None:
-            return None, FUNCTION_NOT_FOUND
-        try:
-            return function(*arguments, **options), 0
-        except self._error as error:
-            return None, int(getattr(error, "value", FUNCTION_NOT_FOUND)) or FUNCTION_NOT_FOUND
-        except self._mismatch:
-            return None, FUNCTION_NOT_FOUND
-        except TypeError:
-            return None, FUNCTION_NOT_FOUND if options else _INVALID_ARGUMENT  # a binding without the option
-
-    def constant(self, name: str) -> int | None:
-        """A constant of the binding; None when it is too old to have it."""
-        value = getattr(self._module, name, None)
-        return None if value is None else int(value)
 
 
 class NvmlSource:
@@ -80,13 +102,13 @@ class NvmlSource:
     ) -> None:
         self._log_path = kernel_log
         self._log: KernelLog | None = None
-        self._limit = environ.get(visible.VARIABLE)
+        self._limit = environ.get(VARIABLE)
         self._clock = clock
         self._monotonic = monotonic
         self._nvml: Gateway | None = None
         self._devices: list[Device] = []
         self._topology: Topology | None = None
-        self._xids: XidEar | None = None
+        self._xids: XidListener | None = None
         self._library: LibraryFile | None = None
         self._openers: dict[str, tuple[int, ...]] = {}
         self._openers_at = float("-inf")
@@ -117,7 +139,7 @@ class NvmlSource:
         samples = self._with_openers(self._with_faults(self._placed(samples, now), now), now)
         notes = []
         if self._limit is not None:
-            chosen = visible.visible(self._limit, [device.uuid for device in self._devices])
+            chosen = visible_indexes(self._limit, [device.uuid for device in self._devices])
             samples = tuple(sample for sample in samples if sample.index in chosen)
             notes.append(_limit_note(self._limit, chosen, len(self._devices)))
         instances = [(card, found) for card in samples for found in _of_card(card, read)]
@@ -215,9 +237,9 @@ class NvmlSource:
         self._devices = [Device(nvml, index) for index in range(int(count))]
         self._library = LibraryFile.of_this_process()
         self._topology = Topology(nvml)
-        self._xids = XidEar(nvml, self._clock)
+        self._xids = XidListener(nvml, self._clock)
         version, _ = nvml.ask("nvmlSystemGetDriverVersion")
-        self._driver_version = version.decode() if isinstance(version, bytes) else version
+        self._driver_version = None if version is None else text_of(version)
         if nvml.constant("nvmlMemory_v2") is None:
             where = getattr(module, "__file__", "pynvml")
             self._binding_note = (
@@ -239,14 +261,14 @@ def _has_hidden_use(sample: GpuSample) -> bool:
 
 
 def _refusal(at: float, failure: int | str) -> GpuReading:
-    if failure in faults.NO_GPU_CODES:
+    if failure in gateway.NO_GPU_CODES:
         # No fault: jobs without GPUs run. But there are signs of a GPU, or nobody would have asked.
-        return GpuReading(at, "none", notes=(faults.sentence(int(failure)),))
+        return GpuReading(at, "none", notes=(gateway.error_text(int(failure)),))
     if isinstance(failure, str):
         return GpuReading(at, "nvml", error=failure)
-    version = loaded_version() if failure == faults.VERSIONS_DIFFER else None
+    version = loaded_version() if failure == gateway.VERSIONS_DIFFER else None
     which = f" (loaded: {version})" if version else ""
-    return GpuReading(at, "nvml", error=faults.sentence(failure) + which)
+    return GpuReading(at, "nvml", error=gateway.error_text(failure) + which)
 
 
 def _limit_note(value: str, chosen: frozenset[int], count: int) -> str:
@@ -255,3 +277,32 @@ def _limit_note(value: str, chosen: frozenset[int], count: int) -> str:
         f"CUDA_VISIBLE_DEVICES={value!r} in the daemon's environment limits it to these of {plural(count, 'GPU')}, "
         f"counted by PCI bus: {kept}"
     )
+
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_indexes(value: str, uuids: Sequence[str | None]) -> frozenset[int]:
+    """Indexes that the variable leaves, by CUDA's rules.
+
+    Entries are indexes or beginnings of UUIDs. The first that names no device, or several, ends the
+    list; a device named twice leaves none. Indexes count by PCI bus, as NVML's do.
+
+    Args: uuids: by index; None for a device whose UUID is not known.
+    """
+    chosen: list[int] = []
+    for entry in value.split(","):
+        index = _resolve(entry.strip(), uuids)
+        if index is None:
+            break
+        chosen.append(index)
+    return frozenset(chosen) if len(set(chosen)) == len(chosen) else frozenset()
+
+
+def _resolve(entry: str, uuids: Sequence[str | None]) -> int | None:
+    if entry.isascii() and entry.isdigit():
+        return int(entry) if len(entry) < 6 and int(entry) < len(uuids) else None
+    if not entry.startswith("GPU-"):
+        return None
+    matches = [index for index, uuid in enumerate(uuids) if uuid is not None and uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpusched.gpu.usage import Bookings, Usage, explained_mib
+from gpusched.gpu.usage import Bookings, GpuUsage, explained_mib
 from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.units import format_size_mib
 
@@ -19,7 +19,7 @@ _NAMED = 3
 
 
 @dataclass(slots=True)
-class Release:
+class GpuRelease:
     """One run that has ended on one card, not yet proven gone."""
 
     run: str
@@ -39,7 +39,7 @@ class Release:
 
 
 def remains(
-    release: Release, sample: GpuSample, usage: Usage, others: Bookings, before_mib: int, baseline_mib: int
+    release: GpuRelease, sample: GpuSample, usage: GpuUsage, others: Bookings, before_mib: int, baseline_mib: int
 ) -> str | None:
     """What the run still holds, as a sentence; None when the card is clean of it.
 
@@ -80,7 +80,7 @@ def named_openers(sample: GpuSample) -> str:
     return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
 
 
-def _holder(release: Release, sample: GpuSample, usage: Usage) -> GpuProcess | None:
+def _holder(release: GpuRelease, sample: GpuSample, usage: GpuUsage) -> GpuProcess | None:
     for process in usage.pids.get(release.run, ()):
         return process
     return next((process for process in sample.processes or () if is_same(process, release.former)), None)

@@ -43,7 +43,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpusched.errors import UsageError
-from gpusched.gpu import faults, procinfo
+from gpusched.gpu import gateway, procinfo
 from gpusched.gpu.mig import instance_of
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, Xid
 from gpusched.model.units import parse_size_mib
@@ -105,10 +105,10 @@ class SimulatedSource:
             self._sleep(3600.0)
         if world.read_delay_s:
             self._sleep(world.read_delay_s)
-        if world.init_error in faults.NO_GPU_CODES:
-            return GpuReading(at, "none", notes=(faults.sentence(int(world.init_error or 0)),))
+        if world.init_error in gateway.NO_GPU_CODES:
+            return GpuReading(at, "none", notes=(gateway.error_text(int(world.init_error or 0)),))
         if world.init_error is not None:
-            return GpuReading(at, "simulated", error=faults.sentence(world.init_error))
+            return GpuReading(at, "simulated", error=gateway.error_text(world.init_error))
         note = f"the GPUs are simulated: {self._text}"
         gpus = self._with_new_faults(world.gpus, at)
         return GpuReading(
@@ -448,7 +448,7 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
             pci_bus_id=sample.pci_bus_id,
             minor=number,
             is_lost=sample.is_lost,
-            error=sample.error or faults.sentence(15),
+            error=sample.error or gateway.error_text(15),
             link_group=sample.link_group,
             numa=sample.numa,
             xids=sample.xids,

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpusched.gpu.device import INVALID_ARGUMENT, Nvml, Present
-from gpusched.gpu.modes import FUNCTION_NOT_FOUND
+from gpusched.gpu.gateway import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, Gateway, Present
 
 EVERY_S = 600.0
 """Between two readings; a card that comes or goes brings the next one forward."""
@@ -49,7 +48,7 @@ def sysfs_numa(pci_bus_id: str) -> int | None:
 class Topology:
     """Remembers what was read, so that a card that is lost stays where it was."""
 
-    def __init__(self, nvml: Nvml) -> None:
+    def __init__(self, nvml: Gateway) -> None:
         self._nvml = nvml
         self._spots: dict[int, Spot] = {}
         self._read_at = float("-inf")

@@ -9,15 +9,92 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpusched.gpu.card import Card
 from gpusched.gpu.device import is_nameless
-from gpusched.gpu.meter import CardUse, Meter, RunMeter
-from gpusched.gpu.release import CLEAN, DIRTY, WAITING, Release
-from gpusched.gpu.usage import Bookings
+from gpusched.gpu.history import GpuHistory
+from gpusched.gpu.release import CLEAN, DIRTY, WAITING, GpuRelease
+from gpusched.gpu.usage import Bookings, GpuUsage
 from gpusched.model.cluster import SUSPECT, Clearance, GpuProcess, GpuReading, GpuSample, GpuState, GpuView, ShareUse
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.value import replace
+
+
+@dataclass(frozen=True, slots=True)
+class RunMeter:
+    """Measured use of one run over all its cards; None is unknown."""
+
+    peak_vram_mib: int | None
+    """Largest sum over its cards at one instant."""
+    mean_utilisation: float | None
+    """Of its cards, 0 to 1; on a shared card that of the whole card."""
+    energy_j: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunGpuUse:
+    """One run on one card at one instant."""
+
+    run: str
+    share: GpuShare
+    sample: GpuSample
+    usage: GpuUsage
+    before_mib: int
+    """Unexplained memory before the run."""
+
+    def vram_mib(self) -> int | None:
+        """Memory of the run on this card."""
+        seen = self.usage.ours.get(self.run, 0)
+        if self.run in self.usage.ours and seen is not None:
+            return seen
+        if not self.share.is_whole:
+            return None if seen is None or self.sample.processes is None else seen
+        if self.sample.vram_used_mib is None or self.sample.unified_memory:
+            return None
+        return max(0, self.sample.vram_used_mib - self.usage.visible_mib - self.before_mib)
+
+
+class UsageMeter:
+    """Adds up one run."""
+
+    __slots__ = ("_at", "_busy_s", "_energy_j", "_last_known", "_peak_mib", "_power_w", "_seen_s", "_utilisation")
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._peak_mib: int | None = None
+        self._utilisation: float | None = None
+        self._last_known: float | None = None
+        self._busy_s = 0.0
+        self._seen_s = 0.0
+        self._power_w: float | None = None
+        self._energy_j: float | None = None
+
+    def add(self, at: float, uses: Sequence[RunGpuUse]) -> None:
+        """One reading of all the run's cards."""
+        amounts = [amount for use in uses if (amount := use.vram_mib()) is not None]
+        if amounts:
+            self._peak_mib = max(self._peak_mib or 0, sum(amounts))
+        loads = [use.sample.utilisation for use in uses if use.sample.utilisation is not None]
+        utilisation = sum(loads) / len(loads) if loads else None
+        powers = [use.sample.power_w for use in uses if use.share.is_whole]
+        known = [power for power in powers if power is not None]
+        power_w = sum(known) if known and len(known) == len(uses) else None
+        elapsed_s = 0.0 if self._at is None else max(0.0, at - self._at)
+        if utilisation is not None and self._utilisation is not None:
+            self._busy_s += (utilisation + self._utilisation) / 2 * elapsed_s
+            self._seen_s += elapsed_s
+        if power_w is not None and self._power_w is not None:
+            self._energy_j = (self._energy_j or 0.0) + (power_w + self._power_w) / 2 * elapsed_s
+        self._utilisation = utilisation
+        if utilisation is not None:
+            self._last_known = utilisation
+        self._power_w = power_w
+        self._at = at
+
+    def result(self) -> RunMeter:
+        """The sums so far."""
+        mean = self._busy_s / self._seen_s if self._seen_s > 0 else self._last_known
+        return RunMeter(self._peak_mib, mean, self._energy_j)
+
 
 __all__ = ["CLEAN", "DIRTY", "WAITING", "GpuStatus", "GpuTracker", "RunMeter"]
 
@@ -41,15 +118,15 @@ class GpuTracker:
     """All GPUs of one node. `poll_s` is the longest regular time between two readings."""
 
     def __init__(self, settings: GpuSettings, poll_s: float = 5.0) -> None:
-        self._cards: dict[str, Card] = {}
+        self._cards: dict[str, GpuHistory] = {}
         self.adopt(settings, poll_s)
-        self._early: dict[str, dict[str, Release]] = {}
+        self._early: dict[str, dict[str, GpuRelease]] = {}
         """Releases on cards that have not been read yet."""
         self._ended: set[str] = set()
         """Runs whose releases have begun."""
         self._drains: Mapping[str, str] = {}
         self._clearances: Mapping[str, Clearance] = {}
-        self._meters: dict[str, Meter] = {}
+        self._meters: dict[str, UsageMeter] = {}
         self._now = 0.0
 
     def adopt(self, settings: GpuSettings, poll_s: float) -> None:
@@ -84,7 +161,7 @@ class GpuTracker:
         for sample in reading.gpus:
             seen.add(sample.uuid)
             if sample.uuid not in self._cards:
-                self._cards[sample.uuid] = Card(sample, self._settings)
+                self._cards[sample.uuid] = GpuHistory(sample, self._settings)
                 self._cards[sample.uuid].clearance = self._clearances.get(sample.uuid)
                 self._cards[sample.uuid].releases.update(self._early.pop(sample.uuid, {}))
             self._cards[sample.uuid].fold(reading.at, sample, owners, booked.get(sample.uuid, ()), jobs)
@@ -174,7 +251,7 @@ class GpuTracker:
         if card is not None and card.is_instance and card.is_missing:
             return  # its memory went with it
         releases = self._early.setdefault(uuid, {}) if card is None else card.releases
-        releases.setdefault(run, Release(run, now))
+        releases.setdefault(run, GpuRelease(run, now))
         self._meters.pop(run, None)
 
     def is_released(self, run: str) -> bool:
@@ -234,7 +311,7 @@ class GpuTracker:
         views.sort(key=lambda view: (view.index, view.uuid))
         return tuple(views)
 
-    def _view(self, uuid: str, card: Card, now: float) -> GpuView:
+    def _view(self, uuid: str, card: GpuHistory, now: float) -> GpuView:
         drained = self._drained(uuid, card)
         why_not = (
             (drained if drained is None or drained.startswith(SUSPECT) else f"drained: {drained}")
@@ -266,7 +343,7 @@ class GpuTracker:
             mig_parent=card.sample.mig_parent,
         )
 
-    def _drained(self, uuid: str, card: Card) -> str | None:
+    def _drained(self, uuid: str, card: GpuHistory) -> str | None:
         """Why somebody or something has taken it out, or the card that it is a part of."""
         return self._drains.get(uuid) or self._drains.get(card.sample.mig_parent or uuid)
 
@@ -284,7 +361,7 @@ class GpuTracker:
         state, why = self._state(uuid, card, shares, self._now if now is None else now)
         return GpuStatus(state, why, card.intruders, card.sample, card.idle_since)
 
-    def _state(self, uuid: str, card: Card, shares: Sequence[GpuShare], now: float) -> tuple[str, str | None]:
+    def _state(self, uuid: str, card: GpuHistory, shares: Sequence[GpuShare], now: float) -> tuple[str, str | None]:
         fault = card.fault(now, self._stale_after_s)
         if card.is_lost:
             return GpuState.LOST, fault
@@ -316,7 +393,7 @@ class GpuTracker:
     # --- meters ---------------------------------------------------------------------------------
 
     def _measure(self, at: float, booked: Mapping[str, Bookings]) -> None:
-        uses: dict[str, list[CardUse]] = {}
+        uses: dict[str, list[RunGpuUse]] = {}
         booked_runs: set[str] = set()
         for uuid, shares in booked.items():
             booked_runs.update(run for run, _ in shares)
@@ -325,9 +402,9 @@ class GpuTracker:
                 continue
             for run, share in shares:
                 if run not in card.releases:
-                    use = CardUse(run, share, card.sample, card.usage, card.before_mib)
+                    use = RunGpuUse(run, share, card.sample, card.usage, card.before_mib)
                     uses.setdefault(run, []).append(use)
         for run in [run for run in self._meters if run not in booked_runs]:
             del self._meters[run]
         for run, cards in uses.items():
-            self._meters.setdefault(run, Meter()).add(at, cards)
+            self._meters.setdefault(run, UsageMeter()).add(at, cards)

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpusched.model.cluster import GpuProcess, GpuSample, ShareUse
+from gpusched.model.cluster import Enforcement, GpuProcess, GpuSample, ShareUse
 from gpusched.model.job import GpuShare
+from gpusched.model.settings import GpuSettings
+from gpusched.model.units import format_duration
 from gpusched.model.value import replace
 
 _SERVER = "nvidia-cuda-mps"
@@ -26,7 +28,7 @@ Bookings = Sequence[tuple[str, GpuShare]]
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class GpuUsage:
     """What is on one card, split by owner, in MiB."""
 
     ours: Mapping[str, int | None]
@@ -52,14 +54,14 @@ class Usage:
         return self.server_mib > _SERVER_MIB
 
 
-def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) -> Usage:
+def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) -> GpuUsage:
     """Split a reading whose memory in use is known.
 
     Args: owners: pid -> run handle; booked: open runs on this card, those being released included.
     """
     if sample.mig_instances:
         # Each process is told of its instance as well. The driver lists them all for the card, too.
-        return Usage({}, {}, (), 0, 0, has_blind_spot=False)
+        return GpuUsage({}, {}, (), 0, 0, has_blind_spot=False)
     ours: dict[str, int | None] = {}
     pids: dict[str, tuple[GpuProcess, ...]] = {}
     intruders: list[GpuProcess] = []
@@ -92,7 +94,7 @@ def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) ->
         # What jobs hold of the host's memory is booked of their node.
         rest_mib = 0
     has_blind_spot = sample.processes is None or bool(untold)
-    return Usage(ours, pids, tuple(intruders), visible_mib, rest_mib, has_blind_spot, server_mib, unbooked)
+    return GpuUsage(ours, pids, tuple(intruders), visible_mib, rest_mib, has_blind_spot, server_mib, unbooked)
 
 
 def explained_mib(sample: GpuSample, ours: Mapping[str, int | None], booked: Bookings) -> int:
@@ -110,7 +112,7 @@ def _slice_mib(share: GpuShare, total_mib: int) -> int:
     return total_mib if share.fraction is None else int(total_mib * share.fraction)
 
 
-def share_uses(sample: GpuSample, usage: Usage, booked: Bookings, total_mib: int | None) -> tuple[ShareUse, ...]:
+def share_uses(sample: GpuSample, usage: GpuUsage, booked: Bookings, total_mib: int | None) -> tuple[ShareUse, ...]:
     """What each run that shares the card holds of it; a run with a whole card is left out.
 
     Memory that nobody visible holds is laid to nobody's charge: it may be what an ended run has not given back yet.
@@ -132,9 +134,34 @@ def share_uses(sample: GpuSample, usage: Usage, booked: Bookings, total_mib: int
     return tuple(found)
 
 
-def foreign_mib(usage: Usage, baseline_mib: int) -> int:
+def foreign_mib(usage: GpuUsage, baseline_mib: int) -> int:
     """Memory of no job. What nobody visible holds counts above the baseline that any card shows."""
     foreign_mib = usage.visible_mib - sum(usage.unbooked.values())
     if usage.rest_mib > baseline_mib or usage.has_blind_spot:
         return foreign_mib + usage.rest_mib
     return foreign_mib
+
+
+def enforcement(sample: GpuSample | None, settings: GpuSettings, limit: str | None) -> tuple[str, str]:
+    """Of a slice on this card, or of a MIG instance: a word of `Enforcement`, and what that means here.
+
+    Args: limit: what the run was started under; of a card, what the next one would be.
+    """
+    if sample is not None and sample.mig_profile is not None:
+        return Enforcement.MIG, f"the hardware gives it no more: a MIG instance {sample.mig_profile}"
+    if limit == Enforcement.MPS and sample is not None and sample.mps:
+        return Enforcement.MPS, "CUDA gives it no more, as long as it leaves the variables of MPS alone"
+    word, why = _watched(sample, settings)
+    return word, f"its MPS control daemon is gone; {why}" if limit == Enforcement.MPS else why
+
+
+def _watched(sample: GpuSample | None, settings: GpuSettings) -> tuple[str, str]:
+    if settings.vram_over == "ignore":
+        return Enforcement.NONE, "[gpu] vram_over is ignore"
+    if sample is None or sample.processes is None:
+        return Enforcement.NONE, "the driver does not tell which process holds how much"
+    if any(process.vram_mib is None for process in sample.processes):
+        return Enforcement.NONE, "the driver does not tell how much some process holds"
+    if settings.vram_over == "warn":
+        return Enforcement.WATCHED, "who holds more is told, and goes on"
+    return Enforcement.WATCHED, f"who holds more is told, and ended {format_duration(settings.vram_over_grace_s)} later"

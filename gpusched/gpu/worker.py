@@ -24,8 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 import gpusched
-from gpusched.gpu.child import Answer
-from gpusched.gpu.choose import build, choose, nvidia_signs
+from gpusched.gpu.source import Answer, build, choose, nvidia_signs
 from gpusched.model.cluster import GpuReading
 from gpusched.model.codec import decode
 from gpusched.model.settings import GpuSettings
@@ -44,7 +43,7 @@ _STUCK_MAX = 3
 _CLOSE_S = 1.0
 
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gpusched.gpu.child import main; main(sys.argv[2])"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gpusched.gpu.source import main; main(sys.argv[2])"
 )
 
 

@@ -11,8 +11,8 @@ import pytest
 from test_real_nvml import HOLD
 
 from gpusched.client import Client
-from gpusched.gpu.choose import nvidia_signs
 from gpusched.gpu.nvml import NvmlSource
+from gpusched.gpu.source import nvidia_signs
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "daemon"))
 from harness import Daemon

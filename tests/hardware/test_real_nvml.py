@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpusched.gpu.choose import nvidia_signs
-from gpusched.gpu.enforcement import enforcement
 from gpusched.gpu.nvml import NvmlSource
+from gpusched.gpu.source import nvidia_signs
 from gpusched.gpu.tracker import GpuTracker
+from gpusched.gpu.usage import enforcement
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.cluster import GpuReading
 from gpusched.model.job import GpuShare

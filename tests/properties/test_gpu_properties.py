@@ -8,7 +8,7 @@ from gpu_builders import UUID, reading, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.gpu.child import Answer
+from gpusched.gpu.source import Answer
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, GpuSample, GpuState
 from gpusched.model.codec import decode, encode

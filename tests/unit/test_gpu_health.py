@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lab import ROOT, Lab
 
 from gpusched.daemon.watch.gpus import GpuWatch
-from gpusched.gpu.driver_library import LOOK_S, LibraryFile, loaded_version
-from gpusched.gpu.health import Heat, ailments
+from gpusched.gpu.history import Heat, ailments
+from gpusched.gpu.nvml import LOOK_S, LibraryFile, loaded_version
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import Clearance, GpuProcess, GpuSample
 from gpusched.model.commands import Drain

@@ -11,10 +11,10 @@ from gpu_builders import UUID, reading, sample, slices
 
 from gpusched.daemon.launch.environment import LaunchSite, job_environment
 from gpusched.daemon.launch.limits import with_limit
-from gpusched.gpu.enforcement import enforcement
-from gpusched.gpu.mps import PID_FILE, WithMps, is_running
 from gpusched.gpu.simulated import SimulatedSource, simulated_uuid
+from gpusched.gpu.source import MPS_PID_FILE, WithMps, is_mps_running
 from gpusched.gpu.tracker import CLEAN, GpuTracker
+from gpusched.gpu.usage import enforcement
 from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import GpuSettings, Settings
@@ -33,14 +33,14 @@ SERVER = "nvidia-cuda-mps"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder of a control daemon with pid 7, and what /proc says of that."""
-    (tmp_path / PID_FILE).write_text("7\n")
+    (tmp_path / MPS_PID_FILE).write_text("7\n")
     (tmp_path / "proc" / "7").mkdir(parents=True)
     (tmp_path / "proc" / "7" / "comm").write_text(SERVER + "\n")
     return tmp_path
 
 
 def there(folder: Path) -> bool:
-    return is_running(str(folder), str(folder / "proc"))
+    return is_mps_running(str(folder), str(folder / "proc"))
 
 
 def test_a_daemon_that_lives_is_there(folder: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_daemon_that_lives_is_there(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-7", "8", "7 7", "7" * 40])
 def test_a_file_that_names_no_living_process_is_not(folder: Path, text: str) -> None:
-    (folder / PID_FILE).write_text(text)
+    (folder / MPS_PID_FILE).write_text(text)
     assert not there(folder)
 
 
@@ -68,33 +68,33 @@ def test_a_folder_of_another_user_is_not(folder: Path) -> None:
 def test_a_folder_that_others_can_write_is_not(folder: Path, mode: int, counts: bool) -> None:
     inside = folder / "card"
     inside.mkdir()
-    (folder / PID_FILE).rename(inside / PID_FILE)
+    (folder / MPS_PID_FILE).rename(inside / MPS_PID_FILE)
     for place in (inside, folder):
         place.chmod(mode)
-        assert is_running(str(inside), str(folder / "proc")) is counts
+        assert is_mps_running(str(inside), str(folder / "proc")) is counts
         place.chmod(0o755)
 
 
 def test_a_link_in_place_of_the_folder_is_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     link = tmp_path_factory.mktemp("run") / "card"
     link.symlink_to(folder)
-    assert not is_running(str(link), str(folder / "proc"))
+    assert not is_mps_running(str(link), str(folder / "proc"))
 
 
 def test_no_folder_no_daemon(tmp_path: Path) -> None:
-    assert not is_running(str(tmp_path / "nothing"))
+    assert not is_mps_running(str(tmp_path / "nothing"))
 
 
 def test_what_somebody_else_wrote_or_linked_proves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() == 0:
-        os.chown(folder / PID_FILE, 1001, 1001)
+        os.chown(folder / MPS_PID_FILE, 1001, 1001)
     else:
         monkeypatch.setattr("os.geteuid", lambda: 1)
     assert not there(folder)
     if os.geteuid() == 0:
-        os.chown(folder / PID_FILE, 0, 0)
-        (folder / PID_FILE).rename(folder / "real")
-        (folder / PID_FILE).symlink_to(folder / "real")
+        os.chown(folder / MPS_PID_FILE, 0, 0)
+        (folder / MPS_PID_FILE).rename(folder / "real")
+        (folder / MPS_PID_FILE).symlink_to(folder / "real")
         assert not there(folder)
 
 
@@ -103,7 +103,7 @@ def test_each_card_says_whether_it_has_one_and_instances_say_nothing(tmp_path: P
     mine = tmp_path / simulated_uuid(1)
     mine.mkdir()
     assert [gpu.mps for gpu in source.read().gpus] == [False, False, False, None]
-    (mine / PID_FILE).write_text(str(os.getpid()))
+    (mine / MPS_PID_FILE).write_text(str(os.getpid()))
     # This very process, by its own name, is none.
     assert [gpu.mps for gpu in source.read().gpus] == [False, False, False, None]
     source.close()

@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 from fake_nvml import NOT_AVAILABLE, FakeDevice, FakeNvml
 
-from gpusched.gpu import device, procinfo, xids
-from gpusched.gpu.driver_library import LibraryFile
-from gpusched.gpu.nvml import Gateway, NvmlSource
+from gpusched.gpu import device, faults, procinfo
+from gpusched.gpu.nvml import Gateway, LibraryFile, NvmlSource, visible_indexes
 from gpusched.gpu.topology import EVERY_S, sysfs_numa
-from gpusched.gpu.visible import visible
 from gpusched.model.cluster import GpuSample, Xid
 
 ME = os.getpid()
@@ -62,7 +60,10 @@ def test_the_installed_binding_has_what_is_asked() -> None:
 
     asked = FakeNvml(has_events=True).module()
     assert [name for name in dir(asked) if name.lower().startswith("nvml") and not hasattr(pynvml, name)] == []
-    assert (pynvml.nvmlEventTypeXidCriticalError, pynvml.NVML_ERROR_TIMEOUT) == (xids.XID_EVENT, xids.TIMEOUT)
+    assert (pynvml.nvmlEventTypeXidCriticalError, pynvml.NVML_ERROR_TIMEOUT) == (
+        faults.XID_EVENT,
+        faults.TIMEOUT,
+    )
     assert "version" in inspect.signature(pynvml.nvmlDeviceGetMemoryInfo).parameters
     assert pynvml.NVMLError(15).value == 15
     gateway = Gateway(pynvml)
@@ -330,7 +331,7 @@ UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3", None]
     ],
 )
 def test_what_cuda_visible_devices_leaves(value: str, indexes: set[int]) -> None:
-    assert visible(value, UUIDS) == indexes
+    assert visible_indexes(value, UUIDS) == indexes
 
 
 def test_the_daemons_own_limit_is_honoured_and_said(bench: Callable[..., Bench]) -> None:

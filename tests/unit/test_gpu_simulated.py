@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gpusched.errors import UsageError
-from gpusched.gpu.choose import choose
 from gpusched.gpu.simulated import SimulatedSource, is_path
+from gpusched.gpu.source import choose
 from gpusched.model.cluster import GpuProcess
 from gpusched.model.settings import GpuSettings
 

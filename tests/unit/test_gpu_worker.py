@@ -18,8 +18,7 @@ import pytest
 from support import wait_until
 
 from gpusched.errors import UsageError
-from gpusched.gpu.child import Answer
-from gpusched.gpu.choose import nvidia_signs
+from gpusched.gpu.source import Answer, nvidia_signs
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
 from gpusched.model.codec import decode, encode
@@ -63,7 +62,7 @@ def children() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         try:
-            if "gpusched.gpu.child" in " ".join(child.cmdline()):
+            if "gpusched.gpu.source" in " ".join(child.cmdline()):
                 found.append(child)
         except psutil.NoSuchProcess:
             continue

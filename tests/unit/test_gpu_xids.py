@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from support import wait_until
 
 from gpusched.errors import UsageError
-from gpusched.gpu.device import Present
-from gpusched.gpu.kernel_log import KernelLog
+from gpusched.gpu.faults import XID_EVENT, KernelLog, XidListener, XidWatch, handle_key
+from gpusched.gpu.gateway import Present
 from gpusched.gpu.simulated import SimulatedSource
-from gpusched.gpu.xids import XID_EVENT, XidEar, XidWatch, handle_key
 from gpusched.lifecycle.blame import GpuFault, taken_in
 from gpusched.model.cluster import Xid
 
@@ -137,7 +136,7 @@ def test_events_are_drained_up_to_the_last_wait_in_which_nothing_came() -> None:
 def test_an_event_counts_as_taken_only_when_it_was() -> None:
     now = 100.0
     library = Library()
-    ear = XidEar(library, lambda: now)
+    ear = XidListener(library, lambda: now)
     ear.take(0, cards("a"))
     assert ear.drained_at is None
 
@@ -161,7 +160,7 @@ def test_an_event_counts_as_taken_only_when_it_was() -> None:
 
 def test_after_a_lost_card_the_others_are_listened_to_again() -> None:
     library = Library()
-    ear = XidEar(library)
+    ear = XidListener(library)
     assert ear.take(0, cards("ab")) == {}
     library.events.put(("a", XID_EVENT, 79))
     library.events.put(15)
@@ -200,7 +199,7 @@ def test_handles_of_one_device_are_the_same_whoever_gives_them() -> None:
 
 def test_where_nothing_is_told_it_is_not_asked_again_and_again() -> None:
     library = Library({"nvmlDeviceRegisterEvents": 3})
-    ear = XidEar(library)
+    ear = XidListener(library)
     for now in range(0, 1000, 10):
         ear.take(now, cards("a"))
     assert library.created == 1
@@ -324,7 +323,7 @@ def test_records_that_were_overwritten_are_passed_over(kernel: Kernel, monkeypat
             raise failures.pop()
         return read(fd, size)
 
-    monkeypatch.setattr("gpusched.gpu.kernel_log.os.read", overwritten)
+    monkeypatch.setattr("gpusched.gpu.faults.os.read", overwritten)
     assert numbers(log.take(CARDS)) == {"a": (79,)}
     failures.append(OSError(1, "Operation not permitted"))  # type: ignore[arg-type]
     assert log.take(CARDS) == {}

@@ -9,7 +9,7 @@ import pytest
 from lab import Lab
 
 from gpusched.engine.simulated import Outcome
-from gpusched.gpu.card import Card
+from gpusched.gpu.history import GpuHistory
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.states import JobState
 from gpusched.scheduler.planner import Planner
@@ -34,7 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(Planner, "plan", "plans")
     count(GpuTracker, "views", "views")
-    count(Card, "fold", "folds")
+    count(GpuHistory, "fold", "folds")
     return counts
 
 

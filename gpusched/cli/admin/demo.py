@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-from gpusched.gpu.choose import nvidia_signs
+from gpusched.gpu.source import nvidia_signs
 
 _SIMULATED = "2x24GiB"
 _JOB = (

@@ -23,7 +23,7 @@ from gpusched.cli.notifying import problems_in_targets
 from gpusched.client import connect
 from gpusched.config import Loaded, load_settings
 from gpusched.errors import DaemonUnreachable, GpuschedError, Refused
-from gpusched.gpu.choose import choose, nvidia_signs
+from gpusched.gpu.source import choose, nvidia_signs
 from gpusched.model.checks import Check, Finding, failed, passed, warned
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.resources import Resources

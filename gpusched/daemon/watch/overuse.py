@@ -12,8 +12,8 @@ from logging import getLogger
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.state import DaemonState
-from gpusched.gpu.enforcement import enforcement
 from gpusched.gpu.tracker import GpuTracker
+from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle import overuse
 from gpusched.lifecycle.overuse import Look, Step, Watch
 from gpusched.model.cluster import GpuReading, ShareFacts, ShareUse

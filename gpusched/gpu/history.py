@@ -5,13 +5,80 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpusched.gpu.health import Heat, ailments, remark
-from gpusched.gpu.release import Release, is_same, named_openers, remains
-from gpusched.gpu.usage import Bookings, Usage, attribute, foreign_mib, share_uses
+from gpusched.gpu.release import GpuRelease, is_same, named_openers, remains
+from gpusched.gpu.usage import Bookings, GpuUsage, attribute, foreign_mib, share_uses
 from gpusched.model.cluster import Clearance, GpuProcess, GpuSample, ShareUse
 from gpusched.model.job import split_run_id
 from gpusched.model.settings import GpuSettings
-from gpusched.model.units import format_duration, format_size_mib
+from gpusched.model.units import card_index, format_duration, format_size_mib, gpu_label
+
+
+class Heat:
+    """Whether a card has been too hot for long; it is well again when it was cool for as long."""
+
+    def __init__(self) -> None:
+        self.is_hot = False
+        self._other_since: float | None = None
+        """Since when the opposite of `is_hot` was measured."""
+
+    def fold(self, at: float, sample: GpuSample, settings: GpuSettings) -> None:
+        """Take in a sample. One without a temperature says nothing."""
+        if not settings.hot_s:
+            self.is_hot, self._other_since = False, None
+            return
+        if sample.temperature_c is None or sample.slowdown_c is None:
+            return
+        if (sample.temperature_c >= sample.slowdown_c) is self.is_hot:
+            self._other_since = None
+            return
+        if self._other_since is None or at < self._other_since:
+            self._other_since = at
+        if at - self._other_since >= settings.hot_s:
+            self.is_hot, self._other_since = not self.is_hot, None
+
+
+def ailments(sample: GpuSample, is_hot: bool, settings: GpuSettings, clearance: Clearance | None) -> tuple[str, ...]:
+    """What makes the card suspect, each as a sentence with what to do."""
+    found = []
+    errors = new_errors(sample, clearance)
+    if settings.ecc_errors and errors >= settings.ecc_errors:
+        told = f"{errors} memory error{'' if errors == 1 else 's'} that could not be corrected"
+        index = card_index(sample.index)
+        found.append(
+            f"{told}; reset it (nvidia-smi -r -i {index}), or accept that: gctl undrain {gpu_label(sample.index)}"
+        )
+    if settings.remap_failed and sample.remap_failed:
+        found.append("a broken memory row could not be replaced; the card needs repair")
+    if settings.remap_pending and sample.remap_pending:
+        found.append(_waits_for_reset(sample))
+    if is_hot and settings.hot_s:
+        limit = "" if sample.slowdown_c is None else f" ({sample.slowdown_c:.0f} C)"
+        found.append(
+            f"it was too hot{limit} for {format_duration(settings.hot_s)} and slows down; look at its fans and its air"
+        )
+    return tuple(found)
+
+
+def new_errors(sample: GpuSample, clearance: Clearance | None) -> int:
+    """Memory errors that nobody has accepted yet; 0 when they are not told."""
+    errors = sample.ecc_errors or 0
+    accepted = clearance.ecc_errors or 0 if clearance is not None else 0
+    # A reset starts the count again.
+    return errors - accepted if errors >= accepted else errors
+
+
+def remark(sample: GpuSample) -> str | None:
+    """What is worth a word and keeps nobody out."""
+    if sample.remap_pending:
+        return _waits_for_reset(sample)
+    if sample.mps is False and not sample.mig_enabled:
+        return "[gpu] mps_dir is set, but no MPS control daemon runs for it"
+    return None
+
+
+def _waits_for_reset(sample: GpuSample) -> str:
+    return f"a broken memory row waits for a reset: nvidia-smi -r -i {card_index(sample.index)}"
+
 
 _PROHIBITED, _EXCLUSIVE = 2, 3
 _IDLE_UTILISATION = 0.02
@@ -19,12 +86,12 @@ _NAMED = 3
 """Foreign processes."""
 
 
-class Card:
+class GpuHistory:
     """Folds samples of one device. Everything it says is as of the last good sample, or says why not."""
 
     def __init__(self, sample: GpuSample, settings: GpuSettings) -> None:
         self.sample = sample
-        self.usage: Usage | None = None
+        self.usage: GpuUsage | None = None
         """Of the last good sample."""
         self.shares: tuple[ShareUse, ...] | None = None
         """Of the last reading; None when that said nothing."""
@@ -41,7 +108,7 @@ class Card:
         self.lost_at: float | None = None
         """When it was first seen to be lost; None while it is there, or may be."""
         self.booked: Bookings = ()
-        self.releases: dict[str, Release] = {}
+        self.releases: dict[str, GpuRelease] = {}
         self.before_mib = 0
         """Unexplained memory when no run was booked last."""
         self.left_mib = 0
@@ -152,7 +219,7 @@ class Card:
             if peak_mib:
                 self._over[use.run] = peak_at, peak_mib
 
-    def _remember_pids(self, usage: Usage, booked: Bookings) -> None:
+    def _remember_pids(self, usage: GpuUsage, booked: Bookings) -> None:
         for run, processes in usage.pids.items():
             owned = self._owned.setdefault(run, {})
             owned.update((process.pid, process.started_at) for process in processes)
@@ -160,7 +227,7 @@ class Card:
         for run in [run for run in self._owned if run not in live]:
             del self._owned[run]
 
-    def _fold_releases(self, at: float, sample: GpuSample, usage: Usage, booked: Bookings) -> None:
+    def _fold_releases(self, at: float, sample: GpuSample, usage: GpuUsage, booked: Bookings) -> None:
         others = [(run, share) for run, share in booked if run not in self.releases]
         for run, release in list(self.releases.items()):
             if at <= release.began_at:
@@ -177,7 +244,7 @@ class Card:
         for release in self.releases.values():
             release.is_dirty = True
 
-    def _fold_foreign(self, at: float, usage: Usage) -> int:
+    def _fold_foreign(self, at: float, usage: GpuUsage) -> int:
         foreign = [process for process in usage.intruders if process.run is None]
         former = {process.pid for process in foreign if self._was_owned(process)}
         ours = former.union(process.pid for processes in usage.pids.values() for process in processes)
@@ -205,7 +272,7 @@ class Card:
         """Whether it was seen as one of a run that is still booked here; another process may have its pid by now."""
         return any(is_same(process, pids) for pids in self._owned.values())
 
-    def _fold_unbooked(self, at: float, usage: Usage) -> None:
+    def _fold_unbooked(self, at: float, usage: GpuUsage) -> None:
         """Keep unbooked use at its peak, as foreign use: a program may be between two of its processes.
 
         Once the run has ended it cannot take the memory again, so nothing of it is remembered.

@@ -1,0 +1,240 @@
+"""Where GPU readings come from: which source the settings choose, whether MPS runs, and the child process that reads.
+
+A driver call can hang, and a thread stuck in one cannot be ended; a process can. So the daemon starts a child whose
+`-c` runs `main(json of a SourceChoice)`: it reads request numbers from stdin and writes readings to stdout. It ends when
+its stdin closes, so it never outlives the daemon.
+
+NVIDIA's MPS has one control daemon per card, with its pipes in `FOLDER/UUID`. gpusched starts none: that is up to the
+administrator. Files that another user could have put there prove nothing, and jobs would talk to that user: the folder
+must belong to root or to whoever runs this, with no one else able to write there, and so must the file that names the
+process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpusched.errors import UsageError
+from gpusched.model.cluster import GpuReading
+from gpusched.model.codec import encode
+from gpusched.model.value import Value, replace
+
+if TYPE_CHECKING:
+    # The child process has no use for them, and they are most of what it would import.
+    from gpusched.model.settings import GpuSettings
+    from gpusched.ports import GpuSource
+
+SOCKET = "GPUSCHED_SOCKET"
+"""Environment variable of the source's process: the socket of the daemon that it reads for."""
+FAKE_GPUS = "GPUSCHED_FAKE_GPUS"
+SOURCES = ("auto", "nvml", "simulated", "none")
+
+_NVIDIA_VENDOR = "0x10de"
+_DISPLAY_CLASS = "0x03"
+_SIGNS = (
+    "/proc/driver/nvidia/version",
+    "/dev/nvidiactl",
+    "/dev/nvidia0",
+    "/dev/dxg",  # Windows Subsystem for Linux: no PCI device and no nvidiactl
+    "/dev/nvmap",  # Jetson: the GPU is no PCI device
+    "/sys/module/nvidia",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChoice:
+    """`kind` is `nvml`, `simulated` or `none`; `fake` describes the simulated GPUs."""
+
+    kind: str
+    fake: str = ""
+    note: str | None = None
+    mps_dir: str | None = None
+    """Where the MPS control daemons have their folders, if there is to be MPS."""
+
+
+class NoGpus:
+    """The source of a machine without GPUs."""
+
+    def read(self) -> GpuReading:
+        """An empty reading."""
+        return GpuReading(time.time(), "none")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def choose(settings: GpuSettings, environ: Mapping[str, str]) -> SourceChoice:
+    """What the settings ask for. The environment's GPUSCHED_FAKE_GPUS comes before the file's `fake`.
+
+    Raises: UsageError for an unknown source, or for simulated GPUs without a description.
+    """
+    fake = (environ.get(FAKE_GPUS) or settings.fake or "").strip()
+    if settings.source not in SOURCES:
+        raise UsageError(
+            f"the GPU source {settings.source!r} is unknown", f"gpu.source is one of: {', '.join(SOURCES)}"
+        )
+    if settings.source == "simulated" and not fake:
+        raise UsageError("simulated GPUs are asked for, but not described", f"for example: {FAKE_GPUS}=4x24GiB")
+    if settings.source in ("auto", "simulated") and fake:
+        from gpusched.gpu.simulated import is_path
+
+        # The child that reads the file has another working directory.
+        return SourceChoice("simulated", os.path.abspath(fake) if is_path(fake) else fake, mps_dir=settings.mps_dir)
+    note = f"simulated GPUs are described but not used: gpu.source is {settings.source}" if fake else None
+    return SourceChoice("none" if settings.source == "none" else "nvml", note=note, mps_dir=settings.mps_dir)
+
+
+def build(choice: SourceChoice, environ: Mapping[str, str]) -> GpuSource:
+    """The chosen source. Raises: UsageError when the simulated GPUs cannot be understood."""
+    source = _build(choice, environ)
+    if choice.mps_dir is None:
+        return source
+
+    return WithMps(source, choice.mps_dir)
+
+
+def _build(choice: SourceChoice, environ: Mapping[str, str]) -> GpuSource:
+    if choice.kind == "simulated":
+        from gpusched.gpu.simulated import SimulatedSource
+
+        return SimulatedSource(choice.fake, socket=environ.get(SOCKET))
+    if choice.kind == "nvml":
+        from gpusched.gpu.nvml import NvmlSource
+
+        return NvmlSource(environ)
+    return NoGpus()
+
+
+def nvidia_signs(root: str = "/") -> tuple[str, ...]:
+    """Traces of NVIDIA hardware or its driver on this machine; empty when asking the driver is no use.
+
+    Looks at files only. The PCI devices count also without a driver: NVML may load it.
+    """
+    found = [path for path in _SIGNS if os.path.exists(os.path.join(root, path[1:]))]
+    devices = os.path.join(root, "sys/bus/pci/devices")
+    try:
+        names = sorted(os.listdir(devices))
+    except OSError:
+        names = []
+    found.extend(name for name in names if _is_nvidia_gpu(os.path.join(devices, name)))
+    return tuple(found)
+
+
+def _is_nvidia_gpu(device: str) -> bool:
+    return _head(device, "vendor").startswith(_NVIDIA_VENDOR) and _head(device, "class").startswith(_DISPLAY_CLASS)
+
+
+def _head(*parts: str) -> str:
+    try:
+        with open(os.path.join(*parts), encoding="ascii", errors="replace") as file:
+            return file.read(16)
+    except OSError:
+        return ""
+
+
+MPS_PID_FILE = "nvidia-cuda-mps-control.pid"
+MPS_NAME = "nvidia-cuda-mps"
+"""How the kernel calls the control daemon and the servers: a name has 15 characters."""
+
+
+def is_mps_running(folder: str, proc: str = "/proc") -> bool:
+    """Whether a control daemon lives whose pipes are in this folder."""
+    if not (_is_ours(os.path.realpath(os.path.dirname(folder))) and _is_ours(folder)):
+        return False
+    try:
+        fd = os.open(os.path.join(folder, MPS_PID_FILE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb") as file:
+        if os.fstat(fd).st_uid not in (0, os.geteuid()):
+            return False
+        word = file.read(32).strip()
+    if not word.isdigit():
+        return False
+    try:
+        with open(f"{proc}/{int(word)}/comm", encoding="utf-8", errors="replace") as comm:
+            return comm.read().strip() == MPS_NAME
+    except OSError:
+        return False
+
+
+def _is_ours(folder: str) -> bool:
+    """Whether nobody else can replace what is in it; the sticky bit keeps each to their own."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    is_shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid()) and not is_shared
+
+
+class WithMps:
+    """A source that also tells of which cards an MPS control daemon runs for."""
+
+    def __init__(self, source: GpuSource, folder: str) -> None:
+        self._source = source
+        self._folder = folder
+
+    def read(self) -> GpuReading:
+        """One reading of the source, with `mps` of each card that is not a part of one."""
+        reading = self._source.read()
+        gpus = tuple(
+            gpu if gpu.mig_parent is not None else replace(gpu, mps=is_mps_running(f"{self._folder}/{gpu.uuid}"))
+            for gpu in reading.gpus
+        )
+        return replace(reading, gpus=gpus)
+
+    def close(self) -> None:
+        """Let go of the source."""
+        self._source.close()
+
+
+STDIN, STDOUT = 0, 1
+
+
+class Answer(Value):
+    """One reading and the request it answers; a line of JSON on its way to the daemon."""
+
+    request: int
+    reading: GpuReading
+    is_last: bool = False
+    """The child ends after this: there is nothing to keep a driver open for."""
+
+
+def main(argument: str) -> None:
+    """Serve the choice in `argument` until stdin closes."""
+    # Ctrl-C in the terminal of a foreground daemon reaches its children too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    choice = SourceChoice(**json.loads(argument))
+    # The C library may print to stdout; answers keep the pipe for themselves.
+    answers = os.dup(STDOUT)
+    os.dup2(2, STDOUT)
+    _write(answers, b"\n")
+    try:
+        source = build(choice, os.environ)
+    except UsageError as error:
+        sys.stderr.write(f"{error.message}\n")
+        sys.exit(error.exit_code)
+    try:
+        for line in sys.stdin.buffer:
+            reading = source.read()
+            is_last = choice.kind == "nvml" and (reading.source == "none" or reading.error is not None)
+            _write(answers, encode(Answer(int(line), reading, is_last)) + b"\n")
+            if is_last:
+                break
+    finally:
+        source.close()
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
