@@ -1,8 +1,8 @@
 """Where GPU readings come from: which source the settings choose, whether MPS runs, and the child process that reads.
 
 A driver call can hang, and a thread stuck in one cannot be ended; a process can. So the daemon starts a child whose
-`-c` runs `main(json of a SourceChoice)`: it reads request numbers from stdin and writes readings to stdout. It ends when
-its stdin closes, so it never outlives the daemon.
+`-c` runs `main(json of a SourceChoice)`: it reads request numbers from stdin and writes readings to stdout. It ends
+when its stdin closes, so it never outlives the daemon.
 
 NVIDIA's MPS has one control daemon per card, with its pipes in `FOLDER/UUID`. gpusched starts none: that is up to the
 administrator. Files that another user could have put there prove nothing, and jobs would talk to that user: the folder
