@@ -256,7 +256,7 @@ class Alerts:
             self.dropped += 1
             if alert.job_id is not None:
                 text = f"{alert.event} is not told: too many alerts wait"
-                turn.tell(JobEvent(alert.job_id, turn.now, "note", text, alert.run))
+                turn.add_events(JobEvent(alert.job_id, turn.now, "note", text, alert.run))
             return False
         changes.alerts[alert.key] = alert
         fresh[alert.uid] += 1

@@ -70,25 +70,25 @@ class TickTransaction:
         self.forgettable: list[str] = []
         """Runs whose end is part of this commit: the engine may drop its spool after it."""
         self.releasing: set[int] = set()
-        """Jobs whose runs have ended in this turn and whose GPUs are not proven clean."""
+        """Jobs whose runs have ended in this tick and whose GPUs are not proven clean."""
         self.before: dict[int, Job | None] = {}
-        """Rows of the changed jobs as they were before this turn; None for a new job."""
+        """Rows of the changed jobs as they were before this tick; None for a new job."""
         self.waited: list[tuple[str, float]] = []
         """Queue and wait (s) of each start, from when nothing but the scheduler was in its way."""
         self.keys: dict[tuple[int, str], int] = {}
-        """Jobs that this turn has made, by owner and key."""
-        self.deeds: list[AuditEvent] = []
+        """Jobs that this tick has made, by owner and key."""
+        self.audit_events: list[AuditEvent] = []
         self.news: list[News] = []
         """For the administrator, with this commit."""
 
-    def note(self, caller: Caller, act: Act, job: Job) -> None:
+    def audit(self, caller: Caller, act: Act, job: Job) -> None:
         """Have it recorded, with the commit, that this was done to another's job."""
         if caller.uid != job.uid:
-            self.deeds.append(AuditEvent(caller, str(act), f"job {job.shown_id}", job.user))
+            self.audit_events.append(AuditEvent(caller, str(act), f"job {job.shown_id}", job.user))
 
-    def hid(self, caller: Caller, job: Job) -> None:
+    def audit_hidden(self, caller: Caller, job: Job) -> None:
         """Have it recorded that the caller named a job of which they must not know."""
-        self.deeds.append(AuditEvent(caller, "name", f"job {job.shown_id}", job.user, "hidden by private_data"))
+        self.audit_events.append(AuditEvent(caller, "name", f"job {job.shown_id}", job.user, "hidden by private_data"))
 
     def put_job(self, job: Job, *events: JobEvent) -> None:
         """Record a new or changed job and its story; a task of an array that had no row gets its own."""
@@ -107,7 +107,7 @@ class TickTransaction:
         self.world.put_job(job, self.now)
         if fenced is not None:
             self._settle_fences(fenced, job)
-        self.tell(*events)
+        self.add_events(*events)
 
     def fence(self, job_id: int, fence_at: float | None) -> None:
         """Record from when on nothing passes a pending job; None: the next reservation for it begins a new wait."""
@@ -142,9 +142,9 @@ class TickTransaction:
         if job is not self.world.jobs.get(job.id):
             self.put_job(job)
         self.put_run(run)
-        self.tell(*events)
+        self.add_events(*events)
 
-    def tell(self, *events: JobEvent) -> None:
+    def add_events(self, *events: JobEvent) -> None:
         """Add to the jobs' stories."""
         self.changes.events.extend(events)
 
@@ -156,7 +156,7 @@ class TickTransaction:
 
     @property
     def nodes(self) -> tuple[NodeView, ...]:
-        """The nodes with all that this turn has done to them and their GPUs so far."""
+        """The nodes with all that this tick has done to them and their GPUs so far."""
         if self._nodes is None:
             self._nodes = self._view_nodes()
         return self._nodes
@@ -193,7 +193,7 @@ class TickTransaction:
         self._nodes = self._layout = None
 
     def layout(self) -> Layout:
-        """The machines of this turn, as amounts are counted on them."""
+        """The machines of this tick, as amounts are counted on them."""
         if self._layout is None:
             self._layout = Layout(self.nodes, self.settings)
         return self._layout
@@ -210,7 +210,7 @@ class TickTransaction:
         return self.world.open_runs[run_id(job.id, job.run)]
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
-        """As `Store.jobs`, of ids, arrays or pipelines and no more: the table as it is after this turn's commit.
+        """As `Store.jobs`, of ids, arrays or pipelines and no more: the table as it is after this tick's commit.
 
         A filter that names none of them finds nothing.
         """
@@ -322,7 +322,7 @@ class TickTransaction:
         self.put_job(after, *story)
 
     def make_fallbacks(self) -> None:
-        """Make the fallbacks of all jobs that have failed for good in this turn.
+        """Make the fallbacks of all jobs that have failed for good in this tick.
 
         No limit on the number of jobs refuses them: the failed job has just made room.
         """

@@ -255,7 +255,7 @@ class Singletons:
         self._heaps.clear()
 
     def follow(self, job: Job) -> tuple[int, ...]:
-        """Take in a new or changed job; returns the jobs whose turn may have come or gone by that."""
+        """Take in a new or changed job; returns the jobs that this may let go or hold back."""
         if not self._is_kept or job.array_id is not None:
             # An array is there until its last task has ended.
             return ()

@@ -291,7 +291,7 @@ class Timers:
 
 
 FRONT = 128
-"""Jobs of a class that one snapshot shows; a plan that uses them all up asks for another turn."""
+"""Jobs of a class that one snapshot shows; a plan that uses them all up asks for another tick."""
 Entry = tuple[float, int]
 """The instant that age counts from, and the id."""
 

@@ -1,6 +1,6 @@
 """What the daemon counts about itself and its queue while it lives; it begins at nought with every start.
 
-Only what is in the table is counted: a turn whose commit failed leaves no trace but the failure. Nothing here grows
+Only what is in the table is counted: a tick whose commit failed leaves no trace but the failure. Nothing here grows
 with the number of jobs or of looks at it.
 """
 
@@ -93,11 +93,11 @@ class Meters:
         self.gpus = GpuMeter()
 
     def ticked(self, seconds: float, at: float) -> None:
-        """A turn is over."""
+        """A tick is over."""
         self.tick_s.add(seconds)
         self.last_tick_at = at
 
-    def heard(self, events: Iterable[EngineEvent]) -> None:
+    def received(self, events: Iterable[EngineEvent]) -> None:
         """The engine has said these."""
         for event in events:
             self.events[EVENT_WORDS[type(event)]] += 1

@@ -50,10 +50,10 @@ class PlannerSync:
         self._planner = None
         planner.apply(events.NodesChanged(outline.nodes))
         planner.apply(events.WindowsChanged(outline.windows))
-        self._tell_runs(planner, world)
+        self._sync_runs(planner, world)
         for mark in world.take_charged():
             planner.apply(events.UsageCharged(world.usage[mark]))
-        self._tell_pending(planner, world)
+        self._sync_pending(planner, world)
         for job_id in world.take_changed_fences():
             planner.apply(events.JobFenced(job_id, world.fences.get(job_id)))
         self._planner = planner
@@ -75,7 +75,7 @@ class PlannerSync:
         self._planner = Planner.from_snapshot(snapshot, settings, extensions)
         return self._planner
 
-    def _tell_runs(self, planner: Planner, world: DaemonState) -> None:
+    def _sync_runs(self, planner: Planner, world: DaemonState) -> None:
         changed: dict[int, None] = {}
         for run_id, job_id in world.take_changed_holds().items():
             changed[job_id] = None
@@ -92,7 +92,7 @@ class PlannerSync:
                 self._runs.pop(job_id, None)
                 planner.apply(events.RunEnded(job_id, is_charged=True))
 
-    def _tell_pending(self, planner: Planner, world: DaemonState) -> None:
+    def _sync_pending(self, planner: Planner, world: DaemonState) -> None:
         arrived: list[tuple[ClassKey, tuple[PendingJob, ...], int]] = []
         for key, view in world.take_changed_classes().items():
             jobs = () if view is None else view.jobs

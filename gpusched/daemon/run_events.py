@@ -39,7 +39,7 @@ _VERDICT = "verdict"
 
 
 class RunEvents:
-    """Carries out what is known about runs and their cards, turn by turn."""
+    """Carries out what is known about runs and their cards, tick by tick."""
 
     def __init__(
         self,
@@ -57,55 +57,55 @@ class RunEvents:
         self._failures = failures
         self._boot_id = boot_id
 
-    def apply(self, turn: TickTransaction, event: EngineEvent) -> None:
+    def apply(self, tx: TickTransaction, event: EngineEvent) -> None:
         """Record one event; that of a run whose end is in the table already is left to the engine to forget."""
-        run = turn.world.open_runs.get(event.run)
+        run = tx.world.open_runs.get(event.run)
         if run is None:
             if isinstance(event, (RunEnded, RunLost, RunNeverStarted)):
                 # Recorded before a crash that came between commit and forget.
-                turn.forgettable.append(event.run)
+                tx.forgettable.append(event.run)
             return
-        job = turn.world.jobs[run.job_id]
+        job = tx.world.jobs[run.job_id]
         if isinstance(event, RunStarted):
-            turn.put(*lifecycle.run_started(job, run, event))
+            tx.put(*lifecycle.run_started(job, run, event))
         elif isinstance(event, RunStopping):
-            turn.put(*lifecycle.run_stopping(job, run, event))
+            tx.put(*lifecycle.run_stopping(job, run, event))
         elif isinstance(event, RunSuspended):
-            turn.put(*lifecycle.run_suspended(job, run, event))
+            tx.put(*lifecycle.run_suspended(job, run, event))
         elif isinstance(event, RunResumed):
-            turn.put(*lifecycle.run_resumed(job, run, event))
+            tx.put(*lifecycle.run_resumed(job, run, event))
         elif isinstance(event, RunEnded):
             run = self._with_meter(run)
             # A run that never started has left nothing on its cards.
             clean = not run.gpus or event.start_at is None
-            more = partial(grow, turn=turn)
-            step = lifecycle.run_ended(job, run, event, turn.settings, turn.now, gpus_clean=clean, grow=more)
-            self._close_run(turn, *step, clean=clean)
+            more = partial(grow, tx=tx)
+            step = lifecycle.run_ended(job, run, event, tx.settings, tx.now, gpus_clean=clean, grow=more)
+            self._close_run(tx, *step, clean=clean)
         elif isinstance(event, RunLost):
             run = self._with_meter(run)
             # After a restart of the machine the cards are as new.
             clean = not run.gpus or run.boot_id != self._boot_id
-            step = lifecycle.run_lost(job, run, event, turn.settings, turn.now, boot_id=self._boot_id, gpus_clean=clean)
-            self._close_run(turn, *step, clean=clean)
+            step = lifecycle.run_lost(job, run, event, tx.settings, tx.now, boot_id=self._boot_id, gpus_clean=clean)
+            self._close_run(tx, *step, clean=clean)
         else:
-            step = lifecycle.run_never_started(job, run, event, turn.settings, turn.now)
-            self._close_run(turn, *step, clean=True)
+            step = lifecycle.run_never_started(job, run, event, tx.settings, tx.now)
+            self._close_run(tx, *step, clean=True)
 
-    def _close_run(self, turn: TickTransaction, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
+    def _close_run(self, tx: TickTransaction, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
         """Record the end of a run; with clean cards it holds nothing any more."""
-        turn.charge(usage_with_run(turn.world.usage, job, run, turn.layout(), turn.settings, turn.now))
-        turn.tell(*story)
+        tx.charge(usage_with_run(tx.world.usage, job, run, tx.layout(), tx.settings, tx.now))
+        tx.add_events(*story)
         self._history.learn(job, run)
-        turn.put_job(job)
-        turn.changes.runs[run.id] = run
+        tx.put_job(job)
+        tx.changes.runs[run.id] = run
         if clean:
-            turn.world.put_run(run)
+            tx.world.put_run(run)
         else:
-            turn.begin_release(run)
-        turn.forgettable.append(run.id)
+            tx.begin_release(run)
+        tx.forgettable.append(run.id)
 
     def _with_meter(self, run: Run) -> Run:
-        # Looked at, not taken out: the event comes again when this turn cannot be recorded.
+        # Looked at, not taken out: the event comes again when this tick cannot be recorded.
         meter = self._tracker.meter(run.id)
         if meter is None:
             return run
@@ -116,37 +116,37 @@ class RunEvents:
             energy_j=meter.energy_j,
         )
 
-    def finish_releases(self, turn: TickTransaction) -> None:
+    def finish_releases(self, tx: TickTransaction) -> None:
         """End the jobs whose cards are clean by now, or are given up on."""
-        releases = [(run, self._release_states(run, turn.now)) for run in turn.world.releasing.values()]
+        releases = [(run, self._release_states(run, tx.now)) for run in tx.world.releasing.values()]
         if any(DIRTY in states.values() for _, states in releases):
-            turn.view_again()
+            tx.view_again()
         for run, states in releases:
             if not self._tracker.is_released(run.id) or WAITING in states.values():
                 continue
-            if self._gpu_faults.may_be_unread(run, turn):
+            if self._gpu_faults.may_be_unread(run, tx):
                 continue
-            job = turn.world.jobs[run.job_id]
-            turn.end_release(run)
-            run = self._judged(job, run, turn)
-            job, story = lifecycle.finish(job, run, turn.settings, turn.now, partial(grow, turn=turn))
-            turn.put_job(job, *story)
-            self._gpu_faults.hold_repeated(job, run, turn)
+            job = tx.world.jobs[run.job_id]
+            tx.end_release(run)
+            run = self._judged(job, run, tx)
+            job, story = lifecycle.finish(job, run, tx.settings, tx.now, partial(grow, tx=tx))
+            tx.put_job(job, *story)
+            self._gpu_faults.hold_repeated(job, run, tx)
             for uuid, state in states.items():
                 if state == DIRTY:
-                    why = (self._tracker.status(uuid, now=turn.now).why or "see ginfo").removeprefix(SUSPECT)
+                    why = (self._tracker.status(uuid, now=tx.now).why or "see ginfo").removeprefix(SUSPECT)
                     text = f"GPU {uuid} was not given back: {why}"
-                    turn.tell(JobEvent(job.id, turn.now, "note", text, run.number))
+                    tx.add_events(JobEvent(job.id, tx.now, "note", text, run.number))
 
     def _release_states(self, run: Run, now: float) -> dict[str, str]:
         """How far each card of an ended run is, by UUID. One that is given up on is suspect from now on."""
         return {share.uuid: self._tracker.release_state(share.uuid, now, run.id) for share in run.gpus}
 
-    def _judged(self, job: Job, run: Run, turn: TickTransaction) -> Run:
+    def _judged(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run with whoever is to blame. A judge that raises has no say, and keeps no run from its end."""
         for judge in self._judges:
             try:
-                run = judge(job, run, turn)
+                run = judge(job, run, tx)
             except Exception as error:
                 self._failures.note(_VERDICT, error)
             else:
@@ -158,32 +158,32 @@ class RunEvents:
         self._history.recorded()
         self._gpu_faults.recorded()
 
-    def stop_runs_of_lost_gpus(self, turn: TickTransaction) -> None:
+    def stop_runs_of_lost_gpus(self, tx: TickTransaction) -> None:
         """Have the runs ended whose card the driver has lost."""
         lost = {gpu.uuid for gpu, _ in self._tracker.lost()}
-        for run in list(turn.world.open_runs.values()):
+        for run in list(tx.world.open_runs.values()):
             shares = [share for share in run.gpus if share.uuid in lost or self._tracker.is_gone(share.uuid)]
             if not shares:
                 continue
             what = "GPU " + ", ".join(gpu_label(share.index) for share in shares)
-            after, story = lifecycle.lose_gpu(turn.world.jobs[run.job_id], turn.now, what)
+            after, story = lifecycle.lose_gpu(tx.world.jobs[run.job_id], tx.now, what)
             if story:
                 log.error("run %s is ended: it lost %s", run.id, what)
-                turn.put_job(after, *story)
+                tx.put_job(after, *story)
 
 
-def grow(job: Job, run: Run, turn: TickTransaction) -> Larger | NothingLarger | None:
+def grow(job: Job, run: Run, tx: TickTransaction) -> Larger | NothingLarger | None:
     """What the job's next run asks for; None: the same."""
     spec = job.spec
 
     def is_admitted(request: Request) -> bool:
-        if refusal(request, turn.nodes, turn.settings) is not None:
+        if refusal(request, tx.nodes, tx.settings) is not None:
             return False
-        with turn.world.active.with_more(spec, job.user, -1):
+        with tx.world.active.with_more(spec, job.user, -1):
             try:
-                check_admitted(replace(spec, request=request), job.user, turn)
+                check_admitted(replace(spec, request=request), job.user, tx)
             except Refused:
                 return False
         return True
 
-    return grown(spec.request, run, turn.nodes, turn.settings, is_admitted)
+    return grown(spec.request, run, tx.nodes, tx.settings, is_admitted)

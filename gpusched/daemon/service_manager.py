@@ -46,7 +46,7 @@ class ServiceManager:
         self._status = ""
         self._has_started = threading.Event()
 
-    def tell(self, *fields: str) -> None:
+    def notify(self, *fields: str) -> None:
         """Send `NAME=VALUE` fields as one message. One that cannot be sent is dropped: nothing hangs on a word."""
         if not self._address:
             return
@@ -71,25 +71,25 @@ class ServiceManager:
     def ready(self) -> None:
         """The socket answers, at the start or after a reload."""
         self._has_started.set()
-        self.tell("READY=1")
+        self.notify("READY=1")
 
     def reloading(self) -> None:
         """Settings are being read; `ready` follows."""
-        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
         """The end has begun."""
-        self.tell("STOPPING=1", "STATUS=stopping")
+        self.notify("STOPPING=1", "STATUS=stopping")
 
     def still_at_it(self, status: str) -> None:
         """A start or stop goes on for a good reason: its time limit counts from now."""
-        self.tell(f"EXTEND_TIMEOUT_USEC={int(_EXTEND_S * 1e6)}", f"STATUS={status}")
+        self.notify(f"EXTEND_TIMEOUT_USEC={int(_EXTEND_S * 1e6)}", f"STATUS={status}")
 
     def status(self, text: str) -> None:
         """One line for `systemctl status`, sent when it is another one."""
         if text != self._status:
             self._status = text
-            self.tell(f"STATUS={text}")
+            self.notify(f"STATUS={text}")
 
     def alive(self) -> None:
         """A tick was done. Told four times within the watchdog's patience, however often the loop turns."""
@@ -98,7 +98,7 @@ class ServiceManager:
         now = time.monotonic()
         if now - self._alive_at >= self.watchdog_s / 4:
             self._alive_at = now
-            self.tell("WATCHDOG=1")
+            self.notify("WATCHDOG=1")
 
 
 def _unit() -> str | None:

@@ -41,7 +41,7 @@ _JUST_AFTER_S = 0.001
 _FREE = Satisfied()
 
 Read = Callable[[JobFilter], list[Job]]
-"""Reads rows: `Store.jobs`, or within a turn `Turn.jobs`, since the table is behind what the turn has done already."""
+"""Reads rows: `Store.jobs`, or within a tick `Turn.jobs`, since the table is behind what the tick has done already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class DaemonState:
         self.settle_dependencies(now)
         self.settle_counterparts(now)
 
-    def adopt(self, rules: StateSettings) -> None:
+    def reconfigure(self, rules: StateSettings) -> None:
         """Go on by other rules."""
         if rules == self.rules:
             return

@@ -1,4 +1,4 @@
-"""One turn of the daemon, in a fixed order of named steps.
+"""One tick of the daemon, in a fixed order of named steps.
 
     collect    engine events and clients' commands
     apply      events through the lifecycle, then commands, then time and dependencies
@@ -11,7 +11,7 @@
 
 A crash between any two steps loses nothing: before `commit` nothing was promised, and after it the
 table and the engine's spool together say what is left to do. An exception before the commit drops the
-turn: the memory is read anew. One behind it costs the step that raised and no other, and what the
+tick: the memory is reloaded. One behind it costs the step that raised and no other, and what the
 engine lacks it gets from the next tick. `step` is called with each name before the step, so that a
 test can kill the process exactly there.
 """
@@ -143,7 +143,7 @@ class Scheduler:
         self._queue: deque[tuple[Command | Reload, Reply]] = deque()
         self._backlog: list[EngineEvent] = []
         self._culprit: object = None
-        """The event or the reply of the command that a turn broke off at."""
+        """The event or the reply of the command that a tick broke off at."""
         self._is_behind = False
         """The memory may not be what is in the table, and could not be read anew."""
         self._planner = PlannerSync()
@@ -170,7 +170,7 @@ class Scheduler:
             store, clock.now(), StateSettings.of(settings, self.history.predict, self.history.guess)
         )
         self.alerts = Alerts(store, self.world, settings)
-        self._tell_tracker()
+        self._update_tracker()
         self._gpu_watch = GpuWatch()
         judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge)
         self._run_events = RunEvents(tracker, self.history, self.gpu_faults, judges, self.failures, boot_id)
@@ -195,7 +195,7 @@ class Scheduler:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something waits for another try: events or commands of a turn that failed, or the engine."""
+        """Whether something waits for another try: events or commands of a tick that failed, or the engine."""
         return bool(self._backlog or self._queue or self._is_behind or self._reconciler.is_behind)
 
     @property
@@ -221,7 +221,7 @@ class Scheduler:
         self.overuse.observe(reading, self.tracker, self.world, self.settings)
         self.intruders.observe(reading, self.tracker, self.world, self.settings)
         self.gpu_faults.observe(reading, self.tracker.lost())
-        for news in self._gpu_watch.news(self.tracker, reading, self.site.node):
+        for news in self._gpu_watch.new_faults(self.tracker, reading, self.site.node):
             self.alerts.tell_admin(news, self.now(), self.settings)
 
     def observe_host(self, sample: HostSample) -> None:
@@ -291,11 +291,11 @@ class Scheduler:
         )
 
     def _nodes_of_turn(self, now: float) -> tuple[NodeView, ...]:
-        """The nodes with what a turn has drained and cleared so far. What is not committed goes with the reload."""
-        self._tell_tracker()
+        """The nodes with what a tick has drained and cleared so far. What is not committed goes with the reload."""
+        self._update_tracker()
         return self.nodes(now)
 
-    def _tell_tracker(self) -> None:
+    def _update_tracker(self) -> None:
         """Only who changes drains and clearances tells of them; getters, which clients call at any time, do not."""
         self.tracker.set_drains(dict(self.world.drains))
         self.tracker.set_clearances(dict(self.world.clearances))
@@ -407,9 +407,9 @@ class Scheduler:
         """Turn once. A full or broken disk raises nothing: that is answered and retried."""
         began, now = perf_counter(), self._clock.now()
         failure: Exception | None = None
-        turn: TickTransaction | None = None
+        tx: TickTransaction | None = None
         try:
-            turn, answers = self._record(now)
+            tx, answers = self._record(now)
         except NotReady as error:
             if self.trouble != error.message:
                 # Once, not with every retry.
@@ -420,19 +420,19 @@ class Scheduler:
         else:
             # From here on everything is recorded: what raises is that one step's own trouble.
             self._enter("reply")
-            self._answer(turn, answers)
-            self._tell_of(turn)
+            self._answer(tx, answers)
+            self._notify_listeners(tx)
         self._enter("reconcile")
         self.failures.run("reconcile", self._reconcile)
         if not self._is_behind:
             self._reconcile_releases(now)
         self._enter("signal")
-        for run_id, order in turn.signals if turn is not None else ():
+        for run_id, order in tx.signals if tx is not None else ():
             self.failures.run("signal", self.engine.order, run_id, order)
         if failure is not None:
             raise failure
         self.ticks += 1
-        self._recorded_at = None if turn is None else now
+        self._recorded_at = None if tx is None else now
         if self._check_every and self.ticks % self._check_every == 0 and not (self.trouble or self._is_behind):
             self.failures.run("planner check", self.check_planner)
         self.recent_tick_s.append(perf_counter() - began)
@@ -452,15 +452,15 @@ class Scheduler:
             if self._is_behind:
                 self.reload()
             self._step("collect")
-            self.failures.run("engine events", self._hear)
+            self.failures.run("engine events", self._receive_events)
             events, self._backlog = self._backlog, []
             queue = self._take_commands()
-            turn = TickTransaction(
+            tx = TickTransaction(
                 self.world, self.store, self.settings, lambda: self._nodes_of_turn(now), now, self.advise_limit
             )
-            turn.changes, self._carried = self._carried, Changes()
-            answers = self._prepare(turn, events, queue)
-            self._commit(turn, answers)
+            tx.changes, self._carried = self._carried, Changes()
+            answers = self._prepare(tx, events, queue)
+            self._commit(tx, answers)
             self._run_events.recorded()
         except NotReady as error:
             self._give_up(events, queue, error)
@@ -469,7 +469,7 @@ class Scheduler:
             hint = "see its log, and with gq what is recorded"
             self._give_up(events, queue, BrokenInvariant("the daemon met an error of its own", hint))
             raise
-        return turn, answers
+        return tx, answers
 
     def advise_limit(self, user: str, spec: JobSpec) -> LimitAdvice | None:
         """The time limit that jobs like this one of a user keep; None when too few have ended."""
@@ -490,15 +490,15 @@ class Scheduler:
             return
         self._is_table_lost = True
         self.meters.tick_failures += 1
-        self.failures.run("engine events", self._hear)
+        self.failures.run("engine events", self._receive_events)
         for _, reply in self._take_commands():
             self.failures.run("reply", reply, lost)
         raise lost
 
-    def _hear(self) -> None:
+    def _receive_events(self) -> None:
         news = self.engine.events()
         self._backlog += [self._reconciler.judge(event) for event in news]
-        self.meters.heard(news)
+        self.meters.received(news)
 
     def _reconcile(self) -> None:
         # Only what is committed counts, and a memory that could not be read anew may be ahead of that.
@@ -509,14 +509,14 @@ class Scheduler:
         """Have the cards of ended runs watched, as the committed rows say which."""
         self.failures.run("releases", self.tracker.reconcile_releases, self.world.releasing, now)
 
-    def _tells_of_shutdown(self, event: EngineEvent) -> bool:
+    def _says_shutdown(self, event: EngineEvent) -> bool:
         """Whether a run of this boot was ended because the machine is going down."""
         why = getattr(event, "why", None) or getattr(event, "stopped_by", None)
         run = self.world.open_runs.get(event.run)
         return why == "shutdown" and run is not None and run.boot_id == self._boot_id
 
     def _take_commands(self) -> list[Asked]:
-        """The commands of this turn; new settings are put in place before it begins."""
+        """The commands of this tick; new settings are put in place before it begins."""
         taken, self._queue = self._queue, deque()
         queue: list[Asked] = []
         for command, reply in taken:
@@ -561,95 +561,95 @@ class Scheduler:
 
     def _adopt_settings(self) -> None:
         settings = self.settings
-        self.world.adopt(StateSettings.of(settings, self.history.predict, self.history.guess))
+        self.world.reconfigure(StateSettings.of(settings, self.history.predict, self.history.guess))
         self.tracker.adopt(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
         self.world.touch_dependencies()
         self.alerts.adopt(self.world, settings)
 
-    def _prepare(self, turn: TickTransaction, events: list[EngineEvent], queue: Iterable[Asked]) -> list[Answer]:
-        """Events, commands and time, then the plan: all that this turn has to record, and what clients are answered."""
+    def _prepare(self, tx: TickTransaction, events: list[EngineEvent], queue: Iterable[Asked]) -> list[Answer]:
+        """Events, commands and time, then the plan: all that this tick has to record, and what clients are answered."""
         self._step("apply")
-        if any(self._tells_of_shutdown(event) for event in events):
+        if any(self._says_shutdown(event) for event in events):
             # The first process ends runs by itself, before it ends this daemon.
             self.is_going_down = self._look_again = True
         for event in events:
             self._culprit = event
             try:
-                self._run_events.apply(turn, event)
+                self._run_events.apply(tx, event)
             except BrokenInvariant as error:
                 # One impossible event must not stop the others; a restart hands it out again.
                 log.error("event %s is left out: %s", event, error.message)
         self._culprit = None
-        if turn.releasing and self.on_release is not None:
+        if tx.releasing and self.on_release is not None:
             # Before the plan and the commit: it is read meanwhile.
             self.failures.run("GPU request", self.on_release)
-        self.gpu_faults.carry_out(turn)
-        self._run_events.finish_releases(turn)
-        self._run_events.stop_runs_of_lost_gpus(turn)
+        self.gpu_faults.carry_out(tx)
+        self._run_events.finish_releases(tx)
+        self._run_events.stop_runs_of_lost_gpus(tx)
         # Before the commands, so that who cancels a pipeline meets the fallback of a step that has failed just now.
-        turn.make_fallbacks()
+        tx.make_fallbacks()
         answers: list[Answer] = []
         for command, reply in queue:
             self._culprit = reply
-            answers.append((reply, self._apply_command(turn, command)))
+            answers.append((reply, self._apply_command(tx, command)))
         self._culprit = None
-        if self.world.promote(turn.now) or self._windows.have_moved(turn.now):
+        if self.world.promote(tx.now) or self._windows.have_moved(tx.now):
             self._look_again = True
-        if self.world.rethink(*self.history.news(ranked_at(turn.now, self.settings))):
+        if self.world.rethink(*self.history.take_changes(ranked_at(tx.now, self.settings))):
             self._look_again = True
-        turn.settle_dependencies()
-        turn.end_too_late()
-        turn.make_fallbacks()
-        self.idle.carry_out(turn, self.alerts.gpu_idle)
-        self.overuse.carry_out(turn, self.alerts.vram_over)
-        self.intruders.carry_out(turn, self.alerts.intrusion)
-        self.alerts.ring(turn, self.plan)
+        tx.settle_dependencies()
+        tx.end_too_late()
+        tx.make_fallbacks()
+        self.idle.carry_out(tx, self.alerts.gpu_idle)
+        self.overuse.carry_out(tx, self.alerts.vram_over)
+        self.intruders.carry_out(tx, self.alerts.intrusion)
+        self.alerts.ring(tx, self.plan)
 
         self._step("decide")
-        if self._must_plan(turn):
-            has_starts = self._plan(turn)
+        if self._must_plan(tx):
+            has_starts = self._plan(tx)
             # A start lets those go that waited for it alone.
-            while has_starts and turn.settle_dependencies():
-                has_starts = self._plan(turn)
+            while has_starts and tx.settle_dependencies():
+                has_starts = self._plan(tx)
             self._look_again, self._plan_by = False, None
-        self.alerts.collect(turn)
+        self.alerts.collect(tx)
         return answers
 
-    def _commit(self, turn: TickTransaction, answers: list[Answer]) -> None:
-        if not (answers or turn.signals or turn.forgettable or self._must_record(turn.changes)):
+    def _commit(self, tx: TickTransaction, answers: list[Answer]) -> None:
+        if not (answers or tx.signals or tx.forgettable or self._must_record(tx.changes)):
             # A start that was confirmed needs no commit of its own: the spool knows it too.
-            self._carried = turn.changes
+            self._carried = tx.changes
             return
         self._step("commit")
-        if turn.changes:
+        if tx.changes:
             try:
                 with self.meters.commit():
-                    self.store.commit(turn.changes)
+                    self.store.commit(tx.changes)
             except NotReady:
                 raise
             except Exception as error:
-                if not self._is_recorded(turn):
+                if not self._is_recorded(tx):
                     raise
                 self.failures.note("commit", error)
             else:
                 self.failures.recovered("commit")
             self.trouble = None
-        self._reconciler.committed(turn.changes, turn.forgettable, self.world)
-        if not turn.changes:
+        self._reconciler.committed(tx.changes, tx.forgettable, self.world)
+        if not tx.changes:
             return
-        if turn.changes.drains or turn.changes.clearances:
-            self._tell_tracker()
-        self.failures.run("meters", self._count, turn)
-        self.take_in_alerts(turn.changes)
+        if tx.changes.drains or tx.changes.clearances:
+            self._update_tracker()
+        self.failures.run("meters", self._count, tx)
+        self.take_in_alerts(tx.changes)
 
     def take_in_alerts(self, committed: Changes) -> None:
         """Have the memory of the outbox follow the table."""
         if not self.failures.run("alerts", self.alerts.committed, committed, self.world, self.settings):
             self.failures.run("outbox", self.alerts.reload, self.store, self.world, self.settings)
 
-    def _is_recorded(self, turn: TickTransaction) -> bool:
+    def _is_recorded(self, tx: TickTransaction) -> bool:
         """Whether a commit that raised was made all the same: by now the table says all that it was to say."""
-        changes, store = turn.changes, self.store
+        changes, store = tx.changes, self.store
         jobs = store.jobs(JobFilter(ids=frozenset(changes.jobs))) if changes.jobs else []
         runs = store.runs({run.job_id for run in changes.runs.values()})
         tables: tuple[tuple[Mapping[Any, object], Mapping[Any, object]], ...] = (
@@ -668,31 +668,31 @@ class Scheduler:
 
     # --- behind the commit ----------------------------------------------------------------------
 
-    def _answer(self, turn: TickTransaction, answers: Iterable[Answer]) -> None:
-        for deed in turn.deeds:
+    def _answer(self, tx: TickTransaction, answers: Iterable[Answer]) -> None:
+        for deed in tx.audit_events:
             self.failures.run("audit", self.witness, deed)
         for reply, answer in answers:
             self.failures.run("reply", reply, answer)
 
-    def _tell_of(self, turn: TickTransaction) -> None:
+    def _notify_listeners(self, tx: TickTransaction) -> None:
         # A start that is confirmed changes the run alone, and who follows the job waits for just that.
-        of_runs = {run.job_id for run in turn.changes.runs.values()} & self.world.jobs.keys()
-        told = {job_id: self.world.jobs[job_id] for job_id in of_runs} | turn.changes.jobs
+        of_runs = {run.job_id for run in tx.changes.runs.values()} & self.world.jobs.keys()
+        told = {job_id: self.world.jobs[job_id] for job_id in of_runs} | tx.changes.jobs
         if not told:
             return
         for listener in self.listeners:
             self.failures.run(_name_of(listener), listener, told)
         if self.plugins.names:
-            for job_id, job in turn.changes.jobs.items():
-                self.failures.run("plug-ins", self.plugins.job_changed, turn.before.get(job_id), job)
+            for job_id, job in tx.changes.jobs.items():
+                self.failures.run("plug-ins", self.plugins.job_changed, tx.before.get(job_id), job)
 
-    def _count(self, turn: TickTransaction) -> None:
-        self.meters.recorded(turn.before, turn.changes.jobs, turn.waited)
-        if turn.changes.jobs or turn.changes.runs:
-            self.meters.gpus.hold(turn.now, self.world.holds.values(), turn.nodes)
+    def _count(self, tx: TickTransaction) -> None:
+        self.meters.recorded(tx.before, tx.changes.jobs, tx.waited)
+        if tx.changes.jobs or tx.changes.runs:
+            self.meters.gpus.hold(tx.now, self.world.holds.values(), tx.nodes)
 
     def _give_up(self, events: list[EngineEvent], queue: list[Asked], error: GpuschedError) -> None:
-        """Nothing of this turn was recorded: the memory is ahead of the table, so it is read anew.
+        """Nothing of this tick was recorded: the memory is ahead of the table, so it is read anew.
 
         The events come again, their results stay in the spool, and no client is told that anything
         was recorded. Where it is one event or command that raises, the others are not kept up by it.
@@ -731,7 +731,7 @@ class Scheduler:
         self.world = DaemonState.load(
             self.store, self._clock.now(), StateSettings.of(self.settings, self.history.predict, self.history.guess)
         )
-        self._tell_tracker()
+        self._update_tracker()
         self.alerts.reload(self.store, self.world, self.settings)
         self.overuse.reload()
         self.intruders.reload()
@@ -758,69 +758,69 @@ class Scheduler:
 
     # --- apply ----------------------------------------------------------------------------------
 
-    def _apply_command(self, turn: TickTransaction, command: Command) -> dict[str, Any] | GpuschedError:
-        before = len(turn.deeds)
+    def _apply_command(self, tx: TickTransaction, command: Command) -> dict[str, Any] | GpuschedError:
+        before = len(tx.audit_events)
         try:
-            return verbs.apply(command, turn)
+            return verbs.apply(command, tx)
         except GpuschedError as error:
             # What was refused was not done.
-            turn.deeds[before:] = [deed for deed in turn.deeds[before:] if deed.refused is not None]
+            tx.audit_events[before:] = [deed for deed in tx.audit_events[before:] if deed.refused is not None]
             return error
 
     # --- decide ---------------------------------------------------------------------------------
 
-    def _must_plan(self, turn: TickTransaction) -> bool:
+    def _must_plan(self, tx: TickTransaction) -> bool:
         """Whether anything has changed that the last plan was made of, which a confirmed start alone does not.
 
         The end of a run on GPUs and the reading that shows them clean, in a moment, are one plan and not two.
         """
-        changes = turn.changes
-        has_more = self._look_again or changes.drains or changes.reservations or changes.jobs.keys() - turn.releasing
-        is_overdue = self._plan_by is not None and turn.now >= self._plan_by
-        if has_more or is_overdue or (turn.releasing and self.on_release is None):
+        changes = tx.changes
+        has_more = self._look_again or changes.drains or changes.reservations or changes.jobs.keys() - tx.releasing
+        is_overdue = self._plan_by is not None and tx.now >= self._plan_by
+        if has_more or is_overdue or (tx.releasing and self.on_release is None):
             return True
-        if turn.releasing and self._plan_by is None:
-            self._plan_by = turn.now + _READ_WITHIN_S
+        if tx.releasing and self._plan_by is None:
+            self._plan_by = tx.now + _READ_WITHIN_S
         return False
 
-    def _plan(self, turn: TickTransaction) -> bool:
+    def _plan(self, tx: TickTransaction) -> bool:
         """Plan until nothing more comes of it; whether anything is to start."""
         has_starts = False
         for _ in range(_PLANS_PER_TICK):
-            self._windows.look(self.world.calendar, turn.now)
+            self._windows.look(self.world.calendar, tx.now)
             planner = self._planner.update(
-                self.world, self._outline(turn.now, turn.nodes), self.settings, self.extensions, self.snapshot
+                self.world, self._outline(tx.now, tx.nodes), self.settings, self.extensions, self.snapshot
             )
             if planner.is_idle:
                 self.plan = _NO_PLAN
                 break
-            self.plan = planner.plan(turn.now)
+            self.plan = planner.plan(tx.now)
             for reservation in self.plan.reservations:
                 if reservation.fence_at is not None and reservation.job_id not in self.world.fences:
-                    turn.fence(reservation.job_id, reservation.fence_at)
+                    tx.fence(reservation.job_id, reservation.fence_at)
             for job_id, place in planner.kept.items():
                 if job_id in self.world.fences and self.world.kept.get(job_id) != place:
-                    turn.keep_place(job_id, place)
+                    tx.keep_place(job_id, place)
             for start in self.plan.starts:
-                if start.placement.gpus and self._is_reading_old(turn.now):
+                if start.placement.gpus and self._is_reading_old(tx.now):
                     # Until the next one comes in, its place is kept from the others of this plan and nothing more.
                     self.awaits_reading = True
                     continue
                 job = self.world.find(start.job_id)
                 assert job is not None
-                turn.waited.append((job.spec.queue, turn.now - self.world.free_at(job)))
+                tx.waited.append((job.spec.queue, tx.now - self.world.free_at(job)))
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )
                 placement = with_limit(start.placement, self._reading, self.settings)
-                job, run, story = lifecycle.start_run(job, placement, self._boot_id, turn.now, stdout_path, stderr_path)
-                turn.put(job, run, (*story, *self._kept_to(job, run)))
+                job, run, story = lifecycle.start_run(job, placement, self._boot_id, tx.now, stdout_path, stderr_path)
+                tx.put(job, run, (*story, *self._kept_to(job, run)))
                 has_starts = True
                 self.history.began(job)
-                if (estimate := self.estimates.started(job.id, turn.now)) is not None:
-                    turn.changes.estimates[job.id] = estimate
+                if (estimate := self.estimates.started(job.id, tx.now)) is not None:
+                    tx.changes.estimates[job.id] = estimate
             # What was suspended or resumed has changed what there is to plan with.
-            if not turn.carry_out(self.plan) and not self.plan.has_more:
+            if not tx.carry_out(self.plan) and not self.plan.has_more:
                 break
             if self.awaits_reading:
                 # It would be planned once more, and the rest as well, when the reading comes in.

@@ -226,7 +226,7 @@ def test_the_administrator_is_told_who_holds_a_card_and_what_is_wrong_with_it() 
     for at, found in ((20.0, busy), (60.0, busy), (61.0, busy), (70.0, sample()), (71.0, sample(remap_failed=True))):
         tracker.observe(reading(at, found), {7: "1.1"}, whole("1.1"))
         tracker.release_state(UUID, at)
-        told += [news.message for news in watch.news(tracker, reading(at, found), "n1")]
+        told += [news.message for news in watch.new_faults(tracker, reading(at, found), "n1")]
     holder, repair = told
     assert holder == "GPU 0 (A100, GPU-0) is suspect: process 7 (python, of eva) of run 1.1 still holds 7.8G"
     assert repair.endswith("is suspect: a broken memory row could not be replaced; the card needs repair")

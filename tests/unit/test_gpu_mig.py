@@ -182,7 +182,7 @@ def test_what_is_wrong_with_a_card_is_told_of_it_and_not_of_each_instance() -> N
     tracker, watch = GpuTracker(settings), GpuWatch()
     sick = reading(1.0, replace(card(), ecc_errors=1), replace(part(), ecc_errors=1))
     tracker.observe(sick, {}, {})
-    assert [(news.event, news.about) for news in watch.news(tracker, sick, "n1")] == [("gpu_suspect", "GPU-0")]
+    assert [(news.event, news.about) for news in watch.new_faults(tracker, sick, "n1")] == [("gpu_suspect", "GPU-0")]
     (_, instance) = tracker.views(1.0)
     assert "nvidia-smi -r -i 0)" in (instance.why_not or "")
     assert (instance.why_not or "").endswith("gctl undrain 0:0")

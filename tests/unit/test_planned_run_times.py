@@ -62,7 +62,7 @@ def test_running_jobs_without_a_limit_are_planned_to_end():
 def test_jobs_that_wait_are_planned_anew_when_the_setting_changes():
     world = DaemonState(StateSettings.of(NOT_ASKED, predict))
     world.put_job(job(1), NOW)
-    world.adopt(StateSettings.of(ASKED, predict))
+    world.reconfigure(StateSettings.of(ASKED, predict))
     assert world.pending_views()[0].key.predicted_s is not None
 
 

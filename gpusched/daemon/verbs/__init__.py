@@ -34,6 +34,6 @@ _APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
 }
 
 
-def apply(command: Command, turn: TickTransaction) -> dict[str, Any]:
+def apply(command: Command, tx: TickTransaction) -> dict[str, Any]:
     """Apply one command. Raises: UserError, with nothing of this command applied."""
-    return _APPLY[type(command)](command, turn)
+    return _APPLY[type(command)](command, tx)

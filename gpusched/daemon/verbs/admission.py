@@ -61,7 +61,7 @@ def complete_all(specs: Sequence[JobSpec], owner: Caller, settings: Settings) ->
     return done
 
 
-def with_auto_limits(specs: Sequence[JobSpec], user: str, turn: TickTransaction) -> tuple[list[JobSpec], list[str]]:
+def with_auto_limits(specs: Sequence[JobSpec], user: str, tx: TickTransaction) -> tuple[list[JobSpec], list[str]]:
     """The submissions with a length for `-t auto`, and about each a sentence, empty for the others.
 
     Where too few jobs like it have ended, a job gets what it would get without a time limit.
@@ -69,21 +69,21 @@ def with_auto_limits(specs: Sequence[JobSpec], user: str, turn: TickTransaction)
     found, said = list(specs), [""] * len(specs)
     for at, spec in enumerate(specs):
         if spec.time_limit_source == AUTO and spec.time_limit_s is None:
-            found[at], said[at] = _with_auto_limit(spec, user, turn)
+            found[at], said[at] = _with_auto_limit(spec, user, tx)
     return found, said
 
 
-def _with_auto_limit(spec: JobSpec, user: str, turn: TickTransaction) -> tuple[JobSpec, str]:
-    advice = turn.advise_limit(user, spec)
+def _with_auto_limit(spec: JobSpec, user: str, tx: TickTransaction) -> tuple[JobSpec, str]:
+    advice = tx.advise_limit(user, spec)
     if advice is None:
         spec = replace(spec, time_limit_source="")
-        limit = time_limit(spec, turn.settings)
+        limit = time_limit(spec, tx.settings)
         known = f"fewer than {limits.LEAST} jobs like it have ended"
         if limit.seconds is None:
             return spec, f"no time limit: {known}"
         words = "the default" if limit.source == DEFAULT else "the longest that is allowed"
         return spec, f"time limit {format_duration(limit.seconds)}, {words}: {known}"
-    most_s = longest_time_limit(spec, turn.settings)
+    most_s = longest_time_limit(spec, tx.settings)
     limit_s = advice.limit_s if most_s is None else min(most_s, advice.limit_s)
     shown = f"time limit {format_duration(limit_s)}"
     if limit_s < advice.limit_s:
@@ -97,7 +97,7 @@ def queue_notes(queues: Iterable[str], settings: Settings) -> list[str]:
     return [f"no queues are configured, so queue {printable(name, 60)} is only a name" for name in sorted(named)]
 
 
-def check_submission(specs: Sequence[JobSpec], owner: Caller, turn: TickTransaction) -> None:
+def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> None:
     """Refuse completed submissions of one user. Raises: Refused."""
     kinds: dict[tuple[object, ...], list[JobSpec]] = {}
     for spec in specs:
@@ -106,14 +106,14 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, turn: TickTransact
         mark = (id(spec.request), *names, spec.time_limit_s, spec.deadline_at, spec.begin_at)
         kinds.setdefault(mark, []).append(spec)
     for alike in kinds.values():
-        check_size(alike, turn)
-        check_account(alike[0], owner, turn)
-        check_admitted(alike[0], owner.user, turn, sum(map(jobs_in, alike)))
-        check_can_fit(alike[0], turn)
-        check_reservation(alike[0], owner.user, turn)
-        check_deadline(alike[0], max(turn.now, alike[0].begin_at or turn.now))
+        check_size(alike, tx)
+        check_account(alike[0], owner, tx)
+        check_admitted(alike[0], owner.user, tx, sum(map(jobs_in, alike)))
+        check_can_fit(alike[0], tx)
+        check_reservation(alike[0], owner.user, tx)
+        check_deadline(alike[0], max(tx.now, alike[0].begin_at or tx.now))
     for dependency in {spec.dependency for spec in specs if spec.dependency}:
-        check_dependency(dependency, turn)
+        check_dependency(dependency, tx)
 
 
 def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings) -> None:
@@ -130,9 +130,9 @@ def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings)
     )
 
 
-def check_size(specs: Sequence[JobSpec], turn: TickTransaction) -> None:
+def check_size(specs: Sequence[JobSpec], tx: TickTransaction) -> None:
     """Refuse arrays with more tasks than one may have."""
-    most = turn.settings.limit.array
+    most = tx.settings.limit.array
     for spec in specs:
         if spec.array is not None and jobs_in(spec) > most:
             raise Refused(
@@ -141,35 +141,35 @@ def check_size(specs: Sequence[JobSpec], turn: TickTransaction) -> None:
             )
 
 
-def check_update(before: Job, after: Job, owner: Caller, turn: TickTransaction) -> None:
+def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) -> None:
     """Refuse a change of a job of this owner that has not ended. Raises: Refused."""
     old, new = before.spec, after.spec
     problem = new.request.contradiction()
     if problem:
         raise Refused(f"job {after.shown_id} cannot be changed so: {problem}", f"see it with: gshow {after.shown_id}")
     if new.request != old.request:
-        check_can_fit(new, turn)
+        check_can_fit(new, tx)
     is_moved = new.reservation not in (None, old.reservation)
     # Queues, QOS and reservations may be for accounts: the account of a former member leads to no others of them.
     if is_moved or (new.account, new.queue, new.qos) != (old.account, old.queue, old.qos):
-        check_account(new, owner, turn, "account=")
+        check_account(new, owner, tx, "account=")
     if _asks(new) != _asks(old):
-        jobs = turn.world.arrays.left(before)
-        with turn.world.active.with_more(old, before.user, -jobs):
-            check_admitted(new, after.user, turn, max(1, jobs))
-    if new.reservation != old.reservation or (new.reservation in turn.world.calendar and _asks(new) != _asks(old)):
-        check_reservation(new, after.user, turn)
+        jobs = tx.world.arrays.left(before)
+        with tx.world.active.with_more(old, before.user, -jobs):
+            check_admitted(new, after.user, tx, max(1, jobs))
+    if new.reservation != old.reservation or (new.reservation in tx.world.calendar and _asks(new) != _asks(old)):
+        check_reservation(new, after.user, tx)
     if (new.deadline_at, new.time_limit_s, after.eligible_at) != (
         old.deadline_at,
         old.time_limit_s,
         before.eligible_at,
     ):
-        check_deadline(new, max(turn.now, after.eligible_at))
+        check_deadline(new, max(tx.now, after.eligible_at))
     is_other = new.dependency != old.dependency
     if new.dependency and is_other:
-        check_dependency(new.dependency, turn)
+        check_dependency(new.dependency, tx)
     if is_other or new.name != old.name:
-        check_circle(after, turn)
+        check_circle(after, tx)
 
 
 def _asks(spec: JobSpec) -> tuple[object, ...]:
@@ -177,16 +177,16 @@ def _asks(spec: JobSpec) -> tuple[object, ...]:
     return spec.queue, spec.account, spec.qos, spec.time_limit_s, spec.request
 
 
-def check_admitted(spec: JobSpec, user: str, turn: TickTransaction, jobs: int = 1) -> None:
+def check_admitted(spec: JobSpec, user: str, tx: TickTransaction, jobs: int = 1) -> None:
     """Refuse so many like jobs when their queue, account or QOS does not admit all of them."""
 
-    refused = slice_refusal(spec, user, turn.nodes, turn.settings)
+    refused = slice_refusal(spec, user, tx.nodes, tx.settings)
     if refused is not None:
         raise Refused(refused.text, refused.hint)
 
     def found(others: int) -> Refusal | None:
-        with turn.world.active.with_more(spec, user, others) as tally:
-            return why_refused(spec, user, turn.settings, tally)
+        with tx.world.active.with_more(spec, user, others) as tally:
+            return why_refused(spec, user, tx.settings, tally)
 
     refused = found(0)
     if refused is not None:
@@ -202,23 +202,23 @@ def check_admitted(spec: JobSpec, user: str, turn: TickTransaction, jobs: int = 
         raise Refused(f"only {fit} of these {jobs} jobs would be taken; then {refused.text}", refused.hint)
 
 
-def check_account(spec: JobSpec, owner: Caller, turn: TickTransaction, option: str = "-A") -> None:
+def check_account(spec: JobSpec, owner: Caller, tx: TickTransaction, option: str = "-A") -> None:
     """Refuse an account that the owner of the job is no member of, whoever asks for it."""
-    found = account_refusal(spec.account, owner.user, account_groups(owner, turn.settings), turn.settings, option)
+    found = account_refusal(spec.account, owner.user, account_groups(owner, tx.settings), tx.settings, option)
     if found is not None:
         raise Refused(found.text, found.hint)
 
 
-def check_can_fit(spec: JobSpec, turn: TickTransaction) -> None:
+def check_can_fit(spec: JobSpec, tx: TickTransaction) -> None:
     """Refuse what no state of these nodes could ever hold."""
-    found = refusal(spec.request, turn.nodes, turn.settings)
+    found = refusal(spec.request, tx.nodes, tx.settings)
     if found is not None:
         raise Refused(found.text, found.hint)
 
 
-def check_reservation(spec: JobSpec, user: str, turn: TickTransaction) -> None:
+def check_reservation(spec: JobSpec, user: str, tx: TickTransaction) -> None:
     """Refuse a job that asks for a reservation it can never run in."""
-    found = why_not_admitted(spec, user, turn.world.calendar, turn.now)
+    found = why_not_admitted(spec, user, tx.world.calendar, tx.now)
     if found is not None:
         raise Refused(found.text, found.hint)
 
@@ -241,20 +241,20 @@ def check_deadline(spec: JobSpec, eligible_at: float) -> None:
         )
 
 
-def check_dependency(dependency: str, turn: TickTransaction) -> None:
+def check_dependency(dependency: str, tx: TickTransaction) -> None:
     """Refuse a dependency on unknown jobs."""
     try:
         expression = parse_dependency(dependency)
     except ValueError as error:
         raise Refused(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
-    lookup = turn.world.lookup_parents(turn.jobs, expression)
+    lookup = tx.world.lookup_parents(tx.jobs, expression)
     for one in expression.conditions:
         if one.job_id and lookup(one.job_id) is None:
-            gone = " any more" if one.job_id < turn.world.next_id else ""
+            gone = " any more" if one.job_id < tx.world.next_id else ""
             raise Refused(f"there is no job {one.shown_id}{gone} to depend on", "list the jobs with: gq -a")
 
 
-def never_starts(spec: JobSpec, turn: TickTransaction, shown_id: str = "ID") -> str | None:
+def never_starts(spec: JobSpec, tx: TickTransaction, shown_id: str = "ID") -> str | None:
     """What becomes of a job whose dependency can never come true, to follow its name; None while it may.
 
     Not refused: whether the job that it names has failed yet is a matter of moments to a script that submits both.
@@ -262,21 +262,21 @@ def never_starts(spec: JobSpec, turn: TickTransaction, shown_id: str = "ID") -> 
     if not spec.dependency:
         return None
     expression = parse_dependency(spec.dependency)
-    verdict = evaluate(expression, turn.world.lookup_parents(turn.jobs, expression))
+    verdict = evaluate(expression, tx.world.lookup_parents(tx.jobs, expression))
     if not isinstance(verdict, Never):
         return None
-    ends = ends_unsatisfied(spec, turn.settings, is_spared=verdict.is_spared)
+    ends = ends_unsatisfied(spec, tx.settings, is_spared=verdict.is_spared)
     change = f"gctl update {shown_id} dependency="
     fate = "cancelled at once" if ends else f"pending until the dependency is changed: {change}"
     return f"can never start: {verdict.text}; {fate}"
 
 
-def check_circle(after: Job, turn: TickTransaction) -> None:
+def check_circle(after: Job, tx: TickTransaction) -> None:
     """Refuse a changed dependency or name by which jobs would wait for each other."""
-    cycle = find_cycle(turn.world.edges_with(after))
+    cycle = find_cycle(tx.world.edges_with(after))
     if cycle:
         # Whoever is in a circle waits, so it is active.
-        names = [job.shown_id for job_id in cycle if (job := turn.world.find(job_id)) is not None]
+        names = [job.shown_id for job_id in cycle if (job := tx.world.find(job_id)) is not None]
         raise Refused(
             "the jobs would wait for each other: " + " -> ".join(names),
             f"see what they wait for with: gshow {names[0]}",

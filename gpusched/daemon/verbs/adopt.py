@@ -186,36 +186,36 @@ def _ancestors(process: proctree.Process) -> frozenset[int]:
     return frozenset(found)
 
 
-def apply(command: Adopt, turn: TickTransaction) -> dict[str, Any]:
+def apply(command: Adopt, tx: TickTransaction) -> dict[str, Any]:
     """Record the job and its only run. Raises: UserError, with nothing of this command applied."""
-    found, caller, settings = command.found, command.caller, turn.settings
+    found, caller, settings = command.found, command.caller, tx.settings
     check_who(caller, settings)
     if found.uid != caller.uid and not is_admin(caller, settings):
         # They were when the process was looked at.
         raise Forbidden(f"process {found.process.pid} belongs to {found.user}, not to {caller.user}", _SEE)
     owner = Caller(found.uid, found.user, caller.pid)
-    _check_is_apart(found, (turn.world.jobs[run.job_id] for run in turn.world.open_runs.values()))
-    check_room(1, owner, turn)
+    _check_is_apart(found, (tx.world.jobs[run.job_id] for run in tx.world.open_runs.values()))
+    check_room(1, owner, tx)
     check_nice(command.spec.nice, command.spec.queue, caller, settings)
-    specs, (limit,) = with_auto_limits([command.spec], found.user, turn)
+    specs, (limit,) = with_auto_limits([command.spec], found.user, tx)
     (spec,) = complete_all(specs, owner, settings)
-    check_submission([spec], owner, turn)
-    check_stored(command.payloads, owner, turn)
-    shares = tuple(_share(card, spec, turn, caller, found) for card in found.cards)
-    _check_limits(spec, found, turn)
-    (node,) = turn.nodes
+    check_submission([spec], owner, tx)
+    check_stored(command.payloads, owner, tx)
+    shares = tuple(_share(card, spec, tx, caller, found) for card in found.cards)
+    _check_limits(spec, found, tx)
+    (node,) = tx.nodes
     placement = Placement(node.name, shares, 0.0, 0)
-    _check_host_memory(placement, found, turn)
-    job = new_job(turn.world.next_id, owner, spec, turn.now)
-    turn.world.next_id = job.last_id + 1
+    _check_host_memory(placement, found, tx)
+    job = new_job(tx.world.next_id, owner, spec, tx.now)
+    tx.world.next_id = job.last_id + 1
     by = f"by {caller.user}" if caller.uid == found.uid else f"by {caller.user} for {found.user}"
-    record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}{limit and f'; {limit}'}", turn)
-    job, run, _ = lifecycle.start_run(job, placement, found.process.boot_id, turn.now, found.output, None)
+    record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}{limit and f'; {limit}'}", tx)
+    job, run, _ = lifecycle.start_run(job, placement, found.process.boot_id, tx.now, found.output, None)
     where = gpu_list(share.index for share in shares)
-    turn.put(job, run, [JobEvent(job.id, turn.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
-    turn.changes.payloads.update(command.payloads)
+    tx.put(job, run, [JobEvent(job.id, tx.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
+    tx.changes.payloads.update(command.payloads)
     if caller.uid != found.uid:
-        turn.deeds.append(AuditEvent(caller, "adopt", f"process {found.process.pid}, now job {job.id}", found.user))
+        tx.audit_events.append(AuditEvent(caller, "adopt", f"process {found.process.pid}, now job {job.id}", found.user))
     return {"id": str(job.id), "gpus": [share.index for share in shares], "uuids": [share.uuid for share in shares]}
 
 
@@ -232,11 +232,11 @@ def _check_is_apart(found: AdoptableProcess, jobs: Iterable[Job]) -> None:
             raise _is_job(adopted.pid, job.shown_id, pid)
 
 
-def _check_limits(spec: JobSpec, found: AdoptableProcess, turn: TickTransaction) -> None:
+def _check_limits(spec: JobSpec, found: AdoptableProcess, tx: TickTransaction) -> None:
     """Refuse what the limits of queue or QOS would keep from starting. Raises: Refused."""
-    layout = turn.layout()
-    quotas = Quotas(turn.settings, layout)
-    for held in held_by_job(layout, turn.world.holds.values()).values():
+    layout = tx.layout()
+    quotas = Quotas(tx.settings, layout)
+    for held in held_by_job(layout, tx.world.holds.values()).values():
         quotas.add(held.first.queue, held.first.user, held.first.qos, held.amount)
     denial = quotas.denial(spec.queue, found.user, spec.qos, demand(layout, spec.request))
     if denial is not None:
@@ -246,11 +246,11 @@ def _check_limits(spec: JobSpec, found: AdoptableProcess, turn: TickTransaction)
         )
 
 
-def _check_host_memory(placement: Placement, found: AdoptableProcess, turn: TickTransaction) -> None:
+def _check_host_memory(placement: Placement, found: AdoptableProcess, tx: TickTransaction) -> None:
     """Refuse GPUs that use the host's memory when jobs have booked too much of that. Raises: Refused."""
-    layout = turn.layout()
+    layout = tx.layout()
     wanted_mib = layout.node_mem_mib(placement)
-    left_mib = sum(layout.mem_mib) - sum(map(layout.node_mem_mib, turn.world.holds.values()))
+    left_mib = sum(layout.mem_mib) - sum(map(layout.node_mem_mib, tx.world.holds.values()))
     if wanted_mib > max(0, left_mib):
         left = format_size_floor(left_mib) if left_mib > 0 else "none"
         raise Refused(
@@ -261,19 +261,19 @@ def _check_host_memory(placement: Placement, found: AdoptableProcess, turn: Tick
 
 
 def _share(
-    card: OccupiedGpu, spec: JobSpec, turn: TickTransaction, caller: Caller, found: AdoptableProcess
+    card: OccupiedGpu, spec: JobSpec, tx: TickTransaction, caller: Caller, found: AdoptableProcess
 ) -> GpuShare:
     """What is booked of this card. Raises: Refused when others have booked it, or it holds more than it would book."""
     wanted_mib = spec.request.vram_mib
     beside_mib = 0
-    for hold in turn.world.holds.values():
+    for hold in tx.world.holds.values():
         for share in hold.gpus:
             if share.uuid != card.uuid:
                 continue
             if wanted_mib is not None and share.vram_mib is not None and hold.uid == found.uid:
                 beside_mib += share.vram_mib
                 continue
-            raise _booked(card, hold.job_id, turn, caller)
+            raise _booked(card, hold.job_id, tx, caller)
     if wanted_mib is None:
         return GpuShare(card.uuid, card.index)
     if card.used_mib is not None and card.used_mib > wanted_mib:
@@ -282,7 +282,7 @@ def _share(
             f"already, more than {format_size_mib(wanted_mib)}",
             f"book as much, or the whole card: gpusched adopt {found.process.pid}",
         )
-    headroom_mib = turn.settings.gpu.share_headroom_mib
+    headroom_mib = tx.settings.gpu.share_headroom_mib
     if card.total_mib is not None and beside_mib + wanted_mib > card.total_mib - headroom_mib:
         left_mib = max(0, card.total_mib - headroom_mib - beside_mib)
         raise Refused(
@@ -293,9 +293,9 @@ def _share(
     return GpuShare(card.uuid, card.index, vram_mib=wanted_mib)
 
 
-def _booked(card: OccupiedGpu, job_id: int, turn: TickTransaction, caller: Caller) -> Refused:
-    job = turn.world.jobs.get(job_id)
-    if job is None or hides(caller, job, turn.settings):
+def _booked(card: OccupiedGpu, job_id: int, tx: TickTransaction, caller: Caller) -> Refused:
+    job = tx.world.jobs.get(job_id)
+    if job is None or hides(caller, job, tx.settings):
         return Refused(
             f"GPU {gpu_label(card.index)} is booked by another job", "wait until it has ended, or end the process"
         )

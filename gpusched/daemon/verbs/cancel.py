@@ -25,22 +25,22 @@ from gpusched.model.value import replace
 from gpusched.ports import JobFilter
 
 
-def apply(command: Cancel, turn: TickTransaction) -> dict[str, Any]:
+def apply(command: Cancel, tx: TickTransaction) -> dict[str, Any]:
     """Answers with the ids of each kind: cancelled, signalled, ended before, missing."""
-    selection = _with_steps(command.selection, command.caller, turn)
+    selection = _with_steps(command.selection, command.caller, tx)
     caller, act = command.caller, Act.CANCEL if command.signal is None else Act.SIGNAL
     is_alone = len(selection.ids) == 1
-    jobs, missing = select(selection, turn, caller)
+    jobs, missing = select(selection, tx, caller)
     if selection.ids:
         for job in jobs:
-            check(caller, act, job, turn.settings)
+            check(caller, act, job, tx.settings)
         if missing and is_alone:
-            raise no_job_for(caller, missing[0], turn)
+            raise no_job_for(caller, missing[0], tx)
     else:
-        jobs = permitted(jobs, selection, act, caller, turn)
+        jobs = permitted(jobs, selection, act, caller, tx)
     if not command.dry_run:
         for job in jobs:
-            turn.note(caller, act, job)
+            tx.audit(caller, act, job)
     answer: dict[str, Any] = {"cancelled": [], "signalled": [], "ended": [], "missing": [str(one) for one in missing]}
     for job in jobs:
         if job.state.is_final:
@@ -48,23 +48,23 @@ def apply(command: Cancel, turn: TickTransaction) -> dict[str, Any]:
         elif command.signal is None:
             answer["cancelled"].append(job.shown_id)
             if not command.dry_run:
-                turn.cancel(job, by=caller.user)
+                tx.cancel(job, by=caller.user)
         else:
             order = SignalOrder(command.signal, command.main_only)
-            runs = _signalled(job, order, turn, is_alone=is_alone)
+            runs = _signalled(job, order, tx, is_alone=is_alone)
             answer["signalled"] += [one.shown_id for one in runs]
             if not command.dry_run:
                 for one in runs:
-                    turn.signal(turn.run_of(one).id, order)
+                    tx.signal(tx.run_of(one).id, order)
     return answer
 
 
-def _signalled(job: Job, order: SignalOrder, turn: TickTransaction, *, is_alone: bool) -> list[Job]:
+def _signalled(job: Job, order: SignalOrder, tx: TickTransaction, *, is_alone: bool) -> list[Job]:
     """Which jobs get the signal: this one, or the running tasks of an array.
 
     Raises: Refused when there are none and the command names no other job.
     """
-    tasks = turn.world.tasks_of(job) if job.is_array else [job]
+    tasks = tx.world.tasks_of(job) if job.is_array else [job]
     signalled = [one for one in tasks if one.state is JobState.RUNNING]
     if not job.is_array and job.state is JobState.SUSPENDED and order.signal != SIGCONT:
         signalled = [job]
@@ -86,26 +86,26 @@ def _signalled(job: Job, order: SignalOrder, turn: TickTransaction, *, is_alone:
     )
 
 
-def _with_steps(selection: Selection, caller: Caller, turn: TickTransaction) -> Selection:
-    """The selection by ids. Looked up in the turn, so that no fallback of a step that has just failed is left out."""
+def _with_steps(selection: Selection, caller: Caller, tx: TickTransaction) -> Selection:
+    """The selection by ids. Looked up in the tick, so that no fallback of a step that has just failed is left out."""
     ids = list(selection.ids)
     for number in sorted(selection.pipelines):
-        jobs = turn.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
-        for job in [job for job in jobs if hides(caller, job, turn.settings)]:
-            turn.hid(caller, job)
+        jobs = tx.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
+        for job in [job for job in jobs if hides(caller, job, tx.settings)]:
+            tx.audit_hidden(caller, job)
             jobs.remove(job)
         ids += step_ids(number, jobs, unfinished=True)
     return replace(selection, ids=tuple(dict.fromkeys(ids)))
 
 
-def lose_clients(command: LoseClients, turn: TickTransaction) -> dict[str, Any]:
+def lose_clients(command: LoseClients, tx: TickTransaction) -> dict[str, Any]:
     """End those that still wait; a run finds out by itself."""
     for job_id in command.ids:
-        job = turn.world.jobs.get(job_id)
+        job = tx.world.jobs.get(job_id)
         if job is not None and (client := awaited(job)) is not None:
             text = f"its client, process {client.pid}, was gone before it began"
-            after, events = lifecycle.give_up(job, turn.now, ReasonCode.CLIENT_LOST, text)
-            turn.put_job(after, *events)
+            after, events = lifecycle.give_up(job, tx.now, ReasonCode.CLIENT_LOST, text)
+            tx.put_job(after, *events)
     return {}
 
 

@@ -13,23 +13,23 @@ from gpusched.model.commands import (
 from gpusched.model.units import gpu_label
 
 
-def apply(command: Drain, turn: TickTransaction) -> dict[str, Any]:
-    check_admin(command.caller, "drain and undrain nodes and GPUs", turn.settings)
+def apply(command: Drain, tx: TickTransaction) -> dict[str, Any]:
+    check_admin(command.caller, "drain and undrain nodes and GPUs", tx.settings)
     changed: list[str] = []
     unchanged: list[str] = []
     for target in command.targets:
-        name = turn.resolve_device(target)
+        name = tx.resolve_device(target)
         is_change = True
         if command.message is None:
-            is_change = turn.undrain(name)
-            for gpu in [gpu for node in turn.nodes for gpu in node.gpus if gpu.uuid == name]:
+            is_change = tx.undrain(name)
+            for gpu in [gpu for node in tx.nodes for gpu in node.gpus if gpu.uuid == name]:
                 is_change = is_change or (gpu.why_not or "").startswith(SUSPECT)
                 # What is known by now does not speak against the card any more.
-                turn.clear(Clearance(gpu.uuid, turn.now, gpu.ecc_errors))
+                tx.clear(Clearance(gpu.uuid, tx.now, gpu.ecc_errors))
         else:
-            turn.drain(name, command.message)
+            tx.drain(name, command.message)
         (changed if is_change else unchanged).append(name)
-        turn.deeds.append(AuditEvent(command.caller, "undrain" if command.message is None else "drain", name))
-    labels = {gpu.uuid: f"GPU {gpu_label(gpu.index)}" for node in turn.nodes for gpu in node.gpus}
+        tx.audit_events.append(AuditEvent(command.caller, "undrain" if command.message is None else "drain", name))
+    labels = {gpu.uuid: f"GPU {gpu_label(gpu.index)}" for node in tx.nodes for gpu in node.gpus}
     labels = {name: label for name, label in labels.items() if name in changed or name in unchanged}
     return {"changed": changed, "unchanged": unchanged, "labels": labels}

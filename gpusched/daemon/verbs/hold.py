@@ -19,10 +19,10 @@ from gpusched.model.job import Job
 from gpusched.model.states import JobState
 
 
-def apply(command: Hold | Release, turn: TickTransaction) -> dict[str, Any]:
+def apply(command: Hold | Release, tx: TickTransaction) -> dict[str, Any]:
     """Hold or release jobs. `running`, of those that were held: the ones that go on until their run ends."""
     hold, caller = isinstance(command, Hold), command.caller
-    jobs = _named(command, turn) if command.filters is None else _filtered(command, command.filters, turn)
+    jobs = _named(command, tx) if command.filters is None else _filtered(command, command.filters, tx)
     answer: dict[str, list[str]] = {"changed": [], "unchanged": [], **({"running": []} if hold else {})}
     for job in jobs:
         if not _changes(job, command):
@@ -34,9 +34,9 @@ def apply(command: Hold | Release, turn: TickTransaction) -> dict[str, Any]:
         if command.dry_run:
             continue
         if hold:
-            turn.put_job(*lifecycle.hold(job, turn.now, caller.user, admin=caller.uid != job.uid))
+            tx.put_job(*lifecycle.hold(job, tx.now, caller.user, admin=caller.uid != job.uid))
         else:
-            turn.put_job(*lifecycle.release(job, turn.now, caller.user))
+            tx.put_job(*lifecycle.release(job, tx.now, caller.user))
     return answer
 
 
@@ -44,9 +44,9 @@ def _act(command: Hold | Release) -> Act:
     return Act.HOLD if isinstance(command, Hold) else Act.RELEASE
 
 
-def _named(command: Hold | Release, turn: TickTransaction) -> list[Job]:
+def _named(command: Hold | Release, tx: TickTransaction) -> list[Job]:
     caller, hold = command.caller, isinstance(command, Hold)
-    found = named(caller, _act(command), command.ids, turn)
+    found = named(caller, _act(command), command.ids, tx)
     for job in found:
         if job.state.is_final:
             raise has_ended(job)
@@ -55,9 +55,9 @@ def _named(command: Hold | Release, turn: TickTransaction) -> list[Job]:
                 f"job {job.shown_id} is {job.state} and has no further run to hold",
                 f"suspend it with: gctl suspend {job.shown_id}, or end it with: gcancel {job.shown_id}",
             )
-    jobs = with_tasks(found, turn)
+    jobs = with_tasks(found, tx)
     for job in jobs:
-        if not hold and not _may_release(caller, job, turn):
+        if not hold and not _may_release(caller, job, tx):
             raise Forbidden(
                 f"job {job.shown_id} was held by an admin or operator, and {caller.user} cannot release it",
                 f"see who held it with: gshow {job.shown_id}",
@@ -65,21 +65,21 @@ def _named(command: Hold | Release, turn: TickTransaction) -> list[Job]:
     return jobs
 
 
-def _filtered(command: Hold | Release, filters: Selection, turn: TickTransaction) -> list[Job]:
+def _filtered(command: Hold | Release, filters: Selection, tx: TickTransaction) -> list[Job]:
     """Those that match and would change, so that the rest of a long queue is not listed."""
     caller, act = command.caller, _act(command)
-    matching, _ = select(filters, turn, caller)
-    jobs = with_tasks(permitted(matching, filters, act, caller, turn), turn)
+    matching, _ = select(filters, tx, caller)
+    jobs = with_tasks(permitted(matching, filters, act, caller, tx), tx)
     if isinstance(command, Hold):
         states = filters.states or {JobState.PENDING}
         jobs = [job for job in jobs if job.state in states]
         jobs = [job for job in jobs if job.state is JobState.PENDING or lifecycle.may_run_again(job)]
     else:
-        jobs = [job for job in jobs if _may_release(caller, job, turn)]
+        jobs = [job for job in jobs if _may_release(caller, job, tx)]
     jobs = [job for job in jobs if _changes(job, command)]
     if not command.dry_run:
         for job in jobs:
-            turn.note(caller, act, job)
+            tx.audit(caller, act, job)
     return jobs
 
 
@@ -90,5 +90,5 @@ def _changes(job: Job, command: Hold | Release) -> bool:
     return job.hold != "admin" and not (job.hold and command.caller.uid == job.uid)
 
 
-def _may_release(caller: Caller, job: Job, turn: TickTransaction) -> bool:
-    return job.hold != "admin" or caller.uid != job.uid or manages(caller, job.spec.queue, turn.settings)
+def _may_release(caller: Caller, job: Job, tx: TickTransaction) -> bool:
+    return job.hold != "admin" or caller.uid != job.uid or manages(caller, job.spec.queue, tx.settings)

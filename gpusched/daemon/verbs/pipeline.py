@@ -55,52 +55,52 @@ def not_needed(number: int, world: DaemonState, store: Store) -> list[Job]:
     return [job for name, job in policy.steps_of(jobs).items() if name in spared]
 
 
-def submit(command: SubmitPipeline, turn: TickTransaction) -> dict[str, Any]:
-    world, now = turn.world, turn.now
+def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
+    world, now = tx.world, tx.now
     caller, steps = command.caller, {step.name: step for step in command.steps}
-    check_room(len(steps), caller, turn)
+    check_room(len(steps), caller, tx)
     for nice, queue in {(step.spec.nice, step.spec.queue) for step in command.steps}:
-        check_nice(nice, queue, caller, turn.settings)
-    _check([(step.where, step.spec) for step in command.steps], caller, turn)
+        check_nice(nice, queue, caller, tx.settings)
+    _check([(step.where, step.spec) for step in command.steps], caller, tx)
     ordered = policy.in_order({name: step.needs for name, step in steps.items()})
     if command.dry_run:
         return {"pipeline": None, "jobs": dict.fromkeys(steps)}
-    check_stored(command.payloads, caller, turn)
+    check_stored(command.payloads, caller, tx)
     number = world.next_pipeline
     world.next_pipeline += 1
     pipeline = Pipeline(number, caller.uid, caller.user, command.name, now, command.source)
-    turn.changes.pipelines[number] = pipeline
-    specs, found = with_auto_limits([steps[name].spec for name in ordered], caller.user, turn)
-    specs = complete_all(specs, caller, turn.settings)
+    tx.changes.pipelines[number] = pipeline
+    specs, found = with_auto_limits([steps[name].spec for name in ordered], caller.user, tx)
+    specs = complete_all(specs, caller, tx.settings)
     ids: dict[str, int] = {}
     notes = []
     for name, spec, limit in zip(ordered, specs, found, strict=True):
-        if (text := never_starts(replace(spec, step=name), turn)) is not None:
+        if (text := never_starts(replace(spec, step=name), tx)) is not None:
             notes.append(f"step {name} {text}")
         dependency = policy.dependency_of(steps[name].needs, ids, spec.dependency)
         made = replace(spec, dependency=dependency, pipeline=pipeline.id, step=name)
         text = f"submitted by {caller.user} as step {name} of {pipeline.id}{limit and f'; {limit}'}"
-        ids[name] = _make(made, text, caller, turn)
-    turn.changes.payloads.update(command.payloads)
-    notes += queue_notes((spec.queue for spec in specs), turn.settings)
+        ids[name] = _make(made, text, caller, tx)
+    tx.changes.payloads.update(command.payloads)
+    notes += queue_notes((spec.queue for spec in specs), tx.settings)
     limits = [f"step {name}: {limit}" for name, limit in zip(ordered, found, strict=True) if limit]
     jobs = {name: str(ids[name]) for name in steps}
     return {"pipeline": pipeline.id, "jobs": jobs, "notes": notes, **({"limits": limits} if limits else {})}
 
 
-def _make(spec: JobSpec, text: str, caller: Caller, turn: TickTransaction) -> int:
-    job = new_job(turn.world.next_id, caller, spec, turn.now)
-    turn.world.next_id = job.last_id + 1
-    record(job, text, turn)
+def _make(spec: JobSpec, text: str, caller: Caller, tx: TickTransaction) -> int:
+    job = new_job(tx.world.next_id, caller, spec, tx.now)
+    tx.world.next_id = job.last_id + 1
+    record(job, text, tx)
     return job.id
 
 
-def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, turn: TickTransaction) -> None:
+def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, tx: TickTransaction) -> None:
     """Refuse what cannot be granted, with what messages call each step. Raises: Refused."""
-    specs, _ = with_auto_limits([spec for _, spec in steps], owner.user, turn)
-    specs = complete_all(specs, owner, turn.settings)
+    specs, _ = with_auto_limits([spec for _, spec in steps], owner.user, tx)
+    specs = complete_all(specs, owner, tx.settings)
     try:
-        check_submission(specs, owner, turn)
+        check_submission(specs, owner, tx)
         return
     except Refused as error:
         whole = error
@@ -108,24 +108,24 @@ def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, turn: TickTransa
     mistakes: list[GpuschedError] = []
     for (where, _), spec in zip(steps, specs, strict=True):
         try:
-            check_submission([spec], owner, turn)
+            check_submission([spec], owner, tx)
         except Refused as error:
             mistakes.append(Refused(f"{where}: {error.message}", error.hint))
     raise Refused.of(mistakes) if mistakes else whole
 
 
-def resume(command: ResumePipeline, turn: TickTransaction) -> dict[str, Any]:
+def resume(command: ResumePipeline, tx: TickTransaction) -> dict[str, Any]:
     caller = command.caller
-    pipeline = find(command.number, turn.store)
+    pipeline = find(command.number, tx.store)
     if pipeline.uid != caller.uid:
-        if "jobs" in turn.settings.access.private_data and not is_admin(caller, turn.settings):
+        if "jobs" in tx.settings.access.private_data and not is_admin(caller, tx.settings):
             hidden = unknown(pipeline.number)
             raise Hidden(hidden.message, hidden.hint)
         raise Forbidden(
             f"pipeline {pipeline.id} belongs to {pipeline.user}, not to {caller.user}",
             f"see it with: gshow {pipeline.id}",
         )
-    jobs = turn.jobs(JobFilter(pipelines=frozenset({pipeline.id})))
+    jobs = tx.jobs(JobFilter(pipelines=frozenset({pipeline.id})))
     steps, names = policy.steps_of(jobs), policy.names_of(jobs)
     again = policy.to_resume(jobs)
     if not again:
@@ -138,23 +138,23 @@ def resume(command: ResumePipeline, turn: TickTransaction) -> dict[str, Any]:
                 f"the fallback of step {fallback.spec.step}, job {fallback.id}, is {fallback.state} yet",
                 f"wait for it with: gwait {fallback.id}, or end it with: gcancel {fallback.id}",
             )
-    check_room(len(again), caller, turn)
+    check_room(len(again), caller, tx)
     ids = {name: job.id for name, job in steps.items()}
-    asked = [limit_as_asked(_anew(steps[name].spec, turn.now)) for name in again]
-    specs, limits = with_auto_limits(asked, caller.user, turn)
-    fresh = dict(zip(again, complete_all(specs, caller, turn.settings), strict=True))
+    asked = [limit_as_asked(_anew(steps[name].spec, tx.now)) for name in again]
+    specs, limits = with_auto_limits(asked, caller.user, tx)
+    fresh = dict(zip(again, complete_all(specs, caller, tx.settings), strict=True))
     outside = [
         (f"step {name}", replace(spec, dependency=None if _is_inside(steps[name], names) else spec.dependency))
         for name, spec in fresh.items()
     ]
-    _check(outside, caller, turn)
+    _check(outside, caller, tx)
     for name, limit in zip(again, limits, strict=True):
         spec = replace(fresh[name], dependency=policy.moved(steps[name], names, ids))
         text = f"submitted by {caller.user} to resume step {name} of {pipeline.id}, after job {steps[name].id}"
         if spec.deadline_at != steps[name].spec.deadline_at:
             text += ", without its deadline, which it cannot meet any more"
-        ids[name] = _make(spec, f"{text}{limit and f'; {limit}'}", caller, turn)
-    _turn_over(steps, again, names, ids, turn)
+        ids[name] = _make(spec, f"{text}{limit and f'; {limit}'}", caller, tx)
+    _turn_over(steps, again, names, ids, tx)
     said = [f"step {name}: {limit}" for name, limit in zip(again, limits, strict=True) if limit]
     jobs_again = {name: str(ids[name]) for name in again}
     return {"pipeline": pipeline.id, "jobs": jobs_again, **({"limits": said} if said else {})}
@@ -176,7 +176,7 @@ def _turn_over(
     again: Sequence[str],
     names: Mapping[int, str],
     ids: Mapping[str, int],
-    turn: TickTransaction,
+    tx: TickTransaction,
 ) -> None:
     """Let steps that were kept and have not begun wait for the new jobs in the place of the old ones."""
     renewed = set(again)
@@ -188,8 +188,8 @@ def _turn_over(
             continue
         dependency = policy.moved(job, names, ids)
         after = replace(job, spec=replace(job.spec, dependency=dependency))
-        turn.world.replace_dependency(after)
-        turn.world.learn_parents(turn.jobs, [dependency] if dependency else [])
-        turn.put_job(
-            after, JobEvent(job.id, turn.now, "updated", f"dependency={as_typed(dependency)}, as others run again")
+        tx.world.replace_dependency(after)
+        tx.world.learn_parents(tx.jobs, [dependency] if dependency else [])
+        tx.put_job(
+            after, JobEvent(job.id, tx.now, "updated", f"dependency={as_typed(dependency)}, as others run again")
         )

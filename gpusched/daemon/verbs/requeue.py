@@ -17,20 +17,20 @@ from gpusched.model.job import Job
 from gpusched.model.states import JobState
 
 
-def apply(command: Requeue, turn: TickTransaction) -> dict[str, Any]:
+def apply(command: Requeue, tx: TickTransaction) -> dict[str, Any]:
     """All of the jobs or, with an error, none."""
     caller = command.caller
-    jobs = running_tasks(named(caller, Act.REQUEUE, command.ids, turn), turn)
+    jobs = running_tasks(named(caller, Act.REQUEUE, command.ids, tx), tx)
     for job in jobs:
         if command.hold:
-            check(caller, Act.HOLD, job, turn.settings)
+            check(caller, Act.HOLD, job, tx.settings)
         _check(job, command)
     for job in jobs:
-        after, story = yielding.requeue(job, turn.now, caller.user, is_owner=caller.uid == job.uid)
+        after, story = yielding.requeue(job, tx.now, caller.user, is_owner=caller.uid == job.uid)
         if command.hold and job.hold != "admin":
-            after, held = lifecycle.hold(after, turn.now, caller.user, admin=caller.uid != job.uid)
+            after, held = lifecycle.hold(after, tx.now, caller.user, admin=caller.uid != job.uid)
             story = (*story, held)
-        turn.put_job(after, *story)
+        tx.put_job(after, *story)
     return {"changed": [job.shown_id for job in jobs]}
 
 

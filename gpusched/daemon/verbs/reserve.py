@@ -28,21 +28,21 @@ _MOST_NAMED = 5
 _LIST = "list them with: gctl reserve"
 
 
-def apply(command: Reserve | Unreserve, turn: TickTransaction) -> dict[str, Any]:
+def apply(command: Reserve | Unreserve, tx: TickTransaction) -> dict[str, Any]:
     """Apply one command. Raises: UserError, with nothing of this command applied."""
-    check_admin(command.caller, "change the reservations", turn.settings)
+    check_admin(command.caller, "change the reservations", tx.settings)
     if isinstance(command, Reserve):
-        answer = _reserve(command, turn)
-        turn.deeds.append(AuditEvent(command.caller, "reserve", command.name))
+        answer = _reserve(command, tx)
+        tx.audit_events.append(AuditEvent(command.caller, "reserve", command.name))
     else:
-        answer = _unreserve(command, turn)
-        turn.deeds += [AuditEvent(command.caller, "unreserve", name) for name in answer["changed"]]
+        answer = _unreserve(command, tx)
+        tx.audit_events += [AuditEvent(command.caller, "unreserve", name) for name in answer["changed"]]
     return answer
 
 
-def _reserve(command: Reserve, turn: TickTransaction) -> dict[str, Any]:
-    _check_words(command, turn)
-    _check_times(command, turn.now)
+def _reserve(command: Reserve, tx: TickTransaction) -> dict[str, Any]:
+    _check_words(command, tx)
+    _check_times(command, tx.now)
     bare = CalendarEntry(
         name=command.name,
         start_at=float(int(command.start_at)),
@@ -53,13 +53,13 @@ def _reserve(command: Reserve, turn: TickTransaction) -> dict[str, Any]:
         every_s=command.every_s,
         until_at=command.until_at,
         made_by=command.caller.user,
-        made_at=turn.now,
+        made_at=tx.now,
         message=command.message,
     )
-    entry = _with_place(bare, command, turn)
-    world = turn.world
+    entry = _with_place(bare, command, tx)
+    world = tx.world
     found = conflicts(
-        entry, world.calendar.values(), world.holds.values(), turn.layout(), turn.now, name_of=world.name_of
+        entry, world.calendar.values(), world.holds.values(), tx.layout(), tx.now, name_of=world.name_of
     )
     _refuse_entries(found)
     jobs = [conflict for conflict in found if conflict.job_id is not None]
@@ -68,19 +68,19 @@ def _reserve(command: Reserve, turn: TickTransaction) -> dict[str, Any]:
             f"what is to be reserved would not be free at the start: {_named(jobs)}",
             "wait, end them, reserve another time or other cards, or make it all the same with --ignore-jobs",
         )
-    for over in [one.name for one in turn.world.calendar.values() if next_window(one, turn.now) is None]:
-        _put(over, None, turn)
-    _put(entry.name, entry, turn)
-    return {"entry": entry, "notes": _notes(entry, jobs, turn)}
+    for over in [one.name for one in tx.world.calendar.values() if next_window(one, tx.now) is None]:
+        _put(over, None, tx)
+    _put(entry.name, entry, tx)
+    return {"entry": entry, "notes": _notes(entry, jobs, tx)}
 
 
-def _check_words(command: Reserve, turn: TickTransaction) -> None:
-    name, known = command.name, turn.world.calendar
+def _check_words(command: Reserve, tx: TickTransaction) -> None:
+    name, known = command.name, tx.world.calendar
     if not _NAME.fullmatch(name):
         raise Refused(
             f"{name!r} cannot be the name of a reservation", "use up to 64 letters, digits, dots, dashes, underscores"
         )
-    live = {one.name for one in known.values() if next_window(one, turn.now) is not None}
+    live = {one.name for one in known.values() if next_window(one, tx.now) is not None}
     if name in live:
         raise Refused(f"there is a reservation {name} already", f"take it out first: gctl unreserve {name}")
     if len(live) >= MOST_ENTRIES:
@@ -131,15 +131,15 @@ def _check_times(command: Reserve, now: float) -> None:
         raise Refused("the reservation would end before it begins", "name a later instant with --until")
 
 
-def _with_place(bare: CalendarEntry, command: Reserve, turn: TickTransaction) -> CalendarEntry:
-    cards = tuple(dict.fromkeys(_card(turn, word) for word in command.cards))
+def _with_place(bare: CalendarEntry, command: Reserve, tx: TickTransaction) -> CalendarEntry:
+    cards = tuple(dict.fromkeys(_card(tx, word) for word in command.cards))
     wish = Wish(command.gpus, cards, command.is_node or command.is_maintenance, command.cpus, command.mem_mib)
-    world = turn.world
-    place = choose(wish, bare, turn.nodes, world.calendar.values(), world.holds.values(), turn.now)
+    world = tx.world
+    place = choose(wish, bare, tx.nodes, world.calendar.values(), world.holds.values(), tx.now)
     if place is not None:
         return replace(bare, held=(place,))
     most = max(
-        (sum(view.is_present and view.mig_profile is None for view in node.gpus) for node in turn.nodes), default=0
+        (sum(view.is_present and view.mig_profile is None for view in node.gpus) for node in tx.nodes), default=0
     )
     if command.cards:
         raise Refused("the cards are not of one node", "make one reservation for each node")
@@ -151,9 +151,9 @@ def _with_place(bare: CalendarEntry, command: Reserve, turn: TickTransaction) ->
     )
 
 
-def _card(turn: TickTransaction, word: str) -> str:
-    uuid = turn.resolve_device(word)
-    if not any(view.uuid == uuid for node in turn.nodes for view in node.gpus):
+def _card(tx: TickTransaction, word: str) -> str:
+    uuid = tx.resolve_device(word)
+    if not any(view.uuid == uuid for node in tx.nodes for view in node.gpus):
         raise NotFound(f"{word!r} is no GPU", "for a whole node use --node; list GPUs with: ginfo")
     return uuid
 
@@ -171,35 +171,35 @@ def _named(jobs: list[Conflict]) -> str:
     return f"{shown}; and {rest} more" if rest > 0 else shown
 
 
-def _notes(entry: CalendarEntry, jobs: list[Conflict], turn: TickTransaction) -> list[str]:
+def _notes(entry: CalendarEntry, jobs: list[Conflict], tx: TickTransaction) -> list[str]:
     notes = [f"{conflict.text}, and is left alone" for conflict in jobs]
-    for other in sorted(turn.world.calendar.values(), key=lambda one: one.name):
-        if other.name != entry.name and overlaps(entry, other, turn.now) is not None:
+    for other in sorted(tx.world.calendar.values(), key=lambda one: one.name):
+        if other.name != entry.name and overlaps(entry, other, tx.now) is not None:
             # Two of other kinds are refused.
             upkeep, kept = (entry, other) if entry.is_maintenance else (other, entry)
             what = "maintenance" if kept.is_maintenance else "reservation"
             notes.append(f"{what} {kept.name} is at the same time; nothing runs in it during maintenance {upkeep.name}")
-    known = turn.settings.account
+    known = tx.settings.account
     notes += [f"there is no account {name} yet" for name in entry.accounts if known and name not in known]
     return notes
 
 
-def _put(name: str, entry: CalendarEntry | None, turn: TickTransaction) -> None:
-    turn.changes.reservations[name] = entry
+def _put(name: str, entry: CalendarEntry | None, tx: TickTransaction) -> None:
+    tx.changes.reservations[name] = entry
     if entry is None:
-        turn.world.calendar.pop(name, None)
+        tx.world.calendar.pop(name, None)
     else:
-        turn.world.calendar[name] = entry
+        tx.world.calendar[name] = entry
 
 
-def _unreserve(command: Unreserve, turn: TickTransaction) -> dict[str, Any]:
+def _unreserve(command: Unreserve, tx: TickTransaction) -> dict[str, Any]:
     names = list(dict.fromkeys(command.names))
     for name in names:
-        if name not in turn.world.calendar:
+        if name not in tx.world.calendar:
             raise NotFound(f"there is no reservation {name!r}", _LIST)
     for name in names:
-        _put(name, None, turn)
+        _put(name, None, tx)
     waiting = [
-        job.id for job in turn.world.jobs.values() if job.spec.reservation in names and job.state is JobState.PENDING
+        job.id for job in tx.world.jobs.values() if job.spec.reservation in names and job.state is JobState.PENDING
     ]
     return {"changed": names, "waiting": sorted(waiting)}

@@ -15,16 +15,16 @@ from gpusched.model.units import printable
 from gpusched.ports import JobFilter
 
 
-def select(selection: Selection, turn: TickTransaction, caller: Caller) -> tuple[list[Job], list[int]]:
+def select(selection: Selection, tx: TickTransaction, caller: Caller) -> tuple[list[Job], list[int]]:
     """Jobs of a selection, final ones only when named by id, and ids that do not exist as far as the caller knows."""
-    world = turn.world
+    world = tx.world
     if selection.ids:
         found = {job_id: job for job_id in selection.ids if (job := world.find(job_id)) is not None}
         gone = [job_id for job_id in selection.ids if job_id not in found]
-        found.update({job.id: job for job in turn.jobs(JobFilter(ids=frozenset(gone)))})
-        hidden = [job_id for job_id, job in found.items() if hides(caller, job, turn.settings)]
+        found.update({job.id: job for job in tx.jobs(JobFilter(ids=frozenset(gone)))})
+        hidden = [job_id for job_id, job in found.items() if hides(caller, job, tx.settings)]
         for job_id in hidden:
-            turn.hid(caller, found.pop(job_id))
+            tx.audit_hidden(caller, found.pop(job_id))
         missing = [job_id for job_id in selection.ids if job_id not in found]
         jobs = [found[job_id] for job_id in dict.fromkeys(selection.ids) if job_id in found]
     else:
@@ -44,34 +44,34 @@ def _matches(job: Job, selection: Selection) -> bool:
     )
 
 
-def with_tasks(jobs: list[Job], turn: TickTransaction) -> list[Job]:
+def with_tasks(jobs: list[Job], tx: TickTransaction) -> list[Job]:
     """These jobs, behind each array its tasks that have rows and have not ended; each once."""
     found: dict[int, Job] = {}
     for job in jobs:
         found[job.id] = job
         if job.is_array:
-            found.update({task.id: task for task in turn.world.tasks_of(job)})
+            found.update({task.id: task for task in tx.world.tasks_of(job)})
     return list(found.values())
 
 
-def no_job_for(caller: Caller, job_id: int, turn: TickTransaction) -> NotFound:
+def no_job_for(caller: Caller, job_id: int, tx: TickTransaction) -> NotFound:
     """The same for a caller; where jobs are hidden, one that was pruned is not told from those that are."""
-    return no_job(job_id, 0 if is_private("jobs", caller, turn.settings) else turn.world.next_id)
+    return no_job(job_id, 0 if is_private("jobs", caller, tx.settings) else tx.world.next_id)
 
 
-def named(caller: Caller, act: Act, ids: tuple[int, ...], turn: TickTransaction) -> list[Job]:
+def named(caller: Caller, act: Act, ids: tuple[int, ...], tx: TickTransaction) -> list[Job]:
     """All of these jobs, to which the caller may do this. Raises: Forbidden, NotFound, before any is touched."""
-    jobs, missing = select(Selection(ids=ids), turn, caller)
+    jobs, missing = select(Selection(ids=ids), tx, caller)
     if missing:
-        raise no_job_for(caller, missing[0], turn)
+        raise no_job_for(caller, missing[0], tx)
     for job in jobs:
-        check(caller, act, job, turn.settings)
+        check(caller, act, job, tx.settings)
     for job in jobs:
-        turn.note(caller, act, job)
+        tx.audit(caller, act, job)
     return jobs
 
 
-def permitted(jobs: list[Job], selection: Selection, act: Act, caller: Caller, turn: TickTransaction) -> list[Job]:
+def permitted(jobs: list[Job], selection: Selection, act: Act, caller: Caller, tx: TickTransaction) -> list[Job]:
     """The jobs that a filter is about: the caller's own, or those of named users to which the caller may do this.
 
     Raises: Forbidden when it names others and the caller has no rights over other users' jobs.
@@ -79,7 +79,7 @@ def permitted(jobs: list[Job], selection: Selection, act: Act, caller: Caller, t
     others = sorted(selection.users - {caller.user})
     if not others:
         return [job for job in jobs if job.uid == caller.uid]
-    settings = turn.settings
+    settings = tx.settings
     if not (is_admin(caller, settings) or is_operator(caller, settings)):
         raise Forbidden(
             f"only an admin or an operator may {act} jobs of {printable(others[0], 60)}, not {caller.user}",
@@ -92,14 +92,14 @@ def has_ended(job: Job) -> Refused:
     return Refused(f"job {job.shown_id} has ended ({job.state})", f"see it with: gshow {job.shown_id}")
 
 
-def running_tasks(jobs: list[Job], turn: TickTransaction) -> list[Job]:
+def running_tasks(jobs: list[Job], tx: TickTransaction) -> list[Job]:
     """These jobs, in place of each array its tasks that run. Raises: Refused when an array has none."""
     found: dict[int, Job] = {}
     for job in jobs:
         if not job.is_array:
             found[job.id] = job
             continue
-        tasks = [task for task in turn.world.tasks_of(job) if task.state in (JobState.RUNNING, JobState.SUSPENDED)]
+        tasks = [task for task in tx.world.tasks_of(job) if task.state in (JobState.RUNNING, JobState.SUSPENDED)]
         if not tasks:
             raise Refused(f"no task of array {job.shown_id} is running", f"see it with: gq -j {job.shown_id}")
         found.update({task.id: task for task in tasks})

@@ -40,26 +40,26 @@ from gpusched.scheduler.words import name_some
 _MOST_NAMES = 8
 
 
-def apply(command: Submit, turn: TickTransaction) -> dict[str, Any]:
-    world, settings, now = turn.world, turn.settings, turn.now
+def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
+    world, settings, now = tx.world, tx.settings, tx.now
     if len(command.specs) == 1:
-        found = existing(command.specs[0], command.key_again, command.caller, turn)
+        found = existing(command.specs[0], command.key_again, command.caller, tx)
         if found is not None:
             return found
-    check_room(len(command.specs), command.caller, turn)
+    check_room(len(command.specs), command.caller, tx)
     for nice, queue in {(spec.nice, spec.queue) for spec in command.specs}:
         check_nice(nice, queue, command.caller, settings)
-    specs, limits = with_auto_limits(command.specs, command.caller.user, turn)
+    specs, limits = with_auto_limits(command.specs, command.caller.user, tx)
     specs = complete_all(specs, command.caller, settings)
-    check_submission(specs, command.caller, turn)
+    check_submission(specs, command.caller, tx)
     # One of each kind: a batch has thousands of lines with the same dependency.
     dependent = {spec.dependency: spec for spec in specs if spec.dependency}
     shown_id = str(world.next_id) if len(specs) == 1 else "ID"
-    looked = {words: never_starts(spec, turn, shown_id) for words, spec in dependent.items()}
+    looked = {words: never_starts(spec, tx, shown_id) for words, spec in dependent.items()}
     never = {words: text for words, text in looked.items() if text is not None}
     doomed: dict[str, list[str]] = {}
     """Jobs that can never start, by why."""
-    check_stored(command.payloads, command.caller, turn)
+    check_stored(command.payloads, command.caller, tx)
     ids = []
     names = ", ".join(printable(name, 60) for name in command.env_excluded[:_MOST_NAMES])
     more = len(command.env_excluded) - _MOST_NAMES
@@ -71,8 +71,8 @@ def apply(command: Submit, turn: TickTransaction) -> dict[str, Any]:
         if spec.dependency in never:
             doomed.setdefault(never[spec.dependency], []).append(str(job.id))
         origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
-        record(job, f"submitted by {command.caller.user}{origin}{left_out}{limit and f'; {limit}'}", turn)
-    turn.changes.payloads.update(command.payloads)
+        record(job, f"submitted by {command.caller.user}{origin}{left_out}{limit and f'; {limit}'}", tx)
+    tx.changes.payloads.update(command.payloads)
     notes = [f"{name_some('job', names)} {text}" for text, names in doomed.items()]
     notes += queue_notes((spec.queue for spec in specs), settings)
     said = list(dict.fromkeys(filter(None, limits)))
@@ -89,22 +89,22 @@ _TERMS = {
 _SPEC_TERMS = tuple(name for name in JobSpec.__struct_fields__ if name not in (*_TERMS, "key", "snapshot", "array"))
 
 
-def job_of(uid: int, key: str, turn: TickTransaction) -> Job | None:
-    """The newest job of this user with this key, those of this very turn included."""
-    job_id = turn.keys.get((uid, key))
+def job_of(uid: int, key: str, tx: TickTransaction) -> Job | None:
+    """The newest job of this user with this key, those of this very tick included."""
+    job_id = tx.keys.get((uid, key))
     if job_id is not None:
-        return turn.changes.jobs[job_id]
-    stored = turn.store.job_of_key(uid, key)
-    # The table is behind what this turn has done already.
-    return stored and turn.changes.jobs.get(stored.id, stored)
+        return tx.changes.jobs[job_id]
+    stored = tx.store.job_of_key(uid, key)
+    # The table is behind what this tick has done already.
+    return stored and tx.changes.jobs.get(stored.id, stored)
 
 
-def existing(spec: JobSpec, again: str, caller: Caller, turn: TickTransaction) -> dict[str, Any] | None:
+def existing(spec: JobSpec, again: str, caller: Caller, tx: TickTransaction) -> dict[str, Any] | None:
     """The answer to a submission whose key has a job; None when it makes a new one.
 
     Raises: Refused when the key stands for other work.
     """
-    job = None if spec.key is None else job_of(caller.uid, spec.key, turn)
+    job = None if spec.key is None else job_of(caller.uid, spec.key, tx)
     if job is None or (job.state.is_final and _is_over(job.state, again)):
         return None
     shown = f"the key {printable(repr(spec.key), 80)} belongs to job {job.shown_id}"
@@ -118,7 +118,7 @@ def existing(spec: JobSpec, again: str, caller: Caller, turn: TickTransaction) -
     if spec.time_limit_source == AUTO:
         # More has been learned since, and that is no other wish.
         left_out.add("time_limit_s")
-    differs = sorted({*_differences(completed(spec, caller, turn.settings), job.spec)} - left_out)
+    differs = sorted({*_differences(completed(spec, caller, tx.settings), job.spec)} - left_out)
     return {"ids": [job.id], "existing": True, "differs": differs}
 
 
@@ -146,19 +146,19 @@ def _differences(ours: JobSpec, theirs: JobSpec) -> Iterator[str]:
     yield from (name for name in _SPEC_TERMS if getattr(ours, name) != getattr(theirs, name))
 
 
-def check_room(jobs: int, caller: Caller, turn: TickTransaction) -> None:
+def check_room(jobs: int, caller: Caller, tx: TickTransaction) -> None:
     """Refuse so many new jobs when they would pass a limit. Raises: Refused."""
-    known, limit = len(turn.world.jobs), turn.settings.limit.jobs
+    known, limit = len(tx.world.jobs), tx.settings.limit.jobs
     if jobs > limit - known:
         # How many jobs others have may be nobody's to know.
         there = (
-            "" if is_private("jobs", caller, turn.settings) else f"{plural(known, 'job')} waiting or running already; "
+            "" if is_private("jobs", caller, tx.settings) else f"{plural(known, 'job')} waiting or running already; "
         )
         raise Refused(
             f"{there}{jobs} more would pass the limit of {limit} jobs that wait or run",
             "wait for jobs to end, or raise [limit] jobs in the config file",
         )
-    own, most = turn.world.jobs_of(caller.uid), turn.settings.limit.jobs_per_user
+    own, most = tx.world.jobs_of(caller.uid), tx.settings.limit.jobs_per_user
     if jobs > most - own and not is_root(caller):
         raise Refused(
             f"{plural(own, 'job')} of {caller.user} waiting or running already; {jobs} more would pass the limit of "
@@ -168,19 +168,19 @@ def check_room(jobs: int, caller: Caller, turn: TickTransaction) -> None:
         )
 
 
-def check_stored(payloads: Mapping[str, bytes], caller: Caller, turn: TickTransaction) -> None:
+def check_stored(payloads: Mapping[str, bytes], caller: Caller, tx: TickTransaction) -> None:
     """Refuse texts with which a user's jobs would take more of the database than one may. Raises: Refused."""
     if is_root(caller):
         return
-    stored = turn.world.stored
+    stored = tx.world.stored
     if caller.uid not in stored:
-        stored[caller.uid] = turn.store.payload_bytes_of(caller.uid)
-    new = payloads.keys() - turn.store.known_payloads(payloads) - turn.changes.payloads.keys()
+        stored[caller.uid] = tx.store.payload_bytes_of(caller.uid)
+    new = payloads.keys() - tx.store.known_payloads(payloads) - tx.changes.payloads.keys()
     size = sum(len(payloads[sha]) for sha in new)
-    most = turn.settings.limit.stored_mib_per_user
+    most = tx.settings.limit.stored_mib_per_user
     if size and stored[caller.uid] + size > most * (1 << 20):
         # Some may have been forgotten with old jobs since.
-        stored[caller.uid] = turn.store.payload_bytes_of(caller.uid)
+        stored[caller.uid] = tx.store.payload_bytes_of(caller.uid)
     if size and stored[caller.uid] + size > most * (1 << 20):
         raise Refused(
             f"the scripts and environments of {caller.user}'s jobs take {stored[caller.uid] / (1 << 20):.1f} MiB in "
@@ -191,8 +191,8 @@ def check_stored(payloads: Mapping[str, bytes], caller: Caller, turn: TickTransa
     stored[caller.uid] += size
 
 
-def record(job: Job, text: str, turn: TickTransaction) -> None:
+def record(job: Job, text: str, tx: TickTransaction) -> None:
     """Take a new job in, with the first line of its story."""
     if job.spec.dependency:
-        turn.world.learn_parents(turn.jobs, [job.spec.dependency])
-    turn.put_job(job, JobEvent(job.id, turn.now, "submitted", text))
+        tx.world.learn_parents(tx.jobs, [job.spec.dependency])
+    tx.put_job(job, JobEvent(job.id, tx.now, "submitted", text))

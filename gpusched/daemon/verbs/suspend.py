@@ -16,9 +16,9 @@ from gpusched.model.job import Job
 from gpusched.model.states import JobState
 
 
-def suspend(command: Suspend, turn: TickTransaction) -> dict[str, Any]:
+def suspend(command: Suspend, tx: TickTransaction) -> dict[str, Any]:
     """All of the jobs or, with an error, none; `kept`: the GPUs that suspended jobs keep."""
-    jobs = running_tasks(named(command.caller, Act.SUSPEND, command.ids, turn), turn)
+    jobs = running_tasks(named(command.caller, Act.SUSPEND, command.ids, tx), tx)
     for job in jobs:
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
             raise Refused(
@@ -33,15 +33,15 @@ def suspend(command: Suspend, turn: TickTransaction) -> dict[str, Any]:
     suspended = [job for job in jobs if job.state is not JobState.SUSPENDED]
     kept = []
     for job in suspended:
-        if gpus := turn.run_of(job).gpus:
+        if gpus := tx.run_of(job).gpus:
             kept.append({"id": job.shown_id, "gpus": len(gpus)})
-        turn.suspend(job, "user", f"suspended by {command.caller.user}; resume it with: gctl resume {job.shown_id}")
+        tx.suspend(job, "user", f"suspended by {command.caller.user}; resume it with: gctl resume {job.shown_id}")
     return {**_answer(jobs, suspended), "kept": kept}
 
 
-def resume(command: Resume, turn: TickTransaction) -> dict[str, Any]:
+def resume(command: Resume, tx: TickTransaction) -> dict[str, Any]:
     """All of the jobs or, with an error, none."""
-    jobs = running_tasks(named(command.caller, Act.RESUME, command.ids, turn), turn)
+    jobs = running_tasks(named(command.caller, Act.RESUME, command.ids, tx), tx)
     for job in jobs:
         if job.suspended_by == "policy":
             raise Refused(
@@ -55,7 +55,7 @@ def resume(command: Resume, turn: TickTransaction) -> dict[str, Any]:
             )
     resumed = [job for job in jobs if job.state is not JobState.RUNNING]
     for job in resumed:
-        turn.resume(job, f"resumed by {command.caller.user}")
+        tx.resume(job, f"resumed by {command.caller.user}")
     return _answer(jobs, resumed)
 
 

@@ -52,18 +52,18 @@ _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
 
 
-def apply(command: Update, turn: TickTransaction) -> dict[str, Any]:
+def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
     """Change all of the jobs or, with an error, none."""
     caller, changes = command.caller, command.changes
-    jobs = named(caller, Act.UPDATE, command.ids, turn)
+    jobs = named(caller, Act.UPDATE, command.ids, tx)
     for job in jobs:
         if not REWRITING.isdisjoint(changes):
-            check(caller, Act.REWRITE, job, turn.settings)
+            check(caller, Act.REWRITE, job, tx.settings)
     for job in jobs:
         queue = changes.get("queue", job.spec.queue)
         # One that goes first in its user's own queue must not be moved before the jobs of others.
         if "nice" in changes or queue != job.spec.queue:
-            check_nice(changes.get("nice", job.spec.nice), queue, caller, turn.settings)
+            check_nice(changes.get("nice", job.spec.nice), queue, caller, tx.settings)
     for job in jobs:
         _check(job, changes)
     updated = []
@@ -71,8 +71,8 @@ def apply(command: Update, turn: TickTransaction) -> dict[str, Any]:
     """What was found for `time=auto`."""
     named_ids = {job.id for job in jobs}
     owners: dict[tuple[int, str], Caller] = {}
-    for job in with_tasks(jobs, turn):
-        refusal = _why_fixed(job, command, turn)
+    for job in with_tasks(jobs, tx):
+        refusal = _why_fixed(job, command, tx)
         if refusal is not None:
             if job.id in named_ids:
                 raise refusal
@@ -83,25 +83,25 @@ def apply(command: Update, turn: TickTransaction) -> dict[str, Any]:
         owner = owners.setdefault((job.uid, job.user), Caller(job.uid, job.user))
         after = _changed(job, _for_task(changes) if is_named_task else changes)
         if not _FILLED_IN.isdisjoint(changes):
-            after = _filled_in(job, after, owner, changes, turn, limits)
-        check_update(job, after, owner, turn)
+            after = _filled_in(job, after, owner, changes, tx, limits)
+        check_update(job, after, owner, tx)
         updated.append((job, after))
     text = ", ".join(f"{name}={_shown(name, value)}" for name, value in sorted(_recorded(changes).items()))
     for before, after in updated:
         if _dependency_of(after) != _dependency_of(before):
-            turn.world.replace_dependency(after)
+            tx.world.replace_dependency(after)
             if after.spec.dependency:
-                turn.world.learn_parents(turn.jobs, [after.spec.dependency])
-        turn.put_job(after, JobEvent(after.id, turn.now, "updated", f"{text} by {caller.user}"))
+                tx.world.learn_parents(tx.jobs, [after.spec.dependency])
+        tx.put_job(after, JobEvent(after.id, tx.now, "updated", f"{text} by {caller.user}"))
         has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
         if has_run and "time_limit_s" in changes:
-            turn.world.put_run(turn.run_of(before))
+            tx.world.put_run(tx.run_of(before))
     notes = list(limits)
     if changes.get("dependency"):
-        found = ((after, never_starts(after.spec, turn, after.shown_id)) for _, after in updated)
+        found = ((after, never_starts(after.spec, tx, after.shown_id)) for _, after in updated)
         notes += [f"job {after.shown_id} {why}" for after, why in found if why is not None]
     if changes.get("queue"):
-        notes += queue_notes([changes["queue"]], turn.settings)
+        notes += queue_notes([changes["queue"]], tx.settings)
     has_notes = limits or changes.get("dependency") or changes.get("queue")
     return {"changed": [job.shown_id for job in jobs], **({"notes": notes} if has_notes else {})}
 
@@ -122,18 +122,18 @@ def _check(job: Job, changes: dict[str, Any]) -> None:
         )
 
 
-def _why_fixed(job: Job, command: Update, turn: TickTransaction) -> Refused | None:
+def _why_fixed(job: Job, command: Update, tx: TickTransaction) -> Refused | None:
     """Why a job that does not wait any more cannot take these changes; None when it can."""
     if job.state is JobState.PENDING:
         return None
     fixed = sorted(set(command.changes) - UPDATABLE_WHILE_RUNNING)
     if fixed and not (job.is_array and job.state is JobState.RUNNING):
         return _fixed(fixed[0], job)
-    return _cannot_outlast(job) if _raises_limit(job, command, turn) else None
+    return _cannot_outlast(job) if _raises_limit(job, command, tx) else None
 
 
 def _filled_in(
-    before: Job, after: Job, owner: Caller, changes: dict[str, Any], turn: TickTransaction, limits: dict[str, None]
+    before: Job, after: Job, owner: Caller, changes: dict[str, Any], tx: TickTransaction, limits: dict[str, None]
 ) -> Job:
     """The job with what a submission gets by default; `limits` takes what was found for `time=auto`."""
     spec = after.spec
@@ -145,9 +145,9 @@ def _filled_in(
             f"job {before.shown_id} is {before.state}; time=auto is worked out only while a job waits",
             f"say how long it may run in all: gctl update {before.shown_id} time=4h",
         )
-    (spec,), found = with_auto_limits([spec], after.user, turn)
+    (spec,), found = with_auto_limits([spec], after.user, tx)
     limits.update(dict.fromkeys(filter(None, found)))
-    return replace(after, spec=completed(spec, owner, turn.settings))
+    return replace(after, spec=completed(spec, owner, tx.settings))
 
 
 def _recorded(changes: dict[str, Any]) -> dict[str, Any]:
@@ -167,13 +167,13 @@ def _fixed(field: str, job: Job) -> Refused:
     return Refused(f"{word} of job {shown} cannot change while it is {job.state}", hint)
 
 
-def _raises_limit(job: Job, command: Update, turn: TickTransaction) -> bool:
+def _raises_limit(job: Job, command: Update, tx: TickTransaction) -> bool:
     """Whether somebody without rights over the queue wants a run to go on for longer than it was started for."""
     limit_s = job.spec.time_limit_s
     if limit_s is None or job.is_array or job.spec.adopted is not None or "time_limit_s" not in command.changes:
         return False
     wanted_s = command.changes["time_limit_s"]
-    return (wanted_s is None or wanted_s > limit_s) and not manages(command.caller, job.spec.queue, turn.settings)
+    return (wanted_s is None or wanted_s > limit_s) and not manages(command.caller, job.spec.queue, tx.settings)
 
 
 def _cannot_outlast(job: Job) -> Refused:

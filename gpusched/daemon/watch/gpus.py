@@ -51,9 +51,9 @@ class GpuFaults:
         self._parents: dict[str, str] = {}
         """UUIDs of the cards that MIG instances are parts of."""
         self._new: list[GpuFault] = []
-        """Not acted on in any turn that was recorded."""
+        """Not acted on in any tick that was recorded."""
         self._taken = 0
-        """How many of them the last turn acted on."""
+        """How many of them the last tick acted on."""
         self._lost: dict[str, GpuFault] = {}
         """Cards that are lost, by UUID."""
         self._read_until: float | None = None
@@ -86,31 +86,31 @@ class GpuFaults:
         numbered = (fault for fault in self._known if fault.uuid == uuid and fault.xid is not None)
         return tuple(sorted(numbered, key=lambda fault: fault.at))
 
-    def may_be_unread(self, run: Run, turn: TickTransaction) -> bool:
+    def may_be_unread(self, run: Run, tx: TickTransaction) -> bool:
         """Whether a fault that explains the run's failure may be in the next reading: its cards are kept until then."""
-        return awaits_faults(run, self._read_until, turn.now, turn.settings.gpu.release_wait_s)
+        return awaits_faults(run, self._read_until, tx.now, tx.settings.gpu.release_wait_s)
 
-    def carry_out(self, turn: TickTransaction) -> None:
-        """Drain the cards whose new faults call for it, and those that could not be recorded in an earlier turn."""
-        self._drains = {uuid: text for uuid, text in self._drains.items() if uuid not in turn.world.drains}
+    def carry_out(self, tx: TickTransaction) -> None:
+        """Drain the cards whose new faults call for it, and those that could not be recorded in an earlier tick."""
+        self._drains = {uuid: text for uuid, text in self._drains.items() if uuid not in tx.world.drains}
         for uuid, message in self._drains.items():
-            turn.drain(uuid, message)
+            tx.drain(uuid, message)
         new, tried, self._taken = self._new, self._taken, len(self._new)
         for number, fault in enumerate(new):
-            late_s = turn.now - fault.at
+            late_s = tx.now - fault.at
             late = f", found in the kernel's log {format_duration(late_s)} later" if late_s > _LATE_S else ""
             if number >= tried:
                 log.error("GPU %d (%s): %s%s", fault.index, fault.uuid, fault.text, late)
-            if takes_out(fault, turn.settings.fault, turn.world.clearances.get(fault.uuid)):
-                self._drain(fault.uuid, fault.index, fault.text + late, turn)
+            if takes_out(fault, tx.settings.fault, tx.world.clearances.get(fault.uuid)):
+                self._drain(fault.uuid, fault.index, fault.text + late, tx)
         # At once, before more of the same kind are started while these come to their end.
-        for run in (*turn.world.open_runs.values(), *turn.world.releasing.values()) if new else ():
-            job = turn.world.jobs[run.job_id]
-            if self._note_faulty(job, run, self._with_instances(run, new), turn.settings.fault):
-                self.hold_repeated(job, run, turn)
+        for run in (*tx.world.open_runs.values(), *tx.world.releasing.values()) if new else ():
+            job = tx.world.jobs[run.job_id]
+            if self._note_faulty(job, run, self._with_instances(run, new), tx.settings.fault):
+                self.hold_repeated(job, run, tx)
 
     def recorded(self) -> None:
-        """What this turn has done about faults is in the table."""
+        """What this tick has done about faults is in the table."""
         del self._new[: self._taken]
         self._taken = 0
 
@@ -129,54 +129,54 @@ class GpuFaults:
             del self._faulty[next(iter(self._faulty))]
         return True
 
-    def judge(self, job: Job, run: Run, turn: TickTransaction) -> Run:
+    def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run with whoever is to blame; says so in the story. Its card may become suspect."""
-        faults, settings = self._with_instances(run, self._known), turn.settings.fault
+        faults, settings = self._with_instances(run, self._known), tx.settings.fault
         after = blamed(run, fault_of(run, faults, settings.xid_victim))
         self._note_faulty(job, run, faults, settings)
         if after is run:
-            foreign = {gpu.uuid: gpu.foreign_mib for node in turn.nodes for gpu in node.gpus}
-            after = crowded_out(run, foreign, turn.settings.fault.early_s, turn.settings.gpu.foreign_mib)
+            foreign = {gpu.uuid: gpu.foreign_mib for node in tx.nodes for gpu in node.gpus}
+            after = crowded_out(run, foreign, tx.settings.fault.early_s, tx.settings.gpu.foreign_mib)
         if after is not run:
-            turn.changes.runs[after.id] = after
-            turn.tell(JobEvent(job.id, turn.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
-        self._evidence = weighed(self._evidence, job, after, turn.settings.fault)
+            tx.changes.runs[after.id] = after
+            tx.add_events(JobEvent(job.id, tx.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
+        self._evidence = weighed(self._evidence, job, after, tx.settings.fault)
         for share in after.gpus:
-            why = suspicion(self._evidence.get(share.uuid, ()), turn.settings.fault)
+            why = suspicion(self._evidence.get(share.uuid, ()), tx.settings.fault)
             if why is not None:
                 del self._evidence[share.uuid]
-                self._drain(share.uuid, share.index, why, turn)
+                self._drain(share.uuid, share.index, why, tx)
         return after
 
-    def hold_repeated(self, job: Job, run: Run, turn: TickTransaction) -> None:
+    def hold_repeated(self, job: Job, run: Run, tx: TickTransaction) -> None:
         """Hold what waits of the run's job and of those like it, when their runs meet the same fault repeatedly.
 
         A job that was submitted since starts once: it may have been mended.
         """
         last = self._faulty.get(run.id)
-        runs = () if last is None else repeated(last, self._faulty.values(), turn.settings.fault.hold_after)
+        runs = () if last is None else repeated(last, self._faulty.values(), tx.settings.fault.hold_after)
         if last is None or not runs:
             return
         text = told_of(runs)
-        pending = [one for one in turn.world.jobs.values() if one.user == job.user and _may_be_held(one)]
+        pending = [one for one in tx.world.jobs.values() if one.user == job.user and _may_be_held(one)]
         held = [one for one in pending if last.origin.is_like(_origin(one))]
         for one in held:
-            after, event = lifecycle.hold_for_fault(one, turn.now, text)
-            turn.put_job(after, event)
+            after, event = lifecycle.hold_for_fault(one, tx.now, text)
+            tx.put_job(after, event)
         if held:
             ids = sorted({one.array_id or one.id for one in held})
             some = ", ".join(map(str, ids[:_MOST_NAMED])) + (", ..." if len(ids) > _MOST_NAMED else "")
             news = f"held {plural(len(ids), 'job')} of {job.user} ({some}): {text}"
             log.error("%s", news)
-            turn.news.append(News("job_held", news, run.node, job.user))
+            tx.news.append(News("job_held", news, run.node, job.user))
 
-    def _drain(self, uuid: str, index: int, why: str, turn: TickTransaction) -> None:
-        if uuid in turn.world.drains:
+    def _drain(self, uuid: str, index: int, why: str, tx: TickTransaction) -> None:
+        if uuid in tx.world.drains:
             return
         message = f"{SUSPECT}{why}; when it is well again: gctl undrain {gpu_label(index)}"
         log.error("GPU %s (%s) is taken out: %s", gpu_label(index), uuid, why)
         self._drains[uuid] = message
-        turn.drain(uuid, message)
+        tx.drain(uuid, message)
 
 
 def _origin(job: Job) -> Origin:
@@ -200,7 +200,7 @@ class GpuWatch:
         self._bad: dict[str, str] = {}
         self._unreadable = 0
 
-    def news(self, tracker: GpuTracker, reading: GpuReading, node: str) -> Iterator[News]:
+    def new_faults(self, tracker: GpuTracker, reading: GpuReading, node: str) -> Iterator[News]:
         """Every card that was lost or became suspect, and the driver that answers for none of them.
 
         Not those that are suspect because they were drained for it: that is told when it is recorded.

@@ -42,8 +42,8 @@ class History:
         self._said: dict[int, int] = {}
         """What running jobs with a time limit were guessed to run, as they started."""
         self._learned: set[str] = set()
-        """Runs learned in the turn that is under way: after a commit that fails it is repeated."""
-        self._news: dict[Family, None] = {}
+        """Runs learned in the tick that is under way: after a commit that fails it is repeated."""
+        self._changed: dict[Family, None] = {}
         """Families of which something was learned since the last look."""
         self._turned: dict[str, None] = {}
         """Users for whom limits are gone by since the last look, or are no longer."""
@@ -91,7 +91,7 @@ class History:
             if (peak_mib := vram.peak_of(run)) is not None:
                 peaks.setdefault(family(jobs[run.job_id]), []).append(peak_mib)
         self._look_back(ended)
-        self._news |= dict.fromkeys(older)
+        self._changed |= dict.fromkeys(older)
         for kind, run_times_s in older.items():
             self._run_times_s[kind] = (*run_times_s, *self._run_times_s.get(kind, ()))[-SAMPLES:]
         for kind, peaks_mib in peaks.items():
@@ -117,7 +117,7 @@ class History:
             if self._judge.add(job.user, Said(said_s, limit_s, run_s)):
                 self._turned[job.user] = None
         kind, is_cut = family(job), _is_cut(run)
-        self._news[kind] = None
+        self._changed[kind] = None
         self._past.learn(_marks(job)[: _CUT if is_cut else None], run_s)
         if not (is_cut and _goes_on(job)):
             self._overruns.learn(kind, job.user, Ended(run_s, limit_s, is_cut))
@@ -138,15 +138,15 @@ class History:
         """The ends that were learned last are in the table: none of them comes again."""
         self._learned.clear()
 
-    def news(self, as_of: float) -> tuple[Collection[Family], Collection[str]]:
+    def take_changes(self, as_of: float) -> tuple[Collection[Family], Collection[str]]:
         """Families of which something was learned since this was last asked, and users whose limits count otherwise.
 
         Nothing twice as of the same instant.
         """
-        if not self._news or as_of == self._looked_at:
+        if not self._changed or as_of == self._looked_at:
             return (), ()
-        found = self._news, self._turned
-        self._news, self._turned, self._looked_at = {}, {}, as_of
+        found = self._changed, self._turned
+        self._changed, self._turned, self._looked_at = {}, {}, as_of
         return found
 
     def vram_seen(self, job: Job) -> VramSeen | None:

@@ -61,20 +61,20 @@ class IdleWatch:
             if name in self._watches:
                 self._watches[name] = idling.note(self._watches[name], activity, settings.idle)
 
-    def carry_out(self, turn: TickTransaction, tell: Tell) -> None:
+    def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
         """Record and order what is due; `tell` makes an alert of what the owner is told."""
-        settings = turn.settings.idle
-        for handle, run in list(turn.world.open_runs.items()):
+        settings = tx.settings.idle
+        for handle, run in list(tx.world.open_runs.items()):
             seen = self._watches.get(handle)
-            job = turn.world.jobs.get(run.job_id)
+            job = tx.world.jobs.get(run.job_id)
             if job is None or (seen is None and run.idle_at is None) or job.state is not JobState.RUNNING:
                 continue
-            since = idling.idle_since(seen, turn.now, settings)
-            step = idling.due(seen, run.idle_step, turn.now, settings, can_requeue=job.spec.retry.requeue)
+            since = idling.idle_since(seen, tx.now, settings)
+            step = idling.due(seen, run.idle_step, tx.now, settings, can_requeue=job.spec.retry.requeue)
             if step is not None and since is not None:
-                _take(step, job, run, since, turn, tell)
+                _take(step, job, run, since, tx, tell)
             elif (since is None) != (run.idle_at is None):
-                _mark(job, replace(run, idle_at=since), turn)
+                _mark(job, replace(run, idle_at=since), tx)
 
 
 def _look(at: float, cards: list[GpuSample | None], idle_up_to: float) -> Look:
@@ -93,45 +93,45 @@ def _busiest(values: list[float | None], idle_up_to: float) -> float | None:
     return None
 
 
-def _take(step: Step, job: Job, run: Run, since: float, turn: TickTransaction, tell: Tell) -> None:
+def _take(step: Step, job: Job, run: Run, since: float, tx: TickTransaction, tell: Tell) -> None:
     run = replace(run, idle_at=since, idle_step=int(step))
-    long = format_duration(turn.now - since)
+    long = format_duration(tx.now - since)
     if step is Step.TOLD:
-        record_idle(job, run, f"its GPUs have done nothing for {long}", turn, tell)
+        record_idle(job, run, f"its GPUs have done nothing for {long}", tx, tell)
     elif step is Step.LOWERED:
-        nice = min(NICE_MAX, job.spec.nice + turn.settings.idle.nice)
+        nice = min(NICE_MAX, job.spec.nice + tx.settings.idle.nice)
         text = f"its GPUs have done nothing for {long}: nice is {nice} from its next run on, instead of {job.spec.nice}"
-        turn.tell(JobEvent(job.id, turn.now, "idle", text, run.number))
-        _mark(replace(job, spec=replace(job.spec, nice=nice)), run, turn)
+        tx.add_events(JobEvent(job.id, tx.now, "idle", text, run.number))
+        _mark(replace(job, spec=replace(job.spec, nice=nice)), run, tx)
     else:
-        _end(job, run, long, turn)
+        _end(job, run, long, tx)
 
 
-def record_idle(job: Job, run: Run, text: str, turn: TickTransaction, tell: Tell) -> None:
+def record_idle(job: Job, run: Run, text: str, tx: TickTransaction, tell: Tell) -> None:
     """The event `gpu_idle`: the owner is told, once for each run, by the job's story and by an alert if wanted."""
     hint = "; end it with gcancel, or submit with --ignore-idle if that is meant"
-    turn.tell(JobEvent(job.id, turn.now, "idle", text + hint, run.number))
+    tx.add_events(JobEvent(job.id, tx.now, "idle", text + hint, run.number))
     if job.spec.interactive is not None:
-        turn.signal(run.id, NoteOrder(f"job {job.shown_id}: {text}; end it if you are done with them"))
-    _mark(job, run, turn)
-    tell(turn, job, text)
+        tx.signal(run.id, NoteOrder(f"job {job.shown_id}: {text}; end it if you are done with them"))
+    _mark(job, run, tx)
+    tell(tx, job, text)
 
 
-def _end(job: Job, run: Run, long: str, turn: TickTransaction) -> None:
-    settings = turn.settings
+def _end(job: Job, run: Run, long: str, tx: TickTransaction) -> None:
+    settings = tx.settings
     why = f"its GPUs have done nothing for {long}, nor have its processes"
-    turn.put_run(run)
+    tx.put_run(run)
     if settings.idle.then == "requeue":
-        after, story = yielding.requeue_idle(job, turn.now, why)
+        after, story = yielding.requeue_idle(job, tx.now, why)
     else:
-        after, story = yielding.cancel_idle(job, turn.now, why)
-    turn.put_job(after, *story)
+        after, story = yielding.cancel_idle(job, tx.now, why)
+    tx.put_job(after, *story)
 
 
-def _mark(job: Job, run: Run, turn: TickTransaction) -> None:
+def _mark(job: Job, run: Run, tx: TickTransaction) -> None:
     # A run alone would wait for the next commit.
-    turn.put_job(job)
-    turn.put_run(run)
+    tx.put_job(job)
+    tx.put_run(run)
 
 
 _MOST_FILES = 1000

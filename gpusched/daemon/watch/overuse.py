@@ -94,80 +94,80 @@ class OveruseWatch:
         left_s = max(seen.since, now if told_at is None else told_at) + settings.gpu.vram_over_grace_s - now
         return f"{text}; its run is ended in {format_duration(max(0.0, left_s))} unless it gives some back"
 
-    def carry_out(self, turn: TickTransaction, tell: Tell) -> None:
+    def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
         """Record and order what is due; `tell` makes an alert of what an owner is told."""
-        settings = turn.settings
+        settings = tx.settings
         if settings.gpu.vram_over == "ignore":
             return
         pause_s = gap_s(settings)
         for run_id, seen in self._watches.items():
             if seen.worst is None:
                 continue
-            run = turn.world.open_runs.get(run_id)
-            job = None if run is None else turn.world.jobs.get(run.job_id)
+            run = tx.world.open_runs.get(run_id)
+            job = None if run is None else tx.world.jobs.get(run.job_id)
             if run is None or job is None or job.state is not JobState.RUNNING:
                 continue
-            if overuse.due(seen, None, turn.now, settings.gpu, pause_s) is None:
+            if overuse.due(seen, None, tx.now, settings.gpu, pause_s) is None:
                 continue
-            told_at = self._told_at(run, OVER, turn)
-            step = overuse.due(seen, told_at, turn.now, settings.gpu, pause_s)
+            told_at = self._told_at(run, OVER, tx)
+            step = overuse.due(seen, told_at, tx.now, settings.gpu, pause_s)
             if step is Step.TOLD:
-                self._warn(job, run, seen.worst, turn, tell)
+                self._warn(job, run, seen.worst, tx, tell)
             elif step is Step.ENDED:
                 log.warning("run %s is ended: it held %s", run.id, overuse.in_words(seen.worst))
-                after, story = overuse.end(job, seen.worst, turn.now)
-                turn.put_job(after, *story)
-            self._warn_neighbours(run_id, turn)
+                after, story = overuse.end(job, seen.worst, tx.now)
+                tx.put_job(after, *story)
+            self._warn_neighbours(run_id, tx)
 
-    def _warn(self, job: Job, run: Run, use: ShareUse, turn: TickTransaction, tell: Tell) -> None:
-        self._told[run.id, OVER] = turn.now
+    def _warn(self, job: Job, run: Run, use: ShareUse, tx: TickTransaction, tell: Tell) -> None:
+        self._told[run.id, OVER] = tx.now
         text = f"it holds {overuse.in_words(use)}"
         hint = f"; ask for what it needs: --vram {format_size_mib(_asking_mib(use))}"
-        if turn.settings.gpu.vram_over == "kill":
-            hint += f"; it is ended if that goes on for {format_duration(turn.settings.gpu.vram_over_grace_s)}"
-        turn.tell(JobEvent(job.id, turn.now, OVER, text + hint, run.number))
+        if tx.settings.gpu.vram_over == "kill":
+            hint += f"; it is ended if that goes on for {format_duration(tx.settings.gpu.vram_over_grace_s)}"
+        tx.add_events(JobEvent(job.id, tx.now, OVER, text + hint, run.number))
         if job.spec.interactive is not None:
-            turn.signal(run.id, NoteOrder(f"job {job.shown_id}: {text}{hint}"))
-        turn.put_job(job)
-        tell(turn, job, text + hint)
+            tx.signal(run.id, NoteOrder(f"job {job.shown_id}: {text}{hint}"))
+        tx.put_job(job)
+        tell(tx, job, text + hint)
 
-    def _warn_neighbours(self, over: str, turn: TickTransaction) -> None:
+    def _warn_neighbours(self, over: str, tx: TickTransaction) -> None:
         """Tell those that may fail for it, once each."""
         for shares in self._shares.values():
             if all(use.run != over for use in shares):
                 continue
-            for use, worst in overuse.endangered(Look(turn.now, shares), turn.settings.gpu):
-                run = turn.world.open_runs.get(use.run)
-                if worst.run != over or run is None or self._told_at(run, CROWDED, turn) is not None:
+            for use, worst in overuse.endangered(Look(tx.now, shares), tx.settings.gpu):
+                run = tx.world.open_runs.get(use.run)
+                if worst.run != over or run is None or self._told_at(run, CROWDED, tx) is not None:
                     continue
-                self._told[run.id, CROWDED] = turn.now
+                self._told[run.id, CROWDED] = tx.now
                 left = format_size_mib(use.left_mib)
                 text = (
-                    f"job {_name_of(worst.run, turn)} holds {overuse.in_words(worst)}; {left} of the "
+                    f"job {_name_of(worst.run, tx)} holds {overuse.in_words(worst)}; {left} of the "
                     f"{format_size_mib(use.booked_mib)} that this job booked there can be had"
                 )
-                turn.tell(JobEvent(run.job_id, turn.now, CROWDED, text, run.number))
-                turn.put_job(turn.world.jobs[run.job_id])
+                tx.add_events(JobEvent(run.job_id, tx.now, CROWDED, text, run.number))
+                tx.put_job(tx.world.jobs[run.job_id])
 
-    def _told_at(self, run: Run, kind: str, turn: TickTransaction) -> float | None:
+    def _told_at(self, run: Run, kind: str, tx: TickTransaction) -> float | None:
         """When this was told; the story is read once for each run, since that may have been before a restart."""
         if (run.id, kind) not in self._told:
-            told = [one.at for one in turn.store.events(run.job_id) if one.kind == kind and one.run == run.number]
+            told = [one.at for one in tx.store.events(run.job_id) if one.kind == kind and one.run == run.number]
             self._told[run.id, kind] = max(told, default=None)
         return self._told[run.id, kind]
 
-    def judge(self, job: Job, run: Run, turn: TickTransaction) -> Run:
+    def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, as a victim of its neighbour if it is one; says so in the story."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
-        after = overuse.crowded(run, looks, turn.settings.gpu, lambda handle: _name_of(handle, turn))
+        after = overuse.crowded(run, looks, tx.settings.gpu, lambda handle: _name_of(handle, tx))
         if after is not run:
-            turn.changes.runs[after.id] = after
-            turn.tell(JobEvent(job.id, turn.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
+            tx.changes.runs[after.id] = after
+            tx.add_events(JobEvent(job.id, tx.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
         return after
 
 
-def _name_of(handle: str, turn: TickTransaction) -> str:
-    return turn.world.name_of(split_run_id(handle)[0])
+def _name_of(handle: str, tx: TickTransaction) -> str:
+    return tx.world.name_of(split_run_id(handle)[0])
 
 
 def _asking_mib(use: ShareUse) -> int:

@@ -91,9 +91,9 @@ class IntruderWatch:
         """The memory was made again from the table: what an owner was told counts as far as it is recorded there."""
         self._stories = {}
 
-    # --- in a turn --------------------------------------------------------------------------------
+    # --- in a tick --------------------------------------------------------------------------------
 
-    def carry_out(self, turn: TickTransaction, notify: Notify) -> None:
+    def carry_out(self, tx: TickTransaction, notify: Notify) -> None:
         """Record and order what is due, once for each reading; `notify` makes an alert of what an owner is told."""
         if not self._is_fresh:
             return
@@ -101,63 +101,63 @@ class IntruderWatch:
         for seen in self._sightings.values():
             one = seen.intruder
             if one.run is not None:
-                self._of_unbooked(one.run, seen, turn, notify)
-            if is_worth_telling(seen, turn.settings.gpu):
-                for run in _booked_by(one.uuid, turn.world):
-                    self._tell_booker(run, one, turn, notify)
+                self._of_unbooked(one.run, seen, tx, notify)
+            if is_worth_telling(seen, tx.settings.gpu):
+                for run in _booked_by(one.uuid, tx.world):
+                    self._notify_booker(run, one, tx, notify)
 
-    def _of_unbooked(self, handle: str, seen: Sighting, turn: TickTransaction, notify: Notify) -> None:
-        run, job = _running(handle, turn.world)
-        if run is None or job is None or due(seen, None, turn.now, turn.settings.gpu) is None:
+    def _of_unbooked(self, handle: str, seen: Sighting, tx: TickTransaction, notify: Notify) -> None:
+        run, job = _running(handle, tx.world)
+        if run is None or job is None or due(seen, None, tx.now, tx.settings.gpu) is None:
             return
         one = seen.intruder
-        step = due(seen, self._told_at(run, UNBOOKED, unbooked_mark(one), turn), turn.now, turn.settings.gpu)
+        step = due(seen, self._told_at(run, UNBOOKED, unbooked_mark(one), tx), tx.now, tx.settings.gpu)
         if step is Step.TELL:
-            text = unbooked_text(one, job, run.gpus, turn.settings.gpu)
+            text = unbooked_text(one, job, run.gpus, tx.settings.gpu)
             log.warning("job %s: %s", job.shown_id, text)
-            self._tell(job, run, UNBOOKED, text, turn)
-            notify(turn, job, "gpu_unbooked", one.uuid, text)
+            self._record(job, run, UNBOOKED, text, tx)
+            notify(tx, job, "gpu_unbooked", one.uuid, text)
         elif step is Step.END:
             log.warning("run %s is ended: it used GPU %d, which it did not book", run.id, one.index)
-            after, story = end(job, one, turn.now)
-            turn.put_job(after, *story)
+            after, story = end(job, one, tx.now)
+            tx.put_job(after, *story)
 
-    def _tell_booker(self, run: Run, one: Intruder, turn: TickTransaction, notify: Notify) -> None:
+    def _notify_booker(self, run: Run, one: Intruder, tx: TickTransaction, notify: Notify) -> None:
         """Tell the owner of a job of an intruder on its GPU, once each."""
-        _, job = _running(run.id, turn.world)
-        mark = intruder_mark(one, _names(turn.world))
-        if job is None or self._told_at(run, INTRUDER, mark, turn) is not None:
+        _, job = _running(run.id, tx.world)
+        mark = intruder_mark(one, _names(tx.world))
+        if job is None or self._told_at(run, INTRUDER, mark, tx) is not None:
             return
-        text = intruder_text(one, _names(turn.world))
+        text = intruder_text(one, _names(tx.world))
         # Whoever reads the story sees in it what that person may; a message has to say less from the beginning.
-        sent = text if one.run is None else _veiled(text, one.run, job, turn)
-        self._tell(job, run, INTRUDER, text, turn, sent)
-        notify(turn, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
+        sent = text if one.run is None else _veiled(text, one.run, job, tx)
+        self._record(job, run, INTRUDER, text, tx, sent)
+        notify(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
 
-    def _tell(self, job: Job, run: Run, kind: str, text: str, turn: TickTransaction, sent: str | None = None) -> None:
-        event = JobEvent(job.id, turn.now, kind, text, run.number)
+    def _record(self, job: Job, run: Run, kind: str, text: str, tx: TickTransaction, sent: str | None = None) -> None:
+        event = JobEvent(job.id, tx.now, kind, text, run.number)
         self._stories[run.id].append(event)
-        turn.tell(event)
+        tx.add_events(event)
         if job.spec.interactive is not None:
-            turn.signal(run.id, NoteOrder(f"job {job.shown_id}: {sent or text}"))
-        turn.put_job(job)
+            tx.signal(run.id, NoteOrder(f"job {job.shown_id}: {sent or text}"))
+        tx.put_job(job)
 
-    def _told_at(self, run: Run, kind: str, mark: str, turn: TickTransaction) -> float | None:
+    def _told_at(self, run: Run, kind: str, mark: str, tx: TickTransaction) -> float | None:
         """When this was told; the story is read once for each run, since that may have been before a restart."""
         if run.id not in self._stories:
-            story = turn.store.events(run.job_id)
+            story = tx.store.events(run.job_id)
             kinds = (UNBOOKED, INTRUDER)
             self._stories[run.id] = [one for one in story if one.kind in kinds and one.run == run.number]
         told = [one.at for one in self._stories[run.id] if one.kind == kind and one.text.startswith(mark)]
         return max(told, default=None)
 
-    def judge(self, job: Job, run: Run, turn: TickTransaction) -> Run:
+    def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, as a victim of a job that did not book its GPU if it is one; says so in the story."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
-        after = victim(run, looks, turn.settings.gpu, _names(turn.world))
+        after = victim(run, looks, tx.settings.gpu, _names(tx.world))
         if after is not run:
-            turn.changes.runs[after.id] = after
-            turn.tell(JobEvent(job.id, turn.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
+            tx.changes.runs[after.id] = after
+            tx.add_events(JobEvent(job.id, tx.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
         return after
 
 
@@ -168,10 +168,10 @@ def _running(handle: str, world: DaemonState) -> tuple[Run | None, Job | None]:
     return (run, job) if job is not None and job.state is JobState.RUNNING else (None, None)
 
 
-def _veiled(text: str, handle: str, to: Job, turn: TickTransaction) -> str:
+def _veiled(text: str, handle: str, to: Job, tx: TickTransaction) -> str:
     """The text without the name of another user's job where these are private."""
-    other = turn.world.find(split_run_id(handle)[0])
-    if "jobs" not in turn.settings.access.private_data or other is None or other.uid == to.uid:
+    other = tx.world.find(split_run_id(handle)[0])
+    if "jobs" not in tx.settings.access.private_data or other is None or other.uid == to.uid:
         return text
     return text.replace(f"job {other.shown_id}", "another job", 1)
 
