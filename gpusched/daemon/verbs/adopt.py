@@ -215,7 +215,8 @@ def apply(command: Adopt, tx: TickTransaction) -> dict[str, Any]:
     tx.put(job, run, [JobEvent(job.id, tx.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
     tx.changes.payloads.update(command.payloads)
     if caller.uid != found.uid:
-        tx.audit_events.append(AuditEvent(caller, "adopt", f"process {found.process.pid}, now job {job.id}", found.user))
+        target = f"process {found.process.pid}, now job {job.id}"
+        tx.audit_events.append(AuditEvent(caller, "adopt", target, found.user))
     return {"id": str(job.id), "gpus": [share.index for share in shares], "uuids": [share.uuid for share in shares]}
 
 
@@ -260,9 +261,7 @@ def _check_host_memory(placement: Placement, found: AdoptableProcess, tx: TickTr
         )
 
 
-def _share(
-    card: OccupiedGpu, spec: JobSpec, tx: TickTransaction, caller: Caller, found: AdoptableProcess
-) -> GpuShare:
+def _share(card: OccupiedGpu, spec: JobSpec, tx: TickTransaction, caller: Caller, found: AdoptableProcess) -> GpuShare:
     """What is booked of this card. Raises: Refused when others have booked it, or it holds more than it would book."""
     wanted_mib = spec.request.vram_mib
     beside_mib = 0

@@ -58,9 +58,7 @@ def _reserve(command: Reserve, tx: TickTransaction) -> dict[str, Any]:
     )
     entry = _with_place(bare, command, tx)
     world = tx.world
-    found = conflicts(
-        entry, world.calendar.values(), world.holds.values(), tx.layout(), tx.now, name_of=world.name_of
-    )
+    found = conflicts(entry, world.calendar.values(), world.holds.values(), tx.layout(), tx.now, name_of=world.name_of)
     _refuse_entries(found)
     jobs = [conflict for conflict in found if conflict.job_id is not None]
     if jobs and not command.ignore_jobs:
