@@ -567,7 +567,7 @@ def test_settings_that_cannot_be_adopted_midway_are_in_force_after_the_next_tick
     before = lab.settings
     lab.config = lambda: replace(before, gpu=GpuSettings(free_polls=1, foreign_mib=777))
     with monkeypatch.context() as patch:
-        patch.setattr(lab.scheduler.world, "adopt", fail)
+        patch.setattr(lab.scheduler.world, "reconfigure", fail)
         lab.ask(Reload(ROOT))
     lab.turn()
     check(lab)
