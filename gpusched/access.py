@@ -58,6 +58,14 @@ class Hidden(NotFound):
     """There is such a job, and the caller must not learn of it: told as if there were none, and recorded."""
 
 
+def user_name(uid: int) -> str:
+    """Name of a user, or the number as text when the account is gone."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
 def is_root(caller: Caller) -> bool:
     """Whether this is root, or the user that the daemon itself runs as."""
     return caller.uid in (0, os.geteuid())

@@ -11,9 +11,10 @@ from typing import Any
 
 from lab import Lab
 
-from gpusched.api.server import build_app
+from gpusched.api.server import HttpServer
 from gpusched.api.service import Service
 from gpusched.daemon.dispatch import Dispatcher
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.loop import Loop
 from gpusched.daemon.service_manager import ServiceManager
 from gpusched.model.cluster import GpuReading
@@ -82,11 +83,11 @@ class LoopBench:
 
     def run(self, at_ready: Callable[[], None] = lambda: None) -> None:
         """Turn the loop until it ends by itself."""
-        service = Service(scheduler=self.lab.scheduler, wake=self.loop.wake, stop=self.loop.stop, facts={})
-        app = build_app(service)
+        service = Service(DaemonFacade(self.lab.scheduler, wake=self.loop.wake, stop=self.loop.stop))
+        server = HttpServer(service)
 
         async def until_it_ends() -> None:
-            await asyncio.wait_for(self.loop.run(app, str(self.folder / "sock"), at_ready), 30)
+            await asyncio.wait_for(self.loop.run(server, str(self.folder / "sock"), at_ready), 30)
 
         asyncio.run(until_it_ends())
 

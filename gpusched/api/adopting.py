@@ -7,13 +7,11 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.access import is_admin
 from gpusched.api.identity import caller_of
 from gpusched.api.jobs import check_keys, read_body, respond
 from gpusched.api.schema import SPEC_FIELDS
 from gpusched.api.service import service_of
 from gpusched.api.validate import check_fields, read_spec
-from gpusched.daemon.verbs.adopt import check_is_no_job, check_rights, check_who, examine, wanted
 from gpusched.errors import UsageError
 from gpusched.model.commands import Adopt
 from gpusched.model.units import printable
@@ -33,20 +31,14 @@ async def adopt(request: web.Request) -> web.Response:
     if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid <= _MOST_PID:
         raise UsageError(f"pid is {printable(repr(pid), 40)}; it must be the number of a process", "ginfo --foreign")
     asked: dict[str, Any] = check_fields(body, {name: SPEC_FIELDS[name] for name in FIELDS})
-    scheduler = service.scheduler
     settings = service.settings
-    is_an_admin, reading, boot_id = is_admin(caller, settings), scheduler.reading, scheduler.host.boot_id
-    check_who(caller, settings)
-    # Others are not told which job it is part of.
-    check_rights(pid, caller, is_an_admin)
-    check_is_no_job(pid, scheduler.engine)
-    found = await service.work_out(lambda: examine(pid, caller, is_an_admin, reading, boot_id), caller)
+    found = await service.work_out(service.daemon.adoptable(pid, caller), caller)
     payloads: dict[str, bytes] = {}
-    spec = replace(read_spec(wanted(found, asked), settings, payloads), adopted=found.process)
+    spec = replace(read_spec(service.daemon.adoption_fields(found, asked), settings, payloads), adopted=found.process)
     service.pace.submission(
         dataclasses.replace(caller, uid=found.uid, user=found.user),
         [spec],
         sum(map(len, payloads.values())),
         settings.limit,
     )
-    return respond(adopted=await service.ask(Adopt(caller, found, spec, payloads)))
+    return respond(adopted=await service.daemon.ask(Adopt(caller, found, spec, payloads)))

@@ -21,16 +21,12 @@ from gpusched.api.render_ahead import (
 )
 from gpusched.api.service import service_of
 from gpusched.api.sight import Viewer, viewer_of
-from gpusched.daemon.limit_hint import limit_hint
-from gpusched.daemon.outlook import Outlook
 from gpusched.lifecycle.intruders import in_words, intruder_text
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.model.units import gpu_label
-from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.ahead.estimates import StartRange
-from gpusched.scheduler.ahead.whatif import Alternative
 from gpusched.scheduler.priority import class_key
 
 
@@ -46,11 +42,12 @@ async def why(request: web.Request) -> web.Response:
     parts = scheduler.ranking().priority(key or class_key(job), job.queued_at)
     text = reason.text if reason else (job.reason_text or f"is {job.state}")
     facts = service.facts_of([job])(job)
-    about_gpus = [facts.vram_over, *map(in_words, facts.unbooked)]
-    about_gpus += [intruder_text(one, service.scheduler.name_of_run) for one in facts.intruders]
+    found = facts.findings
+    about_gpus = [found.vram_over, *map(in_words, found.unbooked)]
+    about_gpus += [intruder_text(one, service.scheduler.name_of_run) for one in found.intruders]
     if job.state is JobState.RUNNING and any(about_gpus):
         text = "; ".join(["runs", *filter(None, about_gpus)])
-    shares = facts.shares.items() if job.state is JobState.RUNNING and facts.run else ()
+    shares = found.shares.items() if job.state is JobState.RUNNING and facts.run else ()
     index_of = {share.uuid: share.index for share in facts.run.gpus} if facts.run else {}
     limits = {f"GPU {gpu_label(index_of[uuid])}": share.enforcement for uuid, share in shares}
     document: dict[str, Any] = {
@@ -75,7 +72,7 @@ async def limit(request: web.Request) -> web.Response:
     """GET /v1/jobs/{id}/limit-hint"""
     viewer = viewer_of(request)
     job = viewer.read(request.match_info["id"])
-    question = limit_hint(job, viewer.service.scheduler) if viewer.sees_all_of(job) else None
+    question = viewer.service.daemon.limit_hint(job) if viewer.sees_all_of(job) else None
     found = None if question is None else await viewer.service.work_out(question, viewer.caller)
     return respond(hint=None if found is None else plain(found))
 
@@ -86,32 +83,23 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     nothing |= {"accuracy": None, "predictions": None, "expected": None}
     if job.state is not JobState.PENDING:
         return nothing
-    service = viewer.service
-    outlook = Outlook.of(service.scheduler)
-    estimates = service.scheduler.estimates
-    advice = service.scheduler.advise_limit(job.user, job.spec)
-    place, found, alternatives = await service.work_out(lambda: _look(outlook, job, advice), viewer.caller)
+    service, daemon = viewer.service, viewer.service.daemon
+    found = await service.work_out(daemon.outlook(job), viewer.caller)
+    place, alternatives = found.place, found.alternatives
     is_whole = viewer.sees_all_of(job)
     if not is_whole:
         # What jobs like it took is for those whose jobs they are.
         alternatives = tuple(one for one in alternatives if "time_limit_s" not in one.change)
-    measure = service.scheduler.history.measure(job.user if is_whole else None)
+    measure, calibration = daemon.prediction_error(job.user if is_whole else None), daemon.calibration()
     return {
         "place": place and place[0],
         "of": place and place[1],
-        "start": range_json(found, estimates.calibration(), service.scheduler.now()),
+        "start": range_json(found.start, calibration, service.scheduler.now()),
         "alternatives": [alternative_json(one) for one in alternatives],
-        "accuracy": accuracy_json(estimates.accuracy(), estimates.calibration()),
+        "accuracy": accuracy_json(daemon.accuracy(), calibration),
         "predictions": prediction_json(measure, service.scheduler.settings),
-        "expected": expected_json(job, service.scheduler, is_whole=is_whole),
+        "expected": expected_json(job, daemon, is_whole=is_whole),
     }
-
-
-def _look(
-    outlook: Outlook, job: Job, advice: LimitAdvice | None
-) -> tuple[tuple[int, int] | None, StartRange, tuple[Alternative, ...]]:
-    number = outlook.waiting_ids([job])[job.id]
-    return outlook.place(number), outlook.starts([number])[number], outlook.alternatives(job, advice)
 
 
 async def starts(request: web.Request) -> web.Response:
@@ -123,11 +111,10 @@ async def starts(request: web.Request) -> web.Response:
     jobs = [job for job in selected(viewer, wanted) if job.state is JobState.PENDING]
     kept = {one.job_id: one.placement for one in scheduler.plan.reservations}
     facts = service.facts_of(jobs)
-    outlook = Outlook.of(scheduler)
-    ids = outlook.waiting_ids(jobs)
-    ranges = await service.work_out(lambda: outlook.starts(ids.values()), viewer.caller)
+    ids, question = service.daemon.starts(jobs)
+    ranges = await service.work_out(question, viewer.caller)
     rows = []
-    calibration, now = scheduler.estimates.calibration(), scheduler.now()
+    calibration, now = service.daemon.calibration(), scheduler.now()
     for job in jobs:
         found, reason, place = ranges[ids[job.id]], facts(job).reason, kept.get(ids[job.id])
         likely = likely_range(found, calibration, now)
@@ -148,8 +135,8 @@ async def starts(request: web.Request) -> web.Response:
     rows.sort(key=lambda entry: entry[:2])
     return respond(
         starts=[row for _, _, row in rows],
-        accuracy=accuracy_json(scheduler.estimates.accuracy(), calibration),
-        predictions=prediction_json(scheduler.history.measure(), scheduler.settings),
+        accuracy=accuracy_json(service.daemon.accuracy(), calibration),
+        predictions=prediction_json(service.daemon.prediction_error(), scheduler.settings),
     )
 
 

@@ -9,8 +9,7 @@ from gpusched.api.identity import pid_of
 from gpusched.api.jobs import respond
 from gpusched.api.service import service_of
 from gpusched.api.sight import viewer_of
-from gpusched.engine.spool import attach_path
-from gpusched.model.job import run_id, split_run_id
+from gpusched.model.job import split_run_id
 from gpusched.model.states import JobState
 
 
@@ -21,7 +20,7 @@ async def attach(request: web.Request) -> web.Response:
     foreground = job.spec.interactive
     path = None
     if foreground is not None and job.run and job.state is not JobState.PENDING and not job.state.is_final:
-        path = attach_path(str(service.facts["spool"]), run_id(job.id, job.run))
+        path = service.daemon.attach_path(job)
     return respond(
         attach={
             "id": job.shown_id,
@@ -38,7 +37,7 @@ async def inside(request: web.Request) -> web.Response:
     service = service_of(request)
     viewer = viewer_of(request)
     pid = pid_of(request)
-    handle = None if pid is None else service.scheduler.engine.owners([pid]).get(pid)
+    handle = None if pid is None else service.daemon.run_of_process(pid)
     if handle is None:
         return respond(inside=None)
     job_id, number = split_run_id(handle)

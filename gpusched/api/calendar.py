@@ -105,7 +105,7 @@ async def reserve(request: web.Request) -> web.Response:
     values.update({name: tuple(values[name]) for name in _LISTS if name in values})
     if "message" in values:
         values["message"] = printable(values["message"])
-    answer = await service.ask(Reserve(caller, **values))
+    answer = await service.daemon.ask(Reserve(caller, **values))
     made = _rendered(answer["entry"], service.scheduler.now(), [])
     return respond(reservation=made, notes=answer["notes"])
 
@@ -117,7 +117,7 @@ async def unreserve(request: web.Request) -> web.Response:
     names = body.get("names")
     if not isinstance(names, list) or not names or not all(isinstance(word, str) for word in names):
         raise UsageError("no reservation is named", "for example: gctl unreserve course")
-    answer = await service.ask(Unreserve(caller, tuple(names)))
+    answer = await service.daemon.ask(Unreserve(caller, tuple(names)))
     return respond(
         changed=answer["changed"], waiting=[service.scheduler.world.name_of(job_id) for job_id in answer["waiting"]]
     )

@@ -9,10 +9,8 @@ from aiohttp import web
 from gpusched.access import is_admin
 from gpusched.api.jobs import respond
 from gpusched.api.sight import Viewer, viewer_of
-from gpusched.daemon.outlook import Outlook
-from gpusched.gpu.tracker import GpuStatus
-from gpusched.model.cluster import GpuView
-from gpusched.scheduler.ahead.foreign import Left, starts_without
+from gpusched.model.cluster import GpuStatus, GpuView
+from gpusched.scheduler.ahead.foreign import Left
 
 _TRIED = 50
 """Processes whose cost is worked out, those with the most memory first: each takes a plan of the whole queue."""
@@ -40,11 +38,7 @@ async def foreign(request: web.Request) -> web.Response:
     tried = sorted(held, key=lambda pid: (-held[pid], pid))[:_TRIED]
     cases: list[Left] = [_left(found, {pid}) for pid in tried]
     cases.append(_left(found, set(held)))
-    outlook = Outlook.of(scheduler)
-    *each, together = await service.work_out(
-        lambda: starts_without(outlook.snapshot, outlook.settings, cases, outlook.extensions),
-        viewer.caller,
-    )
+    *each, together = await service.work_out(service.daemon.starts_without(cases), viewer.caller)
     costs = dict(zip(tried, each, strict=True))
     for row in rows:
         row["jobs_kept_waiting"] = costs.get(row["pid"])
@@ -57,8 +51,7 @@ async def foreign(request: web.Request) -> web.Response:
 
 def _told(viewer: Viewer, pid: int) -> dict[str, Any]:
     """When and how its owner was told last, and since when it is being ended; why they were not is for them alone."""
-    bypassers = viewer.service.bypassers
-    notes = None if bypassers is None else bypassers.notes_of(pid)
+    notes = viewer.service.daemon.owner_notes(pid)
     if notes is None:
         return {"told_at": None, "told_by": [], "untold": None, "ending_at": None}
     is_theirs = notes.uid == viewer.caller.uid or is_admin(viewer.caller, viewer.service.settings)

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from gpusched.access import is_root
-from gpusched.api.identity import peer_of, user_name
+from gpusched.access import is_root, user_name
+from gpusched.api.identity import peer_of
 from gpusched.api.pace import too_many
 from gpusched.api.render import document
 from gpusched.errors import TooMany

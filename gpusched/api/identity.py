@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 import socket
 import struct
 
 from aiohttp import web
 
+from gpusched.access import user_name
 from gpusched.errors import Forbidden
 from gpusched.model.commands import Caller
 
@@ -18,14 +18,6 @@ _CALLER = "caller"
 
 SERVES_ALL: web.AppKey[bool] = web.AppKey("serves_all", bool)
 """Whether the daemon is the system's, which answers everybody, or somebody's own."""
-
-
-def user_name(uid: int) -> str:
-    """Name of a user, or the number as text when the account is gone."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def pid_of(request: web.Request) -> int | None:

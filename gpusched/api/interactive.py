@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpusched.engine import proctree
 from gpusched.errors import UsageError
-from gpusched.model.job import ClientProcess, Interactive, JobSpec, Request, RetryRule
+from gpusched.model.job import Interactive, JobSpec, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
+from gpusched.ports.daemon import Daemon
 
 _ALONE = {
     "array": "tasks of an array",
@@ -43,13 +43,11 @@ def read_interactive(
     return found, replace(retry, requeue=False)
 
 
-def submitted_by(specs: Sequence[JobSpec], pid: int | None, boot_id: str) -> tuple[JobSpec, ...]:
+def submitted_by(specs: Sequence[JobSpec], pid: int | None, daemon: Daemon) -> tuple[JobSpec, ...]:
     """The specs, where they are of the foreground with the process that submits them; None when nobody sees it."""
     if pid is None or all(spec.interactive is None for spec in specs):
         return tuple(specs)
-    found = proctree.read_process(pid)
-    # Killed just now: no process has begun at 0.
-    client = ClientProcess(pid, 0 if found is None else found.start_ticks, boot_id)
+    client = daemon.client_process(pid)
     return tuple(
         spec if spec.interactive is None else replace(spec, interactive=replace(spec.interactive, client=client))
         for spec in specs

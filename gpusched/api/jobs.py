@@ -25,7 +25,6 @@ from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, encode, g
 from gpusched.api.render_ahead import expected_json, forecast_json
 from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
 from gpusched.api.sight import MASKED, Viewer, viewer_of
-from gpusched.daemon.forecast import Forecast, forecast
 from gpusched.errors import UsageError
 from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.dependencies import as_typed
@@ -38,6 +37,7 @@ from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_ids
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
+from gpusched.ports.daemon import Forecast
 from gpusched.scheduler.ahead import vram
 
 ORDERS = ("id", "queue")
@@ -111,7 +111,7 @@ async def change(service: Service, command: Change) -> dict[str, Any]:
     """Have a command of one user applied, and count what it adds to the database. Raises: Refused."""
     limit, caller = service.settings.limit, command.caller
     service.pace.check_writing(caller, limit)
-    answer = await service.ask(command)
+    answer = await service.daemon.ask(command)
     rows = sum(len(found) for found in answer.values() if isinstance(found, (list, dict)))
     words = sum(len(repr(value)) for value in command.changes.values()) if isinstance(command, commands.Update) else 0
     service.pace.written(caller, rows * (EVENT_BYTES + words), limit)
@@ -141,21 +141,20 @@ async def submit(request: web.Request) -> web.Response:
             with_task_ids(body.get("spec"), viewer),
             body.get("batch"),
             service.settings,
-            caller,
             service.requests,
         )
     left_out = {"env_excluded": submission.env_excluded} if submission.env_excluded else {}
     if body.get("dry_run"):
         if not submission.specs:
             raise UsageError("the batch has no lines, so that there is nothing to try", "see gsub --help")
-        outlook = await service.work_out(forecast(submission.specs[0], caller, service.scheduler, key_again), caller)
+        outlook = await service.work_out(service.daemon.forecast(submission.specs[0], caller, key_again), caller)
         planned = new_job(service.scheduler.world.next_id, caller, submission.specs[0], service.scheduler.now())
         return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned)}, **left_out)
     service.pace.submission(
         caller, submission.specs, sum(map(len, submission.payloads.values())), service.settings.limit
     )
-    specs = submitted_by(submission.specs, pid_of(request), service.scheduler.host.boot_id)
-    answer = await service.ask(
+    specs = submitted_by(submission.specs, pid_of(request), service.daemon)
+    answer = await service.daemon.ask(
         commands.Submit(caller, specs, submission.payloads, key_again, origins, submission.env_excluded)
     )
     for key in ("notes", "limits"):
@@ -178,8 +177,7 @@ def _vram(service: Service, job: Job) -> dict[str, Any] | None:
     scheduler = service.scheduler
     if not job.spec.request.gpus:
         return None
-    scheduler.history.load_some()
-    seen = scheduler.history.vram_seen(job)
+    seen = service.daemon.vram_seen(job)
     if seen is None:
         return None
     cards = [card for node in scheduler.nodes(scheduler.now()) for card in node.gpus]
@@ -249,9 +247,11 @@ async def listing(request: web.Request) -> web.Response:
     names = request.query.get("fields")
     brings_progress = request.query.get("progress") == "1"
     if brings_progress or names is None or not PROGRESS_FIELDS.isdisjoint(names.split(",")):
-        await service.look_at_progress(jobs)
+        await service.refresh_progress(jobs)
     if brings_progress:
-        moving = ((job, service.progress_of(job)) for job in jobs if job.state in MOVING and viewer.sees_all_of(job))
+        moving = (
+            (job, service.daemon.progress_of(job)) for job in jobs if job.state in MOVING and viewer.sees_all_of(job)
+        )
         extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in moving if shown}
     if request.query.get("notices") == "1" and (found := notices(service.scheduler)):
         extra["notices"] = found
@@ -426,7 +426,7 @@ async def show(request: web.Request) -> web.Response:
     runs.update({run.number: run for run in service.scheduler.world.open_runs.values() if run.job_id == job.id})
     spec = {**plain(job.spec), "dependency": as_typed(job.spec.dependency)}
     if is_whole:
-        await service.look_at_progress([job])
+        await service.refresh_progress([job])
     return respond(
         job={
             **viewer.job_json(job, service.facts_of([job])(job)),
@@ -437,7 +437,7 @@ async def show(request: web.Request) -> web.Response:
             "related": _related(job, viewer) if is_whole else [],
             "foreground": await foreground_json(job, service) if is_whole else None,
             "request": spec.pop("request"),
-            "expected": expected_json(job, service.scheduler, is_whole=is_whole),
+            "expected": expected_json(job, service.daemon, is_whole=is_whole),
             # What runs and whom it tells is for those whose job it is.
             "spec": spec if is_whole else None,
         }

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpusched.daemon.tick import Scheduler
 from gpusched.model.units import gpu_label
+from gpusched.ports.daemon import SchedulerState
 from gpusched.scheduler.calendar.entries import next_window
 
 AHEAD_S = 7 * 86400.0
 """How long before it begins maintenance is announced."""
 
 
-def notices(scheduler: Scheduler) -> list[dict[str, Any]]:
+def notices(scheduler: SchedulerState) -> list[dict[str, Any]]:
     """Drains, then maintenance by its begin, each with what it is of and its message."""
     now, world = scheduler.now(), scheduler.world
-    node = scheduler.site.node
+    node = scheduler.node_name
     indices = {view.uuid: view.index for view in scheduler.tracker.views(now)}
     found: list[dict[str, Any]] = [
         {"kind": "drain", "what": _what(target, node, indices), "message": message}

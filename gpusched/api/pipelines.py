@@ -14,7 +14,6 @@ from gpusched.api.jobs import change, check_keys, read_body, respond, with_task_
 from gpusched.api.schema import MAX_NAME, MAX_NEEDS, SPEC_FIELDS, Field
 from gpusched.api.service import service_of, words
 from gpusched.api.sight import Viewer, viewer_of
-from gpusched.daemon.verbs import pipeline as daemon
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused, UsageError, UserError
 from gpusched.lifecycle import pipelines as policy
 from gpusched.model.commands import PipelineStep, ResumePipeline, SubmitPipeline
@@ -70,7 +69,9 @@ async def submit(request: web.Request) -> web.Response:
     if body.get("dry_run") is not True:
         texts = len(source) + sum(map(len, payloads.values()))
         service.pace.submission(caller, [step.spec for step in steps], texts, service.settings.limit)
-    answer = await service.ask(SubmitPipeline(caller, name, source, steps, payloads, body.get("dry_run") is True))
+    answer = await service.daemon.ask(
+        SubmitPipeline(caller, name, source, steps, payloads, body.get("dry_run") is True)
+    )
     return respond(**answer, **({"env_excluded": sorted(excluded)} if excluded else {}))
 
 
@@ -171,9 +172,9 @@ async def show(request: web.Request) -> web.Response:
     """GET /v1/pipelines/{id}"""
     viewer = viewer_of(request)
     service = viewer.service
-    pipeline = daemon.find(_number(request.match_info["id"]), service.scheduler.store)
+    pipeline = _find(_number(request.match_info["id"]), viewer)
     _check(pipeline, viewer)
-    jobs = daemon.jobs_of(pipeline.number, service.scheduler.world, service.scheduler.store)
+    jobs = service.jobs_of_pipeline(pipeline.number)
     steps, names = policy.steps_of(jobs), policy.names_of(jobs)
     fallbacks = policy.fallbacks_of(jobs)
     facts = service.facts_of([*steps.values(), *fallbacks])
@@ -197,6 +198,13 @@ async def show(request: web.Request) -> web.Response:
             "fallbacks": [viewer.job_json(job, facts(job)) for job in fallbacks],
         }
     )
+
+
+def _find(number: int, viewer: Viewer) -> Pipeline:
+    found = viewer.service.scheduler.store.pipelines([number])
+    if not found:
+        raise policy.unknown(number)
+    return found[0]
 
 
 def _check(pipeline: Pipeline, viewer: Viewer) -> None:
@@ -235,7 +243,7 @@ async def listing(request: web.Request) -> web.Response:
         active = {job.spec.pipeline for job in scheduler.world.jobs.values() if job.spec.pipeline is not None}
         wanted = {number for word in active if (number := parse_pipeline_id(word)) is not None}
     found = [one for one in scheduler.store.pipelines(wanted) if not viewer.is_restricted or _is_whole(one, viewer)]
-    jobs = {one.number: daemon.jobs_of(one.number, scheduler.world, scheduler.store) for one in found}
+    jobs = {one.number: viewer.service.jobs_of_pipeline(one.number) for one in found}
     rows = [_summary(one, jobs[one.number]) for one in found]
     for one, row in zip(found, rows, strict=True):
         if not _is_whole(one, viewer):

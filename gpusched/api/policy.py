@@ -12,7 +12,6 @@ from gpusched.access import account_by_default, is_admin, is_private, own_accoun
 from gpusched.api.jobs import filter_of, respond, selected
 from gpusched.api.service import number, states_of, words
 from gpusched.api.sight import Viewer, viewer_of
-from gpusched.daemon.tick import Scheduler
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import Caller
 from gpusched.model.history import GROUPS, UsageSum
@@ -23,6 +22,7 @@ from gpusched.model.states import JobState
 from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
 from gpusched.ports import JobFilter
+from gpusched.ports.daemon import SchedulerState
 from gpusched.scheduler.draft import Layout
 from gpusched.scheduler.preemption import held_by_job
 from gpusched.scheduler.priority import class_key
@@ -54,7 +54,7 @@ async def priorities(request: web.Request) -> web.Response:
     return respond(priorities=rows, weights=weights_of(service.settings), order=service.settings.priority.order)
 
 
-def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, Any]]:
+def priority_rows(scheduler: SchedulerState, jobs: Iterable[Job]) -> list[dict[str, Any]]:
     """Waiting jobs as they stand in the queue; where weights order it, the higher tier and priority first."""
     ranking, world = scheduler.ranking(), scheduler.world
     is_by_weight = scheduler.settings.priority.order != _BY_RESPONSE
@@ -82,7 +82,7 @@ def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, A
     return rows
 
 
-def _response_json(scheduler: Scheduler, job: Job) -> dict[str, Any] | None:
+def _response_json(scheduler: SchedulerState, job: Job) -> dict[str, Any] | None:
     """Of an eligible job what its place in the order `response_ratio` is made of; None where it has another order."""
     planner, key = scheduler.planner(), scheduler.world.class_of(job.id)
     if key is None or planner.ranking.order_of(key.queue) != _BY_RESPONSE:
@@ -182,7 +182,7 @@ async def accounts(request: web.Request) -> web.Response:
     )
 
 
-def account_rows(scheduler: Scheduler) -> list[dict[str, Any]]:
+def account_rows(scheduler: SchedulerState) -> list[dict[str, Any]]:
     """The whole tree from the root down, each account before its users and the accounts below it."""
     settings, snapshot = scheduler.settings, scheduler.snapshot(scheduler.now())
     layout = Layout(snapshot.nodes, settings)

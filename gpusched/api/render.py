@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -21,8 +21,10 @@ from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
+from gpusched.ports.daemon import RunFindings
 
 SCHEMA_VERSION = 1
+_NOTHING_FOUND = RunFindings()
 
 
 def document(**content: Any) -> dict[str, Any]:
@@ -58,14 +60,8 @@ class JobContext:
     """Of a pending job, its priority and the weighted factors that this is the sum of."""
     progress: ShownProgress | None = None
     """How far its run is, if it says so and somebody has looked."""
-    shares: Mapping[str, ShareFacts] = field(default_factory=dict)
-    """By GPU UUID, what is known of the cards that its open run shares."""
-    vram_over: str | None = None
-    """A sentence when its run is known to hold more VRAM than it booked."""
-    unbooked: Sequence[Intruder] = ()
-    """Its open run, on GPUs that it did not book."""
-    intruders: Sequence[Intruder] = ()
-    """What is on the GPUs of its open run without a booking."""
+    findings: RunFindings = _NOTHING_FOUND
+    """About its open run."""
     name_of_run: Callable[[str], str] = str
     """Of a run's handle, its job as people know it."""
     fallback_of: str | None = None
@@ -78,7 +74,7 @@ JobFacts = Callable[[Job], JobContext]
 
 
 def _gpus(run: Run, job: Job, ctx: JobContext) -> list[dict[str, Any]]:
-    return [_gpu(share, ctx.shares.get(share.uuid)) for share in run.gpus]
+    return [_gpu(share, ctx.findings.shares.get(share.uuid)) for share in run.gpus]
 
 
 def _gpu(share: GpuShare, facts: ShareFacts | None) -> dict[str, Any]:
@@ -207,14 +203,14 @@ JOB_FIELDS: dict[str, str | OfRun | Callable[[Job, JobContext], Any]] = {
     "cpus": "spec.request.cpus",
     "mem_mib": "spec.request.mem_mib",
     "idle_at": OfRun(lambda run, job, ctx: run.idle_at if job.state is JobState.RUNNING else None),
-    "vram_over": OfRun(lambda run, job, ctx: ctx.vram_over),
+    "vram_over": OfRun(lambda run, job, ctx: ctx.findings.vram_over),
     "unbooked_gpus": OfRun(
         lambda run, job, ctx: [
-            {"uuid": one.uuid, "index": one.index, "vram_mib": one.vram_mib} for one in ctx.unbooked
+            {"uuid": one.uuid, "index": one.index, "vram_mib": one.vram_mib} for one in ctx.findings.unbooked
         ],
         [],
     ),
-    "intruders": OfRun(lambda run, job, ctx: [_intruder(one, ctx) for one in ctx.intruders], []),
+    "intruders": OfRun(lambda run, job, ctx: [_intruder(one, ctx) for one in ctx.findings.intruders], []),
     "nodes": "spec.request.nodes",
     "gpus_per_node": "spec.request.gpus",
     "gpus_linked": "spec.request.is_linked",

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gpusched.api.render import plain
-from gpusched.daemon.forecast import Forecast
-from gpusched.daemon.tick import Scheduler
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
+from gpusched.ports.daemon import Daemon, Forecast
 from gpusched.predict.calibrating import Calibration
 from gpusched.predict.judging import Measure
-from gpusched.predict.overruns import Expectation
 from gpusched.scheduler.ahead.estimates import Accuracy, StartRange
 from gpusched.scheduler.ahead.whatif import Alternative
 
@@ -50,21 +48,17 @@ def alternative_json(one: Alternative) -> dict[str, Any]:
     }
 
 
-def expected_json(job: Job, scheduler: Scheduler, *, is_whole: bool) -> dict[str, Any] | None:
+def expected_json(job: Job, daemon: Daemon, *, is_whole: bool) -> dict[str, Any] | None:
     """How long a pending job is expected to run, by what, and how good its user's limits were; null for others.
 
     Args: is_whole: all may be told of it; else no more than the length.
     """
     if job.state is not JobState.PENDING:
         return None
-    limit_s = job.spec.time_limit_s
-    if scheduler.settings.priority.predict:
-        found = scheduler.history.expectation(job)
-    else:
-        found = Expectation(limit_s, "unknown" if limit_s is None else "limit")
+    limit_s, found = job.spec.time_limit_s, daemon.expectation(job)
     if not is_whole:
         return {"length_s": found.length_s}
-    said = prediction_json(scheduler.history.measure(job.user), scheduler.settings)
+    said = prediction_json(daemon.prediction_error(job.user), daemon.scheduler.settings)
     is_stated = limit_s is not None and not job.spec.time_limit_source
     return {**plain(found), "user": job.user, "time_limit_s": limit_s, "is_stated": is_stated, "predictions": said}
 

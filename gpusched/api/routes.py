@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import adopting, ahead, attach, calendar, ended, foreign, jobs, logs, metrics, pipelines, policy, site
+from gpusched.api import adopting, ahead, attach, calendar, ended, foreign, jobs, logs, pipelines, policy, site
 from gpusched.api.schema import SPEC_FIELDS
 from gpusched.model.commands import AGAIN
 
@@ -374,7 +374,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/metrics",
-        metrics.metrics,
+        site.metrics,
         "Numbers about the queue, GPUs, users and the daemon itself, for Prometheus.",
         "text, see docs/reference/metrics.md",
         query={"format": "prometheus (default: text format 0.0.4) or openmetrics (1.0.0)"},

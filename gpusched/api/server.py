@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
@@ -30,6 +32,7 @@ UNREAD_PER_USER = 256 << 20
 WARNING = "Gpusched-Warning"
 """Header with a text, percent-encoded, that commands print on stderr."""
 MOST_WARNING = 1000
+_SHUTDOWN_S = 2.0
 HTTP_LOG = getLogger("gpusched.http")
 """Where aiohttp says what it met."""
 
@@ -40,15 +43,15 @@ def build_app(service: Service) -> web.Application:
     """The application with all routes."""
     app = web.Application(middlewares=[_errors, _admit], client_max_size=MAX_BODY)
     app[SERVICE] = service
-    app[SERVES_ALL] = service.serves_all
+    app[SERVES_ALL] = service.daemon.serves_all
     app[PACE] = service.pace
     app[DOCUMENT] = build()
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     app.on_response_prepare.append(_warn)
     app[FEED] = feed = Feed()
-    service.scheduler.listeners.append(service.announce)
-    service.scheduler.listeners.append(lambda job_ids: feed.announce(job_ids, service.scheduler.world.jobs))
+    service.daemon.subscribe(service.announce)
+    service.daemon.subscribe(lambda job_ids: feed.announce(job_ids, service.scheduler.world.jobs))
     return app
 
 
@@ -90,7 +93,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
 async def _warn(request: web.Request, response: web.StreamResponse) -> None:
     """Say with every answer to those who can mend it that the config file is not in force."""
     service = service_of(request)
-    problem = service.scheduler.settings_problem()
+    problem = service.daemon.config_problem()
     caller = known_caller(request)
     if problem is not None and caller is not None and is_admin(caller, service.settings):
         response.headers[WARNING] = quote("; ".join(problem)[:MOST_WARNING])
@@ -142,18 +145,67 @@ class Timed:
 
 
 def _record(request: web.Request, error: GpuschedError) -> None:
-    audit = service_of(request).audit
-    if audit is not None and (caller := known_caller(request)) is not None:
-        audit.refused(caller, f"{request.method} {request.path}", error.message)
+    if (caller := known_caller(request)) is not None:
+        service_of(request).daemon.audit_refusal(caller, f"{request.method} {request.path}", error.message)
+
+
+class HttpServer:
+    """Serves the API on a Unix socket: everybody on the machine when the daemon is the system's."""
+
+    def __init__(self, service: Service) -> None:
+        self._app = build_app(service)
+        self._mode = 0o666 if service.daemon.serves_all else 0o600
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._path = ""
+
+    async def start(self, socket_path: str) -> None:
+        """Listen. A file left by a dead daemon is in the way: the caller holds the lock."""
+        self._path = socket_path
+        self._runner = web.AppRunner(
+            self._app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S, logger=HTTP_LOG
+        )
+        await self._runner.setup()
+        self._listener = await _listen(gate_for(self._app, self._runner), socket_path, self._mode)
+
+    async def close(self) -> None:
+        """Let requests that are being answered end, for a moment; remove the socket."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        _unlink(self._path)
+
+
+async def _listen(gate: Gate, socket_path: str, mode: int) -> asyncio.Server:
+    _unlink(socket_path)
+    folder, name = os.path.split(socket_path)
+    before = os.umask(0o777 & ~mode)
+    try:
+        # A path in a deep home can pass the 107 bytes that a socket address holds; a short one through
+        # the folder's descriptor never does.
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            path = socket_path if len(os.fsencode(socket_path)) < 100 else f"/proc/self/fd/{fd}/{name}"
+            return await asyncio.get_running_loop().create_unix_server(gate, path, backlog=1024)
+        finally:
+            os.close(fd)
+    finally:
+        os.umask(before)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # there was no daemon before
 
 
 def gate_for(app: web.Application, runner: web.AppRunner) -> Gate:
     """The door through which this application's connections come."""
     service = app[SERVICE]
     assert runner.server is not None
-    audit = service.audit
-    refused = audit.refused if audit is not None else lambda caller, what, why: None
-    app[GATE] = gate = Gate(runner.server, lambda: service.settings.limit, refused)
+    app[GATE] = gate = Gate(runner.server, lambda: service.settings.limit, service.daemon.audit_refusal)
     return gate
 
 

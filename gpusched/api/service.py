@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,24 +17,17 @@ from gpusched.access import hides, is_private, is_root, no_job, unknown
 from gpusched.api.arrays import MOST_IDS, task_ids
 from gpusched.api.pace import Pace, too_many
 from gpusched.api.render import JobContext, JobFacts
-from gpusched.daemon.audit import Audit
-from gpusched.daemon.auto_preset import AutoPreset
-from gpusched.daemon.bypassers import Bypassers
-from gpusched.daemon.tick import Scheduler
-from gpusched.daemon.verbs import pipeline as pipelines
-from gpusched.daemon.watch.progress import ProgressReader
-from gpusched.errors import GpuschedError, NotFound, UsageError
-from gpusched.lifecycle import arrays
-from gpusched.lifecycle.pipelines import step_ids
-from gpusched.model.commands import Caller, Command, Reload
+from gpusched.errors import NotFound, UsageError
+from gpusched.lifecycle import arrays, pipelines
+from gpusched.model.commands import Caller
 from gpusched.model.job import Job, Request, Run, run_id
-from gpusched.model.progress import ShownProgress
+from gpusched.model.pipeline import pipeline_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState
 from gpusched.model.units import parse_job_id, parse_pipeline_id, printable, split_ids
-from gpusched.model.value import replace
 from gpusched.ports import JobFilter
+from gpusched.ports.daemon import Daemon, SchedulerState
 from gpusched.scheduler.priority import class_key
 
 _Answer = TypeVar("_Answer")
@@ -71,22 +64,8 @@ class Watch:
 class Service:
     """The daemon as its API sees it."""
 
-    scheduler: Scheduler
-    wake: Callable[[], None]
-    stop: Callable[[], None]
-    facts: dict[str, Any]
-    """Fixed facts for /v1/status: version, pid, paths."""
-    serves_all: bool = False
-    """Whether this is the system's daemon, for everybody on the machine."""
+    daemon: Daemon
     pace: Pace = field(default_factory=lambda: Pace(time.monotonic))
-    audit: Audit | None = None
-    """The record of refusals; a personal daemon, which refuses nobody anything, has none."""
-    bypassers: Bypassers | None = None
-    """Tells those who use GPUs without a job; a personal daemon tells nobody."""
-    auto_preset: AutoPreset | None = None
-    """Knows which preset is in force and why; where none is given, one that keeps nothing."""
-    progress: ProgressReader | None = None
-    """Looks how far runs are; None where there are no files to look at."""
     requests: dict[Request, Request] = field(default_factory=dict)
     """Equal resource requests are one object, however many jobs ask for them."""
     watchers: dict[int, set[Watch]] = field(default_factory=dict)
@@ -99,32 +78,14 @@ class Service:
     """Works out what takes a while, one question after the other; its thread begins with the first one."""
 
     @property
-    def presets(self) -> AutoPreset:
-        """Knows which preset is in force and why."""
-        if self.auto_preset is None:
-            self.auto_preset = AutoPreset(self.scheduler, None)
-        return self.auto_preset
+    def scheduler(self) -> SchedulerState:
+        """What the scheduler knows right now."""
+        return self.daemon.scheduler
 
     @property
     def settings(self) -> Settings:
         """The daemon's settings."""
         return self.scheduler.settings
-
-    async def ask(self, command: Command | Reload) -> dict[str, Any]:
-        """Have the next tick apply a command; returns after its commit. Raises: what the command raised."""
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-
-        def reply(answer: dict[str, Any] | GpuschedError) -> None:
-            if future.done():
-                return
-            if isinstance(answer, GpuschedError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-
-        self.scheduler.submit(command, reply)
-        self.wake()
-        return await future
 
     async def work_out(self, question: Callable[[], _Answer], caller: Caller) -> _Answer:
         """Have another thread answer this while the queue goes on. What the question looks at must not change.
@@ -178,7 +139,7 @@ class Service:
 
     async def _watch(self, watch: Watch, ids: list[int], timeout_s: float, caller: Caller) -> None:
         # A task without a row changes and ends with its array.
-        watched = dict.fromkeys([*ids, *filter(None, map(self.scheduler.world.arrays.array_of, ids))])
+        watched = dict.fromkeys([*ids, *filter(None, map(self._array_of, ids))])
         with self._counted(self.waiting, caller, len(watched), MOST_WATCHED, "jobs that are waited for"):
             for job_id in watched:
                 self.watchers.setdefault(job_id, set()).add(watch)
@@ -192,6 +153,10 @@ class Service:
                     watches.remove(watch)
                     if not watches:
                         del self.watchers[job_id]
+
+    def _array_of(self, job_id: int) -> int | None:
+        job = self.scheduler.world.find(job_id)
+        return None if job is None else job.array_id
 
     # --- looking jobs up --------------------------------------------------------------------------
 
@@ -209,9 +174,8 @@ class Service:
         if there are any.
         """
         if (pipeline := parse_pipeline_id(text)) is not None:
-            jobs = pipelines.jobs_of(pipeline, self.scheduler.world, self.scheduler.store)
-            jobs = [job for job in jobs if not hides(caller, job, self.settings)]
-            return step_ids(pipeline, jobs, unfinished=unfinished)
+            jobs = [job for job in self.jobs_of_pipeline(pipeline) if not hides(caller, job, self.settings)]
+            return pipelines.step_ids(pipeline, jobs, unfinished=unfinished)
         if text == "@":
             last = self.scheduler.store.last_job_id(caller.uid)
             if last is None:
@@ -249,8 +213,17 @@ class Service:
     def not_needed(self, text: str) -> list[str]:
         """Jobs of the pipelines among these ids that were left out because others went well."""
         numbers = [number for word in text.split(",") if (number := parse_pipeline_id(word)) is not None]
-        world, store = self.scheduler.world, self.scheduler.store
-        return [job.shown_id for number in numbers for job in pipelines.not_needed(number, world, store)]
+        found = []
+        for number in numbers:
+            jobs = self.jobs_of_pipeline(number)
+            spared = pipelines.standing(jobs).not_needed
+            found += [job.shown_id for name, job in pipelines.steps_of(jobs).items() if name in spared]
+        return found
+
+    def jobs_of_pipeline(self, number: int) -> list[Job]:
+        """Every job that a pipeline ever had, by id."""
+        jobs = self.scheduler.store.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
+        return [self.scheduler.world.jobs.get(job.id, job) for job in jobs]
 
     def find(self, job_id: int) -> Job:
         """A job, active or ended, or a task that has no row of its own. Raises: NotFound."""
@@ -316,24 +289,17 @@ class Service:
             runs.update(last)
         return runs
 
-    async def look_at_progress(self, jobs: Iterable[Job]) -> None:
-        """Have it known how far those of these jobs are that run."""
-        if self.progress is not None:
-            running = [job for job in jobs if job.state in MOVING]
-            await self.progress.refresh(running, self.scheduler.world.open_runs)
-
-    def progress_of(self, job: Job) -> ShownProgress | None:
-        """How far a job is, as of the last look; while it stands still nobody knows when it will be done."""
-        shown = None if self.progress is None else self.progress.of(run_id(job.id, job.run))
-        return replace(shown, eta_at=None) if shown is not None and job.suspended_at is not None else shown
+    async def refresh_progress(self, jobs: Iterable[Job]) -> None:
+        """Look how far those of these jobs are that run."""
+        await self.daemon.refresh_progress([job for job in jobs if job.state in MOVING])
 
     def facts_of(self, jobs: Iterable[Job]) -> JobFacts:
         """A function that gives the context of each of these jobs."""
         jobs = list(jobs)
         runs = self.runs_of(jobs)
         failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
-        scheduler, settings, node = self.scheduler, self.settings, self.scheduler.site.node
-        ranking, now, world = scheduler.ranking(), scheduler.now(), scheduler.world
+        scheduler, settings, node = self.scheduler, self.settings, self.scheduler.node_name
+        ranking, world = scheduler.ranking(), scheduler.world
         priorities: dict[tuple[int, float], tuple[ClassKey, tuple[float, dict[str, float]]]] = {}
 
         def priority(job: Job) -> tuple[float, dict[str, float]]:
@@ -353,12 +319,9 @@ class Service:
             reason = scheduler.reason_for(job) if job.state is JobState.PENDING else None
             found = JobContext(settings, node, run, reason, priority, name_of_run=scheduler.name_of_run)
             if run is not None and run.outcome is None:
-                found.shares = scheduler.overuse.facts(run, scheduler.reading, settings)
-                found.vram_over = scheduler.overuse.why(run, settings, now)
-                found.unbooked = scheduler.intruders.unbooked(run.id)
-                found.intruders = scheduler.intruders.on(run)
+                found.findings = self.daemon.findings(run)
             if job.state in MOVING:
-                found.progress = self.progress_of(job)
+                found.progress = self.daemon.progress_of(job)
             if job.spec.fallback_of in failed:
                 found.fallback_of = failed[job.spec.fallback_of].shown_id
             return found
@@ -413,11 +376,3 @@ def states_of(names: Iterable[str]) -> frozenset[JobState]:
             )
         found.add(state)
     return frozenset(found)
-
-
-def recent_percentiles_ms(samples: deque[float]) -> tuple[float | None, float | None]:
-    """Last and 95th percentile of recent tick times, in milliseconds."""
-    if not samples:
-        return None, None
-    ordered = sorted(samples)
-    return samples[-1] * 1e3, ordered[int(len(ordered) * 0.95)] * 1e3

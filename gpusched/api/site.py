@@ -10,24 +10,21 @@ from typing import Any
 from aiohttp import web
 
 from gpusched import __version__
-from gpusched.access import check_admin
+from gpusched.access import check_admin, is_private, user_name
 from gpusched.api.calendar import reservations
-from gpusched.api.identity import caller_of, user_name
+from gpusched.api.identity import caller_of
 from gpusched.api.jobs import check_keys, read_body, respond
 from gpusched.api.policy import queues_and_loans
 from gpusched.api.render import plain
-from gpusched.api.service import DOCUMENT, recent_percentiles_ms, service_of
+from gpusched.api.service import DOCUMENT, service_of
 from gpusched.api.sight import Viewer, viewer_of
-from gpusched.daemon.checks import broken_promises, daemon_checks, failing_steps
-from gpusched.daemon.commit import AuditEvent
-from gpusched.daemon.launch.limits import isolation
 from gpusched.errors import UsageError
-from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.blame import is_hardware
 from gpusched.model import commands
-from gpusched.model.cluster import Enforcement, GpuReading, GpuSample
+from gpusched.model.cluster import Enforcement, GpuSample
 from gpusched.model.commands import Reload
+from gpusched.model.metrics import CONTENT_TYPES, FORMATS, PROMETHEUS
 from gpusched.model.recording import Recording, encode
 from gpusched.model.units import printable
 from gpusched.scheduler.draft import Card, Layout
@@ -63,8 +60,8 @@ async def cluster(request: web.Request) -> web.Response:
             "gpu_source": reading.source if reading else None,
             "gpu_error": node.gpu_error,
             "driver_version": reading.driver_version if reading else None,
-            "notes": _notes(reading),
-            "isolation": isolation(scheduler.cager.isolation, service.settings.isolation),
+            "notes": [] if reading is None else reading.remarks,
+            "isolation": service.daemon.isolation(),
         }
     ]
     queues, loans = queues_and_loans(viewer)
@@ -74,22 +71,15 @@ async def cluster(request: web.Request) -> web.Response:
         queues=queues,
         loans=loans,
         reservations=reservations(viewer),
-        preset=service.presets.document(),
+        preset=service.daemon.preset(),
     )
-
-
-def _notes(reading: GpuReading | None) -> list[str]:
-    """Remarks about the readings."""
-    if reading is None:
-        return []
-    return [*reading.notes, *([reading.log_trouble] if reading.log_trouble else [])]
 
 
 _LIMIT = ("enforcement", "enforcement_why")
 
 
 def _limit_of(sample: GpuSample | None, viewer: Viewer, limit: str | None) -> tuple[str, str]:
-    return enforcement(sample, viewer.service.settings.gpu, limit)
+    return viewer.service.daemon.enforcement(sample, limit)
 
 
 def _gpu(viewer: Viewer, node: str, card: Card) -> dict[str, Any]:
@@ -171,7 +161,7 @@ def _gpu(viewer: Viewer, node: str, card: Card) -> dict[str, Any]:
                 "meaning": fault.meaning,
                 "is_hardware": is_hardware(fault, viewer.service.settings.fault),
             }
-            for fault in scheduler.gpu_faults.of(view.uuid)[-_SHOWN_FAULTS:]
+            for fault in viewer.service.daemon.gpu_faults(view.uuid)[-_SHOWN_FAULTS:]
         ],
     }
 
@@ -190,33 +180,33 @@ async def drain(request: web.Request) -> web.Response:
     message = body.get("message") or f"by {caller.user}"
     if not isinstance(message, str) or len(message) > 500:
         raise UsageError("the message must be a text of at most 500 characters", "use -m 'why'")
-    return respond(**await service.ask(commands.Drain(caller, _targets(body), printable(message))))
+    return respond(**await service.daemon.ask(commands.Drain(caller, _targets(body), printable(message))))
 
 
 async def undrain(request: web.Request) -> web.Response:
     """POST /v1/undrain"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "targets")
-    return respond(**await service.ask(commands.Drain(caller, _targets(body), None)))
+    return respond(**await service.daemon.ask(commands.Drain(caller, _targets(body), None)))
 
 
 async def reload(request: web.Request) -> web.Response:
     """POST /v1/reload"""
-    return respond(**await service_of(request).ask(Reload(caller_of(request))))
+    return respond(**await service_of(request).daemon.ask(Reload(caller_of(request))))
 
 
 async def preset(request: web.Request) -> web.Response:
     """GET /v1/preset"""
-    return respond(preset=viewer_of(request).service.presets.table())
+    return respond(preset=viewer_of(request).service.daemon.preset_table())
 
 
 async def judge_presets(request: web.Request) -> web.Response:
     """POST /v1/preset/judge"""
     service, caller = service_of(request), caller_of(request)
     check_admin(caller, "have the presets judged", service.settings)
-    service.presets.judge_now()
-    service.scheduler.witness(AuditEvent(caller, "judge", "the presets"))
-    return respond(preset=service.presets.table())
+    service.daemon.judge_presets()
+    service.daemon.audit(caller, "judge", "the presets")
+    return respond(preset=service.daemon.preset_table())
 
 
 async def status(request: web.Request) -> web.Response:
@@ -224,25 +214,17 @@ async def status(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     service = viewer.service
     scheduler = service.scheduler
-    last_ms, p95_ms = recent_percentiles_ms(scheduler.recent_tick_s)
-    reading = scheduler.reading
-    warnings = _notes(reading)
-    if reading and reading.error:
-        warnings.append(reading.error)
-    if scheduler.trouble:
-        warnings.append(scheduler.trouble)
-    warnings += broken_promises(scheduler)
-    warnings += failing_steps(scheduler)
+    reading, health = scheduler.reading, service.daemon.health()
     return respond(
         daemon={
-            **service.facts,
+            **service.daemon.facts,
             "now": time.time(),
             "jobs": _counts(viewer),
             "gpu_source": reading.source if reading else None,
-            "warnings": warnings,
+            "warnings": health.warnings,
             "limits": plain(service.settings.limit),
-            "tick": {"count": scheduler.ticks, "last_ms": last_ms, "p95_ms": p95_ms},
-            "failing_steps": [plain(found) for found in scheduler.failures.failing],
+            "tick": {"count": health.ticks, "last_ms": health.last_tick_ms, "p95_ms": health.p95_tick_ms},
+            "failing_steps": health.failing_steps,
         }
     )
 
@@ -260,13 +242,25 @@ def _counts(viewer: Viewer) -> dict[str, int]:
     return {state: seen[state] for state in counts}
 
 
+async def metrics(request: web.Request) -> web.Response:
+    """GET /v1/metrics"""
+    service, caller = service_of(request), caller_of(request)
+    if any(is_private(what, caller, service.settings) for what in ("jobs", "usage")):
+        check_admin(caller, "see the numbers of all users", service.settings)
+    form = request.query.get("format", PROMETHEUS)
+    if form not in FORMATS:
+        raise UsageError(f"format is {printable(form, 40)!r}; it must be one of {', '.join(FORMATS)}", "leave it out")
+    body = service.daemon.metrics().text(form).encode()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPES[form]})
+
+
 async def shutdown(request: web.Request) -> web.Response:
     """POST /v1/shutdown"""
     service, caller = service_of(request), caller_of(request)
     check_admin(caller, "stop the daemon", service.settings)
-    service.scheduler.witness(AuditEvent(caller, "shutdown", "the daemon"))
+    service.daemon.audit(caller, "shutdown", "the daemon")
     # After the answer is out: the loop ends when the server has sent it.
-    asyncio.get_running_loop().call_later(0.01, service.stop)
+    asyncio.get_running_loop().call_later(0.01, service.daemon.stop)
     return respond(stopping=True)
 
 
@@ -276,7 +270,7 @@ async def doctor(request: web.Request) -> web.Response:
     return respond(
         checks=[
             {**check.document(), "text": viewer.text(check.text), "hint": viewer.text(check.hint)}
-            for check in daemon_checks(viewer.service.scheduler)
+            for check in viewer.service.daemon.checks()
         ]
     )
 
@@ -286,9 +280,9 @@ async def snapshot(request: web.Request) -> web.Response:
     service, caller = service_of(request), caller_of(request)
     scheduler = service.scheduler
     check_admin(caller, "see the policy's whole input", service.settings)
-    scheduler.witness(AuditEvent(caller, "record", "the policy's input"))
+    service.daemon.audit(caller, "record", "the policy's input")
     now = scheduler.now()
-    recording = Recording.of(scheduler.snapshot(now), service.settings, __version__, scheduler.plugins.names)
+    recording = Recording.of(scheduler.snapshot(now), service.settings, __version__, service.daemon.plugin_names())
     # Frozen, and of a long queue many megabytes: another thread writes it down.
     return await service.work_out(lambda: respond(**encode(recording)), caller)
 

@@ -26,11 +26,9 @@ from gpusched.api.schema import (
     UPDATE_FIELDS,
     Field,
 )
-from gpusched.daemon.verbs.admission import completed
 from gpusched.errors import Refused, UsageError
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.lifecycle.retry import parse_retry_on
-from gpusched.model.commands import Caller
 from gpusched.model.execution import pack_environment
 from gpusched.model.job import TIME_LIMIT_WORDS, JobSpec, Launch, Notice, Request, RetryRule
 from gpusched.model.settings import Settings
@@ -172,7 +170,7 @@ def _wrong(name: str, value: object, wanted: str) -> UsageError:
 
 
 def read_submission(
-    spec_json: Any, batch: Any, settings: Settings, owner: Caller, request_cache: dict[Request, Request]
+    spec_json: Any, batch: Any, settings: Settings, request_cache: dict[Request, Request]
 ) -> Submission:
     """Check one submission: a spec, or a spec that many shell lines share. Raises: UsageError, Refused."""
     values = check_fields(read_object(spec_json, "spec"), SPEC_FIELDS)
@@ -198,7 +196,7 @@ def read_submission(
         values.setdefault("argv", ["/bin/sh"])
     env, excluded = sift_environment(values.get("env", {}), values.get("env_named", ()), settings)
     values["env"] = env
-    base = completed(read_spec(values, settings, payloads), owner, settings)
+    base = read_spec(values, settings, payloads)
     request = request_cache.setdefault(base.request, base.request)
     base = replace(base, request=request)
     if batch is None:

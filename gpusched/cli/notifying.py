@@ -70,7 +70,7 @@ def send_test(wanted: str | None) -> list[dict[str, object]]:
     import time
 
     from gpusched import paths
-    from gpusched.api.identity import user_name
+    from gpusched.access import user_name
     from gpusched.config import load_settings
     from gpusched.errors import NotFound, Refused
     from gpusched.notify.sending import Attempt

@@ -13,16 +13,14 @@ import pwd
 import signal
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from logging import getLogger
 
 from gpusched.daemon.commit import AuditEvent
 from gpusched.engine import proctree
-from gpusched.gpu.tracker import GpuStatus
 from gpusched.lifecycle.admin_alerting import News
-from gpusched.lifecycle.foreign import Card, End, Stranger, Tell, held_by, is_exempt, messages, steps
+from gpusched.lifecycle.foreign import Card, End, OwnerNotes, Stranger, Tell, held_by, is_exempt, messages, steps
 from gpusched.model.alerts import Alert
-from gpusched.model.cluster import GpuProcess, GpuView
+from gpusched.model.cluster import GpuProcess, GpuStatus, GpuView
 from gpusched.model.commands import Caller
 from gpusched.model.units import printable
 from gpusched.model.value import replace
@@ -48,33 +46,16 @@ Mark = tuple[int, int]
 """Pid and start ticks."""
 
 
-@dataclass(slots=True)
-class Notes:
-    """What is remembered of one process."""
-
-    since_at: float
-    uid: int
-    user: str
-    program: str | None
-    first_told_at: float | None = None
-    told_at: float | None = None
-    told_by: list[str] = field(default_factory=list)
-    """Ways by which the last message reached them: write, mail, names of their targets."""
-    untold: str | None = None
-    """Why a way did not."""
-    ending_at: float | None = None
-
-
 class Bypassers:
     """Looks at each poll."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._notes: dict[Mark, Notes] = {}
+        self._notes: dict[Mark, OwnerNotes] = {}
         self._next_at = 0.0
         self._is_looking = False
 
-    def notes_of(self, pid: int) -> Notes | None:
+    def notes_of(self, pid: int) -> OwnerNotes | None:
         """What is remembered of the process that has this pid now."""
         return next((notes for (known, _), notes in self._notes.items() if known == pid), None)
 
@@ -187,7 +168,7 @@ class Bypassers:
         self._notes = {mark: notes for mark, notes in self._notes.items() if mark in seen}
         return found
 
-    def _first_look(self, pid: int, now: float) -> Notes | None:
+    def _first_look(self, pid: int, now: float) -> OwnerNotes | None:
         """None for one whose owner has no account here, as in a container: who cannot be told is not ended."""
         uid = proctree.real_uid(pid)
         if uid is None:
@@ -196,7 +177,7 @@ class Bypassers:
             user = pwd.getpwuid(uid).pw_name
         except KeyError:
             return None
-        return Notes(now, uid, user, _program(pid))
+        return OwnerNotes(now, uid, user, _program(pid))
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -214,7 +195,7 @@ class Bypassers:
             others = terminals.owners() if "wall" in ways else frozenset()
             self._scheduler.alerts.tell_people(messages(step, ways, others, self._scheduler.site.node, now))
 
-    def _end(self, step: End, notes: Notes, now: float) -> None:
+    def _end(self, step: End, notes: OwnerNotes, now: float) -> None:
         """TERM or KILL to this very process, if it is still that user's."""
         stranger = step.stranger
         process = proctree.read_process(stranger.pid)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-from msgspec import field
+from collections.abc import Callable
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.outlook import Outlook
@@ -15,37 +13,13 @@ from gpusched.errors import Refused
 from gpusched.lifecycle.dependencies import Never, Satisfied, evaluate, parse_dependency
 from gpusched.lifecycle.lifecycle import new_job
 from gpusched.model.commands import NEVER, Caller
-from gpusched.model.job import GpuShare, Job, JobSpec
+from gpusched.model.job import Job, JobSpec
 from gpusched.model.snapshot import ClassKey, Plan
 from gpusched.model.units import format_duration, gpu_list
-from gpusched.model.value import Value, replace
+from gpusched.model.value import replace
+from gpusched.ports.daemon import Forecast
 from gpusched.predict.limits import LimitAdvice
-from gpusched.scheduler.ahead.whatif import Alternative
 from gpusched.scheduler.planner import decide
-
-
-class Forecast(Value):
-    """The answer of `gsub --dry-run`."""
-
-    verdict: str
-    """starts_now, waits, refused, or exists for a key that has a job."""
-    text: str
-    reason: str | None = None
-    node: str | None = None
-    gpus: tuple[GpuShare, ...] = ()
-    start_at: float | None = None
-    """Now, or the latest start where one is known."""
-    start_low_at: float | None = None
-    """Its start if runs take as long as usual; None when nobody knows."""
-    facts: Mapping[str, object] = field(default_factory=dict)
-    alternatives: tuple[Alternative, ...] = ()
-    """What would make it start now."""
-    hint: str | None = None
-    """What to do about a refusal."""
-    time_limit_s: int | None = None
-    time_limit_source: str | None = None
-    limit_text: str = ""
-    """What `-t auto` found."""
 
 
 def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = NEVER) -> Callable[[], Forecast]:

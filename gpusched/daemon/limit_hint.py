@@ -12,7 +12,8 @@ from gpusched.daemon.tick import Scheduler
 from gpusched.model.job import DEFAULT, MAXIMUM, Job
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState
-from gpusched.model.value import Value, replace
+from gpusched.model.value import replace
+from gpusched.ports.daemon import LimitHint
 from gpusched.predict.limits import usual_span
 from gpusched.scheduler.ahead.changes import format_limit
 from gpusched.scheduler.sharing.admission import longest_time_limit
@@ -25,22 +26,6 @@ LEAST_PART = 0.1
 
 CYCLES = 20
 """Plans for each of the futures: somebody waits at a prompt."""
-
-
-class LimitHint(Value):
-    """What jobs like it took, and when it is expected to start with a limit and without. Instants, and seconds."""
-
-    runs: int
-    usual: str
-    """`1 to 3 h`."""
-    limit_s: int
-    typed: str
-    """As typed for -t: `4h`."""
-    start_at: float
-    start_without_at: float | None
-    """None where nobody knows."""
-    time_limit_s: int | None
-    """The default that it has now."""
 
 
 def limit_hint(job: Job, scheduler: Scheduler) -> Callable[[], LimitHint | None] | None:

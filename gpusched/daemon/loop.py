@@ -12,10 +12,6 @@ from collections.abc import Callable
 from logging import getLogger
 from typing import Any
 
-from aiohttp import web
-
-from gpusched.api.gate import Gate
-from gpusched.api.server import HTTP_LOG, gate_for
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset
 from gpusched.daemon.bypassers import Bypassers
@@ -32,6 +28,7 @@ from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.commands import Caller, Reload
 from gpusched.ports import HostSource
+from gpusched.ports.daemon import Server
 
 log = getLogger("gpusched.daemon")
 
@@ -39,7 +36,6 @@ _RELEASE_POLL_S = 0.5
 _RETRY_S = 0.5
 _BITE_GAP_S = 0.05
 _TICK_GAP_S = 0.002
-_SHUTDOWN_S = 2.0
 _LAST_WORDS_S = 15.0
 """Beyond their grace, for runs of a machine that goes down to be killed and their ends to be recorded."""
 _LOOK_UP_S = 10.0
@@ -140,23 +136,16 @@ class Loop:
         """End the loop; runs go on without it."""
         self._stopping.set()
 
-    async def run(
-        self, app: web.Application, socket_path: str, ready: Callable[[], None], *, serves_all: bool = False
-    ) -> None:
-        """Serve until stopped; everybody on the machine when it `serves_all`."""
+    async def run(self, server: Server, socket_path: str, ready: Callable[[], None]) -> None:
+        """Serve until stopped."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
         self._scheduler.plugins.thread.attach(loop)
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S, logger=HTTP_LOG
-        )
-        await runner.setup()
-        server: asyncio.Server | None = None
         try:
-            server = await _listen(gate_for(app, runner), socket_path, 0o666 if serves_all else 0o600)
+            await server.start(socket_path)
             self._scheduler.engine.set_waker(self.wake)
             self._watch(self._worker.fileno(), "GPU reading", self._take_reading)
             self._dispatcher.watch = lambda courier: self._watch(courier.fileno(), "alerts", self._reconcile_alerts)
@@ -175,11 +164,8 @@ class Loop:
             self._checkpoints.close()
             if self.auto_preset is not None:
                 self.auto_preset.close()
-            if server is not None:
-                server.close()
-            await runner.cleanup()
+            await server.close()
             loop.remove_reader(self._worker.fileno())
-            _unlink(socket_path)
 
     def _watch(self, fd: int, step: str, action: Callable[[], None]) -> None:
         """Have a step run whenever the descriptor is readable."""
@@ -408,28 +394,3 @@ class Loop:
         # A step of its own: a later look that finds no reading must not pass for one that could be taken in.
         if self._failures.run("GPU accounts", self._scheduler.observe_gpus, reading):
             self.wake()
-
-
-async def _listen(gate: Gate, socket_path: str, mode: int) -> asyncio.Server:
-    """Bind the socket with this mode. A file left by a dead daemon is in the way: we hold the lock."""
-    _unlink(socket_path)
-    folder, name = os.path.split(socket_path)
-    before = os.umask(0o777 & ~mode)
-    try:
-        # A path in a deep home can pass the 107 bytes that a socket address holds; a short one through
-        # the folder's descriptor never does.
-        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        try:
-            path = socket_path if len(os.fsencode(socket_path)) < 100 else f"/proc/self/fd/{fd}/{name}"
-            return await asyncio.get_running_loop().create_unix_server(gate, path, backlog=1024)
-        finally:
-            os.close(fd)
-    finally:
-        os.umask(before)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass  # nobody was there before us

@@ -17,13 +17,14 @@ import time
 from filelock import FileLock, Timeout
 
 from gpusched import __version__, paths
-from gpusched.api.identity import user_name
-from gpusched.api.server import build_app
+from gpusched.access import user_name
+from gpusched.api.server import HttpServer
 from gpusched.api.service import Service
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.dispatch import Dispatcher
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.failures import CHECK_VARIABLE, VARIABLE, check_every, crash_step
 from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.launch.limits import PERSONAL, RunLimiter
@@ -358,22 +359,29 @@ async def _loop(
     loop = Loop(scheduler, worker, host, dispatcher, manager)
     loop.auto_preset = auto_preset
     facts = _facts(manager.unit, launcher)
-    service = Service(scheduler=scheduler, wake=loop.wake, stop=loop.stop, facts=facts, auto_preset=auto_preset)
-    service.progress = ProgressReader(paths.spool_dir(), time.time)
-    if not paths.is_system():
-        await loop.run(build_app(service), paths.socket_path(), report.ready)
-        return
-    folder = os.path.dirname(paths.log_file())
-    service.serves_all = True
-    service.audit = loop.audit = audit = Audit(folder, time.time, lambda: scheduler.settings.access)
-    scheduler.witness = audit.witness
-    service.bypassers = loop.bypassers = Bypassers(scheduler)
-    dispatcher.listeners.append(loop.bypassers.heard)
-    _allow_connections(scheduler.settings.limit.connections)
+    if paths.is_system():
+        loop.audit = Audit(os.path.dirname(paths.log_file()), time.time, lambda: scheduler.settings.access)
+        scheduler.witness = loop.audit.witness
+        loop.bypassers = Bypassers(scheduler)
+        dispatcher.listeners.append(loop.bypassers.heard)
+        _allow_connections(scheduler.settings.limit.connections)
+    daemon = DaemonFacade(
+        scheduler,
+        wake=loop.wake,
+        stop=loop.stop,
+        facts=facts,
+        presets=auto_preset,
+        progress=ProgressReader(paths.spool_dir(), time.time),
+        audit=loop.audit,
+        bypassers=loop.bypassers,
+        serves_all=paths.is_system(),
+    )
+    server = HttpServer(Service(daemon))
     try:
-        await loop.run(build_app(service), paths.socket_path(), report.ready, serves_all=True)
+        await loop.run(server, paths.socket_path(), report.ready)
     finally:
-        audit.close()
+        if loop.audit is not None:
+            loop.audit.close()
 
 
 def _allow_connections(connections: int) -> None:

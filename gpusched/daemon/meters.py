@@ -6,12 +6,9 @@ with the number of jobs or of looks at it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import accumulate
-from math import inf
 from time import perf_counter
 
 from gpusched.lifecycle import arrays
@@ -28,6 +25,7 @@ from gpusched.model.execution import (
 )
 from gpusched.model.history import cards_in
 from gpusched.model.job import Job
+from gpusched.model.metrics import Histogram, label
 from gpusched.model.states import JobState
 
 TICK_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -49,31 +47,6 @@ EVENT_WORDS: dict[type, str] = {
     RunLost: "lost",
     RunNeverStarted: "never_started",
 }
-
-
-class Histogram:
-    """How many observations were at most so large, and their sum."""
-
-    __slots__ = ("_bounds", "_counts", "sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float) -> None:
-        """Take in one observation."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
-
-    @property
-    def count(self) -> int:
-        """Observations so far."""
-        return sum(self._counts)
-
-    def cumulated(self) -> Iterator[tuple[float, int]]:
-        """Each bound, infinity last, with how many were at most that large."""
-        return zip((*self._bounds, inf), accumulate(self._counts), strict=True)
 
 
 class Meters:
@@ -172,8 +145,3 @@ class GpuMeter:
         for user in [user for user, (_, at) in self._used.items() if now - at > RECENT_S]:
             del self._used[user]
         return {user: used for user, (used, _) in self._used.items()}
-
-
-def label(text: str) -> str:
-    """A text as it can be a label: what stands for no character is spelled out."""
-    return text.encode("utf-8", "backslashreplace").decode()

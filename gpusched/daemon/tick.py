@@ -333,6 +333,11 @@ class Scheduler:
         }
         self._carried.estimates.update(self.estimates.add(waiting, made_at))
 
+    @property
+    def node_name(self) -> str:
+        """The node that this daemon runs."""
+        return self.site.node
+
     def name_of_run(self, handle: str) -> str:
         """Of a run's handle, its job as people know it."""
         return self.world.name_of(split_run_id(handle)[0])

@@ -13,7 +13,17 @@ from gpusched.gpu.device import is_nameless
 from gpusched.gpu.history import GpuHistory
 from gpusched.gpu.release import CLEAN, DIRTY, WAITING, GpuRelease
 from gpusched.gpu.usage import Bookings, GpuUsage
-from gpusched.model.cluster import SUSPECT, Clearance, GpuProcess, GpuReading, GpuSample, GpuState, GpuView, ShareUse
+from gpusched.model.cluster import (
+    SUSPECT,
+    Clearance,
+    GpuProcess,
+    GpuReading,
+    GpuSample,
+    GpuState,
+    GpuStatus,
+    GpuView,
+    ShareUse,
+)
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.value import replace
@@ -99,19 +109,6 @@ class UsageMeter:
 __all__ = ["CLEAN", "DIRTY", "WAITING", "GpuStatus", "GpuTracker", "RunMeter"]
 
 _NO_JOBS: Mapping[str, str] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class GpuStatus:
-    """A GPU's condition for people: a word of `GpuState`, why, who else is there, the last sample."""
-
-    state: str
-    why: str | None = None
-    intruders: tuple[GpuProcess, ...] = ()
-    """Foreign processes, and with their `run` those of runs that did not book the GPU."""
-    sample: GpuSample | None = None
-    idle_since: float | None = None
-    """Since when the card has been seen to do nothing; None while it works or does not tell."""
 
 
 class GpuTracker:

@@ -6,7 +6,7 @@ Nobody is ended who was not told, and nobody for a card that no job waits for. W
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import ForeignSettings
@@ -206,3 +206,20 @@ def held_by(stranger: Stranger) -> str:
         gpu_label(card.index) + ("" if card.vram_mib is None else f" ({format_size_mib(card.vram_mib)})")
         for card in stranger.cards
     )
+
+
+@dataclass(slots=True)
+class OwnerNotes:
+    """What is remembered of one process."""
+
+    since_at: float
+    uid: int
+    user: str
+    program: str | None
+    first_told_at: float | None = None
+    told_at: float | None = None
+    told_by: list[str] = field(default_factory=list)
+    """Ways by which the last message reached them: write, mail, names of their targets."""
+    untold: str | None = None
+    """Why a way did not."""
+    ending_at: float | None = None

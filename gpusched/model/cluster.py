@@ -120,6 +120,11 @@ class GpuReading(Value):
     faults_until: float | None = None
     """Faults from before this instant are in this reading or an earlier one; None where nothing tells of faults."""
 
+    @property
+    def remarks(self) -> list[str]:
+        """The notes, and why faults cannot be read."""
+        return [*self.notes, *([self.log_trouble] if self.log_trouble else [])]
+
 
 class HostSample(Value):
     """Measured load of one node. Fractions are 0 to 1; None is unknown."""
@@ -323,3 +328,16 @@ class ShareFacts:
     enforcement: str
     """A word of `Enforcement`."""
     enforcement_why: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStatus:
+    """A GPU's condition for people: a word of `GpuState`, why, who else is there, the last sample."""
+
+    state: str
+    why: str | None = None
+    intruders: tuple[GpuProcess, ...] = ()
+    """Foreign processes, and with their `run` those of runs that did not book the GPU."""
+    sample: GpuSample | None = None
+    idle_since: float | None = None
+    """Since when the card has been seen to do nothing; None while it works or does not tell."""

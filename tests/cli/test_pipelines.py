@@ -12,7 +12,7 @@ import pytest
 from shell import Shell, compare
 from support import wait_until
 
-from gpusched.api.identity import user_name
+from gpusched.access import user_name
 
 HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto" / "pipelines.md"
 DIAMOND = """

@@ -20,6 +20,7 @@ from gpusched.api import jobs, policy, sight, site
 from gpusched.api.calendar import listing
 from gpusched.api.service import SERVICE, Service
 from gpusched.cli import forecast, gctl, ghist, ginfo, gq
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.engine.simulated import Outcome
 from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings
 from gpusched.testing import request
@@ -52,7 +53,7 @@ class Direct:
 
     def __init__(self, lab: Lab) -> None:
         self.app = web.Application()
-        self.app[SERVICE] = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+        self.app[SERVICE] = Service(DaemonFacade(lab.scheduler))
 
     def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         answer = asyncio.run(ROUTES[path.partition("?")[0]](make_mocked_request(method, path, app=self.app)))

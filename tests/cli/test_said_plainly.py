@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from shell import Shell
 
-from gpusched.api.identity import user_name
+from gpusched.access import user_name
 from gpusched.cli import gctl
 from gpusched.cli.gshow import describe
 

@@ -15,7 +15,8 @@ from gpusched.api.server import build_app
 
 
 def test_the_document_lists_exactly_the_routes_of_the_server() -> None:
-    service = SimpleNamespace(scheduler=SimpleNamespace(listeners=[]), announce=None, serves_all=False, pace=None)
+    daemon = SimpleNamespace(subscribe=lambda listener: None, serves_all=False)
+    service = SimpleNamespace(daemon=daemon, announce=None, pace=None)
     app = build_app(service)  # type: ignore[arg-type]
     served = {
         (route.method, route.resource.canonical)

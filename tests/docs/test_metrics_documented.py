@@ -13,11 +13,10 @@ import pytest
 from exposition_reader import values
 from lab import Lab
 
-from gpusched.api import series
-from gpusched.api.exposition import PROMETHEUS, Family
-from gpusched.api.metrics import page
-from gpusched.api.service import Service
+from gpusched.daemon.metrics_page import page
 from gpusched.engine.simulated import Outcome
+from gpusched.model import series
+from gpusched.model.metrics import PROMETHEUS, Family
 from gpusched.testing import NOW, request
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -83,7 +82,7 @@ def test_the_values_of_labels_that_are_picked_exist() -> None:
         lab.submit(request=request(gpus=1))
     lab.turn(1)
     facts = {"version": "1", "started_at": NOW, "database": "/nonexistent"}
-    text = page(Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts=facts)).text(PROMETHEUS)
+    text = page(lab.scheduler, facts).text(PROMETHEUS)
     told = {(name, *mark) for name, marks in values(text) for mark in marks}
     picked = [
         (name, label, value)

@@ -16,6 +16,7 @@ from lab import ANN, BOB, ROOT, Lab
 from gpusched.api import logs, sight
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import Outcome
 from gpusched.model.commands import Caller, Cancel, Selection
@@ -23,7 +24,7 @@ from gpusched.model.job import ArraySpec, RetryRule
 
 
 def app_of(lab: Lab) -> web.Application:
-    return build_app(Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={}))
+    return build_app(Service(DaemonFacade(lab.scheduler)))
 
 
 def ask(app: web.Application, ids: str, since: str = "", caller: Caller = ANN) -> dict[str, Any]:

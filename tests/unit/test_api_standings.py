@@ -13,6 +13,7 @@ from lab import ANN, BOB, Lab
 
 from gpusched.api import policy, sight
 from gpusched.api.service import SERVICE, Service
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import Hold
@@ -44,7 +45,7 @@ def _ann_asks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def service(lab: Lab) -> Service:
-    return Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    return Service(DaemonFacade(lab.scheduler))
 
 
 def get(lab: Lab, handler: Any, query: str = "") -> dict[str, Any]:

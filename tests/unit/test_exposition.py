@@ -9,10 +9,9 @@ from exposition_reader import read_page, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.api import series
-from gpusched.api.exposition import FORMATS, OPENMETRICS, PROMETHEUS, Family, Page
-from gpusched.daemon.meters import Histogram, label
 from gpusched.errors import BrokenInvariant
+from gpusched.model import series
+from gpusched.model.metrics import FORMATS, OPENMETRICS, PROMETHEUS, Family, Histogram, Page, label
 
 GAUGE = Family("lab_heat_celsius", "gauge", 'How "hot"\nit \\ is', ("place", "who"), unit="celsius")
 COUNTER = Family("lab_starts", "counter", "Starts.", ("who",))

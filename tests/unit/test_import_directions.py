@@ -17,7 +17,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     for part, others in {
         "errors": "",
         "model": "errors",
-        "ports": "model errors",
+        "ports": "scheduler lifecycle predict model errors",
         "paths": "errors",
         "private": "errors",
         "quickjson": "",
@@ -36,12 +36,11 @@ ALLOWED: dict[str, frozenset[str]] = {
         "access": "scheduler model errors",
         "daemon": "api access client paths config store gpu engine notify scheduler lifecycle plugins predict private "
         "ports model errors",
-        "api": "daemon access client paths config store gpu engine scheduler lifecycle plugins predict ports model "
-        "errors",
+        "api": "access scheduler lifecycle predict ports model errors",
         "snapshots": "paths private model errors",
         "simulate": "daemon engine gpu config paths quickjson scheduler lifecycle predict store ports model errors",
         "sdk": "client snapshots paths private quickjson tail instants model errors",
-        "cli": "daemon api access client paths config store gpu engine scheduler lifecycle ports notify private "
+        "cli": "daemon access client paths config store gpu engine scheduler lifecycle ports notify private "
         "quickjson tail instants snapshots model errors simulate",
     }.items()
 }
@@ -107,6 +106,12 @@ def test_imports_go_down_only(path: Path) -> None:
         if not module.split(".")[1].startswith("__")
     ]
     assert not wrong
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) == "daemon"], ids=name)
+def test_only_the_composition_root_of_the_daemon_imports_the_api(path: Path) -> None:
+    modules = {module for _, module in imports_of(ast.parse(path.read_bytes()), path)}
+    assert path == ROOT / "daemon" / "main.py" or not any(one.startswith("gpusched.api") for one in modules)
 
 
 def test_every_part_of_the_package_is_known_here() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
-from gpusched.daemon.limit_hint import LimitHint, limit_hint
+from gpusched.daemon.limit_hint import limit_hint
 from gpusched.engine.simulated import Outcome
 from gpusched.model.commands import Hold, Update
 from gpusched.model.settings import DefaultSettings, PrioritySettings, QueueSettings, SubmitSettings
 from gpusched.model.states import JobState
+from gpusched.ports.daemon import LimitHint
 from gpusched.testing import launch, request
 
 HOUR = 3600

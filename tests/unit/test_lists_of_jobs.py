@@ -19,6 +19,7 @@ from gpusched.api.render import JOB_FIELDS, encode
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.cli import gq
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import AccessSettings
@@ -40,7 +41,7 @@ class Api:
 
     def __init__(self, lab: Lab, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lab = lab
-        self.app = build_app(Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={}))
+        self.app = build_app(Service(DaemonFacade(lab.scheduler)))
         monkeypatch.setattr(sight, "caller_of", lambda request: caller)
 
     async def listing(self, query: str = "") -> bytes:

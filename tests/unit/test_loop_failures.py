@@ -16,13 +16,12 @@ import pytest
 from lab import Lab
 from loop_bench import LoopBench, loop_bench
 
-from gpusched.api.metrics import page
-from gpusched.api.service import Service
 from gpusched.daemon import loop as loop_module
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.failures import LOG_AGAIN_S, StepFailures
+from gpusched.daemon.metrics_page import page
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import StoreFull
 from gpusched.model.settings import AccessSettings, DaemonSettings
@@ -179,9 +178,8 @@ def test_a_step_that_works_again_is_not_shown_any_more(bench: LoopBench, monkeyp
     bench.run_until(lambda: bench.lab.scheduler.host is not sample)
     assert bench.lab.scheduler.failures.failing == ()
     assert check_of(bench.lab).text == "all working; 2 failed earlier and recovered"
-    service = Service(bench.lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
-    service.facts = {"version": "1", "started_at": 0.0, "database": "/nonexistent"}
-    assert "gpusched_step_failures_total 2" in page(service).text("prometheus")
+    facts = {"version": "1", "started_at": 0.0, "database": "/nonexistent"}
+    assert "gpusched_step_failures_total 2" in page(bench.lab.scheduler, facts).text("prometheus")
 
 
 def test_reading_that_cannot_be_taken_in_stays_shown_until_one_can(

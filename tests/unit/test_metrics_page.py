@@ -13,15 +13,14 @@ import pytest
 from exposition_reader import read_page, values
 from lab import ANN, BOB, Lab
 
-from gpusched.api import series
-from gpusched.api.exposition import OPENMETRICS, PROMETHEUS
-from gpusched.api.metrics import page
-from gpusched.api.service import Service
-from gpusched.daemon.meters import MOST_QUEUES, OTHERS, RECENT_S, GpuMeter, Histogram
+from gpusched.daemon.meters import MOST_QUEUES, OTHERS, RECENT_S, GpuMeter
+from gpusched.daemon.metrics_page import page
 from gpusched.engine.simulated import Outcome
 from gpusched.lifecycle import arrays
+from gpusched.model import series
 from gpusched.model.commands import Caller, Cancel, Hold, Release, Selection
 from gpusched.model.job import ArraySpec, RetryRule
+from gpusched.model.metrics import OPENMETRICS, PROMETHEUS, Histogram
 from gpusched.model.settings import LifeSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import NOW, allocation, node, request, share
@@ -30,8 +29,7 @@ FACTS = {"version": "1.2.3", "started_at": NOW, "database": "/nonexistent/gpusch
 
 
 def text(lab: Lab, form: str = PROMETHEUS) -> str:
-    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts=FACTS)
-    return page(service).text(form)
+    return page(lab.scheduler, FACTS).text(form)
 
 
 def told(lab: Lab, name: str, **labels: str) -> float | None:

@@ -24,6 +24,7 @@ from gpusched.api.service import Service
 from gpusched.api.sight import MASKED, PUBLIC, Viewer
 from gpusched.daemon.audit import PER_MINUTE, Audit
 from gpusched.daemon.commit import AuditEvent
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.errors import Forbidden, TooMany
 from gpusched.model.commands import Caller, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, Job
@@ -138,7 +139,7 @@ def test_texts_have_no_numbers_of_hidden_jobs() -> None:
     lab = Lab(access=AccessSettings(private_data=("jobs",)))
     one, other = lab.submit(), lab.submit()
     lab.ask(lab.submission(BOB))
-    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    service = Service(DaemonFacade(lab.scheduler))
     bob = Viewer(service, BOB)
     for text, told in {
         f"waits behind job {one}, which needs 2 GPUs": "waits behind another job, which needs 2 GPUs",
@@ -158,7 +159,7 @@ def test_the_status_counts_a_users_own_jobs_where_those_of_others_are_hidden() -
     lab.submit()
     lab.ask(lab.submission(BOB, array=ArraySpec("0-4")))
     lab.turn()
-    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    service = Service(DaemonFacade(lab.scheduler))
 
     def counts(caller: Caller) -> dict[str, int]:
         request = make_mocked_request("GET", "/v1/status", app=build_app(service))
@@ -182,7 +183,7 @@ def test_of_jobs_by_name_no_more_are_read_than_are_asked_for(
         lab.ask(lab.submission(owner, name="train"))
     lab.turn(11)
     lab.turn(11)
-    service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+    service = Service(DaemonFacade(lab.scheduler))
     wanted = JobFilter(states=frozenset({JobState.COMPLETED}), names=frozenset({"train"}), limit=2)
     read: list[int] = []
     stored = lab.store.jobs

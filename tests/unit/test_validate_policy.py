@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.api.validate import read_changes, read_submission
+from gpusched.daemon.verbs.admission import completed
 from gpusched.daemon.verbs.update import _changed
 from gpusched.errors import Refused, UsageError
 from gpusched.model.commands import Caller
@@ -22,7 +23,7 @@ SETTINGS = Settings()
 
 
 def read(settings: Settings = SETTINGS, **spec: Any) -> JobSpec:
-    return read_submission({"argv": ["true"], **spec}, None, settings, Caller(1000, "ada"), {}).specs[0]
+    return read_submission({"argv": ["true"], **spec}, None, settings, {}).specs[0]
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,9 @@ def test_a_job_gets_the_default_qos_unless_it_names_one() -> None:
     settings = Settings(
         default=DefaultSettings(qos="normal"), qos={name: QosSettings(name) for name in ("normal", "x")}
     )
-    assert read(settings).qos == "normal"
-    assert read(settings, qos="x").qos == "x"
+    ada = Caller(1000, "ada")
+    assert completed(read(settings), ada, settings).qos == "normal"
+    assert completed(read(settings, qos="x"), ada, settings).qos == "x"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from gpusched.api import jobs, sight
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.cli import gwait
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.states import JobState
@@ -29,7 +30,7 @@ class Waiter:
         monkeypatch.setattr(sight, "caller_of", lambda request: ANN)
         self.lab = lab
         self.looked_up = 0
-        self.service = Service(lab.scheduler, wake=lambda: None, stop=lambda: None, facts={})
+        self.service = Service(DaemonFacade(lab.scheduler))
         self.app = build_app(self.service)
         find_all = Service.find_all
 

@@ -286,8 +286,8 @@ def metrics(
 
     example: gpusched metrics --listen 127.0.0.1:9835
     """
-    from gpusched.api.exposition import FORMATS, PROMETHEUS
     from gpusched.cli.admin import exporter  # an HTTP server, which no other command needs
+    from gpusched.model.metrics import FORMATS, PROMETHEUS
 
     if listen is not None and (output_file is not None or form is not None):
         raise UsageError(

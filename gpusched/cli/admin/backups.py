@@ -8,7 +8,7 @@ import sys
 from filelock import FileLock, Timeout
 
 from gpusched import paths
-from gpusched.api.identity import user_name
+from gpusched.access import user_name
 from gpusched.cli import output
 from gpusched.engine.spool import runs_in
 from gpusched.errors import DaemonBusy, Forbidden

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpusched import __version__, paths
-from gpusched.access import is_group
-from gpusched.api.identity import user_name
+from gpusched.access import is_group, user_name
 from gpusched.cli.notifying import problems_in_targets
 from gpusched.client import connect
 from gpusched.config import Loaded, load_settings

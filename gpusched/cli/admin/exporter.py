@@ -16,10 +16,10 @@ from ipaddress import ip_address
 from aiohttp import web
 
 from gpusched import paths
-from gpusched.api import series
-from gpusched.api.exposition import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, Page
 from gpusched.client import Client, chosen_socket, connect
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, UsageError
+from gpusched.model import series
+from gpusched.model.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, Page
 from gpusched.model.units import printable
 
 ASK_TIMEOUT_S = 5.0

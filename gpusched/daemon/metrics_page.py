@@ -1,4 +1,4 @@
-"""The handler behind `gpusched metrics`: what the daemon has in memory, as a page of numbers.
+"""The page behind `gpusched metrics`: what the daemon has in memory, as a page of numbers.
 
 No query, and no walk over waiting jobs: a look costs the same with ten jobs in the queue and with a hundred thousand.
 """
@@ -8,45 +8,28 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from aiohttp import web
-
-from gpusched.access import check_admin, is_private
-from gpusched.api import series
-from gpusched.api.exposition import CONTENT_TYPES, FORMATS, PROMETHEUS, Page
-from gpusched.api.identity import caller_of
-from gpusched.api.service import Service, service_of
-from gpusched.daemon.meters import MOST_QUEUES, OTHERS, label
+from gpusched.daemon.meters import MOST_QUEUES, OTHERS
 from gpusched.daemon.tick import Scheduler
-from gpusched.errors import UsageError
+from gpusched.model import series
 from gpusched.model.cluster import GpuState, GpuView
 from gpusched.model.history import part_of_card
 from gpusched.model.job import GpuShare
+from gpusched.model.metrics import Page, label
 from gpusched.model.states import FINAL_STATES, JobState
-from gpusched.model.units import gpu_label, printable
+from gpusched.model.units import gpu_label
 from gpusched.scheduler.draft import Layout
 
 _MIB = 1 << 20
 _GPU_STATES = tuple(word for name, word in vars(GpuState).items() if name.isupper())
 
 
-async def metrics(request: web.Request) -> web.Response:
-    """GET /v1/metrics"""
-    caller, settings = caller_of(request), service_of(request).settings
-    if any(is_private(what, caller, settings) for what in ("jobs", "usage")):
-        check_admin(caller, "see the numbers of all users", settings)
-    form = request.query.get("format", PROMETHEUS)
-    if form not in FORMATS:
-        raise UsageError(f"format is {printable(form, 40)!r}; it must be one of {', '.join(FORMATS)}", "leave it out")
-    body = page(service_of(request)).text(form).encode()
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPES[form]})
-
-
-def page(service: Service) -> Page:
-    """All numbers of this instant."""
-    found, scheduler = Page(), service.scheduler
+def page(scheduler: Scheduler, facts: Mapping[str, Any]) -> Page:
+    """All numbers of this instant. `facts` gives the daemon's version, start and database."""
+    found = Page()
     found.put(series.UP, 1)
-    _daemon(found, service)
+    _daemon(found, scheduler, facts)
     _queue(found, scheduler)
     _node(found, scheduler)
     _gpus(found, scheduler)
@@ -54,11 +37,10 @@ def page(service: Service) -> Page:
     return found
 
 
-def _daemon(found: Page, service: Service) -> None:
-    scheduler = service.scheduler
+def _daemon(found: Page, scheduler: Scheduler, facts: Mapping[str, Any]) -> None:
     meters = scheduler.meters
-    found.put(series.BUILD, 1, str(service.facts["version"]))
-    found.put(series.STARTED, service.facts["started_at"])
+    found.put(series.BUILD, 1, str(facts["version"]))
+    found.put(series.STARTED, facts["started_at"])
     found.put(series.TICK, meters.tick_s)
     found.put(series.TICK_FAILURES, meters.tick_failures)
     found.put(series.STEP_FAILURES, scheduler.failures.counts.total())
@@ -66,7 +48,7 @@ def _daemon(found: Page, service: Service) -> None:
     found.put(series.COMMIT, meters.commit_s)
     found.put(series.COMMIT_FAILURES, meters.commit_failures)
     found.put(series.WRITABLE, float(scheduler.trouble is None))
-    found.put(series.STORE_SIZE, _size(service.facts["database"]))
+    found.put(series.STORE_SIZE, _size(facts["database"]))
     for event, count in meters.events.items():
         found.put(series.EVENTS, count, event)
     found.put(series.ALERTS_WAITING, sum(map(len, scheduler.alerts.waiting().values())))

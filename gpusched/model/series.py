@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.api.exposition import Family
+from gpusched.model.metrics import Family
 
 _NODE = ("node",)
 _GPU = ("node", "gpu", "uuid")

@@ -6,11 +6,12 @@ textfile collector reads: it knows no `info`, no `# UNIT`, and calls a counter b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf, isnan
 
-from gpusched.daemon.meters import Histogram, label
 from gpusched.errors import BrokenInvariant
 
 OPENMETRICS = "openmetrics"
@@ -21,6 +22,36 @@ CONTENT_TYPES = {
     PROMETHEUS: "text/plain; version=0.0.4; charset=utf-8",
     OPENMETRICS: "application/openmetrics-text; version=1.0.0; charset=utf-8",
 }
+
+
+def label(text: str) -> str:
+    """A text as it can be a label: what stands for no character is spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Histogram:
+    """How many observations were at most so large, and their sum."""
+
+    __slots__ = ("_bounds", "_counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Take in one observation."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """Observations so far."""
+        return sum(self._counts)
+
+    def cumulated(self) -> Iterator[tuple[float, int]]:
+        """Each bound, infinity last, with how many were at most that large."""
+        return zip((*self._bounds, inf), accumulate(self._counts), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

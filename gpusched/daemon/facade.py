@@ -1,0 +1,317 @@
+"""The daemon's side of the port that the HTTP API serves it through."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gpusched.access import is_admin
+from gpusched.client import reach
+from gpusched.engine import proctree
+from gpusched.engine.frames import QUERY, STATUS, frame, take_frames
+from gpusched.engine.spool import attach_path
+from gpusched.errors import GpuschedError
+from gpusched.gpu.usage import enforcement
+from gpusched.lifecycle.blame import GpuFault
+from gpusched.lifecycle.foreign import OwnerNotes
+from gpusched.model.checks import Check
+from gpusched.model.cluster import GpuSample
+from gpusched.model.commands import AdoptableProcess, Caller, Command, Reload
+from gpusched.model.job import ClientProcess, Job, JobSpec, Run, run_id
+from gpusched.model.metrics import Page
+from gpusched.model.progress import ShownProgress
+from gpusched.model.snapshot import VramSeen
+from gpusched.model.value import replace
+from gpusched.ports.daemon import DaemonHealth, Forecast, JobOutlook, LimitHint, RunFindings
+from gpusched.predict.calibrating import Calibration
+from gpusched.predict.judging import Measure
+from gpusched.predict.overruns import Expectation
+from gpusched.scheduler.ahead.estimates import Accuracy, StartRange
+from gpusched.scheduler.ahead.foreign import Left, starts_without
+
+from .audit import Audit
+from .auto_preset import AutoPreset
+from .bypassers import Bypassers
+from .checks import broken_promises, daemon_checks, failing_steps
+from .commit import AuditEvent
+from .forecast import forecast
+from .launch.limits import isolation
+from .limit_hint import limit_hint
+from .metrics_page import page
+from .outlook import Outlook
+from .tick import Scheduler
+from .verbs import adopt
+from .watch.progress import ProgressReader
+
+ANSWER_S = 2.0
+"""A supervisor answers within milliseconds, unless it was stopped."""
+
+
+class DaemonFacade:
+    """One daemon, as `gpusched.ports.daemon.Daemon` describes it.
+
+    A personal daemon has no audit record and messages no owners of foreign processes; a test's has no files to look at.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        stop: Callable[[], None] = lambda: None,
+        facts: Mapping[str, Any] | None = None,
+        presets: AutoPreset | None = None,
+        progress: ProgressReader | None = None,
+        audit: Audit | None = None,
+        bypassers: Bypassers | None = None,
+        serves_all: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.stop = stop
+        self.facts: Mapping[str, Any] = {} if facts is None else facts
+        self.serves_all = serves_all
+        self._wake = wake
+        self._presets = AutoPreset(scheduler, None) if presets is None else presets
+        self._progress = progress
+        self._audit = audit
+        self._bypassers = bypassers
+
+    # --- commands and events ----------------------------------------------------------------------
+
+    async def ask(self, command: Command | Reload) -> dict[str, Any]:
+        """Have the next tick apply a command; returns after its commit. Raises: what the command raised."""
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+        def reply(answer: dict[str, Any] | GpuschedError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, GpuschedError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self.scheduler.submit(command, reply)
+        self._wake()
+        return await future
+
+    def subscribe(self, listener: Callable[[Mapping[int, Job]], None]) -> None:
+        """Have this called after each commit."""
+        self.scheduler.listeners.append(listener)
+
+    def audit(self, caller: Caller, what: str, target: str) -> None:
+        """Record what somebody did that no command records."""
+        self.scheduler.witness(AuditEvent(caller, what, target))
+
+    def audit_refusal(self, caller: Caller, what: str, why: str) -> None:
+        """Record what somebody was not allowed to do."""
+        if self._audit is not None:
+            self._audit.refused(caller, what, why)
+
+    # --- about jobs -------------------------------------------------------------------------------
+
+    async def refresh_progress(self, jobs: Iterable[Job]) -> None:
+        """Look how far these running jobs are."""
+        if self._progress is not None:
+            await self._progress.refresh(jobs, self.scheduler.world.open_runs)
+
+    def progress_of(self, job: Job) -> ShownProgress | None:
+        """As of the last look; a suspended job has no end in sight."""
+        shown = None if self._progress is None else self._progress.of(run_id(job.id, job.run))
+        return replace(shown, eta_at=None) if shown is not None and job.suspended_at is not None else shown
+
+    def findings(self, run: Run) -> RunFindings:
+        """What the last GPU reading says of an open run."""
+        scheduler, settings = self.scheduler, self.scheduler.settings
+        return RunFindings(
+            scheduler.overuse.facts(run, scheduler.reading, settings),
+            scheduler.overuse.why(run, settings, scheduler.now()),
+            scheduler.intruders.unbooked(run.id),
+            scheduler.intruders.on(run),
+        )
+
+    def attach_path(self, job: Job) -> str:
+        """The socket of the current run of a job in the foreground."""
+        return attach_path(self.scheduler.site.spool, run_id(job.id, job.run))
+
+    async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:
+        """Its client's pid, since when, and when its lease ends, as its run says; None when it does not answer."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.setblocking(False)
+            try:
+                reach(sock, self.attach_path(job))
+                return await asyncio.wait_for(_query_status(sock), ANSWER_S)
+            except (OSError, ValueError, asyncio.TimeoutError):
+                return None
+
+    def is_alive(self, client: ClientProcess) -> bool:
+        """Whether the process that submitted a job in the foreground still lives."""
+        return proctree.lives(client.pid, client.start_ticks)
+
+    def client_process(self, pid: int) -> ClientProcess:
+        """The process that submits a job in the foreground."""
+        found = proctree.read_process(pid)
+        # Killed just now: no process has begun at 0.
+        return ClientProcess(pid, 0 if found is None else found.start_ticks, self.scheduler.host.boot_id)
+
+    def run_of_process(self, pid: int) -> str | None:
+        """The handle of the run that a process belongs to."""
+        return self.scheduler.engine.owners([pid]).get(pid)
+
+    # --- about what is to come --------------------------------------------------------------------
+
+    def forecast(self, spec: JobSpec, caller: Caller, key_again: str) -> Callable[[], Forecast]:
+        """What submitting this now would do."""
+        return forecast(spec, caller, self.scheduler, key_again)
+
+    def outlook(self, job: Job) -> Callable[[], JobOutlook]:
+        """The future of one pending job."""
+        outlook = Outlook.of(self.scheduler)
+        advice = self.scheduler.advise_limit(job.user, job.spec)
+
+        def look() -> JobOutlook:
+            number = outlook.waiting_ids([job])[job.id]
+            return JobOutlook(
+                outlook.place(number), outlook.starts([number])[number], outlook.alternatives(job, advice)
+            )
+
+        return look
+
+    def starts(self, jobs: Collection[Job]) -> tuple[Mapping[int, int], Callable[[], Mapping[int, StartRange]]]:
+        """The id that each of these pending jobs is planned under, and when these start."""
+        outlook = Outlook.of(self.scheduler)
+        ids = outlook.waiting_ids(jobs)
+        return ids, lambda: outlook.starts(ids.values())
+
+    def limit_hint(self, job: Job) -> Callable[[], LimitHint | None] | None:
+        """What a time limit would change for a pending job; None where there is nothing to ask."""
+        return limit_hint(job, self.scheduler)
+
+    def starts_without(self, cases: Sequence[Left]) -> Callable[[], Sequence[int]]:
+        """For each case, how many more jobs would start now without the foreign memory that it takes away."""
+        outlook = Outlook.of(self.scheduler)
+        return lambda: starts_without(outlook.snapshot, outlook.settings, cases, outlook.extensions)
+
+    def vram_seen(self, job: Job) -> VramSeen | None:
+        """What jobs like it used of their GPUs; None when too few have ended."""
+        self.scheduler.history.load_some()
+        return self.scheduler.history.vram_seen(job)
+
+    def expectation(self, job: Job) -> Expectation:
+        """How long a pending job is expected to run."""
+        if self.scheduler.settings.priority.predict:
+            return self.scheduler.history.expectation(job)
+        limit_s = job.spec.time_limit_s
+        return Expectation(limit_s, "unknown" if limit_s is None else "limit")
+
+    def prediction_error(self, user: str | None = None) -> Measure:
+        """How far off predictions of run times were, of all or of one user's jobs."""
+        return self.scheduler.history.measure(user)
+
+    def calibration(self) -> Calibration:
+        """The range that four in five jobs start in."""
+        return self.scheduler.estimates.calibration()
+
+    def accuracy(self) -> Accuracy | None:
+        """How good estimates of starts were; None when none can be judged yet."""
+        return self.scheduler.estimates.accuracy()
+
+    # --- about processes without a job ------------------------------------------------------------
+
+    def adoptable(self, pid: int, caller: Caller) -> Callable[[], AdoptableProcess]:
+        """What a process that is to be adopted is. Raises, also later: NotFound, Forbidden, Refused."""
+        scheduler = self.scheduler
+        is_an_admin, reading, boot_id = is_admin(caller, scheduler.settings), scheduler.reading, scheduler.host.boot_id
+        adopt.check_who(caller, scheduler.settings)
+        # Which job it is part of is only for those with rights over it.
+        adopt.check_rights(pid, caller, is_an_admin)
+        adopt.check_is_no_job(pid, scheduler.engine)
+        return lambda: adopt.examine(pid, caller, is_an_admin, reading, boot_id)
+
+    def adoption_fields(self, found: AdoptableProcess, asked: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a submission that stands for the process, with those that were asked for."""
+        return adopt.wanted(found, asked)
+
+    def owner_notes(self, pid: int) -> OwnerNotes | None:
+        """What the owner of a foreign process was told."""
+        return None if self._bypassers is None else self._bypassers.notes_of(pid)
+
+    # --- about the machine and the daemon itself --------------------------------------------------
+
+    def config_problem(self) -> tuple[str, str] | None:
+        """Why the settings in force are not those of the config file, and what to do; None when they are."""
+        return self.scheduler.settings_problem()
+
+    def health(self) -> DaemonHealth:
+        """How the daemon's own work goes."""
+        scheduler = self.scheduler
+        last_ms, p95_ms = _recent_percentiles_ms(scheduler.recent_tick_s)
+        reading = scheduler.reading
+        warnings = [] if reading is None else reading.remarks
+        if reading is not None and reading.error:
+            warnings.append(reading.error)
+        if scheduler.trouble:
+            warnings.append(scheduler.trouble)
+        warnings += broken_promises(scheduler) + failing_steps(scheduler)
+        failing = tuple(asdict(found) for found in scheduler.failures.failing)
+        return DaemonHealth(scheduler.ticks, last_ms, p95_ms, tuple(warnings), failing)
+
+    def checks(self) -> Sequence[Check]:
+        """The checks of `gpusched doctor` that only the daemon can make."""
+        return daemon_checks(self.scheduler)
+
+    def isolation(self) -> dict[str, Any]:
+        """What the kernel keeps runs to, kind by kind."""
+        return isolation(self.scheduler.cager.isolation, self.scheduler.settings.isolation)
+
+    def enforcement(self, sample: GpuSample | None, limit: str | None) -> tuple[str, str]:
+        """What holds a run on this card to its VRAM: a word of `Enforcement`, and what that means here."""
+        return enforcement(sample, self.scheduler.settings.gpu, limit)
+
+    def gpu_faults(self, uuid: str) -> Sequence[GpuFault]:
+        """Faults of a card, oldest first."""
+        return self.scheduler.gpu_faults.of(uuid)
+
+    def metrics(self) -> Page:
+        """All metrics of this instant."""
+        return page(self.scheduler, self.facts)
+
+    def plugin_names(self) -> tuple[str, ...]:
+        """The plug-ins that are loaded."""
+        return self.scheduler.plugins.names
+
+    def preset(self) -> dict[str, Any]:
+        """Which preset is in force and why."""
+        return self._presets.document()
+
+    def preset_table(self) -> dict[str, Any]:
+        """The same, with what each preset would have made of the last weeks."""
+        return self._presets.table()
+
+    def judge_presets(self) -> None:
+        """Have the last weeks replayed under every preset now."""
+        self._presets.judge_now()
+
+
+async def _query_status(sock: socket.socket) -> tuple[float | None, float | None, float | None] | None:
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, frame(QUERY))
+    buffer = bytearray()
+    while data := await loop.sock_recv(sock, 4096):
+        buffer += data
+        for kind, content in take_frames(buffer):
+            if kind == STATUS:
+                words = [None if word == b"-" else float(word) for word in content.split()[:3]]
+                return words[0], words[1], words[2]
+    return None
+
+
+def _recent_percentiles_ms(samples: deque[float]) -> tuple[float | None, float | None]:
+    """Last and 95th percentile of recent tick times, in milliseconds."""
+    if not samples:
+        return None, None
+    ordered = sorted(samples)
+    return samples[-1] * 1e3, ordered[int(len(ordered) * 0.95)] * 1e3
