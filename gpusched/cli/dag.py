@@ -367,7 +367,7 @@ def _texts(key: str, value: Any) -> list[str]:
 
 if TYPE_CHECKING:
     from gpusched.cli.parse import Values
-    from gpusched.snapshots.submitting import Frozen
+    from gpusched.snapshots.submission import Frozen
 
 _NOT_WITH = ("wrap", "batch", "resubmit", "key", "key_again", "follow")
 
@@ -404,7 +404,7 @@ def _resume(given: Values) -> int:
         shown = printable(given["resume"], 40)
         raise UsageError(f"{shown!r} is no pipeline; pipelines are called p42", "list them with: gq --tree")
     with connect() as client:
-        from gpusched.snapshots.submitting import keep_for_resumption  # few pipelines are resumed
+        from gpusched.snapshots.submission import keep_for_resumption  # few pipelines are resumed
 
         keep_for_resumption(client.call, given["resume"])
         answer = client.call("POST", f"/v1/pipelines/{quote(given['resume'])}/resume", {})

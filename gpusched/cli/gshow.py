@@ -267,7 +267,7 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
 
 def snapshot_about(job: dict[str, Any]) -> dict[str, Any] | None:
     """What is known of a job's snapshot, with its folder; None when it is gone, or another user's."""
-    from gpusched.snapshots.keep import about, folder_in  # few jobs have one
+    from gpusched.snapshots.snapshot import about, folder_in  # few jobs have one
 
     folder = folder_in(job["work_dir"], job["snapshot"])
     try:
@@ -280,7 +280,7 @@ def snapshot_line(known: dict[str, Any] | None, name: str) -> str:
     """Commit, dirty or not, number of files, where."""
     if known is None:
         return f"{name}, which is gone or not yours"
-    from gpusched.snapshots.keep import show_size
+    from gpusched.snapshots.snapshot import show_size
 
     commit = f"commit {known['commit'][:12]}" if known["commit"] else "no commit"
     state = {None: "plain copy", True: f"{commit} with changes", False: commit}[known["is_dirty"]]

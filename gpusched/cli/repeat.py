@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Values
     from gpusched.client import Client
-    from gpusched.snapshots.submitting import Frozen
+    from gpusched.snapshots.submission import Frozen
 
 
 def check_resubmission(given: Values, operands: list[str]) -> None:
@@ -46,7 +46,7 @@ def take_snapshot(client: Client, spec: Values, values: Values) -> Frozen | None
     mode = values.get("snapshot", "no")
     if mode == "no" or values.get("dry_run"):
         return None
-    from gpusched.snapshots.submitting import start_in_copy  # hashes and copies: nothing a plain gsub needs
+    from gpusched.snapshots.submission import start_in_copy  # hashes and copies: nothing a plain gsub needs
 
     found = start_in_copy(client.call, client.socket_path, spec, mode)
     if not values.get("quiet"):
@@ -59,7 +59,7 @@ def keep_snapshots(client: Client, values: Values) -> None:
     """See that what is repeated has its code still, unless it is told to run elsewhere."""
     if not values.get("resubmit") or "work_dir" in values or values.get("dry_run"):
         return
-    from gpusched.snapshots.submitting import keep_for_repetition  # as above
+    from gpusched.snapshots.submission import keep_for_repetition  # as above
 
     keep_for_repetition(client.call, values["resubmit"])
 

@@ -107,7 +107,7 @@ class Client:
         if "env" in spec:
             spec["env"] = dict(options["extra_env"])
         if "work_dir" not in spec:
-            from gpusched.snapshots.submitting import keep_for_repetition  # as above
+            from gpusched.snapshots.submission import keep_for_repetition  # as above
 
             keep_for_repetition(self.call, [_id(job)])
         body = {"resubmit": [_id(job)], "spec": spec}
@@ -118,7 +118,7 @@ class Client:
         if mode not in (None, True, False, "auto", "git", "copy", "no"):
             raise UsageError(f"snapshot={mode!r} is none of True, False, 'git', 'copy'", "True finds out by itself")
         if mode and mode != "no":
-            from gpusched.snapshots.submitting import start_in_copy  # few need it
+            from gpusched.snapshots.submission import start_in_copy  # few need it
 
             found = start_in_copy(self.call, self._link.socket_path, spec, "auto" if mode is True else str(mode))
             for text in found.notes:

@@ -20,7 +20,7 @@ from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob
-from gpusched.store.look import open_to_read
+from gpusched.store.read_only import open_to_read
 
 _NAME = "the history"
 _NOT_ITS_OWN = frozenset({JobState.PREEMPTED, JobState.NODE_FAIL})

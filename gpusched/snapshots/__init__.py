@@ -1,11 +1,9 @@
-"""Copies of the code as it was submitted, made and read by clients, as the user, in the user's state folder.
+"""Copies of the code as submitted, made and read by clients, as the user, in the user's state folder.
 
-    listing     what belongs to a snapshot: by git, or by a walk
-    copying     the copy, and its name, which is made of its content
-    keep        finding an equal copy or making one, telling about one
-    outside     what of a submission leads out of its copy
-    submitting  from a submission to one that starts in a copy
-    prune       dropping those that no job needs
+    file_list   what belongs to a snapshot: by git, or by a walk
+    snapshot    finding an equal copy or making one, named after its content
+    submission  from a submission to one that starts in a copy, and what of it still leads out of the copy
+    retention   removing snapshots that no job needs
 
 The daemon knows a snapshot by its name alone and opens none of its files.
 """

@@ -11,19 +11,16 @@ import shlex
 import sqlite3
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from gpusched import __version__
 from gpusched.errors import GpuschedError, NotFound, Refused, StoreBroken
-from gpusched.store import failures, outside
-from gpusched.store.migrations import MIGRATIONS
+from gpusched.store.database_file import SIDE_FILES, damaged, explain, not_ours, remove_if_there, too_new
+from gpusched.store.schema import MIGRATIONS
 from gpusched.store.sqlite import BUSY_TIMEOUT_S, SqliteStore, check_library
-
-SIDE_FILES = ("-wal", "-shm")
-"""What SQLite keeps beside a database in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +60,9 @@ def backup(database: str, target: str) -> Copied:
     target = os.path.abspath(target)
     _refuse_target(database, target)
     with _explained(target):
-        is_ours_alone = outside.is_ours_alone(os.path.dirname(target))
+        is_safe = _is_ours_alone(os.path.dirname(target))
         # Else it is made beside the table, where nobody can put another file in its place.
-        part = f"{target if is_ours_alone else database}.part-{os.getpid()}"
+        part = f"{target if is_safe else database}.part-{os.getpid()}"
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         try:
             with closing(_open(database, "ro")) as source, closing(sqlite3.connect(part)) as copy:
@@ -76,12 +73,12 @@ def backup(database: str, target: str) -> Copied:
                 copy.execute("PRAGMA journal_mode = DELETE")
                 _check_sound(copy, database)
                 jobs, unfinished = _counts(copy)
-            if is_ours_alone:
+            if is_safe:
                 _sync(part)
                 os.replace(part, target)
                 _sync(os.path.dirname(target))
             else:
-                outside.put(part, target)
+                _copy_out(part, target)
         finally:
             _remove(part, *(part + suffix for suffix in (*SIDE_FILES, "-journal")))
         return Copied(target, os.path.getsize(target), jobs, unfinished)
@@ -107,12 +104,12 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
         os.makedirs(os.path.dirname(database), mode=0o700, exist_ok=True)
         _remove(part, *(part + suffix for suffix in SIDE_FILES), taken)
         try:
-            if outside.is_ours_alone(os.path.dirname(source)):
+            if _is_ours_alone(os.path.dirname(source)):
                 _check_trusted(source, os.stat(source))
                 copied = source
             else:
                 # Without what lies beside it, which SQLite would take for changes to it and anybody can have put there.
-                outside.take(source, taken, lambda found: _check_trusted(source, found))
+                _copy_in(source, taken, lambda found: _check_trusted(source, found))
                 copied = taken
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             with closing(_open(copied, "ro")) as backup_of, closing(sqlite3.connect(part)) as copy:
@@ -195,17 +192,17 @@ def _check_version(db: sqlite3.Connection, path: str) -> None:
     (found,) = db.execute("PRAGMA user_version").fetchone()
     tables = _tables(db)
     if "_sqlite_migrations" not in tables or "jobs" not in tables:
-        raise failures.foreign(path, sorted(tables) or ["nothing"])
+        raise not_ours(path, sorted(tables) or ["nothing"])
     if found > len(MIGRATIONS):
-        raise failures.newer(path, found, len(MIGRATIONS), __version__)
+        raise too_new(path, found, len(MIGRATIONS), __version__)
 
 
 def _check_sound(db: sqlite3.Connection, path: str) -> None:
     problems = [text for (text,) in db.execute("PRAGMA quick_check(3)")]
     if problems != ["ok"]:
-        raise failures.corrupt(path, "; ".join(problems))
+        raise damaged(path, "; ".join(problems))
     if db.execute("PRAGMA foreign_key_check").fetchone() is not None:
-        raise failures.corrupt(path, "it has records of jobs that are gone")
+        raise damaged(path, "it has records of jobs that are gone")
 
 
 def _counts(db: sqlite3.Connection) -> tuple[int, int]:
@@ -279,7 +276,7 @@ def _explained(path: str) -> Iterator[None]:
         raise
     except (sqlite3.Error, OSError) as error:
         where = getattr(error, "filename", None) or path
-        found = failures.explain(error, str(where))
+        found = explain(error, str(where))
         if isinstance(found, StoreBroken):
             raise StoreBroken(found.message, "name another backup") from error
         raise found from error
@@ -295,7 +292,78 @@ def _sync(path: str) -> None:
 
 def _remove(*paths: str) -> None:
     for path in paths:
+        remove_if_there(path)
+
+
+# --- files in folders that others may change -----------------------------------------------------------
+#
+# Anyone who may write in a folder can replace a file there by a link or another file between any two steps, and SQLite
+# opens by name again and again. So SQLite works on a file of ours, and only bytes go in and out.
+
+_PIECE = 1 << 20
+
+
+def _is_ours_alone(folder: str) -> bool:
+    """Whether nobody else can put anything into a folder, or another one in its place."""
+    own = {0, os.geteuid()}
+    step, is_last = os.path.realpath(folder), True
+    while True:
+        found = os.stat(step)
+        if found.st_uid not in own:
+            return False
+        # In a folder such as /tmp nobody takes away what is another's; what is not there yet, anybody makes.
+        if found.st_mode & 0o022 and (is_last or not found.st_mode & stat.S_ISVTX):
+            return False
+        if step == "/":
+            return True
+        step, is_last = os.path.dirname(step), False
+
+
+def _copy_out(source: str, target: str) -> None:
+    """Copy a file of ours to a name there, whole or not at all, for its owner alone. Raises: OSError."""
+    folder, name = os.path.split(target)
+    part = f"{name}.part-{os.getpid()}"
+    around = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        into = os.open(part, flags, 0o600, dir_fd=around)
         try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass  # it was never made
+            out = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _copy(out, into)
+            finally:
+                os.close(out)
+            os.fsync(into)
+            os.replace(part, name, src_dir_fd=around, dst_dir_fd=around)
+            os.fsync(around)
+        except BaseException:
+            try:
+                os.unlink(part, dir_fd=around)
+            except OSError:
+                pass  # somebody else was faster
+            raise
+        finally:
+            os.close(into)
+    finally:
+        os.close(around)
+
+
+def _copy_in(source: str, target: str, check: Callable[[os.stat_result], None]) -> None:
+    """Copy a file there to a new one of ours. Raises: OSError; what `check` raises of the very file that is copied."""
+    # Without waiting for somebody at the other end of a pipe.
+    out = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        check(os.fstat(out))
+        into = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            _copy(out, into)
+        finally:
+            os.close(into)
+    finally:
+        os.close(out)
+
+
+def _copy(out: int, into: int) -> None:
+    while piece := os.read(out, _PIECE):
+        while piece:
+            piece = piece[os.write(into, piece) :]

@@ -6,6 +6,7 @@ Values are frozen, so nothing is copied. Nothing survives the object.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from gpusched.errors import BrokenInvariant, GpuschedError
 from gpusched.model.alerts import Alert
@@ -18,6 +19,9 @@ from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class MemoryStore:
@@ -115,36 +119,16 @@ class MemoryStore:
             self._events.setdefault(event.job_id, []).append(event)
         for sha, body in changes.payloads.items():
             self._payloads.setdefault(sha, body)
-        for target, message in changes.drains.items():
-            if message is None:
-                self._drains.pop(target, None)
-            else:
-                self._drains[target] = message
-        for job_id, fence_at in changes.fences.items():
-            if fence_at is None:
-                self._fences.pop(job_id, None)
-            else:
-                self._fences[job_id] = fence_at
-        for job_id, place in changes.kept_places.items():
-            if place is None:
-                self._kept_places.pop(job_id, None)
-            else:
-                self._kept_places[job_id] = place
+        _put_or_drop(self._drains, changes.drains)
+        _put_or_drop(self._fences, changes.fences)
+        _put_or_drop(self._kept_places, changes.kept_places)
         self._clearances.update(changes.clearances)
         self._usage.update(changes.usage)
-        for name, entry in changes.reservations.items():
-            if entry is None:
-                self._reservations.pop(name, None)
-            else:
-                self._reservations[name] = entry
+        _put_or_drop(self._reservations, changes.reservations)
         self._estimates.update(changes.estimates)
         self._pipelines.update(changes.pipelines)
         self._next_pipeline = max(self._next_pipeline, max(changes.pipelines, default=0) + 1)
-        for key, alert in changes.alerts.items():
-            if alert is None:
-                self._alerts.pop(key, None)
-            else:
-                self._alerts[key] = alert
+        _put_or_drop(self._alerts, changes.alerts)
 
     def _refusal(self, changes: Changes) -> str | None:
         """What the CHECK and FOREIGN KEY clauses of the table on disk would object to."""
@@ -349,3 +333,11 @@ class MemoryStore:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _put_or_drop(table: dict[K, V], changes: Mapping[K, V | None]) -> None:
+    for key, value in changes.items():
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from json import dumps
 from logging import getLogger
@@ -24,11 +24,10 @@ from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.states import JobState
 from gpusched.ports import Changes, JobFilter
-from gpusched.store import failures, rows
+from gpusched.store import rows
 from gpusched.store import statements as sql
-from gpusched.store.archive import SqliteArchive
-from gpusched.store.database_file import RESTART, DatabaseFile
-from gpusched.store.migrations import ensure_schema
+from gpusched.store.database_file import RESTART, DatabaseFile, damaged, explain
+from gpusched.store.schema import ensure_schema
 
 log = getLogger("gpusched.store")
 
@@ -38,10 +37,17 @@ BUSY_TIMEOUT_S = 5.0
 WAL_KEPT_BYTES = 64 << 20
 """A write-ahead log that grew larger in a burst is cut back to this."""
 
+_INCREMENTAL = 2
+"""Of `PRAGMA auto_vacuum`."""
+_KEPT_FREE = 16
+"""One page in this many may stay free: the next jobs take it."""
+
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-class SqliteStore(SqliteArchive):
+class SqliteStore:
     """The job table on disk; `ports.Store` says what each method promises. For one thread."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
@@ -75,7 +81,7 @@ class SqliteStore(SqliteArchive):
             if connection is not None:
                 connection.close()
             if isinstance(error, (sqlite3.Error, OSError)):
-                raise failures.explain(error, path) from error
+                raise explain(error, path) from error
             raise
 
     # --- the daemon's loop ----------------------------------------------------------------------
@@ -141,39 +147,27 @@ class SqliteStore(SqliteArchive):
                 db.executemany(sql.TELL, map(rows.EVENTS.row, changes.events))
             if changes.payloads:
                 db.executemany(sql.PUT_PAYLOAD, changes.payloads.items())
-            for target, message in changes.drains.items():
-                if message is None:
-                    db.execute(sql.UNDRAIN, (rows.pack_text(target),))
-                else:
-                    db.execute(sql.DRAIN, (rows.pack_text(target), rows.pack_text(message)))
-            for job_id, fence_at in changes.fences.items():
-                if fence_at is None:
-                    db.execute(sql.DROP_FENCE, (job_id,))
-                else:
-                    db.execute(sql.PUT_FENCE, (job_id, fence_at))
-            for job_id, place in changes.kept_places.items():
-                if place is None:
-                    db.execute(sql.DROP_KEPT_PLACE, (job_id,))
-                else:
-                    db.execute(sql.PUT_KEPT_PLACE, (job_id, rows.pack(place)))
+            _put_or_drop(db, changes.drains, sql.DRAIN, sql.UNDRAIN, lambda *texts: [*map(rows.pack_text, texts)])
+            _put_or_drop(db, changes.fences, sql.PUT_FENCE, sql.DROP_FENCE)
+            _put_or_drop(
+                db, changes.kept_places, sql.PUT_KEPT_PLACE, sql.DROP_KEPT_PLACE, lambda job, at: (job, rows.pack(at))
+            )
             if changes.clearances:
                 db.executemany(sql.PUT_CLEARANCE, map(rows.CLEARANCES.row, changes.clearances.values()))
             if changes.usage:
                 db.executemany(sql.PUT_USAGE, map(rows.usage_row, changes.usage.values()))
-            for name, entry in changes.reservations.items():
-                if entry is None:
-                    db.execute(sql.DROP_RESERVATION, (rows.pack_text(name),))
-                else:
-                    db.execute(sql.PUT_RESERVATION, rows.RESERVATIONS.row(entry))
+            _put_or_drop(
+                db,
+                changes.reservations,
+                sql.PUT_RESERVATION,
+                sql.DROP_RESERVATION,
+                lambda _, entry: rows.RESERVATIONS.row(entry),
+            )
             if changes.pipelines:
                 db.executemany(sql.PUT_PIPELINE, map(rows.PIPELINES.row, changes.pipelines.values()))
             if changes.estimates:
                 db.executemany(sql.PUT_ESTIMATE, map(rows.ESTIMATES.row, changes.estimates.values()))
-            for key, alert in changes.alerts.items():
-                if alert is None:
-                    db.execute(sql.DROP_ALERT, (rows.pack_text(key),))
-                else:
-                    db.execute(sql.PUT_ALERT, rows.ALERTS.row(alert))
+            _put_or_drop(db, changes.alerts, sql.PUT_ALERT, sql.DROP_ALERT, lambda _, alert: rows.ALERTS.row(alert))
         for job in changes.jobs.values():
             if job.state.is_final:
                 self._recorded.pop(job.id, None)
@@ -323,6 +317,50 @@ class SqliteStore(SqliteArchive):
         found = self._rows(rows.JobReader().job, sql.JOB_OF_KEY, (uid, rows.pack_text(key)))
         return found[0] if found else None
 
+    # --- jobs that ended long ago --------------------------------------------------------------------
+
+    def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
+        """The first so many jobs that ended before an instant, by end and id, behind this end and id."""
+        return self._rows(rows.JobReader().job, sql.ENDED_JOBS, (before, *after, limit))
+
+    def pipeline_ends(self, pipeline: str) -> list[tuple[int, float | None]]:
+        """Every job of a pipeline with its end, by id."""
+        return self._rows(tuple, sql.PIPELINE_ENDS, (rows.pack_text(pipeline),))
+
+    def prune(self, jobs: Iterable[int], pipelines: Iterable[int] = ()) -> None:
+        """Forget these jobs with all that is theirs, and these pipelines; all or nothing."""
+        with self._unhurried() as db:
+            db.execute(sql.PRUNE_JOBS, (dumps(list(jobs)),))
+            db.execute(sql.PRUNE_PIPELINES, (dumps(list(pipelines)),))
+
+    def used_payloads(self, after: int, limit: int) -> tuple[int | None, set[str]]:
+        """What the next so many jobs behind this id need: the last id, None at the end, and SHA-256s."""
+        found = self._rows(tuple, sql.USED_PAYLOADS, (after, limit))
+        return (found[-1][0] if found else None), {sha for row in found for sha in row[1:] if sha is not None}
+
+    def payload_shas(self, after: str, limit: int) -> list[str]:
+        """The next so many SHA-256s of stored scripts and environments."""
+        return [sha for (sha,) in self._rows(tuple, sql.PAYLOAD_SHAS, (after, limit))]
+
+    def drop_payloads(self, shas: Iterable[str]) -> None:
+        """Forget these scripts and environments."""
+        with self._unhurried() as db:
+            db.execute(sql.DROP_PAYLOADS, (dumps(list(shas)),))
+
+    def give_back(self, pages: int) -> bool:
+        """Give free pages back to the disk; whether there are more. Never of a table that was not made for it."""
+        if self.lost() is not None or self._pragma("auto_vacuum") != _INCREMENTAL:
+            return False
+        spare = self._pragma("freelist_count") - self._pragma("page_count") // _KEPT_FREE
+        if spare <= 0:
+            return False
+        with self._explained():
+            # The statement takes a step for each page, and of one without columns `execute` takes only the first. Not
+            # durable is as good: a page that is free in the end is given back the next time.
+            self._db.executescript(f"PRAGMA incremental_vacuum({min(pages, spare)})")
+            self._note_write()
+        return spare > pages
+
     # --- upkeep -----------------------------------------------------------------------------------
 
     def save_gpus(self, node: str, reading: GpuReading) -> None:
@@ -385,6 +423,21 @@ class SqliteStore(SqliteArchive):
             finally:
                 self._note_write()
 
+    def _pragma(self, name: str) -> int:
+        return int(self._rows(tuple, f"PRAGMA {name}")[0][0])
+
+    @contextmanager
+    def _unhurried(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that does not wait for the disk: the next commit that does takes it along, in order."""
+        with self._explained():
+            self._db.execute("PRAGMA synchronous = NORMAL")
+        try:
+            with self._transaction() as db:
+                yield db
+        finally:
+            with self._explained():
+                self._db.execute("PRAGMA synchronous = FULL")
+
     def _note_write(self) -> None:
         if self._file is not None:
             self._file.note_write()
@@ -394,7 +447,7 @@ class SqliteStore(SqliteArchive):
         try:
             yield
         except (sqlite3.Error, OSError, OverflowError, ValueError, TypeError) as error:
-            raise failures.explain(error, self._path) from error
+            raise explain(error, self._path) from error
 
     def _rows(
         self, make: Callable[[rows.Row], T], query: str, values: Iterable[Any] | Mapping[str, Any] = ()
@@ -403,16 +456,31 @@ class SqliteStore(SqliteArchive):
         try:
             cursor = self._db.execute(query, values if isinstance(values, Mapping) else tuple(values))
         except (sqlite3.Error, OverflowError) as error:
-            raise failures.explain(error, self._path) from error
+            raise explain(error, self._path) from error
         made = []
         try:
             for row in cursor:
                 made.append(make(row))
         except sqlite3.Error as error:
-            raise failures.explain(error, self._path) from error
+            raise explain(error, self._path) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise failures.corrupt(self._path, f"a record that begins {row[:2]} cannot be read: {error}") from error
+            raise damaged(self._path, f"a record that begins {row[:2]} cannot be read: {error}") from error
         return made
+
+
+def _put_or_drop(
+    db: sqlite3.Connection,
+    changes: Mapping[K, V | None],
+    put: str,
+    drop: str,
+    row: Callable[[K, V], Sequence[Any]] = lambda key, value: (key, value),
+) -> None:
+    """Write what has a value, delete by its key what has none."""
+    for key, value in changes.items():
+        if value is None:
+            db.execute(drop, (rows.pack_text(key) if isinstance(key, str) else key,))
+        else:
+            db.execute(put, row(key, value))
 
 
 def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:

@@ -21,7 +21,7 @@ from gpusched.cli import ginfo
 from gpusched.cli.admin import doctor
 from gpusched.daemon.checks import daemon_checks
 from gpusched.model.cluster import GpuReading
-from gpusched.store.look import look
+from gpusched.store.read_only import look
 from gpusched.store.sqlite import SqliteStore
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from shell import Shell
 
-from gpusched.snapshots.keep import remove
+from gpusched.snapshots.snapshot import remove
 
 
 @pytest.fixture

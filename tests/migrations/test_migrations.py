@@ -14,7 +14,7 @@ import saved
 
 from gpusched.errors import NotReady, StoreBroken
 from gpusched.ports import JobFilter
-from gpusched.store import migrations
+from gpusched.store import schema
 from gpusched.store.sqlite import SqliteStore
 
 OLD_RELEASES = sorted(Path(__file__).parent.glob("release_*.sql"))
@@ -30,7 +30,7 @@ def restore(dump: Path, path: Path) -> Path:
     return path
 
 
-def schema(path: Path) -> dict[str, str]:
+def tables_of(path: Path) -> dict[str, str]:
     """Every table, index and trigger, with blanks and comments evened out."""
     connection = sqlite3.connect(path)
     try:
@@ -75,8 +75,8 @@ def test_a_migrated_database_equals_a_fresh_one(tmp_path: Path, dump: Path) -> N
     old, fresh = restore(dump, tmp_path / "old.db"), tmp_path / "fresh.db"
     SqliteStore.open(old).close()
     SqliteStore.open(fresh).close()
-    assert schema(old) == schema(fresh)
-    assert version(old) == version(fresh) == len(migrations.MIGRATIONS)
+    assert tables_of(old) == tables_of(fresh)
+    assert version(old) == version(fresh) == len(schema.MIGRATIONS)
 
 
 # --- the next release ---------------------------------------------------------------------------
@@ -87,12 +87,12 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a release with one migration more, which the test may rewrite."""
     folder = tmp_path / "sql"
     folder.mkdir()
-    for name in migrations.MIGRATIONS:
-        (folder / f"{name}.sql").write_text((migrations.SQL_FOLDER / f"{name}.sql").read_text())
+    for name in schema.MIGRATIONS:
+        (folder / f"{name}.sql").write_text((schema.SQL_FOLDER / f"{name}.sql").read_text())
     (folder / "9999_next.sql").write_text(
         "ALTER TABLE nodes ADD COLUMN rack TEXT;\nCREATE TABLE racks (\n    name TEXT -- where it stands;\n) STRICT;\n"
     )
-    monkeypatch.setattr(migrations, "SQL_FOLDER", folder)
+    monkeypatch.setattr(schema, "SQL_FOLDER", folder)
     return folder
 
 
@@ -100,7 +100,7 @@ def migrate(path: Path) -> None:
     """What opening the database does in the next release."""
     connection = sqlite3.connect(path)
     try:
-        migrations.ensure_schema(connection, str(path), (*migrations.MIGRATIONS, "9999_next"))
+        schema.ensure_schema(connection, str(path), (*schema.MIGRATIONS, "9999_next"))
     finally:
         connection.close()
 
@@ -110,9 +110,9 @@ def test_a_later_migration_reaches_old_and_fresh_databases_alike(tmp_path: Path)
     old, fresh = restore(OLD_RELEASES[0], tmp_path / "old.db"), tmp_path / "fresh.db"
     migrate(old)
     migrate(fresh)
-    assert schema(old) == schema(fresh)
-    assert "racks" in schema(old)
-    assert version(old) == version(fresh) == len(migrations.MIGRATIONS) + 1
+    assert tables_of(old) == tables_of(fresh)
+    assert "racks" in tables_of(old)
+    assert version(old) == version(fresh) == len(schema.MIGRATIONS) + 1
     connection = sqlite3.connect(old)
     assert connection.execute("SELECT name, rack FROM nodes").fetchall() == [("n1", None)]
     connection.close()
@@ -123,17 +123,17 @@ def test_a_migration_that_fails_leaves_no_trace(tmp_path: Path, next_release: Pa
     path = restore(OLD_RELEASES[0], tmp_path / "old.db")
     # Each migration is a transaction of its own: those before the one that fails stay.
     SqliteStore.open(path).close()
-    before = schema(path)
+    before = tables_of(path)
     good = (next_release / "9999_next.sql").read_text()
     (next_release / "9999_next.sql").write_text(good + "ALTER TABLE no_such_table ADD COLUMN x TEXT;\n")
     with pytest.raises(sqlite3.OperationalError, match="no_such_table"):
         migrate(path)
-    assert schema(path) == before
-    assert version(path) == len(migrations.MIGRATIONS)
+    assert tables_of(path) == before
+    assert version(path) == len(schema.MIGRATIONS)
     # With the mended release it goes through.
     (next_release / "9999_next.sql").write_text(good)
     migrate(path)
-    assert version(path) == len(migrations.MIGRATIONS) + 1
+    assert version(path) == len(schema.MIGRATIONS) + 1
 
 
 @pytest.mark.usefixtures("next_release")
@@ -141,7 +141,7 @@ def test_a_database_of_a_newer_release_is_refused_and_left_alone(tmp_path: Path)
     path = tmp_path / "gpusched.db"
     migrate(path)
     before = path.read_bytes()
-    known = len(migrations.MIGRATIONS)
+    known = len(schema.MIGRATIONS)
     with pytest.raises(StoreBroken, match=f"schema version {known + 1}, but gpusched .* only up to {known}") as caught:
         SqliteStore.open(path)
     assert str(path) in caught.value.message
@@ -150,11 +150,11 @@ def test_a_database_of_a_newer_release_is_refused_and_left_alone(tmp_path: Path)
 
 
 def test_every_migration_is_a_file_and_every_file_a_migration() -> None:
-    assert tuple(sorted(file.stem for file in migrations.SQL_FOLDER.glob("*.sql"))) == migrations.MIGRATIONS
+    assert tuple(sorted(file.stem for file in schema.SQL_FOLDER.glob("*.sql"))) == schema.MIGRATIONS
 
 
 def test_a_file_of_statements_is_cut_at_their_ends_only() -> None:
-    found = list(migrations.statements(migrations.MIGRATIONS[0]))
+    found = list(schema.statements(schema.MIGRATIONS[0]))
     assert sum("CREATE TRIGGER" in text for text in found) == 1
     assert all(sqlite3.complete_statement(text) for text in found)
     assert all(re.search(r"^CREATE ", text, re.M) for text in found)
@@ -195,7 +195,7 @@ store.close()
     connection = sqlite3.connect(path)
     applied = connection.execute("SELECT name FROM _sqlite_migrations").fetchall()
     connection.close()
-    assert applied == [(name,) for name in migrations.MIGRATIONS]
+    assert applied == [(name,) for name in schema.MIGRATIONS]
 
 
 def test_a_current_database_is_opened_without_what_migrates(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_an_upgrade_that_another_process_is_at_is_not_waited_for_without_end(
     from filelock import FileLock
 
     path = tmp_path / "gpusched.db"
-    monkeypatch.setattr(migrations, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(schema, "LOCK_TIMEOUT_S", 0.05)
     with FileLock(f"{path}.lock"), pytest.raises(NotReady, match="another process has been upgrading the database"):
         SqliteStore.open(path)
     SqliteStore.open(path).close()

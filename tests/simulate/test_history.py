@@ -16,7 +16,7 @@ from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.states import JobState
 from gpusched.simulate.history import read_history, read_machine
 from gpusched.simulate.trace import BadTrace
-from gpusched.store.look import open_to_read
+from gpusched.store.read_only import open_to_read
 from gpusched.testing import request, spec
 
 

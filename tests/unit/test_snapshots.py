@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from gpusched.errors import Refused
-from gpusched.snapshots import copying, keep
-from gpusched.snapshots.keep import Limits, Snapshot, freeze, remove, renew, sweep
-from gpusched.snapshots.listing import list_tree
-from gpusched.snapshots.outside import moved, ways_out
+from gpusched.snapshots import snapshot
+from gpusched.snapshots.file_list import list_tree
+from gpusched.snapshots.snapshot import Limits, Snapshot, freeze, remove, renew, sweep
+from gpusched.snapshots.submission import moved, ways_out
 
 LIMITS = Limits(mib=1, files=50, keep_days=30, total_mib=100)
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -109,7 +109,7 @@ def test_an_equal_tree_is_not_copied_again(code: Path, monkeypatch: pytest.Monke
     def never(*_: object) -> None:
         raise AssertionError("copied")
 
-    monkeypatch.setattr(copying, "copy_content", never)
+    monkeypatch.setattr(snapshot, "copy_content", never)
     assert frozen(code).name == first.name
     (code / "a.py").write_text("2")
     with pytest.raises(AssertionError, match="copied"):
@@ -234,30 +234,30 @@ def test_empty_folders_are_there(code: Path) -> None:
 def test_what_goes_while_it_is_copied_is_left_out(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code / ".a.py.swp").write_text("editor")
 
-    def check(listing: keep.Listing, _: Limits) -> None:
+    def check(listing: snapshot.Listing, _: Limits) -> None:
         (code / ".a.py.swp").unlink()
 
-    monkeypatch.setattr(keep, "_check_size", check)
+    monkeypatch.setattr(snapshot, "_check_size", check)
     found = frozen(code)
     assert (tree_of(found), found.about["files"], found.about["bytes"]) == ({"a.py": "1"}, 1, 1)
 
 
 def test_what_is_written_while_it_is_copied_is_copied_again(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved in place by an editor: the copy is not the first half of one and the second half of the other."""
-    content, left = copying.copy_content, [1]
+    content, left = snapshot.copy_content, [1]
 
     def slow(reader: int, writer: int, size: int) -> None:
         content(reader, writer, size)
         if left.pop() if left else 0:
             (code / "a.py").write_text("second, longer")
 
-    monkeypatch.setattr(copying, "copy_content", slow)
+    monkeypatch.setattr(snapshot, "copy_content", slow)
     found = frozen(code)
     assert (tree_of(found), found.about["unsettled"]) == ({"a.py": "second, longer"}, [])
 
 
 def test_a_log_that_grows_all_the_time_is_cut_and_named(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = copying.copy_content
+    content = snapshot.copy_content
 
     def grow(reader: int, writer: int, size: int) -> None:
         with (code / "train.log").open("a") as log:
@@ -266,7 +266,7 @@ def test_a_log_that_grows_all_the_time_is_cut_and_named(code: Path, monkeypatch:
 
     (code / "train.log").write_text("begin\n")
     (code / "a.py").unlink()
-    monkeypatch.setattr(copying, "copy_content", grow)
+    monkeypatch.setattr(snapshot, "copy_content", grow)
     found = frozen(code)
     assert found.about["unsettled"] == ["train.log"]
     assert tree_of(found)["train.log"].startswith("begin\n")

@@ -34,7 +34,7 @@ from gpusched.scheduler.draft import Layout
 from gpusched.scheduler.sharing.membership import membership_findings, unknown_members
 from gpusched.scheduler.sharing.quota_problems import problems
 from gpusched.scheduler.sharing.usage import capacity_of
-from gpusched.store.look import look
+from gpusched.store.read_only import look
 
 Checks = dict[str, Callable[[], Finding]]
 

@@ -9,8 +9,8 @@ import time
 from gpusched.cli import output, tables
 from gpusched.client import connect
 from gpusched.model.units import format_duration, printable
-from gpusched.snapshots.keep import folder_of, show_size, sweep
-from gpusched.snapshots.prune import kept
+from gpusched.snapshots.retention import kept
+from gpusched.snapshots.snapshot import folder_of, show_size, sweep
 
 _SHOWN_IDS = 5
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpusched import __version__
 from gpusched.errors import NotReady
-from gpusched.store import failures
+from gpusched.store.database_file import not_ours, too_new
 
 SQL_FOLDER = Path(__file__).with_name("sql")
 MIGRATIONS = (
@@ -54,14 +54,14 @@ def _is_current(connection: sqlite3.Connection, path: str, migrations: tuple[str
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
     if found > len(migrations):
-        raise failures.newer(path, found, len(migrations), __version__)
+        raise too_new(path, found, len(migrations), __version__)
     return bool(found == len(migrations) and journal == "wal")
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and "_sqlite_migrations" not in tables:
-        raise failures.foreign(path, sorted(tables))
+        raise not_ours(path, sorted(tables))
 
 
 def _migrate(path: str, names: tuple[str, ...]) -> None:

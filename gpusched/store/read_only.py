@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from gpusched import __version__
 from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady
-from gpusched.store import failures
-from gpusched.store.migrations import MIGRATIONS
+from gpusched.store.database_file import damaged, explain, not_ours, too_new
+from gpusched.store.schema import MIGRATIONS
 from gpusched.store.sqlite import BUSY_TIMEOUT_S, SqliteStore
 
 
@@ -39,7 +39,7 @@ def look(path: str, *, thoroughly: bool) -> Look | None:
         with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)) as db:
             return _look(db, path, thoroughly)
     except (sqlite3.Error, OSError) as error:
-        return _problem(failures.explain(error, path))
+        return _problem(explain(error, path))
 
 
 def open_to_read(path: str) -> SqliteStore:
@@ -62,17 +62,17 @@ def open_to_read(path: str) -> SqliteStore:
         db = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
         found = _look(db, path, thoroughly=False)
         if found.problem is not None:
-            raise failures.foreign(path, ["other tables"])
+            raise not_ours(path, ["other tables"])
         if found.is_older:
             raise NotReady(
                 f"the database {path} is of an older release",
                 "have the daemon of this one bring it up to date: gpusched daemon start",
             )
         if found.schema is not None and found.schema > len(MIGRATIONS):
-            raise failures.newer(path, found.schema, len(MIGRATIONS), __version__)
+            raise too_new(path, found.schema, len(MIGRATIONS), __version__)
         return SqliteStore(db, path)
     except (sqlite3.Error, OSError) as error:
-        raise failures.explain(error, path) from error
+        raise explain(error, path) from error
     except BaseException:
         if db is not None:
             db.close()
@@ -88,9 +88,9 @@ def _not_yours(path: str) -> Forbidden:
 def _look(db: sqlite3.Connection, path: str, thoroughly: bool) -> Look:
     tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     if "jobs" not in tables:
-        return _problem(failures.foreign(path, sorted(tables) or ["nothing"]))
+        return _problem(not_ours(path, sorted(tables) or ["nothing"]))
     if thoroughly and (problems := [text for (text,) in db.execute("PRAGMA quick_check(3)")]) != ["ok"]:
-        return _problem(failures.corrupt(path, "; ".join(problems)))
+        return _problem(damaged(path, "; ".join(problems)))
     (schema,) = db.execute("PRAGMA user_version").fetchone()
     last = db.execute("SELECT submit_at FROM jobs ORDER BY id DESC LIMIT 1").fetchone()
     (end_at,) = db.execute("SELECT max(end_at) FROM jobs").fetchone()
