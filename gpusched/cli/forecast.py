@@ -10,6 +10,7 @@ import time
 from gpusched import paths
 from gpusched.cli import output, tables
 from gpusched.cli.query import COMPACT
+from gpusched.cli.tables import Column
 from gpusched.cli.updates import UPDATES
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_duration, plural, printable
@@ -39,21 +40,16 @@ def starts_view(client: Client, asked: str, values: Values) -> str | dict[str, A
     if values.get("quiet"):
         return "".join(f"{row['id']}\n" for row in rows)
     now = time.time()
-    lines = [
-        (
-            row["id"],
-            printable(row["name"]),
-            printable(row["user"]),
-            COMPACT.get(row["state"], row["state"]),
-            when(row["start_low_at"], row["start_high_at"], now),
-            printable(",".join(row["nodes"]) or "N/A"),
-            f"({row['reason']})",
-        )
-        for row in rows
+    columns = [
+        Column("JOBID", lambda row: str(row["id"])),
+        Column("NAME", lambda row: printable(row["name"]), least=6),
+        Column("USER", lambda row: printable(row["user"]), least=6),
+        Column("ST", lambda row: COMPACT.get(row["state"], row["state"])),
+        Column("START_TIME", lambda row: when(row["start_low_at"], row["start_high_at"], now)),
+        Column("NODELIST", lambda row: printable(",".join(row["nodes"]) or "N/A"), least=8),
+        Column("REASON", lambda row: f"({row['reason']})", least=12),
     ]
-    titles = ("JOBID", "NAME", "USER", "ST", "START_TIME", "NODELIST", "REASON")
-    shown = tables.table(titles, lines, header=not values.get("noheader"), cut={1: 6, 2: 6, 5: 8, 6: 12})
-    return "".join(f"{line}\n" for line in shown)
+    return tables.listing(columns, rows, header=not values.get("noheader"))
 
 
 def when(low_at: float | None, high_at: float | None, now: float) -> str:

@@ -10,6 +10,7 @@ from gpusched.cli import output, tables
 from gpusched.cli.options import gctl_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import check_names, folded_ids, mine, quote
+from gpusched.cli.tables import Column
 from gpusched.cli.updates import ACTIONS, CLEARED, UPDATES
 from gpusched.client import connect
 from gpusched.errors import UsageError
@@ -222,7 +223,15 @@ FIELDS = (
 """What options of `gctl reserve` set, by the names of the request."""
 
 _EXAMPLE = "for example: gctl reserve course --start 14:00 --duration 4h --gpus 2 --users ann,bob"
-_TITLES = ("NAME", "STATE", "BEGINS", "ENDS", "EVERY", "KEEPS", "FOR")
+_RESERVATIONS = (
+    Column("NAME", lambda one: printable(one["name"])),
+    Column("STATE", lambda one: "active" if one["is_active"] else "coming"),
+    Column("BEGINS", lambda one: _instant(one["next"]["start_at"])),
+    Column("ENDS", lambda one: _instant(one["next"]["end_at"])),
+    Column("EVERY", lambda one: period(one["every_s"]) if one["every_s"] else "-"),
+    Column("KEEPS", lambda one: keeps(one)),
+    Column("FOR", lambda one: printable(_whom(one))),
+)
 
 
 def reserve(names: list[str], values: Values) -> int:
@@ -274,19 +283,7 @@ def unreserve(names: list[str], values: Values) -> int:
 
 def print_reservations(found: list[dict[str, Any]]) -> None:
     """A table of reservations, the next one first."""
-    rows = [
-        (
-            printable(one["name"]),
-            "active" if one["is_active"] else "coming",
-            _instant(one["next"]["start_at"]),
-            _instant(one["next"]["end_at"]),
-            period(one["every_s"]) if one["every_s"] else "-",
-            keeps(one),
-            printable(_whom(one)),
-        )
-        for one in found
-    ]
-    tables.print_table(_TITLES, rows)
+    sys.stdout.write(tables.listing(_RESERVATIONS, found))
 
 
 def _whom(one: dict[str, Any]) -> str:
@@ -354,7 +351,35 @@ def _unknown_users(names: list[str]) -> list[str]:
 
 _MEMBERS = 4
 """Members that the table names before it says how many more there are."""
-_USED = (("gpu_hours", ".2f"), ("core_hours", ".2f"), ("usage_s", ".0f"), ("effective_usage", ".4f"))
+_ACCOUNTS = (
+    Column("ACCOUNT", lambda row: "  " * row["depth"] + printable(row["account"] or "(all)", 24)),
+    Column("USER", lambda row: printable(row["user"] or "", 16)),
+    Column("SHARES", lambda row: format_amount(row["shares"]), right=True),
+    Column("NORM_SHARES", lambda row: f"{row['norm_shares']:.4f}", right=True),
+    # With private_data others' usage is hidden.
+    Column("GPU_HOURS", lambda row: _number(row["gpu_hours"], ".2f"), right=True),
+    Column("CORE_HOURS", lambda row: _number(row["core_hours"], ".2f"), right=True),
+    Column("USAGE_S", lambda row: _number(row["usage_s"], ".0f"), right=True),
+    Column("EFFECTIVE_USAGE", lambda row: _number(row["effective_usage"], ".4f"), right=True),
+    Column("LEVEL_FS", lambda row: _level(row), right=True),
+    Column("FAIRSHARE", lambda row: _number(row["fairshare"], ".4f", ""), right=True),
+    Column("MEMBERS", lambda row: _members(row)),
+)
+_QUEUES = (
+    Column("QUEUE", lambda row: "  " * row["depth"] + printable(row["name"], 24)),
+    Column("GUARANTEED", lambda row: format_amount(row["guaranteed_gpus"]), right=True),
+    Column("HELD", lambda row: format_amount(row["used_gpus"]), right=True),
+    Column("BORROWED", lambda row: format_amount(row["borrowed_gpus"]), right=True),
+    Column("LENT", lambda row: format_amount(row["lent_gpus"]), right=True),
+    Column("MAX", lambda row: "-" if row["max_gpus"] is None else format_amount(row["max_gpus"]), right=True),
+    Column("WEIGHT", lambda row: format_amount(row["weight"]), right=True),
+    Column("RUNNING", lambda row: str(row["running"]), right=True),
+    Column("PENDING", lambda row: str(row["pending"]), right=True),
+)
+
+
+def _number(value: float | None, form: str, none: str = "-") -> str:
+    return none if value is None else f"{value:{form}}"
 
 
 def show_accounts(client: Client, names: list[str], values: Values) -> None:
@@ -374,34 +399,7 @@ def show_accounts(client: Client, names: list[str], values: Values) -> None:
     if values.get("quiet"):
         sys.stdout.write("".join(f"{row['account']}\n" for row in rows if row["user"] is None and row["account"]))
         return
-    lines = [
-        (
-            "  " * row["depth"] + printable(row["account"] or "(all)", 24),
-            printable(row["user"] or "", 16),
-            format_amount(row["shares"]),
-            f"{row['norm_shares']:.4f}",
-            # With private_data nobody is told what others have used.
-            *("-" if row[key] is None else f"{row[key]:{form}}" for key, form in _USED),
-            _level(row),
-            "" if row["fairshare"] is None else f"{row['fairshare']:.4f}",
-            _members(row),
-        )
-        for row in rows
-    ]
-    titles = (
-        "ACCOUNT",
-        "USER",
-        "SHARES",
-        "NORM_SHARES",
-        "GPU_HOURS",
-        "CORE_HOURS",
-        "USAGE_S",
-        "EFFECTIVE_USAGE",
-        "LEVEL_FS",
-        "FAIRSHARE",
-        "MEMBERS",
-    )
-    tables.print_table(titles, lines, right=frozenset(range(2, len(titles) - 1)))
+    sys.stdout.write(tables.listing(_ACCOUNTS, rows))
     if own is not None:
         output.note("gctl", _own(own, answer["default_account"]))
 
@@ -447,22 +445,7 @@ def show_queues(client: Client, names: list[str], values: Values) -> None:
 
 def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> None:
     """The table of queues, and a sentence for each loan."""
-    lines = [
-        (
-            "  " * row["depth"] + printable(row["name"], 24),
-            format_amount(row["guaranteed_gpus"]),
-            format_amount(row["used_gpus"]),
-            format_amount(row["borrowed_gpus"]),
-            format_amount(row["lent_gpus"]),
-            "-" if row["max_gpus"] is None else format_amount(row["max_gpus"]),
-            format_amount(row["weight"]),
-            str(row["running"]),
-            str(row["pending"]),
-        )
-        for row in queues
-    ]
-    titles = ("QUEUE", "GUARANTEED", "HELD", "BORROWED", "LENT", "MAX", "WEIGHT", "RUNNING", "PENDING")
-    tables.print_table(titles, lines, right=frozenset(range(1, len(titles))))
+    sys.stdout.write(tables.listing(_QUEUES, queues))
     for loan in loans:
         sys.stdout.write(f"{printable(loan['lender'])} has lent {_amount(loan)} to {printable(loan['borrower'])}\n")
 

@@ -9,6 +9,7 @@ from gpusched.cli import output, tables
 from gpusched.cli.options import ghist_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, check_names, query
+from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.instants import instant
@@ -59,13 +60,11 @@ def body(words: list[str]) -> int:
         sys.stdout.write("".join(f"{job['id']}\n" for job in jobs))
         return 0
     output.note_missing("ghist", answer)
-    titles, rows = _efficiency(jobs) if values.get("efficiency") else _listing(jobs)
+    columns = _EFFICIENCY if values.get("efficiency") else _JOBS
     if values.get("csv"):
-        _print_csv(titles, rows)
+        _print_csv([column.title for column in columns], tables.rows_of(columns, jobs))
     else:
-        cut = {titles.index(title): 6 for title in ("NAME", "USER") if title in titles}
-        lines = tables.table(titles, rows, cut=cut)
-        tables.page("".join(f"{line}\n" for line in lines), not values.get("no_pager"))
+        tables.page(tables.listing(columns, jobs), not values.get("no_pager"))
     return 0
 
 
@@ -77,56 +76,28 @@ def _print_csv(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     writer.writerows(rows)
 
 
-def _listing(jobs: list[dict[str, Any]]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    titles = ("ID", "NAME", "USER", "ST", "EXIT", "RUNS", "ELAPSED", "GPUS", "ENDED", "REASON")
-    rows = [
-        (
-            job["id"],
-            printable(job["name"]),
-            printable(job["user"]),
-            COMPACT[job["state"]],
-            f"sig {job['signal']}" if job["signal"] else "-" if job["exit_code"] is None else str(job["exit_code"]),
-            str(job["run"]),
-            format_duration(_elapsed_s(job)),
-            job["gpu_request"],
-            instant(job["end_at"]),
-            "" if job["reason"] in (None, "None") else str(job["reason"]),
-        )
-        for job in jobs
-    ]
-    return titles, list(rows)
-
-
 def _elapsed_s(job: dict[str, Any]) -> float:
     """Time of all its runs together."""
     return float(sum(run["end_at"] - run["start_at"] for run in job["runs"] if run["start_at"] and run["end_at"]))
 
 
-def _efficiency(jobs: list[dict[str, Any]]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    titles = ("ID", "NAME", "ELAPSED", "CPUS", "CPU_USE", "MEMORY", "PEAK", "GPUS", "GPU_USE", "PEAK_VRAM", "ENERGY_WH")
-    rows = []
-    for job in jobs:
-        elapsed_s = _elapsed_s(job)
-        core_s = sum((run["end_at"] - run["start_at"]) * run["cpus"] for run in _measured(job))
-        cpu_s = sum(run["cpu_s"] or 0.0 for run in _measured(job))
-        used = [run["mean_utilisation"] for run in job["runs"] if run["mean_utilisation"] is not None]
-        energy = [run["energy_j"] for run in job["runs"] if run["energy_j"] is not None]
-        rows.append(
-            (
-                job["id"],
-                printable(job["name"]),
-                format_duration(elapsed_s),
-                format_amount(job["cpus"]),
-                f"{cpu_s / core_s:.0%}" if core_s else "-",
-                format_size_mib(job["mem_mib"]) if job["mem_mib"] else "-",
-                format_size_mib(_peak(job, "peak_mem_mib")),
-                job["gpu_request"],
-                f"{sum(used) / len(used):.0%}" if used else "-",
-                format_size_mib(_peak(job, "peak_vram_mib")),
-                f"{sum(energy) / 3600:.1f}" if energy else "-",
-            )
-        )
-    return titles, list(rows)
+def _core_use(job: dict[str, Any]) -> str:
+    core_s = sum((run["end_at"] - run["start_at"]) * run["cpus"] for run in _measured(job))
+    return f"{sum(run['cpu_s'] or 0.0 for run in _measured(job)) / core_s:.0%}" if core_s else "-"
+
+
+def _gpu_use(job: dict[str, Any]) -> str:
+    used = [run["mean_utilisation"] for run in job["runs"] if run["mean_utilisation"] is not None]
+    return f"{sum(used) / len(used):.0%}" if used else "-"
+
+
+def _energy(job: dict[str, Any]) -> str:
+    energy = [run["energy_j"] for run in job["runs"] if run["energy_j"] is not None]
+    return f"{sum(energy) / 3600:.1f}" if energy else "-"
+
+
+def _exit(job: dict[str, Any]) -> str:
+    return f"sig {job['signal']}" if job["signal"] else "-" if job["exit_code"] is None else str(job["exit_code"])
 
 
 def _measured(job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -158,15 +129,47 @@ def _show_usage(values: Values) -> None:
         keys = ("jobs", "runs", "gpu_hours", "core_hours", "mem_gib_hours", "mean_wait_s")
         _print_csv((by, *keys), [(one[by], *("" if one[key] is None else one[key] for key in keys)) for one in sums])
         return
-    rows = [
-        (
-            printable(one[by] or "-"),
-            str(one["jobs"]),
-            str(one["runs"]),
-            *(f"{one[key]:.2f}" for key in ("gpu_hours", "core_hours", "mem_gib_hours")),
-            "-" if one["mean_wait_s"] is None else format_duration(one["mean_wait_s"]),
-        )
-        for one in sums
-    ]
-    titles = (by.upper(), "JOBS", "RUNS", "GPU_HOURS", "CORE_HOURS", "MEM_GIB_HOURS", "MEAN_WAIT")
-    tables.print_table(titles, rows, right=frozenset(range(1, len(titles))))
+    sys.stdout.write(tables.listing([Column(by.upper(), lambda one: printable(one[by] or "-")), *_USAGE], sums))
+
+
+_ID = Column("ID", lambda job: str(job["id"]))
+_NAME = Column("NAME", lambda job: printable(job["name"]), least=6)
+_ELAPSED = Column("ELAPSED", lambda job: format_duration(_elapsed_s(job)))
+_GPUS = Column("GPUS", lambda job: str(job["gpu_request"]))
+_JOBS = (
+    _ID,
+    _NAME,
+    Column("USER", lambda job: printable(job["user"]), least=6),
+    Column("ST", lambda job: COMPACT[job["state"]]),
+    Column("EXIT", _exit),
+    Column("RUNS", lambda job: str(job["run"])),
+    _ELAPSED,
+    _GPUS,
+    Column("ENDED", lambda job: instant(job["end_at"])),
+    Column("REASON", lambda job: "" if job["reason"] in (None, "None") else str(job["reason"])),
+)
+_EFFICIENCY = (
+    _ID,
+    _NAME,
+    _ELAPSED,
+    Column("CPUS", lambda job: format_amount(job["cpus"])),
+    Column("CPU_USE", _core_use),
+    Column("MEMORY", lambda job: format_size_mib(job["mem_mib"]) if job["mem_mib"] else "-"),
+    Column("PEAK", lambda job: format_size_mib(_peak(job, "peak_mem_mib"))),
+    _GPUS,
+    Column("GPU_USE", _gpu_use),
+    Column("PEAK_VRAM", lambda job: format_size_mib(_peak(job, "peak_vram_mib"))),
+    Column("ENERGY_WH", _energy),
+)
+_USAGE = (
+    Column("JOBS", lambda one: str(one["jobs"]), right=True),
+    Column("RUNS", lambda one: str(one["runs"]), right=True),
+    Column("GPU_HOURS", lambda one: f"{one['gpu_hours']:.2f}", right=True),
+    Column("CORE_HOURS", lambda one: f"{one['core_hours']:.2f}", right=True),
+    Column("MEM_GIB_HOURS", lambda one: f"{one['mem_gib_hours']:.2f}", right=True),
+    Column(
+        "MEAN_WAIT",
+        lambda one: "-" if one["mean_wait_s"] is None else format_duration(one["mean_wait_s"]),
+        right=True,
+    ),
+)

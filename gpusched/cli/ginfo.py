@@ -8,7 +8,9 @@ import time
 from gpusched.cli import output, tables
 from gpusched.cli.options import ginfo_table
 from gpusched.cli.parse import parse
+from gpusched.cli.tables import Column
 from gpusched.client import connect
+from gpusched.instants import instant
 from gpusched.model.units import format_amount, format_duration, format_size_mib, gpu_label, printable
 
 TYPE_CHECKING = False
@@ -58,79 +60,119 @@ def body(words: list[str]) -> int:
     return 0
 
 
+_NODES = (
+    Column("NODE", lambda node: printable(node["name"])),
+    Column("STATE", lambda node: str(node["state"])),
+    Column("CPUS", lambda node: f"{format_amount(node['cpus_booked'])}/{format_amount(node['cpus'])}"),
+    Column("MEMORY", lambda node: f"{format_size_mib(node['mem_booked_mib'])}/{format_size_mib(node['mem_mib'])}"),
+    Column("LOAD", lambda node: _percent(node["cpu_fraction"])),
+    Column("AVAILABLE", lambda node: format_size_mib(node["mem_available_mib"])),
+    Column("NOTE", lambda node: printable(node["message"] or node["gpu_error"] or "")),
+)
+_GPUS = (
+    Column("GPU", lambda gpu: gpu_label(gpu["index"]), right=True),
+    Column("NAME", lambda gpu: _model(gpu)),
+    Column("STATE", lambda gpu: str(gpu["state"])),
+    Column("USED", lambda gpu: f"{format_size_mib(gpu['vram_used_mib'])}/{format_size_mib(gpu['vram_total_mib'])}"),
+    Column("BOOKED", lambda gpu: format_size_mib(gpu["vram_booked_mib"])),
+    Column("UTIL", lambda gpu: _percent(gpu["utilisation"]), right=True),
+    Column("TEMP", lambda gpu: "-" if gpu["temperature_c"] is None else f"{gpu['temperature_c']:.0f}C", right=True),
+    Column("JOBS", lambda gpu: ",".join(gpu["jobs"]) or "-"),
+)
+_UNBOOKED = (
+    Column("GPU", lambda row: gpu_label(row["gpu"]), right=True),
+    Column("PID", lambda row: str(row["pid"]), right=True),
+    Column("USER", lambda row: printable(row["user"] or "?")),
+    Column("VRAM", lambda row: format_size_mib(row["vram_mib"])),
+    Column("NAME", lambda row: printable(row["name"] or "?")),
+    Column("OF", lambda row: owner_of(row["job"])),
+)
+_FOREIGN_USE = (
+    *_UNBOOKED[:3],
+    Column("COMMAND", lambda row: printable(row["name"] or "?", 28)),
+    Column("VRAM", lambda row: format_size_mib(row["vram_mib"]), right=True),
+    Column("AGE", lambda row: _lasting(row["age_s"]), right=True),
+    Column("GPU-IDLE", lambda row: _lasting(row["gpu_idle_s"]), right=True),
+    Column(
+        "JOBS-KEPT",
+        lambda row: "-" if row["jobs_kept_waiting"] is None else str(row["jobs_kept_waiting"]),
+        right=True,
+    ),
+)
+_BOOKED_BY = (
+    Column("GPU", lambda row: gpu_label(row[0]["index"]), right=True),
+    Column("JOB", lambda row: str(row[1]["job"]), right=True),
+    Column("USER", lambda row: printable(row[1]["user"])),
+    # A MIG instance is its job's as a whole.
+    Column("BOOKED", lambda row: format_size_mib(_vram(row, "vram_mib", "vram_total_mib"))),
+    Column("HELD", lambda row: format_size_mib(_vram(row, "vram_used_mib", "vram_used_mib"))),
+    Column("LIMIT", lambda row: str(row[1]["enforcement"])),
+    Column("MEANING", lambda row: str(row[1]["enforcement_why"])),
+)
+_HARDWARE_FAULTS = (
+    Column("GPU", lambda fault: gpu_label(fault["gpu"]), right=True),
+    Column("AT", lambda fault: instant(fault["at"])),
+    Column("XID", lambda fault: str(fault["xid"]), right=True),
+    Column("MEANING", lambda fault: fault["meaning"] or "-"),
+)
+
+
 def _print(cluster: dict[str, Any]) -> None:
-    rows = [
-        (
-            printable(node["name"]),
-            node["state"],
-            f"{format_amount(node['cpus_booked'])}/{format_amount(node['cpus'])}",
-            f"{format_size_mib(node['mem_booked_mib'])}/{format_size_mib(node['mem_mib'])}",
-            "-" if node["cpu_fraction"] is None else f"{node['cpu_fraction']:.0%}",
-            format_size_mib(node["mem_available_mib"]),
-            printable(node["message"] or node["gpu_error"] or ""),
-        )
-        for node in cluster["nodes"]
-    ]
-    tables.print_table(("NODE", "STATE", "CPUS", "MEMORY", "LOAD", "AVAILABLE", "NOTE"), rows)
-    for node in cluster["nodes"]:
+    nodes, gpus = cluster["nodes"], cluster["gpus"]
+    sys.stdout.write(tables.listing(_NODES, nodes))
+    for node in nodes:
         sys.stdout.write(f"limits of runs: {_limits(node['isolation'])}\n")
         for remark in node["notes"]:
             sys.stdout.write(f"note: {printable(remark)}\n")
     from gpusched.cli.presets import line_of
 
     sys.stdout.write(f"preset: {line_of(cluster['preset'])}\n")
-    broken = {node["gpu_error"] for node in cluster["nodes"] if node["gpu_error"] and not node["message"]}
-    gpus = [
-        (
-            gpu_label(gpu["index"]),
-            _model(gpu),
-            gpu["state"],
-            _of(gpu["vram_used_mib"], gpu["vram_total_mib"]),
-            format_size_mib(gpu["vram_booked_mib"]),
-            "-" if gpu["utilisation"] is None else f"{gpu['utilisation']:.0%}",
-            "-" if gpu["temperature_c"] is None else f"{gpu['temperature_c']:.0f}C",
-            ",".join(gpu["jobs"]) or "-",
-            _why(gpu, broken),
-        )
-        for gpu in cluster["gpus"]
-    ]
     if not gpus:
-        sys.stdout.write(without_gpus(cluster["nodes"]))
+        sys.stdout.write(without_gpus(nodes))
         return
-    sys.stdout.write("\n")
-    titles = ("GPU", "NAME", "STATE", "USED", "BOOKED", "UTIL", "TEMP", "JOBS", "WHY")
-    right = frozenset({0, 5, 6})
+    broken = {node["gpu_error"] for node in nodes if node["gpu_error"] and not node["message"]}
     if sys.stdout.isatty():
-        # Sentences in a column of their own would leave too little of it, and of the others.
-        tables.print_table(titles[:-1], [row[:-1] for row in gpus], right=right)
-        sys.stdout.write("".join(f"GPU {row[0]} {row[2]}: {row[-1]}\n" for row in gpus if row[-1]))
+        # Sentences in a column of their own would leave too little width for all of them.
+        sys.stdout.write("\n" + tables.listing(_GPUS, gpus))
+        whys = ((gpu_label(gpu["index"]), gpu["state"], _why(gpu, broken)) for gpu in gpus)
+        sys.stdout.write("".join(f"GPU {label} {state}: {why}\n" for label, state, why in whys if why))
     else:
-        tables.print_table(titles, gpus, right=right)
-    of_host = [gpu_label(gpu["index"]) for gpu in cluster["gpus"] if gpu["unified_memory"]]
+        sys.stdout.write("\n" + tables.listing([*_GPUS, Column("WHY", lambda gpu: _why(gpu, broken))], gpus))
+    of_host = [gpu_label(gpu["index"]) for gpu in gpus if gpu["unified_memory"]]
     if of_host:
         which = f"GPU {of_host[0]} uses" if len(of_host) == 1 else f"GPUs {', '.join(of_host)} use"
-        sys.stdout.write(f"{which} the host's memory: what jobs book of it counts as memory of the node\n")
-    _print_shared(cluster["gpus"])
-    _print_faults(cluster["gpus"])
-    if not any(gpu["foreign"] for gpu in cluster["gpus"]):
-        return
-
-    foreign = [
-        (
-            gpu_label(gpu["index"]),
-            str(process["pid"]),
-            printable(process["user"] or "?"),
-            format_size_mib(process["vram_mib"]),
-            printable(process["name"] or "?"),
-            owner_of(process["job"]),
-        )
-        for gpu in cluster["gpus"]
-        for process in gpu["foreign"]
+        sys.stdout.write(f"{which} the host's memory: GPU memory booked there counts as host memory\n")
+    shared = [
+        (gpu, held)
+        for gpu in gpus
+        for held in gpu["booked_by"]
+        if held["vram_mib"] is not None or gpu["mig_profile"] is not None
     ]
-    sys.stdout.write("\nprocesses on GPUs without a booking:\n")
-    tables.print_table(("GPU", "PID", "USER", "VRAM", "NAME", "OF"), foreign[:_FOREIGN], right=frozenset({0, 1}))
+    if shared:
+        sys.stdout.write("\nshared GPUs and how each job's GPU memory is enforced:\n")
+        sys.stdout.write(tables.listing(_BOOKED_BY, shared))
+    faults = [
+        {**fault, "gpu": gpu["index"]}
+        for gpu in gpus
+        for fault in [fault for fault in gpu["faults"] if fault["is_hardware"]][-_FAULTS:]
+    ]
+    if faults:  # a program's own are in --json only
+        sys.stdout.write("\nhardware faults since boot:\n" + tables.listing(_HARDWARE_FAULTS, faults))
+    foreign = [{**process, "gpu": gpu["index"]} for gpu in gpus for process in gpu["foreign"]]
+    if foreign:
+        sys.stdout.write("\nprocesses on GPUs without a booking:\n" + tables.listing(_UNBOOKED, foreign[:_FOREIGN]))
     if len(foreign) > _FOREIGN:
-        sys.stdout.write(f"and {len(foreign) - _FOREIGN} more; all, and what they cost: ginfo --foreign\n")
+        sys.stdout.write(f"and {len(foreign) - _FOREIGN} more; all of them, and the jobs they delay: ginfo --foreign\n")
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.0%}"
+
+
+def _vram(row: tuple[dict[str, Any], dict[str, Any]], of_share: str, of_gpu: str) -> float | None:
+    gpu, held = row
+    found: float | None = gpu[of_gpu] if held["vram_mib"] is None else held[of_share]
+    return found
 
 
 def without_gpus(nodes: list[dict[str, Any]]) -> str:
@@ -175,44 +217,6 @@ def _why(gpu: dict[str, Any], broken: Collection[str]) -> str:
     return printable((gpu["why"] or "").removeprefix(f"{gpu['state']}: "))
 
 
-def _print_shared(gpus: list[dict[str, Any]]) -> None:
-    """Who shares a card, and what holds them to the VRAM that they booked."""
-    rows = [
-        (
-            gpu_label(gpu["index"]),
-            held["job"],
-            printable(held["user"]),
-            format_size_mib(gpu["vram_total_mib"] if held["vram_mib"] is None else held["vram_mib"]),
-            format_size_mib(gpu["vram_used_mib"] if held["vram_mib"] is None else held["vram_used_mib"]),
-            held["enforcement"],
-            held["enforcement_why"],
-        )
-        for gpu in gpus
-        for held in gpu["booked_by"]
-        if held["vram_mib"] is not None or gpu["mig_profile"] is not None
-    ]
-    if rows:
-        sys.stdout.write("\nshared GPUs, and what holds jobs to the VRAM they booked:\n")
-        titles = ("GPU", "JOB", "USER", "BOOKED", "HELD", "LIMIT", "MEANING")
-        tables.print_table(titles, rows, right=frozenset({0, 1}))
-
-
-def _print_faults(gpus: list[dict[str, Any]]) -> None:
-    """The newest faults of the hardware; a program's own are in --json only."""
-    if not any(gpu["faults"] for gpu in gpus):
-        return
-    from gpusched.instants import instant
-
-    rows = [
-        (gpu_label(gpu["index"]), instant(fault["at"]), str(fault["xid"]), fault["meaning"] or "-")
-        for gpu in gpus
-        for fault in [fault for fault in gpu["faults"] if fault["is_hardware"]][-_FAULTS:]
-    ]
-    if rows:
-        sys.stdout.write("\nfaults of the hardware since the machine was started:\n")
-        tables.print_table(("GPU", "AT", "XID", "MEANING"), rows, right=frozenset({0, 2}))
-
-
 def _print_queues(cluster: dict[str, Any]) -> None:
     """Queues, unless there is only one and nothing to say of it."""
     queues = cluster["queues"]
@@ -221,10 +225,6 @@ def _print_queues(cluster: dict[str, Any]) -> None:
 
         sys.stdout.write("\nqueues, in GPUs:\n")
         print_queues(queues, cluster["loans"])
-
-
-def _of(used: float | None, total: float | None) -> str:
-    return f"{format_size_mib(used)}/{format_size_mib(total)}"
 
 
 def show_foreign(values: Values) -> int:
@@ -241,29 +241,12 @@ def show_foreign(values: Values) -> int:
     if not rows:
         sys.stdout.write("no process is on a GPU without a booking\n")
         return 0
-    is_anybody_told = any(row["told_at"] is not None for row in rows)
-    is_any_of_job = any(row["job"] is not None for row in rows)
-    titles = ["GPU", "PID", "USER", "COMMAND", "VRAM", "AGE", "GPU-IDLE", "JOBS-KEPT"]
-    titles += ["OF"] * is_any_of_job + ["TOLD"] * is_anybody_told
-    tables.print_table(
-        titles,
-        [
-            (
-                gpu_label(row["gpu"]),
-                str(row["pid"]),
-                printable(row["user"] or "?"),
-                printable(row["name"] or "?", 28),
-                format_size_mib(row["vram_mib"]),
-                _lasting(row["age_s"]),
-                _lasting(row["gpu_idle_s"]),
-                "-" if row["jobs_kept_waiting"] is None else str(row["jobs_kept_waiting"]),
-                *((owner_of(row["job"]),) if is_any_of_job else ()),
-                *((_told(row),) if is_anybody_told else ()),
-            )
-            for row in rows
-        ],
-        right=frozenset({0, 1, 4, 5, 6, 7}),
-    )
+    columns = [*_FOREIGN_USE]
+    if any(row["job"] is not None for row in rows):
+        columns.append(Column("OF", lambda row: owner_of(row["job"])))
+    if any(row["told_at"] is not None for row in rows):
+        columns.append(Column("TOLD", _told))
+    sys.stdout.write(tables.listing(columns, rows))
     count = found["jobs_kept_waiting"]
     if count:
         jobs = "1 waiting job" if count == 1 else f"{count} waiting jobs"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpusched.cli import output, tables
 from gpusched.cli.query import COMPACT, elapsed, quote, where
+from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.instants import instant
@@ -66,23 +67,41 @@ def tree_view(client: Client, asked: str, values: Values) -> str | dict[str, Any
     return tree_text(places, found, header=not values.get("noheader"), is_long=bool(values.get("long")))
 
 
-_TITLES = ("ID", "NAME", "USER", "ST", "TIME", "GPUS", "AFTER", "NODE/REASON")
-
-
 def tree_text(
     places: Sequence[Place], pipelines: Sequence[dict[str, Any]], header: bool = True, is_long: bool = False
 ) -> str:
     """A table whose first column is drawn as a tree."""
     known = {one["id"]: one for one in pipelines}
     now = time.time()
-    rows = [_row(place, now, is_long) if place.is_job else _pipeline_row(known[place.job["id"]]) for place in places]
-    lines = tables.table(_TITLES, rows, header=header, cut={1: 6, 2: 6, 6: 6, **({} if is_long else {7: 12})})
-    return "".join(f"{line}\n" for line in lines)
+
+    def column(title: str, cell: Callable[[Job], str], least: int | None = None) -> Column:
+        """Of jobs; empty for pipelines."""
+        return Column(title, lambda place: cell(place.job) if place.is_job else "", least=least)
+
+    def shared(title: str, key: str) -> Column:
+        """Of jobs and pipelines."""
+        return Column(title, lambda at: printable((at.job if at.is_job else known[at.job["id"]])[key]), least=6)
+
+    def at_end(place: Place) -> str:
+        if not place.is_job:
+            return standing(known[place.job["id"]])
+        return printable(where(place.job, now, place.job["reason_text"] if is_long else None))
+
+    columns = [
+        Column("ID", lambda place: f"{place.prefix}{place.job['id']}"),
+        shared("NAME", "name"),
+        shared("USER", "user"),
+        column("ST", lambda job: COMPACT.get(job["state"], "?")),
+        column("TIME", lambda job: elapsed(job, now)),
+        column("GPUS", lambda job: str(job["gpu_request"])),
+        column("AFTER", _after, least=6),
+        Column("NODE/REASON", at_end, least=None if is_long else 12),
+    ]
+    return tables.listing(columns, places, header=header)
 
 
-def _pipeline_row(pipeline: dict[str, Any]) -> tuple[str, ...]:
-    name, user = printable(pipeline["name"]), printable(pipeline["user"])
-    return (pipeline["id"], name, user, "", "", "", "", standing(pipeline))
+def _after(job: Job) -> str:
+    return printable(job["dependency"] or (f"failed:{job['fallback_of']}" if job["fallback_of"] else ""), 40)
 
 
 def standing(pipeline: Mapping[str, Any]) -> str:
@@ -92,20 +111,6 @@ def standing(pipeline: Mapping[str, Any]) -> str:
     text += f", {pipeline['not_needed']} not needed" if pipeline["not_needed"] else ""
     tried = ", ".join(f"{number} {state}" for state, number in pipeline["fallback_counts"].items())
     return text + (f"; fallbacks: {tried}" if tried else "")
-
-
-def _row(place: Place, now: float, is_long: bool) -> tuple[str, ...]:
-    job = place.job
-    return (
-        f"{place.prefix}{job['id']}",
-        printable(job["name"]),
-        printable(job["user"]),
-        COMPACT.get(job["state"], "?"),
-        elapsed(job, now),
-        str(job["gpu_request"]),
-        printable(job["dependency"] or (f"failed:{job['fallback_of']}" if job["fallback_of"] else ""), 40),
-        printable(where(job, now, job["reason_text"] if is_long else None)),
-    )
 
 
 def signs() -> tuple[str, str, str, str]:

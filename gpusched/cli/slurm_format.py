@@ -6,12 +6,12 @@ import time
 
 from gpusched.cli import tables
 from gpusched.cli.query import COMPACT, elapsed
+from gpusched.cli.tables import Column
 from gpusched.errors import UsageError
 from gpusched.model.units import format_amount, format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     Job = dict[str, Any]
@@ -52,89 +52,51 @@ def _reason_or_nodes(job: Job) -> str:
     return f"({job['reason'] or 'None'})"
 
 
-_FIELDS: dict[str, tuple[str, Callable[[Job], object]]] = {
-    "i": ("JOBID", lambda job: job["id"]),
-    "A": ("JOBID", lambda job: job["id"]),
-    "F": ("ARRAY_JOB_ID", lambda job: job["id"]),
-    "K": ("ARRAY_TASK_ID", lambda job: "N/A"),
-    "j": ("NAME", lambda job: job["name"]),
-    "u": ("USER", lambda job: job["user"]),
-    "a": ("ACCOUNT", lambda job: job["account"] or "(null)"),
-    "P": ("PARTITION", lambda job: job["queue"]),
-    "t": ("ST", lambda job: COMPACT.get(job["state"], job["state"])),
-    "T": ("STATE", lambda job: job["state"]),
-    "r": ("REASON", lambda job: job["reason"] or "None"),
-    "R": ("NODELIST(REASON)", _reason_or_nodes),
-    "M": ("TIME", lambda job: elapsed(job, time.time())),
-    "l": ("TIME_LIMIT", lambda job: format_duration(job["time_limit_s"])),
-    "L": ("TIME_LEFT", _left),
-    "q": ("QOS", lambda job: job["qos"] or "(null)"),
-    "f": ("FEATURES", lambda job: job["constraint"] or "(null)"),
-    "v": ("RESERVATION", lambda job: job["reservation"] or "(null)"),
-    "W": ("LICENSES", _licenses),
-    "n": ("REQ_NODES", lambda job: ",".join(job["nodelist"])),
-    "x": ("EXC_NODES", lambda job: ",".join(job["exclude"])),
-    "h": ("OVER_SUBSCRIBE", lambda job: "NO" if job["exclusive"] else "OK"),
-    "D": ("NODES", lambda job: job["nodes"]),
-    "C": ("CPUS", lambda job: format_amount(job["cpus"])),
-    "m": ("MIN_MEMORY", lambda job: format_size_mib(job["mem_mib"]) if job["mem_mib"] else "0"),
-    "b": ("TRES_PER_NODE", _gpus),
-    "N": ("NODELIST", lambda job: job["node"] or ""),
-    "B": ("EXEC_HOST", lambda job: job["node"] or "n/a"),
-    "S": ("START_TIME", lambda job: _instant(job["start_at"])),
-    "V": ("SUBMIT_TIME", lambda job: _instant(job["submit_at"])),
-    "e": ("END_TIME", lambda job: _instant(job["end_at"])),
-    "Z": ("WORK_DIR", lambda job: job["work_dir"]),
-    "E": ("DEPENDENCY", lambda job: job["dependency"] or "(null)"),
-    "Q": ("PRIORITY", lambda job: f"{job['priority'] or 0:.0f}"),
-    "p": ("PRIORITY", lambda job: f"{job['priority'] or 0:.6f}"),
-    "y": ("NICE", lambda job: job["nice"]),
-    "o": ("COMMAND", lambda job: job["command"]),
-}
-
-
-_KEYS = {
-    **dict.fromkeys("iAFK", ("id",)),
-    "j": ("name",),
-    "u": ("user",),
-    "a": ("account",),
-    "P": ("queue",),
-    "t": ("state",),
-    "T": ("state",),
-    "r": ("reason",),
-    "R": ("state", "node", "reason"),
-    "M": ("state", "start_at", "end_at", "suspended_at", "suspended_s"),
-    "l": ("time_limit_s",),
-    "L": ("state", "start_at", "time_limit_s", "suspended_at", "suspended_s"),
-    "q": ("qos",),
-    "f": ("constraint",),
-    "v": ("reservation",),
-    "W": ("licenses",),
-    "n": ("nodelist",),
-    "x": ("exclude",),
-    "h": ("exclusive",),
-    "D": ("nodes",),
-    "C": ("cpus",),
-    "m": ("mem_mib",),
-    "b": ("gpu_request", "nodes", "gpus_per_node"),
-    "N": ("node",),
-    "B": ("node",),
-    "S": ("start_at",),
-    "V": ("submit_at",),
-    "e": ("end_at",),
-    "Z": ("work_dir",),
-    "E": ("dependency",),
-    "Q": ("priority",),
-    "p": ("priority",),
-    "y": ("nice",),
-    "o": ("command",),
+_FIELDS: dict[str, Column] = {
+    "i": Column("JOBID", lambda job: job["id"], keys="id"),
+    "A": Column("JOBID", lambda job: job["id"], keys="id"),
+    "F": Column("ARRAY_JOB_ID", lambda job: job["id"], keys="id"),
+    "K": Column("ARRAY_TASK_ID", lambda job: "N/A", keys="id"),
+    "j": Column("NAME", lambda job: job["name"], keys="name"),
+    "u": Column("USER", lambda job: job["user"], keys="user"),
+    "a": Column("ACCOUNT", lambda job: job["account"] or "(null)", keys="account"),
+    "P": Column("PARTITION", lambda job: job["queue"], keys="queue"),
+    "t": Column("ST", lambda job: COMPACT.get(job["state"], job["state"]), keys="state"),
+    "T": Column("STATE", lambda job: job["state"], keys="state"),
+    "r": Column("REASON", lambda job: job["reason"] or "None", keys="reason"),
+    "R": Column("NODELIST(REASON)", _reason_or_nodes, keys="state node reason"),
+    "M": Column("TIME", lambda job: elapsed(job, time.time()), keys="state start_at end_at suspended_at suspended_s"),
+    "l": Column("TIME_LIMIT", lambda job: format_duration(job["time_limit_s"]), keys="time_limit_s"),
+    "L": Column("TIME_LEFT", _left, keys="state start_at time_limit_s suspended_at suspended_s"),
+    "q": Column("QOS", lambda job: job["qos"] or "(null)", keys="qos"),
+    "f": Column("FEATURES", lambda job: job["constraint"] or "(null)", keys="constraint"),
+    "v": Column("RESERVATION", lambda job: job["reservation"] or "(null)", keys="reservation"),
+    "W": Column("LICENSES", _licenses, keys="licenses"),
+    "n": Column("REQ_NODES", lambda job: ",".join(job["nodelist"]), keys="nodelist"),
+    "x": Column("EXC_NODES", lambda job: ",".join(job["exclude"]), keys="exclude"),
+    "h": Column("OVER_SUBSCRIBE", lambda job: "NO" if job["exclusive"] else "OK", keys="exclusive"),
+    "D": Column("NODES", lambda job: job["nodes"], keys="nodes"),
+    "C": Column("CPUS", lambda job: format_amount(job["cpus"]), keys="cpus"),
+    "m": Column("MIN_MEMORY", lambda job: format_size_mib(job["mem_mib"]) if job["mem_mib"] else "0", keys="mem_mib"),
+    "b": Column("TRES_PER_NODE", _gpus, keys="gpu_request nodes gpus_per_node"),
+    "N": Column("NODELIST", lambda job: job["node"] or "", keys="node"),
+    "B": Column("EXEC_HOST", lambda job: job["node"] or "n/a", keys="node"),
+    "S": Column("START_TIME", lambda job: _instant(job["start_at"]), keys="start_at"),
+    "V": Column("SUBMIT_TIME", lambda job: _instant(job["submit_at"]), keys="submit_at"),
+    "e": Column("END_TIME", lambda job: _instant(job["end_at"]), keys="end_at"),
+    "Z": Column("WORK_DIR", lambda job: job["work_dir"], keys="work_dir"),
+    "E": Column("DEPENDENCY", lambda job: job["dependency"] or "(null)", keys="dependency"),
+    "Q": Column("PRIORITY", lambda job: f"{job['priority'] or 0:.0f}", keys="priority"),
+    "p": Column("PRIORITY", lambda job: f"{job['priority'] or 0:.6f}", keys="priority"),
+    "y": Column("NICE", lambda job: job["nice"], keys="nice"),
+    "o": Column("COMMAND", lambda job: job["command"], keys="command"),
 }
 
 
 def keys(form: str) -> list[str]:
     """Keys of the JSON that the fields of a format are made of, each once."""
     letters = [piece[2] for piece in _split(form) if piece[2]]
-    return list(dict.fromkeys(key for letter in letters for key in _KEYS[letter]))
+    return list(dict.fromkeys(key for letter in letters for key in _FIELDS[letter].keys.split()))
 
 
 def render(form: str, jobs: list[Job], header: bool = True) -> str:
@@ -142,14 +104,14 @@ def render(form: str, jobs: list[Job], header: bool = True) -> str:
     pieces = _split(form)
     lines = []
     if header:
-        lines.append("".join(_shape(piece, _FIELDS[piece[2]][0] if piece[2] else piece[3]) for piece in pieces))
+        lines.append("".join(_shape(piece, _FIELDS[piece[2]].title if piece[2] else piece[3]) for piece in pieces))
     lines.extend("".join(_shape(piece, _value(piece, job)) for piece in pieces) for job in jobs)
     return "".join(f"{line}\n" for line in lines)
 
 
 def _value(piece: _Piece, job: Job) -> str:
     _, _, letter, literal = piece
-    return printable(str(_FIELDS[letter][1](job))) if letter else literal
+    return printable(str(_FIELDS[letter].cell(job))) if letter else literal
 
 
 _Piece = tuple[int, bool, str, str]

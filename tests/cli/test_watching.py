@@ -248,7 +248,7 @@ def test_ginfo_counts_bookings_of_a_gpu_that_uses_the_hosts_memory_once(own: She
     document = json.loads(own.ok("ginfo", "--json"))
     (node,), (gpu,) = document["nodes"], document["gpus"]
     assert (gpu["unified_memory"], gpu["vram_booked_mib"], node["mem_booked_mib"]) == (True, 1024, 1024 + 64)
-    assert "GPU 0 uses the host's memory: what jobs book of it counts as memory of the node" in own.ok("ginfo")
+    assert "GPU 0 uses the host's memory: GPU memory booked there counts as host memory" in own.ok("ginfo")
 
 
 def test_ginfo_shows_bookings_drains_and_strangers(own: Shell, tmp_path: Path) -> None:
