@@ -15,7 +15,7 @@ from gpusched.model.units import format_amount, format_duration, format_size_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from rich.live import Live
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Values
     from gpusched.client import Client
+
 
 _WATCH_S = 1.0
 _WATCH_SHARE = 10
@@ -146,9 +147,9 @@ def _queue(client: Client, asked: str, values: Values) -> str:
         # Of a table that is watched it stays on the screen.
         shown = [text, *(["", *shown] if jobs else ())] if is_first else [*shown, "", text]
     if answer.get("notices"):
-        from gpusched.cli import notices  # most days there are none
+        # most days there are none
 
-        shown.append(notices.line(answer["notices"], now))
+        shown.append(notices_line(answer["notices"], now))
     return "".join(f"{line}\n" for line in shown)
 
 
@@ -354,3 +355,31 @@ def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
         tables.Column("TIER", lambda row: str(row["tier"]), right=True),
     ]
     return tables.listing(columns, rows, header=header)
+
+
+_MOST = 3
+
+
+def notices_line(notices: Sequence[dict[str, Any]], now: float) -> str:
+    """What everybody should know, on one line; the others are counted, and `ginfo` has them."""
+    texts = [_text(one, now) for one in notices[:_MOST]]
+    if len(notices) > _MOST:
+        texts.append(f"and {len(notices) - _MOST} more, see ginfo")
+    return printable("; ".join(texts))
+
+
+def _text(one: dict[str, Any], now: float) -> str:
+    why = f" ({one['message']})" if one["message"] else ""
+    if one["kind"] == "drain":
+        return f"{one['what']} is drained{why}"
+    head = f"maintenance {one['name']} of {one['what']}"
+    if one["start_at"] <= now:
+        return f"{head} until {_at(one['end_at'], now)}{why}"
+    return f"{head} from {_at(one['start_at'], now)} to {_at(one['end_at'], one['start_at'])}{why}"
+
+
+def _at(at: float, near: float) -> str:
+    """The time of day, with the date when it is of another day."""
+    there = time.localtime(at)
+    is_same_day = there[:3] == time.localtime(near)[:3]
+    return time.strftime("%H:%M" if is_same_day else "%a %Y-%m-%d %H:%M", there)

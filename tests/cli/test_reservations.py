@@ -15,7 +15,7 @@ from support import wait_until
 from test_terminals import on_terminal
 
 from gpusched.cli.gctl import period
-from gpusched.cli.notices import line
+from gpusched.cli.gq import notices_line
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 
@@ -47,9 +47,9 @@ def test_maintenance_is_announced_below_the_queue_to_people_alone(own: Shell) ->
 def test_a_broken_line_is_cut_short() -> None:
     drain = {"kind": "drain", "what": "GPU 0", "message": "a\x1bb"}
     coming = {"kind": "maintenance", "what": "node n1", "name": "x", "message": "", "start_at": 0.0, "end_at": 9e5}
-    assert "\x1b" not in line([drain], 1.0)
-    assert line([drain] * 5, 1.0).endswith("; and 2 more, see ginfo")
-    assert line([coming], 1.0).startswith("maintenance x of node n1 until ")
+    assert "\x1b" not in notices_line([drain], 1.0)
+    assert notices_line([drain] * 5, 1.0).endswith("; and 2 more, see ginfo")
+    assert notices_line([coming], 1.0).startswith("maintenance x of node n1 until ")
 
 
 def state(sh: Shell, job_id: str) -> str:

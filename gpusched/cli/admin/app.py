@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,10 +15,13 @@ from gpusched import __version__, paths
 from gpusched.cli import output, tables
 from gpusched.cli import simulation_options as options
 from gpusched.cli.admin.system import app as system_app
+from gpusched.cli.readers import size, time_limit
 from gpusched.cli.tuning import tune
 from gpusched.client import connect, start_daemon
 from gpusched.errors import DaemonUnreachable, NotReady, Refused, UsageError, UserError
-from gpusched.model.units import format_duration, printable
+from gpusched.model.units import format_duration, gpu_list, parse_duration_s, printable
+
+_SHOWN_IDS = 5
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
 
@@ -90,9 +93,48 @@ def snapshots(
     as_json: Json = False,
 ) -> None:
     """List your copies of code (`gsub --snapshot`): how large, since when unused, which jobs need them."""
-    from gpusched.cli.admin.kept_snapshots import show  # nothing that the other commands need
+    from gpusched.snapshots.retention import kept  # nothing that the other commands need
+    from gpusched.snapshots.snapshot import folder_of, show_size, sweep
 
-    show(prune, as_json)
+    with connect() as client:
+        home = folder_of(client.socket_path)
+
+        def users() -> dict[str, list[str]]:
+            found: dict[str, list[str]] = {}
+            for job_id, name in client.call("GET", "/v1/jobs?fields=id,snapshot")["rows"]:
+                if name:
+                    found.setdefault(name, []).append(job_id)
+            return found
+
+        dropped = sweep(home, lambda: set(users())) if prune else []
+        needed, here = users(), kept(home)
+    now = time.time()
+    if as_json:
+        rows = [
+            {
+                "name": one.name,
+                "root": one.root,
+                "files": one.files,
+                "bytes": one.size,
+                "used_at": one.used_at,
+                "jobs": needed.get(one.name, []),
+            }
+            for one in here
+        ]
+        output.print_json({"folder": home, "snapshots": rows, "dropped": dropped})
+        return
+    if dropped:
+        sys.stdout.write(f"dropped {len(dropped)} that no unfinished job needs\n")
+    lines = []
+    for one in here:
+        ids = needed.get(one.name, [])
+        jobs = ",".join(ids[:_SHOWN_IDS]) + (",..." if len(ids) > _SHOWN_IDS else "")
+        unused = format_duration(max(0.0, now - one.used_at))
+        lines.append([one.name, show_size(one.size), str(one.files), unused, jobs or "-", printable(one.root)])
+    if lines:
+        tables.print_table(["NAME", "SIZE", "FILES", "UNUSED", "JOBS", "CODE"], lines, frozenset({1, 2, 3}))
+    total = show_size(sum(one.size for one in here))
+    sys.stdout.write(f"{len(here)} snapshots, {total}, in {printable(os.path.realpath(home))}\n")
 
 
 @app.command()
@@ -337,6 +379,13 @@ def restore_command(
     put_back(file, not no_hold, as_json)
 
 
+_READERS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "time": time_limit,
+    "vram": size("vram_mib"),
+    "grace": lambda value: {"grace_s": float(parse_duration_s(value))},
+}
+
+
 @app.command()
 def adopt(
     pid: Annotated[
@@ -369,10 +418,34 @@ def adopt(
 
     example: gpusched adopt 4711 -t 4h
     """
-    from gpusched.cli.admin.adopting import adopt_process  # nothing that the other commands need
-
-    wishes = {"time": time_limit, "queue": queue, "account": account, "qos": qos, "name": name, "vram": vram}
-    adopt_process(pid, {**wishes, "grace": grace}, as_json)
+    wishes = {
+        "time": time_limit,
+        "queue": queue,
+        "account": account,
+        "qos": qos,
+        "name": name,
+        "vram": vram,
+        "grace": grace,
+    }
+    if not (pid.isascii() and pid.isdigit()):
+        raise UsageError(
+            f"{printable(pid, 40)!r} is not the number of a process", "see who is on a GPU with: ginfo --foreign"
+        )
+    body: dict[str, Any] = {"pid": int(pid)}
+    for key, value in wishes.items():
+        if value is None:
+            continue
+        try:
+            body.update(_READERS[key](value) if key in _READERS else {key: value})
+        except ValueError as error:
+            raise UsageError(f"--{key}: {error}", "see: gpusched adopt --help") from None
+    with connect() as client:
+        adopted = client.call("POST", "/v1/adopt", body)["adopted"]
+    if as_json:
+        output.print_json({"adopted": adopted})
+        return
+    gpus = gpu_list(adopted["gpus"])
+    typer.echo(f"Adopted process {int(pid)} as job {adopted['id']} (GPU {gpus})")
 
 
 @daemon_app.command("start")
