@@ -6,7 +6,7 @@ from typing import Any
 
 from lab import Lab
 
-from gpusched.daemon.alerting import Alerts
+from gpusched.daemon.alerts import Alerts
 from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.model.job import run_id
 from gpusched.model.states import JobState

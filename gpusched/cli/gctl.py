@@ -112,7 +112,7 @@ def body(words: list[str]) -> int:
         answer = client.call("POST", path, request)
     changes = request.get("changes", {})
     if changes.get("notify") or changes.get("notify_to"):
-        from gpusched.cli.notifying import say_nobody  # reads the user's targets
+        from gpusched.cli.notify_targets import say_nobody  # reads the user's targets
 
         say_nobody("gctl", changes.get("notify_to") or ())
     if values.get("json"):

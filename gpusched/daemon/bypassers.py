@@ -17,7 +17,7 @@ from logging import getLogger
 
 from gpusched.daemon.commit import AuditEvent
 from gpusched.engine import proctree
-from gpusched.lifecycle.admin_alerting import News
+from gpusched.lifecycle.alerts import News
 from gpusched.lifecycle.foreign import Card, End, OwnerNotes, Stranger, Tell, held_by, is_exempt, messages, steps
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import GpuProcess, GpuStatus, GpuView
@@ -25,7 +25,7 @@ from gpusched.model.commands import Caller
 from gpusched.model.units import printable
 from gpusched.model.value import replace
 from gpusched.notify import terminals
-from gpusched.notify.batch import Report
+from gpusched.notify.sender import Report
 from gpusched.scheduler.ahead.foreign import starts_on
 
 from .outlook import Outlook

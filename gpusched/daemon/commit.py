@@ -9,7 +9,7 @@ from gpusched.access import Act
 from gpusched.daemon.state import DaemonState
 from gpusched.errors import NotFound
 from gpusched.lifecycle import arrays, lifecycle, yielding
-from gpusched.lifecycle.admin_alerting import News
+from gpusched.lifecycle.alerts import News
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.cluster import Clearance, NodeView
 from gpusched.model.commands import Caller

@@ -15,12 +15,12 @@ from logging import getLogger
 
 from gpusched import paths
 from gpusched.errors import NotReady
-from gpusched.lifecycle.admin_alerting import MOST_IN_QUIET, News, admin_alert
+from gpusched.lifecycle.alerts import MOST_IN_QUIET, News, admin_alert
 from gpusched.model.alerts import Alert
 from gpusched.model.job import JobEvent
 from gpusched.model.settings import AlertSettings
-from gpusched.notify.batch import FILE, Report
 from gpusched.notify.courier import Courier, may_settle
+from gpusched.notify.sender import FILE, Report
 from gpusched.ports import Changes, JobFilter
 
 from .tick import Scheduler

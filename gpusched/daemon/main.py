@@ -50,7 +50,7 @@ from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.source import SOCKET
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
-from gpusched.lifecycle.admin_alerting import News
+from gpusched.lifecycle.alerts import News
 from gpusched.model.settings import Settings
 from gpusched.plugins import Plugins
 from gpusched.private import make_private

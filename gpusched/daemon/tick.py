@@ -62,7 +62,7 @@ from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import Ranking, ranked_at
 
 from . import verbs
-from .alerting import Alerts
+from .alerts import Alerts
 from .failures import StepFailures
 from .meters import Meters
 from .planner_sync import PlannerSync, differences, table_differences

@@ -1,11 +1,10 @@
-"""Telling people: what their own file says, and the process that sends.
+"""Alerts: the user's own targets, and the processes that send.
 
-targets    the user's `notify.toml`: targets, events, templates, with file and line of what is wrong
-words      templates and the facts in them
-sending    one try to reach one target, in a process of its own that can be ended
-batch      what one sender has to send, to whom, in which order
-sender     the process that sends one batch; run as that user
+targets    the user's `notify.toml` and templates, with file and line of what is wrong
+attempt    one try to reach one target, in a process of its own that can be ended
+terminals  a user's own terminals and mail, which need no service
+sender     the process that sends one batch as that user: to whom, in which order, and when again
 courier    the daemon's end of it
 
-A target that fails or hangs costs nobody else anything: the daemon hands alerts over and never waits.
+A target that fails or hangs delays nothing else: the daemon hands alerts over and never waits.
 """

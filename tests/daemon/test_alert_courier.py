@@ -21,8 +21,8 @@ from gpusched.model.alerts import Alert
 from gpusched.model.settings import AlertSettings
 from gpusched.model.value import replace
 from gpusched.notify import courier as courier_module
-from gpusched.notify.batch import Report
 from gpusched.notify.courier import Courier
+from gpusched.notify.sender import Report
 
 SETTINGS = AlertSettings(timeout_s=60, backoff_s=0.05, backoff_max_s=0.1)
 

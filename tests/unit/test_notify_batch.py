@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
-from gpusched.notify.batch import Batch, Limits, Rest
-from gpusched.notify.sending import Result
+from gpusched.notify.attempt import Result
+from gpusched.notify.sender import Batch, Limits, Rest
 from gpusched.notify.targets import Target, Targets, TargetsError
 
 LIMITS = Limits(timeout_s=20, backoff_s=5, backoff_max_s=60, give_up_s=600)

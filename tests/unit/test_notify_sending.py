@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from gpusched.notify import sending
-from gpusched.notify.sending import Attempt, Result
+from gpusched.notify import attempt
+from gpusched.notify.attempt import Attempt, Result
 
 
 def test_what_is_loaded_for_the_first_try_is_no_delay_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_what_is_loaded_for_the_first_try_is_no_delay_of_the_service(monkeypatch
         late_s[0] = 1000.0
         return True
 
-    monkeypatch.setattr(sending, "preload", load)
-    monkeypatch.setattr(sending, "send", lambda *_: Result(True))
-    monkeypatch.setattr(sending.time, "monotonic", lambda: monotonic() + late_s[0])
+    monkeypatch.setattr(attempt, "preload", load)
+    monkeypatch.setattr(attempt, "send", lambda *_: Result(True))
+    monkeypatch.setattr(attempt.time, "monotonic", lambda: monotonic() + late_s[0])
     assert Attempt("json://127.0.0.1:9/x", "title", "body", timeout_s=60.0).wait() == Result(True)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
-from gpusched.notify.sending import without_secrets
-from gpusched.notify.targets import TargetsError, is_open_to_others, read_targets
-from gpusched.notify.words import default_texts, fill, problem_of
+from gpusched.notify.attempt import without_secrets
+from gpusched.notify.targets import TargetsError, default_texts, fill, is_open_to_others, problem_of, read_targets
 
 GOOD = """\
 mail = "mailto://smtp.lab.example?from=gpu@lab.example"

@@ -12,7 +12,7 @@ import pytest
 from support import wait_until
 
 from gpusched.notify import terminals
-from gpusched.notify.sending import send
+from gpusched.notify.attempt import send
 from gpusched.notify.targets import Targets
 
 

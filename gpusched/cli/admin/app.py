@@ -568,7 +568,7 @@ def config_check(as_json: Json = False) -> None:
     account without members, leave it at 0.
     """
     from gpusched.cli.admin.doctor import broken_promises, membership_warnings
-    from gpusched.cli.notifying import problems_in_targets
+    from gpusched.cli.notify_targets import problems_in_targets
     from gpusched.config import load_settings, problems_in
 
     where = os.environ.get("GPUSCHED_CONFIG") or paths.config_file()
@@ -602,7 +602,7 @@ def notify_test(
     as_json: Json = False,
 ) -> None:
     """Send a test message and say what became of it. Exit code 1 when a target was not reached."""
-    from gpusched.cli.notifying import send_test
+    from gpusched.cli.notify_targets import send_test
 
     results = send_test(target)
     if as_json:

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpusched import __version__, paths
 from gpusched.access import is_group, user_name
-from gpusched.cli.notifying import problems_in_targets
+from gpusched.cli.notify_targets import problems_in_targets
 from gpusched.client import connect
 from gpusched.config import Loaded, load_settings
 from gpusched.errors import DaemonUnreachable, GpuschedError, Refused

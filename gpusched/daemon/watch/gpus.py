@@ -12,7 +12,7 @@ from logging import getLogger
 from gpusched.daemon.commit import TickTransaction
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle import lifecycle
-from gpusched.lifecycle.admin_alerting import News
+from gpusched.lifecycle.alerts import News
 from gpusched.lifecycle.blame import (
     Evidence,
     FaultyRun,

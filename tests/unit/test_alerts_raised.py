@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.lifecycle import alerting
-from gpusched.lifecycle.alerting import Raised
+from gpusched.lifecycle import alerts
+from gpusched.lifecycle.alerts import Raised
 from gpusched.model.alerts import EACH_TASK, EVENTS, FACTS, parse_events
 from gpusched.model.job import Alerting, ArraySpec, Job, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -39,7 +39,7 @@ def closed(of: Job, outcome: JobState, number: int = 1, text: str = "exit code 3
 
 def told(before: Job | None, after: Job, *runs: Run) -> list[Raised]:
     numbered = {one.number: one for one in runs}
-    return list(alerting.raised(before, after, numbered, numbered))
+    return list(alerts.raised(before, after, numbered, numbered))
 
 
 def words(before: Job | None, after: Job, *runs: Run) -> list[str]:
@@ -138,7 +138,7 @@ def test_an_array_that_failed_says_how_many_and_how_to_see_which() -> None:
     text = "9997 COMPLETED, 3 FAILED"
     (what,) = told(before, replace(before, state=JobState.FAILED, end_at=NOW, reason_text=text))
     assert what.message == f"FAILED: {text}; see which with: gq -j {before.id} -s F,TO,OOM,NF"
-    facts = dict(alerting.facts_of(replace(before, end_at=NOW), what, None, NOW))
+    facts = dict(alerts.facts_of(replace(before, end_at=NOW), what, None, NOW))
     assert (facts["start_at"], facts["elapsed"]) == (NOW - 90, "1:30")
     (what,) = told(before, replace(before, state=JobState.COMPLETED, end_at=NOW, reason_text="10000 COMPLETED"))
     assert what.message == "COMPLETED: 10000 COMPLETED"
@@ -160,22 +160,22 @@ def test_when_each_task_is_asked_for_the_array_itself_is_not_told() -> None:
 def test_most_of_a_time_limit_is_reckoned_from_the_start_and_leaves_out_standing_still() -> None:
     limited = running(time_limit_s=100)
     going = run(limited, state=RunState.RUNNING, start_at=NOW + 1)
-    assert alerting.limit_alert_at(limited, going) == NOW + 81
-    assert alerting.limit_alert_at(limited, replace(going, suspended_s=30)) == NOW + 111
-    assert alerting.limit_alert_at(limited, replace(going, start_at=None)) == NOW + 80
+    assert alerts.limit_alert_at(limited, going) == NOW + 81
+    assert alerts.limit_alert_at(limited, replace(going, suspended_s=30)) == NOW + 111
+    assert alerts.limit_alert_at(limited, replace(going, start_at=None)) == NOW + 80
     stopped = replace(limited, state=JobState.SUSPENDED, suspended_at=NOW + 5)
-    assert alerting.limit_alert_at(stopped, going) is None
-    assert alerting.limit_alert_at(running(), going) is None
-    assert alerting.limit_alert_at(running(time_limit_s=100, alerting=asked("end")), going) is None
+    assert alerts.limit_alert_at(stopped, going) is None
+    assert alerts.limit_alert_at(running(), going) is None
+    assert alerts.limit_alert_at(running(time_limit_s=100, alerting=asked("end")), going) is None
 
 
 def test_a_long_wait_is_reckoned_from_when_the_job_could_have_started() -> None:
-    assert alerting.pending_alert_at(pending(eligible_at=NOW + 50), 60) == NOW + 110
-    assert alerting.pending_alert_at(pending(hold="user"), 60) is None
-    assert alerting.pending_alert_at(running(), 60) is None
-    assert alerting.pending_alert_at(pending(alerting=asked("end")), 60) is None
-    assert alerting.pending_alert_at(pending(**ARRAY), 60) == NOW + 60
-    assert alerting.pending_alert_at(pending(start_at=NOW, **ARRAY), 60) is None
+    assert alerts.pending_alert_at(pending(eligible_at=NOW + 50), 60) == NOW + 110
+    assert alerts.pending_alert_at(pending(hold="user"), 60) is None
+    assert alerts.pending_alert_at(running(), 60) is None
+    assert alerts.pending_alert_at(pending(alerting=asked("end")), 60) is None
+    assert alerts.pending_alert_at(pending(**ARRAY), 60) == NOW + 60
+    assert alerts.pending_alert_at(pending(start_at=NOW, **ARRAY), 60) is None
 
 
 # --- rows ---------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_a_long_wait_is_reckoned_from_when_the_job_could_have_started() -> None:
 def test_a_row_of_the_outbox_is_of_one_event_of_one_run() -> None:
     after = ended(JobState.FAILED, exit_code=3)
     (what,) = told(running(), after)
-    found = alerting.alert_of(after, what, closed(after, JobState.FAILED), NOW + 9)
+    found = alerts.alert_of(after, what, closed(after, JobState.FAILED), NOW + 9)
     assert found.key == "7.1 fail"
     assert found.counts_as == ("fail", "end")
     assert (found.uid, found.job_id, found.run, found.state) == (1000, 7, 1, "waiting")
@@ -198,7 +198,7 @@ def test_every_fact_of_a_job_is_documented_and_every_documented_one_is_given() -
     after = ended(JobState.FAILED, exit_code=3, signal=9, account="lab", time_limit_s=60)
     ran = replace(closed(after, JobState.FAILED), gpus=(share(0),), stdout_path="/out")
     (what,) = told(running(), after)
-    assert {name for name, _ in alerting.facts_of(after, what, ran, NOW)} == set(FACTS)
+    assert {name for name, _ in alerts.facts_of(after, what, ran, NOW)} == set(FACTS)
 
 
 # --- words --------------------------------------------------------------------------------------------

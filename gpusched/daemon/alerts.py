@@ -19,9 +19,8 @@ from logging import getLogger
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.indexes import Timers
 from gpusched.daemon.state import DaemonState
-from gpusched.lifecycle import alerting
-from gpusched.lifecycle.admin_alerting import News, admin_alert, is_over, news_of_drain
-from gpusched.lifecycle.alerting import Raised
+from gpusched.lifecycle import alerts
+from gpusched.lifecycle.alerts import News, Raised, admin_alert, is_over, news_of_drain
 from gpusched.lifecycle.dependencies import Satisfied
 from gpusched.model.alerts import ADMIN_EVENTS, ONCE, Alert
 from gpusched.model.job import Job, JobEvent, Run, run_id
@@ -95,9 +94,9 @@ class Alerts:
         """Set the alarms of a job whose owner wants to be told."""
         if job.spec.alerting is None:
             return
-        at = alerting.pending_alert_at(job, settings.alert.pending_s)
+        at = alerts.pending_alert_at(job, settings.alert.pending_s)
         if at is None:
-            at = alerting.limit_alert_at(job, world.open_runs.get(run_id(job.id, job.run)))
+            at = alerts.limit_alert_at(job, world.open_runs.get(run_id(job.id, job.run)))
         if at is not None:
             self._alarms.set(at, job.id)
             self._alarms.prune(len(world.jobs), lambda at, job_id: job_id in world.jobs)
@@ -110,10 +109,10 @@ class Alerts:
             if job is None:
                 continue
             run = world.open_runs.get(run_id(job.id, job.run))
-            limit_at = alerting.limit_alert_at(job, run)
-            pending_at = alerting.pending_alert_at(job, turn.settings.alert.pending_s)
+            limit_at = alerts.limit_alert_at(job, run)
+            pending_at = alerts.pending_alert_at(job, turn.settings.alert.pending_s)
             if limit_at is not None and run is not None and limit_at <= turn.now:
-                self.tell(turn, job, alerting.limit_alert(job, run), run)
+                self.tell(turn, job, alerts.limit_alert(job, run), run)
             elif pending_at is not None and pending_at <= turn.now:
                 self._tell_of_waiting(turn, job, plan)
             else:
@@ -125,18 +124,18 @@ class Alerts:
             self._alarms.set(turn.now + turn.settings.alert.pending_s, job.id)
             return
         why = waiting_reason(job, turn.world, plan, turn.now)
-        self.tell(turn, job, alerting.pending_alert(job, turn.now, why.text))
+        self.tell(turn, job, alerts.pending_alert(job, turn.now, why.text))
 
     # --- raising ----------------------------------------------------------------------------------
 
     def gpu_idle(self, turn: TickTransaction, job: Job, message: str) -> None:
         """Tell the owner that the GPUs of the job's run do nothing; once for each run."""
-        if "gpu_idle" in alerting.wanted_of(job):
+        if "gpu_idle" in alerts.wanted_of(job):
             self.tell(turn, job, Raised("gpu_idle", message, job.run))
 
     def vram_over(self, turn: TickTransaction, job: Job, message: str) -> None:
         """Tell the owner that the job's run holds more VRAM than it booked; once for each run."""
-        if "vram_over" in alerting.wanted_of(job):
+        if "vram_over" in alerts.wanted_of(job):
             self.tell(turn, job, Raised("vram_over", message, job.run))
 
     def intrusion(self, turn: TickTransaction, job: Job, event: str, about: str, message: str) -> None:
@@ -146,18 +145,18 @@ class Alerts:
         """
         what = Raised(event, message, job.run, about=about)
         ways = turn.settings.foreign.message
-        if "notify" in ways or event in alerting.wanted_of(job):
+        if "notify" in ways or event in alerts.wanted_of(job):
             self.tell(turn, job, what)
         direct = tuple(f"@{way}" for way in ways if way in ("write", "mail"))
         if direct:
-            row = alerting.alert_of(job, what, self._run_of(turn, job.id, job.run), turn.now)
+            row = alerts.alert_of(job, what, self._run_of(turn, job.id, job.run), turn.now)
             self._add(turn.changes, replace(row, key=f"{row.key} direct", targets=direct), turn)
 
     def tell(self, turn: TickTransaction, job: Job, what: Raised, run: Run | None = None) -> None:
         """Put an alert of a job into the outbox with this turn's commit, unless it was told before."""
         if run is None and what.run:
             run = self._run_of(turn, job.id, what.run)
-        self._add(turn.changes, alerting.alert_of(job, what, run, turn.now), turn)
+        self._add(turn.changes, alerts.alert_of(job, what, run, turn.now), turn)
 
     def collect(self, turn: TickTransaction) -> None:
         """Add what the changes of this turn raise. Called once, before its commit."""
@@ -184,7 +183,7 @@ class Alerts:
             turn.changes.alerts.update({key: None for key, one in self.rows.items() if is_over(one, turn.now)})
 
     def _collect_of(self, turn: TickTransaction, job: Job) -> None:
-        wanted = alerting.wanted_of(job)
+        wanted = alerts.wanted_of(job)
         if not wanted:
             return
         before = turn.before.get(job.id)
@@ -192,7 +191,7 @@ class Alerts:
         numbers = {job.run, 0 if before is None else before.run} - {0}
         changed = [number for number in numbers if run_id(job.id, number) in turn.changes.runs]
         runs = {number: run for number in numbers if (run := self._run_of(turn, job.id, number)) is not None}
-        for what in alerting.raised(before, job, runs, changed):
+        for what in alerts.raised(before, job, runs, changed):
             self.tell(turn, job, what, runs.get(what.run))
         if job.state.is_final and "queue_empty" in wanted:
             self._arm(turn, job)
@@ -206,7 +205,7 @@ class Alerts:
         if job.uid not in self._armed and job.uid not in arming:
             arming.add(job.uid)
             what = Raised("queue_empty", f"none of the jobs of {job.user} waits or runs any more")
-            self._add(turn.changes, replace(alerting.alert_of(job, what, None, turn.now), state="armed"), turn)
+            self._add(turn.changes, replace(alerts.alert_of(job, what, None, turn.now), state="armed"), turn)
 
     def _tell_of_empty_queue(self, turn: TickTransaction, uid: int, job: Job) -> None:
         armed = next(
@@ -218,7 +217,7 @@ class Alerts:
             return
         last = f"{job.shown_id} ({job.spec.name}), {job.state}"
         what = Raised("queue_empty", f"none of your jobs waits or runs any more; the last was {last}")
-        facts = alerting.facts_of(job, what, None, turn.now)
+        facts = alerts.facts_of(job, what, None, turn.now)
         turn.changes.alerts[armed.key] = replace(armed, state="waiting", at=turn.now, facts=facts)
 
     def tell_admin(self, news: News, now: float, settings: Settings) -> None:

@@ -38,7 +38,7 @@ def problems_in_targets() -> list[UserError]:
     """What is wrong with the user's notify.toml, with file and line; empty when nothing is."""
     from gpusched import paths
     from gpusched.errors import UsageError
-    from gpusched.notify.sending import MISSING, understands
+    from gpusched.notify.attempt import MISSING, understands
     from gpusched.notify.targets import HINT, TargetsError, is_open_to_others, read_targets
 
     file = paths.notify_file()
@@ -73,9 +73,8 @@ def send_test(wanted: str | None) -> list[dict[str, object]]:
     from gpusched.access import user_name
     from gpusched.config import load_settings
     from gpusched.errors import NotFound, Refused
-    from gpusched.notify.sending import Attempt
-    from gpusched.notify.targets import read_targets
-    from gpusched.notify.words import default_texts, fill
+    from gpusched.notify.attempt import Attempt
+    from gpusched.notify.targets import default_texts, fill, read_targets
 
     file = paths.notify_file()
     found = read_targets(file)
