@@ -18,6 +18,7 @@ from logging import getLogger
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.indexes import Timers
+from gpusched.daemon.reasons import waiting_reason
 from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle import alerts
 from gpusched.lifecycle.alerts import News, Raised, admin_alert, is_over, news_of_drain
@@ -28,8 +29,6 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
-
-from .waiting import waiting_reason
 
 log = getLogger("gpusched.daemon")
 

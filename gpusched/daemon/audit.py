@@ -49,13 +49,13 @@ class Audit:
         self.lost = 0
         """Lines that could not be written since the last one that could."""
 
-    def witness(self, deed: AuditEvent) -> None:
+    def record(self, event: AuditEvent) -> None:
         """Record what somebody did, or was not let do."""
-        target = {"target": deed.target} | ({} if deed.owner is None else {"owner": deed.owner})
-        if deed.refused is not None:
-            self._refuse(deed.caller, {"what": deed.what, **target, "why": deed.refused})
+        target = {"target": event.target} | ({} if event.owner is None else {"owner": event.owner})
+        if event.refused is not None:
+            self._refuse(event.caller, {"what": event.what, **target, "why": event.refused})
             return
-        self._write(DEEDS, {"at": self._clock(), **_who(deed.caller), "what": deed.what, **target})
+        self._write(DEEDS, {"at": self._clock(), **_who(event.caller), "what": event.what, **target})
 
     def refused(self, caller: Caller, what: str, why: str) -> None:
         """Record that a request was refused."""

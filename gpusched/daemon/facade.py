@@ -11,6 +11,9 @@ from typing import Any
 
 from gpusched.access import is_admin
 from gpusched.client import reach
+from gpusched.daemon.forecast import QueueForecast, dry_run, limit_hint
+from gpusched.daemon.meters import page
+from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.engine import proctree
 from gpusched.engine.frames import QUERY, STATUS, frame, take_frames
 from gpusched.engine.spool import attach_path
@@ -35,14 +38,9 @@ from gpusched.scheduler.ahead.foreign import Left, starts_without
 
 from .audit import Audit
 from .auto_preset import AutoPreset
-from .bypassers import Bypassers
 from .checks import broken_promises, daemon_checks, failing_steps
 from .commit import AuditEvent
-from .forecast import forecast
 from .launch.limits import isolation
-from .limit_hint import limit_hint
-from .metrics_page import page
-from .outlook import Outlook
 from .tick import Scheduler
 from .verbs import adopt
 from .watch.progress import ProgressReader
@@ -67,7 +65,7 @@ class DaemonFacade:
         presets: AutoPreset | None = None,
         progress: ProgressReader | None = None,
         audit: Audit | None = None,
-        bypassers: Bypassers | None = None,
+        foreign: ForeignProcessWatch | None = None,
         serves_all: bool = False,
     ) -> None:
         self.scheduler = scheduler
@@ -78,7 +76,7 @@ class DaemonFacade:
         self._presets = AutoPreset(scheduler, None) if presets is None else presets
         self._progress = progress
         self._audit = audit
-        self._bypassers = bypassers
+        self._foreign = foreign
 
     # --- commands and events ----------------------------------------------------------------------
 
@@ -104,7 +102,7 @@ class DaemonFacade:
 
     def audit(self, caller: Caller, what: str, target: str) -> None:
         """Record what somebody did that no command records."""
-        self.scheduler.witness(AuditEvent(caller, what, target))
+        self.scheduler.record_audit(AuditEvent(caller, what, target))
 
     def audit_refusal(self, caller: Caller, what: str, why: str) -> None:
         """Record what somebody was not allowed to do."""
@@ -165,11 +163,11 @@ class DaemonFacade:
 
     def forecast(self, spec: JobSpec, caller: Caller, key_again: str) -> Callable[[], Forecast]:
         """What submitting this now would do."""
-        return forecast(spec, caller, self.scheduler, key_again)
+        return dry_run(spec, caller, self.scheduler, key_again)
 
     def outlook(self, job: Job) -> Callable[[], JobOutlook]:
         """The future of one pending job."""
-        outlook = Outlook.of(self.scheduler)
+        outlook = QueueForecast.of(self.scheduler)
         advice = self.scheduler.advise_limit(job.user, job.spec)
 
         def look() -> JobOutlook:
@@ -182,7 +180,7 @@ class DaemonFacade:
 
     def starts(self, jobs: Collection[Job]) -> tuple[Mapping[int, int], Callable[[], Mapping[int, StartRange]]]:
         """The id that each of these pending jobs is planned under, and when these start."""
-        outlook = Outlook.of(self.scheduler)
+        outlook = QueueForecast.of(self.scheduler)
         ids = outlook.waiting_ids(jobs)
         return ids, lambda: outlook.starts(ids.values())
 
@@ -192,7 +190,7 @@ class DaemonFacade:
 
     def starts_without(self, cases: Sequence[Left]) -> Callable[[], Sequence[int]]:
         """For each case, how many more jobs would start now without the foreign memory that it takes away."""
-        outlook = Outlook.of(self.scheduler)
+        outlook = QueueForecast.of(self.scheduler)
         return lambda: starts_without(outlook.snapshot, outlook.settings, cases, outlook.extensions)
 
     def vram_seen(self, job: Job) -> VramSeen | None:
@@ -237,7 +235,7 @@ class DaemonFacade:
 
     def owner_notes(self, pid: int) -> OwnerNotes | None:
         """What the owner of a foreign process was told."""
-        return None if self._bypassers is None else self._bypassers.notes_of(pid)
+        return None if self._foreign is None else self._foreign.notes_of(pid)
 
     # --- about the machine and the daemon itself --------------------------------------------------
 

@@ -1,28 +1,221 @@
-"""What would become of a job that is not submitted: the same `decide`, on the snapshot with it added."""
+"""Questions about the future, put to a frozen copy of the present: when do jobs start, and what would help.
+
+The copy is taken on the daemon's thread; the answers, which take a while, are worked out on another one. So there is
+nothing in it but values: no part of the daemon's memory can be reached from it, which a test checks by copying it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
 
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.outlook import Outlook
-from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.verbs.admission import check_submission, completed, with_auto_limits
 from gpusched.daemon.verbs.submit import existing
 from gpusched.errors import Refused
+from gpusched.lifecycle import arrays
 from gpusched.lifecycle.dependencies import Never, Satisfied, evaluate, parse_dependency
 from gpusched.lifecycle.lifecycle import new_job
 from gpusched.model.commands import NEVER, Caller
-from gpusched.model.job import Job, JobSpec
-from gpusched.model.snapshot import ClassKey, Plan
+from gpusched.model.job import DEFAULT, MAXIMUM, Job, JobSpec
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Plan, Prediction, Snapshot
+from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_list
 from gpusched.model.value import replace
-from gpusched.ports.daemon import Forecast
-from gpusched.predict.limits import LimitAdvice
+from gpusched.ports.daemon import Forecast, LimitHint
+from gpusched.predict.families import Family, family, predict
+from gpusched.predict.limits import LimitAdvice, usual_span
+from gpusched.scheduler.ahead.changes import format_limit
+from gpusched.scheduler.ahead.estimates import MAX_CYCLES, StartRange, forecast_starts
+from gpusched.scheduler.ahead.future import Arrival
+from gpusched.scheduler.ahead.place import first_in_order, queue_position
+from gpusched.scheduler.ahead.trial import SensibleLimit
+from gpusched.scheduler.ahead.whatif import Alternative, alternatives
+from gpusched.scheduler.extension import Extensions
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.sharing.admission import Tally, longest_time_limit, why_refused
+
+if TYPE_CHECKING:
+    from gpusched.daemon.tick import Scheduler
+
+SEEN_JOBS = 5000
+"""About how many waiting jobs a question looks at; those far behind are not told apart."""
+SEEN_ARRIVALS = 500
+_Mark = TypeVar("_Mark")
 
 
-def forecast(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = NEVER) -> Callable[[], Forecast]:
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """How long jobs will run, by id; None for those of which too little is known."""
+
+    jobs: Mapping[int, Job]
+    run_times_s: Mapping[Family, tuple[float, ...]]
+
+    def __call__(self, job_id: int) -> Prediction | None:
+        job = self.jobs.get(job_id)
+        return None if job is None else predict(self.run_times_s.get(family(job), ()))
+
+
+@dataclass(frozen=True, slots=True)
+class JobNames:
+    """What people call a job: `42`, a task `42_7`."""
+
+    arrays: tuple[Job, ...]
+    """By id."""
+
+    def __call__(self, job_id: int) -> str:
+        at = bisect_right(self.arrays, job_id, key=lambda array: array.id)
+        number = arrays.task_number(self.arrays[at - 1], job_id) if at else None
+        return str(job_id) if number is None else f"{self.arrays[at - 1].id}_{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueForecast:
+    """The present, as questions about the future see it."""
+
+    snapshot: Snapshot
+    settings: Settings
+    extensions: Extensions
+    predict: RunTimes
+    arrivals: tuple[Arrival, ...]
+    tally: Tally
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, newcomer: Job | None = None) -> QueueForecast:
+        """The present of a scheduler, with one more job if given."""
+        scheduler.history.load()
+        now = scheduler.now()
+        world = scheduler.world
+        arrivals = [Arrival(at, world.key_of(job), _waits(job)) for at, job in world.timed_jobs(SEEN_ARRIVALS)]
+        arrivals += [
+            Arrival(job.eligible_at, world.key_of(job), _waits(job), dependency, parents)
+            for job, dependency, parents in world.dependent_jobs(SEEN_ARRIVALS)
+        ]
+        snapshot = replace(scheduler.snapshot(now), pending=world.pending_views(SEEN_JOBS))
+        if newcomer is not None and newcomer.eligible_at > now:
+            arrivals.append(Arrival(newcomer.eligible_at, world.key_of(newcomer), _waits(newcomer)))
+        elif newcomer is not None:
+            snapshot = with_job(snapshot, world.key_of(newcomer), _waits(newcomer))
+        names = JobNames(tuple(world.jobs[array_id] for array_id in world.arrays.ids))
+        snapshot = replace(snapshot, name_of=names)
+        tally = world.active.tally
+        return cls(
+            snapshot,
+            scheduler.settings,
+            scheduler.extensions.asked_once(),
+            RunTimes(_jobs_in(snapshot, arrivals, world.jobs, newcomer), scheduler.history.run_times_s()),
+            tuple(arrivals),
+            Tally(dict(tally.by_queue), dict(tally.by_queue_user), dict(tally.by_qos_user)),
+        )
+
+    def starts(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
+        """When these jobs start."""
+        known = cache(self.predict)
+        return forecast_starts(self.snapshot, self.settings, known, wanted, max_cycles, self.arrivals, self.extensions)
+
+    def in_class(self, job_id: int, key: ClassKey) -> QueueForecast:
+        """The same present but for one waiting job, which is in another class."""
+        pending, moved = [], None
+        for waiting in self.snapshot.pending:
+            rest = tuple(one for one in waiting.jobs if one.id != job_id)
+            if len(rest) < len(waiting.jobs):
+                (moved,) = (one for one in waiting.jobs if one.id == job_id)
+                waiting = PendingClass(waiting.key, rest, waiting.total - 1)
+            if rest:
+                pending.append(waiting)
+        if moved is None:
+            return self
+        return dataclasses.replace(self, snapshot=with_job(replace(self.snapshot, pending=tuple(pending)), key, moved))
+
+    def waiting_ids(self, jobs: Iterable[Job]) -> dict[int, int]:
+        """The id under which each of these is in the snapshot, by its own: of an array, that of its next task."""
+        seen = {one.id for waiting in self.snapshot.pending for one in waiting.jobs}
+        found = {}
+        for job in jobs:
+            left = arrays.tasks_left(job) if job.is_array else None
+            task = arrays.task_id(job, left.at(0)) if left else job.id
+            found[job.id] = task if task in seen else job.id
+        return found
+
+    def place(self, job_id: int) -> tuple[int, int] | None:
+        """The place of a job in the queue, and of how many; None when it is too far behind to tell."""
+        return queue_position(self.snapshot, self.settings, job_id, self.extensions)
+
+    def first(self, most: int) -> list[int]:
+        """The jobs in the first places."""
+        return first_in_order(self.snapshot, self.settings, most, self.extensions)
+
+    def alternatives(self, job: Job, advice: LimitAdvice | None) -> tuple[Alternative, ...]:
+        """What one could change about a waiting job so that it starts now.
+
+        Args: advice: the time limit that jobs like it keep, None when too few have ended.
+        """
+        settings, tally = self.settings, _without(self.tally, job)
+
+        def allowed(key: ClassKey) -> bool:
+            return why_refused(_changed(job.spec, key), job.user, settings, tally) is None
+
+        sensible = None if advice is None else SensibleLimit(advice.least_s, advice.limit_s, advice.known)
+        number = self.waiting_ids([job])[job.id]
+        return alternatives(self.snapshot, settings, number, allowed, self.extensions, sensible)
+
+
+def with_job(snapshot: Snapshot, key: ClassKey, newcomer: PendingJob) -> Snapshot:
+    """The snapshot with one more job that waits."""
+    classes = {waiting.key: waiting for waiting in snapshot.pending}
+    before = classes.get(key)
+    # Behind a front that is cut short, its turn is beyond what one plan tells anyway.
+    jobs = (newcomer,) if before is None else (*before.jobs, newcomer)
+    classes[key] = PendingClass(key, jobs, 1 if before is None else before.total + 1)
+    ordered = sorted(classes.values(), key=lambda waiting: (waiting.jobs[0].queued_at, waiting.jobs[0].id))
+    return replace(snapshot, pending=tuple(ordered))
+
+
+def _waits(job: Job) -> PendingJob:
+    return PendingJob(job.id, job.queued_at)
+
+
+def _jobs_in(
+    snapshot: Snapshot, arrivals: Iterable[Arrival], jobs: Mapping[int, Job], newcomer: Job | None
+) -> dict[int, Job]:
+    """The rows of all jobs that a forecast meets; a task without one is not predicted."""
+    ids = [held.job_id for held in snapshot.allocations]
+    ids += [one.id for waiting in snapshot.pending for one in waiting.jobs]
+    ids += [arrival.job.id for arrival in arrivals]
+    found = {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
+    return found if newcomer is None else {**found, newcomer.id: newcomer}
+
+
+def _changed(spec: JobSpec, key: ClassKey) -> JobSpec:
+    return replace(
+        spec,
+        request=key.request,
+        queue=key.queue,
+        time_limit_s=key.time_limit_s,
+        reservation=key.reservation,
+    )
+
+
+def _without(tally: Tally, job: Job) -> Tally:
+    """The numbers of jobs without this one, which would move and not come on top."""
+    spec = job.spec
+    return Tally(
+        _less(tally.by_queue, spec.queue),
+        _less(tally.by_queue_user, (spec.queue, job.user)),
+        _less(tally.by_qos_user, (spec.qos, job.user)),
+    )
+
+
+def _less(counts: Mapping[_Mark, int], mark: _Mark) -> dict[_Mark, int]:
+    return {**counts, mark: max(0, counts.get(mark, 0) - 1)}
+
+
+def dry_run(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = NEVER) -> Callable[[], Forecast]:
     """What submitting this now would do: a question that another thread may answer. Changes nothing."""
     answer = _at_once(spec, caller, scheduler, again)
     return (lambda: answer) if isinstance(answer, Forecast) else answer
@@ -68,13 +261,13 @@ def _of_completed(
             return Forecast("waits", text, "DependencyNeverSatisfied")
         if not isinstance(verdict, Satisfied) or verdict.at > now:
             return Forecast("waits", verdict.text, "Dependency")
-    outlook = Outlook.of(scheduler, job)
+    outlook = QueueForecast.of(scheduler, job)
     advice = scheduler.advise_limit(job.user, job.spec)
     key = scheduler.world.key_of(job)
     return lambda: _look(outlook, job, key, advice)
 
 
-def _look(outlook: Outlook, job: Job, key: ClassKey, advice: LimitAdvice | None) -> Forecast:
+def _look(outlook: QueueForecast, job: Job, key: ClassKey, advice: LimitAdvice | None) -> Forecast:
     now = outlook.snapshot.now
     found = outlook.starts([job.id])[job.id]
     if job.eligible_at > now:
@@ -111,3 +304,56 @@ def _read(job_id: int, key: ClassKey, now: float, plan: Plan) -> Forecast:
     if reason is None:
         return Forecast("waits", "would wait behind the jobs that start now", "Priority")
     return Forecast("waits", f"would wait: {reason.text}", str(reason.code), facts=reason.facts)
+
+
+LEAST_GAIN_S = 600.0
+"""A start that comes sooner by less is not worth a line."""
+LEAST_PART = 0.1
+"""Nor is one that saves less than this part of the wait."""
+CYCLES = 20
+"""Plans for each of the futures: somebody waits at a prompt."""
+
+
+def limit_hint(job: Job, scheduler: Scheduler) -> Callable[[], LimitHint | None] | None:
+    """A question that another thread may answer; None where there is nothing to ask. Changes nothing."""
+    spec, settings, history = job.spec, scheduler.settings, scheduler.history
+    is_stated = spec.time_limit_source not in ("", DEFAULT, MAXIMUM) or (
+        not spec.time_limit_source and spec.time_limit_s is not None
+    )
+    if is_stated or not settings.submit.limit_hint or not history.is_loaded:
+        return None
+    if job.state is not JobState.PENDING or scheduler.world.class_of(job.id) is None:
+        return None
+    advice, usual = history.limit_advice(job.user, spec), history.predict(job)
+    if advice is None or usual is None:
+        return None
+    most_s = longest_time_limit(spec, settings)
+    limit_s = advice.limit_s if most_s is None else min(most_s, advice.limit_s)
+    if spec.time_limit_s is not None and limit_s >= spec.time_limit_s:
+        return None
+    key = scheduler.world.key_of(replace(job, spec=replace(spec, time_limit_s=limit_s, time_limit_source="")))
+    outlook = QueueForecast.of(scheduler)
+
+    def play() -> LimitHint | None:
+        found = _starts(outlook, job, key)
+        if found is None:
+            return None
+        words = usual_span(usual)
+        return LimitHint(advice.runs, words, limit_s, format_limit(limit_s), *found, spec.time_limit_s)
+
+    return play
+
+
+def _starts(outlook: QueueForecast, job: Job, key: ClassKey) -> tuple[float, float | None] | None:
+    """When the job starts in this class, and as it is; None where that makes no difference worth a line."""
+    now = outlook.snapshot.now
+    number = outlook.waiting_ids([job])[job.id]
+    without_at = outlook.starts([number], CYCLES)[number].low_at
+    if without_at is not None and without_at - now < LEAST_GAIN_S:
+        return None
+    with_at = outlook.in_class(number, key).starts([number], CYCLES)[number].low_at
+    if with_at is None:
+        return None
+    if without_at is not None and without_at - with_at < max(LEAST_GAIN_S, LEAST_PART * (without_at - now)):
+        return None
+    return with_at, without_at

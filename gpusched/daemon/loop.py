@@ -14,15 +14,15 @@ from typing import Any
 
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset
-from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.daemon.pruning import Pruner
 from gpusched.daemon.service_manager import ServiceManager
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.watch.checkpoints import CheckpointKeeper
 from gpusched.daemon.watch.clients import ClientWatch
 from gpusched.daemon.watch.estimates import Estimator
+from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.idle import ActivityReader
+from gpusched.daemon.watch.pruning import Pruner
 from gpusched.engine.going_down import machine_goes_down
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker
@@ -76,7 +76,7 @@ class Loop:
         scheduler.listeners.append(self._clients.changed)
         scheduler.listeners.append(self._checkpoints.changed)
         self.audit: Audit | None = None
-        self.bypassers: Bypassers | None = None
+        self.foreign: ForeignProcessWatch | None = None
         self.auto_preset: AutoPreset | None = None
         self._export: asyncio.TimerHandle | None = None
         """Set while the history is exported for it."""
@@ -105,7 +105,7 @@ class Loop:
             "idle evidence": self._activity.poll,
             "clients": self._clients.poll,
             "checkpoint folders": self._checkpoints.poll,
-            "foreign processes": self._poll_bypassers,
+            "foreign processes": self._poll_foreign,
             "alerts": self._reconcile_alerts,
             "shutdown": self._poll_shutdown,
             "service status": self._show_status,
@@ -350,9 +350,9 @@ class Loop:
         if self._scheduler.has_work or elapsed_s >= self._scheduler.settings.daemon.idle_poll_s:
             self._request_gpus()
 
-    def _poll_bypassers(self) -> None:
-        if self.bypassers is not None:
-            self.bypassers.poll()
+    def _poll_foreign(self) -> None:
+        if self.foreign is not None:
+            self.foreign.poll()
 
     def _poll_audit(self) -> None:
         if self.audit is not None:

@@ -22,7 +22,6 @@ from gpusched.api.server import HttpServer
 from gpusched.api.service import Service
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
-from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.failures import CHECK_VARIABLE, VARIABLE, check_every, crash_step
@@ -40,6 +39,7 @@ from gpusched.daemon.service_manager import (
     writes_to_journal,
 )
 from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.progress import ProgressReader
 from gpusched.engine.choice import Choice, choose
 from gpusched.engine.isolation import look
@@ -361,9 +361,9 @@ async def _loop(
     facts = _facts(manager.unit, launcher)
     if paths.is_system():
         loop.audit = Audit(os.path.dirname(paths.log_file()), time.time, lambda: scheduler.settings.access)
-        scheduler.witness = loop.audit.witness
-        loop.bypassers = Bypassers(scheduler)
-        dispatcher.listeners.append(loop.bypassers.heard)
+        scheduler.record_audit = loop.audit.record
+        loop.foreign = ForeignProcessWatch(scheduler)
+        dispatcher.listeners.append(loop.foreign.heard)
         _allow_connections(scheduler.settings.limit.connections)
     daemon = DaemonFacade(
         scheduler,
@@ -373,7 +373,7 @@ async def _loop(
         presets=auto_preset,
         progress=ProgressReader(paths.spool_dir(), time.time),
         audit=loop.audit,
-        bypassers=loop.bypassers,
+        foreign=loop.foreign,
         serves_all=paths.is_system(),
     )
     server = HttpServer(Service(daemon))

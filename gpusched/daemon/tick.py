@@ -32,6 +32,7 @@ from gpusched.daemon.launch.environment import LaunchSite, checkpoint_folder, pa
 from gpusched.daemon.launch.limits import RunLimiter, with_limit
 from gpusched.daemon.launch.ticket import PayloadCache, make_ticket
 from gpusched.daemon.planner_sync import CalendarWindows
+from gpusched.daemon.reasons import waiting_codes, waiting_reason
 from gpusched.daemon.reload import reread
 from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.daemon.watch.estimates import Estimates
@@ -68,7 +69,6 @@ from .meters import Meters
 from .planner_sync import PlannerSync, differences, table_differences
 from .reconcile import CannotStart, Reconciler
 from .run_events import RunEvents
-from .waiting import waiting_codes, waiting_reason
 
 log = getLogger("gpusched.daemon")
 
@@ -128,7 +128,7 @@ class Scheduler:
         self.overuse = OveruseWatch()
         self.intruders = IntruderWatch()
         self.gpu_faults = GpuFaults()
-        self.witness: Callable[[AuditEvent], None] = lambda deed: None
+        self.record_audit: Callable[[AuditEvent], None] = lambda event: None
         """Called after a commit with each thing that was done to what is another's."""
         self.on_release: Callable[[], None] | None = None
         """Called when runs have ended whose GPUs a reading can show clean that begins now; has one taken."""
@@ -544,7 +544,7 @@ class Scheduler:
             return BrokenInvariant("the daemon met an error of its own; the settings are as before", "see its log")
         self.settings = reloaded.settings
         self._look_again = True
-        self.failures.run("audit", self.witness, AuditEvent(command.caller, "reload", "the settings"))
+        self.failures.run("audit", self.record_audit, AuditEvent(command.caller, "reload", "the settings"))
         if not self.failures.run("settings", self._adopt_settings):
             # Whatever was kept by the old ones is made anew by these.
             self._is_behind = True
@@ -674,8 +674,8 @@ class Scheduler:
     # --- behind the commit ----------------------------------------------------------------------
 
     def _answer(self, tx: TickTransaction, answers: Iterable[Answer]) -> None:
-        for deed in tx.audit_events:
-            self.failures.run("audit", self.witness, deed)
+        for event in tx.audit_events:
+            self.failures.run("audit", self.record_audit, event)
         for reply, answer in answers:
             self.failures.run("reply", reply, answer)
 
@@ -769,7 +769,7 @@ class Scheduler:
             return verbs.apply(command, tx)
         except GpuschedError as error:
             # What was refused was not done.
-            tx.audit_events[before:] = [deed for deed in tx.audit_events[before:] if deed.refused is not None]
+            tx.audit_events[before:] = [event for event in tx.audit_events[before:] if event.refused is not None]
             return error
 
     # --- decide ---------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from exposition_reader import values
 from lab import Lab
 
-from gpusched.daemon.metrics_page import page
+from gpusched.daemon.meters import page
 from gpusched.engine.simulated import Outcome
 from gpusched.model import series
 from gpusched.model.metrics import PROMETHEUS, Family

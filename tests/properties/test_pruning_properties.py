@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import Lab
 
-from gpusched.daemon.pruning import Pruner
+from gpusched.daemon.watch.pruning import Pruner
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.pipeline import Pipeline

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.daemon.forecast import forecast
+from gpusched.daemon.forecast import dry_run
 from gpusched.daemon.state import DaemonState
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
@@ -119,7 +119,7 @@ def test_refused(asked: dict[str, Any], words: str) -> None:
     lab = a_lab()
     with pytest.raises(Refused, match=words):
         lab.submit(**asked)
-    verdict = forecast(spec(**asked), ANN, lab.scheduler)()
+    verdict = dry_run(spec(**asked), ANN, lab.scheduler)()
     assert verdict.verdict == "refused"
     assert words in verdict.text
     assert lab.store.jobs(JobFilter()) == []
@@ -134,7 +134,7 @@ def test_without_accounts_a_job_counts_for_its_user_alone(array: ArraySpec | Non
     with pytest.raises(Refused, match=NOT_OURS) as refused:
         lab.submit(account="bob", array=array)
     assert refused.value.hint == "leave out -A, or ask an admin to add [account.bob] to the config file"
-    assert forecast(spec(account="bob"), ANN, lab.scheduler)().text == NOT_OURS
+    assert dry_run(spec(account="bob"), ANN, lab.scheduler)().text == NOT_OURS
     assert lab.job(lab.submit(account="ann", array=array)).spec.account == "ann"
 
 

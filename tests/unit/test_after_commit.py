@@ -169,7 +169,7 @@ def test_a_listener_that_raises_keeps_nothing_from_the_others() -> None:
     lab = a_lab()
     told: list[list[int]] = []
     lab.scheduler.listeners[:] = [fail, lambda jobs: told.append(list(jobs)), fail]
-    lab.scheduler.witness = fail
+    lab.scheduler.record_audit = fail
     lab.submit()
     assert told == [[1]]
     lab.ask(Hold(ROOT, (1,)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
-from gpusched.daemon.forecast import forecast
+from gpusched.daemon.forecast import dry_run
 from gpusched.daemon.verbs import submit
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
@@ -291,6 +291,6 @@ def test_a_dependency_that_an_update_makes_impossible_is_noted() -> None:
 def test_a_dry_run_says_what_can_never_start() -> None:
     lab = Lab(gpus=0)
     parent = failed(lab)
-    found = forecast(spec(dependency=f"afterok:{parent}"), ANN, lab.scheduler)()
+    found = dry_run(spec(dependency=f"afterok:{parent}"), ANN, lab.scheduler)()
     assert (found.verdict, found.reason) == ("waits", "DependencyNeverSatisfied")
     assert found.text == f"could never start: depends on the success of job {parent}, which ended as FAILED"

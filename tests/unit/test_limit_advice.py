@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lab import ANN, BOB, Lab
 
 from gpusched.api.again import read_resubmission
-from gpusched.daemon.forecast import forecast
+from gpusched.daemon.forecast import dry_run
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
 from gpusched.model.commands import PipelineStep, ResumePipeline, Submit, SubmitPipeline, Update
@@ -264,10 +264,10 @@ def test_auto_goes_for_arrays_batches_and_steps_of_pipelines() -> None:
 def test_a_dry_run_shows_the_limit() -> None:
     lab = a_lab()
     ended(lab, 4)
-    found = forecast(auto(), ANN, lab.scheduler)()
+    found = dry_run(auto(), ANN, lab.scheduler)()
     assert (found.verdict, found.time_limit_s, found.time_limit_source) == ("starts_now", 5400, "auto")
     assert found.limit_text.startswith("time limit 1:30:00: half again")
-    stated = forecast(spec(time_limit_s=60), ANN, lab.scheduler)()
+    stated = dry_run(spec(time_limit_s=60), ANN, lab.scheduler)()
     assert (stated.time_limit_s, stated.time_limit_source, stated.limit_text) == (60, "user", "")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
-from gpusched.daemon.limit_hint import limit_hint
+from gpusched.daemon.forecast import limit_hint
 from gpusched.engine.simulated import Outcome
 from gpusched.model.commands import Hold, Update
 from gpusched.model.settings import DefaultSettings, PrioritySettings, QueueSettings, SubmitSettings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab import BOB, ROOT, Lab
 
-from gpusched.daemon.outlook import Outlook
+from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.watch import estimates as estimating
 from gpusched.daemon.watch import history as history_module
 from gpusched.daemon.watch.estimates import KEPT, Estimates, Estimator
@@ -40,8 +40,8 @@ def ended(lab: Lab, times: int, **parts: Any) -> None:
     assert not lab.scheduler.world.jobs
 
 
-def outlook(lab: Lab) -> Outlook:
-    return Outlook.of(lab.scheduler)
+def outlook(lab: Lab) -> QueueForecast:
+    return QueueForecast.of(lab.scheduler)
 
 
 # --- how long jobs ran --------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from loop_bench import LoopBench, loop_bench
 
 from gpusched.daemon import loop as loop_module
 from gpusched.daemon.audit import Audit
-from gpusched.daemon.bypassers import Bypassers
 from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.failures import LOG_AGAIN_S, StepFailures
-from gpusched.daemon.metrics_page import page
+from gpusched.daemon.meters import page
+from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import StoreFull
 from gpusched.model.settings import AccessSettings, DaemonSettings
@@ -55,7 +55,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopBench
     lab.submit()
     with loop_bench(lab, tmp_path) as made:
         made.loop.audit = Audit(str(tmp_path), lab.clock.now, AccessSettings)
-        made.loop.bypassers = Bypassers(lab.scheduler)
+        made.loop.foreign = ForeignProcessWatch(lab.scheduler)
         yield made
 
 
@@ -207,15 +207,15 @@ def raises(error: Exception) -> Any:
 
 def test_messages_to_foreign_users_that_fail_stay_shown_while_the_processes_are_looked_at() -> None:
     lab = a_lab()
-    bypassers = Bypassers(lab.scheduler)
+    foreign = ForeignProcessWatch(lab.scheduler)
     answer: Future[dict[str, tuple[int, ...]]] = Future()
     answer.set_exception(RuntimeError("a bug"))
-    bypassers._decide(answer)  # type: ignore[arg-type]
-    assert lab.scheduler.failures.run("foreign processes", bypassers.poll)
+    foreign._decide(answer)  # type: ignore[arg-type]
+    assert lab.scheduler.failures.run("foreign processes", foreign.poll)
     assert not check_of(lab).ok
     answer = Future()
     answer.set_result({})
-    bypassers._decide(answer)  # type: ignore[arg-type]
+    foreign._decide(answer)  # type: ignore[arg-type]
     assert check_of(lab).ok
 
 

@@ -11,7 +11,7 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched import access
 from gpusched.api.again import read_resubmission
-from gpusched.daemon.forecast import forecast
+from gpusched.daemon.forecast import dry_run
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import GpuschedError, Refused
 from gpusched.model.commands import (
@@ -256,7 +256,7 @@ def by_step_of_a_pipeline(lab: Lab) -> list[str]:
 
 
 def by_dry_run(lab: Lab) -> list[str]:
-    return [forecast(spec(account="bio"), ANN, lab.scheduler)().text]
+    return [dry_run(spec(account="bio"), ANN, lab.scheduler)().text]
 
 
 @pytest.mark.parametrize("path", [by_submission, by_array, by_one_line_of_a_batch, by_step_of_a_pipeline, by_dry_run])

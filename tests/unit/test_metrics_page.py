@@ -13,8 +13,7 @@ import pytest
 from exposition_reader import read_page, values
 from lab import ANN, BOB, Lab
 
-from gpusched.daemon.meters import MOST_QUEUES, OTHERS, RECENT_S, GpuMeter
-from gpusched.daemon.metrics_page import page
+from gpusched.daemon.meters import MOST_QUEUES, OTHERS, RECENT_S, GpuMeter, page
 from gpusched.engine.simulated import Outcome
 from gpusched.lifecycle import arrays
 from gpusched.model import series

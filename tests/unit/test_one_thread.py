@@ -16,7 +16,7 @@ import pytest
 from lab import ANN, ROOT, Lab
 from loop_bench import loop_bench
 
-from gpusched.daemon.outlook import JobNames, Outlook, RunTimes
+from gpusched.daemon.forecast import JobNames, QueueForecast, RunTimes
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import NotReady
 from gpusched.model.commands import Cancel, Drain, Reserve, Selection
@@ -28,7 +28,7 @@ from gpusched.testing import request
 
 pytestmark = pytest.mark.filterwarnings("ignore:Changing state of started")
 
-OWN = (Outlook, RunTimes, JobNames)
+OWN = (QueueForecast, RunTimes, JobNames)
 
 
 class Strict(pickle.Pickler):
@@ -41,11 +41,11 @@ class Strict(pickle.Pickler):
         return NotImplemented
 
 
-def copied(outlook: Outlook) -> Outlook:
+def copied(outlook: QueueForecast) -> QueueForecast:
     """The same from its bytes alone. Raises when it is more than values."""
     buffer = io.BytesIO()
     Strict(buffer).dump(outlook)
-    found: Outlook = pickle.loads(buffer.getvalue())
+    found: QueueForecast = pickle.loads(buffer.getvalue())
     return found
 
 
@@ -67,19 +67,19 @@ def lab() -> Lab:
     return lab
 
 
-def answers(outlook: Outlook) -> object:
+def answers(outlook: QueueForecast) -> object:
     first = outlook.first(50)
     return first, outlook.starts(first), [outlook.place(job_id) for job_id in first]
 
 
 def test_a_question_about_the_future_is_a_value(lab: Lab) -> None:
-    outlook = Outlook.of(lab.scheduler)
+    outlook = QueueForecast.of(lab.scheduler)
     assert len(outlook.first(50)) >= 4
     assert answers(copied(outlook)) == answers(outlook)
 
 
 def test_the_check_finds_what_is_no_value(lab: Lab) -> None:
-    outlook = Outlook.of(lab.scheduler)
+    outlook = QueueForecast.of(lab.scheduler)
     for live in (lab.scheduler.world, lab.scheduler.world.name_of, lab.scheduler.history.predict):
         object.__setattr__(outlook, "predict", live)
         with pytest.raises(AssertionError, match=r"gpusched\.daemon\.\w+"):
@@ -87,7 +87,7 @@ def test_the_check_finds_what_is_no_value(lab: Lab) -> None:
 
 
 def test_what_happens_meanwhile_changes_no_answer(lab: Lab) -> None:
-    outlook = Outlook.of(lab.scheduler)
+    outlook = QueueForecast.of(lab.scheduler)
     before = answers(copied(outlook))
     names = [outlook.snapshot.name_of(job_id) for job_id in range(1, 20)]
     assert names == [lab.scheduler.world.name_of(job_id) for job_id in range(1, 20)]
@@ -164,7 +164,7 @@ def test_plugins_are_called_in_the_loops_thread_alone(
         def ask() -> None:
             loop = asyncio.get_running_loop()
             for _ in range(3):
-                loop.run_in_executor(None, answers, Outlook.of(scheduler)).add_done_callback(
+                loop.run_in_executor(None, answers, QueueForecast.of(scheduler)).add_done_callback(
                     lambda done: asked.append(done.result())
                 )
 
@@ -253,7 +253,7 @@ def test_getters_of_the_scheduler_change_nothing(lab: Lab) -> None:
         getattr(scheduler, attribute)
     scheduler.next_due()
     scheduler.files_of("5.1")
-    Outlook.of(scheduler)
+    QueueForecast.of(scheduler)
     assert state_of(lab) == before
 
 

@@ -12,8 +12,7 @@ from planners import check_planner
 
 from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.failures import check_every
-from gpusched.daemon.forecast import forecast
-from gpusched.daemon.outlook import Outlook
+from gpusched.daemon.forecast import QueueForecast, dry_run
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import UsageError
 from gpusched.model.commands import Resume, Suspend
@@ -212,9 +211,9 @@ def test_a_dry_run_and_estimates_leave_a_plan_as_it_is() -> None:
     scheduler = lab.scheduler
     plan, planner = scheduler.plan, scheduler.planner()
     before = planner.snapshot(lab.clock.now())
-    answer = forecast(lab.submission().specs[0], ANN, scheduler)()
+    answer = dry_run(lab.submission().specs[0], ANN, scheduler)()
     assert answer.verdict == "waits"
-    assert Outlook.of(scheduler).starts([pending])[pending].high_at is None
+    assert QueueForecast.of(scheduler).starts([pending])[pending].high_at is None
     assert scheduler.reason_for(lab.job(pending)) is not None
     assert scheduler.plan is plan
     assert scheduler.planner().snapshot(lab.clock.now()) == before

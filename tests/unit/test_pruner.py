@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 from lab import ANN, ENV, Lab
 
-from gpusched.daemon.pruning import Pruner
+from gpusched.daemon.watch.pruning import Pruner
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import GpuschedError, NotFound, Refused, StoreFull
 from gpusched.model.alerts import Alert

@@ -237,7 +237,7 @@ def test_a_million_refusals_cost_a_few_lines_and_no_deed(tmp_path: Path) -> None
     clock = FakeClock()
     settings = AccessSettings(audit_mib=0.01, audit_files=2)
     audit = Audit(str(tmp_path), clock.now, lambda: settings)
-    audit.witness(AuditEvent(BOB, "cancel", "job 1", "ann"))
+    audit.record(AuditEvent(BOB, "cancel", "job 1", "ann"))
     for _ in range(1000):
         audit.refused(ANN, "POST /v1/jobs/cancel", "job 2 belongs to bob, not to ann" + "x" * 5000)
     clock.advance(61)
@@ -257,10 +257,10 @@ def test_a_million_refusals_cost_a_few_lines_and_no_deed(tmp_path: Path) -> None
 
 def test_a_record_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     audit = Audit(str(tmp_path / "gone"), FakeClock().now, AccessSettings)
-    audit.witness(AuditEvent(BOB, "cancel", "job 1", "ann"))
+    audit.record(AuditEvent(BOB, "cancel", "job 1", "ann"))
     assert audit.lost == 1
     (tmp_path / "gone").mkdir()
-    audit.witness(AuditEvent(BOB, "cancel", "job 1", "ann"))
+    audit.record(AuditEvent(BOB, "cancel", "job 1", "ann"))
     assert audit.lost == 0
 
 

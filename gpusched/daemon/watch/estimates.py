@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from gpusched.daemon.outlook import Outlook
+from gpusched.daemon.forecast import QueueForecast
 from gpusched.model.calendar import Estimate
 from gpusched.ports import Store
 from gpusched.predict.calibrating import Calibration, Told, calibrate
@@ -105,7 +105,7 @@ class Estimator:
             return
         if not self._scheduler.history.load_some():
             return
-        outlook = Outlook.of(self._scheduler)
+        outlook = QueueForecast.of(self._scheduler)
         known = frozenset(self._scheduler.estimates.known())
         loop.run_in_executor(None, _look, outlook, known).add_done_callback(self._done)
         # Not before: nothing of the above that raises may keep later polls from looking.
@@ -127,7 +127,7 @@ class Estimator:
         self._next_at = asyncio.get_running_loop().time() + max(_LEAST_GAP_S, _REST * took_s)
 
 
-def _look(outlook: Outlook, known: frozenset[int]) -> tuple[dict[int, StartRange], float, float]:
+def _look(outlook: QueueForecast, known: frozenset[int]) -> tuple[dict[int, StartRange], float, float]:
     """Ranges of the first jobs without an estimate, the instant they are of, and what that took."""
     began = perf_counter()
     wanted = [job_id for job_id in outlook.first(FIRST_PLACES) if job_id not in known]

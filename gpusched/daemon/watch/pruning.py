@@ -11,23 +11,20 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from logging import getLogger
 
+from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
 from gpusched.lifecycle.pruning import may_go, pipeline_may_go
 from gpusched.model.job import Job
 from gpusched.model.units import parse_pipeline_id
 from gpusched.ports import JobFilter
 
-from .tick import Scheduler
-
 log = getLogger("gpusched.daemon")
-
 ROUND_S = 3600.0
 """From the end of a round to the begin of the next."""
 SWEEP_S = 86400.0
 """Looking which scripts are still needed takes a walk over the whole table."""
 BITE_S = 0.002
 """What one bite is meant to take; its size follows what the one before took."""
-
 _DAY_S = 86400.0
 _LEAST, _MOST = 16, 512
 _WALKED_AT_ONCE = 8

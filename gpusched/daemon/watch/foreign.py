@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from logging import getLogger
 
 from gpusched.daemon.commit import AuditEvent
+from gpusched.daemon.forecast import QueueForecast
+from gpusched.daemon.tick import Scheduler
 from gpusched.engine import proctree
 from gpusched.lifecycle.alerts import News
 from gpusched.lifecycle.foreign import Card, End, OwnerNotes, Stranger, Tell, held_by, is_exempt, messages, steps
@@ -28,11 +30,7 @@ from gpusched.notify import terminals
 from gpusched.notify.sender import Report
 from gpusched.scheduler.ahead.foreign import starts_on
 
-from .outlook import Outlook
-from .tick import Scheduler
-
 log = getLogger("gpusched.daemon")
-
 _LOOK_S = 5.0
 """Between two looks at who waits for the cards of strangers: each plans the queue twice."""
 _MOST_WAYS = 20
@@ -41,12 +39,11 @@ _SOMEBODY = ("",)
 """In place of the queues of those who wait, while that is not known."""
 _MESSAGES = "messages to foreign users"
 """The step that works out who waits, and tells: apart from the look at the processes, which goes on without it."""
-
 Mark = tuple[int, int]
 """Pid and start ticks."""
 
 
-class Bypassers:
+class ForeignProcessWatch:
     """Looks at each poll."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -91,7 +88,7 @@ class Bypassers:
         # As if somebody waited: is there anything to be worked out at all?
         if not steps([replace(stranger, waiting=_SOMEBODY) for stranger in strangers], settings, now):
             return
-        outlook = Outlook.of(self._scheduler)
+        outlook = QueueForecast.of(self._scheduler)
         left = {card.uuid: 0 for stranger in strangers for card in stranger.cards}
         asyncio.get_running_loop().run_in_executor(None, _wanted, outlook, left).add_done_callback(self._decide)
         self._is_looking = True
@@ -211,7 +208,7 @@ class Bypassers:
         log.warning("%s was sent %s", text, word)
         # The next KILL comes after another grace: one that cannot end yet is not sent signals all the time.
         notes.ending_at = now
-        self._scheduler.witness(
+        self._scheduler.record_audit(
             AuditEvent(Caller(os.geteuid(), "[foreign]"), f"send {word} to", f"process {stranger.pid}", stranger.user)
         )
         if not step.is_kill:
@@ -234,7 +231,7 @@ def _signal_of(step: End) -> int:
     return signal.SIGKILL if step.is_kill else signal.SIGTERM
 
 
-def _wanted(outlook: Outlook, left: Mapping[str, int]) -> Mapping[str, tuple[int, ...]]:
+def _wanted(outlook: QueueForecast, left: Mapping[str, int]) -> Mapping[str, tuple[int, ...]]:
     return starts_on(outlook.snapshot, outlook.settings, left, outlook.extensions)
 
 
