@@ -30,9 +30,11 @@ from typing import Any
 
 import gpusched
 from gpusched.model.alerts import Alert
+from gpusched.model.codec import encode
 from gpusched.model.settings import AlertSettings
 from gpusched.model.units import printable
-from gpusched.notify.sender import BATCH_S, FILE, Report, Rest
+from gpusched.model.value import replace
+from gpusched.notify.sender import BATCH_S, FILE, Options, Order, Report, Rest
 
 _LONGEST_LINE = 1 << 16
 _MOST_TEXT = 600
@@ -302,10 +304,8 @@ class Courier:
 
     def _spawn(self, receipts: int, waiting: Mapping[str, Alert], now: float) -> None:
         settings = self._settings
-        names = ("timeout_s", "backoff_s", "backoff_max_s", "give_up_s")
-        limits = {name: getattr(settings, name) for name in names}
-        rests = {target: (rest.failures, rest.until - now) for target, rest in self._rests.items()}
-        options = json.dumps({"limits": limits, "file": self._file, "receipts": receipts, "rests": rests})
+        rests = {target: replace(rest, until=rest.until - now) for target, rest in self._rests.items()}
+        options = encode(Options(settings, self._file, receipts, rests)).decode()
         root = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
         path = [entry for entry in sys.path if entry]
         if root not in path:
@@ -346,7 +346,7 @@ class Courier:
         found: dict[str, bytes] = {}
         left = _MOST_BYTES
         for key in sorted(waiting, key=lambda key: key in self._batch):
-            order = order_of(waiting[key], self._tries.get(key, {}))
+            order = encode(Order(waiting[key], self._tries.get(key, {}))) + b"\n"
             left -= len(order)
             if found and left < 0:
                 break
@@ -436,21 +436,6 @@ class _Children:
 def may_settle(alert: Alert, target: str) -> bool:
     """Whether this is news of an alert. Its user can claim any number of targets, and each would stay in its row."""
     return target not in alert.settled and len(alert.settled) < MOST_SETTLED
-
-
-def order_of(alert: Alert, tries: Mapping[str, int]) -> bytes:
-    """An alert as the sender reads it."""
-    order = {
-        "key": alert.key,
-        "event": alert.event,
-        "counts_as": alert.counts_as,
-        "at": alert.at,
-        "facts": dict(alert.facts),
-        "targets": alert.targets,
-        "settled": alert.settled,
-        "tries": tries,
-    }
-    return json.dumps(order).encode() + b"\n"
 
 
 def _file_of(data: bytes) -> int:

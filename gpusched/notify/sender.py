@@ -20,13 +20,14 @@ from typing import Any
 from gpusched import paths
 from gpusched.lifecycle.alerts import BACKOFF_FACTOR
 from gpusched.lifecycle.retry import backoff_s
+from gpusched.model.alerts import Alert
+from gpusched.model.codec import decode
 from gpusched.model.job import RetryRule
+from gpusched.model.settings import AlertSettings
+from gpusched.model.value import Value, replace
 from gpusched.notify.attempt import Attempt, Result
 from gpusched.notify.targets import Target, Targets, TargetsError, fill, read_targets
 from gpusched.notify.terminals import BUILT_IN
-
-Order = dict[str, Any]
-"""An alert as the daemon hands it over: key, event, counts_as, at, facts, targets, settled, and by target its tries."""
 
 Report = dict[str, Any]
 """What the daemon is told: key, and either `done`, or target, outcome (told, failed, gave_up), error, tries, failures,
@@ -36,22 +37,30 @@ FILE = ""
 """In place of a target: the file itself cannot be used now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How hard to try, in seconds, from `[alert]`."""
-
-    timeout_s: float
-    backoff_s: float
-    backoff_max_s: float
-    give_up_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """A target that failed so often in a row, and until when it is left alone."""
+class Rest(Value):
+    """How often in a row a target failed, and until when it is left alone."""
 
     failures: int = 0
     until: float = float("-inf")
+
+
+class Order(Value):
+    """An alert to send, with how often each target was tried in vain."""
+
+    alert: Alert
+    tries: Mapping[str, int] = {}
+
+
+class Options(Value):
+    """What a sender is started with."""
+
+    settings: AlertSettings
+    file: str | None
+    """The user's `notify.toml`; None for where that user has it."""
+    receipts: int
+    """A descriptor to append to."""
+    rests: Mapping[str, Rest]
+    """By target that failed last; `until` in seconds from now."""
 
 
 @dataclass(slots=True)
@@ -85,11 +94,11 @@ class Batch:
         self,
         orders: Iterable[Order],
         rests: Mapping[str, Rest],
-        limits: Limits,
+        settings: AlertSettings,
         read: Callable[[], Targets],
         now: float,
     ) -> None:
-        self._limits = limits
+        self._settings = settings
         self._rests = dict(rests)
         self._waiting: dict[str, list[Delivery]] = {}
         """By target, next last."""
@@ -104,7 +113,7 @@ class Batch:
             self._spread(order)
         for line in self._waiting.values():
             # What was never tried goes first: an alert that its target refuses must not stand in front of all others.
-            line.sort(key=lambda one: (one.tries, one.order["at"], one.order["key"]), reverse=True)
+            line.sort(key=lambda one: (one.tries, one.order.alert.at, one.order.alert.key), reverse=True)
         self._try_file(now)
 
     def pick(self, now: float, busy: Collection[str]) -> Delivery | None:
@@ -124,8 +133,8 @@ class Batch:
         targets, order = self._targets_of(delivery.order), delivery.order
         target = targets.named(delivery.target)
         assert target is not None
-        title, body = targets.words_for(target, order["event"])
-        facts = order["facts"]
+        title, body = targets.words_for(target, order.alert.event)
+        facts = dict(order.alert.facts)
         return Letter(target.url, " ".join(fill(title, facts).split()), fill(body, facts))
 
     def settle(self, delivery: Delivery, result: Result, now: float) -> list[Report]:
@@ -149,7 +158,7 @@ class Batch:
         # What would be too old at the next try shares the fate of what was just tried in vain.
         old = [one for one in self._waiting.get(target, ()) if self._is_too_old(one.order, now + next_s)]
         self._waiting[target] = [one for one in self._waiting.get(target, ()) if one not in old]
-        for one in sorted(old, key=lambda one: (one.order["at"], one.order["key"])):
+        for one in sorted(old, key=lambda one: (one.order.alert.at, one.order.alert.key)):
             reports += self._close(one, gave_up)
         reports[0].update(failures=failures, next_s=next_s)
         return reports
@@ -163,15 +172,15 @@ class Batch:
         return self._rests.get(target, Rest())
 
     def _wait_s(self, failures: int, order: Order) -> float:
-        limits = self._limits
+        limits = self._settings
         rule = RetryRule(backoff_s=limits.backoff_s, backoff_factor=BACKOFF_FACTOR, backoff_max_s=limits.backoff_max_s)
-        return backoff_s(rule, failures, sum(order["key"].encode()))
+        return backoff_s(rule, failures, sum(order.alert.key.encode()))
 
     def _is_too_old(self, order: Order, at: float) -> bool:
-        return bool(at >= order["at"] + self._limits.give_up_s)
+        return bool(at >= order.alert.at + self._settings.give_up_s)
 
     def _close(self, delivery: Delivery, outcome: Report) -> list[Report]:
-        key = delivery.order["key"]
+        key = delivery.order.alert.key
         self._open[key] -= 1
         return [{**_report(delivery), **outcome}, *([] if self._open[key] else [{"key": key, "done": True}])]
 
@@ -183,17 +192,17 @@ class Batch:
             names = self._names(order)
         except TargetsError:
             names = [FILE]
-        names = [name for name in names if name not in order["settled"]]
-        self._open[order["key"]] = len(names)
+        names = [name for name in names if name not in order.alert.settled]
+        self._open[order.alert.key] = len(names)
         for name in names:
-            delivery = Delivery(order, name, order["tries"].get(name, 0))
+            delivery = Delivery(order, name, order.tries.get(name, 0))
             self._waiting.setdefault(name, []).append(delivery)
         if not names:
-            self.reports.append({"key": order["key"], "done": True})
+            self.reports.append({"key": order.alert.key, "done": True})
 
     def _targets_of(self, order: Order) -> Targets:
         """What the file says, which those that everybody has do not need. Raises: TargetsError."""
-        asked: list[str] = order["targets"]
+        asked = order.alert.targets
         if asked and all(name in BUILT_IN for name in asked):
             return Targets(FILE, exists=False)
         if self._problem is not None:
@@ -209,23 +218,23 @@ class Batch:
     def _names(self, order: Order) -> list[str]:
         """Targets of the alert; why there is nobody is reported. Raises: TargetsError."""
         targets = self._targets_of(order)
-        asked: list[str] = order["targets"]
+        asked = order.alert.targets
         found: list[Target] = []
         for name in asked:
             target = targets.named(name)
             if target is None:
-                self.reports.append(_nobody(order["key"], name, targets.why_nobody(name)))
-            elif target.takes(order["counts_as"]):
+                self.reports.append(_nobody(order.alert.key, name, targets.why_nobody(name)))
+            elif target.takes(order.alert.counts_as):
                 found.append(target)
         if not asked:
-            found = [target for target in targets.targets.values() if target.takes(order["counts_as"])]
+            found = [target for target in targets.targets.values() if target.takes(order.alert.counts_as)]
             if not targets.targets:
-                self.reports.append(_nobody(order["key"], FILE, targets.why_nobody()))
+                self.reports.append(_nobody(order.alert.key, FILE, targets.why_nobody()))
         return [target.name for target in found]
 
 
 def _report(delivery: Delivery) -> Report:
-    return {"key": delivery.order["key"], "target": delivery.target, "tries": delivery.tries}
+    return {"key": delivery.order.alert.key, "target": delivery.target, "tries": delivery.tries}
 
 
 def _nobody(key: str, name: str, why: str) -> Report:
@@ -243,28 +252,27 @@ def main(argument: str) -> None:
     """Send what stdin holds."""
     # Ctrl-C in the terminal of a foreground daemon reaches its children too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Sender(json.loads(argument), sys.stdin.buffer.read()).serve()
+    Sender(decode(argument, Options), sys.stdin.buffer.read()).serve()
 
 
 class Sender:
     """Sends and reports.
 
-    Args: options: `limits`; `file`, the user's or nothing; `receipts`, a descriptor; `rests`, by target its failures
-        in a row and for how many seconds it is left alone.
+    Args: orders: one Order a line.
     """
 
-    def __init__(self, options: dict[str, Any], orders: bytes) -> None:
+    def __init__(self, options: Options, orders: bytes) -> None:
         now = time.time()
-        self._limits = Limits(**options["limits"])
-        self._receipts: int = options["receipts"]
+        self._settings = options.settings
+        self._receipts = options.receipts
         self._end = time.monotonic() + BATCH_S
         self._is_heard = True
         self._under_way: dict[str, tuple[Delivery, Attempt]] = {}
         """By target."""
-        file: str = options["file"] or paths.notify_file()
-        rests = {target: Rest(failures, now + rest_s) for target, (failures, rest_s) in options["rests"].items()}
-        lines = [json.loads(line) for line in orders.splitlines()]
-        self._batch = Batch(lines, rests, self._limits, lambda: read_targets(file), now)
+        file = options.file or paths.notify_file()
+        rests = {target: replace(rest, until=now + rest.until) for target, rest in options.rests.items()}
+        lines = [decode(line, Order) for line in orders.splitlines()]
+        self._batch = Batch(lines, rests, self._settings, lambda: read_targets(file), now)
 
     def serve(self) -> None:
         """Until nothing is under way and nothing can be begun."""
@@ -282,9 +290,11 @@ class Sender:
             if delivery is None:
                 break
             letter = self._batch.letter(delivery)
-            told = json.dumps([delivery.order["key"], delivery.target]).encode() + b"\n"
+            told = json.dumps([delivery.order.alert.key, delivery.target]).encode() + b"\n"
             try:
-                attempt = Attempt(letter.url, letter.title, letter.body, self._limits.timeout_s, (self._receipts, told))
+                attempt = Attempt(
+                    letter.url, letter.title, letter.body, self._settings.timeout_s, (self._receipts, told)
+                )
             except OSError as error:
                 result = Result(False, f"no process: {error.strerror}")
                 self._report(self._batch.settle(delivery, result, time.time()))
@@ -299,7 +309,7 @@ class Sender:
             # Of this one only that the daemon has let go of its end.
             events.register(STDOUT, 0)
         now = time.monotonic()
-        wait_s = self._limits.timeout_s
+        wait_s = self._settings.timeout_s
         for _, attempt in self._under_way.values():
             events.register(attempt.fileno(), select.POLLIN)
             wait_s = min(wait_s, max(0.0, attempt.deadline - now))

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.errors import UsageError
+from gpusched.model.alerts import Alert
+from gpusched.model.settings import AlertSettings
 from gpusched.notify.attempt import Result
-from gpusched.notify.sender import Batch, Limits, Rest
+from gpusched.notify.sender import Batch, Order, Rest
 from gpusched.notify.targets import Target, Targets, TargetsError
 
-LIMITS = Limits(timeout_s=20, backoff_s=5, backoff_max_s=60, give_up_s=600)
+LIMITS = AlertSettings(timeout_s=20, backoff_s=5, backoff_max_s=60, give_up_s=600)
 TOLD, FAILED = Result(True), Result(False, "500")
 DONE = {"key": "42.1 end", "done": True}
 
@@ -34,12 +36,12 @@ class File:
         return self.says
 
 
-def order(key: str = "42.1 end", at: float = 0.0, **parts: Any) -> dict[str, Any]:
-    fixed = {"event": "end", "counts_as": ["end"], "facts": {"name": "x"}, "targets": [], "settled": [], "tries": {}}
-    return {"key": key, "at": at, **fixed, **parts}
+def order(key: str = "42.1 end", at: float = 0.0, tries: dict[str, int] | None = None, **parts: Any) -> Order:
+    fixed = {"event": "end", "counts_as": ("end",), "uid": 0, "facts": (("name", "x"),)}
+    return Order(Alert(key=key, at=at, **{**fixed, **parts}), tries or {})
 
 
-def batch(file: File, *orders: dict[str, Any], now: float = 0.0, limits: Limits = LIMITS, **rests: Rest) -> Batch:
+def batch(file: File, *orders: Order, now: float = 0.0, limits: AlertSettings = LIMITS, **rests: Rest) -> Batch:
     return Batch(orders or [order()], rests, limits, file.read, now)
 
 
@@ -63,9 +65,9 @@ def test_an_alert_goes_to_every_target_that_wants_it_and_is_then_done() -> None:
 
 
 def test_a_target_that_was_told_before_is_left_out() -> None:
-    found = batch(File("a", "b"), order(settled=["a"]))
+    found = batch(File("a", "b"), order(settled=("a",)))
     assert due(found).target == "b"
-    assert batch(File("a"), order(settled=["a"])).reports == [DONE]
+    assert batch(File("a"), order(settled=("a",))).reports == [DONE]
 
 
 def test_nobody_who_wants_it_is_no_trouble_and_nobody_at_all_is_said() -> None:
@@ -74,9 +76,9 @@ def test_nobody_who_wants_it_is_no_trouble_and_nobody_at_all_is_said() -> None:
     assert (said["outcome"], said["error"], last) == ("gave_up", "there is no /x/notify.toml", DONE)
     said, last = batch(File()).reports
     assert said["error"] == "/x/notify.toml names no target"
-    said, last = batch(File("a"), order(targets=["b"])).reports
+    said, last = batch(File("a"), order(targets=("b",))).reports
     assert (said["target"], said["error"]) == ("b", "/x/notify.toml has no target of this name")
-    said, last = batch(File("a"), order(targets=["b@c.org"])).reports
+    said, last = batch(File("a"), order(targets=("b@c.org",))).reports
     assert "has no mail server" in said["error"]
 
 
@@ -114,7 +116,7 @@ def test_a_busy_target_waits_and_the_others_do_not() -> None:
     found = batch(File("a", "b"), order("2", at=1), order("1", at=0))
     delivery = found.pick(1, {"a"})
     assert delivery is not None
-    assert (delivery.target, delivery.order["key"]) == ("b", "1")
+    assert (delivery.target, delivery.order.alert.key) == ("b", "1")
     assert found.pick(1, {"a", "b"}) is None
     assert found.next_s(1) == 0
 
@@ -137,17 +139,17 @@ def test_a_target_that_fails_rests_as_a_whole_however_much_waits_for_it() -> Non
 
 def test_an_alert_that_its_target_refuses_stands_in_front_of_no_other() -> None:
     found = batch(File("a"), order("refused", at=0, tries={"a": 2}), order("new", at=9))
-    assert due(found).order["key"] == "new"
+    assert due(found).order.alert.key == "new"
 
 
 def test_what_waits_behind_a_failing_target_is_given_up_when_it_is_too_old() -> None:
-    limits = Limits(timeout_s=20, backoff_s=100, backoff_max_s=100, give_up_s=600)
+    limits = AlertSettings(timeout_s=20, backoff_s=100, backoff_max_s=100, give_up_s=600)
     found = batch(File("a"), *(order(key, at=at) for key, at in (("1", 0), ("2", 1), ("young", 500))), limits=limits)
     first, *others = found.settle(due(found, 550), FAILED, 550)
     gave_up = {"target": "a", "outcome": "gave_up", "error": "500"}
     assert {name: first[name] for name in ("key", "tries", *gave_up)} == {"key": "1", "tries": 1, **gave_up}
     assert others == [{"key": "1", "done": True}, {"key": "2", "tries": 0, **gave_up}, {"key": "2", "done": True}]
-    assert due(found, 700).order["key"] == "young"
+    assert due(found, 700).order.alert.key == "young"
 
 
 def test_a_file_that_is_broken_is_read_once_said_once_and_rests() -> None:
@@ -169,7 +171,7 @@ def test_a_file_that_is_broken_is_read_once_said_once_and_rests() -> None:
 def test_a_broken_file_keeps_back_no_alert_that_needs_none() -> None:
     file = File("a")
     file.is_broken = True
-    found = batch(file, order("1"), order("2", targets=["@write"]))
+    found = batch(file, order("1"), order("2", targets=("@write",)))
     assert found.letter(due(found)).url == "terminals:"
 
 
