@@ -158,7 +158,7 @@ class SettingsFile:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
         # What is right in itself and does not fit this machine, no look at the file would show.
         hint = f"{error.hint}; {_RELOAD}" if isinstance(error, NotReady) and error.hint else _HINT
-        self.problem = f"{error.message}; until that is mended the settings of {used} hold", hint
+        self.problem = f"{error.message}; using the settings of {used} until that is fixed", hint
         return settings
 
     def accept(self, settings: Settings) -> None:
