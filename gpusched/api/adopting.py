@@ -7,8 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.identity import caller_of
-from gpusched.api.jobs import check_keys, read_body, respond
+from gpusched.api.auth import caller_of
+from gpusched.api.handlers.jobs import check_keys, read_body, respond
 from gpusched.api.schema import SPEC_FIELDS
 from gpusched.api.service import service_of
 from gpusched.api.validate import check_fields, read_spec

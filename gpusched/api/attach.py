@@ -5,10 +5,10 @@ from __future__ import annotations
 from aiohttp import web
 
 from gpusched.access import Act
-from gpusched.api.identity import pid_of
-from gpusched.api.jobs import respond
+from gpusched.api.auth import pid_of
+from gpusched.api.handlers.jobs import respond
 from gpusched.api.service import service_of
-from gpusched.api.sight import viewer_of
+from gpusched.api.visibility import viewer_of
 from gpusched.model.job import split_run_id
 from gpusched.model.states import JobState
 

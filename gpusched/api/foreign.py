@@ -7,8 +7,8 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.access import is_admin
-from gpusched.api.jobs import respond
-from gpusched.api.sight import Viewer, viewer_of
+from gpusched.api.handlers.jobs import respond
+from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.model.cluster import GpuStatus, GpuView
 from gpusched.scheduler.ahead.foreign import Left
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import adopting, ahead, attach, calendar, ended, foreign, jobs, logs, pipelines, policy, site
+from gpusched.api import adopting, attach, foreign
+from gpusched.api.handlers import cluster, completions, forecast, jobs, logs, pipelines, queues, reservations
 from gpusched.api.schema import SPEC_FIELDS
 from gpusched.model.commands import AGAIN
 
@@ -97,21 +98,21 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/jobs/{id}/why",
-        ahead.why,
+        forecast.why,
         "Why a job waits, with the facts; its place, when it starts, and what would make it start now.",
         "why",
     ),
     Route(
         "GET",
         "/v1/jobs/{id}/limit-hint",
-        ahead.limit,
+        forecast.limit,
         "What jobs like a waiting one took, and when it would start with a time limit; null where none would help.",
         "hint",
     ),
     Route(
         "GET",
         "/v1/starts",
-        ahead.starts,
+        forecast.starts,
         "When waiting jobs start: from when, until when at the latest; null is unknown.",
         "starts, accuracy, predictions",
         query={name: doc for name, doc in _FILTERS.items() if name not in ("fields", "since")},
@@ -195,7 +196,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/ended",
-        ended.ended,
+        completions.ended,
         "The caller's jobs that end after a cursor, as they end; without one, the cursor of now.",
         "cursor, jobs, missed (the cursor is too old: look at the jobs themselves)",
         query={
@@ -250,7 +251,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/priorities",
-        policy.priorities,
+        queues.priorities,
         "The priority of each waiting job with its parts and its tier, and the weights of the factors.",
         "priorities, weights, order",
         query={name: doc for name, doc in _FILTERS.items() if name not in ("fields", "since")},
@@ -258,7 +259,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/usage",
-        policy.usage,
+        queues.usage,
         "What the runs of a span of time held, as sums; open runs count up to now.",
         "usage, by, since, until",
         query={
@@ -271,7 +272,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/accounts",
-        policy.accounts,
+        queues.accounts,
         "The tree of accounts: members, shares, decayed usage and fair-share factors; and which are the caller's.",
         "accounts, half_life_s, user, own_accounts, default_account",
         query={"name": "this account and all below it"},
@@ -279,7 +280,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/queues",
-        policy.queues,
+        queues.queues,
         "Queues: what they are guaranteed, hold, borrow and lend, and who has lent what to whom.",
         "queues, loans",
         query={"name": "this queue and those right below it"},
@@ -287,7 +288,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/cluster",
-        site.cluster,
+        cluster.cluster,
         "Nodes, GPUs, queues and reservations.",
         "nodes, gpus, queues, loans, reservations",
     ),
@@ -312,7 +313,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST",
         "/v1/drain",
-        site.drain,
+        cluster.drain,
         "Keep new work off nodes or GPUs; labels names the GPUs, by UUID.",
         "changed, unchanged, labels",
         body={"targets": _STRINGS, "message": {"type": "string"}},
@@ -320,7 +321,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST",
         "/v1/undrain",
-        site.undrain,
+        cluster.undrain,
         "Let work back; labels names the GPUs, by UUID.",
         "changed, unchanged, labels",
         body={"targets": _STRINGS},
@@ -328,22 +329,22 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/reservations",
-        calendar.listing,
+        reservations.listing,
         "Reservations that are not over, by their next window.",
         "reservations",
     ),
     Route(
         "POST",
         "/v1/reservations",
-        calendar.reserve,
+        reservations.reserve,
         "Keep GPUs, cores and memory for some people, once or again and again.",
         "reservation, notes",
-        body={name: field.json_schema() for name, field in calendar.FIELDS.items()},
+        body={name: field.json_schema() for name, field in reservations.FIELDS.items()},
     ),
     Route(
         "POST",
         "/v1/unreserve",
-        calendar.unreserve,
+        reservations.unreserve,
         "Take reservations out of the calendar; what runs inside goes on.",
         "changed, waiting",
         body={"names": _STRINGS},
@@ -351,7 +352,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST",
         "/v1/reload",
-        site.reload,
+        cluster.reload,
         "Read the config file again; what cannot change while the daemon runs is named and stays.",
         "changed, needs_restart",
         body={},
@@ -359,14 +360,14 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/preset",
-        site.preset,
+        cluster.preset,
         "Which preset is in force and why, and what each would have made of the last weeks.",
         "preset",
     ),
     Route(
         "POST",
         "/v1/preset/judge",
-        site.judge_presets,
+        cluster.judge_presets,
         "Have the last weeks replayed under every preset now; for admins.",
         "preset",
         body={},
@@ -374,21 +375,21 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/metrics",
-        site.metrics,
+        cluster.metrics,
         "Numbers about the queue, GPUs, users and the daemon itself, for Prometheus.",
         "text, see docs/reference/metrics.md",
         query={"format": "prometheus (default: text format 0.0.4) or openmetrics (1.0.0)"},
         content="text/plain",
     ),
-    Route("GET", "/v1/status", site.status, "The daemon itself.", "daemon"),
-    Route("POST", "/v1/shutdown", site.shutdown, "Stop the daemon; runs go on.", "stopping", body={}),
-    Route("GET", "/v1/doctor", site.doctor, "Checks that only the daemon can make.", "checks"),
+    Route("GET", "/v1/status", cluster.status, "The daemon itself.", "daemon"),
+    Route("POST", "/v1/shutdown", cluster.shutdown, "Stop the daemon; runs go on.", "stopping", body={}),
+    Route("GET", "/v1/doctor", cluster.doctor, "Checks that only the daemon can make.", "checks"),
     Route(
         "GET",
         "/v1/snapshot",
-        site.snapshot,
+        cluster.snapshot,
         "The policy's whole input right now, for replay; docs/reference/snapshot.md lists every field.",
         "snapshot_version, release, plugins, names, snapshot, settings",
     ),
-    Route("GET", "/v1/openapi.json", site.openapi, "This description.", "the OpenAPI document itself"),
+    Route("GET", "/v1/openapi.json", cluster.openapi, "This description.", "the OpenAPI document itself"),
 )

@@ -15,12 +15,12 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from gpusched.access import Hidden, is_admin, is_root
-from gpusched.api.ended import FEED, Feed
-from gpusched.api.gate import GATE, Gate, retry_after
-from gpusched.api.identity import SERVES_ALL, caller_of, known_caller
-from gpusched.api.jobs import respond
+from gpusched.api.auth import SERVES_ALL, caller_of, known_caller
+from gpusched.api.connection_limits import GATE, Gate, retry_after
+from gpusched.api.handlers.completions import FEED, Feed
+from gpusched.api.handlers.jobs import respond
 from gpusched.api.openapi import build
-from gpusched.api.pace import MAX_BODY, PACE, too_many
+from gpusched.api.rate_limits import MAX_BODY, PACE, too_many
 from gpusched.api.routes import ROUTES
 from gpusched.api.service import DOCUMENT, SERVICE, Service, service_of
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from gpusched.access import hides, is_private, is_root, no_job, unknown
 from gpusched.api.arrays import MOST_IDS, task_ids
-from gpusched.api.pace import Pace, too_many
+from gpusched.api.rate_limits import Pace, too_many
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.errors import NotFound, UsageError
 from gpusched.lifecycle import arrays, pipelines

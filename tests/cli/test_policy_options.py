@@ -16,8 +16,9 @@ from lab import ANN, BOB, ROOT, Lab
 from shell import Shell, compare
 from support import wait_until
 
-from gpusched.api import jobs, policy, sight, site
-from gpusched.api.calendar import listing
+from gpusched.api import visibility
+from gpusched.api.handlers import cluster, jobs, queues
+from gpusched.api.handlers.reservations import listing
 from gpusched.api.service import SERVICE, Service
 from gpusched.cli import forecast, gctl, ghist, ginfo, gq
 from gpusched.daemon.facade import DaemonFacade
@@ -39,11 +40,11 @@ ACCOUNTS = {
 QOS = {"high": QosSettings("high", tier=5, factor=1.0)}
 ROUTES = {
     "/v1/jobs": jobs.listing,
-    "/v1/priorities": policy.priorities,
-    "/v1/usage": policy.usage,
-    "/v1/accounts": policy.accounts,
-    "/v1/queues": policy.queues,
-    "/v1/cluster": site.cluster,
+    "/v1/priorities": queues.priorities,
+    "/v1/usage": queues.usage,
+    "/v1/accounts": queues.accounts,
+    "/v1/queues": queues.queues,
+    "/v1/cluster": cluster.cluster,
     "/v1/reservations": listing,
 }
 
@@ -74,8 +75,8 @@ def typing(lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
     for module in (gq, gctl, ghist, ginfo):
         monkeypatch.setattr(module, "connect", connect)
-    monkeypatch.setattr(sight, "caller_of", lambda request: ANN)
-    monkeypatch.setattr(site, "user_name", lambda uid: {ANN.uid: "ann", BOB.uid: "bob"}[uid])
+    monkeypatch.setattr(visibility, "caller_of", lambda request: ANN)
+    monkeypatch.setattr(cluster, "user_name", lambda uid: {ANN.uid: "ann", BOB.uid: "bob"}[uid])
     commands = {"gq": gq.body, "gctl": gctl.body, "ghist": ghist.body, "ginfo": ginfo.body}
 
     def do(line: str) -> str:
@@ -128,7 +129,7 @@ def test_places_by_response_ratio_are_shown_with_what_they_are_made_of(
     do = typing(lab, monkeypatch, capsys)
     seen_by_ann = {row["id"]: row["response"] for row in json.loads(do("gq --priority --json"))["priorities"]}
     assert seen_by_ann["2"] is None, "what others have used is not for everybody"
-    monkeypatch.setattr(sight, "caller_of", lambda request: ROOT)
+    monkeypatch.setattr(visibility, "caller_of", lambda request: ROOT)
     shown = [
         f"$ {line}\n{do(line)}" for line in ("gq --priority", "gq --priority --noheader 3", "gq --priority --quiet")
     ]

@@ -15,7 +15,7 @@ from lab import ANN, BOB, ROOT, Lab
 from gpusched.api import server
 from gpusched.api.server import build_app, gate_for
 from gpusched.api.service import MOST_QUESTIONS, Service
-from gpusched.api.sight import Viewer
+from gpusched.api.visibility import Viewer
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.errors import TooMany
 from gpusched.model.calendar import CalendarEntry

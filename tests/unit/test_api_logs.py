@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.api import logs, sight
+from gpusched.api import visibility
+from gpusched.api.handlers import logs
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.daemon.facade import DaemonFacade
@@ -29,7 +30,7 @@ def app_of(lab: Lab) -> web.Application:
 
 def ask(app: web.Application, ids: str, since: str = "", caller: Caller = ANN) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sight, "caller_of", lambda request: caller)
+        patch.setattr(visibility, "caller_of", lambda request: caller)
         request = make_mocked_request("GET", f"/v1/logs?ids={ids}&since={since}", app=app)
         return dict(json.loads(asyncio.run(logs.logs(request)).body))  # type: ignore[arg-type]
 

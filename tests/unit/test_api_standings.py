@@ -11,7 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from lab import ANN, BOB, Lab
 
-from gpusched.api import policy, sight
+from gpusched.api import visibility
+from gpusched.api.handlers import queues
 from gpusched.api.service import SERVICE, Service
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.engine.simulated import Outcome
@@ -41,7 +42,7 @@ def lab() -> Lab:
 
 @pytest.fixture(autouse=True)
 def _ann_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sight, "caller_of", lambda request: ANN)
+    monkeypatch.setattr(visibility, "caller_of", lambda request: ANN)
 
 
 def service(lab: Lab) -> Service:
@@ -71,7 +72,7 @@ def by_name(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_queues_are_told_each_before_those_below_it(lab: Lab) -> None:
-    rows = get(lab, policy.queues)["queues"]
+    rows = get(lab, queues.queues)["queues"]
     assert [(row["name"], row["depth"], row["parent"]) for row in rows] == [
         ("lab", 0, None),
         ("nlp", 1, "lab"),
@@ -85,7 +86,7 @@ def test_queues_are_told_each_before_those_below_it(lab: Lab) -> None:
 
 def test_what_is_lent_is_what_is_borrowed_and_has_names(lab: Lab) -> None:
     gpus(lab, 3, "nlp")
-    answer = get(lab, policy.queues)
+    answer = get(lab, queues.queues)
     rows = by_name(answer)
     assert answer["loans"] == [{"lender": "vision", "borrower": "nlp", "gpus": 2.0, "cpus": 0.0, "mem_mib": 0.0}]
     assert (rows["nlp"]["used_gpus"], rows["nlp"]["borrowed_gpus"], rows["nlp"]["lent_gpus"]) == (3.0, 2.0, 0.0)
@@ -102,27 +103,27 @@ def test_jobs_are_counted_in_their_queue_and_all_above_it(lab: Lab) -> None:
     gpus(lab, 1, "nlp")
     gpus(lab, 4, "nlp")
     gpus(lab, 4, "rest")
-    rows = by_name(get(lab, policy.queues))
+    rows = by_name(get(lab, queues.queues))
     counts = {name: (row["running"], row["pending"]) for name, row in rows.items()}
     assert counts == {"lab": (2, 1), "vision": (1, 0), "nlp": (1, 1), "rest": (0, 1)}
 
 
 def test_one_queue_comes_with_those_right_below_it_and_its_loans(lab: Lab) -> None:
     gpus(lab, 2, "nlp")
-    assert [row["name"] for row in get(lab, policy.queues, "name=lab")["queues"]] == ["lab", "nlp", "vision"]
-    assert get(lab, policy.queues, "name=lab")["loans"] == []
-    one = get(lab, policy.queues, "name=vision")
+    assert [row["name"] for row in get(lab, queues.queues, "name=lab")["queues"]] == ["lab", "nlp", "vision"]
+    assert get(lab, queues.queues, "name=lab")["loans"] == []
+    one = get(lab, queues.queues, "name=vision")
     assert [row["name"] for row in one["queues"]] == ["vision"]
     assert [loan["borrower"] for loan in one["loans"]] == ["nlp"]
     with pytest.raises(NotFound, match="there is no queue 'visoin'"):
-        get(lab, policy.queues, "name=visoin")
+        get(lab, queues.queues, "name=visoin")
 
 
 def test_without_settings_the_default_queue_and_those_in_use_are_told() -> None:
     lab = Lab(2, outcome=Outcome(runs_s=3600))
-    assert [row["name"] for row in get(lab, policy.queues)["queues"]] == ["default"]
+    assert [row["name"] for row in get(lab, queues.queues)["queues"]] == ["default"]
     gpus(lab, 1, "zoo", account="")
-    rows = by_name(get(lab, policy.queues))
+    rows = by_name(get(lab, queues.queues))
     assert list(rows) == ["default", "zoo"]
     assert rows["zoo"]["used_gpus"] == 1.0
 
@@ -136,7 +137,7 @@ def test_waiting_jobs_are_told_by_tier_and_priority_with_all_parts(lab: Lab) -> 
     plain = gpus(lab, 1)
     high = gpus(lab, 1, qos="high", nice=10000)
     lab.ask(Hold(ANN, (low,)))
-    answer = get(lab, policy.priorities)
+    answer = get(lab, queues.priorities)
     rows = answer["priorities"]
     assert [int(row["id"]) for row in rows] == [high, plain, low]
     assert str(running) not in {row["id"] for row in rows}
@@ -152,8 +153,8 @@ def test_waiting_jobs_are_told_by_tier_and_priority_with_all_parts(lab: Lab) -> 
 def test_priorities_of_named_jobs_only(lab: Lab) -> None:
     gpus(lab, 4)
     first, second = gpus(lab, 1), gpus(lab, 1)
-    assert [row["id"] for row in get(lab, policy.priorities, f"ids={second}")["priorities"]] == [str(second)]
-    assert [row["id"] for row in get(lab, policy.priorities, "limit=1")["priorities"]] == [str(second)]
+    assert [row["id"] for row in get(lab, queues.priorities, f"ids={second}")["priorities"]] == [str(second)]
+    assert [row["id"] for row in get(lab, queues.priorities, "limit=1")["priorities"]] == [str(second)]
     assert first < second
 
 
@@ -163,7 +164,7 @@ def test_priorities_of_named_jobs_only(lab: Lab) -> None:
 def test_the_tree_of_accounts_with_what_was_used(lab: Lab) -> None:
     gpus(lab, 4, account="inner")
     lab.turn(1800)
-    rows = get(lab, policy.accounts)["accounts"]
+    rows = get(lab, queues.accounts)["accounts"]
     assert [(row["account"], row["user"], row["depth"]) for row in rows] == [
         ("", None, 0),
         ("group", None, 1),
@@ -182,16 +183,16 @@ def test_the_tree_of_accounts_with_what_was_used(lab: Lab) -> None:
 
 
 def test_one_account_comes_with_all_below_it(lab: Lab) -> None:
-    rows = get(lab, policy.accounts, "name=group")["accounts"]
+    rows = get(lab, queues.accounts, "name=group")["accounts"]
     assert [(row["account"], row["user"]) for row in rows] == [("group", None), ("inner", None), ("inner", "ann")]
-    assert [row["account"] for row in get(lab, policy.accounts, "name=other")["accounts"]] == ["other"]
+    assert [row["account"] for row in get(lab, queues.accounts, "name=other")["accounts"]] == ["other"]
     with pytest.raises(NotFound) as raised:
-        get(lab, policy.accounts, "name=gruop")
+        get(lab, queues.accounts, "name=gruop")
     assert raised.value.hint == "accounts: group, inner, other"
 
 
 def test_accounts_say_who_their_members_are_and_which_are_the_callers(lab: Lab) -> None:
-    answer = get(lab, policy.accounts)
+    answer = get(lab, queues.accounts)
     members = {row["account"]: (row["users"], row["groups"]) for row in answer["accounts"] if row["user"] is None}
     assert members == {"": (None, None), "group": ([], []), "inner": (["ann"], []), "other": (["*"], [])}
     assert [row["users"] for row in answer["accounts"] if row["user"] is not None] == [None]
@@ -200,20 +201,20 @@ def test_accounts_say_who_their_members_are_and_which_are_the_callers(lab: Lab) 
 
 def test_accounts_without_members_are_told_as_open() -> None:
     lab = Lab(1, account={"a": AccountSettings("a"), "b": AccountSettings("b")})
-    answer = get(lab, policy.accounts)
+    answer = get(lab, queues.accounts)
     assert {row["account"]: row["users"] for row in answer["accounts"]} == {"": None, "a": ["*"], "b": ["*"]}
     assert (answer["own_accounts"], answer["default_account"]) == (["a", "b"], None)
 
 
 def test_without_accounts_the_callers_own_name_is_theirs() -> None:
-    answer = get(Lab(1), policy.accounts)
+    answer = get(Lab(1), queues.accounts)
     assert (answer["own_accounts"], answer["default_account"]) == (["ann"], "ann")
 
 
 def test_private_accounts_are_told_to_members_without_who_else_is_one() -> None:
     accounts = {**ACCOUNTS, "bobs": AccountSettings("bobs", users={"bob": 1.0})}
     lab = Lab(1, account=accounts, access=AccessSettings(private_data=("accounts",)))
-    answer = get(lab, policy.accounts)
+    answer = get(lab, queues.accounts)
     assert [row["account"] for row in answer["accounts"] if row["user"] is None] == ["", "group", "inner", "other"]
     assert {(row["users"], row["groups"]) for row in answer["accounts"]} == {(None, None)}
     assert answer["own_accounts"] == ["inner", "other"]
@@ -230,7 +231,7 @@ def test_usage_sums_ended_and_open_runs() -> None:
     lab.turn()
     lab.ask(lab.submission(BOB, request=request(1, cpus=0.5)))
     lab.turn(1800)
-    answer = get(lab, policy.usage, "since=0")
+    answer = get(lab, queues.usage, "since=0")
     ann, bob = answer["usage"]
     assert (ann["user"], ann["jobs"], ann["runs"]) == ("ann", 1, 1)
     assert (ann["gpu_hours"], ann["core_hours"], ann["mem_gib_hours"]) == pytest.approx((2, 1, 2), rel=0.01)
@@ -238,13 +239,13 @@ def test_usage_sums_ended_and_open_runs() -> None:
     assert (bob["gpu_hours"], bob["core_hours"]) == pytest.approx((0.5, 0.25), rel=0.01)
     assert ann["mean_wait_s"] == 0.0
     assert (answer["by"], answer["since"], answer["until"]) == ("user", 0, lab.clock.now())
-    by_account = get(lab, policy.usage, "since=0&by=account")["usage"]
+    by_account = get(lab, queues.usage, "since=0&by=account")["usage"]
     assert [(row["account"], row["jobs"]) for row in by_account] == [("a", 1), ("bob", 1)]
-    assert get(lab, policy.usage, "since=0&users=bob")["usage"] == [bob]
-    (late,) = get(lab, policy.usage, f"since={lab.clock.now() - 360}")["usage"]
+    assert get(lab, queues.usage, "since=0&users=bob")["usage"] == [bob]
+    (late,) = get(lab, queues.usage, f"since={lab.clock.now() - 360}")["usage"]
     assert (late["user"], late["gpu_hours"], late["mean_wait_s"]) == ("bob", pytest.approx(0.1), None)
 
 
 def test_usage_by_anything_else_is_refused(lab: Lab) -> None:
     with pytest.raises(UsageError, match="by is 'node'; it must be one of user, account, queue"):
-        get(lab, policy.usage, "by=node")
+        get(lab, queues.usage, "by=node")

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gpusched.api import gate
-from gpusched.api.gate import Door, Gate
+from gpusched.api import connection_limits
+from gpusched.api.connection_limits import Door, Gate
 from gpusched.model.settings import LimitSettings
 
 
@@ -35,7 +35,7 @@ class Wire(asyncio.Transport):
 
 @pytest.fixture(autouse=True)
 def peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "peer_of", lambda wire: (wire.uid, 1))
+    monkeypatch.setattr(connection_limits, "peer_of", lambda wire: (wire.uid, 1))
     monkeypatch.setattr("os.geteuid", lambda: 0)
 
 

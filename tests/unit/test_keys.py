@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.api.again import read_resubmission
+from gpusched.api.resubmit import read_resubmission
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.verbs import apply

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, Lab
 
-from gpusched.api.again import read_resubmission
+from gpusched.api.resubmit import read_resubmission
 from gpusched.daemon.forecast import dry_run
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Caller, Lab
 
-from gpusched.api import jobs, sight
+from gpusched.api import visibility
+from gpusched.api.handlers import jobs
 from gpusched.api.render import JOB_FIELDS, encode
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
@@ -42,7 +43,7 @@ class Api:
     def __init__(self, lab: Lab, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lab = lab
         self.app = build_app(Service(DaemonFacade(lab.scheduler)))
-        monkeypatch.setattr(sight, "caller_of", lambda request: caller)
+        monkeypatch.setattr(visibility, "caller_of", lambda request: caller)
 
     async def listing(self, query: str = "") -> bytes:
         response = await jobs.listing(make_mocked_request("GET", f"/v1/jobs?{query}", app=self.app))

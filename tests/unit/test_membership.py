@@ -10,7 +10,7 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched import access
-from gpusched.api.again import read_resubmission
+from gpusched.api.resubmit import read_resubmission
 from gpusched.daemon.forecast import dry_run
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import GpuschedError, Refused

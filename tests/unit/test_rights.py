@@ -15,13 +15,14 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched import access, paths
 from gpusched.access import Act, may
-from gpusched.api import sight, site
-from gpusched.api.jobs import selected
-from gpusched.api.pace import Bucket, Pace
+from gpusched.api import visibility
+from gpusched.api.handlers import cluster
+from gpusched.api.handlers.jobs import selected
+from gpusched.api.rate_limits import Bucket, Pace
 from gpusched.api.render import JOB_FIELDS
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
-from gpusched.api.sight import MASKED, PUBLIC, Viewer
+from gpusched.api.visibility import MASKED, PUBLIC, Viewer
 from gpusched.daemon.audit import PER_MINUTE, Audit
 from gpusched.daemon.commit import AuditEvent
 from gpusched.daemon.facade import DaemonFacade
@@ -164,8 +165,8 @@ def test_the_status_counts_a_users_own_jobs_where_those_of_others_are_hidden() -
     def counts(caller: Caller) -> dict[str, int]:
         request = make_mocked_request("GET", "/v1/status", app=build_app(service))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sight, "caller_of", lambda request: caller)
-            found = json.loads(asyncio.run(site.status(request)).body)["daemon"]["jobs"]  # type: ignore[arg-type]
+            patch.setattr(visibility, "caller_of", lambda request: caller)
+            found = json.loads(asyncio.run(cluster.status(request)).body)["daemon"]["jobs"]  # type: ignore[arg-type]
         return {state: count for state, count in found.items() if count}
 
     assert counts(ROOT) == {"running": 1, "pending": 5}

@@ -11,7 +11,8 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from lab import ANN, Lab
 
-from gpusched.api import jobs, sight
+from gpusched.api import visibility
+from gpusched.api.handlers import jobs
 from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.cli import gwait
@@ -27,7 +28,7 @@ class Waiter:
     """A client that waits while the lab is turned. `looked_up` counts the jobs that were looked up for it."""
 
     def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sight, "caller_of", lambda request: ANN)
+        monkeypatch.setattr(visibility, "caller_of", lambda request: ANN)
         self.lab = lab
         self.looked_up = 0
         self.service = Service(DaemonFacade(lab.scheduler))

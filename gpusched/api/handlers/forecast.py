@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.jobs import filter_of, respond, selected
+from gpusched.api.handlers.jobs import filter_of, respond, selected
 from gpusched.api.render import plain
 from gpusched.api.render_ahead import (
     accuracy_json,
@@ -20,7 +20,7 @@ from gpusched.api.render_ahead import (
     range_json,
 )
 from gpusched.api.service import service_of
-from gpusched.api.sight import Viewer, viewer_of
+from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.lifecycle.intruders import in_words, intruder_text
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement

@@ -17,8 +17,8 @@ from typing import Any, cast
 from aiohttp import web
 
 from gpusched.access import is_root, user_name
-from gpusched.api.identity import peer_of
-from gpusched.api.pace import too_many
+from gpusched.api.auth import peer_of
+from gpusched.api.rate_limits import too_many
 from gpusched.api.render import document
 from gpusched.errors import TooMany
 from gpusched.model.commands import Caller

@@ -11,13 +11,13 @@ from aiohttp import web
 
 from gpusched import __version__
 from gpusched.access import check_admin, is_private, user_name
-from gpusched.api.calendar import reservations
-from gpusched.api.identity import caller_of
-from gpusched.api.jobs import check_keys, read_body, respond
-from gpusched.api.policy import queues_and_loans
+from gpusched.api.auth import caller_of
+from gpusched.api.handlers.jobs import check_keys, read_body, respond
+from gpusched.api.handlers.queues import queues_and_loans
+from gpusched.api.handlers.reservations import reservations
 from gpusched.api.render import plain
 from gpusched.api.service import DOCUMENT, service_of
-from gpusched.api.sight import Viewer, viewer_of
+from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.blame import is_hardware

@@ -9,10 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.ended import FEED, SeveralEnds
-from gpusched.api.jobs import MAX_WAIT_S, respond
+from gpusched.api.handlers.completions import FEED, SeveralEnds
+from gpusched.api.handlers.jobs import MAX_WAIT_S, respond
 from gpusched.api.service import Service, number, service_of
-from gpusched.api.sight import Viewer, viewer_of
+from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.lifecycle.arrays import all_tasks, task_number
 from gpusched.model.job import Job, Run

@@ -8,12 +8,12 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.access import is_private
-from gpusched.api.identity import caller_of
-from gpusched.api.jobs import check_keys, read_body, respond
+from gpusched.api.auth import caller_of
+from gpusched.api.handlers.jobs import check_keys, read_body, respond
 from gpusched.api.schema import MAX_CPUS, MAX_GPUS, MAX_INSTANT, Field
 from gpusched.api.service import service_of
-from gpusched.api.sight import Viewer, viewer_of
 from gpusched.api.validate import check_fields
+from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.model.calendar import CalendarEntry
 from gpusched.model.commands import Reserve, Unreserve

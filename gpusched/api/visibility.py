@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.access import Act, Hidden, check, hides, is_admin, is_operator, is_private, may, own_accounts
-from gpusched.api.identity import caller_of
+from gpusched.api.auth import caller_of
 from gpusched.api.render import JOB_FIELDS, JobContext, RowMaker, event_json, run_json
 from gpusched.api.service import Service, service_of
 from gpusched.errors import NotFound, Refused

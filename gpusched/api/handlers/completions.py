@@ -15,9 +15,9 @@ from itertools import islice
 
 from aiohttp import web
 
-from gpusched.api.jobs import MAX_WAIT_S, respond
+from gpusched.api.handlers.jobs import MAX_WAIT_S, respond
 from gpusched.api.service import number, service_of
-from gpusched.api.sight import viewer_of
+from gpusched.api.visibility import viewer_of
 from gpusched.model.job import Job
 
 KEPT = 100_000

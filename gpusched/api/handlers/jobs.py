@@ -14,17 +14,17 @@ from aiohttp import web
 
 from gpusched.access import Act
 from gpusched.api import validate
-from gpusched.api.again import read_resubmission
 from gpusched.api.arrays import MOST_IDS, resolve_tasks
-from gpusched.api.foreground import foreground_json
-from gpusched.api.identity import caller_of, pid_of
+from gpusched.api.auth import caller_of, pid_of
+from gpusched.api.handlers.foreground import foreground_json
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
-from gpusched.api.pace import whole_body
+from gpusched.api.rate_limits import whole_body
 from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, encode, gpu_request, plain
 from gpusched.api.render_ahead import expected_json, forecast_json
+from gpusched.api.resubmit import read_resubmission
 from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
-from gpusched.api.sight import MASKED, Viewer, viewer_of
+from gpusched.api.visibility import MASKED, Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.dependencies import as_typed

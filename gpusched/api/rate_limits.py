@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from gpusched.access import is_root
-from gpusched.api.identity import caller_of
+from gpusched.api.auth import caller_of
 from gpusched.errors import Refused, TooMany, TooSlow, UsageError
 from gpusched.lifecycle.arrays import jobs_in
 from gpusched.model.commands import Caller
