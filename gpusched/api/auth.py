@@ -10,14 +10,12 @@ import struct
 from aiohttp import web
 
 from gpusched.access import user_name
+from gpusched.api.service import service_of
 from gpusched.errors import Forbidden
 from gpusched.model.commands import Caller
 
 _UCRED = struct.Struct("3i")
 _CALLER = "caller"
-
-SERVES_ALL: web.AppKey[bool] = web.AppKey("serves_all", bool)
-"""Whether the daemon is the system's, which answers everybody, or somebody's own."""
 
 
 def pid_of(request: web.Request) -> int | None:
@@ -52,7 +50,7 @@ def caller_of(request: web.Request) -> Caller:
     if peer is None:
         raise Forbidden("the connection is gone", "try again")
     uid, pid = peer
-    if uid != os.geteuid() and not request.app[SERVES_ALL]:
+    if uid != os.geteuid() and not service_of(request).daemon.serves_all:
         raise Forbidden(
             f"this scheduler belongs to {user_name(os.geteuid())}, not to {user_name(uid)}",
             "unset GPUSCHED_SOCKET and GPUSCHED_HOME to use your own",

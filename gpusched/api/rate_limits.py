@@ -5,15 +5,11 @@ The daemon's own user, who in system mode is root, is not counted.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from aiohttp import web
-
 from gpusched.access import is_root
-from gpusched.api.auth import caller_of
-from gpusched.errors import Refused, TooMany, TooSlow, UsageError
+from gpusched.errors import Refused, TooMany
 from gpusched.lifecycle.arrays import jobs_in
 from gpusched.model.commands import Caller
 from gpusched.model.job import JobSpec
@@ -183,30 +179,3 @@ def too_many(message: str, wait_s: float, hint: str) -> TooMany:
     error = TooMany(message, hint)
     error.retry_after_s = max(0.05, wait_s)
     return error
-
-
-PACE: web.AppKey[Pace] = web.AppKey("pace", Pace)
-
-
-async def whole_body(request: web.Request) -> bytes:
-    """The bytes of a request, which must come as fast as a local client is. Raises: TooMany, TooSlow, UsageError."""
-    if not request.body_exists:
-        return b""
-    size = request.content_length
-    if "Content-Encoding" in request.headers:
-        # A few bytes that unpack to gigabytes.
-        raise UsageError("the request is compressed, which none may be", "send it without Content-Encoding")
-    if size is None:
-        raise UsageError("the request does not say how long it is", "send it with Content-Length")
-    if size > MAX_BODY:
-        raise UsageError(f"the request is larger than {MAX_BODY >> 20} MiB", "submit less at once")
-    wait_s = BODY_S + size / LEAST_BYTES_PER_S
-    with request.app[PACE].body(caller_of(request), size):
-        try:
-            return await asyncio.wait_for(request.read(), wait_s)
-        except asyncio.TimeoutError:
-            raise TooSlow(
-                f"of a request of {size} bytes not all had come after {wait_s:.0f} s", "send it anew"
-            ) from None
-        except ConnectionError:
-            raise UsageError("the connection broke before the request was whole", "send it anew") from None

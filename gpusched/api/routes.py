@@ -8,8 +8,18 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import adopting, attach, foreign
-from gpusched.api.handlers import cluster, completions, forecast, jobs, logs, pipelines, queues, reservations
+from gpusched.api.handlers import (
+    cluster,
+    completions,
+    daemon,
+    forecast,
+    foreground,
+    jobs,
+    logs,
+    pipelines,
+    queues,
+    reservations,
+)
 from gpusched.api.schema import SPEC_FIELDS
 from gpusched.model.commands import AGAIN
 
@@ -120,11 +130,11 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/jobs/{id}/attach",
-        attach.attach,
+        foreground.attach,
         "Where the client of a job in the foreground finds it: the socket of its current run.",
         "attach",
     ),
-    Route("GET", "/v1/inside", attach.inside, "The job that the calling process belongs to, if any.", "inside"),
+    Route("GET", "/v1/inside", foreground.inside, "The job that the calling process belongs to, if any.", "inside"),
     Route("GET", "/v1/jobs/{id}/script", jobs.script, "The script or command as submitted.", "script, argv"),
     Route(
         "POST",
@@ -295,19 +305,19 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/foreign",
-        foreign.foreign,
+        cluster.foreign,
         "Processes on GPUs that belong to no job; how many waiting jobs would start now without each, and without all.",
         "foreign, jobs_kept_waiting",
     ),
     Route(
         "POST",
         "/v1/adopt",
-        adopting.adopt,
+        cluster.adopt,
         "Make a job of a process that is on a GPU without one; it runs on, and its cards are booked.",
         "adopted: id, gpus, uuids",
         body={
             "pid": {"type": "integer", "minimum": 1},
-            **{name: SPEC_FIELDS[name].json_schema() for name in adopting.FIELDS},
+            **{name: SPEC_FIELDS[name].json_schema() for name in cluster.ADOPTION_FIELDS},
         },
     ),
     Route(
@@ -352,7 +362,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST",
         "/v1/reload",
-        cluster.reload,
+        daemon.reload,
         "Read the config file again; what cannot change while the daemon runs is named and stays.",
         "changed, needs_restart",
         body={},
@@ -360,14 +370,14 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/preset",
-        cluster.preset,
+        daemon.preset,
         "Which preset is in force and why, and what each would have made of the last weeks.",
         "preset",
     ),
     Route(
         "POST",
         "/v1/preset/judge",
-        cluster.judge_presets,
+        daemon.judge_presets,
         "Have the last weeks replayed under every preset now; for admins.",
         "preset",
         body={},
@@ -375,21 +385,21 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET",
         "/v1/metrics",
-        cluster.metrics,
+        daemon.metrics,
         "Numbers about the queue, GPUs, users and the daemon itself, for Prometheus.",
         "text, see docs/reference/metrics.md",
         query={"format": "prometheus (default: text format 0.0.4) or openmetrics (1.0.0)"},
         content="text/plain",
     ),
-    Route("GET", "/v1/status", cluster.status, "The daemon itself.", "daemon"),
-    Route("POST", "/v1/shutdown", cluster.shutdown, "Stop the daemon; runs go on.", "stopping", body={}),
-    Route("GET", "/v1/doctor", cluster.doctor, "Checks that only the daemon can make.", "checks"),
+    Route("GET", "/v1/status", daemon.status, "The daemon itself.", "daemon"),
+    Route("POST", "/v1/shutdown", daemon.shutdown, "Stop the daemon; runs go on.", "stopping", body={}),
+    Route("GET", "/v1/doctor", daemon.doctor, "Checks that only the daemon can make.", "checks"),
     Route(
         "GET",
         "/v1/snapshot",
-        cluster.snapshot,
+        daemon.snapshot,
         "The policy's whole input right now, for replay; docs/reference/snapshot.md lists every field.",
         "snapshot_version, release, plugins, names, snapshot, settings",
     ),
-    Route("GET", "/v1/openapi.json", cluster.openapi, "This description.", "the OpenAPI document itself"),
+    Route("GET", "/v1/openapi.json", daemon.openapi, "This description.", "the OpenAPI document itself"),
 )

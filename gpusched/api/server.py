@@ -15,12 +15,12 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from gpusched.access import Hidden, is_admin, is_root
-from gpusched.api.auth import SERVES_ALL, caller_of, known_caller
+from gpusched.api.auth import caller_of, known_caller
 from gpusched.api.connection_limits import GATE, Gate, retry_after
 from gpusched.api.handlers.completions import FEED, Feed
-from gpusched.api.handlers.jobs import respond
 from gpusched.api.openapi import build
-from gpusched.api.rate_limits import MAX_BODY, PACE, too_many
+from gpusched.api.rate_limits import MAX_BODY, too_many
+from gpusched.api.requests import respond
 from gpusched.api.routes import ROUTES
 from gpusched.api.service import DOCUMENT, SERVICE, Service, service_of
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
@@ -43,8 +43,6 @@ def build_app(service: Service) -> web.Application:
     """The application with all routes."""
     app = web.Application(middlewares=[_errors, _admit], client_max_size=MAX_BODY)
     app[SERVICE] = service
-    app[SERVES_ALL] = service.daemon.serves_all
-    app[PACE] = service.pace
     app[DOCUMENT] = build()
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)

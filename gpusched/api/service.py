@@ -340,39 +340,3 @@ DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("document", dict)
 def service_of(request: web.Request) -> Service:
     """The service behind a request."""
     return request.app[SERVICE]
-
-
-def words(request: web.Request, name: str) -> frozenset[str]:
-    """A comma-separated query parameter."""
-    return frozenset(word for word in request.query.get(name, "").split(",") if word)
-
-
-def number(request: web.Request, name: str, default: float | None, low: float, high: float) -> float | None:
-    """A numeric query parameter within a range. Raises: UsageError."""
-    text = request.query.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not low <= value <= high:
-        raise UsageError(f"{name} is {printable(text, 40)!r}; it must be a number from {low:g} to {high:g}", "")
-    return value
-
-
-def states_of(names: Iterable[str]) -> frozenset[JobState]:
-    """Job states by name or two-letter form, in any case; `all` is every state. Raises: UsageError."""
-    by_name = {state.value: state for state in JobState} | {state.compact: state for state in JobState}
-    found = set()
-    for name in names:
-        if name.lower() == "all":
-            return frozenset(JobState)
-        state = by_name.get(name.upper())
-        if state is None:
-            raise UsageError(
-                f"{printable(name, 40)!r} is not a job state",
-                "states: " + ", ".join(state.value for state in JobState),
-            )
-        found.add(state)
-    return frozenset(found)

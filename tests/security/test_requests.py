@@ -12,8 +12,8 @@ from attacks import as_user, connect, daemon_pid, resident_mib
 from people import ANN, BOB, EVE, NEEDS_ROOT, Person
 
 from gpusched.api.arrays import MOST_IDS, read_array
-from gpusched.api.handlers.jobs import MOST_NAMES, MOST_PARTS, check_parts
 from gpusched.api.rate_limits import BUSY_PART, FREE_S, Pace
+from gpusched.api.requests import MOST_NAMES, MOST_PARTS, check_parts
 from gpusched.api.resources import request_values
 from gpusched.api.schema import SPEC_FIELDS
 from gpusched.api.validate import check_fields

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Caller, Lab
 
-from gpusched.api import visibility
+from gpusched.api import requests, visibility
 from gpusched.api.handlers import jobs
 from gpusched.api.render import JOB_FIELDS, encode
 from gpusched.api.server import build_app
@@ -103,9 +103,9 @@ def test_reasons_name_no_hidden_jobs(api: Callable[..., Api]) -> None:
 
 
 def test_others_are_answered_while_a_list_is_made(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "TURN_S", 0.0)
+    monkeypatch.setattr(requests, "TURN_S", 0.0)
     lab = Lab(cpus=1)
-    for _ in range(3 * jobs._PIECE):
+    for _ in range(3 * requests._PIECE):
         lab.ask(lab.submission(ANN))
     caller = api(lab)
 
@@ -116,7 +116,7 @@ def test_others_are_answered_while_a_list_is_made(api: Callable[..., Api], monke
             turns += 1
             if turns == 2:
                 # Some end and one starts, while others of the same list are written.
-                lab.ask(Cancel(ROOT, Selection(tuple(range(1, 3 * jobs._PIECE, 2)))))
+                lab.ask(Cancel(ROOT, Selection(tuple(range(1, 3 * requests._PIECE, 2)))))
                 lab.turn(11)
             await asyncio.sleep(0)
         return turns, making.result()
@@ -124,7 +124,7 @@ def test_others_are_answered_while_a_list_is_made(api: Callable[..., Api], monke
     turns, text = asyncio.run(both())
     assert turns > 3
     found = json.loads(text)["jobs"]
-    assert [job["id"] for job in found] == [str(number) for number in range(1, 3 * jobs._PIECE + 1)]
+    assert [job["id"] for job in found] == [str(number) for number in range(1, 3 * requests._PIECE + 1)]
     # As of the instant at which they were asked for.
     assert [job["state"] for job in found] == ["RUNNING", *["PENDING"] * (len(found) - 1)]
 

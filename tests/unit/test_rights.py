@@ -16,7 +16,7 @@ from lab import ANN, BOB, ROOT, Lab
 from gpusched import access, paths
 from gpusched.access import Act, may
 from gpusched.api import visibility
-from gpusched.api.handlers import cluster
+from gpusched.api.handlers import daemon
 from gpusched.api.handlers.jobs import selected
 from gpusched.api.rate_limits import Bucket, Pace
 from gpusched.api.render import JOB_FIELDS
@@ -166,7 +166,7 @@ def test_the_status_counts_a_users_own_jobs_where_those_of_others_are_hidden() -
         request = make_mocked_request("GET", "/v1/status", app=build_app(service))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(visibility, "caller_of", lambda request: caller)
-            found = json.loads(asyncio.run(cluster.status(request)).body)["daemon"]["jobs"]  # type: ignore[arg-type]
+            found = json.loads(asyncio.run(daemon.status(request)).body)["daemon"]["jobs"]  # type: ignore[arg-type]
         return {state: count for state, count in found.items() if count}
 
     assert counts(ROOT) == {"running": 1, "pending": 5}

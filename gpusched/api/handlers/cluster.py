@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import Counter
+import dataclasses
 from typing import Any
 
 from aiohttp import web
 
-from gpusched import __version__
-from gpusched.access import check_admin, is_private, user_name
+from gpusched.access import is_admin, user_name
 from gpusched.api.auth import caller_of
-from gpusched.api.handlers.jobs import check_keys, read_body, respond
 from gpusched.api.handlers.queues import queues_and_loans
 from gpusched.api.handlers.reservations import reservations
-from gpusched.api.render import plain
-from gpusched.api.service import DOCUMENT, service_of
+from gpusched.api.requests import check_keys, read_body, respond
+from gpusched.api.schema import SPEC_FIELDS
+from gpusched.api.service import service_of
+from gpusched.api.validate import check_fields, read_spec
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
-from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.blame import is_hardware
 from gpusched.model import commands
-from gpusched.model.cluster import Enforcement, GpuSample
-from gpusched.model.commands import Reload
-from gpusched.model.metrics import CONTENT_TYPES, FORMATS, PROMETHEUS
-from gpusched.model.recording import Recording, encode
+from gpusched.model.cluster import Enforcement, GpuSample, GpuStatus, GpuView
+from gpusched.model.commands import Adopt
 from gpusched.model.units import printable
+from gpusched.model.value import replace
+from gpusched.scheduler.ahead.foreign import Left
 from gpusched.scheduler.draft import Card, Layout
 
 _SHOWN_FAULTS = 20
@@ -190,104 +187,114 @@ async def undrain(request: web.Request) -> web.Response:
     return respond(**await service.daemon.ask(commands.Drain(caller, _targets(body), None)))
 
 
-async def reload(request: web.Request) -> web.Response:
-    """POST /v1/reload"""
-    return respond(**await service_of(request).daemon.ask(Reload(caller_of(request))))
+_TRIED = 50
+"""Processes whose cost is worked out, those with the most memory first: each takes a plan of the whole queue."""
 
 
-async def preset(request: web.Request) -> web.Response:
-    """GET /v1/preset"""
-    return respond(preset=viewer_of(request).service.daemon.preset_table())
-
-
-async def judge_presets(request: web.Request) -> web.Response:
-    """POST /v1/preset/judge"""
-    service, caller = service_of(request), caller_of(request)
-    check_admin(caller, "have the presets judged", service.settings)
-    service.daemon.judge_presets()
-    service.daemon.audit(caller, "judge", "the presets")
-    return respond(preset=service.daemon.preset_table())
-
-
-async def status(request: web.Request) -> web.Response:
-    """GET /v1/status"""
+async def foreign(request: web.Request) -> web.Response:
+    """GET /v1/foreign"""
     viewer = viewer_of(request)
     service = viewer.service
     scheduler = service.scheduler
-    reading, health = scheduler.reading, service.daemon.health()
-    return respond(
-        daemon={
-            **service.daemon.facts,
-            "now": time.time(),
-            "jobs": _counts(viewer),
-            "gpu_source": reading.source if reading else None,
-            "warnings": health.warnings,
-            "limits": plain(service.settings.limit),
-            "tick": {"count": health.ticks, "last_ms": health.last_tick_ms, "p95_ms": health.p95_tick_ms},
-            "failing_steps": health.failing_steps,
-        }
-    )
-
-
-def _counts(viewer: Viewer) -> dict[str, int]:
-    """Unfinished jobs that the caller may know of, by state."""
-    world = viewer.service.scheduler.world
-    counts = world.counts()
-    if not viewer.is_restricted:
-        return counts
-    seen: Counter[str] = Counter()
-    for job in world.jobs.values():
-        if viewer.sees(job):
-            seen[job.state.value.lower()] += job_count(job)
-    return {state: seen[state] for state in counts}
-
-
-async def metrics(request: web.Request) -> web.Response:
-    """GET /v1/metrics"""
-    service, caller = service_of(request), caller_of(request)
-    if any(is_private(what, caller, service.settings) for what in ("jobs", "usage")):
-        check_admin(caller, "see the numbers of all users", service.settings)
-    form = request.query.get("format", PROMETHEUS)
-    if form not in FORMATS:
-        raise UsageError(f"format is {printable(form, 40)!r}; it must be one of {', '.join(FORMATS)}", "leave it out")
-    body = service.daemon.metrics().text(form).encode()
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPES[form]})
-
-
-async def shutdown(request: web.Request) -> web.Response:
-    """POST /v1/shutdown"""
-    service, caller = service_of(request), caller_of(request)
-    check_admin(caller, "stop the daemon", service.settings)
-    service.daemon.audit(caller, "shutdown", "the daemon")
-    # After the answer is out: the loop ends when the server has sent it.
-    asyncio.get_running_loop().call_later(0.01, service.daemon.stop)
-    return respond(stopping=True)
-
-
-async def doctor(request: web.Request) -> web.Response:
-    """GET /v1/doctor"""
-    viewer = viewer_of(request)
-    return respond(
-        checks=[
-            {**check.document(), "text": viewer.text(check.text), "hint": viewer.text(check.hint)}
-            for check in viewer.service.daemon.checks()
-        ]
-    )
-
-
-async def snapshot(request: web.Request) -> web.Response:
-    """GET /v1/snapshot"""
-    service, caller = service_of(request), caller_of(request)
-    scheduler = service.scheduler
-    check_admin(caller, "see the policy's whole input", service.settings)
-    service.daemon.audit(caller, "record", "the policy's input")
     now = scheduler.now()
-    recording = Recording.of(scheduler.snapshot(now), service.settings, __version__, service.daemon.plugin_names())
-    # Frozen, and of a long queue many megabytes: another thread writes it down.
-    return await service.work_out(lambda: respond(**encode(recording)), caller)
+    found = [
+        (node.name, view, scheduler.tracker.status(view.uuid, now=now))
+        for node in scheduler.nodes(now)
+        for view in node.gpus
+    ]
+    rows = [
+        {**row, **_told(viewer, row["pid"])}
+        for node, view, status in found
+        for row in _rows(viewer, node, view, status, now)
+    ]
+    held: dict[int, int] = {}
+    for row in rows:
+        held[row["pid"]] = held.get(row["pid"], 0) + (row["vram_mib"] or 0)
+    tried = sorted(held, key=lambda pid: (-held[pid], pid))[:_TRIED]
+    cases: list[Left] = [_left(found, {pid}) for pid in tried]
+    cases.append(_left(found, set(held)))
+    *each, together = await service.work_out(service.daemon.starts_without(cases), viewer.caller)
+    costs = dict(zip(tried, each, strict=True))
+    for row in rows:
+        row["jobs_kept_waiting"] = costs.get(row["pid"])
+    if viewer.is_restricted:
+        # How many others wait is not to be counted by asking.
+        for row in rows:
+            row["jobs_kept_waiting"] = None
+    return respond(foreign=rows, jobs_kept_waiting=None if viewer.is_restricted else together)
 
 
-async def openapi(request: web.Request) -> web.Response:
-    """GET /v1/openapi.json"""
-    caller_of(request)
-    return web.json_response(request.app[DOCUMENT])
+def _told(viewer: Viewer, pid: int) -> dict[str, Any]:
+    """When and how its owner was told last, and since when it is being ended; why they were not is for them alone."""
+    notes = viewer.service.daemon.owner_notes(pid)
+    if notes is None:
+        return {"told_at": None, "told_by": [], "untold": None, "ending_at": None}
+    is_theirs = notes.uid == viewer.caller.uid or is_admin(viewer.caller, viewer.service.settings)
+    return {
+        "told_at": notes.told_at,
+        "told_by": list(notes.told_by) if is_theirs else [],
+        "untold": notes.untold if is_theirs else None,
+        "ending_at": notes.ending_at,
+    }
+
+
+def _rows(viewer: Viewer, node: str, view: GpuView, status: GpuStatus, now: float) -> list[dict[str, Any]]:
+    rows = []
+    for process in status.intruders:
+        # The card does nothing for anybody since then, so neither for this process.
+        idle_since = None if status.idle_since is None else max(status.idle_since, process.started_at or 0.0)
+        rows.append(
+            {
+                "node": node,
+                "gpu": view.index,
+                "uuid": view.uuid,
+                "pid": process.pid,
+                "user": process.user,
+                "name": process.name,
+                "job": viewer.job_of(process.run),
+                "vram_mib": process.vram_mib,
+                "started_at": process.started_at,
+                "age_s": None if process.started_at is None else max(0.0, now - process.started_at),
+                "gpu_idle_s": None if idle_since is None else max(0.0, now - idle_since),
+            }
+        )
+    return rows
+
+
+def _left(found: list[tuple[str, GpuView, GpuStatus]], gone: set[int]) -> Left:
+    """Foreign memory that would stay on the cards of these processes without them."""
+    left = {}
+    for _, view, status in found:
+        leaving = [process for process in status.intruders if process.pid in gone]
+        if len(leaving) == len(status.intruders) > 0:
+            left[view.uuid] = 0
+        elif leaving:
+            left[view.uuid] = max(0, view.foreign_mib - sum(process.vram_mib or 0 for process in leaving))
+    return left
+
+
+ADOPTION_FIELDS = ("name", "queue", "account", "qos", "time_limit_s", "vram_mib", "grace_s")
+"""What may be said of a job that is adopted, as in a submission."""
+_MOST_PID = 1 << 22
+"""Of any Linux."""
+
+
+async def adopt(request: web.Request) -> web.Response:
+    """POST /v1/adopt"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "pid", *ADOPTION_FIELDS)
+    pid = body.pop("pid", None)
+    if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid <= _MOST_PID:
+        raise UsageError(f"pid is {printable(repr(pid), 40)}; it must be the number of a process", "ginfo --foreign")
+    asked: dict[str, Any] = check_fields(body, {name: SPEC_FIELDS[name] for name in ADOPTION_FIELDS})
+    settings = service.settings
+    found = await service.work_out(service.daemon.adoptable(pid, caller), caller)
+    payloads: dict[str, bytes] = {}
+    spec = replace(read_spec(service.daemon.adoption_fields(found, asked), settings, payloads), adopted=found.process)
+    service.pace.submission(
+        dataclasses.replace(caller, uid=found.uid, user=found.user),
+        [spec],
+        sum(map(len, payloads.values())),
+        settings.limit,
+    )
+    return respond(adopted=await service.daemon.ask(Adopt(caller, found, spec, payloads)))

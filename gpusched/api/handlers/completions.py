@@ -15,8 +15,8 @@ from itertools import islice
 
 from aiohttp import web
 
-from gpusched.api.handlers.jobs import MAX_WAIT_S, respond
-from gpusched.api.service import number, service_of
+from gpusched.api.requests import MAX_WAIT_S, number, respond
+from gpusched.api.service import service_of
 from gpusched.api.visibility import viewer_of
 from gpusched.model.job import Job
 

@@ -9,16 +9,17 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.handlers.jobs import filter_of, respond, selected
-from gpusched.api.render import plain
-from gpusched.api.render_ahead import (
+from gpusched.api.handlers.jobs import filter_of, selected
+from gpusched.api.render import (
     accuracy_json,
     alternative_json,
     expected_json,
     likely_range,
+    plain,
     prediction_json,
     range_json,
 )
+from gpusched.api.requests import respond
 from gpusched.api.service import service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.lifecycle.intruders import in_words, intruder_text

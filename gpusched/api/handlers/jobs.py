@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from time import perf_counter
 from typing import Any
 
 from aiohttp import web
@@ -19,11 +16,26 @@ from gpusched.api.auth import caller_of, pid_of
 from gpusched.api.handlers.foreground import foreground_json
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
-from gpusched.api.rate_limits import whole_body
-from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, document, encode, gpu_request, plain
-from gpusched.api.render_ahead import expected_json, forecast_json
+from gpusched.api.render import (
+    JOB_FIELDS,
+    PROGRESS_FIELDS,
+    expected_json,
+    forecast_json,
+    gpu_request,
+    plain,
+)
+from gpusched.api.requests import (
+    MAX_WAIT_S,
+    check_keys,
+    number,
+    read_body,
+    respond,
+    respond_list,
+    states_of,
+    words,
+)
 from gpusched.api.resubmit import read_resubmission
-from gpusched.api.service import MOVING, Service, number, service_of, states_of, words
+from gpusched.api.service import MOVING, Service, service_of
 from gpusched.api.visibility import MASKED, Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.lifecycle.arrays import job_count
@@ -42,28 +54,8 @@ from gpusched.scheduler.ahead import vram
 
 ORDERS = ("id", "queue")
 """Of a list of jobs."""
-MAX_WAIT_S = 300.0
-MOST_PARTS = 2_000_000
-MOST_NAMES = 500_000
-"""Values, and names of values, in one request."""
-TURN_S = 0.002
-"""So long a list is worked at before others are answered."""
-_PIECE = 32
-"""Rows that are encoded at once."""
 EVENT_BYTES = 256
 """What a line in a job's story takes."""
-
-
-async def read_body(request: web.Request) -> dict[str, Any]:
-    """The request's JSON object. Raises: UsageError."""
-    content = await whole_body(request)
-    check_parts(content)
-    try:
-        # Straight to json: lone surrogates stand for bytes that are not UTF-8 and must survive.
-        body = json.loads(content or b"{}")
-    except (ValueError, RecursionError):
-        raise UsageError("the request is not JSON", "see GET /v1/openapi.json") from None
-    return validate.read_object(body, "the request")
 
 
 Change = (
@@ -78,34 +70,6 @@ Change = (
 )
 """What is done to jobs that are there."""
 
-_SMALL = 1 << 16
-_LONGEST_NUMBER = 400
-"""Digits. Python reads longer ones in a time that grows with their square."""
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
-
-
-def check_parts(content: bytes) -> None:
-    """Refuse a JSON text that takes long to read: the daemon does nothing else meanwhile. Raises: UsageError.
-
-    Each value takes twenty times its bytes in memory, or more, and each name that is like no other longer than a value.
-    """
-    if len(content) <= _SMALL:
-        return
-    # Without all that stands within texts, of which there may be any number; every value has one and a name at most.
-    plain = content.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    texts = plain.count(b'"') // 2
-    if texts <= 2 * MOST_PARTS:
-        plain = b"".join(plain.split(b'"')[::2])
-        parts, names = sum(map(plain.count, (b",", b"[", b"{"))), plain.count(b":")
-        if b"0" * _LONGEST_NUMBER in plain.translate(_DIGITS):
-            raise UsageError(f"the request has a number of more than {_LONGEST_NUMBER} digits", "write a smaller one")
-    else:
-        parts, names = texts // 2, 0
-    if parts > MOST_PARTS:
-        raise UsageError(f"the request has {parts} values; at most {MOST_PARTS} are taken", "submit less at once")
-    if names > MOST_NAMES:
-        raise UsageError(f"the request has {names} names; at most {MOST_NAMES} are taken", "submit less at once")
-
 
 async def change(service: Service, command: Change) -> dict[str, Any]:
     """Have a command of one user applied, and count what it adds to the database. Raises: Refused."""
@@ -116,13 +80,6 @@ async def change(service: Service, command: Change) -> dict[str, Any]:
     words = sum(len(repr(value)) for value in command.changes.values()) if isinstance(command, commands.Update) else 0
     service.pace.written(caller, rows * (EVENT_BYTES + words), limit)
     return answer
-
-
-def check_keys(body: dict[str, Any], *known: str) -> None:
-    """Refuse keys that would otherwise be ignored. Raises: UsageError."""
-    for key in body:
-        if key not in known:
-            raise UsageError(f"unknown field {printable(key, 60)!r}", "known fields: " + ", ".join(known))
 
 
 async def submit(request: web.Request) -> web.Response:
@@ -663,32 +620,3 @@ def _moved(job: Job, state_not: str | None, run_not: str | None) -> bool:
     if state_not is None and run_not is None:
         return False
     return (state_not is not None and job.state.value != state_not) or (run_not is not None and str(job.run) != run_not)
-
-
-def respond(**content: Any) -> web.Response:
-    """A JSON document, as compact as it gets."""
-    return web.Response(
-        body=json.dumps(document(**content), separators=(",", ":")).encode(), content_type="application/json"
-    )
-
-
-async def respond_list(
-    name: str, items: Iterable[object], before: dict[str, Any], after: dict[str, Any]
-) -> web.Response:
-    """A JSON document with a long list, between other keys; others are answered while it is made.
-
-    Args: items: what makes them is asked for one after the other, as far as there is time before others' turn.
-    """
-    text = bytearray(encode(document(**before))[:-1])
-    text += f',"{name}":['.encode()
-    left, ends_at, comma = iter(items), perf_counter() + TURN_S, b""
-    while piece := list(islice(left, _PIECE)):
-        text += comma
-        text += encode(piece)[1:-1]
-        comma = b","
-        if perf_counter() > ends_at:
-            await asyncio.sleep(0)
-            ends_at = perf_counter() + TURN_S
-    text += b"]"
-    text += b"," + encode(after)[1:] if after else b"}"
-    return web.Response(body=text, content_type="application/json")

@@ -10,8 +10,8 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.api.handlers.completions import FEED, SeveralEnds
-from gpusched.api.handlers.jobs import MAX_WAIT_S, respond
-from gpusched.api.service import Service, number, service_of
+from gpusched.api.requests import MAX_WAIT_S, number, respond
+from gpusched.api.service import Service, service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.lifecycle.arrays import all_tasks, task_number

@@ -10,9 +10,10 @@ from aiohttp import web
 from gpusched.access import Hidden, is_admin
 from gpusched.api import validate
 from gpusched.api.auth import caller_of
-from gpusched.api.handlers.jobs import change, check_keys, read_body, respond, with_task_ids
+from gpusched.api.handlers.jobs import change, with_task_ids
+from gpusched.api.requests import check_keys, read_body, respond, words
 from gpusched.api.schema import MAX_NAME, MAX_NEEDS, SPEC_FIELDS, Field
-from gpusched.api.service import service_of, words
+from gpusched.api.service import service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused, UsageError, UserError
 from gpusched.lifecycle import pipelines as policy

@@ -9,8 +9,8 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.access import account_by_default, is_admin, is_private, own_accounts
-from gpusched.api.handlers.jobs import filter_of, respond, selected
-from gpusched.api.service import number, states_of, words
+from gpusched.api.handlers.jobs import filter_of, selected
+from gpusched.api.requests import number, respond, states_of, words
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import Caller

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from gpusched.access import is_private
 from gpusched.api.auth import caller_of
-from gpusched.api.handlers.jobs import check_keys, read_body, respond
+from gpusched.api.requests import check_keys, read_body, respond
 from gpusched.api.schema import MAX_CPUS, MAX_GPUS, MAX_INSTANT, Field
 from gpusched.api.service import service_of
 from gpusched.api.validate import check_fields

@@ -1,0 +1,168 @@
+"""Reading requests and writing answers, whatever they are about."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.api import validate
+from gpusched.api.auth import caller_of
+from gpusched.api.rate_limits import BODY_S, LEAST_BYTES_PER_S, MAX_BODY
+from gpusched.api.render import (
+    document,
+    encode,
+)
+from gpusched.api.service import service_of
+from gpusched.errors import TooSlow, UsageError
+from gpusched.model.states import JobState
+from gpusched.model.units import printable
+
+MAX_WAIT_S = 300.0
+MOST_PARTS = 2_000_000
+MOST_NAMES = 500_000
+"""Values, and names of values, in one request."""
+TURN_S = 0.002
+"""So long a list is worked at before others are answered."""
+_PIECE = 32
+"""Rows that are encoded at once."""
+_SMALL = 1 << 16
+_LONGEST_NUMBER = 400
+"""Digits. Python reads longer ones in a time that grows with their square."""
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+
+
+async def read_body(request: web.Request) -> dict[str, Any]:
+    """The request's JSON object. Raises: UsageError."""
+    content = await whole_body(request)
+    check_parts(content)
+    try:
+        # Straight to json: lone surrogates stand for bytes that are not UTF-8 and must survive.
+        body = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        raise UsageError("the request is not JSON", "see GET /v1/openapi.json") from None
+    return validate.read_object(body, "the request")
+
+
+def check_parts(content: bytes) -> None:
+    """Refuse a JSON text that takes long to read: the daemon does nothing else meanwhile. Raises: UsageError.
+
+    Each value takes twenty times its bytes in memory, or more, and each name that is like no other longer than a value.
+    """
+    if len(content) <= _SMALL:
+        return
+    # Without all that stands within texts, of which there may be any number; every value has one and a name at most.
+    plain = content.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    texts = plain.count(b'"') // 2
+    if texts <= 2 * MOST_PARTS:
+        plain = b"".join(plain.split(b'"')[::2])
+        parts, names = sum(map(plain.count, (b",", b"[", b"{"))), plain.count(b":")
+        if b"0" * _LONGEST_NUMBER in plain.translate(_DIGITS):
+            raise UsageError(f"the request has a number of more than {_LONGEST_NUMBER} digits", "write a smaller one")
+    else:
+        parts, names = texts // 2, 0
+    if parts > MOST_PARTS:
+        raise UsageError(f"the request has {parts} values; at most {MOST_PARTS} are taken", "submit less at once")
+    if names > MOST_NAMES:
+        raise UsageError(f"the request has {names} names; at most {MOST_NAMES} are taken", "submit less at once")
+
+
+def check_keys(body: dict[str, Any], *known: str) -> None:
+    """Refuse keys that would otherwise be ignored. Raises: UsageError."""
+    for key in body:
+        if key not in known:
+            raise UsageError(f"unknown field {printable(key, 60)!r}", "known fields: " + ", ".join(known))
+
+
+def respond(**content: Any) -> web.Response:
+    """A JSON document, as compact as it gets."""
+    return web.Response(
+        body=json.dumps(document(**content), separators=(",", ":")).encode(), content_type="application/json"
+    )
+
+
+async def respond_list(
+    name: str, items: Iterable[object], before: dict[str, Any], after: dict[str, Any]
+) -> web.Response:
+    """A JSON document with a long list, between other keys; others are answered while it is made.
+
+    Args: items: what makes them is asked for one after the other, as far as there is time before others' turn.
+    """
+    text = bytearray(encode(document(**before))[:-1])
+    text += f',"{name}":['.encode()
+    left, ends_at, comma = iter(items), perf_counter() + TURN_S, b""
+    while piece := list(islice(left, _PIECE)):
+        text += comma
+        text += encode(piece)[1:-1]
+        comma = b","
+        if perf_counter() > ends_at:
+            await asyncio.sleep(0)
+            ends_at = perf_counter() + TURN_S
+    text += b"]"
+    text += b"," + encode(after)[1:] if after else b"}"
+    return web.Response(body=text, content_type="application/json")
+
+
+def words(request: web.Request, name: str) -> frozenset[str]:
+    """A comma-separated query parameter."""
+    return frozenset(word for word in request.query.get(name, "").split(",") if word)
+
+
+def number(request: web.Request, name: str, default: float | None, low: float, high: float) -> float | None:
+    """A numeric query parameter within a range. Raises: UsageError."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise UsageError(f"{name} is {printable(text, 40)!r}; it must be a number from {low:g} to {high:g}", "")
+    return value
+
+
+def states_of(names: Iterable[str]) -> frozenset[JobState]:
+    """Job states by name or two-letter form, in any case; `all` is every state. Raises: UsageError."""
+    by_name = {state.value: state for state in JobState} | {state.compact: state for state in JobState}
+    found = set()
+    for name in names:
+        if name.lower() == "all":
+            return frozenset(JobState)
+        state = by_name.get(name.upper())
+        if state is None:
+            raise UsageError(
+                f"{printable(name, 40)!r} is not a job state",
+                "states: " + ", ".join(state.value for state in JobState),
+            )
+        found.add(state)
+    return frozenset(found)
+
+
+async def whole_body(request: web.Request) -> bytes:
+    """The bytes of a request, which must come as fast as a local client is. Raises: TooMany, TooSlow, UsageError."""
+    if not request.body_exists:
+        return b""
+    size = request.content_length
+    if "Content-Encoding" in request.headers:
+        # A few bytes that unpack to gigabytes.
+        raise UsageError("the request is compressed, which none may be", "send it without Content-Encoding")
+    if size is None:
+        raise UsageError("the request does not say how long it is", "send it with Content-Length")
+    if size > MAX_BODY:
+        raise UsageError(f"the request is larger than {MAX_BODY >> 20} MiB", "submit less at once")
+    wait_s = BODY_S + size / LEAST_BYTES_PER_S
+    with service_of(request).pace.body(caller_of(request), size):
+        try:
+            return await asyncio.wait_for(request.read(), wait_s)
+        except asyncio.TimeoutError:
+            raise TooSlow(
+                f"of a request of {size} bytes not all had come after {wait_s:.0f} s", "send it anew"
+            ) from None
+        except ConnectionError:
+            raise UsageError("the connection broke before the request was whole", "send it anew") from None
