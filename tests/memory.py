@@ -6,7 +6,7 @@ from typing import Any
 
 from lab import Lab
 
-from gpusched.daemon.alerts import Alerts
+from gpusched.daemon.alerts import AlertOutbox
 from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.model.job import run_id
 from gpusched.model.states import JobState
@@ -90,7 +90,7 @@ def check_memory(lab: Lab) -> None:
     world.settle(now)
     found = differences(world_facts(scheduler.world), world_facts(world))
     assert not found, f"memory, after a restart: {found}"
-    alerts = Alerts(lab.store, world, scheduler.settings)
+    alerts = AlertOutbox(lab.store, world, scheduler.settings)
     found = differences(alert_facts(scheduler.alerts), alert_facts(alerts))
     assert not found, f"memory, after a restart: {found}"
     ended = {handle for handle, run in world.releasing.items() if scheduler.tracker.is_released(run.id)}
@@ -99,7 +99,7 @@ def check_memory(lab: Lab) -> None:
         assert run.id == run_id(run.job_id, world.jobs[run.job_id].run)
 
 
-def alert_facts(alerts: Alerts) -> dict[str, Any]:
+def alert_facts(alerts: AlertOutbox) -> dict[str, Any]:
     """What a memory of the outbox says."""
     return {
         "rows": alerts.rows,

@@ -73,7 +73,7 @@ def send_test(wanted: str | None) -> list[dict[str, object]]:
     from gpusched.access import user_name
     from gpusched.config import load_settings
     from gpusched.errors import NotFound, Refused
-    from gpusched.notify.attempt import Attempt
+    from gpusched.notify.attempt import SendAttempt
     from gpusched.notify.targets import default_texts, fill, read_targets
 
     file = paths.notify_file()
@@ -92,6 +92,6 @@ def send_test(wanted: str | None) -> list[dict[str, object]]:
     facts["message"] = f"This is a test, sent by {user} on {facts['node']} with: gpusched notify test"
     timeout_s = load_settings(paths.config_file(), os.environ).settings.alert.timeout_s
     title, body = (fill(text, facts) for text in default_texts("test"))
-    under_way = [(target.name, Attempt(target.url, title, body, timeout_s)) for target in chosen]
+    under_way = [(target.name, SendAttempt(target.url, title, body, timeout_s)) for target in chosen]
     results = [(name, attempt.wait()) for name, attempt in under_way]
     return [{"target": name, "told": result.is_told, "error": result.error or None} for name, result in results]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gpusched.model.rules import AT_START, Members, Rule
+from gpusched.model.rules import AT_START, MemberShares, Rule
 from gpusched.model.settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.value import Value, fields, replace
 
@@ -62,7 +62,7 @@ class Setting:
 
     def read(self, value: Any) -> Any:
         """The value in its own type. Raises: ValueError when the setting cannot have it."""
-        if isinstance(self.rule, Members):
+        if isinstance(self.rule, MemberShares):
             value = _shares_of(value)
         found = msgspec.convert(value, self.type)
         if isinstance(found, float) and not math.isfinite(found):

@@ -21,7 +21,7 @@ from gpusched.daemon.indexes import Timers
 from gpusched.daemon.reasons import waiting_reason
 from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle import alerts
-from gpusched.lifecycle.alerts import News, Raised, admin_alert, is_over, news_of_drain
+from gpusched.lifecycle.alerts import AdminEvent, AlertCause, admin_alert, drain_event, is_over
 from gpusched.lifecycle.dependencies import Satisfied
 from gpusched.model.alerts import ADMIN_EVENTS, ONCE, Alert
 from gpusched.model.job import Job, JobEvent, Run, run_id
@@ -33,7 +33,7 @@ from gpusched.ports import Changes, Store
 log = getLogger("gpusched.daemon")
 
 
-class Alerts:
+class AlertOutbox:
     """The outbox in memory, and the alarms that put something into it."""
 
     def __init__(self, store: Store, world: DaemonState, settings: Settings) -> None:
@@ -130,19 +130,19 @@ class Alerts:
     def gpu_idle(self, turn: TickTransaction, job: Job, message: str) -> None:
         """Tell the owner that the GPUs of the job's run do nothing; once for each run."""
         if "gpu_idle" in alerts.wanted_of(job):
-            self.tell(turn, job, Raised("gpu_idle", message, job.run))
+            self.tell(turn, job, AlertCause("gpu_idle", message, job.run))
 
     def vram_over(self, turn: TickTransaction, job: Job, message: str) -> None:
         """Tell the owner that the job's run holds more VRAM than it booked; once for each run."""
         if "vram_over" in alerts.wanted_of(job):
-            self.tell(turn, job, Raised("vram_over", message, job.run))
+            self.tell(turn, job, AlertCause("vram_over", message, job.run))
 
     def intrusion(self, turn: TickTransaction, job: Job, event: str, about: str, message: str) -> None:
         """Tell the owner of a job of unbooked use or of an intruder, once for each run and what it is about.
 
         Who has not asked is told, too, where `[foreign]` says how.
         """
-        what = Raised(event, message, job.run, about=about)
+        what = AlertCause(event, message, job.run, about=about)
         ways = turn.settings.foreign.message
         if "notify" in ways or event in alerts.wanted_of(job):
             self.tell(turn, job, what)
@@ -151,7 +151,7 @@ class Alerts:
             row = alerts.alert_of(job, what, self._run_of(turn, job.id, job.run), turn.now)
             self._add(turn.changes, replace(row, key=f"{row.key} direct", targets=direct), turn)
 
-    def tell(self, turn: TickTransaction, job: Job, what: Raised, run: Run | None = None) -> None:
+    def tell(self, turn: TickTransaction, job: Job, what: AlertCause, run: Run | None = None) -> None:
         """Put an alert of a job into the outbox with this turn's commit, unless it was told before."""
         if run is None and what.run:
             run = self._run_of(turn, job.id, what.run)
@@ -171,7 +171,7 @@ class Alerts:
         for uid, job in emptied.items():
             self._tell_of_empty_queue(turn, uid, job)
         drains = [(drained, message) for drained, message in turn.changes.drains.items() if message is not None]
-        told = [news_of_drain(drained, message, turn.nodes) for drained, message in drains]
+        told = [drain_event(drained, message, turn.nodes) for drained, message in drains]
         for news in (*turn.news, *filter(None, told)):
             alert = self.admin_alert(news, turn.now, turn.settings, turn.changes)
             if alert is not None:
@@ -190,7 +190,7 @@ class Alerts:
         numbers = {job.run, 0 if before is None else before.run} - {0}
         changed = [number for number in numbers if run_id(job.id, number) in turn.changes.runs]
         runs = {number: run for number in numbers if (run := self._run_of(turn, job.id, number)) is not None}
-        for what in alerts.raised(before, job, runs, changed):
+        for what in alerts.alert_causes(before, job, runs, changed):
             self.tell(turn, job, what, runs.get(what.run))
         if job.state.is_final and "queue_empty" in wanted:
             self._arm(turn, job)
@@ -203,7 +203,7 @@ class Alerts:
         # Once for a user, also when several of their jobs end in one turn.
         if job.uid not in self._armed and job.uid not in arming:
             arming.add(job.uid)
-            what = Raised("queue_empty", f"none of the jobs of {job.user} waits or runs any more")
+            what = AlertCause("queue_empty", f"none of the jobs of {job.user} waits or runs any more")
             self._add(turn.changes, replace(alerts.alert_of(job, what, None, turn.now), state="armed"), turn)
 
     def _tell_of_empty_queue(self, turn: TickTransaction, uid: int, job: Job) -> None:
@@ -215,11 +215,11 @@ class Alerts:
         if armed is None or any(user == job.user for _, user in turn.world.active.tally.by_queue_user):
             return
         last = f"{job.shown_id} ({job.spec.name}), {job.state}"
-        what = Raised("queue_empty", f"none of your jobs waits or runs any more; the last was {last}")
+        what = AlertCause("queue_empty", f"none of your jobs waits or runs any more; the last was {last}")
         facts = alerts.facts_of(job, what, None, turn.now)
         turn.changes.alerts[armed.key] = replace(armed, state="waiting", at=turn.now, facts=facts)
 
-    def tell_admin(self, news: News, now: float, settings: Settings) -> None:
+    def tell_admin(self, news: AdminEvent, now: float, settings: Settings) -> None:
         """Tell the daemon's own targets with the next commit, when `[alert] admin` names any."""
         alert = self.admin_alert(news, now, settings)
         if alert is not None:
@@ -229,7 +229,9 @@ class Alerts:
         """Put what is about no job into the outbox with the next commit."""
         self._admin.extend(alerts)
 
-    def admin_alert(self, news: News, now: float, settings: Settings, changes: Changes | None = None) -> Alert | None:
+    def admin_alert(
+        self, news: AdminEvent, now: float, settings: Settings, changes: Changes | None = None
+    ) -> Alert | None:
         """What the daemon's own targets are told; None when there are none or enough was told."""
         changed: Mapping[str, Alert | None] = {} if changes is None else changes.alerts
         known = {**self.rows, **{one.key: one for one in self._admin}, **changed}

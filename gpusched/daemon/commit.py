@@ -9,7 +9,7 @@ from gpusched.access import Act
 from gpusched.daemon.state import DaemonState
 from gpusched.errors import NotFound
 from gpusched.lifecycle import arrays, lifecycle, yielding
-from gpusched.lifecycle.alerts import News
+from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.cluster import Clearance, NodeView
 from gpusched.model.commands import Caller
@@ -78,7 +78,7 @@ class TickTransaction:
         self.keys: dict[tuple[int, str], int] = {}
         """Jobs that this tick has made, by owner and key."""
         self.audit_events: list[AuditEvent] = []
-        self.news: list[News] = []
+        self.news: list[AdminEvent] = []
         """For the administrator, with this commit."""
 
     def audit(self, caller: Caller, act: Act, job: Job) -> None:

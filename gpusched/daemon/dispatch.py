@@ -15,7 +15,7 @@ from logging import getLogger
 
 from gpusched import paths
 from gpusched.errors import NotReady
-from gpusched.lifecycle.alerts import MOST_IN_QUIET, News, admin_alert
+from gpusched.lifecycle.alerts import MOST_IN_QUIET, AdminEvent, admin_alert
 from gpusched.model.alerts import Alert
 from gpusched.model.job import JobEvent
 from gpusched.model.settings import AlertSettings
@@ -160,7 +160,7 @@ class Dispatcher:
         if self._database is None or before is not None:
             return
         scheduler = self._scheduler
-        news = News("database", self._database, scheduler.site.node)
+        news = AdminEvent("database", self._database, scheduler.site.node)
         alert = admin_alert(news, scheduler.now(), os.geteuid(), scheduler.settings.alert.admin, self._of_database)
         if alert is not None:
             self._fleeting[alert.key] = alert

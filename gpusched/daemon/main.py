@@ -50,7 +50,7 @@ from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.source import SOCKET
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
-from gpusched.lifecycle.alerts import News
+from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.model.settings import Settings
 from gpusched.plugins import Plugins
 from gpusched.private import make_private
@@ -342,7 +342,7 @@ def tell_of_restart(scheduler: Scheduler) -> None:
     counts = scheduler.world.counts()
     jobs = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no unfinished job"
     text = f"gpuschedd {__version__} has started again on {scheduler.site.node}: {jobs}"
-    news = News("daemon_restarted", text, scheduler.site.node)
+    news = AdminEvent("daemon_restarted", text, scheduler.site.node)
     scheduler.alerts.tell_admin(news, scheduler.now(), scheduler.settings)
 
 

@@ -63,7 +63,7 @@ from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import Ranking, ranked_at
 
 from . import verbs
-from .alerts import Alerts
+from .alerts import AlertOutbox
 from .failures import StepFailures
 from .meters import Meters
 from .planner_sync import PlannerSync, differences, table_differences
@@ -169,7 +169,7 @@ class Scheduler:
         self.world = DaemonState.load(
             store, clock.now(), StateSettings.of(settings, self.history.predict, self.history.guess)
         )
-        self.alerts = Alerts(store, self.world, settings)
+        self.alerts = AlertOutbox(store, self.world, settings)
         self._update_tracker()
         self._gpu_watch = GpuWatch()
         judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge)

@@ -29,7 +29,7 @@ _OF_EITHER = frozenset({"begin", "end", "fail", "retry", "preempt"})
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class AlertCause:
     """Something to tell of a job."""
 
     event: str
@@ -42,7 +42,9 @@ class Raised:
     """What it is about, where a run may have several of this event."""
 
 
-def raised(before: Job | None, after: Job, runs: Mapping[int, Run], changed: Iterable[int]) -> Iterator[Raised]:
+def alert_causes(
+    before: Job | None, after: Job, runs: Mapping[int, Run], changed: Iterable[int]
+) -> Iterator[AlertCause]:
     """What the change of one job has to be told of, in the order in which it happened.
 
     Args:
@@ -57,22 +59,22 @@ def raised(before: Job | None, after: Job, runs: Mapping[int, Run], changed: Ite
     for number in sorted(changed):
         run = runs[number]
         if run.outcome is JobState.PREEMPTED and "preempt" in wanted:
-            yield Raised("preempt", f"run {number} ended early: {run.reason_text}", number)
+            yield AlertCause("preempt", f"run {number} ended early: {run.reason_text}", number)
     if _makes_room(before, after) and "preempt" in wanted:
-        yield Raised("preempt", f"run {after.run} was suspended: {after.reason_text or 'it makes room'}", after.run)
+        yield AlertCause("preempt", f"run {after.run} was suspended: {after.reason_text or 'it makes room'}", after.run)
     if before is not None and "retry" in wanted:
         if after.failures > before.failures:
             retries = f"{after.failures} of {after.spec.retry.retries} retries used"
-            yield Raised("retry", f"run {last} {_how(runs.get(last))}; it is tried again, {retries}", last)
+            yield AlertCause("retry", f"run {last} {_how(runs.get(last))}; it is tried again, {retries}", last)
         if after.requeues > before.requeues and not after.hold:
-            yield Raised("retry", f"run {last} was lost: {_how(runs.get(last))}; it is repeated", last)
+            yield AlertCause("retry", f"run {last} was lost: {_how(runs.get(last))}; it is repeated", last)
     if _is_newly_held(before, after) and wanted & {"held", "fail"}:
         message = f"{after.reason_text}; find the cause, then: gctl release {after.shown_id}"
-        yield Raised("held", message, last, ("fail",) if "fail" in wanted else ())
+        yield AlertCause("held", message, last, ("fail",) if "fail" in wanted else ())
     if after.run > last and "begin" in wanted:
-        yield Raised("begin", f"run {after.run} has started{_where(runs.get(after.run))}", after.run)
+        yield AlertCause("begin", f"run {after.run} has started{_where(runs.get(after.run))}", after.run)
     if "begin" in wanted and _begins_as_array(before, after):
-        yield Raised("begin", "its first task has started")
+        yield AlertCause("begin", "its first task has started")
     if after.state.is_final and (before is None or not before.state.is_final):
         yield from _ended(after, wanted)
 
@@ -88,16 +90,16 @@ def wanted_of(job: Job) -> frozenset[str]:
     return wanted - _OF_EITHER if job.is_array and EACH_TASK in wanted else wanted
 
 
-def _ended(job: Job, wanted: frozenset[str]) -> Iterator[Raised]:
+def _ended(job: Job, wanted: frozenset[str]) -> Iterator[AlertCause]:
     """One alert, however many words ask for it."""
     message = f"{job.state}: {job.reason_text or 'no reason is known'}"
     if job.is_array and has_failed(job):
         # However many: one alert for all of them.
         message += f"; see which with: gq -j {job.id} -s F,TO,OOM,NF"
     if "fail" in wanted and has_failed(job):
-        yield Raised("fail", message, job.run, ("end",) if "end" in wanted else ())
+        yield AlertCause("fail", message, job.run, ("end",) if "end" in wanted else ())
     elif "end" in wanted:
-        yield Raised("end", message, job.run)
+        yield AlertCause("end", message, job.run)
 
 
 def has_failed(job: Job) -> bool:
@@ -160,24 +162,24 @@ def pending_alert_at(job: Job, pending_s: float) -> float | None:
     return max(job.queued_at, job.eligible_at) + pending_s
 
 
-def limit_alert(job: Job, run: Run) -> Raised:
+def limit_alert(job: Job, run: Run) -> AlertCause:
     """What is told then."""
     limit = format_duration(job.spec.time_limit_s)
-    return Raised(
+    return AlertCause(
         "time_limit_80", f"run {run.number} has used {LIMIT_FRACTION:.0%} of its time limit, {limit}", job.run
     )
 
 
-def pending_alert(job: Job, now: float, why: str | None) -> Raised:
+def pending_alert(job: Job, now: float, why: str | None) -> AlertCause:
     """What is told then; `why` is why it waits."""
     waited = format_duration(now - max(job.queued_at, job.eligible_at))
-    return Raised("pending", f"it has waited for {waited}: {why or 'no reason is known'}", job.run + 1)
+    return AlertCause("pending", f"it has waited for {waited}: {why or 'no reason is known'}", job.run + 1)
 
 
 # --- rows of the outbox -------------------------------------------------------------------------------
 
 
-def alert_of(job: Job, what: Raised, run: Run | None, now: float) -> Alert:
+def alert_of(job: Job, what: AlertCause, run: Run | None, now: float) -> Alert:
     """The row of the outbox; at most one of an event for each run and what it is about."""
     alerting = job.spec.alerting or Alerting()
     return Alert(
@@ -193,7 +195,7 @@ def alert_of(job: Job, what: Raised, run: Run | None, now: float) -> Alert:
     )
 
 
-def facts_of(job: Job, what: Raised, run: Run | None, now: float) -> Facts:
+def facts_of(job: Job, what: AlertCause, run: Run | None, now: float) -> Facts:
     """What a template may say, by names of `model.alerts.FACTS`; what there is not is left out."""
     spec = job.spec
     found: dict[str, str | float | None] = {
@@ -232,7 +234,7 @@ MOST_IN_QUIET = 3
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class AdminEvent:
     """Something for the administrator."""
 
     event: str
@@ -248,7 +250,9 @@ class News:
         return " ".join(word for word in (self.event, self.node, self.about) if word) + " @"
 
 
-def admin_alert(news: News, now: float, uid: int, targets: tuple[str, ...], before: Iterable[Alert]) -> Alert | None:
+def admin_alert(
+    news: AdminEvent, now: float, uid: int, targets: tuple[str, ...], before: Iterable[Alert]
+) -> Alert | None:
     """The row of the outbox; None when nobody is to be told, or enough was told of the same thing.
 
     Args: before: alerts that wait or were told, whichever.
@@ -276,7 +280,7 @@ def is_over(alert: Alert, now: float) -> bool:
     return alert.job_id is None and alert.state == "told" and alert.at <= now - QUIET_S
 
 
-def news_of_drain(drained: str, message: str, nodes: Iterable[NodeView]) -> News | None:
+def drain_event(drained: str, message: str, nodes: Iterable[NodeView]) -> AdminEvent | None:
     """What is told of a node or GPU that was taken out, by a person or because it is suspect.
 
     None for a lost one: that is told when it is seen.
@@ -288,8 +292,8 @@ def news_of_drain(drained: str, message: str, nodes: Iterable[NodeView]) -> News
             if gpu.uuid == drained:
                 name = f"GPU {gpu_label(gpu.index)} ({gpu.name}, {gpu.uuid})"
                 if message.startswith(SUSPECT):
-                    return News(
+                    return AdminEvent(
                         "gpu_suspect", f"{name} is suspect: {message.removeprefix(SUSPECT)}", node.name, gpu.uuid
                     )
-                return News("gpu_drained", f"{name} was drained: {message}", node.name, gpu.uuid)
-    return News("gpu_drained", f"{drained} was drained: {message}", drained)
+                return AdminEvent("gpu_drained", f"{name} was drained: {message}", node.name, gpu.uuid)
+    return AdminEvent("gpu_drained", f"{drained} was drained: {message}", drained)

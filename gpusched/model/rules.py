@@ -125,7 +125,7 @@ class Amounts(Value):
         )
 
 
-class Members(Value):
+class MemberShares(Value):
     """Names of users with their shares; `*` stands for everybody."""
 
     def __str__(self) -> str:
@@ -164,7 +164,7 @@ class Modules(Value):
 AT_START = "at start"
 """Beside the rule of a setting: it counts from the daemon's start; a reload does not apply it."""
 
-Rule = Modules | SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts | Members
+Rule = Modules | SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts | MemberShares
 
 WEIGHT = Range(0, 1e12)
 FRACTION = Range(0, 1, above=True)

@@ -33,7 +33,7 @@ from gpusched.model.rules import (
     Amounts,
     Cells,
     Folder,
-    Members,
+    MemberShares,
     Modules,
     Numbers,
     OneOf,
@@ -656,7 +656,7 @@ class AccountSettings(Value):
     """Account above this one; an account without one is at the top."""
     shares: Annotated[float, SHARES] = 1.0
     """Its part of what its parent has, against that of its siblings."""
-    users: Annotated[Mapping[str, float], Members()] = field(default_factory=dict)
+    users: Annotated[Mapping[str, float], MemberShares()] = field(default_factory=dict)
     """Users who may submit to it, with their shares in it: `["ann", "bob"]` gives each 1, `{ann = 2, bob = 1}` says
     how many, `"*"` is everybody. Members of the accounts above and below are not members of this one."""
     groups: Annotated[tuple[str, ...], NAMES] = ()

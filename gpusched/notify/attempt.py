@@ -28,7 +28,7 @@ _SHORTEST_SECRET = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SendResult:
     """What became of one try."""
 
     is_told: bool
@@ -37,7 +37,7 @@ class Result:
     """Trying again would change nothing."""
 
 
-class Attempt:
+class SendAttempt:
     """A child process that sends; `poll` until there is a result, `end` at the latest at its deadline."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Attempt:
         """Readable when `poll` has something to do."""
         return self._fd
 
-    def poll(self) -> Result | None:
+    def poll(self) -> SendResult | None:
         """The result once there is one; past the deadline the try is ended and has failed."""
         try:
             while data := os.read(self._fd, 1 << 16):
@@ -79,20 +79,20 @@ class Attempt:
             if time.monotonic() < self.deadline:
                 return None
             self.end()
-            return Result(False, f"no answer within {self._timeout_s:g} s")
+            return SendResult(False, f"no answer within {self._timeout_s:g} s")
         status = self._reap(0)
         try:
-            return Result(**json.loads(self._said))
+            return SendResult(**json.loads(self._said))
         except (ValueError, TypeError):
             how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
-            return Result(False, f"the process that sends ended with {how}")
+            return SendResult(False, f"the process that sends ended with {how}")
 
     def end(self) -> None:
         """Kill the child."""
         os.kill(self._pid, signal.SIGKILL)
         self._reap(0)
 
-    def wait(self) -> Result:
+    def wait(self) -> SendResult:
         """Wait for the result, at most until the deadline."""
         while True:
             select.select([self._fd], [], [], _LOOK_S)
@@ -140,20 +140,20 @@ def _child(fd: int, url: str, title: str, body: str, timeout_s: float, receipt: 
         os._exit(code)
 
 
-def send(url: str, title: str, body: str) -> Result:
+def send(url: str, title: str, body: str) -> SendResult:
     """Send now, in this process. Raises nothing."""
     if terminals.is_built_in(url):
         try:
             terminals.reach(url, title, body)
         except terminals.Unreached as error:
-            return Result(False, str(error), error.is_final)
+            return SendResult(False, str(error), error.is_final)
         except Exception as error:
-            return Result(False, f"{type(error).__name__}: {error}"[:_MOST_TEXT])
-        return Result(True)
+            return SendResult(False, f"{type(error).__name__}: {error}"[:_MOST_TEXT])
+        return SendResult(True)
     try:
         import apprise
     except ImportError:
-        return Result(False, MISSING, is_final=True)
+        return SendResult(False, MISSING, is_final=True)
     heard = _Listener()
     logger = logging.getLogger("apprise")
     logger.handlers, logger.propagate = [heard], False
@@ -162,15 +162,15 @@ def send(url: str, title: str, body: str) -> Result:
         service = apprise.Apprise()
         if not service.add(url):
             scheme = url.partition("://")[0]
-            return Result(False, f"no service understands the address {scheme}://...", is_final=True)
+            return SendResult(False, f"no service understands the address {scheme}://...", is_final=True)
         # Services that take markup get the text in a form in which names and lines stay what they are.
         if service.notify(body=body, title=title, body_format=apprise.NotifyFormat.TEXT):
-            return Result(True)
+            return SendResult(True)
         problem = "; ".join(heard.lines) or "the service did not take the message"
     except Exception as error:
         # Whatever a plug-in raises, the alert has not been sent and somebody should know why.
         problem = f"{type(error).__name__}: {error}"
-    return Result(False, without_secrets(problem, url)[:_MOST_TEXT])
+    return SendResult(False, without_secrets(problem, url)[:_MOST_TEXT])
 
 
 def understands(url: str) -> bool | None:

@@ -34,7 +34,7 @@ from gpusched.model.codec import encode
 from gpusched.model.settings import AlertSettings
 from gpusched.model.units import printable
 from gpusched.model.value import replace
-from gpusched.notify.sender import BATCH_S, FILE, Options, Order, Report, Rest
+from gpusched.notify.sender import BATCH_S, FILE, AlertOrder, Report, SenderOptions, TargetBackoff
 
 _LONGEST_LINE = 1 << 16
 _MOST_TEXT = 600
@@ -46,7 +46,7 @@ _LONGEST_S = 86400.0
 _OUTCOMES = ("told", "failed", "gave_up")
 
 
-class Hearing:
+class SenderOutput:
     """Puts together what is heard of one sender, and tells reports from anything else.
 
     Args: keys: of its alerts.
@@ -185,9 +185,9 @@ class Courier:
         self._deadline = 0.0
         self._batch: Collection[str] = ()
         """Alerts of the sender that runs or ran last."""
-        self._hearing = Hearing()
+        self._hearing = SenderOutput()
         self._has_heard = False
-        self._rests: dict[str, Rest] = {}
+        self._rests: dict[str, TargetBackoff] = {}
         """Of targets that failed last."""
         self._tries: dict[str, dict[str, int]] = {}
         """By alert and target, how often it was tried in vain."""
@@ -305,7 +305,7 @@ class Courier:
     def _spawn(self, receipts: int, waiting: Mapping[str, Alert], now: float) -> None:
         settings = self._settings
         rests = {target: replace(rest, until=rest.until - now) for target, rest in self._rests.items()}
-        options = encode(Options(settings, self._file, receipts, rests)).decode()
+        options = encode(SenderOptions(settings, self._file, receipts, rests)).decode()
         root = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
         path = [entry for entry in sys.path if entry]
         if root not in path:
@@ -337,7 +337,7 @@ class Courier:
         os.set_blocking(heard, False)
         self._listening = heard
         self._ears.register(heard, select.EPOLLIN)
-        self._batch, self._hearing, self._has_heard = orders.keys(), Hearing(orders), False
+        self._batch, self._hearing, self._has_heard = orders.keys(), SenderOutput(orders), False
         self._deadline = now + BATCH_S + settings.timeout_s + _LATE_S
         log.debug("a sender of alerts of uid %d has started, pid %d", self._uid, self._child.pid)
 
@@ -346,7 +346,7 @@ class Courier:
         found: dict[str, bytes] = {}
         left = _MOST_BYTES
         for key in sorted(waiting, key=lambda key: key in self._batch):
-            order = encode(Order(waiting[key], self._tries.get(key, {}))) + b"\n"
+            order = encode(AlertOrder(waiting[key], self._tries.get(key, {}))) + b"\n"
             left -= len(order)
             if found and left < 0:
                 break
@@ -379,7 +379,7 @@ class Courier:
             self._rests.pop(target, None)
             self._rests.pop(FILE, None)
         elif "failures" in report:
-            self._rests[target] = Rest(report["failures"], self._monotonic() + report["next_s"])
+            self._rests[target] = TargetBackoff(report["failures"], self._monotonic() + report["next_s"])
         if outcome == "failed":
             self._tries.setdefault(report["key"], {})[target] = report["tries"]
 

@@ -25,7 +25,7 @@ from gpusched.model.codec import decode
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import AlertSettings
 from gpusched.model.value import Value, replace
-from gpusched.notify.attempt import Attempt, Result
+from gpusched.notify.attempt import SendAttempt, SendResult
 from gpusched.notify.targets import Target, Targets, TargetsError, fill, read_targets
 from gpusched.notify.terminals import BUILT_IN
 
@@ -37,21 +37,21 @@ FILE = ""
 """In place of a target: the file itself cannot be used now."""
 
 
-class Rest(Value):
+class TargetBackoff(Value):
     """How often in a row a target failed, and until when it is left alone."""
 
     failures: int = 0
     until: float = float("-inf")
 
 
-class Order(Value):
+class AlertOrder(Value):
     """An alert to send, with how often each target was tried in vain."""
 
     alert: Alert
     tries: Mapping[str, int] = {}
 
 
-class Options(Value):
+class SenderOptions(Value):
     """What a sender is started with."""
 
     settings: AlertSettings
@@ -59,7 +59,7 @@ class Options(Value):
     """The user's `notify.toml`; None for where that user has it."""
     receipts: int
     """A descriptor to append to."""
-    rests: Mapping[str, Rest]
+    rests: Mapping[str, TargetBackoff]
     """By target that failed last; `until` in seconds from now."""
 
 
@@ -67,13 +67,13 @@ class Options(Value):
 class Delivery:
     """One alert for one target."""
 
-    order: Order
+    order: AlertOrder
     target: str
     tries: int
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class AlertMessage:
     """What is to be sent."""
 
     url: str
@@ -92,8 +92,8 @@ class Batch:
 
     def __init__(
         self,
-        orders: Iterable[Order],
-        rests: Mapping[str, Rest],
+        orders: Iterable[AlertOrder],
+        rests: Mapping[str, TargetBackoff],
         settings: AlertSettings,
         read: Callable[[], Targets],
         now: float,
@@ -128,16 +128,16 @@ class Batch:
         untils = [self._rest(target).until for target, line in self._waiting.items() if line]
         return max(0.0, min(untils) - now) if untils else None
 
-    def letter(self, delivery: Delivery) -> Letter:
+    def letter(self, delivery: Delivery) -> AlertMessage:
         """What to send for this delivery."""
         targets, order = self._targets_of(delivery.order), delivery.order
         target = targets.named(delivery.target)
         assert target is not None
         title, body = targets.words_for(target, order.alert.event)
         facts = dict(order.alert.facts)
-        return Letter(target.url, " ".join(fill(title, facts).split()), fill(body, facts))
+        return AlertMessage(target.url, " ".join(fill(title, facts).split()), fill(body, facts))
 
-    def settle(self, delivery: Delivery, result: Result, now: float) -> list[Report]:
+    def settle(self, delivery: Delivery, result: SendResult, now: float) -> list[Report]:
         """Take in the result of a try: done, another try later, or given up."""
         delivery.tries += 1
         target = delivery.target
@@ -149,7 +149,7 @@ class Batch:
             return self._close(delivery, gave_up)
         failures = self._rest(target).failures + 1
         next_s = self._wait_s(failures, delivery.order)
-        self._rests[target] = Rest(failures, now + next_s)
+        self._rests[target] = TargetBackoff(failures, now + next_s)
         if self._is_too_old(delivery.order, now + next_s):
             reports = self._close(delivery, gave_up)
         else:
@@ -166,17 +166,17 @@ class Batch:
     def _try_file(self, now: float) -> None:
         """One try of reading it stands for all alerts whose targets it should name."""
         if self._problem is not None and self._rest(FILE).until <= now:
-            self.reports += self.settle(self._waiting[FILE].pop(), Result(False, self._problem.message), now)
+            self.reports += self.settle(self._waiting[FILE].pop(), SendResult(False, self._problem.message), now)
 
-    def _rest(self, target: str) -> Rest:
-        return self._rests.get(target, Rest())
+    def _rest(self, target: str) -> TargetBackoff:
+        return self._rests.get(target, TargetBackoff())
 
-    def _wait_s(self, failures: int, order: Order) -> float:
+    def _wait_s(self, failures: int, order: AlertOrder) -> float:
         limits = self._settings
         rule = RetryRule(backoff_s=limits.backoff_s, backoff_factor=BACKOFF_FACTOR, backoff_max_s=limits.backoff_max_s)
         return backoff_s(rule, failures, sum(order.alert.key.encode()))
 
-    def _is_too_old(self, order: Order, at: float) -> bool:
+    def _is_too_old(self, order: AlertOrder, at: float) -> bool:
         return bool(at >= order.alert.at + self._settings.give_up_s)
 
     def _close(self, delivery: Delivery, outcome: Report) -> list[Report]:
@@ -186,7 +186,7 @@ class Batch:
 
     # --- whom an alert is for -----------------------------------------------------------------------
 
-    def _spread(self, order: Order) -> None:
+    def _spread(self, order: AlertOrder) -> None:
         """Find out whom the alert is for."""
         try:
             names = self._names(order)
@@ -200,7 +200,7 @@ class Batch:
         if not names:
             self.reports.append({"key": order.alert.key, "done": True})
 
-    def _targets_of(self, order: Order) -> Targets:
+    def _targets_of(self, order: AlertOrder) -> Targets:
         """What the file says, which those that everybody has do not need. Raises: TargetsError."""
         asked = order.alert.targets
         if asked and all(name in BUILT_IN for name in asked):
@@ -215,7 +215,7 @@ class Batch:
                 raise
         return self._targets
 
-    def _names(self, order: Order) -> list[str]:
+    def _names(self, order: AlertOrder) -> list[str]:
         """Targets of the alert; why there is nobody is reported. Raises: TargetsError."""
         targets = self._targets_of(order)
         asked = order.alert.targets
@@ -252,7 +252,7 @@ def main(argument: str) -> None:
     """Send what stdin holds."""
     # Ctrl-C in the terminal of a foreground daemon reaches its children too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Sender(decode(argument, Options), sys.stdin.buffer.read()).serve()
+    Sender(decode(argument, SenderOptions), sys.stdin.buffer.read()).serve()
 
 
 class Sender:
@@ -261,17 +261,17 @@ class Sender:
     Args: orders: one Order a line.
     """
 
-    def __init__(self, options: Options, orders: bytes) -> None:
+    def __init__(self, options: SenderOptions, orders: bytes) -> None:
         now = time.time()
         self._settings = options.settings
         self._receipts = options.receipts
         self._end = time.monotonic() + BATCH_S
         self._is_heard = True
-        self._under_way: dict[str, tuple[Delivery, Attempt]] = {}
+        self._under_way: dict[str, tuple[Delivery, SendAttempt]] = {}
         """By target."""
         file = options.file or paths.notify_file()
         rests = {target: replace(rest, until=now + rest.until) for target, rest in options.rests.items()}
-        lines = [decode(line, Order) for line in orders.splitlines()]
+        lines = [decode(line, AlertOrder) for line in orders.splitlines()]
         self._batch = Batch(lines, rests, self._settings, lambda: read_targets(file), now)
 
     def serve(self) -> None:
@@ -292,11 +292,11 @@ class Sender:
             letter = self._batch.letter(delivery)
             told = json.dumps([delivery.order.alert.key, delivery.target]).encode() + b"\n"
             try:
-                attempt = Attempt(
+                attempt = SendAttempt(
                     letter.url, letter.title, letter.body, self._settings.timeout_s, (self._receipts, told)
                 )
             except OSError as error:
-                result = Result(False, f"no process: {error.strerror}")
+                result = SendResult(False, f"no process: {error.strerror}")
                 self._report(self._batch.settle(delivery, result, time.time()))
                 continue
             self._under_way[delivery.target] = (delivery, attempt)

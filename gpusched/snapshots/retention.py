@@ -18,7 +18,7 @@ _YOUNG_S = 3600
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredSnapshot:
     """One snapshot on the disk."""
 
     name: str
@@ -30,7 +30,7 @@ class Kept:
     """When it was last submitted with, UTC epoch seconds."""
 
 
-def kept(home: str) -> list[Kept]:
+def stored_snapshots(home: str) -> list[StoredSnapshot]:
     """The snapshots in a folder, the one used longest ago first. Unfinished ones are not among them."""
     found = []
     for name in os.listdir(home) if os.path.isdir(home) else ():
@@ -42,7 +42,7 @@ def kept(home: str) -> list[Kept]:
                 used_at = os.fstat(file.fileno()).st_mtime
         except (FileNotFoundError, NotADirectoryError):
             continue  # the lock, or gone already
-        found.append(Kept(name, about["root"], about["files"], about["bytes"], used_at))
+        found.append(StoredSnapshot(name, about["root"], about["files"], about["bytes"], used_at))
     return sorted(found, key=lambda one: (one.used_at, one.name))
 
 
@@ -85,7 +85,7 @@ def _due(home: str, now: float, keep_days: float, total_mib: float, needed: set[
                     due.append(name)
             except FileNotFoundError:
                 continue  # finished meanwhile
-    here = kept(home)
+    here = stored_snapshots(home)
     too_much = sum(one.size for one in here) - total_mib * (1 << 20)
     for one in here:
         age_s = now - one.used_at

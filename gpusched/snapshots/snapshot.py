@@ -28,7 +28,7 @@ _TRIES = 3
 
 
 @dataclass
-class Copied:
+class CopiedTree:
     """What was copied, or would have been."""
 
     tree: bytes | None
@@ -62,12 +62,12 @@ class Copied:
         return path in self.paths or path in self.folders
 
 
-def copy_tree(listing: Listing, tree: bytes | None) -> Copied:
+def copy_tree(listing: Listing, tree: bytes | None) -> CopiedTree:
     """Copy what is listed into an empty folder, or into none. What has gone meanwhile is taken off the list.
 
     Raises: Refused when a part cannot be read; OSError when the copy cannot be written.
     """
-    copied = Copied(tree)
+    copied = CopiedTree(tree)
     digest = hashlib.sha256(listing.root + b"\0")
     for path in sorted(listing.files):
         copied.make_folders(path)
@@ -178,7 +178,7 @@ TREE = "tree"
 
 
 @dataclass(frozen=True)
-class Limits:
+class SnapshotLimits:
     """What a snapshot may hold."""
 
     mib: float
@@ -190,7 +190,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CodeSnapshot:
     """A copy that a job can start in."""
 
     name: str
@@ -205,7 +205,9 @@ def folder_of(socket_path: str) -> str:
     return os.path.join(paths.state_dir(), "snapshots", mark)
 
 
-def freeze(work_dir: str, mode: str, socket_path: str, limits: Limits, needed: Callable[[], set[str]]) -> Snapshot:
+def freeze(
+    work_dir: str, mode: str, socket_path: str, limits: SnapshotLimits, needed: Callable[[], set[str]]
+) -> CodeSnapshot:
     """Keep the tree that a folder is in, as it is now.
 
     Args:
@@ -239,7 +241,9 @@ def freeze(work_dir: str, mode: str, socket_path: str, limits: Limits, needed: C
     inside = os.path.relpath(place, listing.root)
     prune(home, limits.keep_days, limits.total_mib, needed, lambda: lock(home, fcntl.LOCK_EX))
     tree = os.path.join(home, name, TREE)
-    return Snapshot(name, os.path.normpath(os.path.join(tree, os.fsdecode(inside))), about(os.path.join(home, name)))
+    return CodeSnapshot(
+        name, os.path.normpath(os.path.join(tree, os.fsdecode(inside))), about(os.path.join(home, name))
+    )
 
 
 def sweep(home: str, needed: Callable[[], set[str]]) -> list[str]:
@@ -286,7 +290,7 @@ def lock(home: str, kind: int) -> Iterator[None]:
         os.close(fd)
 
 
-def _check_size(listing: Listing, limits: Limits) -> None:
+def _check_size(listing: Listing, limits: SnapshotLimits) -> None:
     total = sum(found.st_size for found in listing.files.values())
     count = len(listing.files) + len(listing.links)
     if total <= limits.mib * (1 << 20) and count <= limits.files:
@@ -351,7 +355,7 @@ def _touch(folder: str) -> bool:
     return True
 
 
-def _describe(listing: Listing, folder: str, copied: Copied) -> None:
+def _describe(listing: Listing, folder: str, copied: CopiedTree) -> None:
     repositories = []
     patch = b""
     for one in listing.repositories:

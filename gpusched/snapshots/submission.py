@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from gpusched.errors import Refused
 from gpusched.model.units import printable
-from gpusched.snapshots.snapshot import TREE, Limits, folder_in, freeze, renew
+from gpusched.snapshots.snapshot import TREE, SnapshotLimits, folder_in, freeze, renew
 
 Call = Callable[[str, str], dict[str, Any]]
 """A request to the daemon: method and path."""
@@ -45,7 +45,7 @@ def start_in_copy(call: Call, socket_path: str, spec: dict[str, Any], mode: str)
     def needed() -> set[str]:
         return {name for (name,) in call("GET", "/v1/jobs?fields=snapshot")["rows"] if name}
 
-    wanted = Limits(
+    wanted = SnapshotLimits(
         limits["snapshot_mib"],
         limits["snapshot_files"],
         limits["snapshot_keep_days"],

@@ -24,7 +24,7 @@ from gpusched.store.sqlite import BUSY_TIMEOUT_S, SqliteStore, check_library
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class BackupSummary:
     """What a backup holds."""
 
     path: str
@@ -34,7 +34,7 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoreSummary:
     """What was put back."""
 
     path: str
@@ -48,7 +48,7 @@ class Restored:
     next_id: int
 
 
-def backup(database: str, target: str) -> Copied:
+def backup(database: str, target: str) -> BackupSummary:
     """Copy the table, as of one instant, into a file for its owner alone; a backup of that name is replaced.
 
     Raises: NotFound when there is no table, or no folder for the target; Refused when the target is something else;
@@ -81,10 +81,10 @@ def backup(database: str, target: str) -> Copied:
                 _copy_out(part, target)
         finally:
             _remove(part, *(part + suffix for suffix in (*SIDE_FILES, "-journal")))
-        return Copied(target, os.path.getsize(target), jobs, unfinished)
+        return BackupSummary(target, os.path.getsize(target), jobs, unfinished)
 
 
-def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int] = (), by: str = "") -> Restored:
+def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int] = (), by: str = "") -> RestoreSummary:
     """Put a backup in the place of the table. The caller holds the daemon's lock.
 
     The copy is brought up to the schema of this release; ids that were given since the backup are not given again.
@@ -137,7 +137,7 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
             _sync(os.path.dirname(database))
         finally:
             _remove(*(file + suffix for file in (part, taken) for suffix in ("", *SIDE_FILES, "-journal")))
-    return Restored(database, kept, jobs, held, runs, 1 if last is None else int(last[0]) + 1)
+    return RestoreSummary(database, kept, jobs, held, runs, 1 if last is None else int(last[0]) + 1)
 
 
 def _refuse_target(database: str, target: str) -> None:

@@ -16,7 +16,7 @@ from gpusched.store.sqlite import BUSY_TIMEOUT_S, SqliteStore
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StoreStatus:
     """What was found. With a problem the rest may be unknown."""
 
     problem: str | None = None
@@ -31,7 +31,7 @@ class Look:
         return self.schema is not None and self.schema < len(MIGRATIONS)
 
 
-def look(path: str, *, thoroughly: bool) -> Look | None:
+def store_status(path: str, *, thoroughly: bool) -> StoreStatus | None:
     """What is there; None when there is no table. Args: thoroughly: also look for damage, which reads all of it."""
     if not os.path.exists(path) or not os.path.getsize(path):
         return None
@@ -85,7 +85,7 @@ def _not_yours(path: str) -> Forbidden:
     )
 
 
-def _look(db: sqlite3.Connection, path: str, thoroughly: bool) -> Look:
+def _look(db: sqlite3.Connection, path: str, thoroughly: bool) -> StoreStatus:
     tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     if "jobs" not in tables:
         return _problem(not_ours(path, sorted(tables) or ["nothing"]))
@@ -95,8 +95,8 @@ def _look(db: sqlite3.Connection, path: str, thoroughly: bool) -> Look:
     last = db.execute("SELECT submit_at FROM jobs ORDER BY id DESC LIMIT 1").fetchone()
     (end_at,) = db.execute("SELECT max(end_at) FROM jobs").fetchone()
     instants = [at for at in (end_at, last and last[0]) if at is not None]
-    return Look(schema=schema, newest_at=max(instants, default=None))
+    return StoreStatus(schema=schema, newest_at=max(instants, default=None))
 
 
-def _problem(error: GpuschedError) -> Look:
-    return Look(error.message, error.hint)
+def _problem(error: GpuschedError) -> StoreStatus:
+    return StoreStatus(error.message, error.hint)

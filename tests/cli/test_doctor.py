@@ -21,7 +21,7 @@ from gpusched.cli import ginfo
 from gpusched.cli.admin import doctor
 from gpusched.daemon.checks import daemon_checks
 from gpusched.model.cluster import GpuReading
-from gpusched.store.read_only import look
+from gpusched.store.read_only import store_status
 from gpusched.store.sqlite import SqliteStore
 
 
@@ -244,17 +244,17 @@ def test_doctor_looks_at_the_disk_of_the_spool(
 
 
 def test_a_table_of_something_else_or_of_an_older_release(tmp_path: Path) -> None:
-    assert look(str(tmp_path / "nothing"), thoroughly=True) is None
+    assert store_status(str(tmp_path / "nothing"), thoroughly=True) is None
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as db:
         db.execute("CREATE TABLE songs (title TEXT)")
-    found = look(str(other), thoroughly=True)
+    found = store_status(str(other), thoroughly=True)
     assert found is not None
     assert "holds songs" in (found.problem or "")
     path = tmp_path / "x.db"
     SqliteStore.open(path).close()
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 1")
-    older = look(str(path), thoroughly=True)
+    older = store_status(str(path), thoroughly=True)
     assert older is not None
     assert (older.problem, older.is_older, older.newest_at) == (None, True, None)

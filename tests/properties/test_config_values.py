@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 from gpusched.config import SETTINGS, TABLE_SETTINGS, Setting, load_settings, problems_in
 from gpusched.config.schema import value_of
 from gpusched.model.presets import FAIR, PRESETS, preset
-from gpusched.model.rules import Amounts, Cells, Folder, Members, Modules, Numbers, OneOf, Range, SomeOf, Text, Texts
+from gpusched.model.rules import (
+    Amounts,
+    Cells,
+    Folder,
+    MemberShares,
+    Modules,
+    Numbers,
+    OneOf,
+    Range,
+    SomeOf,
+    Text,
+    Texts,
+)
 from gpusched.model.settings import AUTO, Settings
 from gpusched.model.value import replace
 
@@ -63,7 +75,7 @@ def right(path: str, setting: Setting) -> st.SearchStrategy[Any]:
         return st.lists(WORDS, max_size=3)
     if isinstance(rule, Amounts):
         return st.dictionaries(WORDS, st.integers(1, 9), max_size=3)
-    if isinstance(rule, Members):
+    if isinstance(rule, MemberShares):
         named = st.dictionaries(WORDS | st.just("*"), st.integers(1, 9), max_size=3)
         return named | st.lists(WORDS, max_size=3, unique=True) | st.just("*")
     if isinstance(rule, Folder):
@@ -109,7 +121,7 @@ def out_of_range(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from(["lab_rules", ["lab-rules"], [""], [3], {"a": "b"}])
     if isinstance(rule, Amounts):
         return st.sampled_from([{"a": -1}, {"a": 1, "b": -0.5}, {"": 1}, {"a b": 2}])
-    if isinstance(rule, Members):
+    if isinstance(rule, MemberShares):
         return st.sampled_from([{"a": -1}, {"a": 0}, {"": 1}, {"a b": 2}, [""], ["a", "b c"], ["a", 3], "ann", "", 3])
     return st.sampled_from([0, 1, "true", "", []])
 
@@ -187,7 +199,7 @@ def loaded_value(settings: Any, path: tuple[str, ...]) -> Any:
 
 def meant(line: Line) -> Any:
     """The value as it is once loaded: members are names with their shares however they are written."""
-    if isinstance(line.setting.rule, Members) and not isinstance(line.value, dict):
+    if isinstance(line.setting.rule, MemberShares) and not isinstance(line.value, dict):
         return dict.fromkeys(line.value, 1.0)
     return line.value
 
@@ -248,5 +260,5 @@ def test_one_value_out_of_range_is_refused_with_its_line_and_nothing_else(
 
 def test_every_kind_of_rule_is_drawn_above() -> None:
     known = [*SETTINGS.values(), *(one for table in TABLE_SETTINGS.values() for one in table.values())]
-    drawn = {Range, OneOf, SomeOf, Text, Texts, Cells, Amounts, Members, Modules, Folder, Numbers, type(None)}
+    drawn = {Range, OneOf, SomeOf, Text, Texts, Cells, Amounts, MemberShares, Modules, Folder, Numbers, type(None)}
     assert {type(one.rule) for one in known} == drawn

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.lifecycle import alerts
-from gpusched.lifecycle.alerts import Raised
+from gpusched.lifecycle.alerts import AlertCause
 from gpusched.model.alerts import EACH_TASK, EVENTS, FACTS, parse_events
 from gpusched.model.job import Alerting, ArraySpec, Job, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -37,9 +37,9 @@ def closed(of: Job, outcome: JobState, number: int = 1, text: str = "exit code 3
     return run(of, number=number, state=RunState.ENDED, start_at=NOW, end_at=NOW + 9, outcome=outcome, reason_text=text)
 
 
-def told(before: Job | None, after: Job, *runs: Run) -> list[Raised]:
+def told(before: Job | None, after: Job, *runs: Run) -> list[AlertCause]:
     numbered = {one.number: one for one in runs}
-    return list(alerts.raised(before, after, numbered, numbered))
+    return list(alerts.alert_causes(before, after, numbered, numbered))
 
 
 def words(before: Job | None, after: Job, *runs: Run) -> list[str]:
@@ -49,7 +49,7 @@ def words(before: Job | None, after: Job, *runs: Run) -> list[str]:
 def test_a_start_is_the_beginning_of_a_run_and_says_where() -> None:
     after = running()
     assert told(pending(), after, run(after, gpus=(share(0), share(1)))) == [
-        Raised("begin", "run 1 has started on n1, GPU 0,1", 1)
+        AlertCause("begin", "run 1 has started on n1, GPU 0,1", 1)
     ]
 
 

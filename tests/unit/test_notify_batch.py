@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from gpusched.errors import UsageError
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import AlertSettings
-from gpusched.notify.attempt import Result
-from gpusched.notify.sender import Batch, Order, Rest
+from gpusched.notify.attempt import SendResult
+from gpusched.notify.sender import AlertOrder, Batch, TargetBackoff
 from gpusched.notify.targets import Target, Targets, TargetsError
 
 LIMITS = AlertSettings(timeout_s=20, backoff_s=5, backoff_max_s=60, give_up_s=600)
-TOLD, FAILED = Result(True), Result(False, "500")
+TOLD, FAILED = SendResult(True), SendResult(False, "500")
 DONE = {"key": "42.1 end", "done": True}
 
 
@@ -36,12 +36,14 @@ class File:
         return self.says
 
 
-def order(key: str = "42.1 end", at: float = 0.0, tries: dict[str, int] | None = None, **parts: Any) -> Order:
+def order(key: str = "42.1 end", at: float = 0.0, tries: dict[str, int] | None = None, **parts: Any) -> AlertOrder:
     fixed = {"event": "end", "counts_as": ("end",), "uid": 0, "facts": (("name", "x"),)}
-    return Order(Alert(key=key, at=at, **{**fixed, **parts}), tries or {})
+    return AlertOrder(Alert(key=key, at=at, **{**fixed, **parts}), tries or {})
 
 
-def batch(file: File, *orders: Order, now: float = 0.0, limits: AlertSettings = LIMITS, **rests: Rest) -> Batch:
+def batch(
+    file: File, *orders: AlertOrder, now: float = 0.0, limits: AlertSettings = LIMITS, **rests: TargetBackoff
+) -> Batch:
     return Batch(orders or [order()], rests, limits, file.read, now)
 
 
@@ -96,7 +98,7 @@ def test_waits_between_tries_double_up_to_the_longest_until_the_alert_is_too_old
         assert (report["tries"], report["failures"]) == (tries, tries)
         waits.append(report["next_s"])
         now += report["next_s"]
-        rests = {"a": Rest(report["failures"], now)}
+        rests = {"a": TargetBackoff(report["failures"], now)}
     assert (report["outcome"], rest) == ("gave_up", [DONE])
     assert now < LIMITS.give_up_s
     for wait_s, plain_s in zip(waits, [5, 10, 20, 40, 60, 60], strict=False):
@@ -107,7 +109,7 @@ def test_an_old_alert_gets_one_try_and_a_hopeless_one_no_second() -> None:
     found = batch(File("a"), now=10_000)
     assert found.settle(due(found, 10_000), FAILED, 10_000)[0]["outcome"] == "gave_up"
     found = batch(File("a"))
-    final = Result(False, "apprise is not installed", is_final=True)
+    final = SendResult(False, "apprise is not installed", is_final=True)
     (report, last) = found.settle(due(found), final, 0)
     assert (report["outcome"], "failures" in report, last) == ("gave_up", False, DONE)
 
@@ -130,7 +132,7 @@ def test_a_target_that_fails_rests_as_a_whole_however_much_waits_for_it() -> Non
         told += delivery.target == "well"
         found.settle(delivery, FAILED if delivery.target == "dead" else TOLD, 0)
     assert (told, tries) == (1000, 1)
-    later = batch(File("dead"), *orders, dead=Rest(3, 20))
+    later = batch(File("dead"), *orders, dead=TargetBackoff(3, 20))
     assert later.pick(19, ()) is None
     assert later.settle(due(later, 20), TOLD, 20)[0]["outcome"] == "told"
     # Once it is reached again nothing rests any more.
@@ -160,7 +162,7 @@ def test_a_file_that_is_broken_is_read_once_said_once_and_rests() -> None:
     assert (report["key"], report["target"], report["outcome"]) == ("1", "", "failed")
     assert report["error"] == "line 3 is wrong"
     assert (file.reads, found.pick(0, ())) == (1, None)
-    rest = {"": Rest(1, report["next_s"])}
+    rest = {"": TargetBackoff(1, report["next_s"])}
     assert batch(file, order("1", tries={"": 1}), now=1, **rest).reports == []
     (again,) = batch(file, order("1", tries={"": 1}), now=10, **rest).reports
     assert (again["tries"], again["failures"]) == (2, 2)
@@ -188,7 +190,7 @@ def test_every_alert_is_done_once_and_every_target_is_told_at_most_once(
     reports: list[dict[str, Any]] = []
     settled: dict[str, list[str]] = {key: [] for key in keys}
     tries: dict[str, dict[str, int]] = {key: {} for key in keys}
-    rests: dict[str, Rest] = {}
+    rests: dict[str, TargetBackoff] = {}
     left, now = set(keys), 0.0
 
     def note(found: list[dict[str, Any]]) -> None:
@@ -201,7 +203,7 @@ def test_every_alert_is_done_once_and_every_target_is_told_at_most_once(
             else:
                 settled[report["key"]].append(report["target"])
             if "failures" in report:
-                rests[report["target"]] = Rest(report["failures"], now + report["next_s"])
+                rests[report["target"]] = TargetBackoff(report["failures"], now + report["next_s"])
 
     while left:
         orders = [order(key, settled=settled[key], tries=tries[key]) for key in sorted(left)]
@@ -213,7 +215,7 @@ def test_every_alert_is_done_once_and_every_target_is_told_at_most_once(
                 file.is_broken = what == "broken"
             if what == "cut":
                 break
-            note(found.settle(delivery, Result(what == "told", "x", what == "final"), now))
+            note(found.settle(delivery, SendResult(what == "told", "x", what == "final"), now))
         else:
             now += found.next_s(now) or 0.0
         if not happenings:

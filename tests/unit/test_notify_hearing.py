@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.notify.courier import Hearing
+from gpusched.notify.courier import SenderOutput
 
 TOLD = {"key": "1", "target": "a", "outcome": "told", "tries": 1}
 FAILED = {"key": "1", "target": "a", "outcome": "failed", "tries": 1, "error": "500", "failures": 2, "next_s": 5.0}
@@ -17,12 +17,12 @@ DONE = {"key": "1", "done": True}
 
 
 def heard(*said: Any) -> list[dict[str, Any]]:
-    hearing = Hearing(["1"])
+    hearing = SenderOutput(["1"])
     return hearing.take(b"".join(json.dumps(one).encode() + b"\n" for one in said))
 
 
 def test_reports_are_heard_in_order_and_in_pieces() -> None:
-    hearing = Hearing(["1"])
+    hearing = SenderOutput(["1"])
     data = b"\n" + b"\n".join(json.dumps(one).encode() for one in (FAILED, TOLD, DONE)) + b"\n"
     found = [report for at in range(0, len(data), 7) for report in hearing.take(data[at : at + 7])]
     assert found == [FAILED, TOLD, DONE]
@@ -38,7 +38,7 @@ def test_reports_are_heard_in_order_and_in_pieces() -> None:
     ids=lambda said: str(said)[:10],
 )
 def test_the_last_word_is_when_the_rest_is_due(said: Any, next_s: float | None) -> None:
-    hearing = Hearing()
+    hearing = SenderOutput()
     assert hearing.take(json.dumps({"next_s": said}).encode() + b"\n") == []
     assert (hearing.has_ended, hearing.next_s) == (True, next_s)
 
@@ -79,16 +79,16 @@ def test_texts_are_cut_and_made_fit_to_print() -> None:
 
 
 def test_a_line_without_an_end_and_a_story_without_an_end_make_no_sense() -> None:
-    hearing = Hearing()
+    hearing = SenderOutput()
     hearing.take(b"x" * 70_000)
     assert hearing.is_nonsense
-    hearing = Hearing(["1"])
+    hearing = SenderOutput(["1"])
     hearing.take((json.dumps(FAILED).encode() + b"\n") * 1001)
     assert hearing.is_nonsense
 
 
 @given(st.lists(st.binary(max_size=40)))
 def test_no_bytes_are_an_error(parts: list[bytes]) -> None:
-    hearing = Hearing(["1"])
+    hearing = SenderOutput(["1"])
     for part in parts:
         hearing.take(part)

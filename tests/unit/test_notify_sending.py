@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gpusched.notify import attempt
-from gpusched.notify.attempt import Attempt, Result
+from gpusched.notify.attempt import SendAttempt, SendResult
 
 
 def test_what_is_loaded_for_the_first_try_is_no_delay_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,6 +20,6 @@ def test_what_is_loaded_for_the_first_try_is_no_delay_of_the_service(monkeypatch
         return True
 
     monkeypatch.setattr(attempt, "preload", load)
-    monkeypatch.setattr(attempt, "send", lambda *_: Result(True))
+    monkeypatch.setattr(attempt, "send", lambda *_: SendResult(True))
     monkeypatch.setattr(attempt.time, "monotonic", lambda: monotonic() + late_s[0])
-    assert Attempt("json://127.0.0.1:9/x", "title", "body", timeout_s=60.0).wait() == Result(True)
+    assert SendAttempt("json://127.0.0.1:9/x", "title", "body", timeout_s=60.0).wait() == SendResult(True)

@@ -16,10 +16,10 @@ import pytest
 from gpusched.errors import Refused
 from gpusched.snapshots import snapshot
 from gpusched.snapshots.file_list import list_tree
-from gpusched.snapshots.snapshot import Limits, Snapshot, freeze, remove, renew, sweep
+from gpusched.snapshots.snapshot import CodeSnapshot, SnapshotLimits, freeze, remove, renew, sweep
 from gpusched.snapshots.submission import moved, ways_out
 
-LIMITS = Limits(mib=1, files=50, keep_days=30, total_mib=100)
+LIMITS = SnapshotLimits(mib=1, files=50, keep_days=30, total_mib=100)
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
@@ -48,11 +48,13 @@ def committed(folder: Path) -> Path:
     return folder
 
 
-def frozen(folder: Path, mode: str = "auto", limits: Limits = LIMITS, needed: frozenset[str] = frozenset()) -> Snapshot:
+def frozen(
+    folder: Path, mode: str = "auto", limits: SnapshotLimits = LIMITS, needed: frozenset[str] = frozenset()
+) -> CodeSnapshot:
     return freeze(str(folder), mode, "/the/socket", limits, lambda: set(needed))
 
 
-def tree_of(found: Snapshot) -> dict[str, str]:
+def tree_of(found: CodeSnapshot) -> dict[str, str]:
     """Files with their content, links as `-> target`."""
     top = Path(found.work_dir)
     entries = {}
@@ -234,7 +236,7 @@ def test_empty_folders_are_there(code: Path) -> None:
 def test_what_goes_while_it_is_copied_is_left_out(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code / ".a.py.swp").write_text("editor")
 
-    def check(listing: snapshot.Listing, _: Limits) -> None:
+    def check(listing: snapshot.Listing, _: SnapshotLimits) -> None:
         (code / ".a.py.swp").unlink()
 
     monkeypatch.setattr(snapshot, "_check_size", check)
@@ -472,7 +474,7 @@ def test_a_large_tree_is_refused_before_its_differences_are_looked_at(code: Path
 # --- dropping --------------------------------------------------------------------------------------------
 
 
-def age(found: Snapshot, days: float) -> None:
+def age(found: CodeSnapshot, days: float) -> None:
     then = time.time() - days * 86400
     os.utime(Path(found.work_dir).parent / "about.json", (then, then))
 
@@ -520,7 +522,7 @@ def test_when_there_is_too_much_those_used_longest_ago_go_first(code: Path) -> N
         (code / "a.py").write_bytes(bytes([n]) * 400_000)
         made.append(frozen(code))
         age(made[-1], 2 - 0.1 * n)
-    small = Limits(mib=1, files=50, keep_days=30, total_mib=1)
+    small = SnapshotLimits(mib=1, files=50, keep_days=30, total_mib=1)
     (code / "a.py").write_bytes(b"n" * 400_000)
     frozen(code, limits=small, needed=frozenset({made[1].name}))
     assert [os.path.exists(found.work_dir) for found in made] == [False, True, False, False]
@@ -529,7 +531,7 @@ def test_when_there_is_too_much_those_used_longest_ago_go_first(code: Path) -> N
 def test_one_that_was_chosen_just_now_is_on_its_way_and_stays(code: Path) -> None:
     first = frozen(code)
     (code / "a.py").write_text("2")
-    none = Limits(mib=1, files=50, keep_days=0, total_mib=0)
+    none = SnapshotLimits(mib=1, files=50, keep_days=0, total_mib=0)
     frozen(code, limits=none)
     assert os.path.isdir(first.work_dir)
     age(first, 1)

@@ -93,7 +93,7 @@ def snapshots(
     as_json: Json = False,
 ) -> None:
     """List your copies of code (`gsub --snapshot`): how large, since when unused, which jobs need them."""
-    from gpusched.snapshots.retention import kept  # nothing that the other commands need
+    from gpusched.snapshots.retention import stored_snapshots  # nothing that the other commands need
     from gpusched.snapshots.snapshot import folder_of, show_size, sweep
 
     with connect() as client:
@@ -107,7 +107,7 @@ def snapshots(
             return found
 
         dropped = sweep(home, lambda: set(users())) if prune else []
-        needed, here = users(), kept(home)
+        needed, here = users(), stored_snapshots(home)
     now = time.time()
     if as_json:
         rows = [

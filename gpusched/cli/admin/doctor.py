@@ -34,7 +34,7 @@ from gpusched.scheduler.draft import Layout
 from gpusched.scheduler.sharing.membership import membership_findings, unknown_members
 from gpusched.scheduler.sharing.quota_problems import problems
 from gpusched.scheduler.sharing.usage import capacity_of
-from gpusched.store.read_only import look
+from gpusched.store.read_only import store_status
 
 Checks = dict[str, Callable[[], Finding]]
 
@@ -331,7 +331,7 @@ def permissions() -> Finding:
 def table_at_rest() -> Finding:
     """The job table, which the daemon checks itself while it runs."""
     path = paths.database()
-    found = look(path, thoroughly=True)
+    found = store_status(path, thoroughly=True)
     if found is None:
         return passed("none yet; the first gsub creates it")
     if found.problem is not None:
@@ -391,7 +391,7 @@ def control_groups(root: str = _CGROUPS) -> Finding:
 
 def clock() -> Finding:
     """Whether the clock is synchronised, and not behind the newest record of the job table."""
-    found = look(paths.database(), thoroughly=False)
+    found = store_status(paths.database(), thoroughly=False)
     newest_at = None if found is None else found.newest_at
     return judge_clock(time.time(), newest_at, _is_synchronised())
 

@@ -19,7 +19,7 @@ from gpusched.daemon.commit import AuditEvent
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine import proctree
-from gpusched.lifecycle.alerts import News
+from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.foreign import Card, End, OwnerNotes, Stranger, Tell, held_by, is_exempt, messages, steps
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import GpuProcess, GpuStatus, GpuView
@@ -214,7 +214,7 @@ class ForeignProcessWatch:
         if not step.is_kill:
             jobs = "1 job waits" if step.jobs == 1 else f"{step.jobs} jobs wait"
             node = self._scheduler.site.node
-            news = News("foreign_ended", f"{text}, was sent TERM: {jobs} for its GPU", node, str(stranger.pid))
+            news = AdminEvent("foreign_ended", f"{text}, was sent TERM: {jobs} for its GPU", node, str(stranger.pid))
             self._scheduler.alerts.tell_admin(news, now, self._scheduler.settings)
 
 

@@ -12,7 +12,7 @@ from logging import getLogger
 from gpusched.daemon.commit import TickTransaction
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle import lifecycle
-from gpusched.lifecycle.alerts import News
+from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.blame import (
     Evidence,
     FaultyRun,
@@ -168,7 +168,7 @@ class GpuFaults:
             some = ", ".join(map(str, ids[:_MOST_NAMED])) + (", ..." if len(ids) > _MOST_NAMED else "")
             news = f"held {plural(len(ids), 'job')} of {job.user} ({some}): {text}"
             log.error("%s", news)
-            tx.news.append(News("job_held", news, run.node, job.user))
+            tx.news.append(AdminEvent("job_held", news, run.node, job.user))
 
     def _drain(self, uuid: str, index: int, why: str, tx: TickTransaction) -> None:
         if uuid in tx.world.drains:
@@ -200,7 +200,7 @@ class GpuWatch:
         self._bad: dict[str, str] = {}
         self._unreadable = 0
 
-    def new_faults(self, tracker: GpuTracker, reading: GpuReading, node: str) -> Iterator[News]:
+    def new_faults(self, tracker: GpuTracker, reading: GpuReading, node: str) -> Iterator[AdminEvent]:
         """Every card that was lost or became suspect, and the driver that answers for none of them.
 
         Not those that are suspect because they were drained for it: that is told when it is recorded.
@@ -209,7 +209,7 @@ class GpuWatch:
         if error is not None:
             self._unreadable += 1
             if self._unreadable == _UNREADABLE_AFTER:
-                yield News("gpu_lost", f"no GPU of {node} can be read: {error}", node)
+                yield AdminEvent("gpu_lost", f"no GPU of {node} can be read: {error}", node)
             return
         self._unreadable = 0
         listed = {gpu.uuid for gpu in reading.gpus}
@@ -234,4 +234,4 @@ class GpuWatch:
                 what = "was lost" if event == "gpu_lost" else "is suspect"
                 why = (status.why or "see ginfo").removeprefix("lost: ").removeprefix(SUSPECT)
                 text = f"GPU {gpu_label(gpu.index)} ({gpu.name}, {gpu.uuid}) {what}: {why}"
-                yield News(event, text, node, gpu.uuid)
+                yield AdminEvent(event, text, node, gpu.uuid)
