@@ -43,7 +43,7 @@ class AlertOutbox:
         """How many were not told because too many waited already."""
         self.trouble: Callable[[], str | None] = lambda: None
         """What keeps alerts from being told, for the doctor; said by whoever sends."""
-        self._alarms = Timers()
+        self._timers = Timers()
         self._waiting: Counter[int] = Counter()
         """Alerts that wait, by user."""
         self._view: dict[int, dict[str, Alert]] | None = None
@@ -59,16 +59,16 @@ class AlertOutbox:
     def reload(self, store: Store, world: DaemonState, settings: Settings) -> None:
         """Forget the memory and read it anew."""
         self.rows = {}
-        self._alarms, self._waiting = Timers(), Counter()
+        self._timers, self._waiting = Timers(), Counter()
         self._armed, self._of_job, self._view = {}, {}, None
         for alert in store.load_alerts():
             self._put(alert.key, alert)
-        self.adopt(world, settings)
+        self.reconfigure(world, settings)
 
-    def adopt(self, world: DaemonState, settings: Settings) -> None:
+    def reconfigure(self, world: DaemonState, settings: Settings) -> None:
         """Set every alarm by these settings; those by others mean nothing when they ring."""
         for job in world.jobs.values():
-            self.watch(job, world, settings)
+            self.set_timers(job, world, settings)
 
     def waiting(self) -> dict[int, dict[str, Alert]]:
         """What is to be told, by user and key, the oldest first; the same object as long as nothing changes."""
@@ -79,7 +79,7 @@ class AlertOutbox:
                     found.setdefault(alert.uid, {})[alert.key] = alert
         return self._view
 
-    def concern(self, job_id: int) -> bool:
+    def mentions(self, job_id: int) -> bool:
         """Whether a row of the outbox is about this job."""
         return bool(self._of_job.get(job_id))
 
@@ -87,9 +87,9 @@ class AlertOutbox:
 
     def next_due(self) -> float | None:
         """When the next alarm rings."""
-        return self._alarms.first()
+        return self._timers.first()
 
-    def watch(self, job: Job, world: DaemonState, settings: Settings) -> None:
+    def set_timers(self, job: Job, world: DaemonState, settings: Settings) -> None:
         """Set the alarms of a job whose owner wants to be told."""
         if job.spec.alerting is None:
             return
@@ -97,13 +97,13 @@ class AlertOutbox:
         if at is None:
             at = alerts.limit_alert_at(job, world.open_runs.get(run_id(job.id, job.run)))
         if at is not None:
-            self._alarms.set(at, job.id)
-            self._alarms.prune(len(world.jobs), lambda at, job_id: job_id in world.jobs)
+            self._timers.set(at, job.id)
+            self._timers.prune(len(world.jobs), lambda at, job_id: job_id in world.jobs)
 
-    def ring(self, turn: TickTransaction, plan: Plan) -> None:
+    def fire(self, turn: TickTransaction, plan: Plan) -> None:
         """Raise what the alarms that have come are about; one that came too early is set anew."""
         world = turn.world
-        for job_id in sorted(set(self._alarms.until(turn.now))):
+        for job_id in sorted(set(self._timers.until(turn.now))):
             job = world.jobs.get(job_id)
             if job is None:
                 continue
@@ -111,31 +111,31 @@ class AlertOutbox:
             limit_at = alerts.limit_alert_at(job, run)
             pending_at = alerts.pending_alert_at(job, turn.settings.alert.pending_s)
             if limit_at is not None and run is not None and limit_at <= turn.now:
-                self.tell(turn, job, alerts.limit_alert(job, run), run)
+                self.alert_owner(turn, job, alerts.limit_alert(job, run), run)
             elif pending_at is not None and pending_at <= turn.now:
-                self._tell_of_waiting(turn, job, plan)
+                self._alert_pending(turn, job, plan)
             else:
-                self.watch(job, world, turn.settings)
+                self.set_timers(job, world, turn.settings)
 
-    def _tell_of_waiting(self, turn: TickTransaction, job: Job, plan: Plan) -> None:
+    def _alert_pending(self, turn: TickTransaction, job: Job, plan: Plan) -> None:
         if not isinstance(turn.world.dependency_state(job), Satisfied):
             # It waits for other jobs on purpose; what counts is how long it waits afterwards.
-            self._alarms.set(turn.now + turn.settings.alert.pending_s, job.id)
+            self._timers.set(turn.now + turn.settings.alert.pending_s, job.id)
             return
         why = waiting_reason(job, turn.world, plan, turn.now)
-        self.tell(turn, job, alerts.pending_alert(job, turn.now, why.text))
+        self.alert_owner(turn, job, alerts.pending_alert(job, turn.now, why.text))
 
     # --- raising ----------------------------------------------------------------------------------
 
     def gpu_idle(self, turn: TickTransaction, job: Job, message: str) -> None:
         """Tell the owner that the GPUs of the job's run do nothing; once for each run."""
         if "gpu_idle" in alerts.wanted_of(job):
-            self.tell(turn, job, AlertCause("gpu_idle", message, job.run))
+            self.alert_owner(turn, job, AlertCause("gpu_idle", message, job.run))
 
     def vram_over(self, turn: TickTransaction, job: Job, message: str) -> None:
         """Tell the owner that the job's run holds more VRAM than it booked; once for each run."""
         if "vram_over" in alerts.wanted_of(job):
-            self.tell(turn, job, AlertCause("vram_over", message, job.run))
+            self.alert_owner(turn, job, AlertCause("vram_over", message, job.run))
 
     def intrusion(self, turn: TickTransaction, job: Job, event: str, about: str, message: str) -> None:
         """Tell the owner of a job of unbooked use or of an intruder, once for each run and what it is about.
@@ -145,13 +145,13 @@ class AlertOutbox:
         what = AlertCause(event, message, job.run, about=about)
         ways = turn.settings.foreign.message
         if "notify" in ways or event in alerts.wanted_of(job):
-            self.tell(turn, job, what)
+            self.alert_owner(turn, job, what)
         direct = tuple(f"@{way}" for way in ways if way in ("write", "mail"))
         if direct:
             row = alerts.alert_of(job, what, self._run_of(turn, job.id, job.run), turn.now)
             self._add(turn.changes, replace(row, key=f"{row.key} direct", targets=direct), turn)
 
-    def tell(self, turn: TickTransaction, job: Job, what: AlertCause, run: Run | None = None) -> None:
+    def alert_owner(self, turn: TickTransaction, job: Job, what: AlertCause, run: Run | None = None) -> None:
         """Put an alert of a job into the outbox with this turn's commit, unless it was told before."""
         if run is None and what.run:
             run = self._run_of(turn, job.id, what.run)
@@ -169,7 +169,7 @@ class AlertOutbox:
                     if self.rows[key].state == "told":
                         turn.changes.alerts[key] = None
         for uid, job in emptied.items():
-            self._tell_of_empty_queue(turn, uid, job)
+            self._alert_queue_empty(turn, uid, job)
         drains = [(drained, message) for drained, message in turn.changes.drains.items() if message is not None]
         told = [drain_event(drained, message, turn.nodes) for drained, message in drains]
         for news in (*turn.news, *filter(None, told)):
@@ -191,7 +191,7 @@ class AlertOutbox:
         changed = [number for number in numbers if run_id(job.id, number) in turn.changes.runs]
         runs = {number: run for number in numbers if (run := self._run_of(turn, job.id, number)) is not None}
         for what in alerts.alert_causes(before, job, runs, changed):
-            self.tell(turn, job, what, runs.get(what.run))
+            self.alert_owner(turn, job, what, runs.get(what.run))
         if job.state.is_final and "queue_empty" in wanted:
             self._arm(turn, job)
 
@@ -206,7 +206,7 @@ class AlertOutbox:
             what = AlertCause("queue_empty", f"none of the jobs of {job.user} waits or runs any more")
             self._add(turn.changes, replace(alerts.alert_of(job, what, None, turn.now), state="armed"), turn)
 
-    def _tell_of_empty_queue(self, turn: TickTransaction, uid: int, job: Job) -> None:
+    def _alert_queue_empty(self, turn: TickTransaction, uid: int, job: Job) -> None:
         armed = next(
             (one for one in turn.changes.alerts.values() if one and one.uid == uid and one.state == "armed"), None
         )
@@ -219,13 +219,13 @@ class AlertOutbox:
         facts = alerts.facts_of(job, what, None, turn.now)
         turn.changes.alerts[armed.key] = replace(armed, state="waiting", at=turn.now, facts=facts)
 
-    def tell_admin(self, news: AdminEvent, now: float, settings: Settings) -> None:
+    def alert_admin(self, news: AdminEvent, now: float, settings: Settings) -> None:
         """Tell the daemon's own targets with the next commit, when `[alert] admin` names any."""
         alert = self.admin_alert(news, now, settings)
         if alert is not None:
             self._admin.append(alert)
 
-    def tell_people(self, alerts: Iterable[Alert]) -> None:
+    def alert_users(self, alerts: Iterable[Alert]) -> None:
         """Put what is about no job into the outbox with the next commit."""
         self._admin.extend(alerts)
 
@@ -281,7 +281,7 @@ class AlertOutbox:
         if self._admin:
             self._admin = [alert for alert in self._admin if alert.key not in changes.alerts]
         for job in changes.jobs.values():
-            self.watch(job, world, settings)
+            self.set_timers(job, world, settings)
         return is_new
 
     def settled(self, alert: Alert, settled: Iterable[str], world: DaemonState, *, is_done: bool) -> Alert | None:

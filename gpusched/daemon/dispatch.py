@@ -66,7 +66,7 @@ class Dispatcher:
         """Called with a new courier, so that the loop looks at its descriptor."""
         self.listeners: list[Callable[[Report, Alert], None]] = []
         """Called with each report that was taken in, and what it is about."""
-        scheduler.settings_listeners.append(self._adopt)
+        scheduler.settings_listeners.append(self._reconfigure)
         scheduler.alerts.trouble = self.trouble
 
     @property
@@ -106,9 +106,9 @@ class Dispatcher:
                 self._seen = None
 
     def _collect(self, courier: Courier) -> None:
-        self._hear(courier.poll())
+        self._receive(courier.poll())
 
-    def _hear(self, reports: list[Report]) -> None:
+    def _receive(self, reports: list[Report]) -> None:
         """Pass on what a sender has said, and keep it until it is recorded."""
         for report in reports:
             alert = self._fleeting.get(report["key"])
@@ -128,7 +128,7 @@ class Dispatcher:
             courier = self._couriers[uid] = self._make(uid, self._scheduler.settings.alert)
             if self.watch is not None:
                 self.watch(courier)
-        self._hear(courier.hand(alerts))
+        self._receive(courier.submit(alerts))
 
     def trouble(self) -> str | None:
         """What is wrong with alerts now, as a sentence; None when nothing is."""
@@ -150,9 +150,9 @@ class Dispatcher:
             courier.close()
         self._couriers = {}
 
-    def _adopt(self, settings: object) -> None:
+    def _reconfigure(self, settings: object) -> None:
         for courier in self._couriers.values():
-            courier.adopt(self._scheduler.settings.alert)
+            courier.reconfigure(self._scheduler.settings.alert)
 
     def _watch_database(self) -> None:
         """Trouble with the table cannot be recorded in the table: it is told at once."""

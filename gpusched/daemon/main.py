@@ -343,7 +343,7 @@ def tell_of_restart(scheduler: Scheduler) -> None:
     jobs = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no unfinished job"
     text = f"gpuschedd {__version__} has started again on {scheduler.site.node}: {jobs}"
     news = AdminEvent("daemon_restarted", text, scheduler.site.node)
-    scheduler.alerts.tell_admin(news, scheduler.now(), scheduler.settings)
+    scheduler.alerts.alert_admin(news, scheduler.now(), scheduler.settings)
 
 
 async def _loop(

@@ -222,7 +222,7 @@ class Scheduler:
         self.intruders.observe(reading, self.tracker, self.world, self.settings)
         self.gpu_faults.observe(reading, self.tracker.lost())
         for news in self._gpu_watch.new_faults(self.tracker, reading, self.site.node):
-            self.alerts.tell_admin(news, self.now(), self.settings)
+            self.alerts.alert_admin(news, self.now(), self.settings)
 
     def observe_host(self, sample: HostSample) -> None:
         """Take in one sample of the node's load."""
@@ -569,7 +569,7 @@ class Scheduler:
         self.world.reconfigure(StateSettings.of(settings, self.history.predict, self.history.guess))
         self.tracker.adopt(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
         self.world.touch_dependencies()
-        self.alerts.adopt(self.world, settings)
+        self.alerts.reconfigure(self.world, settings)
 
     def _prepare(self, tx: TickTransaction, events: list[EngineEvent], queue: Iterable[Asked]) -> list[Answer]:
         """Events, commands and time, then the plan: all that this tick has to record, and what clients are answered."""
@@ -608,7 +608,7 @@ class Scheduler:
         self.idle.carry_out(tx, self.alerts.gpu_idle)
         self.overuse.carry_out(tx, self.alerts.vram_over)
         self.intruders.carry_out(tx, self.alerts.intrusion)
-        self.alerts.ring(tx, self.plan)
+        self.alerts.fire(tx, self.plan)
 
         self._step("decide")
         if self._must_plan(tx):

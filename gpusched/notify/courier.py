@@ -53,7 +53,7 @@ class SenderOutput:
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        self.is_nonsense = False
+        self.is_invalid = False
         """Whether it says what no sender would ever say."""
         self.has_ended = False
         """Whether it said that it is over."""
@@ -68,7 +68,7 @@ class SenderOutput:
     def take(self, data: bytes) -> list[Report]:
         """The reports in what was read, in order."""
         *lines, self._heard = (self._heard + data).split(b"\n")
-        self.is_nonsense |= len(self._heard) > _LONGEST_LINE
+        self.is_invalid |= len(self._heard) > _LONGEST_LINE
         reports = []
         for line in lines:
             report = self._report_in(line)
@@ -77,8 +77,8 @@ class SenderOutput:
                 continue
             self._others += 1
             if self._others > _MOST_OTHERS:
-                self.is_nonsense = True
-            if self.is_nonsense:
+                self.is_invalid = True
+            if self.is_invalid:
                 break
         return reports
 
@@ -97,7 +97,7 @@ class SenderOutput:
             return None
         self._open[key] += 1
         if self._open[key] > _MOST_REPORTS:
-            self.is_nonsense = True
+            self.is_invalid = True
             return None
         if said.get("done") is True:
             del self._open[key]
@@ -185,8 +185,8 @@ class Courier:
         self._deadline = 0.0
         self._batch: Collection[str] = ()
         """Alerts of the sender that runs or ran last."""
-        self._hearing = SenderOutput()
-        self._has_heard = False
+        self._output = SenderOutput()
+        self._has_reports = False
         self._rests: dict[str, TargetBackoff] = {}
         """Of targets that failed last."""
         self._tries: dict[str, dict[str, int]] = {}
@@ -197,8 +197,8 @@ class Courier:
         self._again_at = float("-inf")
         """When what was in the last batch is due once more."""
         self._due_at: float | None = None
-        self._ears = select.epoll()
-        self._listening: int | None = None
+        self._epoll = select.epoll()
+        self._output_fd: int | None = None
         """What the sender says; none while nobody is to be heard."""
         self.trouble: str | None = None
         """Why nothing is sent, for the doctor; None when all is well."""
@@ -215,17 +215,17 @@ class Courier:
 
     def fileno(self) -> int:
         """Descriptor to watch for reading."""
-        return self._ears.fileno()
+        return self._epoll.fileno()
 
     def due_s(self) -> float | None:
         """In how many seconds `hand` has something to do without news; None when it waits for nothing or a sender."""
         return None if self._due_at is None else max(0.0, self._due_at - self._monotonic())
 
-    def adopt(self, settings: AlertSettings) -> None:
+    def reconfigure(self, settings: AlertSettings) -> None:
         """Other settings; they count from the next batch."""
         self._settings = settings
 
-    def hand(self, alerts: Mapping[str, Alert]) -> list[Report]:
+    def submit(self, alerts: Mapping[str, Alert]) -> list[Report]:
         """Have these sent, all that wait for this user, the oldest first. The same again does nothing.
 
         Returns: reports of those of which the receipts of an earlier sender say that they were sent.
@@ -257,19 +257,19 @@ class Courier:
                 child.wait(_ENDING_S)
                 has_ended = True
             except subprocess.TimeoutExpired:
-                self._stop_listening()
-        if self._hearing.is_nonsense:
+                self._close_output()
+        if self._output.is_invalid:
             self._fail("the process that sends alerts says what makes no sense", kill=True)
         elif has_ended:
-            self._bury(child.returncode)
+            self._finish(child.returncode)
         elif self._monotonic() > self._deadline:
             self._fail("the process that sends alerts does not end", kill=True)
         return reports
 
     def close(self) -> None:
         """Let the process come to its end: it begins no further try."""
-        self._dismiss()
-        self._ears.close()
+        self._release()
+        self._epoll.close()
 
     # --- the process --------------------------------------------------------------------------------
 
@@ -335,9 +335,9 @@ class Courier:
             os.close(taken)
             os.close(said)
         os.set_blocking(heard, False)
-        self._listening = heard
-        self._ears.register(heard, select.EPOLLIN)
-        self._batch, self._hearing, self._has_heard = orders.keys(), SenderOutput(orders), False
+        self._output_fd = heard
+        self._epoll.register(heard, select.EPOLLIN)
+        self._batch, self._output, self._has_reports = orders.keys(), SenderOutput(orders), False
         self._deadline = now + BATCH_S + settings.timeout_s + _LATE_S
         log.debug("a sender of alerts of uid %d has started, pid %d", self._uid, self._child.pid)
 
@@ -356,18 +356,18 @@ class Courier:
     def _collect(self, most: int) -> tuple[list[Report], bool]:
         """What was said, at most so many reads of it; whether nothing more can come."""
         reports: list[Report] = []
-        while self._listening is not None and most:
+        while self._output_fd is not None and most:
             most -= 1
             try:
-                data = os.read(self._listening, 1 << 16)
+                data = os.read(self._output_fd, 1 << 16)
             except BlockingIOError:
                 break
-            reports += self._hearing.take(data)
+            reports += self._output.take(data)
             if not data:
                 return reports, True
         for report in reports:
             self._remember(report)
-        self._has_heard |= bool(reports)
+        self._has_reports |= bool(reports)
         return reports, False
 
     def _remember(self, report: Report) -> None:
@@ -383,35 +383,35 @@ class Courier:
         if outcome == "failed":
             self._tries.setdefault(report["key"], {})[target] = report["tries"]
 
-    def _bury(self, code: int) -> None:
-        if code or not self._hearing.has_ended:
+    def _finish(self, code: int) -> None:
+        if code or not self._output.has_ended:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             self._fail(f"the process that sends alerts has ended ({how})")
             return
-        next_s = self._hearing.next_s
+        next_s = self._output.next_s
         self._again_at = self._monotonic() + (_LEFT_S if next_s is None else next_s)
-        self._not_before = self._monotonic() + (0.0 if self._has_heard else _SILENT_S)
+        self._not_before = self._monotonic() + (0.0 if self._has_reports else _SILENT_S)
         self._failures, self.trouble = 0, None
-        self._dismiss()
+        self._release()
 
     def _fail(self, why: str, *, kill: bool = False) -> None:
-        self._dismiss(kill=kill)
+        self._release(kill=kill)
         self._failures += 1
         wait_s = min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0 ** min(self._failures - 1, 16))
         self._not_before = self._again_at = self._monotonic() + wait_s
         self.trouble = why
         log.warning("%s; the next one starts in %.0f s", why, wait_s)
 
-    def _stop_listening(self) -> None:
+    def _close_output(self) -> None:
         """Hear no more of a process that is let go: its user may have kept its end, and write without end."""
-        if self._listening is not None:
-            self._ears.unregister(self._listening)
-            os.close(self._listening)
-            self._listening = None
+        if self._output_fd is not None:
+            self._epoll.unregister(self._output_fd)
+            os.close(self._output_fd)
+            self._output_fd = None
 
-    def _dismiss(self, *, kill: bool = False) -> None:
+    def _release(self, *, kill: bool = False) -> None:
         child, self._child = self._child, None
-        self._stop_listening()
+        self._close_output()
         if child is None:
             return
         if kill:

@@ -57,9 +57,9 @@ class Desk:
 
     def send(self, *keys: str) -> None:
         self.waiting |= {key: alert(key) for key in keys if key not in self.waiting}
-        self.hand()
+        self.submit()
 
-    def hand(self) -> None:
+    def submit(self) -> None:
         """All that is not done, as the daemon does."""
         done = {report["key"] for report in self.reports if report.get("done")}
         for report in self.reports:
@@ -67,7 +67,7 @@ class Desk:
                 one = self.waiting[report["key"]]
                 self.waiting[one.key] = replace(one, settled=(*one.settled, report["target"]))
         self.waiting = {key: one for key, one in self.waiting.items() if key not in done}
-        self.reports += self.courier.hand(self.waiting)
+        self.reports += self.courier.submit(self.waiting)
 
     def poll(self) -> None:
         self.reports += self.courier.poll()
@@ -77,7 +77,7 @@ class Desk:
 
         def has_started() -> bool:
             self.now += 0.3
-            self.hand()
+            self.submit()
             return bool(self.reports) or not self.courier.is_idle
 
         wait_until(has_started, what="a new sender")
@@ -89,7 +89,7 @@ class Desk:
         def is_done() -> bool:
             self.now += 0.05
             self.poll()
-            self.hand()
+            self.submit()
             return {report["key"] for report in self.reports if report.get("done")} >= set(keys)
 
         wait_until(is_done, what=f"{keys} to be done")
@@ -107,7 +107,7 @@ def alert(key: str) -> Alert:
 
 
 def test_a_process_is_there_only_while_something_is_sent(desk: Desk, web: WebReceiver) -> None:
-    desk.hand()
+    desk.submit()
     assert desk.courier.is_idle
     desk.send("1")
     assert not desk.courier.is_idle
@@ -135,7 +135,7 @@ def is_free(receipts: Path) -> bool:
 def test_what_is_handed_over_again_and_again_is_sent_once(desk: Desk, web: WebReceiver) -> None:
     desk.send("1", "2")
     for _ in range(20):
-        desk.hand()
+        desk.submit()
     desk.wait_done("1", "2")
     assert len(web.messages) == 2
 
@@ -161,10 +161,10 @@ def test_a_sender_that_dies_is_replaced_after_a_pause_that_grows(desk: Desk, web
         os.killpg(pid, signal.SIGKILL)
         desk.wait_idle()
         assert desk.courier.trouble == "the process that sends alerts has ended (signal 9)"
-        desk.hand()
+        desk.submit()
         assert desk.courier.due_s() == pytest.approx(pause_s)
         desk.now += pause_s - 0.1
-        desk.hand()
+        desk.submit()
         assert desk.courier.is_idle
         desk.now += 0.2
         desk.wait_started()
@@ -178,10 +178,10 @@ def test_a_target_that_fails_is_tried_again_by_another_sender_when_it_is_due(des
     desk.courier.close()
     desk.courier = desk.make(replace(SETTINGS, backoff_s=20, backoff_max_s=20))
     desk.waiting["1"] = replace(alert("1"), targets=("hook",))
-    desk.hand()
+    desk.submit()
     desk.wait_idle()
     assert [(report["outcome"], report["tries"]) for report in desk.reports] == [("failed", 1)]
-    desk.hand()
+    desk.submit()
     assert desk.courier.is_idle
     due_s = desk.courier.due_s()
     assert due_s is not None
@@ -191,14 +191,14 @@ def test_a_target_that_fails_is_tried_again_by_another_sender_when_it_is_due(des
     with open(desk.folder / "notify.toml", "a") as file:
         file.write(f'[target.other]\nurl = "{other.url()}"\n')
     desk.waiting["2"] = replace(alert("2"), targets=("hook", "other"))
-    desk.hand()
+    desk.submit()
     desk.wait_idle()
     assert (len(web.messages), len(other.messages), web.refused) == (0, 1, 1)
-    desk.hand()
+    desk.submit()
     assert desk.courier.is_idle
     for _ in range(2):
         desk.now += 25
-        desk.hand()
+        desk.submit()
         desk.wait_idle()
     desk.wait_done("1", "2")
     assert web.refused == 2
@@ -212,12 +212,12 @@ def test_what_no_sender_left_and_is_still_there_is_handed_over_again(desk: Desk,
     desk.wait_done("1")
     desk.wait_idle()
     desk.reports, desk.waiting = [], {"1": alert("1")}
-    desk.hand()
+    desk.submit()
     assert desk.courier.is_idle
     due_s = desk.courier.due_s()
     assert due_s is not None
     desk.now += due_s
-    desk.hand()
+    desk.submit()
     assert desk.reports == [{"key": "1", "target": "hook", "outcome": "told", "tries": 1}]
     desk.wait_done("1")
     assert len(web.messages) == 1
@@ -241,7 +241,7 @@ def test_receipts_that_no_sender_writes_are_left_out(
     lines = [["1", "x" * 10_000], ["2", "c"]]
     (desk.folder / "told").write_text("".join(json.dumps(line) + "\n" for line in lines))
     desk.waiting = {"1": alert("1"), "2": replace(alert("2"), settled=("a", "b"))}
-    desk.hand()
+    desk.submit()
     assert desk.reports == []
     desk.wait_done("1", "2")
     assert len(web.messages) == 2
@@ -284,7 +284,7 @@ def test_a_target_that_fails_keeps_nothing_back_from_the_others(desk: Desk, web:
         file.write(f'[target.dead]\nurl = "json://127.0.0.1:{port}/x"\n')
     keys = [str(number) for number in range(300)]
     desk.waiting = {key: replace(alert(key), targets=("dead",)) for key in keys}
-    desk.hand()
+    desk.submit()
     desk.waiting["last"] = replace(alert("last"), targets=("hook",))
     desk.wait_done("last")
     assert len(web.messages) == 1
@@ -335,7 +335,7 @@ def test_more_than_a_batch_holds_goes_with_the_next_ones_and_blocks_nobody(
     monkeypatch.setattr(courier_module, "_MOST_BYTES", 100_000)
     desk.waiting = {str(n): replace(alert(str(n)), facts=(("name", "y" * 8000),)) for n in range(25)}
     big = tuple(desk.waiting)
-    desk.hand()
+    desk.submit()
     assert 1 < len(desk.courier._batch) < len(big)
     desk.wait_done(*big)
     assert len(web.messages) == len(big)
@@ -349,7 +349,7 @@ def test_a_batch_goes_out_where_a_users_share_of_pipe_memory_is_used_up(
 
     monkeypatch.setattr(fcntl, "fcntl", full)
     desk.waiting = {str(n): replace(alert(str(n)), facts=(("name", "y" * 8000),)) for n in range(10)}
-    desk.hand()
+    desk.submit()
     assert desk.courier.trouble is None
     desk.wait_done(*desk.waiting)
     assert len(web.messages) == 10
@@ -387,7 +387,7 @@ def test_for_another_user_the_sender_is_that_user_and_reads_that_users_file(
         fields[5] = str(home)
         monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd(fields))
         courier = Courier(nobody.pw_uid, SETTINGS, str(tmp_path / "told"), None)
-        courier.hand({"1": alert("1")})
+        courier.submit({"1": alert("1")})
         if courier.pid is None or not can_import(nobody.pw_uid):
             pytest.skip("another user cannot read this installation")
         assert os.stat(f"/proc/{courier.pid}").st_uid == nobody.pw_uid

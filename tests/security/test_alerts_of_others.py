@@ -56,7 +56,7 @@ def test_its_worker_has_nothing_of_the_daemons(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(courier_module, "_BOOT", "import time; time.sleep(60)")
     courier = a_courier(tmp_path)
     try:
-        courier.hand({"7.end": an_alert()})
+        courier.submit({"7.end": an_alert()})
         pid = courier.pid
         assert pid is not None
         assert Path(f"/proc/{pid}").stat().st_uid in (UID, 0)
@@ -81,7 +81,7 @@ def test_receipts_without_end_are_not_read(tmp_path: Path, monkeypatch: pytest.M
     told.write_text(json.dumps(["7.end", "phone"]) + "\n" + "x" * 1000)
     courier = a_courier(tmp_path)
     try:
-        assert courier.hand({"7.end": an_alert()}) == []
+        assert courier.submit({"7.end": an_alert()}) == []
         assert told.stat().st_size == 0
     finally:
         courier.close()
@@ -91,7 +91,7 @@ def test_receipts_that_are_nested_without_end_harm_nobody(tmp_path: Path) -> Non
     (tmp_path / "told").write_text("[" * 100_000 + "\n" + json.dumps(["7.end", "phone"]) + "\n")
     courier = a_courier(tmp_path)
     try:
-        assert [report["target"] for report in courier.hand({"7.end": an_alert()})] == ["phone"]
+        assert [report["target"] for report in courier.submit({"7.end": an_alert()})] == ["phone"]
         wait_until(lambda: courier.is_idle, what="no worker")
     finally:
         courier.close()
@@ -104,7 +104,7 @@ def test_receipts_without_number_take_no_time(tmp_path: Path) -> None:
     courier = a_courier(tmp_path)
     try:
         began = time.process_time()
-        reports = courier.hand({"7.end": an_alert()})
+        reports = courier.submit({"7.end": an_alert()})
         assert time.process_time() - began < 2.0
         assert reports[-1]["target"] == "phone"
         assert len(reports) == 1000
@@ -125,7 +125,7 @@ def test_who_keeps_the_workers_end_is_not_heard_any_more(tmp_path: Path, monkeyp
     monkeypatch.setattr(courier_module.subprocess, "Popen", start)
     courier = Courier(os.geteuid(), AlertSettings(), str(tmp_path / "told"), None)
     try:
-        courier.hand({"7.end": an_alert()})
+        courier.submit({"7.end": an_alert()})
         assert not select.select([courier], [], [], 0)[0]
         os.write(kept[0], b"\n" * (1 << 16))
         assert select.select([courier], [], [], 10)[0]

@@ -107,7 +107,7 @@ class Obliging:
         self.reports: list[dict[str, Any]] = []
         self.handed: list[str] = []
 
-    def hand(self, alerts: dict[str, Alert]) -> list[dict[str, Any]]:
+    def submit(self, alerts: dict[str, Alert]) -> list[dict[str, Any]]:
         for key in alerts:
             self.handed.append(key)
             self.reports.append({"key": key, "target": "phone", "outcome": "told", "tries": 1})
@@ -435,7 +435,7 @@ def test_the_story_says_what_is_new(report: dict[str, Any], text: str | None) ->
     lab = Lab()
     job = lab.submit(alerting=asked("begin"))
     courier = Obliging()
-    courier.hand = lambda alerts: []  # type: ignore[method-assign,assignment]
+    courier.submit = lambda alerts: []  # type: ignore[method-assign,assignment]
     dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
     dispatcher.reconcile()
     courier.reports = [{"key": f"{job}.1 begin", "target": "phone", **report}]
@@ -463,7 +463,7 @@ def test_other_settings_reach_the_couriers() -> None:
     lab.submit(alerting=asked("begin"))
     adopted: list[AlertSettings] = []
     courier = Obliging()
-    courier.adopt = adopted.append  # type: ignore[attr-defined]
+    courier.reconfigure = adopted.append  # type: ignore[attr-defined]
     dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
     dispatcher.reconcile()
     wanted = replace(lab.settings, alert=AlertSettings(timeout_s=3))
@@ -487,7 +487,7 @@ def test_a_shorter_wait_counts_for_jobs_that_wait_already() -> None:
 def test_what_the_outbox_of_a_user_has_no_room_for_is_not_tried_again_and_again() -> None:
     lab = Lab(alert=AlertSettings(outbox=2))
     told = [Alert(f"gpu_foreign {pid}.1 @1", "gpu_foreign", ("gpu_foreign",), ANN.uid, 1.0) for pid in (7, 8, 9)]
-    lab.scheduler.alerts.tell_people(told)
+    lab.scheduler.alerts.alert_users(told)
     lab.turn()
     assert keys(lab) == ["gpu_foreign 7.1 @1", "gpu_foreign 8.1 @1"]
     assert lab.scheduler.alerts.dropped == 1
@@ -499,7 +499,7 @@ def test_what_the_outbox_of_a_user_has_no_room_for_is_not_tried_again_and_again(
 def test_what_could_not_be_recorded_is_told_once_it_can() -> None:
     lab = Lab()
     lab.store.is_full = True
-    lab.scheduler.alerts.tell_people([Alert("gpu_foreign 7.1 @1", "gpu_foreign", ("gpu_foreign",), ANN.uid, 1.0)])
+    lab.scheduler.alerts.alert_users([Alert("gpu_foreign 7.1 @1", "gpu_foreign", ("gpu_foreign",), ANN.uid, 1.0)])
     lab.turn()
     assert keys(lab) == []
     lab.store.is_full = False

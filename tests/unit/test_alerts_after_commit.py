@@ -31,7 +31,7 @@ class Courier:
         self.sending: dict[str, Alert] = {}
         self.sent: list[str] = []
 
-    def hand(self, alerts: dict[str, Alert]) -> list[dict[str, Any]]:
+    def submit(self, alerts: dict[str, Alert]) -> list[dict[str, Any]]:
         for key, alert in alerts.items():
             if key not in self.sending:
                 self.sending[key] = alert
@@ -186,7 +186,7 @@ def test_a_courier_hears_that_nothing_is_left_when_the_rows_are_gone() -> None:
     desk.dispatcher.reconcile()
     handed: list[dict[str, Alert]] = []
     courier = desk.couriers[ANN.uid]
-    courier.hand = lambda alerts: handed.append(alerts) or []  # type: ignore[assignment,func-returns-value,method-assign]
+    courier.submit = lambda alerts: handed.append(alerts) or []  # type: ignore[assignment,func-returns-value,method-assign]
     courier.poll = list  # type: ignore[method-assign]
     desk.lab.store.commit(Changes(alerts={"1.1 end": None}))
     desk.lab.scheduler.reload()

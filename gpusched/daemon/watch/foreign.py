@@ -190,7 +190,7 @@ class ForeignProcessWatch:
             notes.first_told_at = notes.first_told_at or now
             log.info("%s is told of process %d, which %d jobs wait for", notes.user, step.stranger.pid, step.jobs)
             others = terminals.owners() if "wall" in ways else frozenset()
-            self._scheduler.alerts.tell_people(messages(step, ways, others, self._scheduler.site.node, now))
+            self._scheduler.alerts.alert_users(messages(step, ways, others, self._scheduler.site.node, now))
 
     def _end(self, step: End, notes: OwnerNotes, now: float) -> None:
         """TERM or KILL to this very process, if it is still that user's."""
@@ -215,7 +215,7 @@ class ForeignProcessWatch:
             jobs = "1 job waits" if step.jobs == 1 else f"{step.jobs} jobs wait"
             node = self._scheduler.site.node
             news = AdminEvent("foreign_ended", f"{text}, was sent TERM: {jobs} for its GPU", node, str(stranger.pid))
-            self._scheduler.alerts.tell_admin(news, now, self._scheduler.settings)
+            self._scheduler.alerts.alert_admin(news, now, self._scheduler.settings)
 
 
 def _closing(view: GpuView, status: GpuStatus, least_mib: int) -> Sequence[GpuProcess]:

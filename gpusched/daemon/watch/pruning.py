@@ -125,7 +125,7 @@ class Pruner:
         arrays = {job.id for job in scheduler.store.jobs(JobFilter(ids=ids))} if ids else set()
 
         def is_needed(job: Job) -> bool:
-            return scheduler.world.is_needed(job) or scheduler.alerts.concern(job.id)
+            return scheduler.world.is_needed(job) or scheduler.alerts.mentions(job.id)
 
         return [job for job in jobs if may_go(job, self._before(), arrays, pipelines, is_needed)]
 

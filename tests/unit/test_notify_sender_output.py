@@ -81,10 +81,10 @@ def test_texts_are_cut_and_made_fit_to_print() -> None:
 def test_a_line_without_an_end_and_a_story_without_an_end_make_no_sense() -> None:
     hearing = SenderOutput()
     hearing.take(b"x" * 70_000)
-    assert hearing.is_nonsense
+    assert hearing.is_invalid
     hearing = SenderOutput(["1"])
     hearing.take((json.dumps(FAILED).encode() + b"\n") * 1001)
-    assert hearing.is_nonsense
+    assert hearing.is_invalid
 
 
 @given(st.lists(st.binary(max_size=40)))
