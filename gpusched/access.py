@@ -17,7 +17,7 @@ from gpusched.errors import Forbidden, NotFound
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
-from gpusched.scheduler.sharing.membership import accounts_of, default_account, groups_listed
+from gpusched.scheduler.admission import accounts_of, default_account, groups_listed
 
 
 class Act(str, Enum):

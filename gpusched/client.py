@@ -266,7 +266,7 @@ def start_daemon() -> bool:
     """
     import fcntl  # only here: most commands find a daemon that runs
 
-    from gpusched.private import make_private
+    from gpusched.paths import make_private
 
     try:
         make_private(paths.state_dir())

@@ -25,7 +25,7 @@ from gpusched.errors import NotReady, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import Job
 from gpusched.model.snapshot import ClassKey, PendingJob, Placement
-from gpusched.scheduler.extension import Extensions
+from gpusched.scheduler.plugins import Extensions
 
 if TYPE_CHECKING:
     import asyncio

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 
-from gpusched.model.logfile import put_aside
+from gpusched.model.units import put_aside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 from lab import Lab
 
-from gpusched.model import codec
-from gpusched.model.history_export import TrialLimits
+from gpusched.model import value
+from gpusched.model.history import TrialLimits
 from gpusched.model.job import GpuShare
 from gpusched.model.presets import CHOICES
 from gpusched.model.settings import PrioritySettings
@@ -84,7 +84,7 @@ class Processes:
 
     def answer(self, found: TrialResult) -> None:
         """From now on they answer with this."""
-        self.says = f"cat > /dev/null; printf %s '{codec.encode(found).decode()}'"
+        self.says = f"cat > /dev/null; printf %s '{value.encode(found).decode()}'"
 
     def __call__(self, fd: int, limits: TrialLimits) -> subprocess.Popen[bytes]:
         """Start one."""

@@ -8,8 +8,9 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.sharing.quota import Denial, Quotas
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.limits import Denial
+from gpusched.scheduler.quota import Quotas
 from gpusched.testing import node, request
 
 GIB = 1024
@@ -28,7 +29,7 @@ def settings_of(*queues: QueueSettings, qos: Mapping[str, QosSettings] | None = 
 def quotas_of(*queues: QueueSettings, held: Mapping[str, float] | None = None, **parts: object) -> Quotas:
     """Quotas of these queues on eight GPUs; `held` is GPUs by queue, in jobs of user zoe."""
     settings = settings_of(*queues, **parts)
-    made = Quotas(settings, Layout(EIGHT_GPUS, settings))
+    made = Quotas(settings, ClusterLayout(EIGHT_GPUS, settings))
     for name, gpus in (held or {}).items():
         made.add(name, "zoe", "", amount(gpus))
     return made

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpusched.model.units import gpu_label
 from gpusched.ports.daemon import SchedulerState
-from gpusched.scheduler.calendar.entries import next_window
+from gpusched.scheduler.calendar import next_window
 
 AHEAD_S = 7 * 86400.0
 """How long before it begins maintenance is announced."""

@@ -24,8 +24,8 @@ from gpusched.model.states import JobState
 from gpusched.ports.daemon import Daemon, Forecast, RunFindings
 from gpusched.predict.calibrating import Calibration
 from gpusched.predict.judging import Measure
-from gpusched.scheduler.ahead.estimates import Accuracy, StartRange
-from gpusched.scheduler.ahead.whatif import Alternative
+from gpusched.scheduler.forecast import Accuracy, StartRange
+from gpusched.scheduler.whatif import Alternative
 
 SCHEMA_VERSION = 1
 _NOTHING_FOUND = RunFindings()

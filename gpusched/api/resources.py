@@ -12,7 +12,7 @@ from gpusched.model.hostlist import MAX_NODES, expand
 from gpusched.model.job import Request, gpus_of_each_node
 from gpusched.model.settings import Settings
 from gpusched.model.units import printable
-from gpusched.scheduler.constraints import parse
+from gpusched.scheduler.filters import parse_constraint
 
 _SEE = "see the resources in gsub --help"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/+-]*")
@@ -123,7 +123,7 @@ def _labels(key: str, text: str) -> str | None:
     if not text.strip():
         return None
     try:
-        parse(text)
+        parse_constraint(text)
     except ValueError as error:
         raise UsageError(
             f"{key}: {printable(str(error), 200)}",

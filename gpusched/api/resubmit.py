@@ -9,14 +9,14 @@ from gpusched.access import Act, check
 from gpusched.api.schema import LAUNCH_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS
 from gpusched.api.validate import Submission, check_fields, read_object, read_spec, store_environment
 from gpusched.errors import Refused, UsageError
-from gpusched.lifecycle.lifecycle import refuse_to_repeat
+from gpusched.lifecycle.transitions import refuse_to_repeat
 from gpusched.model.commands import Caller
 from gpusched.model.execution import unpack_environment
 from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.value import asdict, replace
 from gpusched.ports import Store
-from gpusched.scheduler.sharing.admission import limit_as_asked
+from gpusched.scheduler.admission import limit_as_asked
 
 _GPUS = {"gpus": 0, "gpus_per_node": 0, "gpu_fraction": None, "gpu_type": None}
 """One wish in several values: whoever says any of them anew takes back all of them."""

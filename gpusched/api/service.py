@@ -216,7 +216,7 @@ class Service:
         found = []
         for number in numbers:
             jobs = self.jobs_of_pipeline(number)
-            spared = pipelines.standing(jobs).not_needed
+            spared = pipelines.pipeline_status(jobs).not_needed
             found += [job.shown_id for name, job in pipelines.steps_of(jobs).items() if name in spared]
         return found
 

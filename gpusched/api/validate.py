@@ -32,8 +32,7 @@ from gpusched.lifecycle.retry import parse_retry_on
 from gpusched.model.execution import pack_environment
 from gpusched.model.job import TIME_LIMIT_WORDS, JobSpec, Launch, Notice, Request, RetryRule
 from gpusched.model.settings import Settings
-from gpusched.model.spelling import closest
-from gpusched.model.units import printable
+from gpusched.model.units import closest, printable
 from gpusched.model.value import replace
 
 _ARGV_LIMIT = 1 << 20

@@ -14,9 +14,9 @@ from gpusched.api.render import JOB_FIELDS, JobContext, RowMaker, event_json, ru
 from gpusched.api.service import Service, service_of
 from gpusched.errors import NotFound, Refused
 from gpusched.lifecycle.dependencies import parse_dependency
-from gpusched.model.calendar import CalendarEntry
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.snapshot import CalendarEntry
 
 PUBLIC = frozenset(
     {

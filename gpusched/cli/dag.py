@@ -19,8 +19,7 @@ from gpusched.config.toml_lines import lines_of
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.lifecycle.pipelines import STEP_NAME, STEP_NAMES, find_circle, parse_needs
 from gpusched.model.pipeline import Needs
-from gpusched.model.spelling import closest
-from gpusched.model.units import parse_pipeline_id, printable
+from gpusched.model.units import closest, parse_pipeline_id, printable
 
 if sys.version_info >= (3, 11):
     import tomllib

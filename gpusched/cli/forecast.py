@@ -14,7 +14,7 @@ from gpusched.cli.tables import Column
 from gpusched.cli.updates import UPDATES
 from gpusched.errors import GpuschedError
 from gpusched.model.units import format_duration, plural, printable
-from gpusched.private import make_private
+from gpusched.paths import make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.spelling import closest
-from gpusched.model.units import printable
+from gpusched.model.units import closest, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

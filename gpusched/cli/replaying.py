@@ -17,8 +17,7 @@ from gpusched.config.schema import SETTINGS, value_of
 from gpusched.errors import NotFound, UsageError, UserError
 from gpusched.model.recording import BadRecording
 from gpusched.model.settings import Settings
-from gpusched.model.units import format_duration, gpu_list, plural, printable
-from gpusched.scheduler.words import about
+from gpusched.model.units import about, format_duration, gpu_list, plural, printable
 from gpusched.simulate.policies import DEFAULT, PRESENT, policies_of
 from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under
 

@@ -1,6 +1,6 @@
 """What is wrong with settings that are right one by one.
 
-What needs to know the machines (guarantees above what there is) is in `scheduler.sharing.quota_problems`; the daemon
+What needs to know the machines (guarantees above what there is) is in `scheduler.limits`; the daemon
 looks at it when it starts, at a reload, and for the doctor.
 """
 
@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
-from gpusched.model.spelling import closest
-from gpusched.model.units import format_amount, plural
-from gpusched.scheduler.sharing.quota_problems import problems
+from gpusched.model.units import closest, format_amount, plural
+from gpusched.scheduler.limits import quota_problems
 
 Contradiction = tuple[tuple[str, ...], str, str]
 """Path of the offending key, a sentence, and what to do."""
@@ -149,7 +148,7 @@ def _cards(queue: QueueSettings) -> int:
 
 def _promises(settings: Settings) -> Iterator[Contradiction]:
     """Queues below another that are promised more than it has or may have."""
-    for path, text in problems(settings, None):
+    for path, text in quota_problems(settings, None):
         section, _, rest = path.partition(".")
         # The name of a queue may have dots in it.
         name, _, key = rest.rpartition(".")

@@ -27,8 +27,7 @@ from gpusched.errors import UsageError
 from gpusched.model.presets import FAIR, PRESETS, preset, under_preset
 from gpusched.model.rules import WORD, Range
 from gpusched.model.settings import AUTO, Settings
-from gpusched.model.spelling import closest
-from gpusched.model.units import printable
+from gpusched.model.units import closest, printable
 from gpusched.model.value import Value
 
 if sys.version_info >= (3, 11):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpusched.lifecycle.yielding import counts_for_usage
+from gpusched.lifecycle.transitions import counts_for_usage
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.sharing.usage import charged, footprint
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.usage import charged, footprint
 
 
 def allocation_of_run(
@@ -105,7 +105,7 @@ def _bare(run: Run) -> Allocation:
 
 
 def usage_with_run(
-    usage: Mapping[tuple[str, str], Usage], job: Job, run: Run, layout: Layout, settings: Settings, now: float
+    usage: Mapping[tuple[str, str], Usage], job: Job, run: Run, layout: ClusterLayout, settings: Settings, now: float
 ) -> Usage | None:
     """The usage of the job's account and user with this run that has just ended; None when it adds nothing.
 

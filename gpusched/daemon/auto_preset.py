@@ -26,15 +26,8 @@ from typing import IO, Any
 import gpusched
 from gpusched import paths
 from gpusched.errors import GpuschedError, Refused
-from gpusched.model import codec
-from gpusched.model.history_export import (
-    EndedJob,
-    ReplayRequest,
-    TrialLimits,
-    at_rest,
-    without_paths,
-    without_texts,
-)
+from gpusched.model import value
+from gpusched.model.history import EndedJob, ReplayRequest, TrialLimits, at_rest, without_paths, without_texts
 from gpusched.model.presets import CHOICES
 from gpusched.model.settings import AUTO
 from gpusched.model.value import asdict, replace
@@ -80,7 +73,7 @@ def read_state(path: str) -> PresetState:
     """What was decided last; that nothing was, when the file is not there or cannot be read."""
     try:
         with open(path, "rb") as file:
-            state = codec.decode(file.read(_LARGEST_ANSWER), PresetState)
+            state = value.decode(file.read(_LARGEST_ANSWER), PresetState)
     except (OSError, ValueError):
         return PresetState()
     return state if state.in_force in CHOICES else PresetState()
@@ -286,7 +279,7 @@ class AutoPreset:
         self._file = file = tempfile.TemporaryFile(dir=os.path.dirname(self._path or "") or None)  # noqa: SIM115  it outlives this
         (node,) = scheduler.nodes(now)
         request = ReplayRequest(at_rest(node), scheduler.settings, self._judged, self.state.most_jobs)
-        file.write(codec.encode(request) + b"\n")
+        file.write(value.encode(request) + b"\n")
         after, count, first_at = (since_at, 0), 0, 0.0
         while jobs := store.ended_jobs(now, after, _CHUNK):
             after = (jobs[-1].end_at or 0.0, jobs[-1].id)
@@ -298,7 +291,7 @@ class AutoPreset:
                 events = store.events(job.id) if job.spec.hold else ()
                 released = tuple(replace(one, text="") for one in events if one.kind == "released")
                 line = EndedJob(without_texts(job, family(job).command), tuple(runs.get(job.id, ())), released)
-                file.write(codec.encode(line) + b"\n")
+                file.write(value.encode(line) + b"\n")
             if ended and not count:
                 first_at = ended[0].end_at or 0.0
             count += len(ended)
@@ -359,7 +352,7 @@ class AutoPreset:
                 self._end(f"{text} (exit code {code}){_whose_rights()}")
             return
         try:
-            result = codec.decode(answer, TrialResult)
+            result = value.decode(answer, TrialResult)
         except (ValueError, RecursionError):
             result = None
         if result is not None and result.error is not None:
@@ -411,7 +404,7 @@ class AutoPreset:
             with os.fdopen(fd, "wb") as file:
                 # `gpusched config show` says to anybody what is in force.
                 os.fchmod(fd, 0o644)
-                file.write(codec.encode(state))
+                file.write(value.encode(state))
                 file.flush()
                 os.fsync(fd)
             os.replace(draft, self._path)
@@ -439,7 +432,7 @@ def start_trial(fd: int, limits: TrialLimits) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TZ") if name in os.environ}
     return subprocess.Popen(
         # -S: the path is handed over complete, so the search for site packages can be saved.
-        [sys.executable, "-S", "-c", _BOOT, json.dumps(path), codec.encode(limits).decode()],
+        [sys.executable, "-S", "-c", _BOOT, json.dumps(path), value.encode(limits).decode()],
         stdin=fd,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

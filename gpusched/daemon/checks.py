@@ -14,10 +14,10 @@ from gpusched.lifecycle.intruders import in_words
 from gpusched.model.checks import Check, Finding, failed, passed, warned
 from gpusched.model.units import format_duration, gpu_label, plural
 from gpusched.scheduler import cells
-from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.invariants import check_invariants
-from gpusched.scheduler.sharing.quota_problems import problems
-from gpusched.scheduler.sharing.usage import capacity_of
+from gpusched.scheduler.limits import quota_problems
+from gpusched.scheduler.usage import capacity_of
 
 MOST_COMPARED = 20_000
 """With more active jobs, reading the job table would block the daemon for over a second."""
@@ -34,8 +34,8 @@ def broken_promises(scheduler: Scheduler) -> list[str]:
     settings = scheduler.settings
     if not settings.queue:
         return []
-    layout = Layout(scheduler.nodes(scheduler.now()), settings)
-    found = [*problems(settings, capacity_of(layout)), *cells.problems(settings, layout)]
+    layout = ClusterLayout(scheduler.nodes(scheduler.now()), settings)
+    found = [*quota_problems(settings, capacity_of(layout)), *cells.cell_problems(settings, layout)]
     return [f"{path}: {text}" for path, text in found]
 
 
@@ -55,10 +55,10 @@ def _table(scheduler: Scheduler) -> Finding:
 
 
 def _books(scheduler: Scheduler) -> Finding:
-    problems = check_invariants(scheduler.snapshot(scheduler.now()), scheduler.settings)
-    if not problems:
+    quota_problems = check_invariants(scheduler.snapshot(scheduler.now()), scheduler.settings)
+    if not quota_problems:
         return passed("no GPU, core or memory is booked twice")
-    return failed("; ".join(problems), "report this with: gpusched debug snapshot > snapshot.json")
+    return failed("; ".join(quota_problems), "report this with: gpusched debug snapshot > snapshot.json")
 
 
 def _planner(scheduler: Scheduler) -> Finding:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpusched.access import Act
 from gpusched.daemon.state import DaemonState
 from gpusched.errors import NotFound
-from gpusched.lifecycle import arrays, lifecycle, yielding
+from gpusched.lifecycle import arrays, transitions
 from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.cluster import Clearance, NodeView
@@ -22,7 +22,7 @@ from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
-from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.cluster_state import ClusterLayout
 
 Signal = SignalOrder | NoteOrder | StopOrder
 """What is sent to a run and over then; of stops, one that repeats what is recorded."""
@@ -64,7 +64,7 @@ class TickTransaction:
         self._view_nodes = view_nodes
         self._nodes: tuple[NodeView, ...] | None = None
         """None once something has happened to a GPU or a node since they were viewed."""
-        self._layout: Layout | None = None
+        self._layout: ClusterLayout | None = None
         self.changes = Changes()
         self.signals: list[tuple[str, Signal]] = []
         self.forgettable: list[str] = []
@@ -192,10 +192,10 @@ class TickTransaction:
         """Something has happened to a GPU or a node since they were viewed."""
         self._nodes = self._layout = None
 
-    def layout(self) -> Layout:
+    def layout(self) -> ClusterLayout:
         """The machines of this tick, as amounts are counted on them."""
         if self._layout is None:
-            self._layout = Layout(self.nodes, self.settings)
+            self._layout = ClusterLayout(self.nodes, self.settings)
         return self._layout
 
     def signal(self, run: str, order: Signal) -> None:
@@ -231,12 +231,12 @@ class TickTransaction:
 
     def suspend(self, job: Job, by: str, text: str) -> None:
         """Suspend a running job, by its owner (`user`) or to make room (`policy`)."""
-        after, story = yielding.suspend(job, self.now, by, text)
+        after, story = transitions.suspend(job, self.now, by, text)
         self.put_job(after, *story)
 
     def resume(self, job: Job, text: str) -> None:
         """Resume a suspended job."""
-        self.put(*yielding.resume(job, self.run_of(job), self.now, text))
+        self.put(*transitions.resume(job, self.run_of(job), self.now, text))
 
     def cancel(self, job: Job, by: str) -> None:
         """End a pending job at once; ask the engine to end a running one; of an array, all tasks."""
@@ -245,7 +245,7 @@ class TickTransaction:
             for one in self.world.tasks_of(job):
                 self.cancel(one, by)
             return
-        after, events = lifecycle.cancel(job, self.now, by)
+        after, events = transitions.cancel(job, self.now, by)
         if after is job and run_id(job.id, job.run) in self.world.open_runs:
             # Cancelled before, and told so; this person is impatient.
             self.signal(run_id(job.id, job.run), StopOrder("cancel"))
@@ -256,7 +256,7 @@ class TickTransaction:
         if array.state is JobState.PENDING:
             for task in self.world.awaited_tasks(array):
                 # Somebody waits for this one: what became of it has to be told by a row.
-                after, events = lifecycle.give_up(task, self.now, code, text)
+                after, events = transitions.give_up(task, self.now, code, text)
                 self.put_job(after, *events)
         after, story = arrays.stop(self.world.jobs[array.id], self.now, code, text)
         self.put_job(after, *story)
@@ -292,12 +292,12 @@ class TickTransaction:
             # The end of one may be what others wait for.
             is_moving = self.settle_arrays()
             for job, verdict in world.settle_dependencies(self.now):
-                if lifecycle.ends_unsatisfied(job.spec, self.settings, is_spared=verdict.is_spared):
+                if transitions.ends_unsatisfied(job.spec, self.settings, is_spared=verdict.is_spared):
                     is_moving = True
                     self._give_up(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
             # Only now: the array of such a task may have been given up whole.
             for job, text in world.settle_counterparts(self.now):
-                if lifecycle.ends_unsatisfied(job.spec, self.settings):
+                if transitions.ends_unsatisfied(job.spec, self.settings):
                     is_moving = True
                     self._give_up(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)
         return world.lined_up != before
@@ -309,7 +309,7 @@ class TickTransaction:
             if job.is_array:
                 self.stop_array(job, ReasonCode.DEADLINE, "its deadline has passed")
                 continue
-            after, story = lifecycle.past_deadline(job, self.now)
+            after, story = transitions.past_deadline(job, self.now)
             self.put_job(after, *story)
         if late:
             self.settle_dependencies()
@@ -318,7 +318,7 @@ class TickTransaction:
         if job.is_array:
             self.stop_array(job, code, text)
             return
-        after, story = lifecycle.give_up(job, self.now, code, text)
+        after, story = transitions.give_up(job, self.now, code, text)
         self.put_job(after, *story)
 
     def make_fallbacks(self) -> None:
@@ -355,7 +355,7 @@ class TickTransaction:
                 return False
             self.suspend(job, "policy", f"{preempt.text}; it resumes by itself")
             return True
-        after, story = yielding.preempt(job, self.now, preempt.text)
+        after, story = transitions.preempt(job, self.now, preempt.text)
         self.put_job(after, *story)
         return False
 

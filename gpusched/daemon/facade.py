@@ -19,7 +19,7 @@ from gpusched.engine.frames import QUERY, STATUS, frame, take_frames
 from gpusched.engine.spool import attach_path
 from gpusched.errors import GpuschedError
 from gpusched.gpu.usage import enforcement
-from gpusched.lifecycle.blame import GpuFault
+from gpusched.lifecycle.failures import GpuFault
 from gpusched.lifecycle.foreign import OwnerNotes
 from gpusched.model.checks import Check
 from gpusched.model.cluster import GpuSample
@@ -33,8 +33,8 @@ from gpusched.ports.daemon import DaemonHealth, Forecast, JobOutlook, LimitHint,
 from gpusched.predict.calibrating import Calibration
 from gpusched.predict.judging import Measure
 from gpusched.predict.overruns import Expectation
-from gpusched.scheduler.ahead.estimates import Accuracy, StartRange
-from gpusched.scheduler.ahead.foreign import Left, starts_without
+from gpusched.scheduler.forecast import Accuracy, StartRange
+from gpusched.scheduler.whatif import Left, starts_without
 
 from .audit import Audit
 from .auto_preset import AutoPreset

@@ -19,7 +19,7 @@ from gpusched.daemon.verbs.submit import existing
 from gpusched.errors import Refused
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.dependencies import Never, Satisfied, evaluate, parse_dependency
-from gpusched.lifecycle.lifecycle import new_job
+from gpusched.lifecycle.transitions import new_job
 from gpusched.model.commands import NEVER, Caller
 from gpusched.model.job import DEFAULT, MAXIMUM, Job, JobSpec
 from gpusched.model.settings import Settings
@@ -30,15 +30,11 @@ from gpusched.model.value import replace
 from gpusched.ports.daemon import Forecast, LimitHint
 from gpusched.predict.families import Family, family, predict
 from gpusched.predict.limits import LimitAdvice, usual_span
-from gpusched.scheduler.ahead.changes import format_limit
-from gpusched.scheduler.ahead.estimates import MAX_CYCLES, StartRange, forecast_starts
-from gpusched.scheduler.ahead.future import Arrival
-from gpusched.scheduler.ahead.place import first_in_order, queue_position
-from gpusched.scheduler.ahead.trial import SensibleLimit
-from gpusched.scheduler.ahead.whatif import Alternative, alternatives
-from gpusched.scheduler.extension import Extensions
+from gpusched.scheduler.admission import Tally, longest_time_limit, why_refused
+from gpusched.scheduler.forecast import MAX_CYCLES, Arrival, StartRange, first_in_order, forecast_starts, queue_position
 from gpusched.scheduler.planner import decide
-from gpusched.scheduler.sharing.admission import Tally, longest_time_limit, why_refused
+from gpusched.scheduler.plugins import Extensions
+from gpusched.scheduler.whatif import Alternative, SensibleLimit, alternatives, format_limit
 
 if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler

@@ -15,14 +15,14 @@ from itertools import islice
 from types import MappingProxyType
 
 from gpusched.lifecycle import arrays
-from gpusched.lifecycle.arrays import Ended, job_count
-from gpusched.lifecycle.lifecycle import held_code
+from gpusched.lifecycle.arrays import TasksEnded, job_count
+from gpusched.lifecycle.transitions import held_code
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.tasks import TaskSet
 from gpusched.ports import Store
-from gpusched.scheduler.sharing.admission import Tally
+from gpusched.scheduler.admission import Tally
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class ArrayTasks:
     """Tasks without a row."""
     open: set[int] = field(default_factory=set)
     """Ids of tasks that have a row and have not ended."""
-    ended: Ended = field(default_factory=Ended)
+    ended: TasksEnded = field(default_factory=TasksEnded)
     ready: set[int] | None = None
     """Tasks of those left that nothing keeps waiting for the task of the same number elsewhere; None: all."""
 

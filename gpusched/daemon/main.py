@@ -52,9 +52,9 @@ from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
 from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.model.settings import Settings
+from gpusched.paths import make_private
 from gpusched.plugins import Plugins
-from gpusched.private import make_private
-from gpusched.scheduler.sharing.membership import membership_findings
+from gpusched.scheduler.admission import membership_findings
 from gpusched.store.database_file import use_rescued
 from gpusched.store.sqlite import SqliteStore
 

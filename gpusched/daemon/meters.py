@@ -31,7 +31,7 @@ from gpusched.model.job import GpuShare, Job
 from gpusched.model.metrics import Histogram, Page, label
 from gpusched.model.states import FINAL_STATES, JobState
 from gpusched.model.units import gpu_label
-from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.cluster_state import ClusterLayout
 
 if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler
@@ -263,7 +263,7 @@ def _node(found: Page, scheduler: Scheduler) -> None:
     found.put(series.NODE_CPUS, node.cpus, node.name)
     found.put(series.NODE_CPUS_BOOKED, sum(held.cpus for held in holds), node.name)
     found.put(series.NODE_MEMORY, node.mem_mib * _MIB, node.name)
-    booked_mib = sum(map(Layout((node,), scheduler.settings).node_mem_mib, holds))
+    booked_mib = sum(map(ClusterLayout((node,), scheduler.settings).node_mem_mib, holds))
     found.put(series.NODE_MEMORY_BOOKED, booked_mib * _MIB, node.name)
     if reading is not None:
         found.put(series.GPU_READING, reading.at, node.name)

@@ -6,15 +6,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from gpusched.daemon.state import DaemonState
-from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingJob, Snapshot, Window
+from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingJob, Snapshot, Window
 from gpusched.model.value import replace
 from gpusched.scheduler import events
-from gpusched.scheduler.calendar.entries import windows
-from gpusched.scheduler.extension import Extensions
+from gpusched.scheduler.calendar import windows
 from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.plugins import Extensions
 
 _Mark = TypeVar("_Mark", bound=Hashable)
 

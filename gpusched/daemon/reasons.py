@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle.dependencies import Never, Satisfied, as_typed
-from gpusched.lifecycle.lifecycle import held_code
+from gpusched.lifecycle.transitions import held_code
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Reason
 from gpusched.model.states import ReasonCode

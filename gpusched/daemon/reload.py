@@ -19,10 +19,10 @@ from gpusched.model.commands import Reload
 from gpusched.model.settings import Settings
 from gpusched.model.value import fields, replace
 from gpusched.scheduler import cells
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.sharing.membership import membership_findings
-from gpusched.scheduler.sharing.quota_problems import problems
-from gpusched.scheduler.sharing.usage import capacity_of
+from gpusched.scheduler.admission import membership_findings
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.limits import quota_problems
+from gpusched.scheduler.usage import capacity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def reread(
 
 def check_promises(settings: Settings) -> None:
     """Refuse settings whose queues are promised what contradicts each other, or is no promise. Raises: UsageError."""
-    for path, text in (*problems(settings, None), *cells.problems(settings)):
+    for path, text in (*quota_problems(settings, None), *cells.cell_problems(settings)):
         raise UsageError(f"{path}: {text}", "mend the config file; see what it says with: gpusched config show")
 
 
@@ -80,8 +80,8 @@ def _check_machines(loaded: Loaded, nodes: tuple[NodeView, ...]) -> None:
     settings = loaded.settings
     if not settings.queue or not nodes:
         return
-    layout = Layout(nodes, settings)
-    for path, text in (*problems(settings, capacity_of(layout)), *cells.problems(settings, layout)):
+    layout = ClusterLayout(nodes, settings)
+    for path, text in (*quota_problems(settings, capacity_of(layout)), *cells.cell_problems(settings, layout)):
         raise Refused(f"{loaded.place_of(path)}: {text}", "promise less, or see what there is with: ginfo")
 
 

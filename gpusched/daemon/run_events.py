@@ -14,8 +14,8 @@ from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
 from gpusched.errors import Refused
 from gpusched.gpu.tracker import DIRTY, WAITING, GpuTracker
-from gpusched.lifecycle import lifecycle
-from gpusched.lifecycle.growth import Larger, NothingLarger, grown
+from gpusched.lifecycle import transitions
+from gpusched.lifecycle.retry import Larger, NothingLarger, grown
 from gpusched.model.cluster import SUSPECT
 from gpusched.model.execution import (
     EngineEvent,
@@ -30,7 +30,7 @@ from gpusched.model.execution import (
 from gpusched.model.job import Job, JobEvent, Request, Run
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
-from gpusched.scheduler.capacity import refusal
+from gpusched.scheduler.infeasible import refusal
 
 log = getLogger("gpusched.daemon")
 Judge = Callable[[Job, Run, TickTransaction], Run]
@@ -67,28 +67,28 @@ class RunEvents:
             return
         job = tx.world.jobs[run.job_id]
         if isinstance(event, RunStarted):
-            tx.put(*lifecycle.run_started(job, run, event))
+            tx.put(*transitions.run_started(job, run, event))
         elif isinstance(event, RunStopping):
-            tx.put(*lifecycle.run_stopping(job, run, event))
+            tx.put(*transitions.run_stopping(job, run, event))
         elif isinstance(event, RunSuspended):
-            tx.put(*lifecycle.run_suspended(job, run, event))
+            tx.put(*transitions.run_suspended(job, run, event))
         elif isinstance(event, RunResumed):
-            tx.put(*lifecycle.run_resumed(job, run, event))
+            tx.put(*transitions.run_resumed(job, run, event))
         elif isinstance(event, RunEnded):
             run = self._with_meter(run)
             # A run that never started has left nothing on its cards.
             clean = not run.gpus or event.start_at is None
             more = partial(grow, tx=tx)
-            step = lifecycle.run_ended(job, run, event, tx.settings, tx.now, gpus_clean=clean, grow=more)
+            step = transitions.run_ended(job, run, event, tx.settings, tx.now, gpus_clean=clean, grow=more)
             self._close_run(tx, *step, clean=clean)
         elif isinstance(event, RunLost):
             run = self._with_meter(run)
             # After a restart of the machine the cards are as new.
             clean = not run.gpus or run.boot_id != self._boot_id
-            step = lifecycle.run_lost(job, run, event, tx.settings, tx.now, boot_id=self._boot_id, gpus_clean=clean)
+            step = transitions.run_lost(job, run, event, tx.settings, tx.now, boot_id=self._boot_id, gpus_clean=clean)
             self._close_run(tx, *step, clean=clean)
         else:
-            step = lifecycle.run_never_started(job, run, event, tx.settings, tx.now)
+            step = transitions.run_never_started(job, run, event, tx.settings, tx.now)
             self._close_run(tx, *step, clean=True)
 
     def _close_run(self, tx: TickTransaction, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
@@ -129,7 +129,7 @@ class RunEvents:
             job = tx.world.jobs[run.job_id]
             tx.end_release(run)
             run = self._judged(job, run, tx)
-            job, story = lifecycle.finish(job, run, tx.settings, tx.now, partial(grow, tx=tx))
+            job, story = transitions.finish(job, run, tx.settings, tx.now, partial(grow, tx=tx))
             tx.put_job(job, *story)
             self._gpu_faults.hold_repeated(job, run, tx)
             for uuid, state in states.items():
@@ -166,7 +166,7 @@ class RunEvents:
             if not shares:
                 continue
             what = "GPU " + ", ".join(gpu_label(share.index) for share in shares)
-            after, story = lifecycle.lose_gpu(tx.world.jobs[run.job_id], tx.now, what)
+            after, story = transitions.lose_gpu(tx.world.jobs[run.job_id], tx.now, what)
             if story:
                 log.error("run %s is ended: it lost %s", run.id, what)
                 tx.put_job(after, *story)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gpusched.daemon.allocations import allocation_of_run, gpus_only
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
 from gpusched.daemon.indexes import ArrayIndex, JobCounts, PendingQueues, QueueStats, Timers
-from gpusched.lifecycle import arrays, lifecycle
+from gpusched.lifecycle import arrays, transitions
 from gpusched.lifecycle.dependencies import (
     Condition,
     Expression,
@@ -25,11 +25,10 @@ from gpusched.lifecycle.dependencies import (
     Waiting,
     parse_dependency,
 )
-from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, Clearance
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
+from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
@@ -327,7 +326,7 @@ class DaemonState:
         return max(self.ready_at(array or job), self._dependents.free_at(job.id if array is None else array.id))
 
     def _await_deadline(self, job: Job) -> None:
-        last_start_at = lifecycle.last_start_at(job)
+        last_start_at = transitions.last_start_at(job)
         if last_start_at is not None:
             # At that very instant it could still start in time.
             self._deadlines.set(last_start_at + _JUST_AFTER_S, job.id)
@@ -335,13 +334,13 @@ class DaemonState:
 
     def _still_hurries(self, at: float, job_id: int) -> bool:
         job = self.jobs.get(job_id)
-        last_start_at = None if job is None else lifecycle.last_start_at(job)
+        last_start_at = None if job is None else transitions.last_start_at(job)
         return last_start_at is not None and last_start_at + _JUST_AFTER_S == at
 
     def too_late(self, now: float) -> list[Job]:
         """Pending jobs that can no longer end by their deadline, by id."""
         due = {job_id: self.jobs[job_id] for job_id in self._deadlines.until(now) if job_id in self.jobs}
-        return [due[job_id] for job_id in sorted(due) if lifecycle.misses_deadline(due[job_id], now)]
+        return [due[job_id] for job_id in sorted(due) if transitions.misses_deadline(due[job_id], now)]
 
     def timed_jobs(self, most: int) -> list[tuple[float, Job]]:
         """Waiting jobs whose begin time or backoff is over next, and when, soonest first."""

@@ -44,7 +44,7 @@ from gpusched.daemon.watch.unbooked_use import IntruderWatch
 from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle import transitions
 from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.commands import Command, Reload
@@ -57,8 +57,8 @@ from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.plugins import Plugins
 from gpusched.ports import Changes, Clock, Engine, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
-from gpusched.scheduler.ahead.estimates import StartRange
-from gpusched.scheduler.caging import describe
+from gpusched.scheduler.forecast import StartRange
+from gpusched.scheduler.isolation import describe
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import Ranking, ranked_at
 
@@ -818,7 +818,7 @@ class Scheduler:
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )
                 placement = with_limit(start.placement, self._reading, self.settings)
-                job, run, story = lifecycle.start_run(job, placement, self._boot_id, tx.now, stdout_path, stderr_path)
+                job, run, story = transitions.start_run(job, placement, self._boot_id, tx.now, stdout_path, stderr_path)
                 tx.put(job, run, (*story, *self._kept_to(job, run)))
                 has_starts = True
                 self.history.began(job)

@@ -16,7 +16,7 @@ from gpusched.engine.idle_pool import IdlePool
 from gpusched.engine.remains import CHECKPOINT_VARIABLE, PROGRESS_VARIABLE, RUN_VARIABLE, SPOOL_VARIABLE
 from gpusched.engine.spool import checkpoint_path, progress_path, share_lock
 from gpusched.engine.wire import LENGTH_BYTES, QUEUE_TIMEOUT_S, pack_ticket
-from gpusched.model import codec
+from gpusched.model import value
 from gpusched.model.execution import Ticket
 from gpusched.model.value import replace
 
@@ -40,7 +40,7 @@ def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, cages: str | Non
     supervisor's unit.
     """
     # The environment is large, and need not be copied twice.
-    facts: dict[str, Any] = codec.plain(replace(ticket, env={}), builtin_types=(bytes,))
+    facts: dict[str, Any] = value.plain(replace(ticket, env={}), builtin_types=(bytes,))
     facts["env"] = {
         **ticket.env,
         RUN_VARIABLE: ticket.run,

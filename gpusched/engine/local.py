@@ -35,7 +35,7 @@ from gpusched.engine.orders import order_line, orders_from
 from gpusched.engine.remains import Lost, find_remains, kill_remains
 from gpusched.engine.waking import Waker
 from gpusched.engine.watched import ALIVE, Phase, SpareRecords, Watched, Watchlist
-from gpusched.model import codec
+from gpusched.model import value
 from gpusched.model.execution import (
     EngineEvent,
     LimitOrder,
@@ -731,5 +731,5 @@ def event_from(facts: dict[str, Any]) -> SupervisorEvent:
         # Supervisors write texts and numbers only.
         facts["leftovers"] = facts["leftovers"].split("\n") if facts["leftovers"] else ()
     wanted: Any = SupervisorEvent
-    event: SupervisorEvent = codec.convert(facts, wanted)
+    event: SupervisorEvent = value.convert(facts, wanted)
     return event

@@ -21,7 +21,7 @@ import time
 
 from gpusched.engine.logs import LOG_FLAGS, Logs
 from gpusched.engine.users import LaunchError, as_user, write_as
-from gpusched.model.logfile import put_aside
+from gpusched.model.units import put_aside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

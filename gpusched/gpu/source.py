@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 
 from gpusched.errors import UsageError
 from gpusched.model.cluster import GpuReading
-from gpusched.model.codec import encode
-from gpusched.model.value import Value, replace
+from gpusched.model.value import Value, encode, replace
 
 if TYPE_CHECKING:
     # The child process has no use for them, and they are most of what it would import.

@@ -26,9 +26,8 @@ from dataclasses import asdict
 import gpusched
 from gpusched.gpu.source import Answer, build, choose, nvidia_signs
 from gpusched.model.cluster import GpuReading
-from gpusched.model.codec import decode
 from gpusched.model.settings import GpuSettings
-from gpusched.model.value import replace
+from gpusched.model.value import decode, replace
 
 START_S = 20.0
 """Extra time for a new process: without persistence mode, init brings up every card (up to 10 s seen)."""

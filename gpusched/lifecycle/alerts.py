@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpusched.lifecycle.blame import WAS_LOST
+from gpusched.lifecycle.failures import WAS_LOST
 from gpusched.model.alerts import EACH_TASK, Alert, Facts
 from gpusched.model.cluster import SUSPECT, NodeView
 from gpusched.model.job import Alerting, Job, Run

@@ -26,7 +26,7 @@ _STOPPED_AS = {ReasonCode.DEADLINE: JobState.DEADLINE, ReasonCode.MAX_FAILS: Job
 
 
 @dataclass(slots=True)
-class Ended:
+class TasksEnded:
     """How many tasks have ended, by state, and the largest of their exit codes."""
 
     states: Counter[JobState] = field(default_factory=Counter)
@@ -97,7 +97,7 @@ def stop(array: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tupl
     return array, (JobEvent(array.id, now, "stopping", text),)
 
 
-def settle(array: Job, ended: Ended, has_open: bool, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
+def settle(array: Job, ended: TasksEnded, has_open: bool, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
     """The array as it is now that tasks have ended: stopped for too many failures, ended, or unchanged."""
     assert array.spec.array is not None
     most = array.spec.array.max_fails

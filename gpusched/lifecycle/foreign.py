@@ -37,7 +37,7 @@ _SYSTEM = frozenset(
 _SYSTEM_BEGINS = ("nvidia-cuda-mps", "systemd")
 
 
-class Card(Value):
+class ForeignGpuUse(Value):
     """A card that strangers close to jobs, as far as one of them is concerned."""
 
     uuid: str
@@ -49,7 +49,7 @@ class Card(Value):
     """Uids of those whose jobs have booked it."""
 
 
-class Stranger(Value):
+class ForeignProcess(Value):
     """A process of no job that is on cards which its like close to jobs."""
 
     pid: int
@@ -59,7 +59,7 @@ class Stranger(Value):
     name: str
     program: str | None
     """Name of the file that it executes, if that belongs to root; else it says nothing."""
-    cards: tuple[Card, ...]
+    cards: tuple[ForeignGpuUse, ...]
     since_at: float
     """Since when it has been seen there."""
     waiting: tuple[str, ...] = ()
@@ -70,26 +70,26 @@ class Stranger(Value):
     """When it was told to end."""
 
     @property
-    def disturbed(self) -> tuple[Card, ...]:
+    def disturbed(self) -> tuple[ForeignGpuUse, ...]:
         """Its cards that jobs of others have booked."""
         return tuple(card for card in self.cards if card.bookers - {self.uid})
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class ForeignNotice:
     """Its owner is to be told, as one of `jobs` who wait."""
 
-    stranger: Stranger
+    stranger: ForeignProcess
     jobs: int
     ends_after_s: float | None = None
     """So long from now at the earliest it is ended; None when it is not."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ForeignEnd:
     """It is to be ended: with TERM first, then, when that did not do it, with KILL."""
 
-    stranger: Stranger
+    stranger: ForeignProcess
     jobs: int
     is_kill: bool = False
 
@@ -99,7 +99,9 @@ def is_of_the_system(program: str | None) -> bool:
     return program is not None and (program in _SYSTEM or program.startswith(_SYSTEM_BEGINS))
 
 
-def steps(strangers: Iterable[Stranger], settings: ForeignSettings, now: float) -> tuple[Tell | End, ...]:
+def steps(
+    strangers: Iterable[ForeignProcess], settings: ForeignSettings, now: float
+) -> tuple[ForeignNotice | ForeignEnd, ...]:
     """What is due about each, in their order."""
     found = []
     for stranger in strangers:
@@ -109,7 +111,7 @@ def steps(strangers: Iterable[Stranger], settings: ForeignSettings, now: float) 
     return tuple(found)
 
 
-def is_exempt(stranger: Stranger, settings: ForeignSettings) -> bool:
+def is_exempt(stranger: ForeignProcess, settings: ForeignSettings) -> bool:
     """Whether it is left alone for what it is or whose it is."""
     return (
         stranger.uid < FIRST_PERSON_UID
@@ -119,31 +121,31 @@ def is_exempt(stranger: Stranger, settings: ForeignSettings) -> bool:
     )
 
 
-def _step(stranger: Stranger, settings: ForeignSettings, now: float) -> Tell | End | None:
+def _step(stranger: ForeignProcess, settings: ForeignSettings, now: float) -> ForeignNotice | ForeignEnd | None:
     jobs = sum(1 for queue in stranger.waiting if queue not in settings.exempt_queues)
     if stranger.ending_at is not None:
         if now - stranger.ending_at >= settings.kill_grace_s:
-            return End(stranger, jobs, is_kill=True)
+            return ForeignEnd(stranger, jobs, is_kill=True)
         return None
     ends_at = _ends_at(stranger, settings, now)
     if jobs and stranger.first_told_at is not None and ends_at is not None and now >= ends_at:
-        return End(stranger, jobs)
+        return ForeignEnd(stranger, jobs)
     if not settings.message or (settings.only_when_wanted and not jobs and not stranger.disturbed):
         return None
     is_old_enough = now - stranger.since_at >= settings.message_after_s
     is_told = stranger.told_at is not None and now - stranger.told_at < settings.message_every_s
     if not is_old_enough or is_told:
         return None
-    return Tell(stranger, jobs, None if ends_at is None else ends_at - now)
+    return ForeignNotice(stranger, jobs, None if ends_at is None else ends_at - now)
 
 
-def _ends_at(stranger: Stranger, settings: ForeignSettings, now: float) -> float | None:
+def _ends_at(stranger: ForeignProcess, settings: ForeignSettings, now: float) -> float | None:
     if settings.kill_after_s is None:
         return None
     return (now if stranger.first_told_at is None else stranger.first_told_at) + settings.kill_after_s
 
 
-def messages(step: Tell, ways: Sequence[str], others: frozenset[int], node: str, now: float) -> list[Alert]:
+def messages(step: ForeignNotice, ways: Sequence[str], others: frozenset[int], node: str, now: float) -> list[Alert]:
     """What is told to the owner, and with `wall` to the `others`."""
     stranger = step.stranger
     direct = tuple(f"@{way}" for way in ways if way in ("write", "mail"))
@@ -177,7 +179,7 @@ def messages(step: Tell, ways: Sequence[str], others: frozenset[int], node: str,
     return found
 
 
-def _text(step: Tell, node: str, now: float, whose: str, how: str) -> str:
+def _text(step: ForeignNotice, node: str, now: float, whose: str, how: str) -> str:
     """Which process, which card, since when, who waits, and what to do: sentences on lines of their own."""
     stranger = step.stranger
     idle = [card.idle_s for card in stranger.cards]
@@ -200,7 +202,7 @@ def _text(step: Tell, node: str, now: float, whose: str, how: str) -> str:
     return "\n".join(lines)
 
 
-def held_by(stranger: Stranger) -> str:
+def held_by(stranger: ForeignProcess) -> str:
     """Its cards, and how much it has of each."""
     return "GPU " + ", ".join(
         gpu_label(card.index) + ("" if card.vram_mib is None else f" ({format_size_mib(card.vram_mib)})")

@@ -140,7 +140,7 @@ def _is_step(job: Job) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PipelineStatus:
     """Where a pipeline stands."""
 
     state: str
@@ -154,7 +154,7 @@ class Standing:
     """How many fallbacks of steps are in each state of jobs."""
 
 
-def standing(jobs: Sequence[Job]) -> Standing:
+def pipeline_status(jobs: Sequence[Job]) -> PipelineStatus:
     """Judge a pipeline by all jobs it ever had."""
     steps = steps_of(jobs)
     spare = _not_needed(steps, names_of(jobs))
@@ -169,7 +169,7 @@ def standing(jobs: Sequence[Job]) -> Standing:
     else:
         word = "CANCELLED" if states <= {JobState.COMPLETED, JobState.CANCELLED} else "FAILED"
     tried = Counter(job.state.value for job in fallbacks)
-    return Standing(word, dict(sorted(counts.items())), spare, dict(sorted(tried.items())))
+    return PipelineStatus(word, dict(sorted(counts.items())), spare, dict(sorted(tried.items())))
 
 
 def names_of(jobs: Iterable[Job]) -> dict[int, str]:

@@ -1,25 +1,30 @@
-"""Every legal move of a job from one state to another.
+"""The life of a job: events in, new values out.
 
-                          SUSPENDED
-                           ^     |
-                      suspend   resume
-                           |     v
-    PENDING ----start----> RUNNING ----stop, preempt, leftovers, GPUs not clean----> COMPLETING
-       ^                      |                                                          |
-       |                      +------------------> finish <------------------------------+
-       |                                             |
-       +--- retry, requeue, never started -----------+----> a final state
-
-A run that is SUSPENDED may come to its end in every way in which one that is RUNNING may.
-
-`TRANSITIONS` lists them; anything else raises BrokenInvariant. A final state never moves.
+Every function takes values and returns new ones, with the lines that belong into the job's story. Where a job may
+move from each state, and how that looks, is in `transitions`; how runs make room and stand still is in `yielding`.
 """
 
 from __future__ import annotations
 
-from gpusched.errors import BrokenInvariant
-from gpusched.model.job import Job, JobEvent, Run
-from gpusched.model.states import JobState, RunState
+from collections.abc import Callable
+
+from gpusched.errors import BrokenInvariant, Refused
+from gpusched.lifecycle.retry import Larger, NothingLarger, backoff_s, failure_of, wants_retry
+from gpusched.model.commands import Caller
+from gpusched.model.execution import (
+    RunEnded,
+    RunLost,
+    RunNeverStarted,
+    RunResumed,
+    RunStarted,
+    RunStopping,
+    RunSuspended,
+)
+from gpusched.model.job import Job, JobEvent, JobSpec, RetryRule, Run
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Placement
+from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.units import format_duration, format_size_mib, gpu_list
 from gpusched.model.value import replace
 
 Step = tuple[Job, Run, tuple[JobEvent, ...]]
@@ -94,3 +99,567 @@ def completing(job: Job) -> Job:
 def still_s(job: Job, now: float) -> float:
     """How long the job's run has stood still this time, in seconds."""
     return 0.0 if job.suspended_at is None else max(0.0, now - job.suspended_at)
+
+
+Grow = Callable[[Job, Run], Larger | NothingLarger | None]
+
+_ONCE = RetryRule(requeue=False)
+"""Of what cannot be started again."""
+_ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED, ReasonCode.GPU_IDLE)
+_CANCELLED = (ReasonCode.CANCELLED_BY_USER, ReasonCode.GPU_IDLE, ReasonCode.CLIENT_LOST)
+
+
+def start_run(
+    job: Job,
+    placement: Placement,
+    boot_id: str,
+    now: float,
+    stdout_path: str | None = None,
+    stderr_path: str | None = None,
+) -> Step:
+    """Record the intent to start the job's next run on this placement."""
+    if job.state is not JobState.PENDING:
+        raise BrokenInvariant(f"job {job.id} cannot start while it is {job.state} ({story_of(job)})")
+    run = Run(
+        job_id=job.id,
+        number=job.run + 1,
+        state=RunState.STARTING,
+        node=placement.node,
+        boot_id=boot_id,
+        intent_at=now,
+        gpus=placement.gpus,
+        cpus=placement.cpus,
+        mem_mib=placement.mem_mib,
+        stdout_path=stdout_path,
+        stderr_path=stderr_path,
+    )
+    job = replace(
+        job,
+        state=JobState.RUNNING,
+        run=run.number,
+        start_at=now,
+        exit_code=None,
+        signal=None,
+        reason=None,
+        reason_text=None,
+        preempt_at=None,
+        is_front=False,
+    )
+    return job, run, (JobEvent(job.id, now, "started", f"started on {_where(placement)}", run.number),)
+
+
+def _where(placement: Placement) -> str:
+    if not placement.gpus:
+        return placement.node
+    return f"{placement.node}, GPU {gpu_list(share.index for share in placement.gpus)}"
+
+
+def run_started(job: Job, run: Run, event: RunStarted) -> Step:
+    """The run lives. The job itself is returned unchanged: its start was recorded with the intent."""
+    check_open(job, run)
+    run = replace(
+        run,
+        state=RunState.RUNNING,
+        start_at=event.at,
+        supervisor_pid=event.supervisor_pid,
+        supervisor_start_ticks=event.supervisor_start_ticks,
+        pid=event.pid,
+    )
+    return job, run, ()
+
+
+def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
+    """The run is being ended: the job is COMPLETING until its end comes."""
+    check_open(job, run)
+    if job.state not in LIVE:
+        return job, run, ()
+    words = {
+        "cancel": "is being cancelled",
+        "preempt": "is being preempted",
+        "gpu_lost": "is being ended because a GPU of its was lost",
+        "vram_over": "is being ended because it holds more GPU memory than it booked",
+        "unbooked_use": "is being ended because it uses a GPU that it did not book",
+        "timeout": "reached its time limit and is being stopped",
+        "lease": "nothing has happened in it for the length of its lease; it is being stopped",
+        "client_lost": "its client is gone; it is being stopped",
+        "shutdown": "is being ended because the machine is being shut down",
+        "leftovers": "its first process ended; waiting for others that it left behind",
+    }
+    text = words.get(event.why, f"is being stopped: {event.why}")
+    return completing(job), run, (JobEvent(job.id, event.at, "stopping", text, run.number),)
+
+
+def run_suspended(job: Job, run: Run, event: RunSuspended) -> Step:
+    """The run stands still. Job and run are returned unchanged: it was recorded when it was decided."""
+    check_open(job, run)
+    return job, run, (JobEvent(job.id, event.at, "note", "none of its processes moves", run.number),)
+
+
+def run_resumed(job: Job, run: Run, event: RunResumed) -> Step:
+    """The run moves again; how long it has stood still is now known to the millisecond."""
+    check_open(job, run)
+    return job, replace(run, suspended_s=event.suspended_s), ()
+
+
+def run_ended(
+    job: Job,
+    run: Run,
+    event: RunEnded,
+    settings: Settings,
+    now: float,
+    *,
+    gpus_clean: bool,
+    grow: Grow | None = None,
+) -> Step:
+    """Record how the run ended. With clean GPUs the job moves on at once, else when `finish` is called, with `grow`."""
+    check_open(job, run)
+    outcome, reason, text = _judge(job, event)
+    run = replace(
+        run,
+        state=RunState.ENDED,
+        start_at=event.start_at,
+        end_at=event.end_at,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        outcome=outcome,
+        reason=reason,
+        reason_text=text,
+        cpu_s=event.cpu_s,
+        peak_mem_mib=event.peak_mem_mib,
+        suspended_s=event.suspended_s,
+    )
+    events = [JobEvent(job.id, event.end_at, "ended", f"{outcome}: {text}", run.number)]
+    if event.leftovers:
+        note = "ended what it left behind: " + ", ".join(event.leftovers)
+        events.append(JobEvent(job.id, event.end_at, "note", note, run.number))
+    if event.oom_kills and outcome is not JobState.OUT_OF_MEMORY:
+        # What its end was is said by others; that it had too little memory would else be told nowhere.
+        events.append(JobEvent(job.id, event.end_at, "note", _out_of_host_memory(event)[1], run.number))
+    if event.start_at is not None:
+        job = replace(job, start_at=event.start_at)
+    if gpus_clean:
+        job, more = finish(job, run, settings, now, grow)
+        return job, run, (*events, *more)
+    if job.state in LIVE:
+        job = completing(job)
+    return job, run, tuple(events)
+
+
+def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
+    """Outcome, reason and sentence of a run's end.
+
+    What stopped a run outweighs how it then exited, but for a run that was to make room, or to end with the machine,
+    and came to its own good end within its grace.
+    """
+    if event.launch_error is not None:
+        return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
+    if event.stopped_by == "cancel":
+        reason = job.reason if job.reason in _CANCELLED else None
+        return JobState.CANCELLED, reason or ReasonCode.CANCELLED_BY_USER, job.reason_text or "cancelled"
+    if event.stopped_by == "preempt" and event.exit_code != 0:
+        if job.reason in _ROOM and job.reason_text is not None:
+            return JobState.PREEMPTED, job.reason, job.reason_text
+        return JobState.PREEMPTED, ReasonCode.PREEMPTED, "made room for another job"
+    if event.stopped_by == "shutdown" and event.exit_code != 0:
+        return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, "the machine was being shut down"
+    if event.stopped_by == "gpu_lost":
+        text = job.reason_text if job.reason is ReasonCode.GPU_FAILED else None
+        return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, text or "a GPU of the run was lost"
+    if event.stopped_by == "vram_over":
+        is_told = job.reason is ReasonCode.GPU_MEMORY_OVER and job.reason_text is not None
+        text = job.reason_text if is_told else None
+        return JobState.OUT_OF_MEMORY, ReasonCode.GPU_MEMORY_OVER, text or "held more GPU memory than it booked"
+    if event.stopped_by == "unbooked_use":
+        is_told = job.reason is ReasonCode.GPU_UNBOOKED_USE and job.reason_text is not None
+        text = job.reason_text if is_told else None
+        return JobState.FAILED, ReasonCode.GPU_UNBOOKED_USE, text or "used a GPU that it did not book"
+    if event.stopped_by == "timeout":
+        limit = job.spec.time_limit_s
+        text = "reached its time limit" + ("" if limit is None else f" of {format_duration(limit)}")
+        return JobState.TIMEOUT, ReasonCode.TIME_LIMIT, text
+    if event.stopped_by == "lease":
+        lease_s = None if job.spec.interactive is None else job.spec.interactive.lease_s
+        text = "nothing happened in it for " + ("its lease" if lease_s is None else format_duration(lease_s))
+        return JobState.TIMEOUT, ReasonCode.LEASE_EXPIRED, text
+    if event.stopped_by == "client_lost":
+        return JobState.CANCELLED, ReasonCode.CLIENT_LOST, "its client was gone"
+    if job.spec.adopted is not None:
+        return JobState.COMPLETED, ReasonCode.EXIT_UNKNOWN, "ended by itself; how is not known, as it was adopted"
+    if event.signal is not None:
+        how = f"signal {event.signal}"
+    elif event.exit_code == 0:
+        return JobState.COMPLETED, ReasonCode.NONE, "exit code 0"
+    else:
+        how = f"exit code {event.exit_code}"
+    if event.oom_kills:
+        reason, text = _out_of_host_memory(event)
+        return JobState.OUT_OF_MEMORY, reason, f"{text} ({how})"
+    if event.gpu_oom:
+        return JobState.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY, f"GPU memory ran out ({how})"
+    if event.signal is not None:
+        return JobState.FAILED, ReasonCode.RAISED_SIGNAL, f"ended by {how}"
+    return JobState.FAILED, ReasonCode.NON_ZERO_EXIT_CODE, how
+
+
+def _out_of_host_memory(event: RunEnded) -> tuple[ReasonCode, str]:
+    """Whose memory it was that ran out, and what came of it."""
+    # The number is not told: where all are killed together, the kernel counts the first one twice.
+    killed = "it" if event.signal is not None else "a process of it" if event.oom_kills == 1 else "processes of it"
+    if event.at_mem_limit and event.mem_limit_mib is not None:
+        limit = format_size_mib(event.mem_limit_mib)
+        return ReasonCode.MEM_LIMIT, f"needed more than its {limit} of host memory: the kernel killed {killed}"
+    used = "" if event.peak_mem_mib is None else f", which had used {format_size_mib(event.peak_mem_mib)}"
+    text = f"the machine's memory ran out: the kernel killed {killed}{used}"
+    return ReasonCode.HOST_OUT_OF_MEMORY, text
+
+
+def run_lost(
+    job: Job,
+    run: Run,
+    event: RunLost,
+    settings: Settings,
+    now: float,
+    *,
+    gpus_clean: bool,
+    boot_id: str | None = None,
+) -> Step:
+    """The run's supervisor is gone without a result; with another `boot_id` it was the machine's restart.
+
+    As for `run_ended`, the job moves on when its GPUs are clean.
+    """
+    check_open(job, run)
+    rebooted = boot_id is not None and boot_id != run.boot_id
+    run = replace(
+        run,
+        state=RunState.ENDED,
+        end_at=event.at,
+        outcome=JobState.NODE_FAIL,
+        reason=ReasonCode.NODE_DOWN if rebooted else ReasonCode.SUPERVISOR_LOST,
+        reason_text=event.detail,
+        suspended_s=run.suspended_s + still_s(job, event.at),
+    )
+    lost = JobEvent(job.id, event.at, "ended", f"{run.outcome}: {event.detail}", run.number)
+    if gpus_clean:
+        job, events = finish(job, run, settings, now)
+        return job, run, (lost, *events)
+    if job.state in LIVE:
+        job = completing(job)
+    return job, run, (lost,)
+
+
+def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Settings, now: float) -> Step:
+    """Close a run that no process ever took; the job waits again and nothing is counted against it.
+
+    The run's number is not used again. The next try comes no sooner than one poll after this one, so
+    that an engine which cannot start anything does not spin.
+    """
+    check_open(job, run)
+    text = f"was not started: {event.detail}"
+    run = replace(
+        run,
+        state=RunState.ENDED,
+        end_at=event.at,
+        outcome=JobState.CANCELLED,
+        reason=ReasonCode.NONE,
+        reason_text=text,
+    )
+    requeued = JobEvent(job.id, event.at, "requeued", text, run.number)
+    was_preempted = job.preempt_at is not None
+    job = replace(job, start_at=None, preempt_at=None, suspended_at=None, suspended_by=None)
+    if job.cancel_at is not None:
+        return _end(job, JobState.CANCELLED, run), run, (requeued,)
+    if job.spec.adopted is not None:
+        return _not_adopted(job, run, event)
+    job = replace(
+        move(job, JobState.PENDING),
+        eligible_at=max(job.eligible_at, run.intent_at + settings.daemon.poll_s),
+        reason=None,
+        reason_text=text,
+        is_front=was_preempted and job.queued_at <= run.intent_at,
+    )
+    return job, run, (requeued,)
+
+
+def _not_adopted(job: Job, run: Run, event: RunNeverStarted) -> Step:
+    """What was to be adopted cannot wait for another start: it runs, and is no job."""
+    text = f"was not adopted: {event.detail}"
+    run = replace(run, outcome=JobState.FAILED, reason=ReasonCode.JOB_LAUNCH_FAILURE, reason_text=text)
+    job = replace(job, reason=run.reason, reason_text=text)
+    return _end(job, JobState.FAILED, run), run, (JobEvent(job.id, event.at, "ended", f"FAILED: {text}", run.number),)
+
+
+def finish(
+    job: Job, run: Run, settings: Settings, now: float, grow: Grow | None = None
+) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Move the job on after its run ended and its GPUs are clean: a retry, a requeue, or the end.
+
+    `grow` says what a job asks for next whose memory ran out. A recorded cancel forbids another run; a run
+    that ended by itself before the cancel reached it keeps its own outcome when no further run would have followed.
+    """
+    failure = failure_of(run)
+    if run.outcome is None or run.end_at is None:
+        raise BrokenInvariant(f"run {run.id} of job {job.id} has not ended ({story_of(job)})")
+    rule = _rule_of(job)
+    job = replace(
+        job,
+        exit_code=run.exit_code,
+        signal=run.signal,
+        reason=run.reason,
+        reason_text=run.reason_text,
+        preempt_at=None,
+        suspended_at=None,
+        suspended_by=None,
+    )
+    is_lost = run.outcome is JobState.NODE_FAIL
+    is_preempted = run.outcome is JobState.PREEMPTED
+    has_requeue = rule.requeue and job.requeues < settings.life.max_requeues
+    if (is_lost and has_requeue) or (is_preempted and rule.requeue):
+        if job.cancel_at is not None:
+            return _end(job, JobState.CANCELLED, run), ()
+        # Whoever gave their turn back of their own accord waits from then on, and before nobody.
+        gave_back = job.queued_at > run.intent_at
+        job = replace(
+            move(job, JobState.PENDING),
+            eligible_at=now,
+            requeues=job.requeues + is_lost,
+            is_front=is_preempted and run.reason is not ReasonCode.GPU_IDLE and not gave_back,
+        )
+        return job, (JobEvent(job.id, now, "requeued", f"waits again: {run.reason_text}", run.number),)
+    can_retry = failure is not None and job.failures < rule.retries and not (is_lost and rule.requeue)
+    if failure is not None and can_retry and wants_retry(rule, failure):
+        if job.cancel_at is not None:
+            return _end(job, JobState.CANCELLED, run), ()
+        larger = grow(job, run) if grow is not None and failure.kind == "oom" else None
+        if isinstance(larger, NothingLarger):
+            job = replace(job, reason_text=f"{run.reason_text}; {larger.text}")
+            return _end(job, run.outcome, run), (JobEvent(job.id, now, "note", larger.text, run.number),)
+        if larger is not None:
+            job = replace(job, spec=replace(job.spec, request=larger.request))
+        wait_s = backoff_s(rule, job.failures + 1, job.id)
+        job = replace(move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s))
+        if failure.kind == "timeout":
+            # It had all the time that it asked for. With the age of its first run, slices would go before everybody.
+            job = replace(job, queued_at=job.eligible_at)
+        text = f"retry {job.failures} of {rule.retries} in {wait_s:.1f}s"
+        if larger is not None:
+            text += f", with {larger.text}"
+        return job, (JobEvent(job.id, now, "retry", text, run.number),)
+    if is_lost and job.cancel_at is not None:
+        return _end(job, JobState.CANCELLED, run), ()
+    return _end(job, run.outcome, run), ()
+
+
+def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """End a pending job at once; mark one with a run, which is COMPLETING until the run has ended.
+
+    A second cancel changes nothing.
+    """
+    text = f"cancelled by {by}"
+    if job.state is JobState.PENDING:
+        job = replace(move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+        return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
+    if job.cancel_at is not None and job.state is JobState.COMPLETING:
+        return job, ()
+    if job.state is not JobState.COMPLETING:
+        job = completing(job)
+    job = replace(job, cancel_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+    return job, (JobEvent(job.id, now, "stopping", text, job.run),)
+
+
+def lose_gpu(job: Job, now: float, lost: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Have a run ended whose GPU was lost; `lost` names it. One that is being ended already is left alone."""
+    if job.state not in LIVE:
+        return job, ()
+    text = f"lost {lost}"
+    job = replace(completing(job), reason=ReasonCode.GPU_FAILED, reason_text=text)
+    return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
+
+
+def ends_unsatisfied(spec: JobSpec, settings: Settings, *, is_spared: bool = False) -> bool:
+    """Whether a job whose dependency can no longer come true is ended, and does not wait until it is changed.
+
+    A step of a pipeline that `is_spared`, because others went well, has nothing to be mended, and would keep the
+    pipeline from its end.
+    """
+    if is_spared and spec.step is not None and spec.never_satisfied is None:
+        return True
+    return (spec.never_satisfied or settings.life.never_satisfied) == "cancel"
+
+
+def give_up(job: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Cancel a pending job for a reason that is not a person's wish."""
+    if job.state is not JobState.PENDING:
+        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be given up ({story_of(job)})")
+    job = replace(move(job, JobState.CANCELLED), end_at=now, reason=code, reason_text=text)
+    return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
+
+
+def last_start_at(job: Job) -> float | None:
+    """The last instant at which a pending job can start and, by its time limit, meet its deadline; None if any."""
+    if job.state is not JobState.PENDING or job.spec.deadline_at is None:
+        return None
+    return job.spec.deadline_at - (job.spec.time_limit_s or 0)
+
+
+def misses_deadline(job: Job, now: float) -> bool:
+    """Whether a pending job can no longer end by its deadline."""
+    latest_at = last_start_at(job)
+    return latest_at is not None and now > latest_at
+
+
+def past_deadline(job: Job, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
+    """End a pending job that can no longer meet its deadline."""
+    limit = job.spec.time_limit_s
+    text = "its deadline has passed"
+    if limit is not None:
+        text = f"can no longer end by its deadline: its time limit is {format_duration(limit)}"
+    job = replace(move(job, JobState.DEADLINE), end_at=now, reason=ReasonCode.DEADLINE, reason_text=text)
+    return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
+
+
+def may_run_again(job: Job) -> bool:
+    """Whether another run may follow the open one: a requeue or a retry."""
+    rule = _rule_of(job)
+    return job.cancel_at is None and (rule.requeue or job.failures < rule.retries)
+
+
+def _rule_of(job: Job) -> RetryRule:
+    return job.spec.retry if job.spec.adopted is None else _ONCE
+
+
+def hold(job: Job, now: float, by: str, *, admin: bool = False) -> tuple[Job, JobEvent]:
+    """Keep the job from starting; one that runs is held for its next run."""
+    _check_active(job, "held")
+    job = replace(job, hold="admin" if admin else "user")
+    return job, JobEvent(job.id, now, "held", f"held by {by}")
+
+
+def hold_for_fault(job: Job, now: float, text: str) -> tuple[Job, JobEvent]:
+    """Keep a job from taking out more cards, until its owner has looked into it."""
+    _check_active(job, "held")
+    job = replace(job, hold="user", reason=ReasonCode.JOB_HELD_GPU_FAULT, reason_text=text)
+    return job, JobEvent(job.id, now, "held", text)
+
+
+def held_code(job: Job) -> ReasonCode:
+    """By whom or for what a held job is."""
+    if job.hold == "admin":
+        return ReasonCode.JOB_HELD_ADMIN
+    is_for_fault = job.reason is ReasonCode.JOB_HELD_GPU_FAULT
+    return ReasonCode.JOB_HELD_GPU_FAULT if is_for_fault else ReasonCode.JOB_HELD_USER
+
+
+def release(job: Job, now: float, by: str) -> tuple[Job, JobEvent]:
+    """Undo a hold."""
+    _check_active(job, "released")
+    if job.reason is ReasonCode.JOB_HELD_GPU_FAULT:
+        job = replace(job, reason=None, reason_text=None)
+    return replace(job, hold=None), JobEvent(job.id, now, "released", f"released by {by}")
+
+
+def _end(job: Job, to: JobState, run: Run) -> Job:
+    """Final state; a cancelled job says who cancelled it, not what its last run failed with."""
+    job = replace(move(job, to), end_at=run.end_at)
+    if to is JobState.CANCELLED and run.reason not in _CANCELLED:
+        text = f"cancelled; its last run: {run.reason_text}"
+        job = replace(job, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+    return job
+
+
+def _check_active(job: Job, word: str) -> None:
+    if job.state.is_final:
+        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be {word} ({story_of(job)})")
+
+
+def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
+    """The row of a job that has just been submitted."""
+    queued_at = max(now, spec.begin_at or now)
+    return Job(
+        id=job_id,
+        uid=caller.uid,
+        user=caller.user,
+        spec=spec,
+        state=JobState.PENDING,
+        submit_at=now,
+        queued_at=queued_at,
+        eligible_at=queued_at,
+        hold="user" if spec.hold else None,
+        tasks_left=None if spec.array is None else spec.array.tasks,
+    )
+
+
+def refuse_to_repeat(job: Job) -> None:
+    """An adopted job has nothing that could be started again. Raises: Refused."""
+    if job.spec.adopted is not None:
+        raise Refused(
+            f"job {job.shown_id} was adopted while it ran: how to start it, with which environment, is not known",
+            "submit it as a job: gsub",
+        )
+
+
+def preempt(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Have a job's run make room: it is COMPLETING until the run has ended, and then waits again.
+
+    One that does not accept to be run again ends as PREEMPTED. One that is being ended already is left alone.
+    `text` says for whom, in words that follow "preempted: ".
+    """
+    return _make_room(job, now, ReasonCode.PREEMPTED, text, f"preempted: {text}")
+
+
+def requeue(job: Job, now: float, by: str, *, is_owner: bool) -> tuple[Job, tuple[JobEvent, ...]]:
+    """As `preempt`, for somebody who wants the job to begin anew.
+
+    Where that is its owner, a job with a time limit waits from now on: given back just before its limit, again and
+    again, it would go before others by a limit that never ends it.
+    """
+    text = f"requeued by {by}"
+    after, story = _make_room(job, now, ReasonCode.REQUEUED, text, text)
+    is_late = is_owner and job.spec.time_limit_s is not None and bool(story)
+    return (replace(after, queued_at=now) if is_late else after), story
+
+
+def requeue_idle(job: Job, now: float, why: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """As `preempt`, for GPUs that do nothing; the job does not go before others when it waits again."""
+    return _make_room(job, now, ReasonCode.GPU_IDLE, why, f"is being requeued: {why}")
+
+
+def cancel_idle(job: Job, now: float, why: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Cancel a job whose GPUs do nothing."""
+    if job.state is JobState.COMPLETING:
+        return job, ()
+    text = f"cancelled by the scheduler: {why}"
+    job = replace(completing(job), cancel_at=now, reason=ReasonCode.GPU_IDLE, reason_text=text)
+    return job, (JobEvent(job.id, now, "stopping", text, job.run),)
+
+
+def _make_room(job: Job, now: float, reason: ReasonCode, text: str, told: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    if job.state is JobState.COMPLETING:
+        return job, ()
+    job = replace(completing(job), preempt_at=now, reason=reason, reason_text=text)
+    return job, (JobEvent(job.id, now, "stopping", told, job.run),)
+
+
+def counts_for_usage(run: Run) -> bool:
+    """Whether an ended run is charged: not when the policy took its resources, so that its work was lost.
+
+    A run that its owner had requeued is charged: the time was the owner's to use.
+    """
+    return run.reason is not ReasonCode.PREEMPTED
+
+
+def suspend(job: Job, now: float, by: str, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Let a running job stand still. `by` is `user` or `policy`, `text` says why; a second time changes nothing."""
+    if job.state is JobState.SUSPENDED:
+        return job, ()
+    reason = ReasonCode.PREEMPTED if by == "policy" else None
+    job = replace(move(job, JobState.SUSPENDED), suspended_at=now, suspended_by=by, reason=reason, reason_text=text)
+    return job, (JobEvent(job.id, now, "suspended", text, job.run),)
+
+
+def resume(job: Job, run: Run, now: float, text: str) -> Step:
+    """Let a job that stands still go on. The run's account of it is put right when the engine has told."""
+    if job.state is not JobState.SUSPENDED:
+        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot go on ({story_of(job)})")
+    run = replace(run, suspended_s=run.suspended_s + still_s(job, now))
+    job = replace(move(job, JobState.RUNNING), suspended_at=None, suspended_by=None, reason=None, reason_text=None)
+    return job, run, (JobEvent(job.id, now, "resumed", text, run.number),)

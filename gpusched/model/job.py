@@ -399,7 +399,7 @@ class Run(Value):
     idle_at: float | None = None
     """Since when its GPUs do nothing, once its owner has been told; None while they work."""
     idle_step: int = 0
-    """What was done about its idle GPUs so far, see `lifecycle.idling`; never lowered."""
+    """What was done about its idle GPUs so far, see `lifecycle.idle`; never lowered."""
 
     @property
     def id(self) -> str:

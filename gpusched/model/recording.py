@@ -21,7 +21,7 @@ import msgspec
 from msgspec import field
 
 from gpusched.errors import UserError
-from gpusched.model import codec
+from gpusched.model import value
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.units import printable
@@ -91,8 +91,8 @@ def encode(recording: Recording) -> dict[str, Any]:
         "release": recording.release,
         "plugins": recording.plugins,
         "names": {str(job_id): name for job_id, name in recording.names.items()},
-        "snapshot": {one.name: codec.plain(getattr(snapshot, one.name)) for one in _PARTS},
-        "settings": codec.plain(recording.settings),
+        "snapshot": {one.name: value.plain(getattr(snapshot, one.name)) for one in _PARTS},
+        "settings": value.plain(recording.settings),
     }
 
 
@@ -130,8 +130,8 @@ def decode(document: Any) -> Recording:
         )
     try:
         _check_numbers(document)
-        found = codec.convert(document, _Document)
-        snapshot = Snapshot(**asdict(codec.convert(found.snapshot, _Parts, "snapshot")))
+        found = value.convert(document, _Document)
+        snapshot = Snapshot(**asdict(value.convert(found.snapshot, _Parts, "snapshot")))
         _check(snapshot)
     except ValueError as error:
         raise BadRecording(f"the snapshot is damaged: {printable(str(error), 200)}", _HINT) from None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
 
 MAX_SECONDS = 10 * 365 * 86400
 MAX_MIB = 1 << 40
@@ -253,3 +254,76 @@ def _number(digits: str) -> float | None:
     if len(digits) > 18:
         return float("inf")
     return float(digits)
+
+
+# --- sentences ----------------------------------------------------------------------------------
+
+
+NAMED = 3
+"""Jobs, cards or nodes that a sentence names before it says how many more there are."""
+MOST_CHOICES = 8
+"""Names that a hint offers."""
+
+
+def name_some(noun: str, names: Sequence[str], named: int = NAMED) -> str:
+    """`job 7`, `jobs 7 and 8`, `jobs 7, 8, 9 and 4 more`; empty for no names."""
+    if not names:
+        return ""
+    shown = list(names[:named])
+    if len(names) > named:
+        shown.append(f"{len(names) - named} more")
+    text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return f"{plural_of(len(names), noun)} {text}" if noun else text
+
+
+def choose(names: Iterable[str], option: str) -> str:
+    """`name it: -q nlp`, `name one of them: -q nlp, -q vision`, and `account=nlp` for the option `account=`."""
+    ordered = sorted(names)
+    shown = ", ".join(with_value(option, name) for name in ordered[:MOST_CHOICES])
+    more = f" and {len(ordered) - MOST_CHOICES} more" if len(ordered) > MOST_CHOICES else ""
+    return f"name {'it' if len(ordered) == 1 else 'one of them'}: {shown}{more}"
+
+
+def with_value(option: str, value: str) -> str:
+    """An option as it is typed: `-q nlp`, `queue=nlp`."""
+    return f"{option}{value}" if option.endswith("=") else f"{option} {value}"
+
+
+def about(seconds: float) -> str:
+    """A length of time as people say it: `about 12 min`, `about 3 h`, `less than a minute`."""
+    if seconds < 60:
+        return "less than a minute"
+    if seconds < 5400:
+        return f"about {seconds / 60:.0f} min"
+    if seconds < 2 * 86400:
+        return f"about {seconds / 3600:.0f} h"
+    return f"about {seconds / 86400:.0f} days"
+
+
+def put_aside(path: str, number: int) -> str:
+    """The file put aside so many rotations ago; 0 is the one that is written to."""
+    return f"{path}.old{number}" if number else path
+
+
+_CUTOFF = 0.75
+"""Below it two words share letters by chance: `input` and `output`, `gpu` and `cpu`."""
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` is a slip of; None when none is near or the nearest means something else.
+
+    `--gpus-per-task` is no slip of `--cpus-per-task`: what sets the two apart is a word that other names use.
+    """
+    from difflib import get_close_matches  # the prompt pays for it only when something is wrong already
+
+    names = list(known)
+    own = _words(word)
+    vocabulary = {part for name in names for part in _words(name)} if len(own) > 1 else set()
+    near = get_close_matches(word, names, n=3, cutoff=_CUTOFF)
+    return next((name for name in near if not (own - _words(name)) & vocabulary), None)
+
+
+def _words(name: str) -> set[str]:
+    """The words of a name of several, each without the s of a plural."""
+    parts = "".join(char if char.isalnum() else " " for char in name.lower()).split()
+    return {part.rstrip("s") or part for part in parts}

@@ -30,10 +30,9 @@ from typing import Any
 
 import gpusched
 from gpusched.model.alerts import Alert
-from gpusched.model.codec import encode
 from gpusched.model.settings import AlertSettings
 from gpusched.model.units import printable
-from gpusched.model.value import replace
+from gpusched.model.value import encode, replace
 from gpusched.notify.sender import BATCH_S, FILE, AlertOrder, Report, SenderOptions, TargetBackoff
 
 _LONGEST_LINE = 1 << 16

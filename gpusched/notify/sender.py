@@ -21,10 +21,9 @@ from gpusched import paths
 from gpusched.lifecycle.alerts import BACKOFF_FACTOR
 from gpusched.lifecycle.retry import backoff_s
 from gpusched.model.alerts import Alert
-from gpusched.model.codec import decode
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import AlertSettings
-from gpusched.model.value import Value, replace
+from gpusched.model.value import Value, decode, replace
 from gpusched.notify.attempt import SendAttempt, SendResult
 from gpusched.notify.targets import Target, Targets, TargetsError, fill, read_targets
 from gpusched.notify.terminals import BUILT_IN

@@ -26,8 +26,7 @@ from typing import Any
 from gpusched.config.toml_lines import Key, lines_of
 from gpusched.errors import UsageError
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS, parse_events
-from gpusched.model.spelling import closest
-from gpusched.model.units import printable
+from gpusched.model.units import closest, printable
 from gpusched.notify.terminals import BUILT_IN
 
 TITLES: Mapping[str, str] = {

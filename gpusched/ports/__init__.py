@@ -17,13 +17,12 @@ from typing import Protocol
 
 from gpusched.errors import GpuschedError
 from gpusched.model.alerts import Alert
-from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import Clearance, GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.history import UsageSum
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
-from gpusched.model.snapshot import Placement, Usage
+from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.states import JobState
 from gpusched.model.value import Value
 

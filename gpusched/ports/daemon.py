@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from msgspec import field
 
-from gpusched.lifecycle.blame import GpuFault
+from gpusched.lifecycle.failures import GpuFault
 from gpusched.lifecycle.foreign import OwnerNotes
 from gpusched.lifecycle.intruders import Intruder
-from gpusched.model.calendar import CalendarEntry
 from gpusched.model.checks import Check
 from gpusched.model.cluster import (
     Allocation,
@@ -33,17 +32,16 @@ from gpusched.model.job import ClientProcess, GpuShare, Job, JobSpec, Run
 from gpusched.model.metrics import Page
 from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, Plan, Reason, Snapshot, VramSeen
+from gpusched.model.snapshot import CalendarEntry, ClassKey, Plan, Reason, Snapshot, VramSeen
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import Value
 from gpusched.predict.calibrating import Calibration
 from gpusched.predict.judging import Measure
 from gpusched.predict.overruns import Expectation
-from gpusched.scheduler.ahead.estimates import Accuracy, StartRange
-from gpusched.scheduler.ahead.foreign import Left
-from gpusched.scheduler.ahead.whatif import Alternative
+from gpusched.scheduler.forecast import Accuracy, StartRange
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import Ranking
+from gpusched.scheduler.whatif import Alternative, Left
 
 from . import Store
 

@@ -17,13 +17,160 @@ is of a level of a tree of links; here there are two levels, the card and the gr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from gpusched.model.resources import Resources
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.scheduler.cell_search import NOBODY, Cell, can_give, givable, groups_of, hardest_first
-from gpusched.scheduler.draft import Booking, Layout
-from gpusched.scheduler.placement import Guard
+from gpusched.model.snapshot import ClassKey
+from gpusched.model.states import ReasonCode
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, LayoutGpu
+from gpusched.scheduler.placement import PlacementVeto
+from gpusched.scheduler.plugins import Extensions
+from gpusched.scheduler.quota import Quotas
+
+if TYPE_CHECKING:
+    from gpusched.scheduler.preemption import Held
+
+
+_MOST_STEPS = 5000
+"""Steps of one search for a way to give all cells; after them there is taken to be none."""
+
+NOBODY = ""
+"""In the place of a queue without cells, or of several queues on one card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A promise to one queue: so many linked cards, on this node or on any."""
+
+    queue: str
+    size: int
+    node: str | None = None
+
+    @property
+    def text(self) -> str:
+        """As the settings say it."""
+        return str(self.size) if self.node is None else f"{self.node}:{self.size}"
+
+
+def hardest_first(cell: Cell) -> tuple[bool, int, str, str]:
+    """Sort key: cells of a node first, then the largest."""
+    return cell.node is None, -cell.size, cell.queue, cell.node or ""
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CardGroup:
+    """Cards of one node that are linked with each other; one alone is a group too."""
+
+    node: str
+    cards: frozenset[int]
+
+
+def groups_of(layout: ClusterLayout, *, as_built: bool = False) -> tuple[CardGroup, ...]:
+    """The groups of all cards that can be given to a job now, or that are there at all.
+
+    On a node without links the cards next to the same memory are a group; where nobody knows that, all are.
+    """
+    groups = []
+    for node, cards in zip(layout.nodes, layout.cards_of, strict=True):
+        found: dict[object, list[int]] = {}
+        for card, bond in zip(cards, _bonds(cards), strict=True):
+            if (
+                card.view.is_present
+                and card.view.mig_profile is None
+                and (as_built or _is_usable(card, node.why_not or node.gpu_error))
+            ):
+                found.setdefault(bond, []).append(card.number)
+        groups += [CardGroup(node.name, frozenset(numbers)) for numbers in found.values()]
+    return tuple(groups)
+
+
+def _is_usable(card: LayoutGpu, node_why_not: str | None) -> bool:
+    return node_why_not is None and card.view.why_not is None and card.view.why_not_whole is None
+
+
+def _bonds(cards: Sequence[LayoutGpu]) -> list[object]:
+    """Equal for cards of one node that are of one group."""
+    marks = [card.view.link_group for card in cards]
+    if all(mark is None for mark in marks):
+        marks = [card.view.numa for card in cards]
+    if all(mark is None for mark in marks):
+        return [None] * len(cards)
+    return [("card", card.number) if mark is None else mark for card, mark in zip(cards, marks, strict=True)]
+
+
+# --- whether all cells can be given -----------------------------------------------------------------
+
+
+class _Search:
+    """An exact search, with a limit, for a way to give cells, with the queues' own jobs where they are."""
+
+    def __init__(self, groups: Sequence[CardGroup], users: Mapping[int, str]) -> None:
+        self._nodes = [group.node for group in groups]
+        held = [Counter(users[card] for card in group.cards if card in users) for group in groups]
+        self._room = [len(group.cards) - counts.total() for group, counts in zip(groups, held, strict=True)]
+        """Cards that nobody holds for good and no cell has."""
+        self._own = [{queue: counts[queue] for queue in counts if queue != NOBODY} for counts in held]
+        """Cards that a queue's jobs hold and that are in none of its cells yet."""
+        self._steps = 0
+
+    def can_give_all(self, cells: Sequence[Cell]) -> bool:
+        """Whether all of them can be given at once."""
+        self._steps = 0
+        return self._give(cells, 0)
+
+    def _give(self, cells: Sequence[Cell], at: int) -> bool:
+        if at == len(cells):
+            return True
+        cell = cells[at]
+        for _, _, number in self._choices(cell):
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                return False
+            own, room = self._own[number], self._room[number]
+            before = own.get(cell.queue, 0)
+            taken = max(0, cell.size - before)
+            own[cell.queue], self._room[number] = max(0, before - cell.size), room - taken
+            if self._give(cells, at + 1):
+                return True
+            own[cell.queue], self._room[number] = before, room
+        return False
+
+    def _choices(self, cell: Cell) -> list[tuple[int, int, int]]:
+        """Groups with room, those first where the queue's own jobs are, then the tightest; like ones once."""
+        seen = set()
+        choices = []
+        for number, node in enumerate(self._nodes):
+            own = self._own[number]
+            taken = max(0, cell.size - own.get(cell.queue, 0))
+            if taken > self._room[number] or cell.node not in (None, node):
+                continue
+            mark = (node, self._room[number], tuple(sorted((queue, cards) for queue, cards in own.items() if cards)))
+            if mark not in seen:
+                seen.add(mark)
+                choices.append((taken, self._room[number] - taken, number))
+        return sorted(choices)
+
+
+def can_give(groups: Sequence[CardGroup], users: Mapping[int, str], cells: Sequence[Cell]) -> bool:
+    """Whether all cells can be given at once. Args: users: per card that is held for good, the queue that holds it."""
+    return _Search(groups, users).can_give_all(cells)
+
+
+def givable(groups: Sequence[CardGroup], users: Mapping[int, str], cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """All cells, or as many as can be given, those that are hard to give first."""
+    if can_give(groups, users, cells):
+        return tuple(cells)
+    kept: list[Cell] = []
+    for cell in cells:
+        if can_give(groups, users, [*kept, cell]):
+            kept.append(cell)
+    return tuple(kept)
 
 
 def read_cell(queue: str, text: str) -> Cell:
@@ -53,7 +200,7 @@ def cells_of(queues: Mapping[str, QueueSettings]) -> tuple[Cell, ...]:
 # --- the guard ----------------------------------------------------------------------------------
 
 
-class CellGuard:
+class CellVeto:
     """Keeps the cells of one cycle; it has to be told of every start and end in it.
 
     Args: held: the running jobs as queue, booking and whether the job can be made to give way (it is on
@@ -62,7 +209,9 @@ class CellGuard:
     Where not all promises can be kept even now (cards are lost, the settings are new), those that can are.
     """
 
-    def __init__(self, layout: Layout, settings: Settings, held: Iterable[tuple[str, Booking, bool]]) -> None:
+    def __init__(
+        self, layout: ClusterLayout, settings: Settings, held: Iterable[tuple[str, AllocationUnits, bool]]
+    ) -> None:
         self._settings = settings
         self._cells = cells_of(settings.queue)
         self._groups = groups_of(layout) if self._cells else ()
@@ -79,15 +228,15 @@ class CellGuard:
         """Whether any queue is promised cells."""
         return bool(self._cells)
 
-    def add(self, queue: str, booking: Booking, is_removable: bool) -> None:
+    def add(self, queue: str, booking: AllocationUnits, is_removable: bool) -> None:
         """A job starts."""
         self._count(queue, booking, is_removable, 1)
 
-    def remove(self, queue: str, booking: Booking, is_removable: bool) -> None:
+    def remove(self, queue: str, booking: AllocationUnits, is_removable: bool) -> None:
         """A job ends, or is made to."""
         self._count(queue, booking, is_removable, -1)
 
-    def _count(self, queue: str, booking: Booking, is_removable: bool, sign: int) -> None:
+    def _count(self, queue: str, booking: AllocationUnits, is_removable: bool, sign: int) -> None:
         cards = () if is_removable or not self._cells else _cards(booking)
         for card in cards:
             holders = self._holders.setdefault(card, Counter())
@@ -98,7 +247,7 @@ class CellGuard:
             self._promised = None
             self._known.clear()
 
-    def guard_for(self, queue: str, amount_is_borrowed: bool, can_requeue: bool) -> Guard:
+    def guard_for(self, queue: str, amount_is_borrowed: bool, can_requeue: bool) -> PlacementVeto:
         """The guard of a job of this queue, good until the next `add` or `remove`.
 
         Args: amount_is_borrowed: with it the queue holds more than it is guaranteed; can_requeue: it accepts to
@@ -161,14 +310,14 @@ class CellGuard:
 class _Claim:
     """The guard of one kind of job; without a queue it lets everything pass."""
 
-    cells: CellGuard
+    cells: CellVeto
     queue: str | None
 
-    def why_not(self, booking: Booking) -> str | None:
+    def why_not(self, booking: AllocationUnits) -> str | None:
         return None if self.queue is None else self.cells.why_not(self.queue, frozenset(_cards(booking)))
 
 
-def _cards(booking: Booking) -> tuple[int, ...]:
+def _cards(booking: AllocationUnits) -> tuple[int, ...]:
     return tuple({part.card for piece in booking.pieces() for part in piece.parts})
 
 
@@ -186,7 +335,7 @@ def _owner(queue: str, queues: Mapping[str, QueueSettings], with_cells: set[str]
 # --- settings -----------------------------------------------------------------------------------
 
 
-def problems(settings: Settings, layout: Layout | None = None) -> list[tuple[str, str]]:
+def cell_problems(settings: Settings, layout: ClusterLayout | None = None) -> list[tuple[str, str]]:
     """Setting and sentence for each cell that is not one or that no machine has, and for too many of them."""
     found: list[tuple[str, str]] = []
     for name in sorted(settings.queue):
@@ -208,7 +357,7 @@ def problems(settings: Settings, layout: Layout | None = None) -> list[tuple[str
     return found
 
 
-def _not_there(cell: Cell, layout: Layout) -> str | None:
+def _not_there(cell: Cell, layout: ClusterLayout) -> str | None:
     if cell.node is not None and layout.node_number(cell.node) is None:
         names = ", ".join(node.name for node in layout.nodes)
         return f"{cell.text!r} is of node {cell.node}, which is none of {names}"
@@ -218,3 +367,84 @@ def _not_there(cell: Cell, layout: Layout) -> str | None:
         return None
     where = "any node" if cell.node is None else cell.node
     return f"{cell.text!r} is of {cell.size} linked GPUs, and {where} has at most {most}"
+
+
+_NO_CARDS: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeFilter:
+    """Plug-ins that look at the nodes of a place, before `then` does."""
+
+    extensions: Extensions
+    key: ClassKey
+    layout: ClusterLayout
+    then: PlacementVeto | None
+
+    def why_not(self, booking: AllocationUnits) -> str | None:
+        for piece in booking.pieces():
+            text = self.extensions.why_not_node(self.key, self.layout.nodes[piece.node])
+            if text is not None:
+                return text
+        return None if self.then is None else self.then.why_not(booking)
+
+
+class PlacementVetoes:
+    """Makes the guard of each class; None nearly always."""
+
+    def __init__(
+        self,
+        layout: ClusterLayout,
+        settings: Settings,
+        held: Iterable[Held],
+        quotas: Quotas,
+        extensions: Extensions,
+    ) -> None:
+        self._layout = layout
+        self._settings = settings
+        self._quotas = quotas
+        self._extensions = extensions
+        self._can_take_back = settings.preempt.mode != "off" and settings.preempt.reclaim
+        self._cells: CellVeto | None = None
+        if any(queue.cells for queue in settings.queue.values()):
+            self._cells = CellVeto(layout, settings, self._running(held))
+
+    def _running(self, held: Iterable[Held]) -> Iterator[tuple[str, AllocationUnits, bool]]:
+        """What runs, and whether it gives way: the oldest of a queue are on its guarantee, the rest has borrowed."""
+        quotas = Quotas(self._settings, self._layout)
+        for one in sorted(held, key=lambda one: (one.first.start_at, one.first.job_id)):
+            first = one.first
+            gives_way = self._gives_way(first.queue, one.amount, quotas)
+            quotas.add(first.queue, first.user, first.qos, one.amount)
+            for booking in one.bookings:
+                yield first.queue, booking, gives_way
+
+    def _gives_way(self, queue: str, amount: Resources, quotas: Quotas) -> bool:
+        """Whether a job that holds so much more is on borrowed cards, and can be made to give way."""
+        known = self._settings.queue.get(queue)
+        is_preemptible = self._can_take_back and (known is None or known.preemptible)
+        return is_preemptible and not quotas.is_within_guarantee(queue, amount)
+
+    def of(self, key: ClassKey, amount: Resources) -> PlacementVeto | None:
+        """The guard of this class, as of now."""
+        guard: PlacementVeto | None = None
+        if self._cells is not None and key.request.gpus:
+            guard = self._cells.guard_for(key.queue, self._gives_way(key.queue, amount, self._quotas), True)
+        if self._extensions.filters:
+            guard = _NodeFilter(self._extensions, key, self._layout, guard)
+        return guard
+
+    def reason(self) -> ReasonCode:
+        """The code for what a guard turns down."""
+        return ReasonCode.PLUGIN if self._cells is None else ReasonCode.QUEUE_GUARANTEE
+
+    def avoid(self, key: ClassKey, amount: Resources) -> frozenset[int]:
+        """Cards that this class had better leave alone."""
+        if self._cells is None or self._gives_way(key.queue, amount, self._quotas):
+            return _NO_CARDS
+        return self._cells.avoid(key.queue)
+
+    def started(self, key: ClassKey, booking: AllocationUnits, amount: Resources) -> None:
+        """Count a job that starts in this cycle; it is not counted in the quotas yet."""
+        if self._cells is not None:
+            self._cells.add(key.queue, booking, self._gives_way(key.queue, amount, self._quotas))

@@ -1,130 +1,460 @@
-"""Where a job of each shape goes now, worked out once until somebody starts or ends."""
+"""Tentative bookings on a copy of the machines, with checkpoint and rollback.
+
+Bookings are kept as whole numbers (thousandths of a core, millionths of a card), so that taking one
+away again leaves exactly what was there before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from gpusched.scheduler.draft import Booking, Draft
-from gpusched.scheduler.placement import find, options
-from gpusched.scheduler.queue import RequestShape
-from gpusched.scheduler.timeline import Reservation, Timeline
+from gpusched.model.cluster import Allocation, GpuView, NodeView
+from gpusched.model.job import GpuShare
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Placement
+from gpusched.model.value import Value
+from gpusched.scheduler.request_units import WHOLE_CARD, GpuDemand, RequestUnits, micros_of, millicpus_of, squeeze
+
+Counts = tuple[tuple[str, int], ...]
+"""Names and numbers, sorted by name."""
 
 
-class PlacementCache:
-    """The best places on the machines of now, beside what is reserved.
+@dataclass(frozen=True, slots=True)
+class LayoutGpu:
+    """One GPU of the layout. `number` counts over all nodes."""
 
-    Args: has_one_place: a job goes where it is put best, whatever is reserved, or it waits.
+    number: int
+    view: GpuView
+    model: str
+    slice_total_mib: int | None
+    """What all slices together may hold: the total less the headroom; None when the total is unknown."""
+    parent_model: str = ""
+    """Of a MIG instance: the model of the card that it is a part of."""
+    node: int = 0
+    """Number of its node."""
+    host_mib: int = 0
+    """Memory of the node that is all of this card, which has none of its own; 0 for any other."""
+
+    def is_of_type(self, model: str) -> bool:
+        """Whether a type that was asked for means this card. That of its parent does not mean an instance."""
+        return model in self.model and (not model or model not in self.parent_model)
+
+
+# Not frozen, though nothing changes one: some are made for each place that is looked at, and one that is frozen
+# takes four times as long to make.
+@dataclass(slots=True, unsafe_hash=True)
+class CardShare:
+    """What one booking takes of one card: all of it, or VRAM (and, for a fraction, time)."""
+
+    card: int
+    is_whole: bool
+    vram_mib: int = 0
+    micros: int = 0
+
+
+# As above.
+class AllocationUnits(Value):
+    """What one job takes of one node, and of the `others` when it is a gang."""
+
+    node: int
+    uid: int
+    millicpus: int
+    mem_mib: int
+    parts: tuple[CardShare, ...]
+    resources: Counts = ()
+    licenses: Counts = ()
+    is_exclusive: bool = False
+    others: tuple[AllocationUnits, ...] = ()
+    """On the further nodes of a gang; these have no others and no licences."""
+    gpu_mem_mib: int = 0
+    """Memory of the node that its cards take beyond `mem_mib`, having none of their own."""
+
+    @property
+    def node_mem_mib(self) -> int:
+        """All that it takes of the node's memory."""
+        return self.mem_mib + self.gpu_mem_mib
+
+    def pieces(self) -> tuple[AllocationUnits, ...]:
+        """This one and the others, one a node."""
+        return (self, *self.others)
+
+
+class ClusterLayout:
+    """The machines as they stand through one cycle: nodes by name, their cards by index."""
+
+    __slots__ = (
+        "_card_numbers",
+        "_node_numbers",
+        "cards",
+        "cards_of",
+        "has_host_memory",
+        "is_oversubscribed",
+        "licenses",
+        "mem_mib",
+        "millicpus",
+        "nodes",
+        "pools",
+        "slice_limits",
+        "strategy",
+        "typical",
+        "wanted",
+        "whole_parts",
+        "whole_parts",
+    )
+
+    def __init__(self, nodes: Iterable[NodeView], settings: Settings) -> None:
+        self.nodes: tuple[NodeView, ...] = tuple(sorted(nodes, key=lambda node: node.name))
+        self.cards: list[LayoutGpu] = []
+        self.cards_of: list[tuple[LayoutGpu, ...]] = []
+        self.slice_limits: list[int] = []
+        """Per card, what slices may hold next to foreign use, and to what runs hold beyond their booking; below 0 when
+        the total is unknown."""
+        self.pools: dict[object, object] = {}
+        """Answers of the placement's filters that do not change within a cycle."""
+        self._node_numbers = {node.name: number for number, node in enumerate(self.nodes)}
+        self._card_numbers: dict[tuple[int, str], int] = {}
+        self.strategy: str = settings.placement.strategy
+        self.typical: tuple[tuple[RequestUnits, float], ...] = ()
+        """The usual jobs with how often they come, for the strategy that asks; see `fragmentation.typical_of`."""
+        self.wanted: GpuDemand | None = None
+        """What is asked for, for the strategy that leaves cards to those who insist on them; see `scarcity`."""
+        over = settings.oversubscribe
+        self.is_oversubscribed = max(over.cpus, over.mem, over.vram) > 1
+        self.licenses: dict[str, int] = dict(settings.license)
+        self.millicpus = [millicpus_of(node.cpus * settings.oversubscribe.cpus) for node in self.nodes]
+        """Per node, what may be booked of its cores; with oversubscription more than there are."""
+        self.mem_mib = [int(node.mem_mib * settings.oversubscribe.mem) for node in self.nodes]
+        headroom_mib = settings.gpu.share_headroom_mib
+        for number, node in enumerate(self.nodes):
+            first = len(self.cards)
+            # Several cards without memory of their own have equal parts of the node's.
+            host_mib = self.mem_mib[number] // max(1, sum(view.has_host_memory for view in node.gpus))
+            for view in sorted(node.gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
+                total = None if view.vram_total_mib is None else max(0, view.vram_total_mib - headroom_mib)
+                if view.has_host_memory:
+                    total = max(0, host_mib - headroom_mib)
+                elif total is not None:
+                    total = int(total * settings.oversubscribe.vram)
+                self._card_numbers[number, view.uuid] = len(self.cards)
+                parent = squeeze(view.name.rpartition(" MIG ")[0]) if view.mig_profile is not None else ""
+                of_host = host_mib if view.has_host_memory else 0
+                self.cards.append(LayoutGpu(len(self.cards), view, squeeze(view.name), total, parent, number, of_host))
+                # The headroom is there for contexts; what runs hold beyond it is taken from who comes next.
+                taken_mib = view.foreign_mib + max(0, view.over_mib - headroom_mib)
+                self.slice_limits.append(-1 if total is None else total - taken_mib)
+            self.cards_of.append(tuple(self.cards[first:]))
+        self.has_host_memory = any(card.host_mib for card in self.cards)
+        self.whole_parts = tuple(CardShare(card.number, True) for card in self.cards)
+        """All of each card."""
+        """Whether any card takes the memory of its node."""
+
+    def node_number(self, name: str) -> int | None:
+        """Index of a node by name; None when it is not there."""
+        return self._node_numbers.get(name)
+
+    def booking(self, uid: int, held: Allocation | Placement) -> AllocationUnits | None:
+        """The booking of an allocation or placement; None on a node that is not there any more."""
+        node = self._node_numbers.get(held.node)
+        if node is None:
+            return None
+        # A card that has left the machine holds nothing that could be given to another job.
+        parts = tuple(
+            self._part(card, share)
+            for share in held.gpus
+            if (card := self._card_numbers.get((node, share.uuid))) is not None
+        )
+        others: tuple[AllocationUnits, ...] = ()
+        if isinstance(held, Placement) and held.others:
+            others = tuple(filter(None, (self.booking(uid, other) for other in held.others)))
+        return AllocationUnits(
+            node,
+            uid,
+            millicpus_of(held.cpus),
+            held.mem_mib,
+            parts,
+            held.resources,
+            held.licenses,
+            held.is_exclusive,
+            others,
+            self.gpu_mem_mib(held.mem_mib, parts),
+        )
+
+    def gpu_mem_mib(self, mem_mib: int, parts: Iterable[CardShare]) -> int:
+        """Memory of the node that these parts take beyond the `mem_mib` that are booked beside them.
+
+        A slice takes what it books. A whole card takes all that is its, and what is booked beside it is a part of that.
+        """
+        if not self.has_host_memory:
+            return 0
+        wholes_mib = slices_mib = 0
+        for part in parts:
+            card = self.cards[part.card]
+            if part.is_whole:
+                wholes_mib += card.host_mib
+            elif card.host_mib:
+                slices_mib += part.vram_mib
+        return max(0, wholes_mib - mem_mib) + slices_mib
+
+    def node_mem_mib(self, held: Allocation | Placement) -> int:
+        """All that an allocation or placement takes of its first node's memory."""
+        booking = self.booking(0, held)
+        return held.mem_mib if booking is None else booking.node_mem_mib
+
+    def _part(self, card: int, share: GpuShare) -> CardShare:
+        if share.is_whole:
+            return CardShare(card, True)
+        micros = 0 if share.fraction is None else micros_of(share.fraction)
+        vram_mib = share.vram_mib
+        if vram_mib is None:
+            vram_mib = (self.cards[card].slice_total_mib or 0) * micros // WHOLE_CARD
+        return CardShare(card, False, vram_mib, micros)
+
+    def share(self, part: CardShare) -> GpuShare:
+        """What a run books on a card for this part."""
+        view = self.cards[part.card].view
+        if part.is_whole:
+            return GpuShare(view.uuid, view.index)
+        fraction = part.micros / WHOLE_CARD if part.micros else None
+        return GpuShare(view.uuid, view.index, part.vram_mib, fraction)
+
+    def placement(self, booking: AllocationUnits) -> Placement:
+        """The booking as the rest of the program knows it."""
+        return Placement(
+            node=self.nodes[booking.node].name,
+            gpus=tuple(self.share(part) for part in booking.parts),
+            cpus=booking.millicpus / 1000,
+            mem_mib=booking.mem_mib,
+            resources=booking.resources,
+            licenses=booking.licenses,
+            is_exclusive=booking.is_exclusive,
+            others=tuple(self.placement(other) for other in booking.others),
+        )
+
+
+class ClusterState:
+    """Who holds how much, changed by `book` and `release`; both can be rolled back.
+
+    The lists are indexed by node number (cores, memory) and card number (the rest).
     """
 
-    __slots__ = ("_draft", "_has_one_place", "_most_free", "_timeline", "epoch", "is_flat")
+    __slots__ = (
+        "_log",
+        "exclusive",
+        "free_cards",
+        "free_licenses",
+        "free_mem_mib",
+        "free_millicpus",
+        "free_resources",
+        "jobs",
+        "layout",
+        "micros",
+        "owner",
+        "shared_cards",
+        "slices",
+        "vram_mib",
+        "wholes",
+    )
 
-    def __init__(self, draft: Draft, timeline: Timeline, *, is_flat: bool, has_one_place: bool) -> None:
-        self._draft = draft
-        self._timeline = timeline
-        self.is_flat = is_flat
-        self._has_one_place = has_one_place
-        self.epoch = 0
-        """What was found holds for one."""
-        self._most_free = -1, 0
-        """The epoch of which it is, and the most cards that are free on any node."""
+    def __init__(self, layout: ClusterLayout) -> None:
+        cards = len(layout.cards)
+        self.layout = layout
+        self.free_millicpus = layout.millicpus.copy()
+        self.free_mem_mib = layout.mem_mib.copy()
+        self.jobs = [0] * len(layout.nodes)
+        """How many bookings there are on a node."""
+        self.exclusive = [0] * len(layout.nodes)
+        self.free_resources = [dict(node.resources) for node in layout.nodes]
+        self.free_licenses = dict(layout.licenses)
+        self.free_cards = [len(cards_of) for cards_of in layout.cards_of]
+        """How many cards of a node nobody holds any part of."""
+        self.shared_cards = [0] * len(layout.nodes)
+        """How many cards of a node hold slices."""
+        self.wholes = [0] * cards
+        self.slices = [0] * cards
+        self.owner = [-1] * cards
+        """User id of the slices on a card; counts only while there are any."""
+        self.vram_mib = [0] * cards
+        self.micros = [0] * cards
+        self._log: list[tuple[AllocationUnits, int]] = []
 
-    def may_fit(self, shape: RequestShape) -> bool:
-        """A first look, by numbers alone; whether there is a place is another question."""
-        draft = self._draft
-        if self.is_flat:
-            return shape.millicpus <= draft.free_millicpus[0]
-        if self._most_free[0] != self.epoch:
-            self._most_free = self.epoch, max(draft.free_cards, default=0)
-        return shape.cards <= self._most_free[1]
+    def copy(self) -> ClusterState:
+        """An independent draft with the same bookings and an empty log."""
+        twin = ClusterState.__new__(ClusterState)
+        twin.layout = self.layout
+        twin.free_millicpus = self.free_millicpus.copy()
+        twin.free_mem_mib = self.free_mem_mib.copy()
+        twin.jobs = self.jobs.copy()
+        twin.exclusive = self.exclusive.copy()
+        twin.free_resources = [free.copy() for free in self.free_resources]
+        twin.free_licenses = self.free_licenses.copy()
+        twin.free_cards = self.free_cards.copy()
+        twin.shared_cards = self.shared_cards.copy()
+        twin.wholes = self.wholes.copy()
+        twin.slices = self.slices.copy()
+        twin.owner = self.owner.copy()
+        twin.vram_mib = self.vram_mib.copy()
+        twin.micros = self.micros.copy()
+        twin._log = []
+        return twin
 
-    def fitting(self, shapes: Iterable[RequestShape]) -> set[RequestShape]:
-        """Those of which one may find a place now."""
-        epoch = self.epoch
-        if self.is_flat:
-            free = self._draft.free_millicpus[0]
-            return {
-                shape
-                for shape in shapes
-                if shape.millicpus <= free and (shape.epoch != epoch or shape.booking is not None)
-            }
-        return {
-            shape for shape in shapes if self.may_fit(shape) and (shape.epoch != epoch or shape.booking is not None)
-        }
+    def limit_to(self, other: ClusterState) -> None:
+        """Have only free what is free in both; for looking, since it is not part of the log."""
+        self.free_millicpus = list(map(min, self.free_millicpus, other.free_millicpus))
+        self.free_mem_mib = list(map(min, self.free_mem_mib, other.free_mem_mib))
+        self.jobs = list(map(max, self.jobs, other.jobs))
+        self.exclusive = list(map(max, self.exclusive, other.exclusive))
+        for free, theirs in zip(self.free_resources, other.free_resources, strict=True):
+            if theirs:
+                _limit_counts(free, theirs)
+        _limit_counts(self.free_licenses, other.free_licenses)
+        self.wholes = list(map(max, self.wholes, other.wholes))
+        if any(other.shared_cards):
+            self._limit_slices(other)
+        self.count_cards()
 
-    def place(self, shape: RequestShape, end_at: float) -> Booking | None:
-        """The best place now for a job of this shape that delays nothing that is reserved."""
-        timeline, epoch = self._timeline, self.epoch
-        reserved = timeline.reservations
-        if not reserved or not (end_at > reserved[0].pass_until if len(reserved) == 1 else timeline.concerns(end_at)):
-            return self.best(shape)
-        if len(reserved) == 1:
-            if shape.passes_of == epoch and not shape.passes:
-                return None
-            passed = 1, 1
-        else:
-            # Which reservations they are hangs on the time alone, so that to count them tells them.
-            passed = len(reserved), sum([end_at > one.pass_until for one in reserved])
-            if shape.refused_of != epoch:
-                shape.refused_of, shape.refused = epoch, set()
-            elif passed in shape.refused:
-                return None
-        found: Booking | None = None
-        if self.is_flat:
-            booking = self.best(shape)
-            if booking is None:
-                return None
-            # There is no other place to which what is reserved could be moved.
-            found = booking
-            for one in reserved:
-                if end_at > one.pass_until and not one.state.has_room(booking):
-                    found = None
-                    break
-        elif self._has_one_place:
-            booking = self.best(shape)
-            if booking is None:
-                return None
-            found = booking if timeline.admits(booking, end_at) else None
-        elif shape.epoch == epoch and shape.booking is None:
-            return None
-        elif len(reserved) > 1 or self._may_pass(shape, reserved[0]):
-            places = options(self._draft, shape.need, avoid=timeline.cards_reserved(end_at))
-            if not places:
-                shape.booking, shape.epoch = None, epoch
-                return None
-            places.sort()
-            found = next((one.booking for one in places if timeline.admits(one.booking, end_at)), None)
-        shape.passes, shape.passes_of = found is not None, epoch
-        if found is None:
-            shape.refused.add(passed)
-        return found
+    def _limit_slices(self, other: ClusterState) -> None:
+        for card, count in enumerate(other.slices):
+            if not count:
+                continue
+            if not self.slices[card]:
+                self.owner[card] = other.owner[card]
+            elif self.owner[card] != other.owner[card]:
+                # Slices of two users, one after the other: there is no room for either beside both.
+                self.wholes[card] = 1
+            self.slices[card] = max(self.slices[card], count)
+            self.vram_mib[card] = max(self.vram_mib[card], other.vram_mib[card])
+            self.micros[card] = max(self.micros[card], other.micros[card])
 
-    def _may_pass(self, shape: RequestShape, reserved: Reservation) -> bool:
-        """A first look, by numbers alone, at whether a job that is not over by then leaves room for what is reserved.
+    def count_cards(self) -> None:
+        """Count `free_cards` and `shared_cards` anew, where cards were changed by other means than a booking."""
+        first = 0
+        for node, cards in enumerate(self.layout.cards_of):
+            last = first + len(cards)
+            wholes, slices = self.wholes[first:last], self.slices[first:last]
+            if any(slices):
+                self.free_cards[node] = sum(not (whole or count) for whole, count in zip(wholes, slices, strict=True))
+                self.shared_cards[node] = len(slices) - slices.count(0)
+            else:
+                self.free_cards[node], self.shared_cards[node] = wholes.count(0), 0
+            first = last
 
-        That may go elsewhere, so that its own cards count as free; but then it takes as many others.
-        """
-        cards, free = shape.cards, reserved.state.free_cards
-        if not cards:
-            return True
-        request = shape.need.request
-        if sum(free) < cards * request.nodes + request.tail_gpus:
+    def book(self, booking: AllocationUnits) -> None:
+        """Take what the booking says, whether or not it is free."""
+        self._apply(booking, 1)
+        self._log.append((booking, 1))
+
+    def release(self, booking: AllocationUnits) -> None:
+        """Give back what the booking took."""
+        self._apply(booking, -1)
+        self._log.append((booking, -1))
+
+    def take(self, booking: AllocationUnits) -> None:
+        """Book it for good: it is not rolled back."""
+        self._apply(booking, 1)
+
+    def give_back(self, booking: AllocationUnits) -> None:
+        """Release it for good."""
+        self._apply(booking, -1)
+
+    def checkpoint(self) -> int:
+        """A mark to roll back to."""
+        return len(self._log)
+
+    def settle(self) -> None:
+        """Forget how it came to this: nothing before is rolled back any more."""
+        self._log.clear()
+
+    def rollback(self, mark: int) -> None:
+        """Undo everything since the mark, so that no trace of it is left."""
+        while len(self._log) > mark:
+            booking, sign = self._log.pop()
+            self._apply(booking, -sign)
+
+    def _apply(self, booking: AllocationUnits, sign: int) -> None:
+        node = booking.node
+        self.free_millicpus[node] -= sign * booking.millicpus
+        self.free_mem_mib[node] -= sign * (booking.mem_mib + booking.gpu_mem_mib)
+        self.jobs[node] += sign
+        if booking.is_exclusive:
+            self.exclusive[node] += sign
+        if booking.resources or booking.licenses:
+            self._count(booking, sign)
+        for other in booking.others:
+            self._apply(other, sign)
+        if booking.parts:
+            self._apply_parts(booking, sign)
+
+    def _count(self, booking: AllocationUnits, sign: int) -> None:
+        free = self.free_resources[booking.node]
+        for name, count in booking.resources:
+            free[name] = free.get(name, 0) - sign * count
+        for name, count in booking.licenses:
+            self.free_licenses[name] = self.free_licenses.get(name, 0) - sign * count
+
+    def _apply_parts(self, booking: AllocationUnits, sign: int) -> None:
+        node, wholes, slices, changed = booking.node, self.wholes, self.slices, 0
+        for part in booking.parts:
+            card = part.card
+            if part.is_whole:
+                before = wholes[card]
+                wholes[card] = after = before + sign
+                if not (before and after) and not slices[card]:
+                    changed += 1
+                continue
+            before = slices[card]
+            if not before:
+                self.owner[card] = booking.uid
+            slices[card] = after = before + sign
+            if not (before and after):
+                self.shared_cards[node] += sign
+                if not wholes[card]:
+                    changed += 1
+            self.vram_mib[card] += sign * part.vram_mib
+            self.micros[card] += sign * part.micros
+        self.free_cards[node] -= sign * changed
+
+    def is_unbooked(self, card: int) -> bool:
+        """Whether no job holds any part of the card."""
+        return not (self.wholes[card] or self.slices[card])
+
+    def has_room(self, booking: AllocationUnits) -> bool:
+        """Whether the booking could be added without overbooking anything."""
+        node = booking.node
+        if booking.millicpus and booking.millicpus > self.free_millicpus[node]:
             return False
-        free_now, held = self._draft.free_cards, {piece.node: len(piece.parts) for piece in reserved.booking.pieces()}
-        return any(count >= cards and free[node] + held.get(node, 0) >= cards for node, count in enumerate(free_now))
+        mem_mib = booking.mem_mib + booking.gpu_mem_mib
+        if mem_mib and mem_mib > self.free_mem_mib[node]:
+            return False
+        if self.exclusive[node] or (booking.is_exclusive and self.jobs[node]):
+            return False
+        if booking.resources and not _has_counts(self.free_resources[node], booking.resources):
+            return False
+        if booking.licenses and not _has_counts(self.free_licenses, booking.licenses):
+            return False
+        for part in booking.parts:
+            if not self.has_room_for(part, booking.uid):
+                return False
+        # The pieces of a gang are on different nodes, so none takes the room of another.
+        return not booking.others or all(self.has_room(other) for other in booking.others)
 
-    def best(self, shape: RequestShape) -> Booking | None:
-        """The best place now for a job of this shape, whatever is reserved."""
-        if shape.epoch != self.epoch:
-            shape.booking = self.find(shape) if self.may_fit(shape) else None
-            shape.epoch = self.epoch
-        return shape.booking
+    def has_room_for(self, part: CardShare, uid: int) -> bool:
+        """Whether this user could book the part of a card without overbooking it."""
+        card = part.card
+        if part.is_whole:
+            return self.is_unbooked(card)
+        return (
+            not self.wholes[card]
+            and (not self.slices[card] or self.owner[card] == uid)
+            and self.vram_mib[card] + part.vram_mib <= self.layout.slice_limits[card]
+            and self.micros[card] + part.micros <= WHOLE_CARD
+        )
 
-    def find(self, shape: RequestShape) -> Booking | None:
-        """The same, looked for."""
-        only = shape.only
-        if only is None:
-            only = find(self._draft, shape.need)
-            if self.is_flat:
-                shape.only = only
-            return only
-        return only if self._draft.has_room(only) else None
+
+def _has_counts(free: dict[str, int], wanted: Counts) -> bool:
+    return all(count <= free.get(name, 0) for name, count in wanted)
+
+
+def _limit_counts(free: dict[str, int], other: dict[str, int]) -> None:
+    for name, count in other.items():
+        free[name] = min(free.get(name, 0), count)

@@ -6,7 +6,7 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingJob, Usage, Window
 from gpusched.model.value import Value
-from gpusched.scheduler.extension import Extensions
+from gpusched.scheduler.plugins import Extensions
 
 
 class JobQueued(Value):

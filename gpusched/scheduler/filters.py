@@ -7,16 +7,134 @@ looks at bookings. What each filter turned away is counted, so that "why not" is
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.value import Value
-from gpusched.scheduler.amounts import WHOLE_CARD
-from gpusched.scheduler.ceilings import Ceilings
-from gpusched.scheduler.constraints import parse
-from gpusched.scheduler.draft import Card, Counts, Draft, Layout, Part
-from gpusched.scheduler.need import CardKind, Need, Where
+from gpusched.scheduler.cluster_state import CardShare, ClusterLayout, ClusterState, Counts, LayoutGpu
+from gpusched.scheduler.load_limits import Ceilings
+from gpusched.scheduler.request_units import WHOLE_CARD, CardKind, RequestUnits, Where
+
+_OPERATORS = "&|!()"
+_RESERVED = "[]{}*,;'\"`$<>\\"
+"""No part of a label, so that they may be given a meaning one day."""
+
+MOST_CHARACTERS = 1000
+_MOST_NESTED = 50
+
+Tree = tuple[str, tuple[object, ...]]
+"""An operator with its operands, which are trees; `label` has the label itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A constraint that has been read."""
+
+    text: str
+    tree: Tree
+    labels: tuple[str, ...]
+    """All labels in it, those after `!` included, in the order in which they are written."""
+
+    def admits(self, labels: Collection[str]) -> bool:
+        """Whether a node with these labels will do."""
+        return _holds(self.tree, labels)
+
+
+@lru_cache(maxsize=1024)
+def parse_constraint(text: str) -> Constraint:
+    """The constraint that is written so. Raises: ValueError with a sentence."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"a constraint has at most {MOST_CHARACTERS} characters; this one has {len(text)}")
+    reader = _Reader(text)
+    tree = reader.any_of(0)
+    if reader.next:
+        raise reader.error(f"{reader.next!r} is not expected after {reader.last!r}")
+    return Constraint(text, tree, tuple(dict.fromkeys(reader.labels)))
+
+
+class _Reader:
+    """Reads from left to right, one word (a label or an operator) ahead."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._words = _words(text)
+        self._at = 0
+        self.labels: list[str] = []
+
+    @property
+    def next(self) -> str:
+        return self._words[self._at] if self._at < len(self._words) else ""
+
+    @property
+    def last(self) -> str:
+        return self._words[self._at - 1] if self._at else ""
+
+    def any_of(self, depth: int) -> Tree:
+        """Parts joined by `|`."""
+        return self._joined("|", depth)
+
+    def _joined(self, operator: str, depth: int) -> Tree:
+        parts: list[object] = []
+        while True:
+            parts.append(self._joined("&", depth) if operator == "|" else self._one(depth))
+            if self.next != operator:
+                break
+            self._at += 1
+        return (operator, tuple(parts))
+
+    def _one(self, depth: int) -> Tree:
+        if depth > _MOST_NESTED:
+            raise self.error(f"more than {_MOST_NESTED} brackets in each other are not read")
+        word = self.next
+        if not word or word in "&|)":
+            after = f"after {self.last!r}" if self.last else "at its beginning"
+            raise self.error(f"a label is missing {after}")
+        self._at += 1
+        if word == "!":
+            return ("!", (self._one(depth + 1),))
+        if word == "(":
+            inner = self.any_of(depth + 1)
+            if self.next != ")":
+                raise self.error("a ')' is missing" if not self.next else f"{self.next!r} is not expected here")
+            self._at += 1
+            return inner
+        self.labels.append(word)
+        return ("label", (word,))
+
+    def error(self, problem: str) -> ValueError:
+        return ValueError(f"{self._text!r} is no constraint: {problem}")
+
+
+def _words(text: str) -> list[str]:
+    words: list[str] = []
+    is_open = False
+    for character in text:
+        if character.isspace():
+            is_open = False
+        elif character in _RESERVED:
+            raise ValueError(f"{text!r} is no constraint: {character!r} cannot be in a label")
+        elif character in _OPERATORS:
+            words.append(character)
+            is_open = False
+        elif is_open:
+            words[-1] += character
+        else:
+            words.append(character)
+            is_open = True
+    return words
+
+
+def _holds(tree: Tree, labels: Collection[str]) -> bool:
+    operator, parts = tree
+    if operator == "label":
+        return parts[0] in labels
+    found = (_holds(part, labels) for part in parts)  # type: ignore[arg-type]
+    if operator == "!":
+        return not next(found)
+    return any(found) if operator == "|" else all(found)
 
 
 class Rejection(str, Enum):
@@ -63,7 +181,7 @@ class Place(Value):
     """A node that may be used now, with the cards to choose from, best first; all, unlooked at, for a job without."""
 
     node: int
-    cards: tuple[Card, ...]
+    cards: tuple[LayoutGpu, ...]
     is_second: bool
     """Without the labels that the request prefers."""
 
@@ -73,14 +191,14 @@ class Pool:
     """What passes the fixed filters, and how many did not."""
 
     places: tuple[Place, ...]
-    cards_of: tuple[tuple[Card, ...], ...]
+    cards_of: tuple[tuple[LayoutGpu, ...], ...]
     """Per node of the layout, the cards that pass; none on nodes that were not asked for."""
     asked: tuple[int, ...]
     """Nodes that pass but for their health."""
     rejected: Tally
 
 
-def pool(layout: Layout, need: Need) -> Pool:
+def pool(layout: ClusterLayout, need: RequestUnits) -> Pool:
     """Nodes and cards that could hold (a part of) such a job if nothing were booked."""
     mark = need.kind, need.where
     known = layout.pools.get(mark)
@@ -90,10 +208,10 @@ def pool(layout: Layout, need: Need) -> Pool:
     return made
 
 
-def _make_pool(layout: Layout, need: Need) -> Pool:
+def _make_pool(layout: ClusterLayout, need: RequestUnits) -> Pool:
     rejected: Tally = Counter()
     places: list[Place] = []
-    cards_of: list[tuple[Card, ...]] = []
+    cards_of: list[tuple[LayoutGpu, ...]] = []
     asked: list[int] = []
     has_gpus, _, prefer, _, _ = need.where
     for number, (node, cards) in enumerate(zip(layout.nodes, layout.cards_of, strict=True)):
@@ -114,7 +232,7 @@ def _make_pool(layout: Layout, need: Need) -> Pool:
     return Pool(tuple(places), tuple(cards_of), tuple(asked), rejected)
 
 
-def _sift(cards: tuple[Card, ...], kind: CardKind, rejected: Tally) -> tuple[Card, ...]:
+def _sift(cards: tuple[LayoutGpu, ...], kind: CardKind, rejected: Tally) -> tuple[LayoutGpu, ...]:
     passed = []
     for card in cards:
         rejection = reject_card(card, kind)
@@ -125,7 +243,7 @@ def _sift(cards: tuple[Card, ...], kind: CardKind, rejected: Tally) -> tuple[Car
     return tuple(sorted(passed, key=_by_size))
 
 
-def _by_size(card: Card) -> tuple[bool, int, int]:
+def _by_size(card: LayoutGpu) -> tuple[bool, int, int]:
     """Smallest sufficient card first, so that large ones stay free; unknown sizes last."""
     total = card.view.vram_total_mib
     return total is None, total or 0, card.number
@@ -145,7 +263,7 @@ def reject_name(node: NodeView, where: Where) -> Rejection | None:
 
 def _admits(constraint: str, node: NodeView) -> bool:
     try:
-        return parse(constraint).admits(node.labels)
+        return parse_constraint(constraint).admits(node.labels)
     except ValueError:
         # Refused at submission; one that was recorded all the same must not stop the others.
         return False
@@ -160,7 +278,7 @@ def reject_health(node: NodeView, has_gpus: bool) -> Rejection | None:
     return None
 
 
-def reject_card(card: Card, kind: CardKind) -> Rejection | None:
+def reject_card(card: LayoutGpu, kind: CardKind) -> Rejection | None:
     """The first fixed filter that turns this card away, whatever is booked on it."""
     is_slice, model, min_vram_mib, is_single = kind
     view = card.view
@@ -188,13 +306,13 @@ def reject_card(card: Card, kind: CardKind) -> Rejection | None:
 # --- what depends on the bookings -------------------------------------------------------------------
 
 
-def reject_cluster(draft: Draft, need: Need) -> Rejection | None:
+def reject_cluster(draft: ClusterState, need: RequestUnits) -> Rejection | None:
     """What the whole cluster shares and has too little of."""
     licenses = need.request.licenses
     return None if not licenses or has_counts(draft.free_licenses, licenses) else Rejection.LICENSES
 
 
-def reject_node(draft: Draft, need: Need, node: int, ceilings: Ceilings | None) -> Rejection | None:
+def reject_node(draft: ClusterState, need: RequestUnits, node: int, ceilings: Ceilings | None) -> Rejection | None:
     """The first thing but GPUs of which this node has too little free now."""
     request = need.request
     if draft.exclusive[node]:
@@ -216,7 +334,7 @@ def reject_node(draft: Draft, need: Need, node: int, ceilings: Ceilings | None) 
     return None
 
 
-def reject_size(node: NodeView, need: Need) -> Rejection | None:
+def reject_size(node: NodeView, need: RequestUnits) -> Rejection | None:
     """Whether one job asks for more than the node has; to oversubscribe is for several jobs together."""
     if need.request.cpus > node.cpus:
         return Rejection.CPUS
@@ -228,7 +346,7 @@ def has_counts(free: dict[str, int], wanted: Counts) -> bool:
     return all(count <= free.get(name, 0) for name, count in wanted)
 
 
-def slice_of(draft: Draft, need: Need, card: Card) -> tuple[Part | None, int]:
+def slice_of(draft: ClusterState, need: RequestUnits, card: LayoutGpu) -> tuple[CardShare | None, int]:
     """The slice this need would take of a card and the VRAM left beside it in MiB; no slice when full.
 
     A fraction books the same share of what slices may hold, so that two halves fill a card.
@@ -244,27 +362,27 @@ def slice_of(draft: Draft, need: Need, card: Card) -> tuple[Part | None, int]:
         left_mib = min(left_mib, host_room_of(draft, card) - node_mem_mib(need, card))
     if left_mib < 0 or draft.micros[number] + need.micros > WHOLE_CARD:
         return None, left_mib
-    return Part(number, False, vram_mib, need.micros), left_mib
+    return CardShare(number, False, vram_mib, need.micros), left_mib
 
 
-def room_of(draft: Draft, need: Need, card: Card) -> int:
+def room_of(draft: ClusterState, need: RequestUnits, card: LayoutGpu) -> int:
     """VRAM that slices of this need may still book of a card, in MiB; below 0 when there is none."""
     room_mib = draft.layout.slice_limits[card.number] - draft.vram_mib[card.number]
     return min(room_mib, host_room_of(draft, card) - need.request.mem_mib) if card.host_mib else room_mib
 
 
-def host_room_of(draft: Draft, card: Card) -> int:
+def host_room_of(draft: ClusterState, card: LayoutGpu) -> int:
     """Memory of its node that slices of a card without any of its own may still book: none that foreign use takes."""
     foreign_mib = (card.slice_total_mib or 0) - draft.layout.slice_limits[card.number]
     return draft.free_mem_mib[card.node] - foreign_mib
 
 
-def has_host_room(draft: Draft, need: Need, card: Card) -> bool:
+def has_host_room(draft: ClusterState, need: RequestUnits, card: LayoutGpu) -> bool:
     """Whether the node's memory is enough for as many whole cards like this one as the need asks for."""
     return not card.host_mib or node_mem_mib(need, card) <= draft.free_mem_mib[card.node]
 
 
-def node_mem_mib(need: Need, card: Card) -> int:
+def node_mem_mib(need: RequestUnits, card: LayoutGpu) -> int:
     """Memory that the need takes of a node if it is given cards like this one there."""
     request = need.request
     if not card.host_mib:
@@ -274,13 +392,13 @@ def node_mem_mib(need: Need, card: Card) -> int:
     return max(request.mem_mib, request.gpus * card.host_mib)
 
 
-def slice_mib(need: Need, card: Card) -> int:
+def slice_mib(need: RequestUnits, card: LayoutGpu) -> int:
     """VRAM that the need's slice of this card books."""
     if need.request.vram_mib is not None:
         return need.request.vram_mib
     return (card.slice_total_mib or 0) * need.micros // WHOLE_CARD
 
 
-def largest_slice_mib(card: Card) -> int:
+def largest_slice_mib(card: LayoutGpu) -> int:
     """What one slice may book at most: of an oversubscribed card no more than there is."""
     return min(card.slice_total_mib or 0, card.view.vram_total_mib or 0)

@@ -9,7 +9,7 @@ from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import OversubscribeSettings, Settings
 from gpusched.model.snapshot import Snapshot
-from gpusched.scheduler.amounts import WHOLE_CARD, micros_of, millicpus_of
+from gpusched.scheduler.request_units import WHOLE_CARD, micros_of, millicpus_of
 
 
 def check_invariants(snapshot: Snapshot, settings: Settings | None = None) -> list[str]:

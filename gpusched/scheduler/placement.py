@@ -5,48 +5,34 @@ The filters are in `filters`, the strategies in `scores`, what belongs together 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpusched.model.settings import LEARNING_STRATEGIES
 from gpusched.model.value import replace
-from gpusched.scheduler.ceilings import Ceilings
-from gpusched.scheduler.draft import Booking, Card, Draft, Part
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterState, LayoutGpu
 from gpusched.scheduler.filters import (
     Place,
-    Pool,
     Rejection,
     Tally,
     has_host_room,
     pool,
-    reject_card,
     reject_cluster,
     reject_node,
     slice_of,
 )
-from gpusched.scheduler.need import Need
-from gpusched.scheduler.scarcity import scarce_of, scarcity_of
-from gpusched.scheduler.scores import STRATEGIES, Choice, Score, Strategy
-from gpusched.scheduler.topology import Candidate, by_group, groups_of, largest_group, take, twins_of
+from gpusched.scheduler.load_limits import Ceilings
+from gpusched.scheduler.request_units import RequestUnits
+from gpusched.scheduler.strategies.scarce_gpus import scarce_of, scarcity_of
+from gpusched.scheduler.strategies.scores import STRATEGIES, PlacementFeatures, Score, Strategy
+from gpusched.scheduler.topology import CardCandidate, by_group, groups_of, largest_group, take, twins_of
 
-__all__ = [
-    "Guard",
-    "Need",
-    "Option",
-    "Pool",
-    "Rejection",
-    "Search",
-    "Tally",
-    "find",
-    "fits",
-    "hosts",
-    "options",
-    "pool",
-    "reject_card",
-    "slice_of",
-]
+if TYPE_CHECKING:
+    from gpusched.scheduler.queue import RequestShape
+    from gpusched.scheduler.timeline import Reservation, Timeline
+
 
 _NOTHING: frozenset[int] = frozenset()
 _UNKNOWN_SIZE = 1 << 60
@@ -58,29 +44,31 @@ SCARCE_AT = 3
 
 # Not frozen, though nothing changes one: that takes a third of the time, and one is made for each node.
 @dataclass(slots=True, order=True)
-class Option:
+class Candidate:
     """One place for a request; the smallest is the best."""
 
     score: Score
-    booking: Booking = field(compare=False)
+    booking: AllocationUnits = field(compare=False)
 
 
-class Guard(Protocol):
+class PlacementVeto(Protocol):
     """What may turn a place down that has room."""
 
-    def why_not(self, booking: Booking) -> str | None:
+    def why_not(self, booking: AllocationUnits) -> str | None:
         """A sentence against this place; None when it will do. More cards or nodes are never more welcome."""
 
 
-def find(draft: Draft, need: Need, ceilings: Ceilings | None = None, *, guard: Guard | None = None) -> Booking | None:
+def best_placement(
+    draft: ClusterState, need: RequestUnits, ceilings: Ceilings | None = None, *, guard: PlacementVeto | None = None
+) -> AllocationUnits | None:
     """The best place for this need now, or None. Without `ceilings`, load is not looked at."""
-    found = options(draft, need, ceilings, guard=guard, each=need.request.nodes)
+    found = candidates(draft, need, ceilings, guard=guard, each=need.request.nodes)
     if len(found) == 1:
         return found[0].booking
     return min(found, key=_SCORE).booking if found else None
 
 
-def fits(draft: Draft, need: Need) -> bool:
+def fits(draft: ClusterState, need: RequestUnits) -> bool:
     """Whether there is any place for this need, whatever the load."""
     if reject_cluster(draft, need) is not None:
         return False
@@ -96,7 +84,7 @@ def fits(draft: Draft, need: Need) -> bool:
     return False
 
 
-def _fits_with_tail(draft: Draft, need: Need) -> bool:
+def _fits_with_tail(draft: ClusterState, need: RequestUnits) -> bool:
     """The last node of an uneven gang asks for less than the others, so one more of those would do."""
     there = set(hosts(draft, need))
     if len(there) != need.request.nodes:
@@ -104,14 +92,14 @@ def _fits_with_tail(draft: Draft, need: Need) -> bool:
     return any(node not in there for node in hosts(draft, need.of_tail()))
 
 
-def hosts(draft: Draft, need: Need) -> Iterator[int]:
+def hosts(draft: ClusterState, need: RequestUnits) -> Iterator[int]:
     """Nodes that have room for one node's part of this need, whatever the load."""
     for place in _with_cards(draft, need, pool(draft.layout, need).places):
         if reject_node(draft, need, place.node, None) is None and _has_cards(draft, need, place):
             yield place.node
 
 
-def _with_cards(draft: Draft, need: Need, places: Sequence[Place]) -> Sequence[Place]:
+def _with_cards(draft: ClusterState, need: RequestUnits, places: Sequence[Place]) -> Sequence[Place]:
     """Those that have so many free cards of any kind, where whole ones are asked for."""
     count = need.request.gpus
     if not count or need.is_slice:
@@ -120,7 +108,7 @@ def _with_cards(draft: Draft, need: Need, places: Sequence[Place]) -> Sequence[P
     return [place for place in places if free[place.node] >= count]
 
 
-def _unlike(draft: Draft, need: Need, places: Sequence[Place], each: int) -> Sequence[Place]:
+def _unlike(draft: ClusterState, need: RequestUnits, places: Sequence[Place], each: int) -> Sequence[Place]:
     """Of nodes that are alike, and of which as much is free, the first so many.
 
     They score the same, so that the first would be taken before the others in any case; not so where it counts which
@@ -153,16 +141,16 @@ def _unlike(draft: Draft, need: Need, places: Sequence[Place], each: int) -> Seq
     return found
 
 
-def options(
-    draft: Draft,
-    need: Need,
+def candidates(
+    draft: ClusterState,
+    need: RequestUnits,
     ceilings: Ceilings | None = None,
     *,
     avoid: frozenset[int] = _NOTHING,
     tally: Tally | None = None,
-    guard: Guard | None = None,
+    guard: PlacementVeto | None = None,
     each: int = 0,
-) -> list[Option]:
+) -> list[Candidate]:
     """At most one place per node; of a gang at most one. Cards to `avoid` are taken only where no others are left.
 
     With `each`, of nodes that are just alike the first so many will do, for who looks for the best alone.
@@ -172,7 +160,7 @@ def options(
         if tally is not None:
             tally[rejection] += 1
         return []
-    search = Search(draft, need, ceilings, avoid, tally)
+    search = NodeSearch(draft, need, ceilings, avoid, tally)
     found = []
     places: Sequence[Place] = pool(draft.layout, need).places
     if tally is None:
@@ -183,9 +171,9 @@ def options(
             places = _unlike(draft, need, places, each)
     for place in places:
         tried = search.look(place)
-        if guard is not None and isinstance(tried, Option):
+        if guard is not None and isinstance(tried, Candidate):
             tried = search.admitted(place, tried, guard)
-        if isinstance(tried, Option):
+        if isinstance(tried, Candidate):
             found.append(tried)
         elif tally is not None:
             tally[tried] += 1
@@ -193,13 +181,13 @@ def options(
         gang = _gang(found, need.request.nodes, guard)
         if gang and need.request.tail_gpus:
             # The whole nodes may be the first of their like.
-            tails = options(draft, need.of_tail(), ceilings, avoid=avoid, each=each and each + 1)
+            tails = candidates(draft, need.of_tail(), ceilings, avoid=avoid, each=each and each + 1)
             return _with_tail(gang, tails, guard)
         return gang
     return found
 
 
-def _with_tail(gang: list[Option], tails: list[Option], guard: Guard | None) -> list[Option]:
+def _with_tail(gang: list[Candidate], tails: list[Candidate], guard: PlacementVeto | None) -> list[Candidate]:
     """The gang with the best further node for its last part, or nothing."""
     for one in gang:
         taken = {piece.node for piece in one.booking.pieces()}
@@ -208,19 +196,19 @@ def _with_tail(gang: list[Option], tails: list[Option], guard: Guard | None) -> 
                 continue
             whole = replace(one.booking, others=(*one.booking.others, tail.booking))
             if guard is None or guard.why_not(whole) is None:
-                return [Option(one.score, whole)]
+                return [Candidate(one.score, whole)]
     return []
 
 
-def _gang(found: list[Option], nodes: int, guard: Guard | None) -> list[Option]:
+def _gang(found: list[Candidate], nodes: int, guard: PlacementVeto | None) -> list[Candidate]:
     """The best nodes together, or nothing; the licenses are booked once, with the first."""
     if guard is None:
         best = sorted(found, key=_SCORE)[:nodes]
         if len(best) < nodes:
             return []
         others = tuple(replace(one.booking, licenses=()) for one in best[1:])
-        return [Option(best[-1].score, replace(best[0].booking, others=others))]
-    chosen: Booking | None = None
+        return [Candidate(best[-1].score, replace(best[0].booking, others=others))]
+    chosen: AllocationUnits | None = None
     count = 0
     for option in sorted(found, key=_SCORE):
         wider = option.booking
@@ -230,11 +218,11 @@ def _gang(found: list[Option], nodes: int, guard: Guard | None) -> list[Option]:
             continue
         chosen, count = wider, count + 1
         if count == nodes:
-            return [Option(option.score, chosen)]
+            return [Candidate(option.score, chosen)]
     return []
 
 
-def _has_cards(draft: Draft, need: Need, place: Place) -> bool:
+def _has_cards(draft: ClusterState, need: RequestUnits, place: Place) -> bool:
     request = need.request
     if not request.gpus:
         return True
@@ -251,13 +239,18 @@ def _has_cards(draft: Draft, need: Need, place: Place) -> bool:
     return not request.is_linked or largest_group(draft.layout, place.node, free) >= request.gpus
 
 
-class Search:
+class NodeSearch:
     """The search of one place after another for one need."""
 
     __slots__ = ("_avoid", "_ceilings", "_closed", "_draft", "_need", "_strategy", "_tally", "scarce")
 
     def __init__(
-        self, draft: Draft, need: Need, ceilings: Ceilings | None, avoid: frozenset[int], tally: Tally | None
+        self,
+        draft: ClusterState,
+        need: RequestUnits,
+        ceilings: Ceilings | None,
+        avoid: frozenset[int],
+        tally: Tally | None,
     ) -> None:
         self._draft = draft
         self._need = need
@@ -269,7 +262,7 @@ class Search:
         self.scarce = scarce_of(draft)
         """As the draft stood when the search began; None where nobody insists on anything."""
 
-    def look(self, place: Place) -> Option | Rejection:
+    def look(self, place: Place) -> Candidate | Rejection:
         """The best choice of cards on this node."""
         need, draft = self._need, self._draft
         rejection = reject_node(draft, need, place.node, self._ceilings)
@@ -281,7 +274,7 @@ class Search:
             return Rejection.GPUS
         return self._slices(place) if need.is_slice else self._wholes(place)
 
-    def admitted(self, place: Place, refused: Option, guard: Guard) -> Option | Rejection:
+    def admitted(self, place: Place, refused: Candidate, guard: PlacementVeto) -> Candidate | Rejection:
         """This option if the guard lets it pass, or else the best with other cards of the node."""
         if guard.why_not(refused.booking) is None:
             return refused
@@ -290,7 +283,7 @@ class Search:
             others = [
                 tried
                 for cards in _other_cards(self._draft, place, refused.booking)
-                if isinstance(tried := self.look(replace(place, cards=cards)), Option)
+                if isinstance(tried := self.look(replace(place, cards=cards)), Candidate)
             ]
         finally:
             self._tally = tally
@@ -301,7 +294,7 @@ class Search:
 
     # --- whole cards ----------------------------------------------------------------------------
 
-    def _wholes(self, place: Place) -> Option | Rejection:
+    def _wholes(self, place: Place) -> Candidate | Rejection:
         """The smallest cards that do, linked with each other if possible."""
         draft, count = self._draft, self._need.request.gpus
         if self._tally is None and draft.free_cards[place.node] < count:
@@ -322,12 +315,12 @@ class Search:
                 free.sort(key=self._reluctance)
             chosen = free[:count]
         else:
-            taken = self._take(place, [Candidate(card, self._cost_of_whole(card)) for card in free])
+            taken = self._take(place, [CardCandidate(card, self._cost_of_whole(card)) for card in free])
             if taken is None:
                 return Rejection.LINKED
             chosen, split = [one.card for one in taken[0]], taken[1]
         whole_parts = draft.layout.whole_parts
-        parts: tuple[Part, ...]
+        parts: tuple[CardShare, ...]
         if count == 1:
             parts = (whole_parts[chosen[0].number],)
             largest_mib = chosen[0].view.vram_total_mib or 0
@@ -336,16 +329,16 @@ class Search:
             largest_mib = max([card.view.vram_total_mib or 0 for card in chosen])
         return self._option(place, parts, split, free=len(free), largest_mib=largest_mib)
 
-    def _cost_of_whole(self, card: Card) -> tuple[int, ...]:
+    def _cost_of_whole(self, card: LayoutGpu) -> tuple[int, ...]:
         total_mib = card.view.vram_total_mib
         return *self._reluctance(card), _UNKNOWN_SIZE if total_mib is None else total_mib
 
-    def _reluctance(self, card: Card) -> tuple[int, ...]:
+    def _reluctance(self, card: LayoutGpu) -> tuple[int, ...]:
         """What it costs to take this card, before anything else is compared."""
         is_avoided = card.number in self._avoid
         return (is_avoided,) if self.scarce is None else (is_avoided, self.scarce.holds(card.number))
 
-    def _take(self, place: Place, free: list[Candidate]) -> tuple[list[Candidate], int] | None:
+    def _take(self, place: Place, free: list[CardCandidate]) -> tuple[list[CardCandidate], int] | None:
         """The best cards of those that are free, leaving those to avoid alone where that can be done."""
         request, layout = self._need.request, self._draft.layout
         tightness, is_linked = self._strategy.tightness, request.is_linked
@@ -359,10 +352,10 @@ class Search:
 
     # --- slices ---------------------------------------------------------------------------------
 
-    def _slices(self, place: Place) -> Option | Rejection:
+    def _slices(self, place: Place) -> Candidate | Rejection:
         """On the cards that cost least, by the strategy."""
-        fitting: list[Candidate] = []
-        found: dict[int, tuple[Part, int]] = {}
+        fitting: list[CardCandidate] = []
+        found: dict[int, tuple[CardShare, int]] = {}
         for card in place.cards:
             part, left_mib = slice_of(self._draft, self._need, card)
             if part is None:
@@ -371,7 +364,7 @@ class Search:
                 rejection = Rejection.CARD_BUSY
             else:
                 cost = self._strategy.card_cost(self._draft, card, left_mib)
-                fitting.append(Candidate(card, (*self._reluctance(card), *cost)))
+                fitting.append(CardCandidate(card, (*self._reluctance(card), *cost)))
                 found[card.number] = part, left_mib
                 continue
             if self._tally is not None:
@@ -384,7 +377,7 @@ class Search:
         taken = self._take(place, fitting)
         return Rejection.LINKED if taken is None else self._slice_option(place, *taken, found)
 
-    def _unlike(self, fitting: list[Candidate]) -> list[Candidate]:
+    def _unlike(self, fitting: list[CardCandidate]) -> list[CardCandidate]:
         """One of each kind of card in the same state."""
         draft = self._draft
         kinds = {
@@ -394,8 +387,8 @@ class Search:
         return list(kinds.values())
 
     def _slice_option(
-        self, place: Place, taken: list[Candidate], split: int, found: dict[int, tuple[Part, int]]
-    ) -> Option:
+        self, place: Place, taken: list[CardCandidate], split: int, found: dict[int, tuple[CardShare, int]]
+    ) -> Candidate:
         numbers = sorted(one.card.number for one in taken)
         return self._option(
             place,
@@ -411,16 +404,16 @@ class Search:
     def _option(
         self,
         place: Place,
-        parts: tuple[Part, ...],
+        parts: tuple[CardShare, ...],
         split: int,
         *,
         free: int,
         largest_mib: int = 0,
         opened: int = 0,
         left_mib: int = 0,
-    ) -> Option:
+    ) -> Candidate:
         need, request = self._need, self._need.request
-        booking = Booking(
+        booking = AllocationUnits(
             place.node,
             need.uid,
             need.millicpus,
@@ -431,15 +424,15 @@ class Search:
             request.is_exclusive,
             gpu_mem_mib=self._draft.layout.gpu_mem_mib(request.mem_mib, parts),
         )
-        choice = Choice(booking, free, largest_mib, opened, left_mib)
+        choice = PlacementFeatures(booking, free, largest_mib, opened, left_mib)
         avoided = sum(part.card in self._avoid for part in parts) if self._avoid else 0
         score = self._strategy.score(self._draft, need, choice)
         if self.scarce is not None:
             score = self.scarce.count(parts), *score
-        return Option((avoided, place.is_second, split, *score, place.node), booking)
+        return Candidate((avoided, place.is_second, split, *score, place.node), booking)
 
 
-def _other_cards(draft: Draft, place: Place, refused: Booking) -> Iterator[tuple[Card, ...]]:
+def _other_cards(draft: ClusterState, place: Place, refused: AllocationUnits) -> Iterator[tuple[LayoutGpu, ...]]:
     """Other choices among the cards of a node, where the first was turned down: each group of linked cards, all
     but the groups that were touched, and all but the very cards."""
     touched = {part.card for part in refused.parts}
@@ -450,3 +443,123 @@ def _other_cards(draft: Draft, place: Place, refused: Booking) -> Iterator[tuple
         yield from groups
         yield tuple(card for group in groups if not any(one.number in touched for one in group) for card in group)
     yield tuple(card for card in place.cards if card.number not in touched)
+
+
+class PlacementCache:
+    """The best places on the machines of now, beside what is reserved.
+
+    Args: has_one_place: a job goes where it is put best, whatever is reserved, or it waits.
+    """
+
+    __slots__ = ("_draft", "_has_one_place", "_most_free", "_timeline", "epoch", "is_flat")
+
+    def __init__(self, draft: ClusterState, timeline: Timeline, *, is_flat: bool, has_one_place: bool) -> None:
+        self._draft = draft
+        self._timeline = timeline
+        self.is_flat = is_flat
+        self._has_one_place = has_one_place
+        self.epoch = 0
+        """What was found holds for one."""
+        self._most_free = -1, 0
+        """The epoch of which it is, and the most cards that are free on any node."""
+
+    def may_fit(self, shape: RequestShape) -> bool:
+        """A first look, by numbers alone; whether there is a place is another question."""
+        draft = self._draft
+        if self.is_flat:
+            return shape.millicpus <= draft.free_millicpus[0]
+        if self._most_free[0] != self.epoch:
+            self._most_free = self.epoch, max(draft.free_cards, default=0)
+        return shape.cards <= self._most_free[1]
+
+    def fitting(self, shapes: Iterable[RequestShape]) -> set[RequestShape]:
+        """Those of which one may find a place now."""
+        epoch = self.epoch
+        if self.is_flat:
+            free = self._draft.free_millicpus[0]
+            return {
+                shape
+                for shape in shapes
+                if shape.millicpus <= free and (shape.epoch != epoch or shape.booking is not None)
+            }
+        return {
+            shape for shape in shapes if self.may_fit(shape) and (shape.epoch != epoch or shape.booking is not None)
+        }
+
+    def place(self, shape: RequestShape, end_at: float) -> AllocationUnits | None:
+        """The best place now for a job of this shape that delays nothing that is reserved."""
+        timeline, epoch = self._timeline, self.epoch
+        reserved = timeline.reservations
+        if not reserved or not (end_at > reserved[0].pass_until if len(reserved) == 1 else timeline.concerns(end_at)):
+            return self.best(shape)
+        if len(reserved) == 1:
+            if shape.passes_of == epoch and not shape.passes:
+                return None
+            passed = 1, 1
+        else:
+            # Which reservations they are hangs on the time alone, so that to count them tells them.
+            passed = len(reserved), sum([end_at > one.pass_until for one in reserved])
+            if shape.refused_of != epoch:
+                shape.refused_of, shape.refused = epoch, set()
+            elif passed in shape.refused:
+                return None
+        found: AllocationUnits | None = None
+        if self.is_flat:
+            booking = self.best(shape)
+            if booking is None:
+                return None
+            # There is no other place to which what is reserved could be moved.
+            found = booking
+            for one in reserved:
+                if end_at > one.pass_until and not one.state.has_room(booking):
+                    found = None
+                    break
+        elif self._has_one_place:
+            booking = self.best(shape)
+            if booking is None:
+                return None
+            found = booking if timeline.admits(booking, end_at) else None
+        elif shape.epoch == epoch and shape.booking is None:
+            return None
+        elif len(reserved) > 1 or self._may_pass(shape, reserved[0]):
+            places = candidates(self._draft, shape.need, avoid=timeline.cards_reserved(end_at))
+            if not places:
+                shape.booking, shape.epoch = None, epoch
+                return None
+            places.sort()
+            found = next((one.booking for one in places if timeline.admits(one.booking, end_at)), None)
+        shape.passes, shape.passes_of = found is not None, epoch
+        if found is None:
+            shape.refused.add(passed)
+        return found
+
+    def _may_pass(self, shape: RequestShape, reserved: Reservation) -> bool:
+        """A first look, by numbers alone, at whether a job that is not over by then leaves room for what is reserved.
+
+        That may go elsewhere, so that its own cards count as free; but then it takes as many others.
+        """
+        cards, free = shape.cards, reserved.state.free_cards
+        if not cards:
+            return True
+        request = shape.need.request
+        if sum(free) < cards * request.nodes + request.tail_gpus:
+            return False
+        free_now, held = self._draft.free_cards, {piece.node: len(piece.parts) for piece in reserved.booking.pieces()}
+        return any(count >= cards and free[node] + held.get(node, 0) >= cards for node, count in enumerate(free_now))
+
+    def best(self, shape: RequestShape) -> AllocationUnits | None:
+        """The best place now for a job of this shape, whatever is reserved."""
+        if shape.epoch != self.epoch:
+            shape.booking = self.find(shape) if self.may_fit(shape) else None
+            shape.epoch = self.epoch
+        return shape.booking
+
+    def find(self, shape: RequestShape) -> AllocationUnits | None:
+        """The same, looked for."""
+        only = shape.only
+        if only is None:
+            only = best_placement(self._draft, shape.need)
+            if self.is_flat:
+                shape.only = only
+            return only
+        return only if self._draft.has_room(only) else None

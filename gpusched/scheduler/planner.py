@@ -27,13 +27,13 @@ from gpusched.model.snapshot import (
     Start,
 )
 from gpusched.scheduler.backfill import Cycle
-from gpusched.scheduler.draft import Booking
-from gpusched.scheduler.extension import NO_EXTENSIONS, Extensions
-from gpusched.scheduler.fragmentation import FRAGMENTATION, typical_of
-from gpusched.scheduler.outlook import OUTLOOK
+from gpusched.scheduler.cluster_state import AllocationUnits
+from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.queue import Entry
 from gpusched.scheduler.reasons import Reasons
 from gpusched.scheduler.state import PlannerState
+from gpusched.scheduler.strategies.expected_capacity import OUTLOOK
+from gpusched.scheduler.strategies.fragmentation import FRAGMENTATION, typical_of
 
 
 class FreeSteps:
@@ -336,7 +336,7 @@ class Planner(PlannerState):
                 self.book(entry, booking, start, now)
                 starts.append(start)
             else:
-                only = shape.only or Booking(0, shape.need.uid, shape.millicpus, 0, ())
+                only = shape.only or AllocationUnits(0, shape.need.uid, shape.millicpus, 0, ())
                 self._planned.append((entry[1], only, at))
         self._is_stale = False
 

@@ -15,11 +15,12 @@ from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Preempt, PreemptMode
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Booking, Draft, Layout
-from gpusched.scheduler.placement import Guard, Need, find
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
+from gpusched.scheduler.placement import PlacementVeto, best_placement
 from gpusched.scheduler.priority import tier_of
-from gpusched.scheduler.sharing.quota import Quotas
-from gpusched.scheduler.sharing.usage import demand, footprint
+from gpusched.scheduler.quota import Quotas
+from gpusched.scheduler.request_units import RequestUnits
+from gpusched.scheduler.usage import demand, footprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Held:
     """A running job with all that it holds, on every node."""
 
     first: Allocation
-    bookings: tuple[Booking, ...]
+    bookings: tuple[AllocationUnits, ...]
     amount: Resources
 
     def given_up(self, mode: str) -> tuple[Resources, int]:
@@ -36,14 +37,14 @@ class Held:
             return Resources(cpus=self.amount.cpus), 0
         return self.amount, 1
 
-    def leave(self, draft: Draft, mode: str) -> None:
+    def leave(self, draft: ClusterState, mode: str) -> None:
         """Release what it leaves when it makes room: of one that is suspended only the cores."""
         for booking in self.bookings:
             draft.release(booking)
             if mode == PreemptMode.SUSPEND:
                 draft.book(replace(booking, millicpus=0))
 
-    def stay(self, draft: Draft, mode: str) -> None:
+    def stay(self, draft: ClusterState, mode: str) -> None:
         """Undo `leave`."""
         for booking in self.bookings:
             if mode == PreemptMode.SUSPEND:
@@ -51,9 +52,9 @@ class Held:
             draft.book(booking)
 
 
-def held_by_job(layout: Layout, allocations: Iterable[Allocation]) -> dict[int, Held]:
+def held_by_job(layout: ClusterLayout, allocations: Iterable[Allocation]) -> dict[int, Held]:
     """Running jobs by id; the pieces of a gang are one."""
-    pieces: dict[int, list[tuple[Allocation, Booking]]] = {}
+    pieces: dict[int, list[tuple[Allocation, AllocationUnits]]] = {}
     for allocation in allocations:
         booking = layout.booking(allocation.uid, allocation)
         if booking is not None:
@@ -122,7 +123,7 @@ class Preemption:
         self._name_of = name_of
         self.chosen: dict[int, Preempt] = {}
         """Decided in this cycle, by victim."""
-        self.claimed: list[Booking] = []
+        self.claimed: list[AllocationUnits] = []
         """What is kept of what those who leave will leave."""
         self._stopping = [one for one in held.values() if one.first.is_stopping]
         self.is_off = settings.preempt.mode == "off"
@@ -143,7 +144,7 @@ class Preemption:
             return None
         return self._now + max(graces[job_id] for job_id in job_ids)
 
-    def frees_soon(self, key: ClassKey, draft: Draft, need: Need, guard: Guard | None) -> bool:
+    def frees_soon(self, key: ClassKey, draft: ClusterState, need: RequestUnits, guard: PlacementVeto | None) -> bool:
         """Whether those that are being stopped already make enough room, also below the limits."""
         if not self._stopping and not self.chosen:
             return False
@@ -151,7 +152,7 @@ class Preemption:
             return False
         trial = draft.copy()
         self._release_leaving(trial)
-        return find(trial, need, guard=guard) is not None
+        return best_placement(trial, need, guard=guard) is not None
 
     def _leaving(self) -> Iterable[tuple[Held, str]]:
         stopping = ((one, PreemptMode.REQUEUE) for one in self._stopping)
@@ -164,7 +165,7 @@ class Preemption:
             quotas.remove(one.first.queue, one.first.user, one.first.qos, *one.given_up(mode))
         return quotas
 
-    def _release_leaving(self, draft: Draft) -> None:
+    def _release_leaving(self, draft: ClusterState) -> None:
         for one, mode in self._leaving():
             one.leave(draft, mode)
         for booking in self.claimed:
@@ -223,7 +224,13 @@ class Preemption:
         return lost_s * held.amount.dominant_share(self._capacity)
 
     def choose(
-        self, job_id: int, key: ClassKey, need: Need, draft: Draft, guard: Guard | None, helps: Helps
+        self,
+        job_id: int,
+        key: ClassKey,
+        need: RequestUnits,
+        draft: ClusterState,
+        guard: PlacementVeto | None,
+        helps: Helps,
     ) -> tuple[Victim, ...]:
         """The cheapest victims that let this job start, recorded in `chosen`; none when nothing helps."""
         best = self._best(key, need, draft, guard, helps)
@@ -234,7 +241,7 @@ class Preemption:
         return best
 
     def possible_at(
-        self, key: ClassKey, need: Need, draft: Draft, guard: Guard | None
+        self, key: ClassKey, need: RequestUnits, draft: ClusterState, guard: PlacementVeto | None
     ) -> tuple[float, tuple[Victim, ...]] | None:
         """The first instant at which runs that are protected now could make enough room, and which; None for never."""
         instants = sorted({at for one in self._held.values() if (at := self._safe_until(one.first)) > self._now})
@@ -252,9 +259,9 @@ class Preemption:
     def _best(
         self,
         key: ClassKey,
-        need: Need,
-        draft: Draft,
-        guard: Guard | None,
+        need: RequestUnits,
+        draft: ClusterState,
+        guard: PlacementVeto | None,
         helps: Helps,
         at: float | None = None,
     ) -> tuple[Victim, ...]:
@@ -273,9 +280,9 @@ class Preemption:
         victims: Sequence[Victim],
         key: ClassKey,
         amount: Resources,
-        need: Need,
-        draft: Draft,
-        guard: Guard | None,
+        need: RequestUnits,
+        draft: ClusterState,
+        guard: PlacementVeto | None,
         helps: Helps,
     ) -> tuple[Victim, ...]:
         """Of the sets that make enough room the one that costs least."""
@@ -286,7 +293,7 @@ class Preemption:
                 best = picked
         return best
 
-    def _groups(self, victims: Sequence[Victim], need: Need) -> Iterable[Sequence[Victim]]:
+    def _groups(self, victims: Sequence[Victim], need: RequestUnits) -> Iterable[Sequence[Victim]]:
         """All of them, and for a job of one node those of each node: few on one node beat many on several."""
         yield victims
         if need.request.nodes == 1:
@@ -300,9 +307,9 @@ class Preemption:
         victims: Sequence[Victim],
         key: ClassKey,
         amount: Resources,
-        need: Need,
-        draft: Draft,
-        guard: Guard | None,
+        need: RequestUnits,
+        draft: ClusterState,
+        guard: PlacementVeto | None,
     ) -> tuple[Victim, ...]:
         """Enough of them, and none that would then stand before the claimant in line and take its place back."""
         left = list(victims)
@@ -321,9 +328,9 @@ class Preemption:
         victims: Sequence[Victim],
         key: ClassKey,
         amount: Resources,
-        need: Need,
-        draft: Draft,
-        guard: Guard | None,
+        need: RequestUnits,
+        draft: ClusterState,
+        guard: PlacementVeto | None,
     ) -> tuple[tuple[Victim, ...], Quotas]:
         """One after the other until it fits, then back with those that are not needed, the dearest first.
 
@@ -345,7 +352,7 @@ class Preemption:
             limits.remove(one.queue, one.user, one.qos, lost, jobs)
             victim.held.leave(trial, victim.mode)
             picked.append(victim)
-            if limits.why_not(key, amount) is None and find(trial, need, guard=guard) is not None:
+            if limits.why_not(key, amount) is None and best_placement(trial, need, guard=guard) is not None:
                 break
         else:
             return (), limits
@@ -354,7 +361,7 @@ class Preemption:
             lost, jobs = victim.held.given_up(victim.mode)
             victim.held.stay(trial, victim.mode)
             limits.add(one.queue, one.user, one.qos, lost, jobs)
-            if limits.why_not(key, amount) is None and find(trial, need, guard=guard) is not None:
+            if limits.why_not(key, amount) is None and best_placement(trial, need, guard=guard) is not None:
                 picked.remove(victim)
             else:
                 trial.rollback(mark)

@@ -33,20 +33,76 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from math import inf
+from math import inf, log2
 from typing import Protocol
 
-from gpusched.model.job import Job, Request
+from gpusched.model.job import NICE_MAX, NICE_MIN, Job, Request
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Urgency
 from gpusched.model.value import Value
-from gpusched.scheduler import factors
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.extension import Extensions
+from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, amounts_of, orders_of
-from gpusched.scheduler.sharing.quota import Quotas
-from gpusched.scheduler.sharing.usage import capacity_of, demand
+from gpusched.scheduler.plugins import Extensions
+from gpusched.scheduler.quota import Quotas
+from gpusched.scheduler.usage import capacity_of, demand
+
+
+def clamped(value: float) -> float:
+    """The value, or the nearer end of [0, 1]."""
+    return min(1.0, max(0.0, value))
+
+
+def age_factor(waited_s: float, max_age_s: float) -> float:
+    """Time waited over the longest that counts; a clock that was set back counts as no wait."""
+    if max_age_s <= 0:
+        return 0.0
+    return clamped(waited_s / max_age_s)
+
+
+def nice_factor(nice: int) -> float:
+    """1 for the most urgent nice value, 0 for the least."""
+    return clamped((NICE_MAX - nice) / (NICE_MAX - NICE_MIN))
+
+
+def size_factor(request: Request, wanted: Resources, capacity: Resources, *, favor_small: bool) -> float:
+    """The part of the cluster's GPUs that the job asks for, or of its cores when it asks for none."""
+    have, want = (capacity.gpus, wanted.gpus) if request.gpus else (capacity.cpus, wanted.cpus)
+    size = clamped(want / have) if have > 0 else 0.0
+    return 1.0 - size if favor_small else size
+
+
+_LONG_S = 30 * 86400.0
+"""A run of a month or more is no longer short in any way."""
+
+
+def short_factor(length_s: float) -> float:
+    """1 for a job that is over at once, 0 for a month or more, and for an unknown (infinite) length.
+
+    Each doubling takes away as much: run times differ by powers of ten, and so do the errors of what is known of them.
+    """
+    return clamped(1.0 - log2(1.0 + max(0.0, length_s)) / log2(1.0 + _LONG_S))
+
+
+def whole_factor(request: Request, largest_node: int) -> float:
+    """The part of the largest node's cards that it needs free at once; 0 without GPUs, 1 for whole nodes.
+
+    For so many cards others must end before one of them begins anew, so that small jobs that pass cost most.
+    """
+    return clamped(request.gpus / largest_node) if largest_node and not request.shares_cards else 0.0
+
+
+def fit_factor(wanted: Resources, capacity: Resources) -> float:
+    """1 less the dominant share of the cluster that the job asks for."""
+    return 1.0 - clamped(wanted.dominant_share(capacity))
+
+
+def deadline_factor(deadline_at: float | None, time_limit_s: int | None, now: float, horizon_s: float) -> float:
+    """0 without a deadline or far from it, 1 at the last start that meets it, rising evenly over `horizon_s`."""
+    if deadline_at is None or horizon_s <= 0:
+        return 0.0
+    slack_s = deadline_at - (time_limit_s or 0) - now
+    return clamped(1.0 - slack_s / horizon_s) if slack_s < inf else 0.0
 
 
 class Priority(Value):
@@ -151,7 +207,7 @@ class Ranking:
     """Ranks classes of pending jobs by the settings, and by what is held and has been used."""
 
     def __init__(
-        self, settings: Settings, layout: Layout, quotas: Quotas, fairshare: FairShare, extensions: Extensions
+        self, settings: Settings, layout: ClusterLayout, quotas: Quotas, fairshare: FairShare, extensions: Extensions
     ) -> None:
         self.settings = settings
         self.layout = layout
@@ -173,7 +229,7 @@ class Ranking:
         self.now = -inf
         self.move_to(-inf)
 
-    def reconfigure(self, layout: Layout, quotas: Quotas, *, is_same_size: bool) -> None:
+    def reconfigure(self, layout: ClusterLayout, quotas: Quotas, *, is_same_size: bool) -> None:
         """The machines have changed; `is_same_size`: not in what they have in all."""
         self.layout, self._quotas = layout, quotas
         if not is_same_size:
@@ -181,7 +237,7 @@ class Ranking:
             self._largest_node = max((len(cards) for cards in layout.cards_of), default=0)
             self._wanted.clear()
 
-    def copy(self, layout: Layout, quotas: Quotas, fairshare: FairShare) -> Ranking:
+    def copy(self, layout: ClusterLayout, quotas: Quotas, fairshare: FairShare) -> Ranking:
         """An independent one over equal state."""
         twin = copy(self)
         twin.layout, twin._quotas, twin._fairshare = layout, quotas, fairshare
@@ -302,7 +358,7 @@ class Ranking:
     def priority(self, key: ClassKey, queued_at: float) -> Priority:
         """The weighted sum, whether or not the order goes by it."""
         weights = self.settings.priority
-        age = weights.weight_age * factors.age_factor(self.now - queued_at, weights.max_age_s)
+        age = weights.weight_age * age_factor(self.now - queued_at, weights.max_age_s)
         share = weights.weight_fairshare * self.fairshare(key)
         parts = (("age", age), ("fairshare", share), *self._own_parts(key))
         return Priority(sum(value for _, value in parts), parts)
@@ -315,17 +371,17 @@ class Ranking:
         weights, wanted = self.settings.priority, self.wanted(key)
         queue, qos = self.settings.queue.get(key.queue), self.settings.qos.get(key.qos)
         nice = min(key.nice, key.inherited.nice) if key.inherited else key.nice
-        size = factors.size_factor(key.request, wanted, self.capacity, favor_small=weights.favor_small)
-        deadline = factors.deadline_factor(key.deadline_at, key.time_limit_s, self.as_of, weights.max_wait_s)
+        size = size_factor(key.request, wanted, self.capacity, favor_small=weights.favor_small)
+        deadline = deadline_factor(key.deadline_at, key.time_limit_s, self.as_of, weights.max_wait_s)
         return (
             ("size", weights.weight_size * size),
             ("queue", weights.weight_queue * (queue.factor if queue else 0.0)),
             ("qos", weights.weight_qos * (qos.factor if qos else 0.0)),
-            ("nice", weights.weight_nice * factors.nice_factor(nice)),
+            ("nice", weights.weight_nice * nice_factor(nice)),
             ("deadline", weights.weight_deadline * deadline),
-            ("fit", weights.weight_fit * factors.fit_factor(wanted, self.capacity)),
-            ("short", weights.weight_short * factors.short_factor(expected_s(key))),
-            ("whole", weights.weight_whole * factors.whole_factor(key.request, self._largest_node)),
+            ("fit", weights.weight_fit * fit_factor(wanted, self.capacity)),
+            ("short", weights.weight_short * short_factor(expected_s(key))),
+            ("whole", weights.weight_whole * whole_factor(key.request, self._largest_node)),
             *self._extensions.queue_sort(key),
         )
 
@@ -353,7 +409,7 @@ class Ranking:
 
     def by_priority_and_demand(self, key: ClassKey, queued_at: float) -> Measure:
         """Weighted priority x (100 - percent of the cluster that is asked for)."""
-        percent = 100.0 * factors.clamped(self.wanted(key).dominant_share(self.capacity))
+        percent = 100.0 * clamped(self.wanted(key).dominant_share(self.capacity))
         return (-self.priority(key, queued_at).total * (100.0 - percent),)
 
     def by_length(self, key: ClassKey, queued_at: float) -> Measure:

@@ -18,10 +18,9 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import SPARING_STRATEGIES, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Placement
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Booking, Layout
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity
 from gpusched.scheduler.filters import pool
-from gpusched.scheduler.need import Need
 from gpusched.scheduler.priority import (
     AGELESS,
     BY_LENGTH,
@@ -30,7 +29,7 @@ from gpusched.scheduler.priority import (
     expected_s,
     rank_period_s,
 )
-from gpusched.scheduler.wanted import Wanted, insistence, micros_asked
+from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength, micros_asked
 
 
 class RequestShape:
@@ -41,18 +40,18 @@ class RequestShape:
         *("only", "passes", "passes_of", "pending", "placement", "refused", "refused_of"),
     )
 
-    def __init__(self, need: Need) -> None:
+    def __init__(self, need: RequestUnits) -> None:
         request = need.request
         self.need = need
         self.pending = 0
         """How many classes of it are pending."""
         self.millicpus = need.millicpus
         self.cards = 0 if need.is_slice else request.gpus
-        self.booking: Booking | None = None
+        self.booking: AllocationUnits | None = None
         """The best place now."""
         self.epoch = -1
         """Of which `booking` is; it holds until somebody starts or ends."""
-        self.only: Booking | None = None
+        self.only: AllocationUnits | None = None
         """Where there can be no more than one place, that one, once it was found."""
         self.placement: Placement | None = None
         """As the rest of the program knows it."""
@@ -89,7 +88,7 @@ class JobClass:
         """Further jobs of it that are not shown yet, such as tasks of an array."""
         self.rank: Rank = ()
         """Of the first."""
-        self.insists, self.micros = insistence(request), micros_asked(request)
+        self.insists, self.micros = constraint_strength(request), micros_asked(request)
         """What it counts for in what is `wanted`."""
         self.rate: Amounts | None = None
         """What one of these is charged for, a second, where that is the same wherever it runs."""
@@ -145,7 +144,7 @@ class PendingQueue:
     the last comparison. Where ranks are dynamic it is empty, and each cycle ranks the heads by itself.
     """
 
-    def __init__(self, layout: Layout, settings: Settings, ranking: Ranking, fairshare: FairShare) -> None:
+    def __init__(self, layout: ClusterLayout, settings: Settings, ranking: Ranking, fairshare: FairShare) -> None:
         self._settings = settings
         self.ranking = ranking
         self.fairshare = fairshare
@@ -198,11 +197,11 @@ class PendingQueue:
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._entries
 
-    def _set_layout(self, layout: Layout) -> None:
+    def _set_layout(self, layout: ClusterLayout) -> None:
         self._layout = layout
         self._is_flat = len(layout.nodes) == 1 and not layout.cards
         if self._settings.placement.strategy in SPARING_STRATEGIES:
-            layout.wanted = layout.wanted or Wanted()
+            layout.wanted = layout.wanted or GpuDemand()
         self._wanted = layout.wanted
 
     # --- classes --------------------------------------------------------------------------------
@@ -217,7 +216,7 @@ class PendingQueue:
 
     def own_class(self, key: ClassKey) -> JobClass:
         """A class that no other jobs have, whatever their key: what it is predicted to run can change."""
-        need = Need.of(key.request, key.uid)
+        need = RequestUnits.of(key.request, key.uid)
         shape = self._shapes.get(need.signature)
         if shape is None:
             if len(self._shapes) >= _MOST_SHAPES:
@@ -594,7 +593,7 @@ class PendingQueue:
 
     # --- other machines, another future -----------------------------------------------------------
 
-    def reconfigure(self, layout: Layout, *, is_same_size: bool) -> None:
+    def reconfigure(self, layout: ClusterLayout, *, is_same_size: bool) -> None:
         """The machines have changed; `is_same_size`: not in what they have in all."""
         self._set_layout(layout)
         for shape in self._shapes.values():
@@ -607,7 +606,11 @@ class PendingQueue:
             self.rank_all()
 
     def copy(
-        self, layout: Layout, ranking: Ranking, fairshare: FairShare, entities: dict[FairShareEntity, FairShareEntity]
+        self,
+        layout: ClusterLayout,
+        ranking: Ranking,
+        fairshare: FairShare,
+        entities: dict[FairShareEntity, FairShareEntity],
     ) -> tuple[PendingQueue, dict[JobClass, JobClass]]:
         """An independent one, and which class of it stands for which of this."""
         twin = copy(self)

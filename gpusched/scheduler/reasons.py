@@ -15,13 +15,14 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.job import Request
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Window
 from gpusched.model.states import ReasonCode
-from gpusched.model.units import gpu_label
+from gpusched.model.units import NAMED, about, gpu_label, name_some
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Card, Draft
-from gpusched.scheduler.placement import Need, Option, Rejection, Tally, fits, options, pool, reject_card
-from gpusched.scheduler.shortage import Lack, lacks, lacks_of_licenses
+from gpusched.scheduler.cluster_state import ClusterState, LayoutGpu
+from gpusched.scheduler.filters import Rejection, Tally, pool, reject_card
+from gpusched.scheduler.infeasible import Lack, describe, describe_where, lacks, lacks_of_licenses, license_text
+from gpusched.scheduler.placement import Candidate, candidates, fits
+from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.timeline import FIRST_WINDOW, Reservation
-from gpusched.scheduler.words import NAMED, about, describe, describe_where, licenses, name_some
 
 if TYPE_CHECKING:
     from gpusched.scheduler.planner import Planner
@@ -66,7 +67,7 @@ class Explainer:
     def __init__(self, cycle: Cycle, first_blocked: Blocked | None) -> None:
         self._cycle = cycle
         self._draft = cycle.draft
-        self._idle = Draft(cycle.layout)
+        self._idle = ClusterState(cycle.layout)
         self._ceilings = cycle.ceilings
         self._now = cycle.now
         self._first = first_blocked
@@ -80,7 +81,7 @@ class Explainer:
 
     def reason(self, head: Blocked, kept: Reservation | None = None) -> Reason:
         """Why this job, the first of its class that waits, was not started; `kept` is its reservation."""
-        need = Need.of(head.key.request, head.key.uid)
+        need = RequestUnits.of(head.key.request, head.key.uid)
         if kept is not None:
             return self._of_calendar(head, need, kept) or self._of_reserved(head, need, kept)
         end_at = self._cycle.relied_end_of(head.key)
@@ -92,7 +93,7 @@ class Explainer:
 
     # --- what the calendar keeps ------------------------------------------------------------------
 
-    def _of_calendar(self, head: Blocked, need: Need, kept: Reservation | None) -> Reason | None:
+    def _of_calendar(self, head: Blocked, need: RequestUnits, kept: Reservation | None) -> Reason | None:
         """A window of the calendar, when it alone keeps the job from starting."""
         if not self._cycle.windows:
             return None
@@ -120,15 +121,15 @@ class Explainer:
     def _window(self, number: int) -> Window:
         return self._cycle.windows[FIRST_WINDOW - number]
 
-    def _in_time(self, head: Blocked, need: Need, kept: Reservation | None) -> Window | None:
+    def _in_time(self, head: Blocked, need: RequestUnits, kept: Reservation | None) -> Window | None:
         """The window that comes too soon for it where there is room now, at the place that leaves most time."""
-        places: list[Option] = []
+        places: list[Candidate] = []
         avoid = frozenset[int]()
         for one in sorted((one for one in self._timeline.reservations if one.job_id < 0), key=lambda one: one.start):
             if not one.cards <= avoid:
                 # The cards that are kept first are the last to take.
                 avoid |= one.cards
-                places += options(self._draft, need, avoid=avoid)
+                places += candidates(self._draft, need, avoid=avoid)
         found = []
         for option in places:
             delayed = self._delayed(head, option, kept)
@@ -137,10 +138,10 @@ class Explainer:
                 found.append(self._window(first.job_id))
         return max(found, key=lambda one: (one.start_at, one.name), default=None)
 
-    def _delayed(self, head: Blocked, option: Option, kept: Reservation | None) -> list[Reservation]:
+    def _delayed(self, head: Blocked, option: Candidate, kept: Reservation | None) -> list[Reservation]:
         return self._timeline.delayed_by(option.booking, self._cycle.relied_end_of(head.key), kept)
 
-    def _in_force(self, need: Need) -> Window | None:
+    def _in_force(self, need: RequestUnits) -> Window | None:
         """The last to end of the windows in force without which there would be room."""
         nodes = {self._draft.layout.nodes[place.node].name for place in pool(self._draft.layout, need).places}
         closed = {
@@ -168,7 +169,7 @@ class Explainer:
 
     # --- a job with a reservation -----------------------------------------------------------------
 
-    def _of_reserved(self, head: Blocked, need: Need, kept: Reservation) -> Reason:
+    def _of_reserved(self, head: Blocked, need: RequestUnits, kept: Reservation) -> Reason:
         missing, facts = self._look(need)
         jobs = [number for number in kept.waits_for(self._draft, self._now) if number > 0]
         facts["expected_at"] = kept.start_at
@@ -229,9 +230,9 @@ class Explainer:
             return f"; expected when {_end(ends, names)} ({limits})"
         return f"; expected in {about(kept.start_at - self._now)}, when {_end(ends, names)}"
 
-    def _behind(self, head: Blocked, need: Need, facts: dict[str, object], kept: Reservation | None) -> Reason:
+    def _behind(self, head: Blocked, need: RequestUnits, facts: dict[str, object], kept: Reservation | None) -> Reason:
         """It would fit, but for what is kept for others."""
-        for option in sorted(options(self._draft, need)):
+        for option in sorted(candidates(self._draft, need)):
             ahead = next((one for one in self._delayed(head, option, kept) if one.job_id > 0), None)
             if ahead is not None and ahead.need is not None:
                 return self._after(ahead.job_id, _described(ahead.need.request), facts)
@@ -246,16 +247,16 @@ class Explainer:
 
     # --- what is missing --------------------------------------------------------------------------
 
-    def _sentence(self, missing: Sequence[Lack], need: Need) -> str:
+    def _sentence(self, missing: Sequence[Lack], need: RequestUnits) -> str:
         """What it needs, how much of that is free, who uses the licenses, and who has taken cards without a booking."""
         where = describe_where(need.request)
         text = "needs " + ", and ".join(lack.text + users_of(lack, self._cycle) for lack in missing)
         return text + (f" ({where})" if where else "") + _not_available(list(self._intrusions(need)))
 
-    def _look(self, need: Need) -> tuple[list[Lack], dict[str, object]]:
+    def _look(self, need: RequestUnits) -> tuple[list[Lack], dict[str, object]]:
         """What is missing now (nothing when it would fit), and the facts behind that."""
         tally: Tally = Counter()
-        missing = [] if options(self._draft, need, tally=tally) else lacks(self._draft, need)
+        missing = [] if candidates(self._draft, need, tally=tally) else lacks(self._draft, need)
         tally.update(pool(self._draft.layout, need).rejected)
         facts: dict[str, object] = {
             "needed": {lack.resource: lack.needed for lack in missing},
@@ -268,7 +269,7 @@ class Explainer:
             facts["only"] = {name: list(value) if isinstance(value, tuple) else value for name, value in only.items()}
         return missing, facts
 
-    def _of_other(self, head: Blocked, need: Need) -> Reason:
+    def _of_other(self, head: Blocked, need: RequestUnits) -> Reason:
         missing, facts = self._look(need)
         if not fits(self._idle, need):
             return self._not_available(need, facts)
@@ -286,7 +287,7 @@ class Explainer:
         code = ReasonCode.PRIORITY if code is ReasonCode.RESOURCES else code
         return Reason(code, text, facts | {"behind": name})
 
-    def _competes(self, kept: Reservation, need: Need, missing: Sequence[Lack]) -> bool:
+    def _competes(self, kept: Reservation, need: RequestUnits, missing: Sequence[Lack]) -> bool:
         """Whether a job with a reservation gets some of what is missing before this one."""
         if kept.need is None:
             return False
@@ -308,12 +309,12 @@ class Explainer:
                 return True
         return False
 
-    def _too_busy(self, need: Need) -> list[str]:
+    def _too_busy(self, need: RequestUnits) -> list[str]:
         """What the ceilings say of each place with room; empty when one of them may take the job."""
-        if options(self._draft, need, self._ceilings):
+        if candidates(self._draft, need, self._ceilings):
             return []
         texts: list[str] = []
-        for option in options(self._draft, need):
+        for option in candidates(self._draft, need):
             for piece in option.booking.pieces():
                 text = self._ceilings.why_not(piece.node, need.request.mem_mib)
                 cards = [self._draft.layout.cards[part.card] for part in piece.parts]
@@ -321,13 +322,13 @@ class Explainer:
                 texts.extend(filter(None, busy))
         return texts
 
-    def _not_available(self, need: Need, facts: dict[str, object]) -> Reason:
+    def _not_available(self, need: RequestUnits, facts: dict[str, object]) -> Reason:
         """Hardware that would do may not be used now, or is not there any more; licenses were taken away."""
         for name, count in need.request.licenses:
             total = self._draft.layout.licenses.get(name, 0)
             if count > total:
                 there = f"{'is' if total == 1 else 'are'} {total} in all" if total else "are none any more"
-                return Reason(ReasonCode.LICENSES, f"needs {licenses(name, count)}; there {there}", facts)
+                return Reason(ReasonCode.LICENSES, f"needs {license_text(name, count)}; there {there}", facts)
         obstacles = list(self._obstacles(need))
         what = f"needs {describe(need.request)}"
         if obstacles:
@@ -335,12 +336,12 @@ class Explainer:
         else:
             where = describe_where(need.request)
             cards = replace(need.request, cpus=0.0, mem_mib=0, resources=(), licenses=(), is_exclusive=False)
-            if need.request.gpus and fits(self._idle, Need.of(cards, need.uid)):
+            if need.request.gpus and fits(self._idle, RequestUnits.of(cards, need.uid)):
                 what = f"needs {describe(need.request, full=True)}"
             text = f"{what}{' ' if where else ''}{where}; no node has that any more"
         return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts | {"unavailable": obstacles})
 
-    def _obstacles(self, need: Need) -> Iterator[dict[str, object]]:
+    def _obstacles(self, need: RequestUnits) -> Iterator[dict[str, object]]:
         """Nodes and cards, of those that were asked for, that may not be used, each with why."""
         layout = self._draft.layout
         for number in pool(layout, need).asked:
@@ -357,7 +358,7 @@ class Explainer:
                         why = f"{_named(card, node)}: {why_not}"
                         yield {"node": node.name, "gpu": card.view.index, "why": why}
 
-    def _intrusions(self, need: Need) -> Iterator[str]:
+    def _intrusions(self, need: RequestUnits) -> Iterator[str]:
         """Cards that no job has booked whole and that intruders keep from this one."""
         layout = self._draft.layout
         if not need.request.gpus:
@@ -371,7 +372,7 @@ class Explainer:
                     yield f"{_named(card, layout.nodes[number])}: {view.why_not_whole}"
 
 
-def _named(card: Card, node: NodeView) -> str:
+def _named(card: LayoutGpu, node: NodeView) -> str:
     return f"GPU {gpu_label(card.view.index)} of node {node.name}"
 
 
@@ -383,7 +384,7 @@ def _not_available(whys: Sequence[str]) -> str:
     return f"; not available: {'; '.join(whys[:NAMED])}{more}"
 
 
-def _why_not(card: Card, need: Need) -> str | None:
+def _why_not(card: LayoutGpu, need: RequestUnits) -> str | None:
     """Why a card of the right kind may not be used; None when it may, or is of another kind."""
     rejection = reject_card(card, need.kind)
     if rejection is Rejection.CARD_LOST:
@@ -403,7 +404,7 @@ def _why_not(card: Card, need: Need) -> str | None:
     return None
 
 
-def license_wait(cycle: Cycle, draft: Draft, need: Need) -> Reason | None:
+def license_wait(cycle: Cycle, draft: ClusterState, need: RequestUnits) -> Reason | None:
     """The reason of a job for which too few licenses are free in a draft; None when there are enough."""
     missing = lacks_of_licenses(draft, need)
     if not missing:
@@ -433,7 +434,7 @@ def _code(missing: Sequence[Lack]) -> ReasonCode:
 
 def _described(request: Request) -> str:
     """What a job in front asks for, with its licenses."""
-    names = [describe(request), *(licenses(name, count) for name, count in request.licenses)]
+    names = [describe(request), *(license_text(name, count) for name, count in request.licenses)]
     return name_some("", names, named=len(names))
 
 

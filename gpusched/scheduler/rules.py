@@ -11,23 +11,21 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Resume, Snapshot, Start
 from gpusched.model.states import ReasonCode
-from gpusched.model.units import plural
-from gpusched.scheduler.calendar.inside import Inside, licenses_of
-from gpusched.scheduler.ceilings import Ceilings
-from gpusched.scheduler.draft import Booking, Draft
-from gpusched.scheduler.guards import Guards
-from gpusched.scheduler.need import Need
-from gpusched.scheduler.placement import Guard, find, fits, options
+from gpusched.model.units import name_some, plural
+from gpusched.scheduler.calendar import ReservedNodes, licenses_of
+from gpusched.scheduler.cells import PlacementVetoes
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState
+from gpusched.scheduler.limits import Amount, Denial
+from gpusched.scheduler.load_limits import Ceilings
+from gpusched.scheduler.placement import PlacementVeto, best_placement, candidates, fits
 from gpusched.scheduler.preemption import Held, Preemption, Victim
 from gpusched.scheduler.priority import Rank
 from gpusched.scheduler.queue import Entry, JobClass
+from gpusched.scheduler.quota import CountedRun, LimitReservations
 from gpusched.scheduler.reasons import Blocked, license_wait
-from gpusched.scheduler.sharing.limits import Denial
-from gpusched.scheduler.sharing.queues import Amount
-from gpusched.scheduler.sharing.turns import Runner, Turns
-from gpusched.scheduler.sharing.usage import footprint
+from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.timeline import Reservation, RunningJob, Timeline
-from gpusched.scheduler.words import name_some
+from gpusched.scheduler.usage import footprint
 
 if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
@@ -64,12 +62,12 @@ class CycleRules:
     _denials: dict[object, Denial] | None = None
     _claims: Sequence[tuple[ClassKey, Resources]] = ()
     _undo: Sequence[Callable[[], None]] = ()
-    _idle: Draft | None = None
-    _inside: Inside | None = None
+    _idle: ClusterState | None = None
+    _inside: ReservedNodes | None = None
     _preemption: Preemption | None = None
-    _guards: Guards | None = None
+    _guards: PlacementVetoes | None = None
     _ceilings: Ceilings | None = None
-    _turns: Turns | None = None
+    _turns: LimitReservations | None = None
     _leaving: dict[str, Amount] | None = None
 
     def __init__(self, planner: PlannerState, now: float) -> None:
@@ -116,7 +114,7 @@ class CycleRules:
         """Machines of this cycle alone: without what runs inside windows in force, and with the windows themselves."""
         planner, now = self.planner, self.now
         view = Snapshot(now, self.layout.nodes, planner.allocations(), windows=self.windows)
-        self._inside = inside = Inside(view, self.layout)
+        self._inside = inside = ReservedNodes(view, self.layout)
         self.draft = planner.draft.copy()
         outside = []
         for one in planner.runs.values():
@@ -133,17 +131,17 @@ class CycleRules:
     # --- what is made when it is needed -----------------------------------------------------------
 
     @property
-    def inside(self) -> Inside:
+    def inside(self) -> ReservedNodes:
         """The windows of the calendar."""
         if self._inside is None:
-            self._inside = Inside(Snapshot(self.now, self.layout.nodes, windows=self.windows), self.layout)
+            self._inside = ReservedNodes(Snapshot(self.now, self.layout.nodes, windows=self.windows), self.layout)
         return self._inside
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> LimitReservations:
         """Whose turn it is below a limit that keeps jobs waiting."""
         if self._turns is None:
-            self._turns = Turns(self.quotas, self.now, self._runners)
+            self._turns = LimitReservations(self.quotas, self.now, self._runners)
         return self._turns
 
     @property
@@ -180,11 +178,11 @@ class CycleRules:
             self._turns.move_to(now)
 
     @property
-    def guards(self) -> Guards:
+    def guards(self) -> PlacementVetoes:
         """What may turn a place down that has room."""
         if self._guards is None:
             held = (one.held for _, one in self.planner.runs_before(self))
-            self._guards = Guards(self.layout, self.settings, held, self.quotas, self.extensions)
+            self._guards = PlacementVetoes(self.layout, self.settings, held, self.quotas, self.extensions)
         return self._guards
 
     @property
@@ -207,13 +205,13 @@ class CycleRules:
             if piece.licenses
         ]
 
-    def _runners(self) -> Iterator[Runner]:
+    def _runners(self) -> Iterator[CountedRun]:
         for _, one in self.planner.runs_before(self):
-            yield Runner(one.queue, one.user, one.qos, one.amount, one.running.start_at, one.running.end_at)
+            yield CountedRun(one.queue, one.user, one.qos, one.amount, one.running.start_at, one.running.end_at)
 
-    def _idle_draft(self) -> Draft:
+    def _idle_draft(self) -> ClusterState:
         if self._idle is None:
-            self._idle = Draft(self.layout)
+            self._idle = ClusterState(self.layout)
         return self._idle
 
     @property
@@ -247,7 +245,12 @@ class CycleRules:
         return fence_at + SETTLED_FENCES * self.settings.priority.fence_s
 
     def _reserve_room(
-        self, entry: Entry, need: Need, duration_s: float, guard: Guard | None = None, only: Booking | None = None
+        self,
+        entry: Entry,
+        need: RequestUnits,
+        duration_s: float,
+        guard: PlacementVeto | None = None,
+        only: AllocationUnits | None = None,
     ) -> Reservation | None:
         """Reserve room for a job at the earliest instant; where nothing passes it any more, where that stays reserved.
 
@@ -273,7 +276,7 @@ class CycleRules:
         reservation.fence_at = fence_at
         return reservation
 
-    def _keep_room(self, entry: Entry, need: Need, duration_s: float, fence_at: float) -> Reservation | None:
+    def _keep_room(self, entry: Entry, need: RequestUnits, duration_s: float, fence_at: float) -> Reservation | None:
         """Reserve the place of the last cycle, or one that is free in less than half the time, if it may move yet."""
         planner, timeline, job_id = self.planner, self.timeline, entry[1]
         placement = planner.kept.get(job_id)
@@ -306,7 +309,7 @@ class CycleRules:
         if job_class not in self.blocked:
             self.blocked[job_class] = Blocked(entry, reason, reservation)
 
-    def _start(self, job_class: JobClass, number: int, booking: Booking) -> RunningJob:
+    def _start(self, job_class: JobClass, number: int, booking: AllocationUnits) -> RunningJob:
         """Start this job here."""
         shape = job_class.shape
         if booking is shape.only:
@@ -366,7 +369,7 @@ class CycleRules:
             return self.block(job_class, entry, Reason(ReasonCode.PLUGIN, text))
         return self._make_room(job_class, number, need, guard)
 
-    def _guard(self, job_class: JobClass) -> Guard | None:
+    def _guard(self, job_class: JobClass) -> PlacementVeto | None:
         return self.guards.of(job_class.key, job_class.wanted) if self.planner.has_guards else None
 
     def _denial(self, job_class: JobClass) -> Denial | None:
@@ -382,7 +385,7 @@ class CycleRules:
                 self._denials[mark] = found
         return found
 
-    def start(self, job_class: JobClass, number: int, booking: Booking) -> None:
+    def start(self, job_class: JobClass, number: int, booking: AllocationUnits) -> None:
         """Start this job here, and count it wherever it counts."""
         key = job_class.key
         if self.has_windows:
@@ -399,7 +402,7 @@ class CycleRules:
             self.quotas.add(key.queue, key.user, key.qos, amount)
         self.turns.started(key, amount, self.end_of(job_class))
 
-    def _start_beside_windows(self, job_class: JobClass, number: int, booking: Booking) -> None:
+    def _start_beside_windows(self, job_class: JobClass, number: int, booking: AllocationUnits) -> None:
         key = job_class.key
         entry = self.queue.take(job_class, number)
         start = Start(entry[1], self.layout.placement(booking))
@@ -447,7 +450,12 @@ class CycleRules:
         return BLOCKED
 
     def reserve(
-        self, job_class: JobClass, number: int, need: Need, guard: Guard | None, reason: Reason | None = None
+        self,
+        job_class: JobClass,
+        number: int,
+        need: RequestUnits,
+        guard: PlacementVeto | None,
+        reason: Reason | None = None,
     ) -> int:
         """Reserve room for this job; its class goes on only while there are reservations left to make."""
         entry = job_class.jobs[number]
@@ -470,7 +478,12 @@ class CycleRules:
         return BLOCKED
 
     def _claim(
-        self, job_class: JobClass, number: int, need: Need, guard: Guard | None, reason: Reason | None = None
+        self,
+        job_class: JobClass,
+        number: int,
+        need: RequestUnits,
+        guard: PlacementVeto | None,
+        reason: Reason | None = None,
     ) -> int:
         """Reserve what others are leaving for this job, also when all reservations are made."""
         before = len(self.reservations)
@@ -485,7 +498,12 @@ class CycleRules:
         return outcome
 
     def _claim_leaving(
-        self, job_class: JobClass, number: int, need: Need, guard: Guard | None, reason: Reason | None = None
+        self,
+        job_class: JobClass,
+        number: int,
+        need: RequestUnits,
+        guard: PlacementVeto | None,
+        reason: Reason | None = None,
     ) -> int | None:
         """Reserve for this job what others are leaving already; None when that is not enough."""
         preemption = self.preemption
@@ -496,7 +514,12 @@ class CycleRules:
         return self._claim(job_class, number, need, guard, reason)
 
     def _preempt(
-        self, job_class: JobClass, number: int, need: Need, guard: Guard | None, reason: Reason | None = None
+        self,
+        job_class: JobClass,
+        number: int,
+        need: RequestUnits,
+        guard: PlacementVeto | None,
+        reason: Reason | None = None,
     ) -> int | None:
         """Have others make room for this job, and reserve it for that job; None when that does not help."""
         preemption = self.preemption
@@ -508,7 +531,9 @@ class CycleRules:
         self.timeline = self.timeline.ending_early(*preemption.departures())
         return self._claim(job_class, number, need, guard, reason)
 
-    def _fits_soon(self, victims: Sequence[Victim], job_class: JobClass, need: Need, guard: Guard | None) -> bool:
+    def _fits_soon(
+        self, victims: Sequence[Victim], job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None
+    ) -> bool:
         """Whether there is room beside what is reserved once all that are being stopped, and these too, have ended.
 
         Else they would make room for others, who may have no right to it.
@@ -516,7 +541,7 @@ class CycleRules:
         departures = self.preemption.departures(victims)
         return self.timeline.fits_after(*departures, need, self._reserved_s(job_class.key), guard)
 
-    def may_preempt_at(self, job: Blocked, need: Need) -> tuple[float, tuple[int, ...]] | None:
+    def may_preempt_at(self, job: Blocked, need: RequestUnits) -> tuple[float, tuple[int, ...]] | None:
         """When protected runs could be preempted for a blocked job, and which; None when that does not help."""
         if self.planner.can_never_preempt:
             return None
@@ -578,16 +603,16 @@ class CycleRules:
             self._hopeless = set()
         self._hopeless.add(mark)
 
-    def waits_for_others(self, need: Need, guard: Guard | None) -> bool:
+    def waits_for_others(self, need: RequestUnits, guard: PlacementVeto | None) -> bool:
         """Whether it is others, running or with a reservation, that keep this job from starting.
 
         Else it is the measured load, a drain or a fault, for which nothing can be reserved.
         """
         if fits(self.draft, need):
-            return bool(self.timeline.reservations) and bool(options(self.draft, need, self.ceilings, guard=guard))
+            return bool(self.timeline.reservations) and bool(candidates(self.draft, need, self.ceilings, guard=guard))
         return fits(self._idle_draft(), need)
 
-    def _place(self, job_class: JobClass, need: Need, guard: Guard | None) -> Booking | None:
+    def _place(self, job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None) -> AllocationUnits | None:
         """The best place now that delays nothing that is reserved."""
         key = job_class.key
         end_at = self.relied_end_of(key)
@@ -598,18 +623,18 @@ class CycleRules:
             return None
         avoid = self.guards.avoid(key, job_class.wanted) if self.planner.has_guards else frozenset[int]()
         if self.has_one_place and concerns:
-            booking = find(self.draft, need, self.ceilings, guard=guard)
+            booking = best_placement(self.draft, need, self.ceilings, guard=guard)
             if booking is None:
                 self.remember_infeasible((*mark[:2], ()))
             return booking if booking is not None and timeline.admits(booking, end_at) else None
         if not concerns and not avoid and not self.extensions.scores:
-            booking = find(self.draft, need, self.ceilings, guard=guard)
+            booking = best_placement(self.draft, need, self.ceilings, guard=guard)
             if booking is None:
                 self.remember_infeasible(mark)
             return booking
         if concerns:
             avoid = avoid | timeline.cards_reserved(end_at)
-        places = options(self.draft, need, self.ceilings, avoid=avoid, guard=guard)
+        places = candidates(self.draft, need, self.ceilings, avoid=avoid, guard=guard)
         if not places:
             self.remember_infeasible((*mark[:2], ()))
         places.sort()
@@ -621,7 +646,7 @@ class CycleRules:
         self.remember_infeasible(mark)
         return None
 
-    def _make_room(self, job_class: JobClass, number: int, need: Need, guard: Guard | None) -> int:
+    def _make_room(self, job_class: JobClass, number: int, need: RequestUnits, guard: PlacementVeto | None) -> int:
         """Preempt for it, reserve room for it, or let it wait behind those for whom room is reserved."""
         entry = job_class.jobs[number]
         if not self.waits_for_others(need, guard):
@@ -644,14 +669,16 @@ class CycleRules:
             self._wait_patiently(entry)
         return self.block(job_class, entry)
 
-    def _turned_down(self, need: Need, guard: Guard | None) -> Reason | None:
+    def _turned_down(self, need: RequestUnits, guard: PlacementVeto | None) -> Reason | None:
         """The word of the guard when it alone is against the best place."""
-        booking = None if guard is None else find(self.draft, need, self.ceilings)
+        booking = None if guard is None else best_placement(self.draft, need, self.ceilings)
         if guard is None or booking is None:
             return None
         return Reason(self.guards.reason(), guard.why_not(booking) or "every place with room is reserved for others")
 
-    def _takes_back_below_maximum(self, job_class: JobClass, number: int, need: Need, denial: Denial) -> int | None:
+    def _takes_back_below_maximum(
+        self, job_class: JobClass, number: int, need: RequestUnits, denial: Denial
+    ) -> int | None:
         """Make room for a job whose siblings have borrowed up to the maximum of a queue above them all.
 
         There may be free cards enough: it is the maximum that stands between the queue and its guarantee.
@@ -668,7 +695,7 @@ class CycleRules:
             return None
         return self._preempt(job_class, number, need, guard, reason)
 
-    def _may_preempt_at_all(self, job_class: JobClass, need: Need, guard: Guard | None) -> bool:
+    def _may_preempt_at_all(self, job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None) -> bool:
         key = job_class.key
         if self.settings.preempt.mode == "off" or self.is_known_infeasible(_preempt_mark(key, need, guard)):
             return False
@@ -676,7 +703,7 @@ class CycleRules:
         by_qos = any((qos := self.settings.qos.get(name)) is not None and qos.preempts for name in names)
         return by_qos or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, job_class.wanted))
 
-    def _schedule_inside(self, job_class: JobClass, number: int, need: Need, name: str) -> int:
+    def _schedule_inside(self, job_class: JobClass, number: int, need: RequestUnits, name: str) -> int:
         """A job that asked for a reservation of the calendar runs inside it or not at all."""
         key, entry = job_class.key, job_class.jobs[number]
         end_at = self.now + job_class.limit_s
@@ -688,7 +715,7 @@ class CycleRules:
         lacking = license_wait(self, inside, need)
         if lacking is not None:
             return self.block(job_class, entry, lacking)
-        booking = find(inside, need, self.ceilings, guard=guard)
+        booking = best_placement(inside, need, self.ceilings, guard=guard)
         if booking is None or not self.timeline.leaves_licenses(booking.licenses, self.relied_end_of(key)):
             text = f"waits for others inside reservation {name}"
             return self.block(job_class, entry, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
@@ -713,7 +740,7 @@ class CycleRules:
                 self.resumes = (*self.resumes, Resume(one.first.job_id))
                 self._suspended.remove(one)
 
-    def _resume(self, first: Allocation, booking: Booking, cores: Resources) -> None:
+    def _resume(self, first: Allocation, booking: AllocationUnits, cores: Resources) -> None:
         self.draft.take(booking)
         self.quotas.add(first.queue, first.user, first.qos, cores, jobs=0)
         running = RunningJob(first.job_id, self.now, inf, booking)
@@ -745,13 +772,13 @@ class CycleRules:
         return denial is not None
 
 
-def _taken_up_again(one: Held) -> Booking:
+def _taken_up_again(one: Held) -> AllocationUnits:
     """The cores that a suspended job has given up; all else it holds still."""
     booking = one.bookings[0]
-    return Booking(booking.node, booking.uid, round(one.first.suspended_cpus * 1000), 0, ())
+    return AllocationUnits(booking.node, booking.uid, round(one.first.suspended_cpus * 1000), 0, ())
 
 
-def _preempt_mark(key: ClassKey, need: Need, guard: Guard | None) -> object:
+def _preempt_mark(key: ClassKey, need: RequestUnits, guard: PlacementVeto | None) -> object:
     return "preempt", need.signature, key.queue, key.qos, key.inherited, guard
 
 

@@ -10,18 +10,18 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, Placement
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Booking
+from gpusched.scheduler.cluster_state import AllocationUnits
 from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShareEntity
 from gpusched.scheduler.preemption import Held
 from gpusched.scheduler.queue import JobClass
-from gpusched.scheduler.sharing.usage import footprint
 from gpusched.scheduler.timeline import RunningJob
+from gpusched.scheduler.usage import footprint
 
 if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
 
 
-class Run:
+class ActiveRun:
     """A running job with all that it holds."""
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Run:
         """As those see it who may take its place."""
         if self._held is None:
             booking = self.running.booking
-            pieces: tuple[Booking, ...] = (booking,)
+            pieces: tuple[AllocationUnits, ...] = (booking,)
             if booking.others:
                 pieces = (replace(booking, others=()), *booking.others)
             self._held = Held(self.first, pieces, self.amount)

@@ -22,18 +22,18 @@ from gpusched.model.snapshot import (
 )
 from gpusched.model.value import replace
 from gpusched.scheduler import events
-from gpusched.scheduler.ceilings import Ceilings, ceilings_of
-from gpusched.scheduler.cluster_state import PlacementCache
-from gpusched.scheduler.draft import Booking, Draft, Layout
-from gpusched.scheduler.extension import NO_EXTENSIONS, Extensions
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, State, amounts_of
+from gpusched.scheduler.load_limits import Ceilings, ceilings_of
+from gpusched.scheduler.placement import PlacementCache
+from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.priority import Rank, Ranking, ranked_at
 from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
-from gpusched.scheduler.runs import Run, is_as_planned
-from gpusched.scheduler.sharing.quota import Quotas
-from gpusched.scheduler.sharing.usage import capacity_of, usage_now
+from gpusched.scheduler.quota import Quotas
+from gpusched.scheduler.request_units import constraint_strength, micros_asked
+from gpusched.scheduler.runs import ActiveRun, is_as_planned
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of, foreseen_end, outlived_at
-from gpusched.scheduler.wanted import insistence, micros_asked
+from gpusched.scheduler.usage import capacity_of, usage_now
 
 if TYPE_CHECKING:
     from gpusched.scheduler.backfill import Cycle
@@ -56,7 +56,7 @@ class PlannerState:
         self.extensions = extensions
         self.name_of: Callable[[int], str] = str
         self.windows: tuple[Window, ...] = ()
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, ActiveRun] = {}
         self.odd_runs = 0
         """How many are suspended or being stopped."""
         self.tasks: Counter[int] = Counter()
@@ -69,7 +69,7 @@ class PlannerState:
         """The last one, while later arrivals may continue it."""
         self._steps: FreeSteps | None = None
         """Where every job has a reservation on the only node: free cores from the last cycle on, all of those taken."""
-        self._planned: list[tuple[int, Booking, float]] = []
+        self._planned: list[tuple[int, AllocationUnits, float]] = []
         """Those reservations: job, place, start."""
         self._last_rank: Rank = ()
         """Where the last one stands of those that were planned so."""
@@ -83,7 +83,7 @@ class PlannerState:
         """Of the last cycle."""
         self._gone: list[tuple[FairShareEntity, Amounts]] = []
         """Runs that have ended since the last cycle, and are yet to be charged."""
-        self._tentative: list[tuple[Entry, Run, State | None]] = []
+        self._tentative: list[tuple[Entry, ActiveRun, State | None]] = []
         """Starts of the last plan that are not carried out yet."""
         self._confirmed: set[FairShareEntity] = set()
         """Users of whom others of its starts were carried out."""
@@ -100,8 +100,8 @@ class PlannerState:
     def _set_nodes(self, nodes: tuple[NodeView, ...]) -> None:
         """Make all state anew over these nodes and the present settings, without jobs."""
         settings = self.settings
-        self.layout = layout = Layout(nodes, settings)
-        self.draft = Draft(layout)
+        self.layout = layout = ClusterLayout(nodes, settings)
+        self.draft = ClusterState(layout)
         self.timeline = Timeline(self.draft)
         self.quotas = Quotas(settings, layout)
         self.fairshare = FairShare(settings, capacity_of(layout))
@@ -344,7 +344,7 @@ class PlannerState:
         if event.job_id in self.runs:
             self.run_ended(event.job_id, is_charged=event.is_charged)
 
-    def _expect(self, one: Run, end_at: float) -> None:
+    def _expect(self, one: ActiveRun, end_at: float) -> None:
         one.predict(None if end_at == inf else end_at)
         self._foresee(one, self._now)
 
@@ -354,19 +354,19 @@ class PlannerState:
         if one is not None:
             self._expect(one, event.end_at)
 
-    def _foresee(self, one: Run, now: float) -> None:
+    def _foresee(self, one: ActiveRun, now: float) -> None:
         """Have a run end as is foreseen by now."""
         running = one.running
         self._plan_end(one, foreseen_end(running.start_at, one.predicted_at, one.limit_at, now))
         self._watch(one)
 
-    def _watch(self, one: Run) -> None:
+    def _watch(self, one: ActiveRun) -> None:
         """Look at a run again when it has outlived what was predicted of it."""
         running = one.running
         if one.predicted_at is not None and one.limit_at == inf:
             heappush(self._outlived, (outlived_at(running.start_at, running.end_at), running.job_id))
 
-    def _plan_end(self, one: Run, end_at: float) -> None:
+    def _plan_end(self, one: ActiveRun, end_at: float) -> None:
         before = one.running
         if before.end_at == end_at:
             return
@@ -398,11 +398,11 @@ class PlannerState:
 
     def _change_machines(self, nodes: tuple[NodeView, ...]) -> None:
         """Other nodes, or other GPUs of them; what is pending stays in line."""
-        before, self.layout = self.layout, Layout(nodes, self.settings)
+        before, self.layout = self.layout, ClusterLayout(nodes, self.settings)
         layout = self.layout
         layout.wanted = before.wanted
         is_same_size = _sizes_of(before) == _sizes_of(layout)
-        self.draft = Draft(layout)
+        self.draft = ClusterState(layout)
         self.timeline = Timeline(self.draft)
         if not is_same_size:
             self.quotas = Quotas(self.settings, layout)
@@ -419,7 +419,7 @@ class PlannerState:
                 del self._absent[job_id]
                 self._hold(allocations, self._now)
 
-    def _put_again(self, job_id: int, run: Run, *, is_counted: bool) -> None:
+    def _put_again(self, job_id: int, run: ActiveRun, *, is_counted: bool) -> None:
         """Have a run hold what it holds on machines that were made anew."""
         booking = self._booking(run.allocations)
         if booking is None:
@@ -465,7 +465,7 @@ class PlannerState:
         limit_at = inf if first.expected_end_at is None else first.expected_end_at
         predicted_at = first.predicted_end_at
         running = RunningJob(first.job_id, first.start_at, end_of(first, now), booking)
-        run = Run(self, running, limit_at)
+        run = ActiveRun(self, running, limit_at)
         run.predicted_at = predicted_at
         run.is_suspended = first.is_suspended
         run.tell(allocations)
@@ -482,12 +482,14 @@ class PlannerState:
         if self.layout.wanted is not None:
             for held in allocations:
                 if held.request is not None and held.gpus:
-                    self.layout.wanted.add(insistence(held.request), micros_asked(held.request, len(held.gpus)))
+                    self.layout.wanted.add(
+                        constraint_strength(held.request), micros_asked(held.request, len(held.gpus))
+                    )
         if not self._is_cores_only(run):
             self.queue.others += 1
         self.placements.epoch += 1
 
-    def _charged_rate(self, run: Run) -> Amounts:
+    def _charged_rate(self, run: ActiveRun) -> Amounts:
         """What a run is charged for, a second; one that is suspended gives its cores back."""
         qos = self.settings.qos.get(run.qos)
         rate = run.amount if qos is None else run.amount.times(max(0.0, qos.usage_factor))
@@ -495,12 +497,12 @@ class PlannerState:
             rate = Resources(rate.gpus, rate.vram_mib, 0.0, rate.mem_mib)
         return amounts_of(rate)
 
-    def _is_cores_only(self, run: Run) -> bool:
+    def _is_cores_only(self, run: ActiveRun) -> bool:
         held = run.first
         has_more = bool(held.mem_mib or held.resources or held.licenses or held.is_exclusive)
         return self.placements.is_flat and run.limit_at < inf and not has_more
 
-    def _booking(self, allocations: Sequence[Allocation]) -> Booking | None:
+    def _booking(self, allocations: Sequence[Allocation]) -> AllocationUnits | None:
         """What a job holds on all of its nodes that are there."""
         layout = self.layout
         pieces = [booking for held in allocations if (booking := layout.booking(held.uid, held)) is not None]
@@ -508,7 +510,7 @@ class PlannerState:
             return None
         return replace(pieces[0], others=tuple(pieces[1:])) if len(pieces) > 1 else pieces[0]
 
-    def _count(self, run: Run, sign: int) -> Resources:
+    def _count(self, run: ActiveRun, sign: int) -> Resources:
         """Count what a run holds, or with `sign=-1` no longer, in the quotas and wherever else it counts."""
         amount = run.amount
         if self.counts_quotas:
@@ -543,7 +545,7 @@ class PlannerState:
                 for held in one.allocations:
                     if held.request is not None and held.gpus:
                         micros = micros_asked(held.request, len(held.gpus))
-                        self.layout.wanted.add(insistence(held.request), -micros)
+                        self.layout.wanted.add(constraint_strength(held.request), -micros)
         if one.entity is not None:
             if is_charged:
                 self.fairshare.end(one.entity, one.rate, self._now)
@@ -592,20 +594,20 @@ class PlannerState:
     def _leave_cycle(self) -> None:
         self._cycle = self._steps = None
 
-    def runs_before(self, cycle: CycleRules) -> Iterator[tuple[int, Run]]:
+    def runs_before(self, cycle: CycleRules) -> Iterator[tuple[int, ActiveRun]]:
         """Those that ran when the cycle began, by job."""
         started = {start.job_id for start in cycle.starts}
         return ((job_id, one) for job_id, one in sorted(self.runs.items()) if job_id not in started)
 
     # --- time and starts --------------------------------------------------------------------------
 
-    def book(self, entry: Entry, booking: Booking, start: Start, now: float) -> RunningJob:
+    def book(self, entry: Entry, booking: AllocationUnits, start: Start, now: float) -> RunningJob:
         """A job that a cycle has taken out of the queue starts here."""
         job_class = entry[2]
         self.draft.take(booking)
         running = RunningJob(entry[1], now, now + job_class.planned_s, booking)
         self.timeline.add(running)
-        run = self.runs[entry[1]] = Run(self, running, now + job_class.limit_s)
+        run = self.runs[entry[1]] = ActiveRun(self, running, now + job_class.limit_s)
         run.job_class, run.placement = job_class, start.placement
         if running.end_at < run.limit_at:
             run.predicted_at = running.end_at
@@ -622,7 +624,7 @@ class PlannerState:
         self.placements.epoch += 1
         return running
 
-    def _rate(self, job_class: JobClass, run: Run) -> Amounts:
+    def _rate(self, job_class: JobClass, run: ActiveRun) -> Amounts:
         """What its user is charged for, a second; where all cards are alike, the same in all places."""
         rate = job_class.rate
         if rate is None:
@@ -690,7 +692,7 @@ class PlannerState:
         self._recounted.clear()
 
 
-def _sizes_of(layout: Layout) -> tuple[object, ...]:
+def _sizes_of(layout: ClusterLayout) -> tuple[object, ...]:
     """All of the machines that what a job takes is measured by."""
     cards = tuple((card.view.name, card.view.vram_total_mib, card.view.is_present) for card in layout.cards)
     return tuple((node.name, node.cpus, node.mem_mib, len(node.gpus)) for node in layout.nodes), cards

@@ -29,9 +29,10 @@ from math import inf
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.value import Value, replace
-from gpusched.scheduler.draft import Booking, Counts, Draft
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState, Counts
 from gpusched.scheduler.filters import has_counts
-from gpusched.scheduler.placement import Guard, Need, find, fits
+from gpusched.scheduler.placement import PlacementVeto, best_placement, fits
+from gpusched.scheduler.request_units import RequestUnits
 
 Instant = tuple[float, int]
 """UTC epoch seconds; jobs without a limit end at (inf, 1), (inf, 2) and so on, in the order of their starts."""
@@ -48,7 +49,7 @@ class RunningJob(Value):
     job_id: int
     start_at: float
     end_at: float
-    booking: Booking
+    booking: AllocationUnits
 
     def __lt__(self, other: RunningJob) -> bool:
         """Two parts of one job, of which one was suspended, may be as good as equal among the ends."""
@@ -70,11 +71,11 @@ class Reservation:
     def __init__(
         self,
         job_id: int,
-        need: Need | None,
-        booking: Booking,
+        need: RequestUnits | None,
+        booking: AllocationUnits,
         start: Instant,
         end: Instant,
-        state: Draft,
+        state: ClusterState,
         pass_until: float,
         ended: Sequence[End] = (),
     ) -> None:
@@ -95,7 +96,7 @@ class Reservation:
         self._ended = ended
         """The jobs that will have ended by then."""
 
-    def waits_for(self, draft: Draft, now: float) -> tuple[int, ...]:
+    def waits_for(self, draft: ClusterState, now: float) -> tuple[int, ...]:
         """Running jobs that hold what the first place lacks now, and windows in force, in the order of their ends."""
         ended = sorted(self._ended, key=lambda end: (max(end[0], now), *end[1:3]))
         return _holders(draft, self._first, [end[3] for end in ended])
@@ -106,7 +107,7 @@ class Reservation:
         return None if self.start[0] == inf else self.start[0]
 
     @property
-    def booking(self) -> Booking:
+    def booking(self) -> AllocationUnits:
         """What is reserved."""
         return self._booking
 
@@ -117,7 +118,7 @@ class Reservation:
             self._cards = frozenset(part.card for piece in self._booking.pieces() for part in piece.parts)
         return self._cards
 
-    def move_to(self, booking: Booking) -> None:
+    def move_to(self, booking: AllocationUnits) -> None:
         """Reserve this instead, at the same instant."""
         self._booking, self._cards = booking, None
 
@@ -134,7 +135,7 @@ class Timeline:
 
     __slots__ = ("_cursor", "_now", "_walker", "ends", "reservations", "state")
 
-    def __init__(self, state: Draft, running: Iterable[RunningJob] = (), now: float = 0.0) -> None:
+    def __init__(self, state: ClusterState, running: Iterable[RunningJob] = (), now: float = 0.0) -> None:
         self.state = state
         self.ends: list[End] = sorted(_end_of(one) for one in running)
         self.reservations: list[Reservation] = []
@@ -186,7 +187,7 @@ class Timeline:
         self._now = now
         self.reservations = []
 
-    def copy(self, state: Draft) -> Timeline:
+    def copy(self, state: ClusterState) -> Timeline:
         """The same jobs and no reservations, over an equal state of the machines."""
         twin = Timeline(state, (), self._now)
         twin.ends = self.ends.copy()
@@ -233,7 +234,7 @@ class Timeline:
         """Whether so many can be used from now until then without those that are reserved."""
         return all(has_counts(one.state.free_licenses, licenses) for one in self._passed_by(end_at))
 
-    def admits(self, booking: Booking, end_at: float) -> bool:
+    def admits(self, booking: AllocationUnits, end_at: float) -> bool:
         """Whether all that is reserved still fits at its time if this is started now and runs until then.
 
         A reservation may move to other cards for that, never to a later instant. When the answer is no,
@@ -255,7 +256,7 @@ class Timeline:
         self._restore(marks)
         return False
 
-    def delayed_by(self, booking: Booking, end_at: float, own: Reservation | None = None) -> list[Reservation]:
+    def delayed_by(self, booking: AllocationUnits, end_at: float, own: Reservation | None = None) -> list[Reservation]:
         """What is reserved and would no longer fit at its time if this was started now and ran until then.
 
         Args: own: what is reserved for the very job that asks, which is not in its own way. Changes nothing.
@@ -275,10 +276,10 @@ class Timeline:
         self._restore(marks)
         return found
 
-    def _marks(self) -> list[tuple[Reservation, int, Booking]]:
+    def _marks(self) -> list[tuple[Reservation, int, AllocationUnits]]:
         return [(one, one.state.checkpoint(), one.booking) for one in self.reservations]
 
-    def _restore(self, marks: Sequence[tuple[Reservation, int, Booking]]) -> None:
+    def _restore(self, marks: Sequence[tuple[Reservation, int, AllocationUnits]]) -> None:
         for one, mark, before in marks:
             one.state.rollback(mark)
             if one.booking is not before:
@@ -291,7 +292,7 @@ class Timeline:
         meets = [one for one in self.reservations if moved.is_held_at(one.start)]
         for one in meets:
             one.state.release(moved.booking)
-        elsewhere = find(_worst([one.state for one in meets]), moved.need)
+        elsewhere = best_placement(_worst([one.state for one in meets]), moved.need)
         if elsewhere is None:
             return False
         for one in meets:
@@ -301,7 +302,7 @@ class Timeline:
 
     # --- what is reserved -----------------------------------------------------------------------
 
-    def reserve_window(self, number: int, booking: Booking, start_at: float, end_at: float) -> None:
+    def reserve_window(self, number: int, booking: AllocationUnits, start_at: float, end_at: float) -> None:
         """A window of the calendar that begins later: fixed, and before all reservations are made."""
         start, end = (start_at, 0), (end_at, 0)
         state = self.state.copy()
@@ -317,7 +318,12 @@ class Timeline:
         self.reservations.append(Reservation(number, None, booking, start, end, state, start_at))
 
     def reserve(
-        self, job_id: int, need: Need, duration_s: float, guard: Guard | None = None, only: Booking | None = None
+        self,
+        job_id: int,
+        need: RequestUnits,
+        duration_s: float,
+        guard: PlacementVeto | None = None,
+        only: AllocationUnits | None = None,
     ) -> Reservation | None:
         """Reserve room for this need, for so long, from the earliest instant on; None when it never fits.
 
@@ -352,7 +358,12 @@ class Timeline:
         self.reservations.remove(one)
 
     def reserve_for_good(
-        self, job_id: int, need: Need, duration_s: float, guard: Guard | None = None, only: Booking | None = None
+        self,
+        job_id: int,
+        need: RequestUnits,
+        duration_s: float,
+        guard: PlacementVeto | None = None,
+        only: AllocationUnits | None = None,
     ) -> Reservation | None:
         """Reserve room where nothing has started for longest, whatever is predicted.
 
@@ -367,9 +378,9 @@ class Timeline:
         self,
         ends_at: Mapping[int, float],
         suspended: Collection[int],
-        need: Need,
+        need: RequestUnits,
         duration_s: float,
-        guard: Guard | None = None,
+        guard: PlacementVeto | None = None,
     ) -> bool:
         """Whether room could be reserved for this need from the instant on at which all of these have ended.
 
@@ -380,8 +391,8 @@ class Timeline:
         return found is not None and found[0][0] <= max(ends_at.values())
 
     def _earliest(
-        self, need: Need, duration_s: float, guard: Guard | None
-    ) -> tuple[Instant, Booking, Draft, int] | None:
+        self, need: RequestUnits, duration_s: float, guard: PlacementVeto | None
+    ) -> tuple[Instant, AllocationUnits, ClusterState, int] | None:
         """The first instant with room beside what is reserved, the place, the machines of then, and how many jobs will
         have ended.
         """
@@ -408,7 +419,7 @@ class Timeline:
                         state.take(one.booking)
                         held[number] = one
             states = [state, *(one.state for one in self._met_between(start, after(start, duration_s)))]
-            booking = find(_worst(states), need, guard=guard) if _may_fit_all(states, need) else None
+            booking = best_placement(_worst(states), need, guard=guard) if _may_fit_all(states, need) else None
             if booking is not None:
                 return start, booking, state, count
         return None
@@ -435,23 +446,23 @@ class _Cursor:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._draft: Draft | None = None
+        self._draft: ClusterState | None = None
         """None until room is looked for the first time."""
         self.ended = 0
         self._is_reserved = False
-        self._only: Booking | None = None
+        self._only: AllocationUnits | None = None
         """The only place for the need that is looked for."""
-        self._since: list[Booking] = []
+        self._since: list[AllocationUnits] = []
         """Of those who started since room was reserved, what is still held at its instant."""
-        self._none_sooner: Need | None = None
+        self._none_sooner: RequestUnits | None = None
         """That for which there was no room at any instant before this one, when that was last looked at."""
         self._freed: set[int] = set()
         """Nodes of which something is free sooner since then."""
-        self.place: tuple[Need, Booking] | None = None
+        self.place: tuple[RequestUnits, AllocationUnits] | None = None
         """The best place at this instant for the need that was looked for, until the machines of then change."""
 
     @property
-    def state(self) -> Draft:
+    def state(self) -> ClusterState:
         """The machines."""
         if self._draft is None:
             self._draft = self._timeline.state.copy()
@@ -469,7 +480,7 @@ class _Cursor:
 
     # --- what changes ---------------------------------------------------------------------------
 
-    def added(self, number: int, booking: Booking) -> None:
+    def added(self, number: int, booking: AllocationUnits) -> None:
         """A job was put there among the ends."""
         if number < self.ended:
             self.ended += 1
@@ -481,7 +492,7 @@ class _Cursor:
             self._draft.take(booking)
             self.place = None
 
-    def removed(self, number: int, booking: Booking) -> None:
+    def removed(self, number: int, booking: AllocationUnits) -> None:
         """The job that stands there is about to be taken out."""
         ends = self._timeline.ends
         if number < self.ended:
@@ -495,7 +506,7 @@ class _Cursor:
         if is_sooner:
             self._freed.update(piece.node for piece in booking.pieces())
 
-    def cleared(self) -> Draft:
+    def cleared(self) -> ClusterState:
         """The machines without what a reservation has brought with it, and without a log."""
         state = self.state
         state.rollback(0)
@@ -507,14 +518,14 @@ class _Cursor:
             self._is_reserved = False
         return state
 
-    def reserve(self, booking: Booking) -> None:
+    def reserve(self, booking: AllocationUnits) -> None:
         """Book it on top, until the next time that room is looked for."""
         self.state.book(booking)
         self._is_reserved = True
 
     # --- where there is room ----------------------------------------------------------------------
 
-    def earliest(self, need: Need, now: float, only: Booking | None) -> Booking | None:
+    def earliest(self, need: RequestUnits, now: float, only: AllocationUnits | None) -> AllocationUnits | None:
         """The best place at the first instant with room where nothing is reserved, to which it goes; None for never."""
         state = self.cleared()
         if only is not self._only:
@@ -529,7 +540,7 @@ class _Cursor:
         self._freed.clear()
         return self._best(state, need)
 
-    def go_to_room(self, need: Need, now: float) -> bool:
+    def go_to_room(self, need: RequestUnits, now: float) -> bool:
         """Go to the first instant at which this need fits, whatever is reserved; False when there is none."""
         state, self._only, self.place, self._none_sooner = self.cleared(), None, None, None
         self._release(state, self._instant_after(self.ended, now))
@@ -544,22 +555,22 @@ class _Cursor:
         ends = self._timeline.ends
         return bisect_left(ends, (inf,)) + endless if at == inf else bisect_left(ends, (at, inf))
 
-    def _best(self, state: Draft, need: Need) -> Booking | None:
+    def _best(self, state: ClusterState, need: RequestUnits) -> AllocationUnits | None:
         """The best place at this instant."""
         if self.place is None or self.place[0] is not need:
             booking = self._only
             if booking is None:
-                booking = find(state, need)
+                booking = best_placement(state, need)
             elif not state.has_room(booking):
                 booking = None
             self.place = None if booking is None else (need, booking)
             return booking
         return self.place[1]
 
-    def _fits(self, state: Draft, need: Need) -> bool:
+    def _fits(self, state: ClusterState, need: RequestUnits) -> bool:
         return fits(state, need) if self._only is None else state.has_room(self._only)
 
-    def _may_fit(self, state: Draft, need: Need, nodes: Iterable[int]) -> bool:
+    def _may_fit(self, state: ClusterState, need: RequestUnits, nodes: Iterable[int]) -> bool:
         """Whether there can be room for (a part of) it on one of these nodes, by numbers alone.
 
         Where there was none before, it is only where something became free that there can be.
@@ -581,14 +592,14 @@ class _Cursor:
             first += 1
         return first
 
-    def _release(self, state: Draft, ended: int) -> None:
+    def _release(self, state: ClusterState, ended: int) -> None:
         """Move on to when so many have ended."""
         if ended > self.ended:
             for end in self._timeline.ends[self.ended : ended]:
                 state.give_back(end[3].booking)
             self.ended, self.place = ended, None
 
-    def _move_on(self, state: Draft, need: Need) -> bool:
+    def _move_on(self, state: ClusterState, need: RequestUnits) -> bool:
         """Go to the first later instant with room for this need."""
         self._none_sooner = None
         ends = self._timeline.ends
@@ -600,7 +611,7 @@ class _Cursor:
                 return True
         return False
 
-    def _move_back(self, state: Draft, need: Need, now: float) -> None:
+    def _move_back(self, state: ClusterState, need: RequestUnits, now: float) -> None:
         """Go to the first instant with room for this need, which is this one or a sooner one."""
         self._none_sooner = None
         ends = self._timeline.ends
@@ -681,20 +692,22 @@ def _suspended(one: RunningJob, at: float) -> Iterator[RunningJob]:
     booking = one.booking
     if booking.millicpus:
         yield replace(
-            one, end_at=min(one.end_at, at), booking=Booking(booking.node, booking.uid, booking.millicpus, 0, ())
+            one,
+            end_at=min(one.end_at, at),
+            booking=AllocationUnits(booking.node, booking.uid, booking.millicpus, 0, ()),
         )
     if booking.node_mem_mib or booking.parts or booking.resources or booking.licenses:
         yield replace(one, end_at=inf, booking=replace(booking, millicpus=0))
 
 
-def _holders(draft: Draft, booking: Booking, ended: Sequence[RunningJob]) -> tuple[int, ...]:
+def _holders(draft: ClusterState, booking: AllocationUnits, ended: Sequence[RunningJob]) -> tuple[int, ...]:
     """Who of these holds a card, a license, or some of a node of which the booking lacks something now."""
     pieces = booking.pieces()
     cards = {part.card for piece in pieces for part in piece.parts if not draft.has_room_for(part, piece.uid)}
     nodes = {piece.node for piece in pieces if not draft.has_room(replace(piece, parts=(), licenses=(), others=()))}
     licenses = {name for name, count in booking.licenses if count > draft.free_licenses.get(name, 0)}
 
-    def holds_some(piece: Booking) -> bool:
+    def holds_some(piece: AllocationUnits) -> bool:
         return (
             piece.node in nodes
             or any(part.card in cards for part in piece.parts)
@@ -704,7 +717,7 @@ def _holders(draft: Draft, booking: Booking, ended: Sequence[RunningJob]) -> tup
     return tuple(dict.fromkeys(one.job_id for one in ended if any(map(holds_some, one.booking.pieces()))))
 
 
-def _may_fit_all(states: Sequence[Draft], need: Need) -> bool:
+def _may_fit_all(states: Sequence[ClusterState], need: RequestUnits) -> bool:
     """Whether enough nodes have room for a part of this need at each of several instants, by numbers alone."""
     request = need.request
     cards, millicpus, left = 0 if need.is_slice else request.gpus, need.millicpus, request.nodes
@@ -719,7 +732,7 @@ def _may_fit_all(states: Sequence[Draft], need: Need) -> bool:
     return False
 
 
-def _worst(states: Sequence[Draft]) -> Draft:
+def _worst(states: Sequence[ClusterState]) -> ClusterState:
     """What is free at all of several instants."""
     if len(states) == 1:
         return states[0]

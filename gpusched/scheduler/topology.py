@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Card, Layout
+from gpusched.scheduler.cluster_state import ClusterLayout, LayoutGpu
 
 _GROUPS = "topology"
 _TWINS = "twins"
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CardCandidate:
     """A card that could be taken; the smaller the cost the better."""
 
-    card: Card
+    card: LayoutGpu
     cost: tuple[int, ...]
 
 
-def groups_of(layout: Layout) -> tuple[tuple[int, ...] | None, ...]:
+def groups_of(layout: ClusterLayout) -> tuple[tuple[int, ...] | None, ...]:
     """Per node, the group of each of its cards, in order of card; None where all cards are one group."""
     known = layout.pools.get(_GROUPS)
     if isinstance(known, tuple):
@@ -34,7 +34,7 @@ def groups_of(layout: Layout) -> tuple[tuple[int, ...] | None, ...]:
     return made
 
 
-def _groups_of_node(cards: Sequence[Card]) -> tuple[int, ...] | None:
+def _groups_of_node(cards: Sequence[LayoutGpu]) -> tuple[int, ...] | None:
     marks: list[int | None] = [card.view.link_group for card in cards]
     if all(mark is None for mark in marks):
         marks = [card.view.numa for card in cards]
@@ -50,7 +50,7 @@ def _groups_of_node(cards: Sequence[Card]) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def twins_of(layout: Layout) -> tuple[int | None, ...]:
+def twins_of(layout: ClusterLayout) -> tuple[int | None, ...]:
     """Per node, a number that it shares with those that are just like it; None where its own cards differ.
 
     Custom resources are no part of it: who asks for them has to look at each node.
@@ -67,7 +67,7 @@ def twins_of(layout: Layout) -> tuple[int | None, ...]:
     return made
 
 
-def _kind_of_node(layout: Layout, node: int, numbers: dict[object, int]) -> int | None:
+def _kind_of_node(layout: ClusterLayout, node: int, numbers: dict[object, int]) -> int | None:
     cards = {
         (
             replace(card.view, uuid="", index=0, utilisation=None, ecc_errors=None),
@@ -82,21 +82,21 @@ def _kind_of_node(layout: Layout, node: int, numbers: dict[object, int]) -> int 
     return numbers.setdefault(kind, len(numbers))
 
 
-def by_group(layout: Layout, node: int, cards: Sequence[Card]) -> list[tuple[Card, ...]]:
+def by_group(layout: ClusterLayout, node: int, cards: Sequence[LayoutGpu]) -> list[tuple[LayoutGpu, ...]]:
     """These cards of a node, those that belong together in one tuple, in the order in which they come."""
     groups = groups_of(layout)[node]
     if groups is None:
         return [tuple(cards)] if cards else []
     first = layout.cards_of[node][0].number
-    found: dict[int, list[Card]] = {}
+    found: dict[int, list[LayoutGpu]] = {}
     for card in cards:
         found.setdefault(groups[card.number - first], []).append(card)
     return [tuple(members) for members in found.values()]
 
 
 def take(
-    layout: Layout, node: int, free: Sequence[Candidate], count: int, *, is_linked: bool, tightness: int
-) -> tuple[list[Candidate], int] | None:
+    layout: ClusterLayout, node: int, free: Sequence[CardCandidate], count: int, *, is_linked: bool, tightness: int
+) -> tuple[list[CardCandidate], int] | None:
     """So many of the free cards, and over how many groups more than one they are spread.
 
     `free` is sorted, the cheapest first. A group that holds all of them comes first, and among such groups the
@@ -110,7 +110,7 @@ def take(
     if groups is None:
         return list(free[:count]), 0
     first = layout.cards_of[node][0].number
-    members: dict[int, list[Candidate]] = {}
+    members: dict[int, list[CardCandidate]] = {}
     for one in free:
         members.setdefault(groups[one.card.number - first], []).append(one)
     whole = [group for group in members.values() if len(group) >= count]
@@ -119,19 +119,19 @@ def take(
     return None if is_linked else _spread(list(members.values()), count)
 
 
-def _cheapest(groups: Sequence[list[Candidate]], count: int, tightness: int) -> list[Candidate]:
+def _cheapest(groups: Sequence[list[CardCandidate]], count: int, tightness: int) -> list[CardCandidate]:
     """From the best of several groups that have enough each."""
 
-    def rank(group: list[Candidate]) -> tuple[tuple[int, ...], int, int]:
+    def rank(group: list[CardCandidate]) -> tuple[tuple[int, ...], int, int]:
         return group[count - 1].cost, tightness * len(group), group[0].card.number
 
     return min(groups, key=rank)[:count]
 
 
-def _spread(groups: Sequence[list[Candidate]], count: int) -> tuple[list[Candidate], int]:
+def _spread(groups: Sequence[list[CardCandidate]], count: int) -> tuple[list[CardCandidate], int]:
     """From as few groups as can be: the largest whole, then the smallest with the rest; of equal ones the cheapest."""
     left = sorted(groups, key=lambda group: (group[0].cost, group[0].card.number))
-    chosen: list[Candidate] = []
+    chosen: list[CardCandidate] = []
     used = 0
     while len(chosen) < count:
         rest = count - len(chosen)
@@ -143,6 +143,6 @@ def _spread(groups: Sequence[list[Candidate]], count: int) -> tuple[list[Candida
     return chosen, used - 1
 
 
-def largest_group(layout: Layout, node: int, cards: Sequence[Card]) -> int:
+def largest_group(layout: ClusterLayout, node: int, cards: Sequence[LayoutGpu]) -> int:
     """How many of these cards of a node are linked with each other at most."""
     return max((len(group) for group in by_group(layout, node, cards)), default=0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpusched import paths
 from gpusched.errors import JobFailed
-from gpusched.private import make_private
+from gpusched.paths import make_private
 
 _FORGOTTEN_S = 30 * 86400
 """Folders that no process has touched for so long are those of programs that were killed."""

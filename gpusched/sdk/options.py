@@ -12,8 +12,7 @@ from typing import Any, TypedDict
 from gpusched.errors import UsageError
 from gpusched.instants import parse_instant
 from gpusched.model.job import TIME_LIMIT_WORDS
-from gpusched.model.spelling import closest
-from gpusched.model.units import parse_duration_s, parse_size_mib
+from gpusched.model.units import closest, parse_duration_s, parse_size_mib
 
 
 class JobOptions(TypedDict, total=False):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from gpusched.errors import UsageError, UserError
 from gpusched.model.cluster import GpuView, NodeView
-from gpusched.model.spelling import closest
-from gpusched.model.units import format_size_mib, plural, printable
+from gpusched.model.units import closest, format_size_mib, plural, printable
 from gpusched.simulate.tables import rows_of
 from gpusched.simulate.trace import whole
 

@@ -37,8 +37,8 @@ from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
+from gpusched.scheduler.admission import open_to_all
 from gpusched.scheduler.priority import rank_period_s
-from gpusched.scheduler.sharing.membership import open_to_all
 from gpusched.simulate.event_loop import Progress, play
 from gpusched.simulate.outcome import Attempt, Outcome, RunLog
 from gpusched.simulate.rules import request_of

@@ -9,9 +9,16 @@ from gpusched.model.job import JobSpec, Launch
 from gpusched.model.settings import Settings
 from gpusched.model.units import plural
 from gpusched.model.value import replace
-from gpusched.scheduler.capacity import refusal
-from gpusched.scheduler.sharing.admission import Tally, qos_of, time_limit, why_refused
-from gpusched.scheduler.sharing.membership import account_refusal, default_account, open_to_all
+from gpusched.scheduler.admission import (
+    Tally,
+    account_refusal,
+    default_account,
+    open_to_all,
+    qos_of,
+    time_limit,
+    why_refused,
+)
+from gpusched.scheduler.infeasible import refusal
 from gpusched.simulate.policies import Policy
 from gpusched.simulate.rules import request_of
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob

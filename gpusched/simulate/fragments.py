@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpusched.scheduler.amounts import WHOLE_CARD
-from gpusched.scheduler.draft import Card, Draft, Layout
+from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState, LayoutGpu
 from gpusched.scheduler.filters import pool
-from gpusched.scheduler.need import Need
+from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
 
 _CardState = tuple[int, int, int]
 """Kind of the card, room in millionths, user whose slices are on it (-1: none)."""
@@ -59,10 +58,10 @@ class Fragments:
         needs: what each kind of job asks for; it is named by its place here.
     """
 
-    def __init__(self, draft: Draft, needs: Sequence[Need]) -> None:
+    def __init__(self, draft: ClusterState, needs: Sequence[RequestUnits]) -> None:
         self._draft, self._layout = draft, draft.layout
         self._is_of_cards = any(need.request.gpus for need in needs)
-        self._pieces: list[Need] = []
+        self._pieces: list[RequestUnits] = []
         numbers: dict[object, int] = {}
         self._shapes = [self._shape(need, numbers) for need in needs]
         self._gang_bits = 0
@@ -90,12 +89,12 @@ class Fragments:
             self._state_of.append(state)
             self._count(state, 1)
 
-    def _shape(self, need: Need, numbers: dict[object, int]) -> _Shape:
+    def _shape(self, need: RequestUnits, numbers: dict[object, int]) -> _Shape:
         request = need.request
         tail = self._number(need.of_tail(), numbers) if request.tail_gpus else None
         return _Shape(request.nodes, self._number(need, numbers), tail)
 
-    def _number(self, need: Need, numbers: dict[object, int]) -> int:
+    def _number(self, need: RequestUnits, numbers: dict[object, int]) -> int:
         request = need.request
         mark = (request.gpus, need.micros, request.vram_mib, need.millicpus, request.mem_mib, need.kind, need.where)
         mark_of_user = (*mark, need.uid if need.is_slice else -1)
@@ -213,7 +212,7 @@ class Fragments:
         kinds = {self._kind_of[card.number] for card in self._layout.cards_of[node]}
         return kinds.pop() if len(kinds) == 1 else None
 
-    def _card_state(self, card: Card) -> _CardState:
+    def _card_state(self, card: LayoutGpu) -> _CardState:
         draft, number = self._draft, card.number
         if draft.wholes[number]:
             return self._kind_of[number], 0, -1
@@ -238,7 +237,7 @@ class Fragments:
         return fits
 
 
-def _kinds_of_cards(layout: Layout, pieces: Sequence[Need]) -> tuple[list[tuple[int, ...]], list[int]]:
+def _kinds_of_cards(layout: ClusterLayout, pieces: Sequence[RequestUnits]) -> tuple[list[tuple[int, ...]], list[int]]:
     """Per kind of card what each piece takes of one in millionths, 0 if it cannot use such a card; the kind of each."""
     may = [{card.number for cards in pool(layout, need).cards_of for card in cards} for need in pieces]
     kinds: dict[tuple[int, ...], int] = {}
@@ -252,7 +251,7 @@ def _kinds_of_cards(layout: Layout, pieces: Sequence[Need]) -> tuple[list[tuple[
     return list(kinds), kind_of
 
 
-def _kinds_of_nodes(layout: Layout, pieces: Sequence[Need]) -> tuple[list[tuple[bool, ...]], list[int]]:
+def _kinds_of_nodes(layout: ClusterLayout, pieces: Sequence[RequestUnits]) -> tuple[list[tuple[bool, ...]], list[int]]:
     """Per kind of node whether each piece may be on one; the kind of each node."""
     may = [{place.node for place in pool(layout, need).places} for need in pieces]
     kinds: dict[tuple[bool, ...], int] = {}
@@ -263,7 +262,7 @@ def _kinds_of_nodes(layout: Layout, pieces: Sequence[Need]) -> tuple[list[tuple[
     return list(kinds), kind_of
 
 
-def _takes(need: Need, card: Card) -> int:
+def _takes(need: RequestUnits, card: LayoutGpu) -> int:
     if not need.is_slice:
         return WHOLE_CARD
     of_vram = 0

@@ -14,10 +14,9 @@ from math import sqrt
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
 from gpusched.model.value import replace
-from gpusched.scheduler.amounts import WHOLE_CARD
-from gpusched.scheduler.draft import Booking, Draft, Layout, Part
-from gpusched.scheduler.fragmentation import Fragmentation, most_typical
-from gpusched.scheduler.need import Need
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState
+from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
+from gpusched.scheduler.strategies.fragmentation import Fragmentation, most_typical
 from gpusched.simulate.event_loop import play
 from gpusched.simulate.fragments import Fragments
 from gpusched.simulate.metrics import Spread, jain, party, spread, width
@@ -94,7 +93,7 @@ class _World(Walk):
         self.jobs = jobs
         self.series = series
         self.layout = layout = runs.layout
-        self.draft = Draft(layout)
+        self.draft = ClusterState(layout)
         users = {user: 1000 + number for number, user in enumerate(dict.fromkeys(job.user for job in jobs))}
         self.uids = [users[job.user] for job in jobs]
         self.kinds, needs, counts = _kinds(jobs, self.uids, layout.nodes)
@@ -117,7 +116,7 @@ class _World(Walk):
         self.stranded_s = 0
         self.stranded = 0
         self._touched: set[int] = set()
-        self._running: dict[int, Booking] = {}
+        self._running: dict[int, AllocationUnits] = {}
         self._last = _last_runs(runs, len(jobs))
 
     # --- what happens ---------------------------------------------------------------------------
@@ -177,7 +176,7 @@ class _World(Walk):
         self.waiting += count
         self.idle.waits(self.kinds[number], count)
 
-    def _hold(self, number: int, booking: Booking, sign: int) -> None:
+    def _hold(self, number: int, booking: AllocationUnits, sign: int) -> None:
         for piece in booking.pieces():
             self._touched.add(piece.node)
             cards = sum(_micros(self.layout, part) for part in piece.parts)
@@ -226,12 +225,14 @@ class _World(Walk):
 class _Gradient:
     """Fragmentation as FGD has it, for the jobs of the trace."""
 
-    def __init__(self, layout: Layout, draft: Draft, needs: Sequence[Need], counts: Sequence[int]) -> None:
-        kinds: dict[Need, float] = {}
+    def __init__(
+        self, layout: ClusterLayout, draft: ClusterState, needs: Sequence[RequestUnits], counts: Sequence[int]
+    ) -> None:
+        kinds: dict[RequestUnits, float] = {}
         for need, count in zip(needs, counts, strict=True):
             request = need.request
             bare = replace(request, nodes=1, tail_gpus=0, licenses=(), prefer=None, is_exclusive=False)
-            pieces = [(Need.of(bare, need.uid if need.is_slice else -1), request.nodes)]
+            pieces = [(RequestUnits.of(bare, need.uid if need.is_slice else -1), request.nodes)]
             if request.tail_gpus:
                 pieces.append((need.of_tail(), 1))
             for piece, times in pieces:
@@ -260,7 +261,7 @@ class _Gradient:
 class _Balance:
     """How much of each node is held, and how unequal that is."""
 
-    def __init__(self, layout: Layout, is_of_cards: bool) -> None:
+    def __init__(self, layout: ClusterLayout, is_of_cards: bool) -> None:
         self._rooms = [len(cards) * WHOLE_CARD for cards in layout.cards_of] if is_of_cards else layout.millicpus
         self.room = sum(self._rooms)
         self.used = 0
@@ -309,7 +310,7 @@ class _Shares:
     Source: Ghodsi et al., Dominant Resource Fairness (NSDI 2011).
     """
 
-    def __init__(self, layout: Layout, jobs: Sequence[TraceJob], by: str | None) -> None:
+    def __init__(self, layout: ClusterLayout, jobs: Sequence[TraceJob], by: str | None) -> None:
         self._totals = (len(layout.cards) * WHOLE_CARD, sum(layout.millicpus), sum(layout.mem_mib))
         _, name_of = party(jobs, by)
         self._name_of = [name_of(job) for job in jobs]
@@ -380,11 +381,11 @@ def _last_runs(runs: RunLog, jobs: int) -> list[int]:
 
 def _kinds(
     jobs: Sequence[TraceJob], uids: Sequence[int], nodes: Sequence[NodeView]
-) -> tuple[list[int], list[Need], list[int]]:
+) -> tuple[list[int], list[RequestUnits], list[int]]:
     """Per job the number of its kind; per kind what it asks for and how many jobs are of it."""
     known: dict[object, int] = {}
     kinds: list[int] = []
-    needs: list[Need] = []
+    needs: list[RequestUnits] = []
     counts: list[int] = []
     for job, uid in zip(jobs, uids, strict=True):
         mark = (job.gpus, job.procs, job.cpus, job.mem_mib, job.gpu_fraction, job.gpu_types)
@@ -393,14 +394,14 @@ def _kinds(
         kind = known.get(mark)
         if kind is None:
             kind = known[mark] = len(needs)
-            needs.append(Need.of(request_of(job, nodes), uid))
+            needs.append(RequestUnits.of(request_of(job, nodes), uid))
             counts.append(0)
         counts[kind] += 1
         kinds.append(kind)
     return kinds, needs, counts
 
 
-def _micros(layout: Layout, part: Part) -> int:
+def _micros(layout: ClusterLayout, part: CardShare) -> int:
     if part.is_whole:
         return WHOLE_CARD
     total_mib = layout.cards[part.card].slice_total_mib
@@ -408,7 +409,7 @@ def _micros(layout: Layout, part: Part) -> int:
     return min(WHOLE_CARD, max(part.micros, of_vram))
 
 
-def _idle_on(draft: Draft, node: int) -> int:
+def _idle_on(draft: ClusterState, node: int) -> int:
     """Room that nobody holds on the cards of a node, in millionths of a card."""
     if not draft.shared_cards[node]:
         return draft.free_cards[node] * WHOLE_CARD
@@ -416,7 +417,7 @@ def _idle_on(draft: Draft, node: int) -> int:
     for card in draft.layout.cards_of[node]:
         number = card.number
         if draft.slices[number]:
-            part = Part(number, False, draft.vram_mib[number], draft.micros[number])
+            part = CardShare(number, False, draft.vram_mib[number], draft.micros[number])
             room += WHOLE_CARD - _micros(draft.layout, part)
         elif not draft.wholes[number]:
             room += WHOLE_CARD

@@ -16,8 +16,8 @@ from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
-from gpusched.scheduler.amounts import WHOLE_CARD
-from gpusched.scheduler.draft import Booking, Layout, Part
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout
+from gpusched.scheduler.request_units import WHOLE_CARD
 from gpusched.simulate.trace import TraceJob
 
 COMPLETED = "completed"
@@ -112,7 +112,7 @@ class RunLog:
     )
 
     def __init__(self, nodes: Iterable[NodeView], settings: Settings | None = None) -> None:
-        self.layout = Layout(nodes, settings or Settings())
+        self.layout = ClusterLayout(nodes, settings or Settings())
         """The machines; numbers of nodes and cards are those in it."""
         self.job = array("q")
         self.begin_s = array("q")
@@ -153,7 +153,7 @@ class RunLog:
         """How a run ended."""
         return self._words[self._how[run]]
 
-    def booking(self, run: int, uid: int = 0) -> Booking:
+    def booking(self, run: int, uid: int = 0) -> AllocationUnits:
         """What a run held; further nodes of a gang are its `others`."""
         booked, at = self._booked, self._first[run]
         count = booked[at]
@@ -165,13 +165,13 @@ class RunLog:
             parts = []
             for place in range(at, at + 3 * cards, 3):
                 card, vram_mib, micros = booked[place : place + 3]
-                parts.append(Part(card, not (vram_mib or micros), vram_mib, micros))
+                parts.append(CardShare(card, not (vram_mib or micros), vram_mib, micros))
             at += 3 * cards
-            pieces.append(Booking(node, uid, millicpus, mem_mib, tuple(parts)))
+            pieces.append(AllocationUnits(node, uid, millicpus, mem_mib, tuple(parts)))
         first = pieces[0]
         if count == 1:
             return first
-        return Booking(first.node, uid, first.millicpus, first.mem_mib, first.parts, others=tuple(pieces[1:]))
+        return AllocationUnits(first.node, uid, first.millicpus, first.mem_mib, first.parts, others=tuple(pieces[1:]))
 
     def _place_of(self, placement: Placement) -> int:
         made = [1 + len(placement.others)]

@@ -22,13 +22,12 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.job import Request
 from gpusched.model.settings import SPARING_STRATEGIES, STRATEGIES, GpuSettings, PlacementSettings, Settings
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Booking, Draft, Layout
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
 from gpusched.scheduler.filters import Place, pool
-from gpusched.scheduler.fragmentation import COVERED, Fragmentation, Typical
-from gpusched.scheduler.need import Need
-from gpusched.scheduler.placement import SCARCE_AT, Option, Search, find
-from gpusched.scheduler.scarcity import Scarce, scarce_of, scarcity_of
-from gpusched.scheduler.wanted import Wanted, insistence, micros_asked
+from gpusched.scheduler.placement import SCARCE_AT, Candidate, NodeSearch, best_placement
+from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength, micros_asked
+from gpusched.scheduler.strategies.fragmentation import COVERED, Fragmentation, Typical
+from gpusched.scheduler.strategies.scarce_gpus import Scarce, scarce_of, scarcity_of
 from gpusched.simulate.cluster import read_nodes
 from gpusched.simulate.tables import read_pods
 from gpusched.simulate.trace import TraceJob
@@ -107,7 +106,7 @@ def arrivals(jobs: Sequence[Request], most_gpus: float, seed: int) -> list[Reque
 
 def usual(jobs: Sequence[Request]) -> Typical:
     """The commonest kinds of job that together make up nearly all of a list, with how often they come."""
-    counts: Counter[Need] = Counter(Need.of(request, USER) for request in jobs)
+    counts: Counter[RequestUnits] = Counter(RequestUnits.of(request, USER) for request in jobs)
     wanted = COVERED * counts.total()
     found = []
     for need, count in counts.most_common():
@@ -119,12 +118,12 @@ def usual(jobs: Sequence[Request]) -> Typical:
     return tuple((need, count / total) for need, count in found)
 
 
-def wanted_of(jobs: Sequence[Request]) -> Wanted:
+def wanted_of(jobs: Sequence[Request]) -> GpuDemand:
     """What a list asks for, and insists on."""
-    wanted = Wanted()
+    wanted = GpuDemand()
     for request in jobs:
         if request.gpus:
-            wanted.add(insistence(request), micros_asked(request))
+            wanted.add(constraint_strength(request), micros_asked(request))
     return wanted
 
 
@@ -140,7 +139,7 @@ class Filled:
     at_end: float
     """The same when all had arrived."""
     fragments: float
-    """Part of all GPUs that are free and of no use to the usual jobs in the end; see `scheduler.fragmentation`."""
+    """Part of all GPUs that are free and of no use to the usual jobs in the end; see `strategies.fragmentation`."""
     placed: int
     dropped: int
     seconds: float
@@ -152,7 +151,7 @@ def fill(
     rule: str,
     typical: Typical,
     *,
-    wanted: Wanted | None = None,
+    wanted: GpuDemand | None = None,
     seed: int = FIRST_SEED,
     progress: Progress | None = None,
 ) -> Filled:
@@ -166,25 +165,25 @@ def fill(
     strategy = "first" if rule == RANDOM else rule
     # Fractions are of the whole card, as in the lists.
     no_headroom = replace(GpuSettings(), share_headroom_mib=0)
-    layout = Layout(nodes, Settings(placement=PlacementSettings(strategy), gpu=no_headroom))
+    layout = ClusterLayout(nodes, Settings(placement=PlacementSettings(strategy), gpu=no_headroom))
     layout.typical = typical
     if strategy in SPARING_STRATEGIES:
         layout.wanted = wanted
-    finder = Finder(Draft(layout))
+    finder = Finder(ClusterState(layout))
     chance = random.Random(seed)
     capacity = len(layout.cards)
     asked = given = at_full = 0.0
     placed = dropped = 0
     # Nothing is given back, so what has once found no place never will.
     hopeless: set[Request] = set()
-    needs: dict[Request, Need] = {}
+    needs: dict[Request, RequestUnits] = {}
     began = time.perf_counter()
     for count, request in enumerate(jobs):
         gpus = gpus_asked(request)
         asked += gpus
-        booking: Booking | None = None
+        booking: AllocationUnits | None = None
         if request not in hopeless:
-            need = needs.get(request) or needs.setdefault(request, Need.of(request, USER))
+            need = needs.get(request) or needs.setdefault(request, RequestUnits.of(request, USER))
             if rule == RANDOM:
                 places = finder.places(need)
                 booking = chance.choice(places) if places else None
@@ -228,7 +227,7 @@ class Finder:
     Bookings go through `book` and `release`. Whoever changes the draft otherwise says so with `touch`.
     """
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: ClusterState) -> None:
         self.draft = draft
         self._changed: list[int] = []
         """Nodes, in the order in which they changed."""
@@ -236,12 +235,12 @@ class Finder:
         self._scarce: Scarce | None = None
         """What was scarce when a place was last looked for."""
 
-    def book(self, booking: Booking) -> None:
+    def book(self, booking: AllocationUnits) -> None:
         """Take what the booking says."""
         self.draft.book(booking)
         self.touch(piece.node for piece in booking.pieces())
 
-    def release(self, booking: Booking) -> None:
+    def release(self, booking: AllocationUnits) -> None:
         """Give back what the booking took."""
         self.draft.release(booking)
         self.touch(piece.node for piece in booking.pieces())
@@ -250,16 +249,16 @@ class Finder:
         """What is kept of these nodes is not true any more."""
         self._changed.extend(nodes)
 
-    def find(self, need: Need) -> Booking | None:
+    def find(self, need: RequestUnits) -> AllocationUnits | None:
         """The best place for this need now, or None; that of `placement.find`."""
         request = need.request
         if request.nodes > 1 or request.tail_gpus or request.licenses:
-            return find(self.draft, need)
+            return best_placement(self.draft, need)
         self._see_what_is_scarce()
         best = self._of(need).best(self._scarce)
         return None if best is None else best.booking
 
-    def places(self, need: Need) -> list[Booking]:
+    def places(self, need: RequestUnits) -> list[AllocationUnits]:
         """One place on every node that has room, in the order of the nodes."""
         self._see_what_is_scarce()
         return [option.booking for _, option in sorted(self._of(need).options.items())]
@@ -275,7 +274,7 @@ class Finder:
         known = scarcity_of(self.draft.layout)
         self.touch(() if known is None else known.mixed)
 
-    def _of(self, need: Need) -> _Kept:
+    def _of(self, need: RequestUnits) -> _Kept:
         # A booking names the user, of whole cards too.
         mark = need.request, need.uid
         kept = self._kept.get(mark)
@@ -295,18 +294,18 @@ class _Kept:
 
     __slots__ = ("_draft", "_heaps", "_need", "_places", "options", "seen")
 
-    def __init__(self, draft: Draft, need: Need, seen: int) -> None:
+    def __init__(self, draft: ClusterState, need: RequestUnits, seen: int) -> None:
         self._draft = draft
         self._need = need
         self._places: dict[int, Place] = {place.node: place for place in pool(draft.layout, need).places}
-        self.options: dict[int, Option] = {}
+        self.options: dict[int, Candidate] = {}
         self._heaps: dict[Classes, list[tuple[Mark, int]]] = {}
         """What is scarce changes with every booking, and with it which class comes first, but nothing within one."""
         self.seen = seen
-        search = Search(draft, need, None, frozenset(), None)
+        search = NodeSearch(draft, need, None, frozenset(), None)
         for node, place in self._places.items():
             tried = search.look(place)
-            if isinstance(tried, Option):
+            if isinstance(tried, Candidate):
                 self.options[node] = tried
                 classes, mark = _mark(tried, search.scarce)
                 self._heaps.setdefault(classes, []).append((mark, node))
@@ -315,22 +314,22 @@ class _Kept:
 
     def refresh(self, nodes: Iterable[int]) -> None:
         """Look at these nodes again."""
-        search = Search(self._draft, self._need, None, frozenset(), None)
+        search = NodeSearch(self._draft, self._need, None, frozenset(), None)
         for node in nodes:
             place = self._places.get(node)
             if place is None:
                 continue
             before = self.options.pop(node, None)
             tried = search.look(place)
-            if isinstance(tried, Option):
+            if isinstance(tried, Candidate):
                 self.options[node] = tried
                 classes, mark = _mark(tried, search.scarce)
                 if before is None or _mark(before, search.scarce) != (classes, mark):
                     heappush(self._heaps.setdefault(classes, []), (mark, node))
 
-    def best(self, scarce: Scarce | None) -> Option | None:
+    def best(self, scarce: Scarce | None) -> Candidate | None:
         """The smallest that is still true; what is not any more is forgotten on the way."""
-        found: tuple[Mark, Option] | None = None
+        found: tuple[Mark, Candidate] | None = None
         for classes, heap in self._heaps.items():
             option = self._top(classes, heap, scarce)
             if option is None:
@@ -342,7 +341,7 @@ class _Kept:
                 found = score, option
         return None if found is None else found[1]
 
-    def _top(self, classes: Classes, heap: list[tuple[Mark, int]], scarce: Scarce | None) -> Option | None:
+    def _top(self, classes: Classes, heap: list[tuple[Mark, int]], scarce: Scarce | None) -> Candidate | None:
         while heap:
             mark, node = heap[0]
             option = self.options.get(node)
@@ -352,7 +351,7 @@ class _Kept:
         return None
 
 
-def _mark(option: Option, scarce: Scarce | None) -> tuple[Classes, Mark]:
+def _mark(option: Candidate, scarce: Scarce | None) -> tuple[Classes, Mark]:
     """The classes of its cards, and its score but for how many of them are scarce."""
     if scarce is None:
         return (), option.score

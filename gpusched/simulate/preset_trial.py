@@ -1,6 +1,6 @@
 """The last weeks under every preset: the process that the daemon starts at night for `preset = "auto"`.
 
-It reads an export (`model.history_export`) from its standard input, writes one document to its standard output, and has
+It reads an export (`model.history`) from its standard input, writes one document to its standard output, and has
 neither the job table nor anything else of the daemon's. Before it reads it gives up what it can do without: it runs
 when nobody else wants a processor or the disk, within limits on processor time and memory, writes no file, starts no
 process, and dies with the daemon.
@@ -21,9 +21,9 @@ from math import ceil
 import psutil
 
 from gpusched.errors import GpuschedError
-from gpusched.model import codec
+from gpusched.model import value
 from gpusched.model.cluster import NodeView
-from gpusched.model.history_export import EndedJob, ReplayRequest, TrialLimits
+from gpusched.model.history import EndedJob, ReplayRequest, TrialLimits
 from gpusched.model.presets import CHOICES, under_preset
 from gpusched.ports import Changes
 from gpusched.scheduler.preset_choice import PresetGain, PresetWorth, TrialResult
@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
 def main(limits: str) -> None:
     """The process."""
-    confine(codec.decode(limits, TrialLimits))
+    confine(value.decode(limits, TrialLimits))
     try:
         result = judge(sys.stdin.buffer)
     except GpuschedError as error:
@@ -52,7 +52,7 @@ def main(limits: str) -> None:
         result = TrialResult(error="the memory that it may use was not enough", is_too_much=True)
     except (ValueError, OSError) as error:
         result = TrialResult(error=f"the history cannot be read: {error}")
-    sys.stdout.buffer.write(codec.encode(result))
+    sys.stdout.buffer.write(value.encode(result))
     sys.stdout.buffer.flush()
 
 
@@ -92,7 +92,7 @@ def confine(limits: TrialLimits) -> None:
 def judge(lines: Iterable[bytes]) -> TrialResult:
     """Replay what is exported under each preset. Raises: GpuschedError, ValueError."""
     found = iter(lines)
-    request = codec.decode(next(found, b""), ReplayRequest)
+    request = value.decode(next(found, b""), ReplayRequest)
     nodes = (request.node,)
     trace = read_export(found)
     trace.jobs = sorted(trace.jobs, key=lambda job: job.submit_s)[-request.most_jobs :]
@@ -116,7 +116,7 @@ def read_export(lines: Iterable[bytes]) -> Trace:
     store = MemoryStore()
     changes = Changes()
     for line in lines:
-        one = codec.decode(line, EndedJob)
+        one = value.decode(line, EndedJob)
         changes.jobs[one.job.id] = one.job
         changes.runs.update({run.id: run for run in one.runs})
         changes.events += one.events

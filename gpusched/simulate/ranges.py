@@ -2,7 +2,7 @@
 
     python -m gpusched.simulate.ranges kth_sp2.swf.gz --jobs 6000
 
-prints how many starts lay between the ends that the daemon works out (`scheduler.ahead.estimates`: as usual, and by
+prints how many starts lay between the ends that the daemon works out (`scheduler.forecast`: as usual, and by
 limits), and how many in the range that is made of those by what became of earlier ones (`predict.calibrating`). In a
 log without estimates there are no limits: `--predict similar`, and then only the end as usual is known.
 """
@@ -20,7 +20,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Prediction
 from gpusched.predict.calibrating import Calibration, Told, calibrate
 from gpusched.predict.families import predict
-from gpusched.scheduler.ahead.estimates import MAX_CYCLES, SLACK_S, forecast_starts
+from gpusched.scheduler.forecast import MAX_CYCLES, SLACK_S, forecast_starts
 from gpusched.simulate.cluster import largest, nodes_of, processors
 from gpusched.simulate.event_loop import play
 from gpusched.simulate.planner_run import PlannerRun

@@ -24,11 +24,11 @@ from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Plan, Pre
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import plural, printable
 from gpusched.model.value import replace
-from gpusched.scheduler.ahead.place import queue_position
-from gpusched.scheduler.ahead.whatif import alternatives
+from gpusched.scheduler.forecast import queue_position
+from gpusched.scheduler.infeasible import describe, describe_where
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import Planner, decide
-from gpusched.scheduler.words import describe, describe_where
+from gpusched.scheduler.whatif import alternatives
 from gpusched.simulate.rules import rules_of
 
 LARGEST_MIB = 256

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from csv import Error, reader
 from pathlib import Path
 
-from gpusched.model.spelling import closest
-from gpusched.model.units import printable
+from gpusched.model.units import closest, printable
 from gpusched.simulate.trace import CUT, BadTrace, Trace, TraceJob, finished, lines_of, whole
 
 Row = Mapping[str, str]

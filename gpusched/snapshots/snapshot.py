@@ -16,7 +16,7 @@ from typing import Any
 from gpusched import paths
 from gpusched.errors import Refused
 from gpusched.model.units import format_size_mib, plural, printable
-from gpusched.private import make_private
+from gpusched.paths import make_private
 from gpusched.snapshots.file_list import Listing, changes, list_tree, unreadable
 from gpusched.snapshots.retention import ABOUT, prune, remove
 

@@ -20,14 +20,12 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from gpusched.model.alerts import Alert
-from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import Clearance
-from gpusched.model.codec import convert, decode, encode
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.resources import Resources
-from gpusched.model.snapshot import Usage
-from gpusched.model.value import Value, fields
+from gpusched.model.snapshot import CalendarEntry, Estimate, Usage
+from gpusched.model.value import Value, convert, decode, encode, fields
 
 V = TypeVar("V", bound=Value)
 Row = Sequence[Any]

@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 
 from gpusched.errors import GpuschedError, NotReady, StoreBroken
 from gpusched.model.alerts import Alert
-from gpusched.model.calendar import CalendarEntry, Estimate
 from gpusched.model.cluster import Clearance, GpuReading
-from gpusched.model.codec import decode
 from gpusched.model.history import GROUPS, UsageSum, cards_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
 from gpusched.model.pipeline import Pipeline
-from gpusched.model.snapshot import Placement, Usage
+from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.states import JobState
+from gpusched.model.value import decode
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import rows
 from gpusched.store import statements as sql

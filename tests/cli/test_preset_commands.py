@@ -15,7 +15,7 @@ from shell import Shell
 from support import wait_until
 
 from gpusched.cli import presets
-from gpusched.model import codec
+from gpusched.model import value
 from gpusched.model.value import replace
 from gpusched.scheduler.preset_choice import Judgement, PresetState, decide
 from gpusched.store.sqlite import SqliteStore
@@ -36,7 +36,7 @@ def judged(folder: Path, in_force: str = "fair") -> None:
     state = decide(
         PresetState(in_force, tried_at=time.time()), Judgement(AT, 1234, AT - 28 * 86400, in_force, worth, made.gains)
     )
-    (folder / "preset.json").write_bytes(codec.encode(state))
+    (folder / "preset.json").write_bytes(value.encode(state))
 
 
 @pytest.fixture

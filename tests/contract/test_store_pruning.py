@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpusched.model.alerts import Alert
-from gpusched.model.calendar import Estimate
 from gpusched.model.job import ArraySpec, Job, JobEvent
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.resources import Resources
-from gpusched.model.snapshot import Usage
+from gpusched.model.snapshot import Estimate, Usage
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store

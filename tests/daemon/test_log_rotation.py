@@ -15,7 +15,7 @@ from support import wait_until
 from gpusched.engine import proctree
 from gpusched.engine.rotation import SLACK_BYTES
 from gpusched.model.execution import RunEnded, RunLost, RunStarted, StopOrder
-from gpusched.model.logfile import put_aside
+from gpusched.model.units import put_aside
 
 MIB = 1 << 20
 SEQ = b"".join(b"%d\n" % number for number in range(1, 500_001))

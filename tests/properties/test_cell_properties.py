@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.scheduler.cell_search import Cell
-from gpusched.scheduler.cells import CellGuard, cells_of, problems
-from gpusched.scheduler.draft import Booking, Layout, Part
+from gpusched.scheduler.cells import Cell, CellVeto, cell_problems, cells_of
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout
 from gpusched.testing import gpu_view, node
 
 NAMES = ("a", "b", "c")
@@ -36,12 +35,12 @@ class Lab:
         views = [
             gpu_view(index, link_group=group if counts[group] > 1 else None) for index, group in enumerate(group_of)
         ]
-        self.layout = Layout([node(gpus=views)], self.settings)
+        self.layout = ClusterLayout([node(gpus=views)], self.settings)
         self.group_of = tuple(group_of)
         self.cells = cells_of(self.settings.queue)
 
-    def guard(self) -> CellGuard:
-        return CellGuard(self.layout, self.settings, [(queue, booking(cards), may) for queue, cards, may in self.jobs])
+    def guard(self) -> CellVeto:
+        return CellVeto(self.layout, self.settings, [(queue, booking(cards), may) for queue, cards, may in self.jobs])
 
     def free(self) -> list[int]:
         held = {card for _, cards, _ in self.jobs for card in cards}
@@ -51,8 +50,8 @@ class Lab:
         return self.guard().guard_for(queue, is_borrowed, can_requeue).why_not(booking(cards)) is None
 
 
-def booking(cards: frozenset[int]) -> Booking:
-    return Booking(0, 1000, 0, 0, tuple(Part(card, True) for card in sorted(cards)))
+def booking(cards: frozenset[int]) -> AllocationUnits:
+    return AllocationUnits(0, 1000, 0, 0, tuple(CardShare(card, True) for card in sorted(cards)))
 
 
 def can_be_granted(lab: Lab, jobs: list[tuple[str, frozenset[int], bool]]) -> bool:
@@ -98,7 +97,7 @@ class Days(RuleBasedStateMachine):
 
     @initialize(lab=labs())
     def begin(self, lab: Lab) -> None:
-        assume(not problems(lab.settings, lab.layout))
+        assume(not cell_problems(lab.settings, lab.layout))
         self.lab = lab
 
     @precondition(lambda self: hasattr(self, "lab") and self.lab.free())
@@ -146,7 +145,7 @@ def test_a_guard_that_is_told_of_starts_and_ends_knows_as_much_as_a_new_one(lab:
 
 @given(labs())
 def test_what_is_called_a_problem_is_one(lab: Lab) -> None:
-    assert (not problems(lab.settings, lab.layout)) is can_be_granted(lab, [])
+    assert (not cell_problems(lab.settings, lab.layout)) is can_be_granted(lab, [])
 
 
 @given(labs(), st.data())

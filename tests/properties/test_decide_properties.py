@@ -15,11 +15,12 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import replace
-from gpusched.scheduler.capacity import refusal
-from gpusched.scheduler.draft import Draft, Layout
+from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState
+from gpusched.scheduler.infeasible import refusal
 from gpusched.scheduler.invariants import check_invariants
-from gpusched.scheduler.placement import Need, fits
+from gpusched.scheduler.placement import fits
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.request_units import RequestUnits
 from gpusched.testing import NOW
 
 WAITING_CODES = {
@@ -135,14 +136,14 @@ def test_an_idle_card_means_that_nobody_without_a_claim_could_use_it(case):
     plan = decide(snapshot, Settings())
     if plan.reservations or plan.has_more:
         return
-    layout = Layout(snapshot.nodes, Settings())
-    draft = Draft(layout)
+    layout = ClusterLayout(snapshot.nodes, Settings())
+    draft = ClusterState(layout)
     for held in (*snapshot.allocations, *held_by(plan, waiting, NOW)):
         booking = layout.booking(held.uid, held)
         assert booking is not None
         draft.book(booking)
     for key in plan.reasons:
-        assert not fits(draft, Need.of(key.request, key.uid))
+        assert not fits(draft, RequestUnits.of(key.request, key.uid))
 
 
 @given(snapshots())

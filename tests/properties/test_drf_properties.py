@@ -20,9 +20,9 @@ from gpusched import testing
 from gpusched.model.job import Job, Request
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import PrioritySettings, Settings
-from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.planner import decide
-from gpusched.scheduler.sharing.usage import capacity_of, footprint
+from gpusched.scheduler.usage import capacity_of, footprint
 from gpusched.testing import job, node, request
 
 KINDS = ("gpus", "vram_mib", "cpus", "mem_mib")
@@ -195,7 +195,7 @@ def test_each_start_is_of_the_user_who_holds_least_of_those_who_still_start(want
     waiting = waiting_jobs(wanted)
     users = {one.id: one.user for one in waiting}
     plan = decide(testing.snapshot(MACHINE, waiting=waiting), BY_SHARE)
-    layout = Layout([MACHINE], BY_SHARE)
+    layout = ClusterLayout([MACHINE], BY_SHARE)
     capacity, held = capacity_of(layout), dict.fromkeys(users.values(), NOTHING)
     order = [users[start.job_id] for start in plan.starts]
     for position, user in enumerate(order):

@@ -14,9 +14,9 @@ from gpusched.model.job import Job, Request
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Prediction, Snapshot
 from gpusched.model.value import replace
-from gpusched.scheduler.ahead.estimates import forecast_starts
-from gpusched.scheduler.ahead.whatif import alternatives
+from gpusched.scheduler.forecast import forecast_starts
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.whatif import alternatives
 from gpusched.testing import NOW, job
 
 predictions = st.dictionaries(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gpusched.model.resources import Resources
 from gpusched.model.settings import AccountSettings
 from gpusched.model.snapshot import Usage
-from gpusched.scheduler.sharing.accounts import AccountTree, factors_without_accounts
-from gpusched.scheduler.sharing.usage import charged, decayed
+from gpusched.scheduler.fairshare import AccountTree, factors_without_accounts
+from gpusched.scheduler.usage import charged, decayed
 
 MACHINES = Resources(gpus=8, cpus=64)
 HOUR = 3600.0

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from gpusched.model.job import Request
 from gpusched.model.settings import STRATEGIES, PlacementSettings, Settings
-from gpusched.scheduler.draft import Draft, Layout
-from gpusched.scheduler.placement import Need, find, options
-from gpusched.scheduler.wanted import Wanted, insistence
+from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState
+from gpusched.scheduler.placement import best_placement, candidates
+from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength
 from gpusched.simulate.packing import Finder
 from gpusched.testing import gpu_view, node
 
@@ -39,22 +39,22 @@ NODES = [
     st.lists(st.tuples(st.sampled_from(REQUESTS), st.sampled_from((1, 2)), st.integers(0, 9)), max_size=30),
 )
 def test_what_is_remembered_is_what_would_be_found(strategy, insisting, steps):
-    layout = Layout(NODES, Settings(placement=PlacementSettings(strategy), license={"matlab": 2}))
-    layout.typical = tuple((Need.of(request, 1), 0.2) for request in REQUESTS[:5])
-    layout.wanted = Wanted()
+    layout = ClusterLayout(NODES, Settings(placement=PlacementSettings(strategy), license={"matlab": 2}))
+    layout.typical = tuple((RequestUnits.of(request, 1), 0.2) for request in REQUESTS[:5])
+    layout.wanted = GpuDemand()
     layout.wanted.add(None, 20)
     for request, count in zip((Request(1, constraint="big"), Request(1, gpu_type="h100")), insisting, strict=True):
-        layout.wanted.add(insistence(request), count)
-    finder = Finder(Draft(layout))
+        layout.wanted.add(constraint_strength(request), count)
+    finder = Finder(ClusterState(layout))
     held = []
     for request, uid, turn in steps:
-        need = Need.of(request, uid)
+        need = RequestUnits.of(request, uid)
         if turn > 7 and held:
             finder.release(held.pop(turn % len(held)))
         booking = finder.find(need)
-        assert booking == find(finder.draft, need)
+        assert booking == best_placement(finder.draft, need)
         if request.nodes == 1 and not request.licenses:
-            assert finder.places(need) == [option.booking for option in options(finder.draft, need)]
+            assert finder.places(need) == [option.booking for option in candidates(finder.draft, need)]
         if booking is not None and turn < 9:
             finder.book(booking)
             held.append(booking)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from gpusched.gpu.source import Answer
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, GpuSample, GpuState
-from gpusched.model.codec import decode, encode
 from gpusched.model.job import GpuShare
 from gpusched.model.settings import GpuSettings
+from gpusched.model.value import decode, encode
 
 SETTINGS = GpuSettings()
 TOTAL_MIB = 24576

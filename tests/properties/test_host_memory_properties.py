@@ -9,7 +9,7 @@ from strategies import held_by, queues, settings
 from gpusched import testing
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Draft, Layout
+from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, gpu_view, job, request
@@ -47,8 +47,8 @@ def test_memory_of_a_node_is_handed_out_once(machine, early, waiting, chosen):
 @given(machines(), queues())
 def test_a_job_that_ends_gives_back_what_it_took(machine, waiting):
     held = held_by(decide(testing.snapshot(machine, waiting=waiting), Settings()), waiting, NOW)
-    layout = Layout([machine], Settings())
-    draft = Draft(layout)
+    layout = ClusterLayout([machine], Settings())
+    draft = ClusterState(layout)
     bookings = [layout.booking(one.uid, one) for one in held]
     for booking in bookings:
         draft.book(booking)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpusched.errors import BrokenInvariant
-from gpusched.lifecycle import lifecycle, transitions, yielding
+from gpusched.lifecycle import transitions
 from gpusched.model.execution import RunEnded, RunLost, RunNeverStarted, RunStarted, RunStopping
 from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import Settings
@@ -68,7 +68,7 @@ class JobLife(RuleBasedStateMachine):
     def start(self) -> None:
         assert not self.cancelled
         placement = Placement("n1", (share(0),), 1.0, 0)
-        after, run, events = lifecycle.start_run(self.job, placement, "boot", self.now)
+        after, run, events = transitions.start_run(self.job, placement, "boot", self.now)
         self.numbers.append(run.number)
         self.become(after, events, run)
 
@@ -76,14 +76,14 @@ class JobLife(RuleBasedStateMachine):
     @rule()
     def confirm(self) -> None:
         event = RunStarted(self.run.id, self.now, 10, 20, 11)
-        after, run, events = lifecycle.run_started(self.job, self.run, event)
+        after, run, events = transitions.run_started(self.job, self.run, event)
         assert after is self.job
         self.become(after, events, run)
 
     @precondition(lambda self: self.has_open_run)
     @rule(why=st.sampled_from(["cancel", "preempt", "timeout", "leftovers"]))
     def stop(self, why: str) -> None:
-        after, run, events = lifecycle.run_stopping(self.job, self.run, RunStopping(self.run.id, self.now, why))
+        after, run, events = transitions.run_stopping(self.job, self.run, RunStopping(self.run.id, self.now, why))
         self.become(after, events, run)
 
     @precondition(lambda self: self.has_open_run)
@@ -105,7 +105,7 @@ class JobLife(RuleBasedStateMachine):
             launch_error=launch_error,
             gpu_oom=gpu_oom,
         )
-        after, run, events = lifecycle.run_ended(self.job, self.run, event, SETTINGS, self.now, gpus_clean=gpus_clean)
+        after, run, events = transitions.run_ended(self.job, self.run, event, SETTINGS, self.now, gpus_clean=gpus_clean)
         assert run.state is RunState.ENDED
         assert run.outcome is not None
         assert (after.state is JobState.COMPLETING) is not gpus_clean
@@ -115,7 +115,7 @@ class JobLife(RuleBasedStateMachine):
     @rule(gpus_clean=st.booleans())
     def lose(self, gpus_clean) -> None:
         event = RunLost(self.run.id, self.now, "its supervisor is gone")
-        after, run, events = lifecycle.run_lost(self.job, self.run, event, SETTINGS, self.now, gpus_clean=gpus_clean)
+        after, run, events = transitions.run_lost(self.job, self.run, event, SETTINGS, self.now, gpus_clean=gpus_clean)
         self.become(after, events, run)
 
     @precondition(lambda self: self.has_open_run and self.run.state is RunState.STARTING)
@@ -123,20 +123,20 @@ class JobLife(RuleBasedStateMachine):
     def revoke(self) -> None:
         event = RunNeverStarted(self.run.id, self.now, "the claim was revoked")
         counts = self.job.failures, self.job.requeues
-        after, run, events = lifecycle.run_never_started(self.job, self.run, event, SETTINGS, self.now)
+        after, run, events = transitions.run_never_started(self.job, self.run, event, SETTINGS, self.now)
         assert (after.failures, after.requeues) == counts
         self.become(after, events, run)
 
     @precondition(lambda self: self.is_releasing)
     @rule()
     def finish(self) -> None:
-        self.become(*lifecycle.finish(self.job, self.run, SETTINGS, self.now))
+        self.become(*transitions.finish(self.job, self.run, SETTINGS, self.now))
         assert self.job.state is not JobState.COMPLETING
 
     @precondition(lambda self: not self.job.state.is_final)
     @rule()
     def cancel(self) -> None:
-        after, events = lifecycle.cancel(self.job, self.now, "ann")
+        after, events = transitions.cancel(self.job, self.now, "ann")
         self.cancelled = True
         self.become(after, events)
         assert self.job.state in (JobState.CANCELLED, JobState.COMPLETING)
@@ -144,7 +144,7 @@ class JobLife(RuleBasedStateMachine):
     @precondition(lambda self: not self.job.state.is_final)
     @rule(held=st.booleans())
     def hold(self, held) -> None:
-        act = lifecycle.hold if held else lifecycle.release
+        act = transitions.hold if held else transitions.release
         after, event = act(self.job, self.now, "ann")
         assert after.state is self.job.state
         self.become(after, [event])
@@ -155,9 +155,9 @@ class JobLife(RuleBasedStateMachine):
         counts = self.job.failures, self.job.requeues, self.job.queued_at
         was_stopping = self.job.state is JobState.COMPLETING
         if by_owner:
-            after, events = yielding.requeue(self.job, self.now, "ann", is_owner=True)
+            after, events = transitions.requeue(self.job, self.now, "ann", is_owner=True)
         else:
-            after, events = yielding.preempt(self.job, self.now, "job 12")
+            after, events = transitions.preempt(self.job, self.now, "job 12")
         if by_owner and self.job.spec.time_limit_s is not None and not was_stopping:
             counts = *counts[:2], self.now
         assert after.state is JobState.COMPLETING
@@ -168,38 +168,38 @@ class JobLife(RuleBasedStateMachine):
     @precondition(lambda self: self.job.state in (JobState.RUNNING, JobState.SUSPENDED))
     @rule(by=st.sampled_from(["user", "policy"]))
     def suspend(self, by) -> None:
-        self.become(*yielding.suspend(self.job, self.now, by, "why"))
+        self.become(*transitions.suspend(self.job, self.now, by, "why"))
         assert self.job.state is JobState.SUSPENDED
 
     @precondition(lambda self: self.job.state is JobState.SUSPENDED)
     @rule()
     def resume(self) -> None:
         before = self.run.suspended_s
-        after, run, events = yielding.resume(self.job, self.run, self.now, "why")
+        after, run, events = transitions.resume(self.job, self.run, self.now, "why")
         assert run.suspended_s == before + self.now - self.job.suspended_at
         self.become(after, events, run)
 
     @precondition(lambda self: self.job.state is JobState.PENDING)
     @rule()
     def give_up_on_dependency(self) -> None:
-        self.become(*lifecycle.give_up(self.job, self.now, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "job 3 failed"))
+        self.become(*transitions.give_up(self.job, self.now, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "job 3 failed"))
 
     @precondition(lambda self: self.job.state.is_final)
     @rule()
     def nothing_moves_a_final_job(self) -> None:
         placement = Placement("n1", (), 1.0, 0)
         attempts = [
-            lambda: lifecycle.cancel(self.job, self.now, "ann"),
-            lambda: lifecycle.hold(self.job, self.now, "ann"),
-            lambda: lifecycle.give_up(self.job, self.now, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "x"),
-            lambda: lifecycle.start_run(self.job, placement, "boot", self.now),
+            lambda: transitions.cancel(self.job, self.now, "ann"),
+            lambda: transitions.hold(self.job, self.now, "ann"),
+            lambda: transitions.give_up(self.job, self.now, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "x"),
+            lambda: transitions.start_run(self.job, placement, "boot", self.now),
         ]
         if self.run is not None:
             event = RunEnded(self.run.id, self.now, self.now, exit_code=0)
             run = self.run
             attempts += [
-                lambda: lifecycle.finish(self.job, run, SETTINGS, self.now),
-                lambda: lifecycle.run_ended(self.job, run, event, SETTINGS, self.now, gpus_clean=True),
+                lambda: transitions.finish(self.job, run, SETTINGS, self.now),
+                lambda: transitions.run_ended(self.job, run, event, SETTINGS, self.now, gpus_clean=True),
             ]
         for attempt in attempts:
             try:

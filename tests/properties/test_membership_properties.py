@@ -14,13 +14,7 @@ from gpusched.model.job import ArraySpec
 from gpusched.model.settings import EVERYBODY, AccountSettings, Settings
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
-from gpusched.scheduler.sharing.membership import (
-    account_refusal,
-    accounts_of,
-    are_restricted,
-    default_account,
-    open_to_all,
-)
+from gpusched.scheduler.admission import account_refusal, accounts_of, are_restricted, default_account, open_to_all
 
 USERS = ("ann", "bob", "eve")
 GROUPS = ("lab", "course")

@@ -10,9 +10,9 @@ from gpusched.model.job import Job, Request
 from gpusched.model.resources import Resources
 from gpusched.model.settings import ORDERS, PrioritySettings, Settings
 from gpusched.model.snapshot import Usage
-from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.planner import decide
-from gpusched.scheduler.sharing.usage import charged, footprint
+from gpusched.scheduler.usage import charged, footprint
 from gpusched.testing import NOW, job, node
 
 MAX_AGE_S = 3600.0
@@ -25,7 +25,7 @@ def plays(settings: Settings, *, has_limits: bool, until_s: float) -> float | No
     """When a job of four cards starts beside a never-ending stream of jobs of one card; None when it does not."""
     idle = HostSample(NOW, "n1", 64, 64 * 1024, 64 * 1024, cpu_fraction=0.0)
     machine = node(gpus=CARDS, cpus=64.0, load=idle)
-    layout = Layout([machine], settings)
+    layout = ClusterLayout([machine], settings)
     waiting: list[Job] = [_job(WIDE, 4, "ann", SHORT_S if has_limits else None, NOW)]
     running: list[tuple[float, Allocation]] = []
     usage: dict[tuple[str, str], Usage] = {}

@@ -11,7 +11,7 @@ from lab import ANN, ENV, Lab
 
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import Outcome
-from gpusched.lifecycle.pipelines import fallbacks_of, parse_needs, standing, steps_of
+from gpusched.lifecycle.pipelines import fallbacks_of, parse_needs, pipeline_status, steps_of
 from gpusched.model.commands import Cancel, Hold, PipelineStep, Release, ResumePipeline, Selection, SubmitPipeline
 from gpusched.model.job import ArraySpec, Job, RetryRule
 from gpusched.model.states import JobState
@@ -72,7 +72,7 @@ def test_a_pipeline_comes_to_its_end(dice: Random) -> None:
     lab.outcome = Outcome(runs_s=3)
     let_all_end(lab)
     assert all(job.state.is_final for job in jobs_of(lab)), [job for job in jobs_of(lab) if not job.state.is_final]
-    assert standing(jobs_of(lab)).state in ("COMPLETED", "FAILED", "CANCELLED")
+    assert pipeline_status(jobs_of(lab)).state in ("COMPLETED", "FAILED", "CANCELLED")
     # Nothing fails any more: what is run again now ends well, and with it the pipeline.
     for _ in range(len(steps) + 1):
         (answer,) = lab.ask(ResumePipeline(ANN, 1))
@@ -80,7 +80,7 @@ def test_a_pipeline_comes_to_its_end(dice: Random) -> None:
             break
         let_all_end(lab)
     steps_now = steps_of(jobs_of(lab))
-    stands = standing(jobs_of(lab))
+    stands = pipeline_status(jobs_of(lab))
     assert all(job.state is JobState.COMPLETED or name in stands.not_needed for name, job in steps_now.items()) == (
         stands.state == "COMPLETED"
     )

@@ -13,13 +13,14 @@ from gpusched.model.job import Job, Request
 from gpusched.model.settings import STRATEGIES, OversubscribeSettings, PlacementSettings, Settings
 from gpusched.model.snapshot import Placement, Snapshot
 from gpusched.model.value import replace
-from gpusched.scheduler.capacity import refusal
-from gpusched.scheduler.constraints import parse
-from gpusched.scheduler.draft import Booking, Draft, Layout
-from gpusched.scheduler.fragmentation import typical_of
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
+from gpusched.scheduler.filters import parse_constraint
+from gpusched.scheduler.infeasible import refusal
 from gpusched.scheduler.invariants import check_invariants
-from gpusched.scheduler.placement import Need, find, fits, hosts, options
+from gpusched.scheduler.placement import best_placement, candidates, fits, hosts
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.request_units import RequestUnits
+from gpusched.scheduler.strategies.fragmentation import typical_of
 from gpusched.testing import NOW, gpu_view, job
 
 LABELS = ("old", "coco", "nvlink")
@@ -180,7 +181,7 @@ def test_what_starts_is_whole_and_where_it_was_asked_to_be(nodes, waiting, setti
             assert (piece.resources, piece.is_exclusive) == (wanted.resources, wanted.is_exclusive)
             assert not wanted.nodelist or piece.node in wanted.nodelist
             assert piece.node not in wanted.exclude
-            assert wanted.constraint is None or parse(wanted.constraint).admits(view.labels)
+            assert wanted.constraint is None or parse_constraint(wanted.constraint).admits(view.labels)
             assert not wanted.is_linked or are_linked(view, piece)
 
 
@@ -203,20 +204,20 @@ class Hater:
     def __init__(self, cards: set[int], nodes: set[int], apart: set[int]) -> None:
         self.cards, self.nodes, self.apart = cards, nodes, apart
 
-    def why_not(self, booking: Booking) -> str | None:
+    def why_not(self, booking: AllocationUnits) -> str | None:
         nodes = {piece.node for piece in booking.pieces()}
         cards = {part.card for piece in booking.pieces() for part in piece.parts}
         return "no" if cards & self.cards or nodes & self.nodes or len(nodes & self.apart) > 1 else None
 
 
 @st.composite
-def drafts(draw: st.DrawFn) -> Draft:
+def drafts(draw: st.DrawFn) -> ClusterState:
     """A draft on which some jobs run."""
     nodes, waiting, settings = draw(machines()), draw(queues()), draw(chosen())
     snapshot = testing.snapshot(*nodes, waiting=waiting)
-    layout = Layout(nodes, settings)
+    layout = ClusterLayout(nodes, settings)
     layout.typical = typical_of(snapshot)
-    draft = Draft(layout)
+    draft = ClusterState(layout)
     for held in held_by(snapshot, waiting, settings):
         booking = layout.booking(held.uid, held)
         assert booking is not None
@@ -232,23 +233,23 @@ def drafts(draw: st.DrawFn) -> Draft:
     st.sets(st.integers(0, 3)),
 )
 def test_a_guard_is_obeyed(draft, wanted, cards, nodes, apart):
-    need, guard = Need.of(wanted, 1), Hater(cards, nodes, apart)
-    for option in options(draft, need, guard=guard):
+    need, guard = RequestUnits.of(wanted, 1), Hater(cards, nodes, apart)
+    for option in candidates(draft, need, guard=guard):
         assert guard.why_not(option.booking) is None
         assert draft.has_room(option.booking)
-    if find(draft, need, guard=guard) is not None:
+    if best_placement(draft, need, guard=guard) is not None:
         assert fits(draft, need)
 
 
 @given(drafts(), requests())
 def test_where_there_is_room_a_place_is_found_that_has_it(draft, wanted):
-    need = Need.of(wanted, 1)
-    found = options(draft, need)
+    need = RequestUnits.of(wanted, 1)
+    found = candidates(draft, need)
     assert bool(found) is fits(draft, need)
     assert all(draft.has_room(option.booking) for option in found)
     if wanted.nodes == 1 and found:
         assert {option.booking.node for option in found} == set(hosts(draft, need))
-    best = find(draft, need)
+    best = best_placement(draft, need)
     if best is not None:
         draft.book(best)
         assert not draft.has_room(replace(best, millicpus=10**9))
@@ -256,9 +257,9 @@ def test_where_there_is_room_a_place_is_found_that_has_it(draft, wanted):
 
 @given(drafts(), requests(), st.frozensets(st.integers(0, 23)))
 def test_cards_to_avoid_never_turn_a_job_away_and_are_not_taken_without_need(draft, wanted, avoid):
-    need = Need.of(replace(wanted, nodes=1, is_linked=False), 1)
-    places = {option.booking.node: option.booking for option in options(draft, need)}
-    others = {option.booking.node: option.booking for option in options(draft, need, avoid=avoid)}
+    need = RequestUnits.of(replace(wanted, nodes=1, is_linked=False), 1)
+    places = {option.booking.node: option.booking for option in candidates(draft, need)}
+    others = {option.booking.node: option.booking for option in candidates(draft, need, avoid=avoid)}
     assert places.keys() == others.keys()
     for node, booking in others.items():
         taken = {part.card for part in booking.parts} & avoid

@@ -14,12 +14,12 @@ from worlds import FEATURES, Story, World, shrunk, story_of
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.snapshot import Plan, Snapshot
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.events import JobLeft, RunEnded
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.priority import ranked_at
-from gpusched.scheduler.sharing.usage import usage_now
+from gpusched.scheduler.usage import usage_now
 
 SELDOM = 0.05
 """More than this part of all stories has each feature."""
@@ -101,7 +101,7 @@ def lost_track(snapshot: Snapshot, world: World) -> list[str]:
     has_changed = world.seen["SettingsChanged"] or world.seen["suspended"] or world.has("exclusive nodes")
     if snapshot.used is not None and not has_changed:
         as_of = ranked_at(world.now, world.settings)
-        expected = usage_now(truth, Layout(truth.nodes, world.settings), world.settings, as_of)
+        expected = usage_now(truth, ClusterLayout(truth.nodes, world.settings), world.settings, as_of)
         ours = {(one.account, one.user): one.used for one in snapshot.used}
         for mark in ours.keys() | expected.keys():
             one, other = ours.get(mark, NOTHING), expected.get(mark, NOTHING)

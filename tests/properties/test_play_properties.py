@@ -11,7 +11,7 @@ from test_schedule_properties import CLUSTERS, some_request, some_settings
 
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.scheduler.ahead import future
+from gpusched.scheduler import forecast
 from gpusched.scheduler.planner import Planner
 from gpusched.testing import NOW
 
@@ -46,9 +46,9 @@ def test_the_same_jobs_start_at_the_same_instants(cluster, seed):
             return None if job_id % 3 else so_far_s + 7.0
         return max(share * limit_s, so_far_s)
 
-    found = future.play_starts_and_ends(snapshot, chosen, length, wanted, 1000)
+    found = forecast.play_starts_and_ends(snapshot, chosen, length, wanted, 1000)
     assert found is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(future, "TOGETHER", 0.0)
-        found = future.play_starts_and_ends(snapshot, chosen, length, wanted, 1000)
-        assert found == future.Future(snapshot, chosen, length).play(wanted, 1000)
+        patch.setattr(forecast, "TOGETHER", 0.0)
+        found = forecast.play_starts_and_ends(snapshot, chosen, length, wanted, 1000)
+        assert found == forecast.Future(snapshot, chosen, length).play(wanted, 1000)

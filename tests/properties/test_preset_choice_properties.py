@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.model import codec
+from gpusched.model import value
 from gpusched.model.presets import CHOICES, FAIR
 from gpusched.scheduler.preset_choice import (
     ALPHA,
@@ -58,7 +58,7 @@ def test_a_change_over_was_announced_and_is_earned(
         assert state.in_force in CHOICES
         assert state.candidate in {*CHOICES, None} - {state.in_force}
         assert state.why
-        assert codec.decode(codec.encode(state), PresetState) == state
+        assert value.decode(value.encode(state), PresetState) == state
         wanted = state.in_force if state.in_force != before.in_force else state.candidate
         if wanted is None:
             continue

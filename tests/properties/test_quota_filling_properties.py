@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from gpusched.model.resources import Resources
 from gpusched.model.settings import QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.sharing.quota import Quotas, problems
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.quota import Quotas, problems
 from gpusched.testing import node, request
 
 ONE = Resources(gpus=1.0)
@@ -30,7 +30,7 @@ class House:
     @classmethod
     def of(cls, queues: list[QueueSettings]) -> House:
         settings = Settings(queue={queue.name: queue for queue in queues})
-        return cls(settings, Quotas(settings, Layout(NODES, settings)))
+        return cls(settings, Quotas(settings, ClusterLayout(NODES, settings)))
 
     @property
     def leaves(self) -> list[str]:

@@ -9,8 +9,8 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.sharing.quota import Quotas
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.quota import Quotas
 from gpusched.testing import node, request
 
 NODES = [node(gpus=8, cpus=32.0, mem_mib=64_000)]
@@ -64,7 +64,7 @@ Job = tuple[str, str, str, Resources]
 
 
 def fresh(settings: Settings) -> Quotas:
-    return Quotas(settings, Layout(NODES, settings))
+    return Quotas(settings, ClusterLayout(NODES, settings))
 
 
 def key(job: Job) -> ClassKey:

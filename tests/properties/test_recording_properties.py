@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from strategies import settings, snapshots
 
 from gpusched import quickjson
-from gpusched.model import codec
+from gpusched.model import value as values
 from gpusched.model.recording import BadRecording, Recording, decode, encode
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
@@ -66,9 +66,9 @@ def through(document: typing.Any) -> typing.Any:
 @effort(max_examples=50)
 def test_every_value_comes_back_as_it_was(kind, seed):
     value = some_value(kind, Random(seed))
-    back = codec.convert(through(codec.plain(value)), kind)
+    back = values.convert(through(values.plain(value)), kind)
     assert back == value
-    assert codec.decode(codec.encode(value), kind) == value
+    assert values.decode(values.encode(value), kind) == value
     # Equality takes 1 for 1.0, of which other words are made.
     assert repr(back) == repr(value)
 
@@ -153,7 +153,7 @@ def test_the_whole_of_the_model_can_be_written_down():
     assert len(seen) > 30
     for kind in seen - {Snapshot}:
         with pytest.raises(ValueError):
-            codec.convert("no object", kind)
+            values.convert("no object", kind)
 
 
 @pytest.mark.parametrize(
@@ -182,13 +182,13 @@ def test_the_whole_of_the_model_can_be_written_down():
 )
 def test_what_is_wrong_is_said_with_its_place(kind, document, text):
     with pytest.raises(ValueError) as caught:
-        codec.convert(document, kind)
+        values.convert(document, kind)
     assert text in str(caught.value)
 
 
 def test_what_can_not_be_written_is_not():
     with pytest.raises(TypeError, match="function"):
-        codec.encode(lambda: None)
+        values.encode(lambda: None)
 
 
 def change(**more):

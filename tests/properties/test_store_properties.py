@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.errors import BrokenInvariant
-from gpusched.model.codec import decode
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Notice, Request, RetryRule, Run
 from gpusched.model.states import ACTIVE_STATES, FINAL_STATES, JobState, ReasonCode, RunState
-from gpusched.model.value import replace
+from gpusched.model.value import decode, replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import rows
 from gpusched.store.memory import MemoryStore

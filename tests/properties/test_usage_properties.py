@@ -15,10 +15,11 @@ from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import PrioritySettings, QosSettings, Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Draft, Layout
-from gpusched.scheduler.placement import Need, find
-from gpusched.scheduler.sharing.quota import Quotas
-from gpusched.scheduler.sharing.usage import capacity_of, charged, demand, footprint, usage_now
+from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState
+from gpusched.scheduler.placement import best_placement
+from gpusched.scheduler.quota import Quotas
+from gpusched.scheduler.request_units import RequestUnits
+from gpusched.scheduler.usage import capacity_of, charged, demand, footprint, usage_now
 from gpusched.testing import NOW
 
 KINDS = ("gpus", "vram_mib", "cpus", "mem_mib")
@@ -36,8 +37,8 @@ def same(one: Resources, other: Resources) -> bool:
 def test_a_place_never_holds_more_gpus_than_were_counted_before(machines, asked):
     """So a quota that has room for the demand has room for the booking."""
     settings = Settings()
-    layout = Layout([replace(machine, load=None) for machine in machines], settings)
-    booking = find(Draft(layout), Need.of(asked, 1000))
+    layout = ClusterLayout([replace(machine, load=None) for machine in machines], settings)
+    booking = best_placement(ClusterState(layout), RequestUnits.of(asked, 1000))
     if booking is None:
         return
     event("placed")
@@ -50,13 +51,13 @@ def test_a_place_never_holds_more_gpus_than_were_counted_before(machines, asked)
 
 @given(nodes(), requests(), st.integers(1, 5))
 def test_a_gang_counts_as_its_nodes(machines, asked, count):
-    layout = Layout(machines, Settings())
+    layout = ClusterLayout(machines, Settings())
     assert demand(layout, replace(asked, nodes=count)) == demand(layout, asked).times(count)
 
 
 @given(nodes(), requests(), requests())
 def test_who_asks_for_more_counts_for_no_less(machines, one, other):
-    layout = Layout(machines, Settings())
+    layout = ClusterLayout(machines, Settings())
     more = Request(
         gpus=max(one.gpus, other.gpus),
         cpus=max(one.cpus, other.cpus),
@@ -70,7 +71,7 @@ def test_who_asks_for_more_counts_for_no_less(machines, one, other):
 @given(snapshots())
 def test_what_runs_is_never_more_than_there_is(case):
     snapshot, _ = case
-    layout = Layout(snapshot.nodes, Settings())
+    layout = ClusterLayout(snapshot.nodes, Settings())
     total = NOTHING
     for held in snapshot.allocations:
         booking = layout.booking(held.uid, held)
@@ -85,7 +86,7 @@ def test_what_runs_is_never_more_than_there_is(case):
 def test_the_factor_of_the_qos_scales_what_is_used(case, factor):
     snapshot, _ = case
     marked = replace(snapshot, allocations=tuple(replace(one, qos="some") for one in snapshot.allocations))
-    layout = Layout(snapshot.nodes, Settings())
+    layout = ClusterLayout(snapshot.nodes, Settings())
     plain = usage_now(snapshot, layout, Settings())
     scaled = usage_now(marked, layout, replace(Settings(), qos={"some": QosSettings("some", usage_factor=factor)}))
     for mark, used in plain.items():
@@ -97,7 +98,7 @@ def test_running_on_and_having_ended_come_to_the_same_use(case, later_s, half_li
     """A user's standing does not jump when a run ends: what was open is what is recorded."""
     snapshot, _ = case
     settings = replace(Settings(), priority=PrioritySettings(half_life_s=half_life_s))
-    layout = Layout(snapshot.nodes, settings)
+    layout = ClusterLayout(snapshot.nodes, settings)
     then = replace(snapshot, now=NOW + later_s)
     opened = usage_now(then, layout, settings)
     ended: dict[tuple[str, str], Usage] = {}
@@ -117,7 +118,7 @@ def test_running_on_and_having_ended_come_to_the_same_use(case, later_s, half_li
 def test_quotas_count_what_runs_and_forget_what_has_ended(case, ending):
     snapshot, _ = case
     settings = Settings()
-    layout = Layout(snapshot.nodes, settings)
+    layout = ClusterLayout(snapshot.nodes, settings)
     quotas = Quotas(settings, layout)
     running = [(held, _footprint(layout, held)) for held in snapshot.allocations]
     for held, amount in running:
@@ -130,7 +131,7 @@ def test_quotas_count_what_runs_and_forget_what_has_ended(case, ending):
     assert quotas.used("default").cpus == pytest.approx(sum(amount.cpus for _, amount in left), abs=1e-5)
 
 
-def _footprint(layout: Layout, held: Allocation) -> Resources:
+def _footprint(layout: ClusterLayout, held: Allocation) -> Resources:
     booking = layout.booking(held.uid, held)
     assert booking is not None
     return footprint(layout, booking)
@@ -138,7 +139,7 @@ def _footprint(layout: Layout, held: Allocation) -> Resources:
 
 @given(nodes(), st.integers(0, 3))
 def test_a_lost_card_is_less_and_a_drained_one_is_not(machines, which):
-    layout = Layout(machines, Settings())
+    layout = ClusterLayout(machines, Settings())
     cards = [card for card in layout.cards if card.view.is_present]
     assume(len(cards) > which)
     chosen = cards[which].view
@@ -148,7 +149,7 @@ def test_a_lost_card_is_less_and_a_drained_one_is_not(machines, which):
             replace(machine, gpus=tuple(replace(gpu, **parts) if gpu is chosen else gpu for gpu in machine.gpus))
             for machine in machines
         ]
-        return capacity_of(Layout(changed, Settings()))
+        return capacity_of(ClusterLayout(changed, Settings()))
 
     before = capacity_of(layout)
     assert with_card(why_not="drained", foreign_mib=9000) == before

@@ -44,9 +44,9 @@ from gpusched.model.snapshot import (
     Window,
 )
 from gpusched.model.value import Value, replace
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.extension import Extensions
-from gpusched.scheduler.sharing.usage import charged, footprint
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.plugins import Extensions
+from gpusched.scheduler.usage import charged, footprint
 from gpusched.testing import NOW
 
 CLUSTER = (
@@ -286,7 +286,7 @@ class World:
     def _end(self, job_id: int) -> None:
         pieces = self.running.pop(job_id)
         self.tell("RunEnded", job_id)
-        layout, rate, first = Layout(self.nodes, self.settings), NOTHING, pieces[0]
+        layout, rate, first = ClusterLayout(self.nodes, self.settings), NOTHING, pieces[0]
         for held in pieces:
             booking = layout.booking(held.uid, held)
             rate = rate if booking is None else rate + footprint(layout, booking)

@@ -16,9 +16,9 @@ from gpusched.model.job import Job, Request
 from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import Placement, Plan, Reason, Snapshot, Usage, Window
 from gpusched.model.value import replace
-from gpusched.scheduler.extension import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.testing import NOW, allocation, job, share
 
 MINUTE, HOUR = 60.0, 3600.0

@@ -6,8 +6,9 @@ import pytest
 from scenario import HOUR, Scenario, load, place_of, running, settings, wants
 
 from gpusched.model.job import Request
-from gpusched.scheduler.draft import Booking, Draft, Layout
-from gpusched.scheduler.placement import Need, find, fits, options
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
+from gpusched.scheduler.placement import best_placement, candidates, fits
+from gpusched.scheduler.request_units import RequestUnits
 from gpusched.testing import NOW, gpu_view, node
 
 GIB = 1024
@@ -145,22 +146,22 @@ class AtMostOneOf:
     def __init__(self, *nodes):
         self.nodes = set(nodes)
 
-    def why_not(self, booking: Booking) -> str | None:
+    def why_not(self, booking: AllocationUnits) -> str | None:
         return "no" if len(self.nodes & {piece.node for piece in booking.pieces()}) > 1 else None
 
 
 def test_a_guard_sees_the_whole_gang():
-    draft = Draft(Layout(THREE, settings()))
-    need = Need.of(Request(gpus=1, nodes=2), 1)
-    found = find(draft, need, guard=AtMostOneOf(0, 1))
+    draft = ClusterState(ClusterLayout(THREE, settings()))
+    need = RequestUnits.of(Request(gpus=1, nodes=2), 1)
+    found = best_placement(draft, need, guard=AtMostOneOf(0, 1))
     assert found is not None
     assert [piece.node for piece in found.pieces()] == [0, 2]
-    assert find(draft, need, guard=AtMostOneOf(0, 1, 2)) is None
+    assert best_placement(draft, need, guard=AtMostOneOf(0, 1, 2)) is None
 
 
 def test_a_gang_has_at_most_one_option_and_fits_where_it_is_found():
-    draft = Draft(Layout(THREE, settings()))
+    draft = ClusterState(ClusterLayout(THREE, settings()))
     for nodes, count in ((2, 1), (3, 1), (4, 0)):
-        need = Need.of(Request(gpus=1, nodes=nodes), 1)
-        assert len(options(draft, need)) == count
+        need = RequestUnits.of(Request(gpus=1, nodes=nodes), 1)
+        assert len(candidates(draft, need)) == count
         assert fits(draft, need) is bool(count)

@@ -11,7 +11,7 @@ from lab import Lab
 
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
-from gpusched.lifecycle.growth import Larger, NothingLarger, grown
+from gpusched.lifecycle.retry import Larger, NothingLarger, grown
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import GpuShare, Request, RetryRule
 from gpusched.model.settings import (
@@ -24,8 +24,8 @@ from gpusched.model.settings import (
 )
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
-from gpusched.scheduler.capacity import refusal
-from gpusched.scheduler.sharing.alone import slice_refusal
+from gpusched.scheduler.admission import slice_refusal
+from gpusched.scheduler.infeasible import refusal
 from gpusched.testing import gpu_view, job, node, request, run, spec
 
 GIB = 1024

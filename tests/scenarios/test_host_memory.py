@@ -8,14 +8,13 @@ import pytest
 from scenario import Outcome, Scenario, running, settings, wants
 
 from gpusched import testing
-from gpusched.model.calendar import CalendarEntry
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Placement
-from gpusched.scheduler.calendar.conflicts import conflicts
-from gpusched.scheduler.capacity import refusal
-from gpusched.scheduler.draft import Layout
+from gpusched.model.snapshot import CalendarEntry, Placement
+from gpusched.scheduler.calendar import conflicts
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.infeasible import refusal
 from gpusched.testing import NOW, gpu_view, request, share
 
 GIB = 1024
@@ -131,7 +130,7 @@ def test_reservation_of_the_gpu_keeps_its_memory() -> None:
 
 
 def test_reservations_of_the_gpu_and_of_memory_stand_in_each_others_way() -> None:
-    layout = Layout([machine()], PLAIN)
+    layout = ClusterLayout([machine()], PLAIN)
     course = CalendarEntry("course", NOW + 3600, 3600, (COURSE,), users=("ann",))
     other = CalendarEntry("other", NOW + 3600, 3600, (Placement("n1", (), 1.0, 8 * GIB),), users=("bob",))
     assert [found.text for found in conflicts(other, [course], [], layout, NOW)] == [
@@ -158,9 +157,9 @@ def test_what_can_never_fit_is_refused_with_what_would() -> None:
 
 
 def test_bookings_add_up_in_the_node() -> None:
-    layout = Layout([machine()], Settings())
+    layout = ClusterLayout([machine()], Settings())
     held = running(1, "n1:0", vram=6 * GIB, mem_mib=2 * GIB)
     assert layout.node_mem_mib(held) == 8 * GIB
     assert layout.node_mem_mib(running(1, "n1:0", mem_mib=2 * GIB)) == POOL_MIB
-    other = Layout([testing.node("n1", 1, mem_mib=POOL_MIB)], Settings())
+    other = ClusterLayout([testing.node("n1", 1, mem_mib=POOL_MIB)], Settings())
     assert other.node_mem_mib(held) == 2 * GIB

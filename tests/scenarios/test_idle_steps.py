@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.lifecycle.idling import Activity, Look, Step, Watch, due, idle_since, is_exempt, note, watch
+from gpusched.lifecycle.idle import Activity, Look, Step, Watch, due, idle_since, is_exempt, note, watch
 from gpusched.model.job import Interactive, JobSpec
 from gpusched.model.settings import IdleSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.value import Value, replace

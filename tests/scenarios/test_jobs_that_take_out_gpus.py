@@ -9,7 +9,7 @@ from accidents import AccidentLab
 from lab import ANN, BOB, ROOT
 
 from gpusched.engine.simulated import Outcome
-from gpusched.lifecycle.blame import FaultyRun, GpuFault, Origin, repeated, told_of
+from gpusched.lifecycle.failures import FaultyRun, GpuFault, Origin, repeated, told_of
 from gpusched.model.commands import Drain, Hold, Release
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.settings import AlertSettings, FaultSettings, GpuSettings

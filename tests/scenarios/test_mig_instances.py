@@ -8,10 +8,10 @@ import pytest
 
 from gpusched.model.cluster import GpuView
 from gpusched.model.settings import Settings
-from gpusched.scheduler.capacity import refusal
-from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.infeasible import refusal
 from gpusched.scheduler.planner import decide
-from gpusched.scheduler.sharing.usage import capacity_of
+from gpusched.scheduler.usage import capacity_of
 from gpusched.testing import gpu_view, job, node, request, snapshot
 
 CARD = "NVIDIA A100-SXM4-80GB"
@@ -95,5 +95,5 @@ def test_a_job_that_waits_says_why_it_cannot_have_instances() -> None:
 
 
 def test_a_divided_card_is_no_capacity_and_each_instance_is_one_gpu() -> None:
-    found = capacity_of(Layout((node("n1", MIXED),), Settings()))
+    found = capacity_of(ClusterLayout((node("n1", MIXED),), Settings()))
     assert (found.gpus, found.vram_mib) == (4, (40 + 10 + 10 + 80) * 1024)

@@ -9,9 +9,11 @@ from scenario import HOUR, Scenario, load, running, settings, wants
 
 from gpusched.model.job import Request
 from gpusched.model.snapshot import Placement
-from gpusched.scheduler.draft import Booking, Draft, Layout
-from gpusched.scheduler.placement import Need, Rejection, find, options
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
+from gpusched.scheduler.filters import Rejection
+from gpusched.scheduler.placement import best_placement, candidates
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.request_units import RequestUnits
 from gpusched.testing import NOW, gpu_view, job, node, snapshot, window
 
 GIB = 1024
@@ -626,7 +628,7 @@ class Never:
     def __init__(self, cards=(), nodes=()):
         self.cards, self.nodes = set(cards), set(nodes)
 
-    def why_not(self, booking: Booking) -> str | None:
+    def why_not(self, booking: AllocationUnits) -> str | None:
         for piece in booking.pieces():
             if piece.node in self.nodes or any(part.card in self.cards for part in piece.parts):
                 return "no"
@@ -634,7 +636,9 @@ class Never:
 
 
 def place_with(nodes, guard, **wanted):
-    booking = find(Draft(Layout(nodes, settings())), Need.of(Request(**wanted), 1000), guard=guard)
+    booking = best_placement(
+        ClusterState(ClusterLayout(nodes, settings())), RequestUnits.of(Request(**wanted), 1000), guard=guard
+    )
     return None if booking is None else (booking.node, [part.card for part in booking.parts])
 
 
@@ -661,26 +665,26 @@ def test_a_guard_sends_a_job_to_other_cards_where_none_are_linked():
 
 
 def test_cards_to_avoid_are_left_alone_though_they_are_linked_and_others_are_not():
-    draft = Draft(Layout([linked("n1", (0, 0, 1, 2))], settings()))
-    (option,) = options(draft, Need.of(Request(gpus=2), 1), avoid=frozenset({0}))
+    draft = ClusterState(ClusterLayout([linked("n1", (0, 0, 1, 2))], settings()))
+    (option,) = candidates(draft, RequestUnits.of(Request(gpus=2), 1), avoid=frozenset({0}))
     assert {part.card for part in option.booking.parts} == {1, 2}
 
 
 def test_no_more_cards_to_avoid_are_taken_than_must_be():
-    layout = Layout([node(gpus=3)], settings())
-    draft = Draft(layout)
+    layout = ClusterLayout([node(gpus=3)], settings())
+    draft = ClusterState(layout)
     for held in (running(8, "n1:0", vram=GIB), running(9, "n1:1", vram=GIB)):
         booking = layout.booking(1, held)
         assert booking is not None
         draft.book(booking)
-    (option,) = options(draft, Need.of(Request(gpus=2, vram_mib=GIB), 1), avoid=frozenset({0, 1}))
+    (option,) = candidates(draft, RequestUnits.of(Request(gpus=2, vram_mib=GIB), 1), avoid=frozenset({0, 1}))
     assert {part.card for part in option.booking.parts} == {0, 2}
 
 
 def test_what_a_guard_turned_down_is_counted():
     tally: Counter[Rejection] = Counter()
-    draft = Draft(Layout([node(gpus=2)], settings()))
-    assert options(draft, Need.of(Request(gpus=1), 1), tally=tally, guard=Never(nodes=[0])) == []
+    draft = ClusterState(ClusterLayout([node(gpus=2)], settings()))
+    assert candidates(draft, RequestUnits.of(Request(gpus=1), 1), tally=tally, guard=Never(nodes=[0])) == []
     assert tally == {Rejection.GUARD: 1}
 
 

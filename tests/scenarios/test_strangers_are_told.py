@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from gpusched.lifecycle.foreign import Card, End, Stranger, Tell, is_of_the_system, messages, steps
+from gpusched.lifecycle.foreign import (
+    ForeignEnd,
+    ForeignGpuUse,
+    ForeignNotice,
+    ForeignProcess,
+    is_of_the_system,
+    messages,
+    steps,
+)
 from gpusched.model.settings import ForeignSettings
 from gpusched.model.value import replace
 
@@ -14,14 +22,14 @@ NOW = 100_000.0
 MINUTE, HOUR = 60.0, 3600.0
 POLITE = ForeignSettings(message=("write", "mail"), message_after_s=900.0, message_every_s=4 * HOUR)
 STRICT = replace(POLITE, kill_after_s=2 * HOUR, kill_grace_s=60.0)
-EVA = Stranger(
+EVA = ForeignProcess(
     pid=4711,
     start_ticks=99,
     uid=1001,
     user="eva",
     name="python",
     program="python3.11",
-    cards=(Card("GPU-a", 0, 15360, 4320.0),),
+    cards=(ForeignGpuUse("GPU-a", 0, 15360, 4320.0),),
     since_at=NOW - 2 * HOUR,
     waiting=("lab", "lab"),
 )
@@ -68,7 +76,7 @@ TOLD: dict[str, tuple[ForeignSettings, dict[str, Any], int, float | None]] = {
 def test_the_owner_is_told(case: str) -> None:
     settings, facts, jobs, ends_after_s = TOLD[case]
     (step,) = steps([replace(EVA, **facts)], settings, NOW)
-    assert isinstance(step, Tell)
+    assert isinstance(step, ForeignNotice)
     assert (step.jobs, step.ends_after_s) == (jobs, ends_after_s)
 
 
@@ -77,7 +85,7 @@ BOOKED = replace(EVA.cards[0], bookers=frozenset({1002}))
 
 def test_owner_of_a_process_on_the_gpu_of_anothers_job_is_told_though_nobody_waits() -> None:
     (step,) = steps([replace(EVA, cards=(BOOKED,), waiting=())], STRICT, NOW)
-    assert isinstance(step, Tell)
+    assert isinstance(step, ForeignNotice)
     (alert,) = messages(step, ("write",), frozenset(), "n1", NOW)
     lines = str(dict(alert.facts)["message"]).splitlines()
     # To adopt it would be refused: the GPU is booked.
@@ -109,19 +117,19 @@ ENDED: dict[str, tuple[dict[str, Any], bool]] = {
 def test_it_is_ended(case: str) -> None:
     facts, is_kill = ENDED[case]
     (step,) = steps([replace(EVA, told_at=NOW - HOUR, **facts)], STRICT, NOW)
-    assert isinstance(step, End)
+    assert isinstance(step, ForeignEnd)
     assert step.is_kill is is_kill
 
 
 def test_nobody_is_ended_who_was_not_told() -> None:
     (step,) = steps([replace(EVA, since_at=0.0)], STRICT, NOW)
-    assert isinstance(step, Tell)
+    assert isinstance(step, ForeignNotice)
     assert steps([replace(EVA, since_at=0.0, told_at=NOW, first_told_at=NOW)], STRICT, NOW + 1) == ()
 
 
 def test_the_message_says_what_where_since_when_and_what_to_do() -> None:
     (step,) = steps([EVA], STRICT, NOW)
-    assert isinstance(step, Tell)
+    assert isinstance(step, ForeignNotice)
     (alert,) = messages(step, ("write", "mail"), frozenset(), "n1", NOW)
     assert (alert.uid, alert.targets) == (1001, ("@write", "@mail"))
     assert dict(alert.facts)["message"] == (
@@ -133,8 +141,8 @@ def test_the_message_says_what_where_since_when_and_what_to_do() -> None:
 
 
 def test_a_mig_instance_is_named_as_people_know_it() -> None:
-    (step,) = steps([replace(EVA, cards=(Card("MIG-a", 1021, 9216, None),))], POLITE, NOW)
-    assert isinstance(step, Tell)
+    (step,) = steps([replace(EVA, cards=(ForeignGpuUse("MIG-a", 1021, 9216, None),))], POLITE, NOW)
+    assert isinstance(step, ForeignNotice)
     (alert,) = messages(step, ("write",), frozenset(), "n1", NOW)
     assert dict(alert.facts)["gpus"] == "2:1"
     assert "has been on GPU 2:1 (9G) for" in str(dict(alert.facts)["message"])
@@ -142,14 +150,14 @@ def test_a_mig_instance_is_named_as_people_know_it() -> None:
 
 def test_a_name_cannot_draw_on_the_screen_of_others() -> None:
     (step,) = steps([replace(EVA, name="\x1b[2Jroot")], POLITE, NOW)
-    assert isinstance(step, Tell)
+    assert isinstance(step, ForeignNotice)
     for alert in messages(step, ("write", "wall"), frozenset({1001, 1002}), "n1", NOW):
         assert "\x1b" not in str(dict(alert.facts)["message"])
 
 
 def test_wall_tells_the_others_whose_process_it_is() -> None:
     (step,) = steps([EVA], POLITE, NOW)
-    assert isinstance(step, Tell)
+    assert isinstance(step, ForeignNotice)
     alerts = messages(step, ("write", "notify", "wall"), frozenset({0, 1001, 1002}), "n1", NOW)
     assert [(alert.uid, alert.targets) for alert in alerts] == [(1001, ("@write",)), (1001, ()), (1002, ("@write",))]
     assert "eva's process 4711" in str(dict(alerts[-1].facts)["message"])

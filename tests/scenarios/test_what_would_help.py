@@ -11,10 +11,8 @@ from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 from gpusched.model.settings import QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Window
 from gpusched.model.value import replace
-from gpusched.scheduler.ahead.changes import format_limit
-from gpusched.scheduler.ahead.trial import BUDGET, SensibleLimit
-from gpusched.scheduler.ahead.whatif import Alternative, alternatives
 from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.whatif import BUDGET, Alternative, SensibleLimit, alternatives, format_limit
 from gpusched.testing import NOW, gpu_view, node, share
 
 TWO_QUEUES = replace(Settings(), queue={"default": QueueSettings("default"), "small": QueueSettings("small")})

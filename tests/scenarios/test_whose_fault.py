@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.engine.simulated import Outcome
-from gpusched.lifecycle.blame import (
+from gpusched.lifecycle.failures import (
     Evidence,
     GpuFault,
     awaits_faults,

@@ -18,10 +18,10 @@ from gpusched.api.service import MOST_QUESTIONS, Service
 from gpusched.api.visibility import Viewer
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.errors import TooMany
-from gpusched.model.calendar import CalendarEntry
 from gpusched.model.commands import Caller, Reserve
 from gpusched.model.job import Alerting
 from gpusched.model.settings import AccessSettings
+from gpusched.model.snapshot import CalendarEntry
 from gpusched.testing import request
 
 ASKED = b"GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"

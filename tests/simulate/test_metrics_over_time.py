@@ -16,8 +16,8 @@ from gpusched.model.job import GpuShare
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Booking, Draft, Layout, Part
-from gpusched.scheduler.need import Need
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState
+from gpusched.scheduler.request_units import RequestUnits
 from gpusched.simulate import cluster, planner_run, rules
 from gpusched.simulate.fragments import Fragments
 from gpusched.simulate.metrics_over_time import Series, Share, over_time
@@ -112,10 +112,10 @@ def test_the_pieces_of_a_gang_are_what_fgd_takes_for_usual():
 def test_what_is_usable_is_what_trying_every_choice_finds(data):
     count, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     nodes = cluster.nodes_of(f"{count}x{size}")
-    layout = Layout(nodes, Settings())
-    draft = Draft(layout)
+    layout = ClusterLayout(nodes, Settings())
+    draft = ClusterState(layout)
     kinds = sorted(data.draw(st.sets(st.integers(1, count * size), min_size=1, max_size=4)))
-    needs = [Need.of(rules.request_of(job(0, 1, gpus), nodes), 1) for gpus in kinds]
+    needs = [RequestUnits.of(rules.request_of(job(0, 1, gpus), nodes), 1) for gpus in kinds]
     known = Fragments(draft, needs)
     waiting = dict.fromkeys(range(len(kinds)), 0)
     held = {}
@@ -131,7 +131,7 @@ def test_what_is_usable_is_what_trying_every_choice_finds(data):
             if booking is not None:
                 draft.release(booking)
             else:
-                held[card] = booking = Booking(card // size, 1, 0, 0, (Part(card, True),))
+                held[card] = booking = AllocationUnits(card // size, 1, 0, 0, (CardShare(card, True),))
                 draft.book(booking)
             known.changed(booking.node)
         free = draft.free_cards
@@ -144,9 +144,9 @@ def test_what_is_usable_is_what_trying_every_choice_finds(data):
 def parts_of(need, cards):
     """What a job would take of these cards."""
     if not need.is_slice:
-        return tuple(Part(card.number, True) for card in cards)
+        return tuple(CardShare(card.number, True) for card in cards)
     return tuple(
-        Part(card.number, False, card.slice_total_mib * need.micros // 1_000_000, need.micros) for card in cards
+        CardShare(card.number, False, card.slice_total_mib * need.micros // 1_000_000, need.micros) for card in cards
     )
 
 
@@ -156,8 +156,8 @@ def test_what_is_usable_is_what_could_be_booked(data):
     """Cores, memory, slices and two kinds of nodes, against every booking that has room."""
     node = NodeView("a", 4.0, 100, tuple(GpuView(f"a{index}", index, "A100", 10_000) for index in range(3)))
     other = NodeView("b", 2.0, 200, tuple(GpuView(f"b{index}", index, "T4", 5_000) for index in range(2)))
-    layout = Layout((node, other), Settings())
-    draft = Draft(layout)
+    layout = ClusterLayout((node, other), Settings())
+    draft = ClusterState(layout)
     asked = st.tuples(
         st.integers(1, 3),
         st.sampled_from((None, 0.25, 0.5)),
@@ -168,7 +168,7 @@ def test_what_is_usable_is_what_could_be_booked(data):
         job(0, 1, 1 if part else gpus, gpu_fraction=part, cpus=cpus, mem_mib=mem_mib)
         for gpus, part, cpus, mem_mib in data.draw(st.lists(asked, min_size=1, max_size=4))
     ]
-    needs = [Need.of(rules.request_of(one, layout.nodes), number % 2) for number, one in enumerate(jobs)]
+    needs = [RequestUnits.of(rules.request_of(one, layout.nodes), number % 2) for number, one in enumerate(jobs)]
     known = Fragments(draft, needs)
     waiting = set()
     held = []
@@ -196,7 +196,7 @@ def bookings(draft, need):
     """Every way to book this on one node now."""
     for node, cards in enumerate(draft.layout.cards_of):
         for chosen in combinations(cards, need.request.gpus):
-            booking = Booking(node, need.uid, need.millicpus, need.request.mem_mib, parts_of(need, chosen))
+            booking = AllocationUnits(node, need.uid, need.millicpus, need.request.mem_mib, parts_of(need, chosen))
             if draft.has_room(booking):
                 yield booking
 
@@ -209,11 +209,11 @@ def room_on(draft, card):
 
 def test_a_part_of_a_card_is_of_use_to_its_own_user_only():
     node = NodeView("n", 8.0, 1024, (GpuView("u", 0, "A100", 1000),))
-    layout = Layout((node,), Settings())
-    draft = Draft(layout)
+    layout = ClusterLayout((node,), Settings())
+    draft = ClusterState(layout)
     half = job(0, 1, gpu_fraction=0.5)
-    known = Fragments(draft, [Need.of(rules.request_of(half, (node,)), uid) for uid in (1, 2)])
-    draft.book(Booking(0, 1, 0, 0, (Part(0, False, 0, 400_000),)))
+    known = Fragments(draft, [RequestUnits.of(rules.request_of(half, (node,)), uid) for uid in (1, 2)])
+    draft.book(AllocationUnits(0, 1, 0, 0, (CardShare(0, False, 0, 400_000),)))
     known.changed(0)
     known.waits(1, 1)
     assert (known.idle, known.usable()) == (600_000, 0)
@@ -223,19 +223,19 @@ def test_a_part_of_a_card_is_of_use_to_its_own_user_only():
 
 def test_cores_and_memory_can_strand_a_gpu():
     node = NodeView("n", 4.0, 1024, (GpuView("u0", 0, "T4", None), GpuView("u1", 1, "T4", None)))
-    draft = Draft(Layout((node,), Settings()))
-    known = Fragments(draft, [Need.of(rules.request_of(job(0, 1, cpus=3.0, mem_mib=64), (node,)), 1)])
+    draft = ClusterState(ClusterLayout((node,), Settings()))
+    known = Fragments(draft, [RequestUnits.of(rules.request_of(job(0, 1, cpus=3.0, mem_mib=64), (node,)), 1)])
     known.waits(0, 1)
     assert known.usable() == 2_000_000
-    draft.book(Booking(0, 1, 2000, 0, (Part(0, True),)))
+    draft.book(AllocationUnits(0, 1, 2000, 0, (CardShare(0, True),)))
     known.changed(0)
     assert (known.idle, known.usable()) == (1_000_000, 0)
 
 
 def test_a_job_without_gpus_wants_none():
-    draft = Draft(Layout(cluster.nodes_of("1x2"), Settings()))
+    draft = ClusterState(ClusterLayout(cluster.nodes_of("1x2"), Settings()))
     jobs = job(0, 1, 0, cpus=1.0), job(0, 1)
-    known = Fragments(draft, [Need.of(rules.request_of(one, draft.layout.nodes), 1) for one in jobs])
+    known = Fragments(draft, [RequestUnits.of(rules.request_of(one, draft.layout.nodes), 1) for one in jobs])
     known.waits(0, 1)
     assert not known.is_wanted
     known.waits(1, 1)

@@ -10,7 +10,7 @@ from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.snapshot import Placement
-from gpusched.scheduler.draft import Booking, Part
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare
 from gpusched.simulate import cluster, planner_run, rules
 from gpusched.simulate.event_loop import play
 from gpusched.simulate.outcome import RunLog, Walk
@@ -58,9 +58,9 @@ def test_what_was_held_is_told_again():
     runs.add(0, 0, 5, whole("node0", 1, cpus=1.5))
     gang = Placement("node0", whole("node0", 0, 1).gpus, 0, 64, others=(whole("node1", 1),))
     runs.add(1, 5, 9, gang, "preempted")
-    assert runs.booking(0, 7) == Booking(0, 7, 1500, 0, (Part(1, True),))
-    others = (Booking(1, 0, 0, 0, (Part(3, True),)),)
-    assert runs.booking(1) == Booking(0, 0, 0, 64, (Part(0, True), Part(1, True)), others=others)
+    assert runs.booking(0, 7) == AllocationUnits(0, 7, 1500, 0, (CardShare(1, True),))
+    others = (AllocationUnits(1, 0, 0, 0, (CardShare(3, True),)),)
+    assert runs.booking(1) == AllocationUnits(0, 0, 0, 64, (CardShare(0, True), CardShare(1, True)), others=others)
     assert (runs.how(0), runs.how(1)) == ("completed", "preempted")
 
 
@@ -69,8 +69,8 @@ def test_slices_of_a_card_are_told_apart_from_cards():
     runs = RunLog((node,))
     runs.add(0, 0, 1, Placement("n", (GpuShare("u", 0, 500, 0.5),), 1.0, 0))
     runs.add(1, 0, 1, Placement("n", (GpuShare("u", 0, 250),), 1.0, 0))
-    assert runs.booking(0).parts == (Part(0, False, 500, 500_000),)
-    assert runs.booking(1).parts == (Part(0, False, 250, 0),)
+    assert runs.booking(0).parts == (CardShare(0, False, 500, 500_000),)
+    assert runs.booking(1).parts == (CardShare(0, False, 250, 0),)
 
 
 def test_at_one_instant_first_ends_then_arrivals_then_begins():

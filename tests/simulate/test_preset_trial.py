@@ -18,8 +18,8 @@ from support import wait_until
 from gpusched import paths
 from gpusched.daemon import auto_preset
 from gpusched.daemon.auto_preset import AutoPreset, night_after, start_trial
-from gpusched.model import codec
-from gpusched.model.history_export import TrialLimits
+from gpusched.model import value
+from gpusched.model.history import TrialLimits
 from gpusched.model.job import ArraySpec, JobEvent
 from gpusched.model.presets import CHOICES
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -179,7 +179,7 @@ def test_it_uses_no_more_memory_than_it_may(tmp_path: Path) -> None:
         file.truncate(2 << 30)
     code, out = run_trial(tmp_path / "export", TrialLimits(os.getpid(), 600, 512))
     assert code == 0
-    assert codec.decode(out, TrialResult) == TrialResult(
+    assert value.decode(out, TrialResult) == TrialResult(
         error="the memory that it may use was not enough", is_too_much=True
     )
 
@@ -189,7 +189,7 @@ def test_an_export_that_is_none_is_an_answer_too(tmp_path: Path, text: str) -> N
     (tmp_path / "export").write_text(text)
     code, out = run_trial(tmp_path / "export")
     assert code == 0
-    found = codec.decode(out, TrialResult)
+    found = value.decode(out, TrialResult)
     assert "the history cannot be read" in (found.error or "")
     assert "Traceback" not in (found.error or "")
 
@@ -231,7 +231,7 @@ def test_it_dies_with_the_daemon(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from gpusched.daemon.auto_preset import start_trial\n"
-        "from gpusched.model.history_export import TrialLimits\n"
+        "from gpusched.model.history import TrialLimits\n"
         "read_fd, _ = os.pipe()\n"
         "child = start_trial(read_fd, TrialLimits(os.getpid(), 600, 1024))\n"
         "print(child.pid, flush=True)\n"

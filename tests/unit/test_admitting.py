@@ -13,7 +13,7 @@ from gpusched.daemon.forecast import dry_run
 from gpusched.daemon.state import DaemonState
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Refused
-from gpusched.lifecycle.lifecycle import misses_deadline
+from gpusched.lifecycle.transitions import misses_deadline
 from gpusched.model.commands import (
     Caller,
     Cancel,

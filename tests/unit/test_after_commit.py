@@ -14,7 +14,7 @@ from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import TICKET_PATIENCE_S, adopt_open_runs, open_run
 from gpusched.engine.simulated import Outcome, SimulatedEngine
 from gpusched.errors import BrokenInvariant, StoreBroken, StoreFull
-from gpusched.lifecycle.yielding import requeue_idle
+from gpusched.lifecycle.transitions import requeue_idle
 from gpusched.model.commands import Cancel, Drain, Hold, Reload, Requeue, Resume, Selection, Suspend, Update
 from gpusched.model.execution import OpenRun, RunEnded, SignalOrder, StopOrder
 from gpusched.model.settings import GpuSettings, IdleSettings

@@ -17,7 +17,7 @@ from gpusched.daemon import auto_preset
 from gpusched.daemon.auto_preset import HOUR, WALL_S, AutoPreset, night_after, read_state, sentence
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import NotReady, Refused
-from gpusched.model import codec
+from gpusched.model import value
 from gpusched.model.presets import PRESETS, preset
 from gpusched.model.settings import PrioritySettings
 from gpusched.model.value import replace
@@ -179,7 +179,7 @@ def test_a_restart_keeps_what_is_in_force_and_what_was_found_the_night_before(ni
 
 
 def test_waiting_jobs_go_by_the_new_preset_at_once(tmp_path: Path) -> None:
-    (tmp_path / "preset.json").write_bytes(codec.encode(PresetState("fifo")))
+    (tmp_path / "preset.json").write_bytes(value.encode(PresetState("fifo")))
     night = Night(tmp_path, lab_with_history())
     scheduler = night.lab.scheduler
     scheduler.use_preset(night.auto.in_force)

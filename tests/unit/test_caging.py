@@ -14,7 +14,7 @@ from gpusched.model.cluster import GpuSample, Isolation, Processor
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import IsolationSettings
 from gpusched.model.value import replace
-from gpusched.scheduler.caging import as_list, cage_of, choose_cpus, describe
+from gpusched.scheduler.isolation import as_list, cage_of, choose_cpus, describe
 from gpusched.testing import job, run
 
 SETTINGS = IsolationSettings()

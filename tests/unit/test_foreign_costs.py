@@ -7,7 +7,7 @@ from gpu_builders import UUID, reading, sample
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.settings import GpuSettings, Settings
 from gpusched.model.value import replace
-from gpusched.scheduler.ahead.foreign import starts_on, starts_without
+from gpusched.scheduler.whatif import starts_on, starts_without
 from gpusched.testing import gpu_uuid, gpu_view, job, node, request, snapshot
 
 FIRST, SECOND = gpu_uuid("n1", 0), gpu_uuid("n1", 1)

@@ -21,8 +21,8 @@ from gpusched.errors import UsageError
 from gpusched.gpu.source import Answer, nvidia_signs
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
-from gpusched.model.codec import decode, encode
 from gpusched.model.settings import GpuSettings
+from gpusched.model.value import decode, encode
 
 Make = Callable[..., GpuWorker]
 

@@ -21,7 +21,7 @@ from gpusched.errors import UsageError
 from gpusched.gpu.faults import XID_EVENT, KernelLog, XidListener, XidWatch, handle_key
 from gpusched.gpu.gateway import Present
 from gpusched.gpu.simulated import SimulatedSource
-from gpusched.lifecycle.blame import GpuFault, taken_in
+from gpusched.lifecycle.failures import GpuFault, taken_in
 from gpusched.model.cluster import Xid
 
 

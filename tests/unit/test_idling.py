@@ -8,7 +8,7 @@ import pytest
 from lab import Lab
 
 from gpusched.engine.simulated import Outcome
-from gpusched.lifecycle.idling import Activity
+from gpusched.lifecycle.idle import Activity
 from gpusched.model.job import Alerting, RetryRule
 from gpusched.model.settings import IdleSettings
 from gpusched.model.states import JobState, ReasonCode

@@ -11,7 +11,7 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.verbs import apply
 from gpusched.errors import Forbidden, UsageError
-from gpusched.lifecycle.lifecycle import new_job
+from gpusched.lifecycle.transitions import new_job
 from gpusched.model.cluster import NodeView
 from gpusched.model.commands import ENDED, FAILED, NEVER, Caller, Submit
 from gpusched.model.job import ArraySpec, JobSpec, Launch, Request

@@ -14,17 +14,16 @@ from gpusched.daemon.watch import history as history_module
 from gpusched.daemon.watch.estimates import KEPT, Estimates, Estimator
 from gpusched.daemon.watch.history import MOST_FAMILIES, History
 from gpusched.engine.simulated import Outcome
-from gpusched.model.calendar import Estimate
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import PrioritySettings, QueueSettings
-from gpusched.model.snapshot import ClassKey
+from gpusched.model.snapshot import ClassKey, Estimate
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.predict.judging import LEAST
 from gpusched.predict.overruns import Expectation
 from gpusched.predict.past import Guess, in_steps
-from gpusched.scheduler.ahead.estimates import StartRange
+from gpusched.scheduler.forecast import StartRange
 from gpusched.testing import NOW, job, launch, request, run
 
 TRAIN = launch("train.sh", env_sha="e")

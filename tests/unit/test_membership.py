@@ -31,7 +31,7 @@ from gpusched.model.settings import AccessSettings, AccountSettings, QosSettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
-from gpusched.scheduler.sharing.membership import (
+from gpusched.scheduler.admission import (
     account_refusal,
     accounts_of,
     default_account,

@@ -8,7 +8,7 @@ from lab import ANN, BOB, ENV, Lab
 
 from gpusched.engine.simulated import Outcome
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
-from gpusched.lifecycle.pipelines import parse_needs, standing
+from gpusched.lifecycle.pipelines import parse_needs, pipeline_status
 from gpusched.model.commands import Cancel, PipelineStep, ResumePipeline, Selection, SubmitPipeline
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import LifeSettings
@@ -66,7 +66,7 @@ def test_what_is_not_needed_does_not_keep_a_pipeline_from_its_end() -> None:
     lab.restart()
     lab.turn(6)
     assert lab.job(ids["then"]).reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
-    found = standing(lab.store.jobs(JobFilter(pipelines=frozenset({"p1"}))))
+    found = pipeline_status(lab.store.jobs(JobFilter(pipelines=frozenset({"p1"}))))
     assert (found.state, found.not_needed) == ("COMPLETED", {"mend", "then"})
     assert {lab.job(plain).state, lab.job(kept).state} == {JobState.PENDING}
 

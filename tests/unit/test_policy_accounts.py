@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import AccountSettings
-from gpusched.scheduler.sharing.accounts import AccountTree, Standing
+from gpusched.scheduler.fairshare import AccountShare, AccountTree
 
 MACHINES = Resources(gpus=8, vram_mib=8 * 24 * 1024, cpus=64, mem_mib=256 * 1024)
 
@@ -29,7 +29,7 @@ def factors(made: AccountTree) -> dict[tuple[str, str], float]:
     return {(row.account, row.user): row.factor for row in made.standings() if row.user is not None}
 
 
-def row_of(made: AccountTree, name: str, user: str | None = None) -> Standing:
+def row_of(made: AccountTree, name: str, user: str | None = None) -> AccountShare:
     return next(row for row in made.standings() if (row.account, row.user) == (name, user))
 
 
@@ -427,7 +427,9 @@ class Counters:
         self.factors: dict[tuple[str, str], float] = {}
 
 
-def walk(rows: list[Standing], below: dict[Standing, list[Standing]], counters: Counters, is_tied: bool) -> None:
+def walk(
+    rows: list[AccountShare], below: dict[AccountShare, list[AccountShare]], counters: Counters, is_tied: bool
+) -> None:
     """Siblings by LevelFS, users before accounts; accounts that are tied are walked as one."""
     ordered = sorted(rows, key=lambda row: (-row.level_fs, row.user is None, row.user or row.account, row.account))
     before: float | None = None
@@ -454,8 +456,8 @@ def test_factors_are_those_of_the_plain_walk(case):
     accounts, used, seen = case
     made = tree(*accounts, used=used, seen=seen)
     rows = list(made.standings())
-    below: dict[Standing, list[Standing]] = {row: [] for row in rows}
-    path: list[Standing] = []
+    below: dict[AccountShare, list[AccountShare]] = {row: [] for row in rows}
+    path: list[AccountShare] = []
     for row in rows:
         path[row.depth :] = [row]
         if row.depth:

@@ -10,10 +10,10 @@ from gpusched.model.job import JobSpec
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.sharing.admission import Tally, time_limit, why_refused
-from gpusched.scheduler.sharing.quota import Quotas
-from gpusched.scheduler.sharing.usage import demand
+from gpusched.scheduler.admission import Tally, time_limit, why_refused
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.quota import Quotas
+from gpusched.scheduler.usage import demand
 from gpusched.testing import node, request, spec
 
 GIB = 1024
@@ -491,7 +491,7 @@ def test_what_is_admitted_can_start_on_empty_queues_and_what_is_refused_never_ca
     settings = settings_of([queue("lab", **above), queue("vision", "lab", **below)])
     wanted = asks()
     wanted = replace(wanted, request=asked)
-    layout = Layout([node(gpus=8)], settings)
+    layout = ClusterLayout([node(gpus=8)], settings)
     key = ClassKey(1000, "ann", "vision", 0, None, asked, user="ann")
     denial = Quotas(settings, layout).why_not(key, demand(layout, asked))
     assert (refused(wanted, settings) is None) == (denial is None)

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.model.calendar import CalendarEntry
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Placement
+from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.model.value import replace
-from gpusched.scheduler.calendar import entries as calendar
-from gpusched.scheduler.calendar.conflicts import conflicts
-from gpusched.scheduler.draft import Layout
+from gpusched.scheduler import calendar as calendar
+from gpusched.scheduler.calendar import conflicts
+from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.testing import NOW, allocation, node, request, share, spec
 
 HOUR = 3600
@@ -237,7 +236,7 @@ def test_overlaps_agrees_with_looking_at_every_second(one, other):
 # --- what is in the way ---------------------------------------------------------------------------
 
 MACHINE = [node(gpus=4, cpus=16.0, mem_mib=65536)]
-LAYOUT = Layout(MACHINE, Settings())
+LAYOUT = ClusterLayout(MACHINE, Settings())
 
 
 def texts(new, others=(), jobs=()):

@@ -7,7 +7,7 @@ import pytest
 from gpusched.model.cluster import HostSample
 from gpusched.model.settings import CeilingSettings, Settings
 from gpusched.model.value import replace
-from gpusched.scheduler.capacity import refusal
+from gpusched.scheduler.infeasible import refusal
 from gpusched.testing import gpu_view, node, request
 
 GIB = 1024

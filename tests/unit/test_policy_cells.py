@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpusched.model.settings import QueueSettings, Settings
-from gpusched.scheduler.cell_search import groups_of
-from gpusched.scheduler.cells import CellGuard, cells_of, problems, read_cell
-from gpusched.scheduler.draft import Booking, Layout, Part
+from gpusched.scheduler.cells import CellVeto, cell_problems, cells_of, groups_of, read_cell
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout
 from gpusched.testing import gpu_view, node
 
 EIGHT = (8,)
@@ -30,12 +29,12 @@ def queues(**cells):
 
 
 def booking(*cards, where=0):
-    return Booking(where, 1000, 1000, 0, tuple(Part(card, True) for card in cards))
+    return AllocationUnits(where, 1000, 1000, 0, tuple(CardShare(card, True) for card in cards))
 
 
 def guard(sizes, settings, *held, where="n1"):
-    layout = Layout([machine(*sizes, name=where)], settings)
-    return CellGuard(layout, settings, [(queue, booking(*cards), removable) for queue, cards, removable in held])
+    layout = ClusterLayout([machine(*sizes, name=where)], settings)
+    return CellVeto(layout, settings, [(queue, booking(*cards), removable) for queue, cards, removable in held])
 
 
 def may(cells, queue, *cards, borrowed=False, requeue=True):
@@ -208,8 +207,8 @@ def test_without_cells_nothing_is_looked_at():
 
 def test_cells_of_a_node_are_kept_on_it():
     settings = queues(vision="n2:4")
-    layout = Layout([machine(4, name="n1"), machine(4, name="n2")], settings)
-    cells = CellGuard(layout, settings, [])
+    layout = ClusterLayout([machine(4, name="n1"), machine(4, name="n2")], settings)
+    cells = CellVeto(layout, settings, [])
     first, second = (cells.guard_for("nlp", False, True).why_not(booking(card)) for card in (0, 4))
     assert first is None
     assert second is not None
@@ -217,8 +216,8 @@ def test_cells_of_a_node_are_kept_on_it():
 
 def test_a_cell_of_a_node_comes_before_one_of_any_node():
     settings = queues(vision="n1:2", nlp="4")
-    layout = Layout([machine(4, name="n1"), machine(4, name="n2")], settings)
-    cells = CellGuard(layout, settings, [])
+    layout = ClusterLayout([machine(4, name="n1"), machine(4, name="n2")], settings)
+    cells = CellVeto(layout, settings, [])
     claim = cells.guard_for("other", False, True)
     assert claim.why_not(booking(0, 1)) is None
     assert claim.why_not(booking(4)) is not None
@@ -226,10 +225,12 @@ def test_a_cell_of_a_node_comes_before_one_of_any_node():
 
 def test_a_gang_counts_on_all_of_its_nodes():
     settings = queues(vision="4")
-    layout = Layout([machine(4, name="n1"), machine(4, name="n2")], settings)
-    gang = Booking(0, 1000, 1000, 0, (Part(0, True),), others=(Booking(1, 1000, 1000, 0, (Part(4, True),)),))
-    assert CellGuard(layout, settings, []).guard_for("nlp", False, True).why_not(gang) is not None
-    held = CellGuard(layout, settings, [("nlp", Booking(0, 1000, 0, 0, (Part(0, True),)), False)])
+    layout = ClusterLayout([machine(4, name="n1"), machine(4, name="n2")], settings)
+    gang = AllocationUnits(
+        0, 1000, 1000, 0, (CardShare(0, True),), others=(AllocationUnits(1, 1000, 1000, 0, (CardShare(4, True),)),)
+    )
+    assert CellVeto(layout, settings, []).guard_for("nlp", False, True).why_not(gang) is not None
+    held = CellVeto(layout, settings, [("nlp", AllocationUnits(0, 1000, 0, 0, (CardShare(0, True),)), False)])
     assert held.avoid("nlp") == {4, 5, 6, 7}
 
 
@@ -245,7 +246,7 @@ def test_what_can_be_kept_is_kept_when_not_all_can():
 def test_a_lost_card_takes_its_group_out_of_the_promise():
     settings = queues(vision="4")
     views = [gpu_view(index, link_group=index // 4, is_present=index != 0) for index in range(8)]
-    cells = CellGuard(Layout([node(gpus=views)], settings), settings, [])
+    cells = CellVeto(ClusterLayout([node(gpus=views)], settings), settings, [])
     assert may(cells, "nlp", 1) is None
     assert may(cells, "nlp", 4) is not None
 
@@ -254,7 +255,7 @@ def test_a_lost_card_takes_its_group_out_of_the_promise():
 def test_cards_that_cannot_be_given_now_are_not_counted_on(fault):
     settings = queues(vision="4")
     views = [gpu_view(index, link_group=index // 4, **(fault if index == 0 else {})) for index in range(8)]
-    cells = CellGuard(Layout([node(gpus=views)], settings), settings, [])
+    cells = CellVeto(ClusterLayout([node(gpus=views)], settings), settings, [])
     assert may(cells, "nlp", 4) is not None
 
 
@@ -269,7 +270,7 @@ def test_groups_are_by_link_else_by_memory_else_by_node():
         gpu_view(3),
     ]
     beside = [gpu_view(index, "n2", numa=numa) for index, numa in enumerate((0, 0, 1, None))]
-    layout = Layout([node("n1", gpus=views), node("n2", gpus=beside), node("n3", gpus=2)], Settings())
+    layout = ClusterLayout([node("n1", gpus=views), node("n2", gpus=beside), node("n3", gpus=2)], Settings())
     found = sorted(sorted(group.cards) for group in groups_of(layout))
     assert found == [[0, 1], [2], [3], [4, 5], [6], [7], [8, 9]]
 
@@ -334,11 +335,14 @@ PROBLEMS = {
 
 @pytest.mark.parametrize(("sizes", "settings", "expected"), PROBLEMS.values(), ids=PROBLEMS)
 def test_problems(sizes, settings, expected):
-    found = problems(settings, Layout([machine(*sizes, why_not="drained")], settings))
+    found = cell_problems(settings, ClusterLayout([machine(*sizes, why_not="drained")], settings))
     assert [path for path, _ in found] == [path for path, _ in expected]
     assert all(text in sentence for (_, sentence), (_, text) in zip(found, expected, strict=True))
 
 
 def test_without_machines_only_the_spelling_is_looked_at():
-    assert problems(queues(vision="8 n9:2")) == []
-    assert [path for path, _ in problems(queues(vision="8 x", nlp="y"))] == ["queue.nlp.cells", "queue.vision.cells"]
+    assert cell_problems(queues(vision="8 n9:2")) == []
+    assert [path for path, _ in cell_problems(queues(vision="8 x", nlp="y"))] == [
+        "queue.nlp.cells",
+        "queue.vision.cells",
+    ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.scheduler.constraints import parse
+from gpusched.scheduler.filters import parse_constraint
 
 ADMITS = {
     "a label": ("a", "a", True),
@@ -36,7 +36,7 @@ ADMITS = {
 
 @pytest.mark.parametrize(("text", "labels", "admitted"), ADMITS.values(), ids=ADMITS)
 def test_a_constraint_admits(text, labels, admitted):
-    assert parse(text).admits(tuple(labels.split())) is admitted
+    assert parse_constraint(text).admits(tuple(labels.split())) is admitted
 
 
 REFUSED = {
@@ -63,17 +63,17 @@ REFUSED = {
 @pytest.mark.parametrize(("text", "problem"), REFUSED.items(), ids=range(len(REFUSED)))
 def test_what_cannot_be_read_is_named_with_the_problem(text, problem):
     with pytest.raises(ValueError) as caught:
-        parse(text)
+        parse_constraint(text)
     assert str(caught.value) == f"{text!r} is no constraint: {problem}"
 
 
 def test_a_constraint_without_end_is_not_read():
     with pytest.raises(ValueError, match="at most 1000 characters; this one has 2001"):
-        parse("a" + "&a" * 1000)
+        parse_constraint("a" + "&a" * 1000)
 
 
 def test_the_labels_of_a_constraint_are_listed_once_in_order():
-    assert parse("b&!a|(c&b)").labels == ("b", "a", "c")
+    assert parse_constraint("b&!a|(c&b)").labels == ("b", "a", "c")
 
 
 TREES = st.recursive(
@@ -105,13 +105,13 @@ def holds(tree, labels):
 
 @given(TREES, st.sets(st.sampled_from("abc")))
 def test_a_constraint_means_what_its_brackets_say(tree, labels):
-    assert parse(written(tree)).admits(labels) is holds(tree, labels)
+    assert parse_constraint(written(tree)).admits(labels) is holds(tree, labels)
 
 
 @given(st.text("ab&|!() ", max_size=12))
 def test_any_text_is_read_or_refused_with_a_sentence(text):
     try:
-        read = parse(text)
+        read = parse_constraint(text)
     except ValueError as error:
         assert str(error).startswith(repr(text))  # noqa: PT017
     else:

@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from gpusched.model.calendar import Estimate
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
 from gpusched.model.settings import QosSettings, Settings
-from gpusched.model.snapshot import PendingJob, Prediction, Snapshot
+from gpusched.model.snapshot import Estimate, PendingJob, Prediction, Snapshot
 from gpusched.model.value import replace
-from gpusched.scheduler.ahead import future
-from gpusched.scheduler.ahead.estimates import (
+from gpusched.scheduler import forecast
+from gpusched.scheduler.forecast import (
     MAX_CYCLES,
     MAX_VISITS,
     SWIFTER,
     UNKNOWN,
     Accuracy,
+    Arrival,
     StartRange,
     accuracy,
+    first_in_order,
     forecast_starts,
+    queue_position,
 )
-from gpusched.scheduler.ahead.future import Arrival
-from gpusched.scheduler.ahead.place import first_in_order, queue_position
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.priority import class_key
 from gpusched.testing import NOW, allocation, job, node, request, snapshot
@@ -192,7 +192,7 @@ def test_the_work_is_bounded_whatever_the_queue(classes: int, plans: int, monkey
         made += 1
         return plain(*args)
 
-    monkeypatch.setattr(future, "decide", counted)
+    monkeypatch.setattr(forecast, "decide", counted)
     monkeypatch.setattr(Planner, "schedule", counted_swiftly)
     queue = [waits(number, limit_s=6000 * (1 + number % classes)) for number in range(1, 700)]
     late = [replace(one, spec=replace(one.spec, **LATE)) for one in queue]

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from gpusched.model.job import Request
 from gpusched.model.settings import PlacementSettings, Settings
-from gpusched.scheduler.draft import Draft, Layout
-from gpusched.scheduler.fragmentation import Fragmentation, most_typical, typical_of
-from gpusched.scheduler.placement import Need, find, options
+from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState
+from gpusched.scheduler.placement import best_placement, candidates
+from gpusched.scheduler.request_units import RequestUnits
+from gpusched.scheduler.strategies.fragmentation import Fragmentation, most_typical, typical_of
 from gpusched.testing import allocation, gpu_view, job, node, share, snapshot
 
 FGD = Settings(placement=PlacementSettings("fgd"))
@@ -20,13 +21,13 @@ HALF, WHOLE, PAIR = Request(1, gpu_fraction=0.5), Request(1), Request(2)
 
 
 def need(request, uid=1000):
-    return Need.of(request, uid)
+    return RequestUnits.of(request, uid)
 
 
 def draft_of(nodes, running=(), typical=()):
-    layout = Layout(nodes, FGD)
+    layout = ClusterLayout(nodes, FGD)
     layout.typical = typical
-    draft = Draft(layout)
+    draft = ClusterState(layout)
     for held in running:
         booking = layout.booking(held.uid, held)
         assert booking is not None
@@ -74,11 +75,11 @@ def test_the_score_is_the_coarse_gain_of_the_authors_simulator():
     draft = draft_of([node(gpus=2)], [half_of(0)])
     known = Fragmentation(draft.layout, ((need(WHOLE), 0.5), (need(PAIR), 0.5)))
     # Before: 0.5 of card 0 for whole jobs, 1.5 of both for pairs: 1.0. With the other half taken: 0 and 1: 0.5.
-    filling = next(one.booking for one in options(draft, need(HALF)) if one.booking.parts[0].card == 0)
+    filling = next(one.booking for one in candidates(draft, need(HALF)) if one.booking.parts[0].card == 0)
     assert known.gain(draft, filling) == pytest.approx(0.5)
     assert known.score(draft, filling) == floor(100 / (1 + exp(-0.5))) == 62
     # A whole job on card 1 leaves 0.5 that nobody can use: 1.0 before, 0.5 after.
-    whole = options(draft, need(WHOLE))[0].booking
+    whole = candidates(draft, need(WHOLE))[0].booking
     assert known.gain(draft, whole) == pytest.approx(0.5)
 
 
@@ -89,7 +90,7 @@ def test_a_slice_goes_where_it_leaves_whole_cards():
     nodes = [node("n1", gpus=1), node("n2", gpus=2)]
     held = [allocation(9, "n2", gpus=[share(1, "n2", fraction=0.5)])]
     draft = draft_of(nodes, held, USUAL_WHOLE)
-    booking = find(draft, need(HALF))
+    booking = best_placement(draft, need(HALF))
     assert booking is not None
     assert (booking.node, booking.parts[0].card) == (1, 2)
 
@@ -98,14 +99,14 @@ def test_a_job_goes_where_the_rest_is_of_use_to_the_usual_ones():
     """Usual are pairs: a single card comes from the node with an odd number of free cards, though it is not fuller."""
     nodes = [node("n1", gpus=2), node("n2", gpus=3)]
     draft = draft_of(nodes, typical=((need(PAIR), 1.0),))
-    booking = find(draft, need(WHOLE))
+    booking = best_placement(draft, need(WHOLE))
     assert booking is not None
     assert booking.node == 1
 
 
 def test_without_usual_jobs_nodes_are_packed():
     draft = draft_of([node("n1", gpus=3), node("n2", gpus=2)])
-    booking = find(draft, need(WHOLE))
+    booking = best_placement(draft, need(WHOLE))
     assert booking is not None
     assert booking.node == 1
 
@@ -178,7 +179,7 @@ def test_a_gain_is_what_booking_does(usual, placed):
     )
     known = Fragmentation(draft.layout, draft.layout.typical)
     for request, uid in placed:
-        booking = find(draft, need(request, uid))
+        booking = best_placement(draft, need(request, uid))
         if booking is None:
             continue
         before = known.amount(draft, booking.node)

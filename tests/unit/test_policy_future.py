@@ -18,8 +18,7 @@ from gpusched.model.settings import (
 from gpusched.model.snapshot import PendingJob, Placement, Snapshot, Usage, Window
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.scheduler.ahead.estimates import UNKNOWN, StartRange, forecast_starts
-from gpusched.scheduler.ahead.future import Arrival, Future, by_limit
+from gpusched.scheduler.forecast import UNKNOWN, Arrival, Future, StartRange, by_limit, forecast_starts
 from gpusched.scheduler.priority import class_key
 from gpusched.testing import NOW, allocation, job, node, request, share, snapshot
 

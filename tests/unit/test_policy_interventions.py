@@ -8,7 +8,7 @@ import pytest
 from life_builders import PLACE, SETTINGS, end, kinds, lose, rule, started
 
 from gpusched.errors import BrokenInvariant
-from gpusched.lifecycle import lifecycle, yielding
+from gpusched.lifecycle import transitions
 from gpusched.model.execution import (
     RunLost,
     RunNeverStarted,
@@ -24,7 +24,7 @@ from gpusched.testing import NOW, job
 
 
 def test_a_pending_job_is_cancelled_at_once():
-    one, events = lifecycle.cancel(job(7), NOW + 1, "ann")
+    one, events = transitions.cancel(job(7), NOW + 1, "ann")
     assert (one.state, one.end_at, one.reason, one.reason_text) == (
         JobState.CANCELLED,
         NOW + 1,
@@ -36,13 +36,13 @@ def test_a_pending_job_is_cancelled_at_once():
 
 def test_a_job_that_waits_for_its_retry_is_cancelled_at_once():
     one, _, _ = end(*started(retry=rule()), exit_code=3)
-    one, _ = lifecycle.cancel(one, NOW + 61, "ann")
+    one, _ = transitions.cancel(one, NOW + 61, "ann")
     assert (one.state, one.end_at, one.reason_text) == (JobState.CANCELLED, NOW + 61, "cancelled by ann")
 
 
 def test_a_running_job_completes_first():
     one, run = started()
-    one, events = lifecycle.cancel(one, NOW + 9, "ann")
+    one, events = transitions.cancel(one, NOW + 9, "ann")
     assert (one.state, one.cancel_at, one.end_at) == (JobState.COMPLETING, NOW + 9, None)
     assert kinds(events) == ["stopping"]
     one, run, _ = end(one, run, exit_code=None, signal=15, stopped_by="cancel")
@@ -51,14 +51,14 @@ def test_a_running_job_completes_first():
 
 def test_a_second_cancel_changes_nothing():
     one, _ = started()
-    once, _ = lifecycle.cancel(one, NOW + 9, "ann")
-    assert lifecycle.cancel(once, NOW + 10, "root") == (once, ())
+    once, _ = transitions.cancel(one, NOW + 9, "ann")
+    assert transitions.cancel(once, NOW + 10, "root") == (once, ())
 
 
 def test_a_job_that_is_being_stopped_for_its_limit_can_be_cancelled():
     one, run = started(retry=rule(retry_on=("timeout",)), time_limit_s=60)
-    one, run, _ = lifecycle.run_stopping(one, run, RunStopping("7.1", NOW + 60, "timeout"))
-    one, _ = lifecycle.cancel(one, NOW + 61, "ann")
+    one, run, _ = transitions.run_stopping(one, run, RunStopping("7.1", NOW + 60, "timeout"))
+    one, _ = transitions.cancel(one, NOW + 61, "ann")
     assert (one.state, one.cancel_at) == (JobState.COMPLETING, NOW + 61)
     one, _, _ = end(one, run, exit_code=None, signal=15, stopped_by="timeout")
     assert one.state is JobState.CANCELLED
@@ -74,14 +74,14 @@ CANCELLED_WHILE = {
 @pytest.mark.parametrize(("parts", "state"), CANCELLED_WHILE.values(), ids=CANCELLED_WHILE)
 def test_an_end_before_the_cancel_reached_the_run_stands_when(parts, state):
     one, run = started()
-    one, _ = lifecycle.cancel(one, NOW + 9, "ann")
+    one, _ = transitions.cancel(one, NOW + 9, "ann")
     one, _, _ = end(one, run, **parts)
     assert one.state is state
 
 
 def test_a_cancel_forbids_a_retry():
     one, run = started(retry=rule())
-    one, _ = lifecycle.cancel(one, NOW + 9, "ann")
+    one, _ = transitions.cancel(one, NOW + 9, "ann")
     one, _, events = end(one, run, exit_code=3)
     assert (one.state, one.failures, one.reason) == (JobState.CANCELLED, 0, ReasonCode.CANCELLED_BY_USER)
     assert one.reason_text == "cancelled; its last run: exit code 3"
@@ -91,22 +91,22 @@ def test_a_cancel_forbids_a_retry():
 @pytest.mark.parametrize("requeue", [True, False])
 def test_a_cancel_forbids_a_requeue(requeue):
     one, run = started(retry=RetryRule(requeue=requeue))
-    one, _ = lifecycle.cancel(one, NOW + 9, "ann")
+    one, _ = transitions.cancel(one, NOW + 9, "ann")
     one, _, _ = lose(one, run)
     assert (one.state, one.requeues) == (JobState.CANCELLED, 0)
 
 
 def test_a_cancel_while_gpus_are_being_cleaned_forbids_a_retry():
     one, run, _ = end(*started(retry=rule()), clean=False, exit_code=3)
-    one, _ = lifecycle.cancel(one, NOW + 61, "ann")
-    one, _ = lifecycle.finish(one, run, SETTINGS, NOW + 62)
+    one, _ = transitions.cancel(one, NOW + 61, "ann")
+    one, _ = transitions.finish(one, run, SETTINGS, NOW + 62)
     assert one.state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("state", sorted(FINAL_STATES))
 def test_a_job_that_has_ended_cannot_be_cancelled_held_or_released(state):
     done = job(7, state=state, end_at=NOW)
-    for act in (lifecycle.cancel, lifecycle.hold, lifecycle.release):
+    for act in (transitions.cancel, transitions.hold, transitions.release):
         with pytest.raises(BrokenInvariant):
             act(done, NOW, "ann")
 
@@ -115,27 +115,27 @@ def test_a_job_that_has_ended_cannot_be_cancelled_held_or_released(state):
 
 
 def test_hold_and_release():
-    held, event = lifecycle.hold(job(7), NOW, "ann")
+    held, event = transitions.hold(job(7), NOW, "ann")
     assert (held.hold, event.kind, event.text) == ("user", "held", "held by ann")
-    free, event = lifecycle.release(held, NOW, "ann")
+    free, event = transitions.release(held, NOW, "ann")
     assert (free.hold, event.kind, event.text) == (None, "released", "released by ann")
     assert free == job(7)
 
 
 def test_an_admin_hold_is_marked():
-    held, _ = lifecycle.hold(job(7), NOW, "root", admin=True)
+    held, _ = transitions.hold(job(7), NOW, "root", admin=True)
     assert held.hold == "admin"
 
 
 def test_a_running_job_is_held_for_its_next_run():
     one, run = started(retry=rule())
-    one, _ = lifecycle.hold(one, NOW, "ann")
+    one, _ = transitions.hold(one, NOW, "ann")
     one, _, _ = end(one, run, exit_code=3)
     assert (one.state, one.hold) == (JobState.PENDING, "user")
 
 
 def test_a_job_whose_dependency_cannot_come_true_is_cancelled():
-    one, events = lifecycle.give_up(
+    one, events = transitions.give_up(
         job(7), NOW, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "depends on the success of job 3"
     )
     assert (one.state, one.reason, one.end_at) == (
@@ -145,7 +145,7 @@ def test_a_job_whose_dependency_cannot_come_true_is_cancelled():
     )
     assert events[0].text == "CANCELLED: depends on the success of job 3"
     with pytest.raises(BrokenInvariant):
-        lifecycle.give_up(job(7, state=JobState.RUNNING), NOW, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "x")
+        transitions.give_up(job(7, state=JobState.RUNNING), NOW, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "x")
 
 
 # --- making room --------------------------------------------------------------------------------------
@@ -156,13 +156,13 @@ WHY = "made room for job 12 (its QOS goes first)"
 def preempted(**parts: Any) -> tuple[Job, Run]:
     """A job whose run was told to make room a minute after its start."""
     one, run = started(**parts)
-    one, _ = yielding.preempt(one, NOW + 60, WHY)
+    one, _ = transitions.preempt(one, NOW + 60, WHY)
     return one, run
 
 
 def test_a_preempted_job_is_completing_and_says_for_whom():
     one, run = started()
-    after, events = yielding.preempt(one, NOW + 60, WHY)
+    after, events = transitions.preempt(one, NOW + 60, WHY)
     assert (after.state, after.preempt_at) == (JobState.COMPLETING, NOW + 60)
     assert (after.reason, after.reason_text) == (ReasonCode.PREEMPTED, WHY)
     assert events == (JobEvent(7, NOW + 60, "stopping", f"preempted: {WHY}", run.number),)
@@ -170,7 +170,7 @@ def test_a_preempted_job_is_completing_and_says_for_whom():
 
 def test_a_second_preemption_changes_nothing():
     one, _ = preempted()
-    assert yielding.preempt(one, NOW + 70, "another") == (one, ())
+    assert transitions.preempt(one, NOW + 70, "another") == (one, ())
 
 
 PREEMPTED_ENDS = {
@@ -198,7 +198,7 @@ def test_what_becomes_of_a_preempted_job_that(parts, state, outcome, clean):
     after, run, _ = end(one, run, clean=clean, at=NOW + 65, **{"stopped_by": "preempt", **parts})
     if not clean:
         assert after.state is JobState.COMPLETING
-        after, _ = lifecycle.finish(after, run, SETTINGS, NOW + 70)
+        after, _ = transitions.finish(after, run, SETTINGS, NOW + 70)
     assert (after.state, run.outcome) == (state, outcome)
     assert after.preempt_at is None
     assert after.is_front is (state is JobState.PENDING)
@@ -211,7 +211,7 @@ def test_a_preempted_job_waits_at_the_front_with_its_age_and_uncounted():
     assert (after.failures, after.requeues, after.eligible_at) == (1, 2, NOW + 60.1)
     assert (run.reason, run.reason_text) == (ReasonCode.PREEMPTED, WHY)
     assert kinds(events) == ["ended", "requeued"]
-    again, _, _ = lifecycle.start_run(after, PLACE, "boot1", NOW + 100)
+    again, _, _ = transitions.start_run(after, PLACE, "boot1", NOW + 100)
     assert (again.run, again.is_front, again.preempt_at, again.reason) == (2, False, None, None)
 
 
@@ -225,29 +225,31 @@ def test_a_preempted_job_that_must_not_run_again_ends_so():
 @pytest.mark.parametrize("stopped_by", ["preempt", "cancel"])
 def test_a_cancel_during_the_grace_cancels(stopped_by):
     one, run = preempted()
-    one, _ = lifecycle.cancel(one, NOW + 61, "ann")
+    one, _ = transitions.cancel(one, NOW + 61, "ann")
     after, _, _ = end(one, run, stopped_by=stopped_by, exit_code=None, signal=15)
     assert after.state is JobState.CANCELLED
 
 
 def test_a_job_preempted_before_it_was_started_waits_at_the_front():
-    one, run, _ = lifecycle.start_run(job(7), PLACE, "boot1", NOW)
-    one, _ = yielding.preempt(one, NOW + 1, WHY)
+    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
+    one, _ = transitions.preempt(one, NOW + 1, WHY)
     event = RunNeverStarted("7.1", NOW + 2, "the fork server ended")
-    after, _, _ = lifecycle.run_never_started(one, run, event, SETTINGS, NOW + 2)
+    after, _, _ = transitions.run_never_started(one, run, event, SETTINGS, NOW + 2)
     assert (after.state, after.is_front, after.preempt_at, after.reason) == (JobState.PENDING, True, None, None)
 
 
 def test_a_preempted_run_lost_with_its_supervisor_counts_as_lost():
     one, run = preempted()
-    after, run, _ = lifecycle.run_lost(one, run, RunLost("7.1", NOW + 61, "gone"), SETTINGS, NOW + 61, gpus_clean=True)
+    after, run, _ = transitions.run_lost(
+        one, run, RunLost("7.1", NOW + 61, "gone"), SETTINGS, NOW + 61, gpus_clean=True
+    )
     assert (after.state, after.requeues, run.outcome) == (JobState.PENDING, 1, JobState.NODE_FAIL)
 
 
 def test_a_requeue_says_who_asked_for_it():
     one, run = started()
     before = one.queued_at
-    one, events = yielding.requeue(one, NOW + 60, "root", is_owner=False)
+    one, events = transitions.requeue(one, NOW + 60, "root", is_owner=False)
     assert events[0].text == "requeued by root"
     after, run, _ = end(one, run, stopped_by="preempt", exit_code=None, signal=15)
     assert (after.state, after.is_front, after.queued_at) == (JobState.PENDING, True, before)
@@ -256,8 +258,8 @@ def test_a_requeue_says_who_asked_for_it():
 
 def test_a_job_with_a_limit_requeued_by_its_owner_waits_from_now_on_and_before_nobody():
     one, run = started(time_limit_s=600)
-    one, _ = yielding.requeue(one, NOW + 60, "ann", is_owner=True)
-    again, nothing = yielding.requeue(one, NOW + 61, "ann", is_owner=True)
+    one, _ = transitions.requeue(one, NOW + 60, "ann", is_owner=True)
+    again, nothing = transitions.requeue(one, NOW + 61, "ann", is_owner=True)
     assert (again, nothing) == (one, ())
     after, _, _ = end(one, run, stopped_by="preempt", exit_code=None, signal=15)
     assert (after.state, after.is_front, after.queued_at) == (JobState.PENDING, False, NOW + 60)
@@ -276,17 +278,17 @@ def test_a_job_retried_at_its_time_limit_waits_from_then_on():
 def test_only_a_run_whose_work_was_taken_by_the_policy_is_not_charged():
     charged = {}
     for name, act in {
-        "preempted": lambda one: yielding.preempt(one, NOW + 60, WHY)[0],
-        "requeued": lambda one: yielding.requeue(one, NOW + 60, "ann", is_owner=True)[0],
+        "preempted": lambda one: transitions.preempt(one, NOW + 60, WHY)[0],
+        "requeued": lambda one: transitions.requeue(one, NOW + 60, "ann", is_owner=True)[0],
     }.items():
         one, run = started()
         _, run, _ = end(act(one), run, stopped_by="preempt", exit_code=None, signal=15)
-        charged[name] = yielding.counts_for_usage(run)
+        charged[name] = transitions.counts_for_usage(run)
     one, run = preempted()
     _, run, _ = end(one, run, stopped_by="preempt", exit_code=0)
-    charged["preempted and completed"] = yielding.counts_for_usage(run)
+    charged["preempted and completed"] = transitions.counts_for_usage(run)
     _, run, _ = end(*started(), exit_code=3)
-    charged["failed"] = yielding.counts_for_usage(run)
+    charged["failed"] = transitions.counts_for_usage(run)
     assert charged == {"preempted": False, "requeued": True, "preempted and completed": True, "failed": True}
 
 
@@ -295,26 +297,26 @@ def test_only_a_run_whose_work_was_taken_by_the_policy_is_not_charged():
 
 def suspended(by: str = "user", **parts: Any) -> tuple[Job, Run]:
     one, run = started(**parts)
-    return yielding.suspend(one, NOW + 60, by, "suspended by ann")[0], run
+    return transitions.suspend(one, NOW + 60, by, "suspended by ann")[0], run
 
 
 @pytest.mark.parametrize(("by", "reason"), [("user", None), ("policy", ReasonCode.PREEMPTED)])
 def test_a_suspended_job_says_since_when_and_why(by, reason):
     one, run = started()
-    after, events = yielding.suspend(one, NOW + 60, by, "suspended by ann")
+    after, events = transitions.suspend(one, NOW + 60, by, "suspended by ann")
     assert (after.state, after.suspended_at, after.suspended_by) == (JobState.SUSPENDED, NOW + 60, by)
     assert (after.reason, after.reason_text) == (reason, "suspended by ann")
     assert events == (JobEvent(7, NOW + 60, "suspended", "suspended by ann", run.number),)
-    assert yielding.suspend(after, NOW + 90, by, "again") == (after, ())
+    assert transitions.suspend(after, NOW + 90, by, "again") == (after, ())
 
 
 def test_a_resumed_job_runs_and_its_run_knows_how_long_it_stood():
     one, run = suspended()
-    after, run, events = yielding.resume(one, run, NOW + 100, "resumed by ann")
+    after, run, events = transitions.resume(one, run, NOW + 100, "resumed by ann")
     assert (after.state, after.suspended_at, after.suspended_by) == (JobState.RUNNING, None, None)
     assert (after.reason, after.reason_text, run.suspended_s) == (None, None, 40)
     assert kinds(events) == ["resumed"]
-    _, run, _ = lifecycle.run_resumed(after, run, RunResumed("7.1", NOW + 100, 39.5))
+    _, run, _ = transitions.run_resumed(after, run, RunResumed("7.1", NOW + 100, 39.5))
     assert run.suspended_s == 39.5
     _, run, _ = end(after, run, at=NOW + 200, suspended_s=39.6)
     assert run.suspended_s == 39.6
@@ -323,20 +325,20 @@ def test_a_resumed_job_runs_and_its_run_knows_how_long_it_stood():
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.COMPLETING, JobState.COMPLETED])
 def test_only_a_running_job_is_suspended(state):
     with pytest.raises(BrokenInvariant):
-        yielding.suspend(job(7, state=state), NOW, "user", "why")
+        transitions.suspend(job(7, state=state), NOW, "user", "why")
 
 
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.RUNNING, JobState.COMPLETING])
 def test_only_a_suspended_job_is_resumed(state):
     _, run = started()
     with pytest.raises(BrokenInvariant):
-        yielding.resume(job(7, state=state), run, NOW, "why")
+        transitions.resume(job(7, state=state), run, NOW, "why")
 
 
 SUSPENDED_ENDS = {
-    "is cancelled": lambda one, run: lifecycle.cancel(one, NOW + 70, "ann")[0],
-    "is preempted": lambda one, run: yielding.preempt(one, NOW + 70, WHY)[0],
-    "is stopped because its GPU was lost": lambda one, run: lifecycle.run_stopping(
+    "is cancelled": lambda one, run: transitions.cancel(one, NOW + 70, "ann")[0],
+    "is preempted": lambda one, run: transitions.preempt(one, NOW + 70, WHY)[0],
+    "is stopped because its GPU was lost": lambda one, run: transitions.run_stopping(
         one, run, RunStopping("7.1", NOW + 70, "gpu_lost")
     )[0],
     "is killed by somebody else": lambda one, run: end(one, run, clean=False, exit_code=None, signal=9)[0],
@@ -352,12 +354,12 @@ def test_a_suspended_job_moves_to_its_end_when_it(act):
 def test_a_run_lost_while_it_stood_still_is_not_charged_for_the_standstill():
     one, run = suspended()
     event = RunLost("7.1", NOW + 100, "gone")
-    after, run, _ = lifecycle.run_lost(one, run, event, SETTINGS, NOW + 100, gpus_clean=True)
+    after, run, _ = transitions.run_lost(one, run, event, SETTINGS, NOW + 100, gpus_clean=True)
     assert (after.state, run.suspended_s) == (JobState.PENDING, 40)
 
 
 def test_news_that_a_run_stands_still_change_nothing_but_the_story():
     one, run = suspended()
-    after, same, events = lifecycle.run_suspended(one, run, RunSuspended("7.1", NOW + 60.5))
+    after, same, events = transitions.run_suspended(one, run, RunSuspended("7.1", NOW + 60.5))
     assert (after, same) == (one, run)
     assert kinds(events) == ["note"]

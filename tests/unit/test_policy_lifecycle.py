@@ -6,7 +6,7 @@ import pytest
 from life_builders import LOST, PLACE, SETTINGS, end, kinds, lose, rule, started
 
 from gpusched.errors import BrokenInvariant
-from gpusched.lifecycle import lifecycle, transitions
+from gpusched.lifecycle import transitions
 from gpusched.lifecycle.retry import backoff_s
 from gpusched.model.execution import (
     RunNeverStarted,
@@ -51,7 +51,7 @@ def test_a_move_that_is_in_the_table_passes(one, other):
 
 def test_a_start_records_the_intent():
     before = job(7, run=2, reason=ReasonCode.NON_ZERO_EXIT_CODE, reason_text="exit code 1", exit_code=1)
-    one, run, events = lifecycle.start_run(before, PLACE, "boot1", NOW, "/tmp/o", "/tmp/e")
+    one, run, events = transitions.start_run(before, PLACE, "boot1", NOW, "/tmp/o", "/tmp/e")
     assert (one.state, one.run, one.start_at) == (JobState.RUNNING, 3, NOW)
     assert (one.reason, one.reason_text, one.exit_code) == (None, None, None)
     assert run == Run(
@@ -71,19 +71,19 @@ def test_a_start_records_the_intent():
 
 
 def test_a_start_without_gpus_names_the_node_alone():
-    _, _, events = lifecycle.start_run(job(7), Placement("n1", (), 1.0, 0), "boot1", NOW)
+    _, _, events = transitions.start_run(job(7), Placement("n1", (), 1.0, 0), "boot1", NOW)
     assert events[0].text == "started on n1"
 
 
 @pytest.mark.parametrize("state", sorted(set(JobState) - {JobState.PENDING}))
 def test_only_a_pending_job_starts(state):
     with pytest.raises(BrokenInvariant):
-        lifecycle.start_run(job(7, state=state), PLACE, "boot1", NOW)
+        transitions.start_run(job(7, state=state), PLACE, "boot1", NOW)
 
 
 def test_a_confirmed_start_changes_the_run_alone():
-    one, run, _ = lifecycle.start_run(job(7), PLACE, "boot1", NOW)
-    after, lives, events = lifecycle.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
+    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
+    after, lives, events = transitions.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
     assert after is one
     assert events == ()
     assert (lives.state, lives.start_at, lives.pid) == (RunState.RUNNING, NOW + 0.5, 101)
@@ -92,7 +92,7 @@ def test_a_confirmed_start_changes_the_run_alone():
 
 def test_a_start_confirmed_again_after_a_restart_changes_nothing():
     one, run = started()
-    again = lifecycle.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
+    again = transitions.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
     assert again == (one, run, ())
 
 
@@ -247,7 +247,7 @@ def test_a_run_that_finished_in_the_grace_of_a_shutdown_has_completed():
 
 def test_a_cancel_during_a_shutdown_is_kept():
     one, run = started()
-    one, _ = lifecycle.cancel(one, NOW + 50, "ann")
+    one, _ = transitions.cancel(one, NOW + 50, "ann")
     after, _, _ = end(one, run, stopped_by="shutdown", exit_code=None, signal=15)
     assert after.state is JobState.CANCELLED
 
@@ -266,7 +266,7 @@ def test_processes_left_behind_are_named():
 def test_the_job_starts_when_its_run_really_did():
     one, _, _ = end(*started())
     assert one.start_at == NOW + 0.5
-    one, run, _ = lifecycle.start_run(job(7), PLACE, "boot1", NOW)
+    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
     one, _, _ = end(one, run, start_at=None, launch_error="no")
     assert one.start_at == NOW
 
@@ -282,7 +282,7 @@ def test_news_of_an_older_run_are_not_taken_for_the_current_one():
     with pytest.raises(BrokenInvariant, match="run 7.1"):
         end(replace(one, run=2), run)
     with pytest.raises(BrokenInvariant):
-        lifecycle.run_started(replace(one, id=8), run, RunStarted("7.1", NOW, 1, 1, 1))
+        transitions.run_started(replace(one, id=8), run, RunStarted("7.1", NOW, 1, 1, 1))
 
 
 # --- completing -------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_until_its_gpus_are_clean_a_job_is_completing():
     assert (one.state, one.end_at) == (JobState.COMPLETING, None)
     assert (run.state, run.outcome) == (RunState.ENDED, JobState.FAILED)
     assert kinds(events) == ["ended"]
-    one, events = lifecycle.finish(one, run, SETTINGS, NOW + 65)
+    one, events = transitions.finish(one, run, SETTINGS, NOW + 65)
     assert (one.state, one.end_at, one.exit_code) == (JobState.FAILED, NOW + 60, 3)
     assert events == ()
 
@@ -301,17 +301,17 @@ def test_until_its_gpus_are_clean_a_job_is_completing():
 def test_a_retry_waits_for_clean_gpus_too_and_counts_from_the_end_of_the_run():
     one, run, _ = end(*started(retry=rule()), clean=False, exit_code=3)
     assert one.failures == 0
-    one, events = lifecycle.finish(one, run, SETTINGS, NOW + 65)
+    one, events = transitions.finish(one, run, SETTINGS, NOW + 65)
     assert (one.state, one.failures) == (JobState.PENDING, 1)
     assert one.eligible_at == NOW + 60 + backoff_s(rule(), 1, 7)
     assert kinds(events) == ["retry"]
-    late, _ = lifecycle.finish(replace(one, state=JobState.COMPLETING, failures=0), run, SETTINGS, NOW + 900)
+    late, _ = transitions.finish(replace(one, state=JobState.COMPLETING, failures=0), run, SETTINGS, NOW + 900)
     assert late.eligible_at == NOW + 900
 
 
 def test_finishing_a_run_that_has_not_ended_is_a_bug():
     with pytest.raises(BrokenInvariant, match="has not ended"):
-        lifecycle.finish(*started(), SETTINGS, NOW)
+        transitions.finish(*started(), SETTINGS, NOW)
 
 
 STOPPING = {
@@ -327,15 +327,15 @@ STOPPING = {
 @pytest.mark.parametrize(("why", "text"), STOPPING.items())
 def test_a_run_that_is_being_stopped_makes_its_job_completing(why, text):
     one, run = started()
-    after, same, events = lifecycle.run_stopping(one, run, RunStopping("7.1", NOW + 9, why))
+    after, same, events = transitions.run_stopping(one, run, RunStopping("7.1", NOW + 9, why))
     assert (after.state, same) == (JobState.COMPLETING, run)
     assert events == (JobEvent(7, NOW + 9, "stopping", text, 1),)
-    assert lifecycle.run_stopping(after, run, RunStopping("7.1", NOW + 9, why)) == (after, run, ())
+    assert transitions.run_stopping(after, run, RunStopping("7.1", NOW + 9, why)) == (after, run, ())
 
 
 def test_a_stopped_run_ends_from_completing():
     one, run = started(time_limit_s=60)
-    one, run, _ = lifecycle.run_stopping(one, run, RunStopping("7.1", NOW + 60, "timeout"))
+    one, run, _ = transitions.run_stopping(one, run, RunStopping("7.1", NOW + 60, "timeout"))
     one, run, _ = end(one, run, exit_code=None, signal=15, stopped_by="timeout")
     assert one.state is JobState.TIMEOUT
 
@@ -398,7 +398,7 @@ def test_a_lost_run_is_repeated_for_free():
 def test_a_lost_run_keeps_its_job_completing_until_its_gpus_are_clean():
     one, run, events = lose(*started(), clean=False)
     assert (one.state, run.state, kinds(events)) == (JobState.COMPLETING, RunState.ENDED, ["ended"])
-    one, _ = lifecycle.finish(one, run, SETTINGS, NOW + 70)
+    one, _ = transitions.finish(one, run, SETTINGS, NOW + 70)
     assert (one.state, one.requeues, one.eligible_at) == (JobState.PENDING, 1, NOW + 70)
 
 
@@ -428,7 +428,7 @@ def test_without_requeue_a_lost_run_uses_a_retry_when_the_rule_names_it():
 def test_with_no_requeue_allowed_by_the_settings_the_job_ends():
     one, run = started()
     none = replace(SETTINGS, life=LifeSettings(max_requeues=0))
-    one, _, _ = lifecycle.run_lost(one, run, LOST, none, NOW + 61, gpus_clean=True)
+    one, _, _ = transitions.run_lost(one, run, LOST, none, NOW + 61, gpus_clean=True)
     assert one.state is JobState.NODE_FAIL
 
 
@@ -438,8 +438,8 @@ NEVER = RunNeverStarted("7.1", NOW + 5, "the claim was revoked")
 
 
 def test_a_run_that_never_started_counts_for_nothing_but_its_number():
-    one, run, _ = lifecycle.start_run(job(7), PLACE, "boot1", NOW)
-    one, run, events = lifecycle.run_never_started(one, run, NEVER, SETTINGS, NOW + 5)
+    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
+    one, run, events = transitions.run_never_started(one, run, NEVER, SETTINGS, NOW + 5)
     assert (one.state, one.run, one.failures, one.requeues, one.start_at) == (
         JobState.PENDING,
         1,
@@ -449,21 +449,21 @@ def test_a_run_that_never_started_counts_for_nothing_but_its_number():
     )
     assert (run.state, run.outcome, run.start_at) == (RunState.ENDED, JobState.CANCELLED, None)
     assert [(event.kind, event.text) for event in events] == [("requeued", "was not started: the claim was revoked")]
-    _, run, _ = lifecycle.start_run(one, PLACE, "boot1", NOW + 6)
+    _, run, _ = transitions.start_run(one, PLACE, "boot1", NOW + 6)
     assert run.id == "7.2"
 
 
 def test_an_engine_that_cannot_start_anything_is_asked_once_per_poll():
-    one, run, _ = lifecycle.start_run(job(7), PLACE, "boot1", NOW)
+    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
     soon = replace(NEVER, at=NOW + 0.01)
-    one, _, _ = lifecycle.run_never_started(one, run, soon, SETTINGS, NOW + 0.01)
+    one, _, _ = transitions.run_never_started(one, run, soon, SETTINGS, NOW + 0.01)
     assert one.eligible_at == NOW + SETTINGS.daemon.poll_s
 
 
 def test_a_cancel_that_met_a_run_that_never_started_ends_the_job():
-    one, run, _ = lifecycle.start_run(job(7), PLACE, "boot1", NOW)
-    one, _ = lifecycle.cancel(one, NOW + 1, "ann")
-    one, run, _ = lifecycle.run_never_started(one, run, NEVER, SETTINGS, NOW + 5)
+    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
+    one, _ = transitions.cancel(one, NOW + 1, "ann")
+    one, run, _ = transitions.run_never_started(one, run, NEVER, SETTINGS, NOW + 5)
     assert (one.state, one.end_at, one.reason) == (
         JobState.CANCELLED,
         NOW + 5,

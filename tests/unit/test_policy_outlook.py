@@ -8,24 +8,23 @@ from hypothesis import strategies as st
 
 from gpusched.model.job import Request
 from gpusched.model.settings import PlacementSettings, Settings
-from gpusched.scheduler.amounts import WHOLE_CARD
-from gpusched.scheduler.draft import Draft, Layout
-from gpusched.scheduler.outlook import Outlook
-from gpusched.scheduler.placement import Need, find
-from gpusched.scheduler.wanted import Wanted, insistence
+from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState
+from gpusched.scheduler.placement import best_placement
+from gpusched.scheduler.request_units import WHOLE_CARD, GpuDemand, RequestUnits, constraint_strength
+from gpusched.scheduler.strategies.expected_capacity import ExpectedCapacity
 from gpusched.testing import allocation, gpu_view, node, share
 
 HALF, WHOLE, PAIR = Request(1, gpu_fraction=0.5), Request(1), Request(2)
 
 
 def need(request, uid=1000):
-    return Need.of(request, uid)
+    return RequestUnits.of(request, uid)
 
 
 def draft_of(nodes, running=(), usual=(), strategy="outlook"):
-    layout = Layout(nodes, Settings(placement=PlacementSettings(strategy)))
+    layout = ClusterLayout(nodes, Settings(placement=PlacementSettings(strategy)))
     layout.typical = tuple((need(one), 1 / len(usual)) for one in usual)
-    draft = Draft(layout)
+    draft = ClusterState(layout)
     for held in running:
         booking = layout.booking(held.uid, held)
         assert booking is not None
@@ -64,7 +63,7 @@ LOST = {
 @pytest.mark.parametrize(("usual", "running", "amount"), LOST.values(), ids=LOST)
 def test_what_nobody_takes(usual, running, amount):
     draft = draft_of([node(gpus=2)], running, usual)
-    known = Outlook(draft.layout, draft.layout.typical)
+    known = ExpectedCapacity(draft.layout, draft.layout.typical)
     expected = amount if not isinstance(amount, float) else pytest.approx(amount, abs=1e-6)
     assert known.amount(draft, 0) == expected
 
@@ -73,11 +72,11 @@ def test_cards_of_two_kinds_are_each_taken_by_those_that_want_them():
     """Of an A100 and a T4, jobs for an A100 take the one: the other is lost, and a fragment."""
     cards = [gpu_view(0, name="NVIDIA A100"), gpu_view(1, name="Tesla T4")]
     draft = draft_of([node(gpus=cards)], usual=[Request(1, gpu_type="a100")])
-    assert Outlook(draft.layout, draft.layout.typical).amount(draft, 0) == pytest.approx(1.1)
+    assert ExpectedCapacity(draft.layout, draft.layout.typical).amount(draft, 0) == pytest.approx(1.1)
 
 
 def where(draft, request):
-    booking = find(draft, need(request))
+    booking = best_placement(draft, need(request))
     assert booking is not None
     return booking
 
@@ -115,13 +114,13 @@ ONLY_X = Request(1, constraint="x")
 def test_the_pressure_on_a_node_is_of_those_who_could_run_there():
     """Half of the jobs run anywhere (4 cards), half on n1 alone (2 cards): (1/8 + 1/4) x 4 and 1/8 x 4."""
     draft = draft_of([node("n1", gpus=2, labels=("x",)), node("n2", gpus=2)], usual=[WHOLE, ONLY_X])
-    assert Outlook(draft.layout, draft.layout.typical).pressure == pytest.approx([1.5, 0.5])
+    assert ExpectedCapacity(draft.layout, draft.layout.typical).pressure == pytest.approx([1.5, 0.5])
 
 
 def test_a_pair_presses_on_nodes_with_two_cards_alone():
     draft = draft_of([node("n1", gpus=1), node("n2", gpus=2)], usual=[PAIR, WHOLE, Request(9)])
     # Of three GPUs asked for one is asked for of 3 cards and two of 2; nobody could run the ninth.
-    assert Outlook(draft.layout, draft.layout.typical).pressure == pytest.approx([1 / 3, 1 / 3 + 1])
+    assert ExpectedCapacity(draft.layout, draft.layout.typical).pressure == pytest.approx([1 / 3, 1 / 3 + 1])
 
 
 def test_who_may_go_anywhere_leaves_rare_cards_to_those_who_insist_on_them():
@@ -136,9 +135,9 @@ def test_scarce_cards_are_left_whatever_that_costs():
     usual = [Request(1)]
     draft = draft_of(nodes, usual=usual)
     assert where(draft, Request(1, cpus=2)).node == 0
-    draft.layout.wanted = Wanted()
+    draft.layout.wanted = GpuDemand()
     for one in (Request(1), Request(1, constraint="rare")):
-        draft.layout.wanted.add(insistence(one), WHOLE_CARD)
+        draft.layout.wanted.add(constraint_strength(one), WHOLE_CARD)
     assert where(draft, Request(1, cpus=2)).node == 1
 
 
@@ -157,7 +156,7 @@ REQUESTS = [HALF, WHOLE, PAIR, Request(cpus=2), Request(1, gpu_fraction=0.3, cpu
 def test_cards_of_one_kind_are_filled_like_cards_of_any(usual, rooms, millicpus):
     """The quick way and the general one take the same, whatever is left on the cards."""
     draft = draft_of([node(gpus=len(rooms))], usual=usual)
-    known = Outlook(draft.layout, draft.layout.typical)
+    known = ExpectedCapacity(draft.layout, draft.layout.typical)
     cards = [(0, left, -1) for left in rooms]
     for jobs in known._lists:
         quick = known._fill(jobs, millicpus, 65536, sorted(rooms), known._needs[0])

@@ -10,17 +10,16 @@ from gpusched.model.job import GpuShare
 from gpusched.model.resources import Resources
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Placement, Usage
-from gpusched.model.units import plural
+from gpusched.model.units import name_some, plural
 from gpusched.model.value import replace
-from gpusched.scheduler.amounts import micros_of, squeeze
-from gpusched.scheduler.draft import Booking, Draft, Layout, Part
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState
 from gpusched.scheduler.events import UsageCharged
-from gpusched.scheduler.factors import age_factor, nice_factor, short_factor, whole_factor
+from gpusched.scheduler.infeasible import about
 from gpusched.scheduler.invariants import check_invariants
-from gpusched.scheduler.placement import Need, find, fits, options
+from gpusched.scheduler.placement import best_placement, candidates, fits
 from gpusched.scheduler.planner import Planner
-from gpusched.scheduler.priority import class_key
-from gpusched.scheduler.shortage import about, name_some
+from gpusched.scheduler.priority import age_factor, class_key, nice_factor, short_factor, whole_factor
+from gpusched.scheduler.request_units import RequestUnits, micros_of, squeeze
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of
 from gpusched.testing import NOW, allocation, gpu_view, job, node, pending, request, share, snapshot
 
@@ -135,8 +134,8 @@ def test_a_class_of_which_not_all_are_shown_leaves_the_rest_of_the_queue_open():
 
 
 def draft_of(*nodes, running=()):
-    layout = Layout(nodes, SETTINGS)
-    draft = Draft(layout)
+    layout = ClusterLayout(nodes, SETTINGS)
+    draft = ClusterState(layout)
     for one in runs(layout, running):
         draft.book(one.booking)
     return draft
@@ -156,7 +155,7 @@ def state_of(draft):
 
 
 def need(gpus=0, uid=1000, **parts):
-    return Need.of(request(gpus, **parts), uid)
+    return RequestUnits.of(request(gpus, **parts), uid)
 
 
 def test_rolling_back_leaves_no_trace():
@@ -164,10 +163,10 @@ def test_rolling_back_leaves_no_trace():
     before = state_of(draft)
     mark = draft.checkpoint()
     for wanted in (need(1), need(1, vram_mib=100), need(1, gpu_fraction=1 / 3), need(cpus=0.1)):
-        booking = find(draft, wanted)
+        booking = best_placement(draft, wanted)
         assert booking is not None
         draft.book(booking)
-    draft.release(Booking(0, 1000, 1000, 0, (Part(0, True),)))
+    draft.release(AllocationUnits(0, 1000, 1000, 0, (CardShare(0, True),)))
     assert state_of(draft) != before
     draft.rollback(mark)
     assert state_of(draft) == before
@@ -189,7 +188,7 @@ def test_rolling_back_a_release_gives_the_card_back_to_its_user():
 def test_a_copy_goes_its_own_way():
     draft = draft_of(node(gpus=1))
     twin = draft.copy()
-    booking = find(twin, need(1))
+    booking = best_placement(twin, need(1))
     assert booking is not None
     twin.book(booking)
     assert fits(draft, need(1))
@@ -198,25 +197,25 @@ def test_a_copy_goes_its_own_way():
 
 def test_a_booking_has_room_exactly_where_it_would_be_chosen():
     draft = draft_of(node(gpus=2), running=[allocation(1, gpus=[0])])
-    assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(0, True),)))
-    assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(0, False, 1),)))
-    assert draft.has_room(Booking(0, 1000, 0, 0, (Part(1, True),)))
-    assert draft.has_room(Booking(0, 1000, 15_000, 64 * 1024, ()))
-    assert not draft.has_room(Booking(0, 1000, 15_001, 0, ()))
-    assert not draft.has_room(Booking(0, 1000, 0, 64 * 1024 + 1, ()))
-    draft.book(Booking(0, 1000, 0, 0, (Part(1, False, 24_000, 600_000),)))
-    assert draft.has_room(Booking(0, 1000, 0, 0, (Part(1, False, 64, 400_000),)))
-    assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(1, False, 65),)))
-    assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(1, False, 1, 400_001),)))
-    assert not draft.has_room(Booking(0, 1001, 0, 0, (Part(1, False, 1),)))
-    assert not draft.has_room(Booking(0, 1000, 0, 0, (Part(1, True),)))
+    assert not draft.has_room(AllocationUnits(0, 1000, 0, 0, (CardShare(0, True),)))
+    assert not draft.has_room(AllocationUnits(0, 1000, 0, 0, (CardShare(0, False, 1),)))
+    assert draft.has_room(AllocationUnits(0, 1000, 0, 0, (CardShare(1, True),)))
+    assert draft.has_room(AllocationUnits(0, 1000, 15_000, 64 * 1024, ()))
+    assert not draft.has_room(AllocationUnits(0, 1000, 15_001, 0, ()))
+    assert not draft.has_room(AllocationUnits(0, 1000, 0, 64 * 1024 + 1, ()))
+    draft.book(AllocationUnits(0, 1000, 0, 0, (CardShare(1, False, 24_000, 600_000),)))
+    assert draft.has_room(AllocationUnits(0, 1000, 0, 0, (CardShare(1, False, 64, 400_000),)))
+    assert not draft.has_room(AllocationUnits(0, 1000, 0, 0, (CardShare(1, False, 65),)))
+    assert not draft.has_room(AllocationUnits(0, 1000, 0, 0, (CardShare(1, False, 1, 400_001),)))
+    assert not draft.has_room(AllocationUnits(0, 1001, 0, 0, (CardShare(1, False, 1),)))
+    assert not draft.has_room(AllocationUnits(0, 1000, 0, 0, (CardShare(1, True),)))
 
 
 def test_an_overbooked_node_still_takes_a_job_that_needs_none_of_it():
     draft = draft_of(node(cpus=2), running=[allocation(1, cpus=4)])
     assert fits(draft, need(cpus=0))
     assert not fits(draft, need(cpus=0.5))
-    assert draft.has_room(Booking(0, 1000, 0, 0, ()))
+    assert draft.has_room(AllocationUnits(0, 1000, 0, 0, ()))
 
 
 def test_what_a_card_that_left_the_machine_held_is_forgotten_but_not_the_cores():
@@ -224,22 +223,22 @@ def test_what_a_card_that_left_the_machine_held_is_forgotten_but_not_the_cores()
     draft = draft_of(node(gpus=1), running=[gone])
     assert draft.free_millicpus == [13_000]
     assert fits(draft, need(1))
-    assert Layout([node()], SETTINGS).booking(1, allocation(1, "elsewhere")) is None
+    assert ClusterLayout([node()], SETTINGS).booking(1, allocation(1, "elsewhere")) is None
 
 
 def test_a_fraction_of_unknown_memory_books_its_share_of_the_card():
-    layout = Layout([node(gpus=1)], SETTINGS)
+    layout = ClusterLayout([node(gpus=1)], SETTINGS)
     booking = layout.booking(1, allocation(1, gpus=[share(0, fraction=0.25)]))
     assert booking is not None
-    assert booking.parts == (Part(0, False, (24 * 1024 - 512) // 4, 250_000),)
-    unknown = Layout([node(gpus=[gpu_view(0, vram_total_mib=None)])], SETTINGS)
+    assert booking.parts == (CardShare(0, False, (24 * 1024 - 512) // 4, 250_000),)
+    unknown = ClusterLayout([node(gpus=[gpu_view(0, vram_total_mib=None)])], SETTINGS)
     booking = unknown.booking(1, allocation(1, gpus=[share(0, fraction=0.25)]))
     assert booking is not None
-    assert booking.parts == (Part(0, False, 0, 250_000),)
+    assert booking.parts == (CardShare(0, False, 0, 250_000),)
 
 
 def test_a_placement_and_its_booking_are_the_same():
-    layout = Layout([node("n1", gpus=2), node("n2", gpus=2)], SETTINGS)
+    layout = ClusterLayout([node("n1", gpus=2), node("n2", gpus=2)], SETTINGS)
     for shares in ((share(1, "n2"),), (share(0, "n2", vram_mib=5), share(1, "n2", vram_mib=5))):
         placement = Placement("n2", shares, 1.5, 100)
         booking = layout.booking(7, placement)
@@ -258,31 +257,31 @@ def test_types_are_compared_without_blanks_dashes_and_case():
 
 def test_cards_to_avoid_are_taken_last():
     draft = draft_of(node("n1", gpus=2), node("n2", gpus=2))
-    best = min(options(draft, need(1), avoid=frozenset({0})))
-    assert best.booking.parts == (Part(1, True),)
-    best = min(options(draft, need(1), avoid=frozenset({0, 1})))
+    best = min(candidates(draft, need(1), avoid=frozenset({0})))
+    assert best.booking.parts == (CardShare(1, True),)
+    best = min(candidates(draft, need(1), avoid=frozenset({0, 1})))
     assert best.booking.node == 1
-    best = min(options(draft, need(1), avoid=frozenset({0, 1, 2, 3})))
-    assert best.booking.parts == (Part(0, True),)
+    best = min(candidates(draft, need(1), avoid=frozenset({0, 1, 2, 3})))
+    assert best.booking.parts == (CardShare(0, True),)
 
 
 def test_slices_avoid_cards_too():
     draft = draft_of(node(gpus=2), running=[allocation(1, gpus=[share(0, vram_mib=9000)])])
-    assert min(options(draft, need(1, vram_mib=100))).booking.parts[0].card == 0
-    assert min(options(draft, need(1, vram_mib=100), avoid=frozenset({0}))).booking.parts[0].card == 1
+    assert min(candidates(draft, need(1, vram_mib=100))).booking.parts[0].card == 0
+    assert min(candidates(draft, need(1, vram_mib=100), avoid=frozenset({0}))).booking.parts[0].card == 1
 
 
 def test_between_nodes_too_the_smaller_cards_come_first():
     large, small = gpu_view(0, "n1", vram_total_mib=81_920), gpu_view(0, "n2", vram_total_mib=16_384)
     draft = draft_of(node("n1", [large]), node("n2", [small]))
-    assert min(options(draft, need(1))).booking.node == 1
-    assert min(options(draft, need(1, vram_mib=100))).booking.node == 1
+    assert min(candidates(draft, need(1))).booking.node == 1
+    assert min(candidates(draft, need(1, vram_mib=100))).booking.node == 1
 
 
 def test_fractions_end_at_one_card_even_where_they_book_next_to_no_memory():
     draft = draft_of(node(gpus=[gpu_view(0, vram_total_mib=514)]))
     for _ in range(2):
-        booking = find(draft, need(1, gpu_fraction=0.4))
+        booking = best_placement(draft, need(1, gpu_fraction=0.4))
         assert booking is not None
         assert booking.parts[0].vram_mib == 0
         draft.book(booking)
@@ -338,11 +337,11 @@ def test_a_reservation_without_a_start_is_passed_within_the_age_of_the_youngest_
 def test_a_refused_booking_leaves_the_reservation_as_it_was():
     timeline, made = reserved(node(gpus=2), running=[allocation(1, gpus=[0])], wanted=need(2))
     kept, cards = made.booking, made.cards
-    assert not timeline.admits(Booking(0, 1, 0, 0, (Part(1, True),)), inf)
+    assert not timeline.admits(AllocationUnits(0, 1, 0, 0, (CardShare(1, True),)), inf)
     assert (made.booking, made.cards) == (kept, cards)
-    assert timeline.admits(Booking(0, 1, 15_000, 0, ()), inf)
-    timeline.start(RunningJob(7, NOW, inf, Booking(0, 1, 15_000, 0, ())))
-    assert not timeline.admits(Booking(0, 1, 1_000, 0, ()), inf)
+    assert timeline.admits(AllocationUnits(0, 1, 15_000, 0, ()), inf)
+    timeline.start(RunningJob(7, NOW, inf, AllocationUnits(0, 1, 15_000, 0, ())))
+    assert not timeline.admits(AllocationUnits(0, 1, 1_000, 0, ()), inf)
 
 
 def test_an_ending_without_a_limit_is_infinitely_far():

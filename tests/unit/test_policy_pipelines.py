@@ -16,7 +16,7 @@ from gpusched.lifecycle.pipelines import (
     moved,
     names_of,
     parse_needs,
-    standing,
+    pipeline_status,
     steps_of,
     to_resume,
     written,
@@ -139,8 +139,8 @@ STANDINGS = {
 
 @pytest.mark.parametrize(("jobs", "state"), STANDINGS.values(), ids=STANDINGS)
 def test_where_a_pipeline_stands(jobs: list[Job], state: str) -> None:
-    assert standing(jobs).state == state
-    assert standing(jobs[::-1]).state == state
+    assert pipeline_status(jobs).state == state
+    assert pipeline_status(jobs[::-1]).state == state
 
 
 RESUMED = {

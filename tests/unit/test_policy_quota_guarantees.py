@@ -10,8 +10,8 @@ from quota_builders import GIB, amount, denied, queue, quotas_of, settings_of
 from gpusched.model.resources import Resources
 from gpusched.model.settings import PreemptSettings, QueueSettings
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.sharing.quota import Quotas, problems
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.quota import Quotas, problems
 
 # Guarantees
 
@@ -157,7 +157,7 @@ def test_what_is_borrowed_is_counted_by_its_dominant_share():
 
 def test_without_machines_the_name_decides():
     settings = settings_of(queue("a"), queue("b"))
-    quotas = Quotas(settings, Layout([], settings))
+    quotas = Quotas(settings, ClusterLayout([], settings))
     quotas.add("a", "ann", "", amount(1))
     assert order_of(quotas, "b", "a") == ["a", "b"]
 

@@ -6,10 +6,10 @@ import pytest
 
 from gpusched.model.job import Request
 from gpusched.model.settings import PlacementSettings, Settings
-from gpusched.scheduler.draft import Draft, Layout, Part
-from gpusched.scheduler.placement import Need, find
-from gpusched.scheduler.scarcity import scarce_of, wanted_of
-from gpusched.scheduler.wanted import Wanted, insistence, micros_asked
+from gpusched.scheduler.cluster_state import CardShare, ClusterLayout, ClusterState
+from gpusched.scheduler.placement import best_placement
+from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength, micros_asked
+from gpusched.scheduler.strategies.scarce_gpus import scarce_of, wanted_of
 from gpusched.testing import allocation, gpu_view, node, snapshot
 
 OLD = [node(f"a{number}", gpus=4) for number in range(3)]
@@ -18,11 +18,11 @@ NEW = node("b0", gpus=4, labels=("new",))
 
 def draft_of(nodes, *requests):
     """An empty draft, with so many jobs that ask for something."""
-    layout = Layout(nodes, Settings(placement=PlacementSettings("pack")))
-    layout.wanted = Wanted()
+    layout = ClusterLayout(nodes, Settings(placement=PlacementSettings("pack")))
+    layout.wanted = GpuDemand()
     for request, times in requests:
-        layout.wanted.add(insistence(request), times * micros_asked(request))
-    return Draft(layout)
+        layout.wanted.add(constraint_strength(request), times * micros_asked(request))
+    return ClusterState(layout)
 
 
 def scarce_cards(draft):
@@ -45,12 +45,15 @@ def test_what_is_asked_for_is_counted_in_cards(request_, micros):
 
 
 def test_who_insists_is_known_by_what_would_turn_cards_away():
-    assert insistence(Request(1, cpus=3, mem_mib=7, prefer="new", resources=(("x", 1),))) is None
-    assert insistence(Request(constraint="new")) is None
-    alike = insistence(Request(2, gpu_type="A100")), insistence(Request(4, cpus=9, nodes=2, gpu_type="A100"))
-    assert alike[0] == alike[1] != insistence(Request(1, gpu_type="A100"))
+    assert constraint_strength(Request(1, cpus=3, mem_mib=7, prefer="new", resources=(("x", 1),))) is None
+    assert constraint_strength(Request(constraint="new")) is None
+    alike = (
+        constraint_strength(Request(2, gpu_type="A100")),
+        constraint_strength(Request(4, cpus=9, nodes=2, gpu_type="A100")),
+    )
+    assert alike[0] == alike[1] != constraint_strength(Request(1, gpu_type="A100"))
     for one in ({"constraint": "new"}, {"min_vram_mib": 9}, {"nodelist": ("b0",)}, {"exclude": ("b0",)}):
-        found = insistence(Request(1, gpu_fraction=0.5, **one))
+        found = constraint_strength(Request(1, gpu_fraction=0.5, **one))
         assert found is not None
         assert found.shares_cards
 
@@ -62,21 +65,21 @@ def test_cards_are_scarce_once_those_that_are_free_are_just_enough():
     # A sixth: 1/6 x 16/4 = 0.67 is less than 0.8, but with one of them taken 1/6 x 15/3 = 0.83 is not.
     draft = draft_of([*OLD, NEW], (Request(1, constraint="new"), 1), (Request(1), 5))
     assert scarce_cards(draft) == []
-    need = Need.of(Request(1, nodelist=("b0",)), 1)
-    draft.book(find(draft, need))
+    need = RequestUnits.of(Request(1, nodelist=("b0",)), 1)
+    draft.book(best_placement(draft, need))
     assert scarce_cards(draft) == [12, 13, 14, 15]
     # Others that are taken too make it less: 1/6 x 11/3 = 0.61.
-    draft.book(find(draft, Need.of(Request(4, nodelist=("a0",)), 1)))
+    draft.book(best_placement(draft, RequestUnits.of(Request(4, nodelist=("a0",)), 1)))
     assert scarce_cards(draft) == []
 
 
 def test_where_no_card_is_free_there_is_nothing_to_be_left():
     draft = draft_of([*OLD, node("b0", gpus=1, labels=("new",))], (Request(1, constraint="new"), 1), (Request(1), 3))
     assert scarce_cards(draft) == [12]
-    draft.book(find(draft, Need.of(Request(1, gpu_fraction=0.5, constraint="new"), 1)))
+    draft.book(best_placement(draft, RequestUnits.of(Request(1, gpu_fraction=0.5, constraint="new"), 1)))
     assert scarce_cards(draft) == []
     # So a slice goes beside another, and opens no card.
-    assert find(draft, Need.of(Request(1, gpu_fraction=0.5), 1)).parts[0].card == 12
+    assert best_placement(draft, RequestUnits.of(Request(1, gpu_fraction=0.5), 1)).parts[0].card == 12
 
 
 def test_nothing_is_scarce_where_nobody_insists_or_what_they_insist_on_is_everywhere_or_nowhere():
@@ -105,7 +108,7 @@ def test_cards_of_one_node_may_be_of_several_kinds():
     cards = [gpu_view(index, "n1", name=name) for index, name in enumerate(["NVIDIA H100", "NVIDIA A100"])]
     draft = draft_of([node("n1", cards)], (Request(1, gpu_type="h100"), 1), (Request(1), 1))
     assert scarce_cards(draft) == [0]
-    assert find(draft, Need.of(Request(1), 1)).parts == (Part(1, True),)
+    assert best_placement(draft, RequestUnits.of(Request(1), 1)).parts == (CardShare(1, True),)
 
 
 def test_what_waits_and_what_runs_is_wanted():
@@ -120,8 +123,8 @@ def test_what_waits_and_what_runs_is_wanted():
 
 
 def test_who_is_no_longer_there_is_not_wanted():
-    wanted = Wanted()
-    mark = insistence(Request(1, constraint="new"))
+    wanted = GpuDemand()
+    mark = constraint_strength(Request(1, constraint="new"))
     wanted.add(mark, 5)
     wanted.add(mark, -5)
     assert (wanted.micros, wanted.insisted) == (0, {})

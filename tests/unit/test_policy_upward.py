@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.model.settings import AccountSettings, QueueSettings
-from gpusched.scheduler.sharing.upward import chain_of, parent_in
+from gpusched.model.settings import AccountSettings, QueueSettings, chain_of, parent_in
 
 TREE = {
     name: QueueSettings(name, parent=parent)

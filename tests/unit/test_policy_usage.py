@@ -13,8 +13,8 @@ from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import OversubscribeSettings, PrioritySettings, QosSettings, Settings
 from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.sharing.usage import accrued, capacity_of, charged, decayed, demand, footprint, usage_now
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.usage import accrued, capacity_of, charged, decayed, demand, footprint, usage_now
 from gpusched.testing import NOW, allocation, gpu_view, node, request, share
 
 GIB = 1024
@@ -58,14 +58,14 @@ CAPACITIES = {
 
 @pytest.mark.parametrize(("nodes", "wanted"), CAPACITIES.values(), ids=CAPACITIES)
 def test_capacity(nodes, wanted):
-    layout = Layout(nodes, Settings())
+    layout = ClusterLayout(nodes, Settings())
     assert capacity_of(layout) == wanted
     assert capacity_of(layout) == wanted, "the kept answer is the same"
 
 
 def test_capacity_is_that_of_the_machines_whatever_is_oversubscribed():
     generous = replace(Settings(), oversubscribe=OversubscribeSettings(cpus=4.0, mem=2.0, vram=1.5))
-    assert capacity_of(Layout([TWO_CARDS], generous)) == capacity_of(Layout([TWO_CARDS], Settings()))
+    assert capacity_of(ClusterLayout([TWO_CARDS], generous)) == capacity_of(ClusterLayout([TWO_CARDS], Settings()))
 
 
 # What a booking takes
@@ -101,14 +101,14 @@ FOOTPRINTS = {
 
 @pytest.mark.parametrize(("held", "wanted"), FOOTPRINTS.values(), ids=FOOTPRINTS)
 def test_footprint_of(held, wanted):
-    layout = Layout(MACHINES, Settings())
+    layout = ClusterLayout(MACHINES, Settings())
     booking = layout.booking(1000, held)
     assert booking is not None
     assert footprint(layout, booking) == wanted
 
 
 def test_a_gang_takes_the_sum_of_its_pieces():
-    layout = Layout(MACHINES, Settings())
+    layout = ClusterLayout(MACHINES, Settings())
     other = Placement("n2", (share(1, "n2"),), 2.0, 100)
     gang = Placement("n1", (share(0), share(1)), 3.0, 200, others=(other,))
     booking = layout.booking(1000, gang)
@@ -117,7 +117,7 @@ def test_a_gang_takes_the_sum_of_its_pieces():
 
 
 def test_a_slice_of_a_card_of_unknown_size_counts_as_the_whole_card():
-    layout = Layout([node(gpus=[gpu_view(0, vram_total_mib=None)])], Settings())
+    layout = ClusterLayout([node(gpus=[gpu_view(0, vram_total_mib=None)])], Settings())
     booking = layout.booking(1000, allocation(1, gpus=[share(0, vram_mib=10)]))
     assert booking is not None
     assert footprint(layout, booking).gpus == 1.0
@@ -153,13 +153,13 @@ DEMANDS = {
 
 @pytest.mark.parametrize(("wanted", "taken"), DEMANDS.values(), ids=DEMANDS)
 def test_demand_of(wanted, taken):
-    layout = Layout(MIXED, Settings())
+    layout = ClusterLayout(MIXED, Settings())
     assert demand(layout, wanted) == taken
     assert demand(layout, wanted) == taken, "the kept card sizes are the same"
 
 
 def test_demand_without_machines_counts_the_cards():
-    assert demand(Layout([], Settings()), request(2)) == Resources(2, 0, 1, 0)
+    assert demand(ClusterLayout([], Settings()), request(2)) == Resources(2, 0, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_demand_without_machines_counts_the_cards():
     ],
 )
 def test_on_like_cards_demand_and_footprint_agree_on_gpus(wanted, held):
-    layout = Layout([node(gpus=4)], Settings())
+    layout = ClusterLayout([node(gpus=4)], Settings())
     booking = layout.booking(1000, allocation(1, gpus=held))
     assert booking is not None
     assert demand(layout, wanted).gpus == footprint(layout, booking).gpus
@@ -309,7 +309,7 @@ FOR_EVER = replace(Settings(), priority=PrioritySettings(half_life_s=inf))
 
 def now_of(*held, usage=(), settings=FOR_EVER):
     machines = testing.snapshot(*MACHINES, running=held)
-    return usage_now(replace(machines, usage=tuple(usage)), Layout(MACHINES, settings), settings)
+    return usage_now(replace(machines, usage=tuple(usage)), ClusterLayout(MACHINES, settings), settings)
 
 
 def test_nobody_has_used_anything():
@@ -379,7 +379,7 @@ def test_past_use_fades_by_the_half_life():
 
 def test_ending_now_or_being_open_is_the_same_use():
     settings = replace(Settings(), priority=PrioritySettings(half_life_s=DAY))
-    layout = Layout(MACHINES, settings)
+    layout = ClusterLayout(MACHINES, settings)
     held = allocation(1, gpus=[0, 1], user="ann", account="lab", cpus=3.0, mem_mib=7, start_at=NOW - 2 * DAY)
     booking = layout.booking(1000, held)
     assert booking is not None

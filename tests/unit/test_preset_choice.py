@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.model import codec
+from gpusched.model import value
 from gpusched.model.value import replace
 from gpusched.scheduler.preset_choice import (
     APART_S,
@@ -181,4 +181,4 @@ def test_too_little_history_is_said_to_be(jobs: int, days: float, is_enough: boo
 
 def test_the_state_can_be_written_and_read() -> None:
     state = decide(PresetState(), judged(0, throughput=(faster(0.12, wide_wait_s=1e6), SURE)))
-    assert codec.decode(codec.encode(state), PresetState) == state
+    assert value.decode(value.encode(state), PresetState) == state

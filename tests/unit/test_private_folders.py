@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.errors import NotReady
-from gpusched.private import make_private
+from gpusched.paths import make_private
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder to somebody else")
 

@@ -9,13 +9,12 @@ import pytest
 from lab import ANN, Lab
 
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
-from gpusched.model.calendar import CalendarEntry
 from gpusched.model.commands import Caller, Reserve, Unreserve, Update
 from gpusched.model.settings import AccountSettings
-from gpusched.model.snapshot import Placement
+from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.scheduler.calendar.keeping import Wish, choose
+from gpusched.scheduler.calendar import ReservationRequest, choose_placement
 from gpusched.testing import NOW, allocation, gpu_uuid, gpu_view, node, request, share
 
 OWNER = Caller(os.geteuid(), "owner")
@@ -301,17 +300,19 @@ CHOICES = {
 @pytest.mark.parametrize(("cards", "count", "jobs", "expected"), CHOICES.values(), ids=CHOICES)
 def test_choose(cards: tuple[Any, ...], count: int, jobs: list[Any], expected: list[int] | None) -> None:
     entry = CalendarEntry("course", NOW + HOUR, HOUR, ())
-    place = choose(Wish(gpus=count), entry, [node(gpus=cards)], [], jobs, NOW)
+    place = choose_placement(ReservationRequest(gpus=count), entry, [node(gpus=cards)], [], jobs, NOW)
     assert (None if place is None else [one.index for one in place.gpus]) == expected
 
 
 def test_the_node_with_fewer_jobs_is_chosen() -> None:
     entry = CalendarEntry("course", NOW + HOUR, HOUR, (), users=("ann",))
     machines = [node("n1", gpus=2), node("n2", gpus=2)]
-    place = choose(Wish(gpus=1), entry, machines, [], [busy(7, 0)], NOW)
+    place = choose_placement(ReservationRequest(gpus=1), entry, machines, [], [busy(7, 0)], NOW)
     assert place is not None
     assert place.node == "n2"
     whole = CalendarEntry("all", NOW, DAY, (Placement("n1", (), 16.0, 0, is_exclusive=True),), users=("ann",))
-    place = choose(Wish(gpus=2), entry, machines, [whole], [allocation(8, "n2", [share(0, "n2")])], NOW)
+    place = choose_placement(
+        ReservationRequest(gpus=2), entry, machines, [whole], [allocation(8, "n2", [share(0, "n2")])], NOW
+    )
     assert place is not None
     assert [one.uuid for one in place.gpus] == [gpu_uuid("n2", 0), gpu_uuid("n2", 1)]

@@ -7,7 +7,7 @@ import pytest
 from gpusched.cli.gsub_options import gsub_table
 from gpusched.cli.parse import parse
 from gpusched.errors import UsageError
-from gpusched.model.spelling import closest
+from gpusched.model.units import closest
 
 KNOWN = ("--cpus-per-task", "--mem-per-cpu", "--time", "--output", "--nodes", "--retries", "poll_s", "gpus")
 

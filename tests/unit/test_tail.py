@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.cli.follow import Printer
-from gpusched.model.logfile import put_aside
+from gpusched.model.units import put_aside
 from gpusched.tail import LONGEST_LINE, Tail
 
 

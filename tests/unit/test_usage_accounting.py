@@ -17,7 +17,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, RunState
-from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.testing import NOW, job, node, request, share
 from gpusched.testing import run as a_run
 
@@ -43,7 +43,7 @@ def charged_for(
 ) -> Usage | None:
     settings = settings or Settings(priority=SLOW)
     made = job(1, run=1, account="lab", **(job_parts or {}))
-    layout = Layout((node("n1", gpus=4),), settings)
+    layout = ClusterLayout((node("n1", gpus=4),), settings)
     return usage_with_run({}, made, ended(made, **run_parts), layout, settings, NOW)
 
 
@@ -90,7 +90,7 @@ def test_older_use_fades_by_the_half_life_before_the_new_is_added() -> None:
     settings = Settings(priority=PrioritySettings(half_life_s=100.0))
     before = Usage("lab", "ann", Resources(cpus=80.0), NOW - 200)
     made = job(1, run=1, account="lab")
-    layout = Layout((node("n1"),), settings)
+    layout = ClusterLayout((node("n1"),), settings)
     run = ended(made, start_at=NOW - 1e-6, cpus=1, mem_mib=0)
     usage = usage_with_run({("lab", "ann"): before}, made, run, layout, settings, NOW)
     assert usage is not None

@@ -15,7 +15,7 @@ from gpusched.model.snapshot import VramSeen
 from gpusched.model.states import JobState, RunState
 from gpusched.ports import Changes
 from gpusched.predict.vram import peak_of, seen
-from gpusched.scheduler.ahead.vram import in_words, proposal
+from gpusched.scheduler.whatif import vram_advice, vram_seen
 from gpusched.store.memory import MemoryStore
 from gpusched.testing import NOW, gpu_view, job, launch, request, run, share
 
@@ -57,8 +57,8 @@ def test_what_the_newest_say(peaks: list[int], expected: VramSeen | None) -> Non
 
 
 def test_how_it_is_said() -> None:
-    assert in_words(request(gpus=1), VramSeen(5, 6246)) == "its last 5 runs peaked at 6.1G of VRAM"
-    assert in_words(request(gpus=2), VramSeen(3, 6246)) == "its last 3 runs peaked at 6.1G of VRAM on each GPU"
+    assert vram_seen(request(gpus=1), VramSeen(5, 6246)) == "its last 5 runs peaked at 6.1G of VRAM"
+    assert vram_seen(request(gpus=2), VramSeen(3, 6246)) == "its last 3 runs peaked at 6.1G of VRAM on each GPU"
 
 
 GIB = 1024
@@ -97,7 +97,7 @@ PROPOSALS: dict[str, tuple[dict[str, Any], float, str | None]] = {
 @pytest.mark.parametrize("name", PROPOSALS)
 def test_what_is_proposed(name: str) -> None:
     asked, peak_gib, expected = PROPOSALS[name]
-    assert proposal(request(**asked), VramSeen(5, int(peak_gib * GIB)), CARDS, SETTINGS) == expected
+    assert vram_advice(request(**asked), VramSeen(5, int(peak_gib * GIB)), CARDS, SETTINGS) == expected
 
 
 def test_nothing_is_proposed_where_nothing_can_be_shared_or_the_size_is_not_known() -> None:
@@ -107,12 +107,12 @@ def test_nothing_is_proposed_where_nothing_can_be_shared_or_the_size_is_not_know
         [gpu_view(0, vram_total_mib=None)],
         [gpu_view(0, is_present=False)],
     ):
-        assert proposal(request(gpus=1), VramSeen(5, 100), cards, SETTINGS) is None
+        assert vram_advice(request(gpus=1), VramSeen(5, 100), cards, SETTINGS) is None
 
 
 @given(st.integers(0, 200_000), st.integers(256, 100_000))
 def test_what_is_proposed_has_room_for_what_was_seen(peak_mib: int, booked_mib: int) -> None:
-    text = proposal(request(gpus=1, vram_mib=booked_mib), VramSeen(5, peak_mib), CARDS, SETTINGS)
+    text = vram_advice(request(gpus=1, vram_mib=booked_mib), VramSeen(5, peak_mib), CARDS, SETTINGS)
     if text is not None:
         (word,) = [word for word in text.split() if word.endswith("G") and text.split("--vram ")[1].startswith(word)]
         assert float(word[:-1]) * GIB >= peak_mib

@@ -6,8 +6,7 @@ import pytest
 from lab import Lab
 
 from gpusched.daemon.planner_sync import CalendarWindows
-from gpusched.model.calendar import CalendarEntry
-from gpusched.model.snapshot import Placement
+from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.ports import Changes
 from gpusched.testing import NOW, share
 

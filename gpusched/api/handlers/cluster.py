@@ -17,14 +17,14 @@ from gpusched.api.service import service_of
 from gpusched.api.validate import check_fields, read_spec
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
-from gpusched.lifecycle.blame import is_hardware
+from gpusched.lifecycle.failures import is_hardware
 from gpusched.model import commands
 from gpusched.model.cluster import Enforcement, GpuSample, GpuStatus, GpuView
 from gpusched.model.commands import Adopt
 from gpusched.model.units import printable
 from gpusched.model.value import replace
-from gpusched.scheduler.ahead.foreign import Left
-from gpusched.scheduler.draft import Card, Layout
+from gpusched.scheduler.cluster_state import ClusterLayout, LayoutGpu
+from gpusched.scheduler.whatif import Left
 
 _SHOWN_FAULTS = 20
 """Of each GPU, the newest."""
@@ -38,7 +38,7 @@ async def cluster(request: web.Request) -> web.Response:
     now = scheduler.now()
     (node,) = scheduler.nodes(now)
     holds = scheduler.world.holds.values()
-    layout = Layout((node,), scheduler.settings)
+    layout = ClusterLayout((node,), scheduler.settings)
     load = scheduler.host
     reading = scheduler.reading
     nodes = [
@@ -79,7 +79,7 @@ def _limit_of(sample: GpuSample | None, viewer: Viewer, limit: str | None) -> tu
     return viewer.service.daemon.enforcement(sample, limit)
 
 
-def _gpu(viewer: Viewer, node: str, card: Card) -> dict[str, Any]:
+def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
     scheduler = viewer.service.scheduler
     view = card.view
     world = scheduler.world

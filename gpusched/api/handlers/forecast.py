@@ -27,7 +27,7 @@ from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.model.units import gpu_label
-from gpusched.scheduler.ahead.estimates import StartRange
+from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.priority import class_key
 
 

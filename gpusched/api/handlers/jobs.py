@@ -40,7 +40,7 @@ from gpusched.api.visibility import MASKED, Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.dependencies import as_typed
-from gpusched.lifecycle.lifecycle import new_job
+from gpusched.lifecycle.transitions import new_job
 from gpusched.model import commands
 from gpusched.model.cluster import GpuState
 from gpusched.model.commands import Caller, ResumePipeline, Selection
@@ -50,7 +50,7 @@ from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
 from gpusched.ports.daemon import Forecast
-from gpusched.scheduler.ahead import vram
+from gpusched.scheduler import whatif
 
 ORDERS = ("id", "queue")
 """Of a list of jobs."""
@@ -140,8 +140,8 @@ def _vram(service: Service, job: Job) -> dict[str, Any] | None:
     cards = [card for node in scheduler.nodes(scheduler.now()) for card in node.gpus]
     return {
         **plain(seen),
-        "text": vram.in_words(job.spec.request, seen),
-        "proposal": vram.proposal(job.spec.request, seen, cards, service.settings.gpu),
+        "text": whatif.vram_seen(job.spec.request, seen),
+        "proposal": whatif.vram_advice(job.spec.request, seen, cards, service.settings.gpu),
     }
 
 

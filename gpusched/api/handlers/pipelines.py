@@ -180,7 +180,7 @@ async def show(request: web.Request) -> web.Response:
     fallbacks = policy.fallbacks_of(jobs)
     facts = service.facts_of([*steps.values(), *fallbacks])
     now = {job_id: steps[name].id for job_id, name in names.items()}
-    spared = policy.standing(jobs).not_needed
+    spared = policy.pipeline_status(jobs).not_needed
     shown = [
         {
             **viewer.job_json(job, facts(job)),
@@ -253,7 +253,7 @@ async def listing(request: web.Request) -> web.Response:
 
 
 def _summary(pipeline: Pipeline, jobs: Sequence[Job]) -> dict[str, Any]:
-    stands = policy.standing(jobs)
+    stands = policy.pipeline_status(jobs)
     return {
         "id": pipeline.id,
         "name": pipeline.name,

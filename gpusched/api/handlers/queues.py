@@ -23,14 +23,14 @@ from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
 from gpusched.ports import JobFilter
 from gpusched.ports.daemon import SchedulerState
-from gpusched.scheduler.draft import Layout
+from gpusched.scheduler.admission import are_restricted
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.fairshare import AccountShare, AccountTree
+from gpusched.scheduler.limits import QueueNode, implied, plant
 from gpusched.scheduler.preemption import held_by_job
 from gpusched.scheduler.priority import class_key
-from gpusched.scheduler.sharing.accounts import AccountTree, Standing
-from gpusched.scheduler.sharing.membership import are_restricted
-from gpusched.scheduler.sharing.queues import QueueNode, implied, plant
-from gpusched.scheduler.sharing.quota import Quotas
-from gpusched.scheduler.sharing.usage import capacity_of, usage_now
+from gpusched.scheduler.quota import Quotas
+from gpusched.scheduler.usage import capacity_of, usage_now
 
 _WEEK_S = 7 * 86400.0
 _HOUR_S = 3600.0
@@ -185,13 +185,13 @@ async def accounts(request: web.Request) -> web.Response:
 def account_rows(scheduler: SchedulerState) -> list[dict[str, Any]]:
     """The whole tree from the root down, each account before its users and the accounts below it."""
     settings, snapshot = scheduler.settings, scheduler.snapshot(scheduler.now())
-    layout = Layout(snapshot.nodes, settings)
+    layout = ClusterLayout(snapshot.nodes, settings)
     seen = {(job.spec.account, job.user) for job in scheduler.world.jobs.values()}
     tree = AccountTree(settings.account, usage_now(snapshot, layout, settings), capacity_of(layout), seen)
     return [{**_standing_json(one), **_members_json(one, settings)} for one in tree.standings()]
 
 
-def _members_json(one: Standing, settings: Settings) -> dict[str, Any]:
+def _members_json(one: AccountShare, settings: Settings) -> dict[str, Any]:
     """Whom an account lists, everybody as `*`; null of a user, and of what is no account of the config."""
     account = settings.account.get(one.account) if one.user is None else None
     if account is None:
@@ -200,7 +200,7 @@ def _members_json(one: Standing, settings: Settings) -> dict[str, Any]:
     return {"users": users, "groups": list(account.groups)}
 
 
-def _standing_json(one: Standing) -> dict[str, Any]:
+def _standing_json(one: AccountShare) -> dict[str, Any]:
     return {
         "account": one.account,
         "user": one.user,
@@ -284,7 +284,7 @@ def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[st
     service = viewer.service
     scheduler, settings = service.scheduler, service.settings
     snapshot = scheduler.snapshot(scheduler.now())
-    layout = Layout(snapshot.nodes, settings)
+    layout = ClusterLayout(snapshot.nodes, settings)
     quotas = Quotas(settings, layout)
     for held in held_by_job(layout, snapshot.allocations).values():
         quotas.add(held.first.queue, held.first.user, held.first.qos, held.amount)

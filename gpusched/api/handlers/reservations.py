@@ -15,10 +15,10 @@ from gpusched.api.service import service_of
 from gpusched.api.validate import check_fields
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
-from gpusched.model.calendar import CalendarEntry
 from gpusched.model.commands import Reserve, Unreserve
+from gpusched.model.snapshot import CalendarEntry
 from gpusched.model.units import MAX_MIB, printable
-from gpusched.scheduler.calendar.entries import next_window
+from gpusched.scheduler.calendar import next_window
 
 MAX_WINDOW_S = 366 * 86400
 

@@ -12,9 +12,8 @@ from gpusched.access import user_name
 from gpusched.cli import output
 from gpusched.engine.spool import runs_in
 from gpusched.errors import DaemonBusy, Forbidden
-from gpusched.model.units import plural, printable
-from gpusched.private import make_private
-from gpusched.scheduler.words import name_some
+from gpusched.model.units import name_some, plural, printable
+from gpusched.paths import make_private
 from gpusched.store.backup import backup, restore
 
 _NAMED = 20

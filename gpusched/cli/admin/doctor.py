@@ -30,10 +30,10 @@ from gpusched.model.settings import Settings
 from gpusched.model.units import format_duration, format_size_mib, plural
 from gpusched.model.value import fields, replace
 from gpusched.scheduler import cells
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.sharing.membership import membership_findings, unknown_members
-from gpusched.scheduler.sharing.quota_problems import problems
-from gpusched.scheduler.sharing.usage import capacity_of
+from gpusched.scheduler.admission import membership_findings, unknown_members
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.limits import quota_problems
+from gpusched.scheduler.usage import capacity_of
 from gpusched.store.read_only import store_status
 
 Checks = dict[str, Callable[[], Finding]]
@@ -153,9 +153,9 @@ def _accounts() -> Finding:
 
 
 def _targets() -> Finding:
-    problems = problems_in_targets()
-    if problems:
-        return warned(problems[0].message, problems[0].hint)
+    quota_problems = problems_in_targets()
+    if quota_problems:
+        return warned(quota_problems[0].message, quota_problems[0].hint)
     where = paths.notify_file()
     return passed(f"{where} is valid" if os.path.exists(where) else f"no {where}; --notify has no targets")
 
@@ -193,7 +193,7 @@ def _found(settings: Settings, nodes: tuple[NodeView, ...]) -> Iterator[tuple[st
     if not nodes:
         cores = _UNLIMITED if own.cpus is None else own.cpus
         mem_mib = _UNLIMITED if own.mem_mib is None else float(own.mem_mib)
-        yield from problems(settings, Resources(_UNLIMITED, _UNLIMITED, cores, mem_mib))
+        yield from quota_problems(settings, Resources(_UNLIMITED, _UNLIMITED, cores, mem_mib))
         return
     if len(nodes) == 1:
         # The running daemon need not have loaded the file yet.
@@ -201,8 +201,8 @@ def _found(settings: Settings, nodes: tuple[NodeView, ...]) -> Iterator[tuple[st
         cores = node.cpus if own.cpus is None else own.cpus
         mem_mib = node.mem_mib if own.mem_mib is None else own.mem_mib
         nodes = (replace(node, name=own.name or node.name, cpus=cores, mem_mib=mem_mib),)
-    layout = Layout(nodes, settings)
-    yield from problems(settings, capacity_of(layout))
+    layout = ClusterLayout(nodes, settings)
+    yield from quota_problems(settings, capacity_of(layout))
     yield from cells.problems(settings, layout)
 
 

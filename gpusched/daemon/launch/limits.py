@@ -12,7 +12,7 @@ from gpusched.model.job import Run
 from gpusched.model.settings import IsolationSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
-from gpusched.scheduler.caging import cage_of, choose_cpus
+from gpusched.scheduler.isolation import cage_of, choose_cpus
 
 
 def with_limit(placement: Placement, reading: GpuReading | None, settings: Settings) -> Placement:

@@ -9,18 +9,23 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.errors import Forbidden, Refused
 from gpusched.lifecycle.arrays import jobs_in
 from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_dependency
-from gpusched.lifecycle.lifecycle import ends_unsatisfied
+from gpusched.lifecycle.transitions import ends_unsatisfied
 from gpusched.model.commands import Caller
 from gpusched.model.job import AUTO, DEFAULT, Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.units import format_duration, printable
 from gpusched.model.value import replace
 from gpusched.predict import limits
-from gpusched.scheduler.calendar.entries import why_not_admitted
-from gpusched.scheduler.capacity import Refusal, refusal
-from gpusched.scheduler.sharing.admission import longest_time_limit, qos_of, time_limit, why_refused
-from gpusched.scheduler.sharing.alone import slice_refusal
-from gpusched.scheduler.sharing.membership import account_refusal
+from gpusched.scheduler.admission import (
+    account_refusal,
+    longest_time_limit,
+    qos_of,
+    slice_refusal,
+    time_limit,
+    why_refused,
+)
+from gpusched.scheduler.calendar import why_not_admitted
+from gpusched.scheduler.infeasible import Refusal, refusal
 
 
 def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:

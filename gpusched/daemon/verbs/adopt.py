@@ -18,9 +18,9 @@ from gpusched.daemon.verbs.admission import check_nice, check_submission, comple
 from gpusched.daemon.verbs.submit import check_room, check_stored, record
 from gpusched.engine import proctree
 from gpusched.errors import Forbidden, NotFound, Refused
-from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle import transitions
 from gpusched.lifecycle.foreign import is_of_the_system
-from gpusched.lifecycle.lifecycle import new_job
+from gpusched.lifecycle.transitions import new_job
 from gpusched.model.cluster import GpuReading
 from gpusched.model.commands import Adopt, AdoptableProcess, Caller, OccupiedGpu
 from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec, split_run_id
@@ -28,10 +28,10 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.units import format_size_mib, gpu_label, gpu_list, printable
 from gpusched.ports import Engine
-from gpusched.scheduler.capacity import format_size_floor
+from gpusched.scheduler.infeasible import format_size_floor
 from gpusched.scheduler.preemption import held_by_job
-from gpusched.scheduler.sharing.quota import Quotas
-from gpusched.scheduler.sharing.usage import demand
+from gpusched.scheduler.quota import Quotas
+from gpusched.scheduler.usage import demand
 
 _LONGEST_COMMAND = 1 << 16
 """Bytes of a command line that are kept."""
@@ -210,7 +210,7 @@ def apply(command: Adopt, tx: TickTransaction) -> dict[str, Any]:
     tx.world.next_id = job.last_id + 1
     by = f"by {caller.user}" if caller.uid == found.uid else f"by {caller.user} for {found.user}"
     record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}{limit and f'; {limit}'}", tx)
-    job, run, _ = lifecycle.start_run(job, placement, found.process.boot_id, tx.now, found.output, None)
+    job, run, _ = transitions.start_run(job, placement, found.process.boot_id, tx.now, found.output, None)
     where = gpu_list(share.index for share in shares)
     tx.put(job, run, [JobEvent(job.id, tx.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
     tx.changes.payloads.update(command.payloads)

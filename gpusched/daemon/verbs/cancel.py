@@ -9,7 +9,7 @@ from gpusched.access import Act, check, hides
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.selection import no_job_for, permitted, select
 from gpusched.errors import Refused
-from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle import transitions
 from gpusched.lifecycle.pipelines import step_ids
 from gpusched.model.commands import (
     Caller,
@@ -104,7 +104,7 @@ def lose_clients(command: LoseClients, tx: TickTransaction) -> dict[str, Any]:
         job = tx.world.jobs.get(job_id)
         if job is not None and (client := awaited(job)) is not None:
             text = f"its client, process {client.pid}, was gone before it began"
-            after, events = lifecycle.give_up(job, tx.now, ReasonCode.CLIENT_LOST, text)
+            after, events = transitions.give_up(job, tx.now, ReasonCode.CLIENT_LOST, text)
             tx.put_job(after, *events)
     return {}
 

@@ -8,7 +8,7 @@ from gpusched.access import Act, manages
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.selection import has_ended, named, permitted, select, with_tasks
 from gpusched.errors import Forbidden, Refused
-from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle import transitions
 from gpusched.model.commands import (
     Caller,
     Hold,
@@ -34,9 +34,9 @@ def apply(command: Hold | Release, tx: TickTransaction) -> dict[str, Any]:
         if command.dry_run:
             continue
         if hold:
-            tx.put_job(*lifecycle.hold(job, tx.now, caller.user, admin=caller.uid != job.uid))
+            tx.put_job(*transitions.hold(job, tx.now, caller.user, admin=caller.uid != job.uid))
         else:
-            tx.put_job(*lifecycle.release(job, tx.now, caller.user))
+            tx.put_job(*transitions.release(job, tx.now, caller.user))
     return answer
 
 
@@ -50,7 +50,7 @@ def _named(command: Hold | Release, tx: TickTransaction) -> list[Job]:
     for job in found:
         if job.state.is_final:
             raise has_ended(job)
-        if hold and job.state is not JobState.PENDING and not job.is_array and not lifecycle.may_run_again(job):
+        if hold and job.state is not JobState.PENDING and not job.is_array and not transitions.may_run_again(job):
             raise Refused(
                 f"job {job.shown_id} is {job.state} and has no further run to hold",
                 f"suspend it with: gctl suspend {job.shown_id}, or end it with: gcancel {job.shown_id}",
@@ -73,7 +73,7 @@ def _filtered(command: Hold | Release, filters: Selection, tx: TickTransaction) 
     if isinstance(command, Hold):
         states = filters.states or {JobState.PENDING}
         jobs = [job for job in jobs if job.state in states]
-        jobs = [job for job in jobs if job.state is JobState.PENDING or lifecycle.may_run_again(job)]
+        jobs = [job for job in jobs if job.state is JobState.PENDING or transitions.may_run_again(job)]
     else:
         jobs = [job for job in jobs if _may_release(caller, job, tx)]
     jobs = [job for job in jobs if _changes(job, command)]

@@ -23,15 +23,15 @@ from gpusched.daemon.verbs.submit import check_room, check_stored, record
 from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import pipelines as policy
 from gpusched.lifecycle.dependencies import as_typed
-from gpusched.lifecycle.lifecycle import new_job
 from gpusched.lifecycle.pipelines import unknown
+from gpusched.lifecycle.transitions import new_job
 from gpusched.model.commands import Caller, ResumePipeline, SubmitPipeline
 from gpusched.model.job import Job, JobEvent, JobSpec
 from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
-from gpusched.scheduler.sharing.admission import limit_as_asked
+from gpusched.scheduler.admission import limit_as_asked
 
 
 def jobs_of(number: int, world: DaemonState, store: Store) -> list[Job]:
@@ -51,7 +51,7 @@ def find(number: int, store: Store) -> Pipeline:
 def not_needed(number: int, world: DaemonState, store: Store) -> list[Job]:
     """Jobs of steps that were left out because others went well."""
     jobs = jobs_of(number, world, store)
-    spared = policy.standing(jobs).not_needed
+    spared = policy.pipeline_status(jobs).not_needed
     return [job for name, job in policy.steps_of(jobs).items() if name in spared]
 
 

@@ -8,8 +8,8 @@ from gpusched.access import Act, check
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.selection import named, running_tasks
 from gpusched.errors import Refused
-from gpusched.lifecycle import lifecycle, yielding
-from gpusched.lifecycle.lifecycle import refuse_to_repeat
+from gpusched.lifecycle import transitions
+from gpusched.lifecycle.transitions import refuse_to_repeat
 from gpusched.model.commands import (
     Requeue,
 )
@@ -26,9 +26,9 @@ def apply(command: Requeue, tx: TickTransaction) -> dict[str, Any]:
             check(caller, Act.HOLD, job, tx.settings)
         _check(job, command)
     for job in jobs:
-        after, story = yielding.requeue(job, tx.now, caller.user, is_owner=caller.uid == job.uid)
+        after, story = transitions.requeue(job, tx.now, caller.user, is_owner=caller.uid == job.uid)
         if command.hold and job.hold != "admin":
-            after, held = lifecycle.hold(after, tx.now, caller.user, admin=caller.uid != job.uid)
+            after, held = transitions.hold(after, tx.now, caller.user, admin=caller.uid != job.uid)
             story = (*story, held)
         tx.put_job(after, *story)
     return {"changed": [job.shown_id for job in jobs]}

@@ -8,14 +8,12 @@ from typing import Any
 from gpusched.access import check_admin
 from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.errors import NotFound, Refused
-from gpusched.model.calendar import CalendarEntry
 from gpusched.model.commands import Reserve, Unreserve
+from gpusched.model.snapshot import CalendarEntry
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, plural
 from gpusched.model.value import replace
-from gpusched.scheduler.calendar.conflicts import Conflict, conflicts
-from gpusched.scheduler.calendar.entries import next_window, overlaps
-from gpusched.scheduler.calendar.keeping import Wish, choose
+from gpusched.scheduler.calendar import Conflict, ReservationRequest, choose_placement, conflicts, next_window, overlaps
 
 MOST_ENTRIES = 50
 """Entries that the calendar may have: each is looked at in every cycle."""
@@ -131,9 +129,11 @@ def _check_times(command: Reserve, now: float) -> None:
 
 def _with_place(bare: CalendarEntry, command: Reserve, tx: TickTransaction) -> CalendarEntry:
     cards = tuple(dict.fromkeys(_card(tx, word) for word in command.cards))
-    wish = Wish(command.gpus, cards, command.is_node or command.is_maintenance, command.cpus, command.mem_mib)
+    wish = ReservationRequest(
+        command.gpus, cards, command.is_node or command.is_maintenance, command.cpus, command.mem_mib
+    )
     world = tx.world
-    place = choose(wish, bare, tx.nodes, world.calendar.values(), world.holds.values(), tx.now)
+    place = choose_placement(wish, bare, tx.nodes, world.calendar.values(), world.holds.values(), tx.now)
     if place is not None:
         return replace(bare, held=(place,))
     most = max(

@@ -17,7 +17,7 @@ from gpusched.daemon.verbs.admission import (
     with_auto_limits,
 )
 from gpusched.errors import Refused
-from gpusched.lifecycle.lifecycle import new_job
+from gpusched.lifecycle.transitions import new_job
 from gpusched.model.commands import (
     ENDED,
     FAILED,
@@ -34,8 +34,7 @@ from gpusched.model.job import (
     RetryRule,
 )
 from gpusched.model.states import JobState
-from gpusched.model.units import plural, printable
-from gpusched.scheduler.words import name_some
+from gpusched.model.units import name_some, plural, printable
 
 _MOST_NAMES = 8
 

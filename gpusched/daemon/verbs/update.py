@@ -27,7 +27,7 @@ from gpusched.model.job import AUTO, DEFAULT, MAXIMUM, Alerting, Job, JobEvent, 
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, printable
 from gpusched.model.value import replace
-from gpusched.scheduler.sharing.admission import limit_as_asked
+from gpusched.scheduler.admission import limit_as_asked
 
 UPDATABLE_WHILE_RUNNING = frozenset(
     {

@@ -11,10 +11,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from gpusched.daemon.forecast import QueueForecast
-from gpusched.model.calendar import Estimate
+from gpusched.model.snapshot import Estimate
 from gpusched.ports import Store
 from gpusched.predict.calibrating import Calibration, Told, calibrate
-from gpusched.scheduler.ahead.estimates import Accuracy, StartRange, accuracy
+from gpusched.scheduler.forecast import Accuracy, StartRange, accuracy
 
 if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler

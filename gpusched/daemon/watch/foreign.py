@@ -20,7 +20,17 @@ from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine import proctree
 from gpusched.lifecycle.alerts import AdminEvent
-from gpusched.lifecycle.foreign import Card, End, OwnerNotes, Stranger, Tell, held_by, is_exempt, messages, steps
+from gpusched.lifecycle.foreign import (
+    ForeignEnd,
+    ForeignGpuUse,
+    ForeignNotice,
+    ForeignProcess,
+    OwnerNotes,
+    held_by,
+    is_exempt,
+    messages,
+    steps,
+)
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import GpuProcess, GpuStatus, GpuView
 from gpusched.model.commands import Caller
@@ -28,7 +38,7 @@ from gpusched.model.units import printable
 from gpusched.model.value import replace
 from gpusched.notify import terminals
 from gpusched.notify.sender import Report
-from gpusched.scheduler.ahead.foreign import starts_on
+from gpusched.scheduler.whatif import starts_on
 
 log = getLogger("gpusched.daemon")
 _LOOK_S = 5.0
@@ -82,7 +92,7 @@ class ForeignProcessWatch:
         now = self._scheduler.now()
         strangers = self._look(now)
         if any(stranger.ending_at is not None for stranger in strangers):
-            self._carry_out([step for step in steps(strangers, settings, now) if isinstance(step, End)], now)
+            self._carry_out([step for step in steps(strangers, settings, now) if isinstance(step, ForeignEnd)], now)
         if self._is_looking or now < self._next_at:
             return
         # As if somebody waited: is there anything to be worked out at all?
@@ -109,17 +119,17 @@ class ForeignProcessWatch:
         else:
             self._scheduler.failures.recovered(_MESSAGES)
 
-    def _with_waiting(self, stranger: Stranger, wanted: Mapping[str, tuple[int, ...]]) -> Stranger:
+    def _with_waiting(self, stranger: ForeignProcess, wanted: Mapping[str, tuple[int, ...]]) -> ForeignProcess:
         ids = sorted({job_id for card in stranger.cards for job_id in wanted.get(card.uuid, ())})
         jobs = [job for job_id in ids if (job := self._scheduler.world.find(job_id)) is not None]
         return replace(stranger, waiting=tuple(job.spec.queue for job in jobs))
 
     # --- who is there ---------------------------------------------------------------------------
 
-    def _look(self, now: float) -> list[Stranger]:
+    def _look(self, now: float) -> list[ForeignProcess]:
         """All that close a card, by pid; what is known of those who are gone is forgotten."""
         scheduler = self._scheduler
-        cards: dict[int, list[Card]] = {}
+        cards: dict[int, list[ForeignGpuUse]] = {}
         names: dict[int, str] = {}
         bookers: dict[str, set[int]] = {}
         for run in scheduler.world.open_runs.values():
@@ -130,7 +140,9 @@ class ForeignProcessWatch:
                 status = scheduler.tracker.status(view.uuid, now=now)
                 for process in _closing(view, status, scheduler.settings.gpu.baseline_mib):
                     idle_s = None if status.idle_since is None else max(0.0, now - status.idle_since)
-                    card = Card(view.uuid, view.index, process.vram_mib, idle_s, frozenset(bookers.get(view.uuid, ())))
+                    card = ForeignGpuUse(
+                        view.uuid, view.index, process.vram_mib, idle_s, frozenset(bookers.get(view.uuid, ()))
+                    )
                     cards.setdefault(process.pid, []).append(card)
                     names[process.pid] = process.name or "?"
         found = []
@@ -148,7 +160,7 @@ class ForeignProcessWatch:
             seen.add(mark)
             self._notes[mark] = notes
             found.append(
-                Stranger(
+                ForeignProcess(
                     pid=pid,
                     start_ticks=process_now.start_ticks,
                     uid=notes.uid,
@@ -178,11 +190,11 @@ class ForeignProcessWatch:
 
     # --- effects ----------------------------------------------------------------------------------
 
-    def _carry_out(self, due: Sequence[Tell | End], now: float) -> None:
+    def _carry_out(self, due: Sequence[ForeignNotice | ForeignEnd], now: float) -> None:
         for step in due:
             mark = step.stranger.pid, step.stranger.start_ticks
             notes = self._notes[mark]
-            if isinstance(step, End):
+            if isinstance(step, ForeignEnd):
                 self._end(step, notes, now)
                 continue
             ways = self._scheduler.settings.foreign.message
@@ -192,7 +204,7 @@ class ForeignProcessWatch:
             others = terminals.owners() if "wall" in ways else frozenset()
             self._scheduler.alerts.alert_users(messages(step, ways, others, self._scheduler.site.node, now))
 
-    def _end(self, step: End, notes: OwnerNotes, now: float) -> None:
+    def _end(self, step: ForeignEnd, notes: OwnerNotes, now: float) -> None:
         """TERM or KILL to this very process, if it is still that user's."""
         stranger = step.stranger
         process = proctree.read_process(stranger.pid)
@@ -227,7 +239,7 @@ def _closing(view: GpuView, status: GpuStatus, least_mib: int) -> Sequence[GpuPr
     return [process for process in foreign if process.vram_mib is None or process.vram_mib > least_mib]
 
 
-def _signal_of(step: End) -> int:
+def _signal_of(step: ForeignEnd) -> int:
     return signal.SIGKILL if step.is_kill else signal.SIGTERM
 
 

@@ -11,9 +11,9 @@ from logging import getLogger
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.lifecycle import lifecycle
+from gpusched.lifecycle import transitions
 from gpusched.lifecycle.alerts import AdminEvent
-from gpusched.lifecycle.blame import (
+from gpusched.lifecycle.failures import (
     Evidence,
     FaultyRun,
     GpuFault,
@@ -161,7 +161,7 @@ class GpuFaults:
         pending = [one for one in tx.world.jobs.values() if one.user == job.user and _may_be_held(one)]
         held = [one for one in pending if last.origin.is_like(_origin(one))]
         for one in held:
-            after, event = lifecycle.hold_for_fault(one, tx.now, text)
+            after, event = transitions.hold_for_fault(one, tx.now, text)
             tx.put_job(after, event)
         if held:
             ids = sorted({one.array_id or one.id for one in held})

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.state import DaemonState
-from gpusched.lifecycle import idling, yielding
-from gpusched.lifecycle.idling import Activity, Look, Step, Watch
+from gpusched.lifecycle import idle, transitions
+from gpusched.lifecycle.idle import Activity, Look, Step, Watch
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.execution import NoteOrder
 from gpusched.model.job import NICE_MAX, Job, JobEvent, Run
@@ -45,10 +45,10 @@ class IdleWatch:
             job = world.jobs.get(run.job_id)
             if not run.gpus or job is None or job.state is not JobState.RUNNING or run.start_at is None:
                 continue
-            if not settings.idle.after_s or idling.is_exempt(job.spec, settings):
+            if not settings.idle.after_s or idle.is_exempt(job.spec, settings):
                 continue
             look = _look(reading.at, [samples.get(share.uuid) for share in run.gpus], settings.idle.utilisation)
-            seen[handle] = idling.watch(self._watches.get(handle), look, settings.idle)
+            seen[handle] = idle.watch(self._watches.get(handle), look, settings.idle)
         self._watches = seen
 
     def suspects(self) -> list[str]:
@@ -59,7 +59,7 @@ class IdleWatch:
         """Take in what processes did beside their GPUs."""
         for name, activity in activities.items():
             if name in self._watches:
-                self._watches[name] = idling.note(self._watches[name], activity, settings.idle)
+                self._watches[name] = idle.note(self._watches[name], activity, settings.idle)
 
     def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
         """Record and order what is due; `tell` makes an alert of what the owner is told."""
@@ -69,8 +69,8 @@ class IdleWatch:
             job = tx.world.jobs.get(run.job_id)
             if job is None or (seen is None and run.idle_at is None) or job.state is not JobState.RUNNING:
                 continue
-            since = idling.idle_since(seen, tx.now, settings)
-            step = idling.due(seen, run.idle_step, tx.now, settings, can_requeue=job.spec.retry.requeue)
+            since = idle.idle_since(seen, tx.now, settings)
+            step = idle.due(seen, run.idle_step, tx.now, settings, can_requeue=job.spec.retry.requeue)
             if step is not None and since is not None:
                 _take(step, job, run, since, tx, tell)
             elif (since is None) != (run.idle_at is None):
@@ -122,9 +122,9 @@ def _end(job: Job, run: Run, long: str, tx: TickTransaction) -> None:
     why = f"its GPUs have done nothing for {long}, nor have its processes"
     tx.put_run(run)
     if settings.idle.then == "requeue":
-        after, story = yielding.requeue_idle(job, tx.now, why)
+        after, story = transitions.requeue_idle(job, tx.now, why)
     else:
-        after, story = yielding.cancel_idle(job, tx.now, why)
+        after, story = transitions.cancel_idle(job, tx.now, why)
     tx.put_job(after, *story)
 
 

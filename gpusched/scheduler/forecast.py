@@ -7,7 +7,7 @@ used up. Ends that are close together count as one, at the last of them, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import groupby
@@ -17,26 +17,28 @@ import msgspec
 
 from gpusched.lifecycle.dependencies import Expression, Parent, Satisfied, Waiting, evaluate
 from gpusched.model.cluster import Allocation
+from gpusched.model.job import Request
 from gpusched.model.settings import CeilingSettings, Settings
 from gpusched.model.snapshot import (
     ClassKey,
+    Estimate,
     PendingClass,
     PendingJob,
     Placement,
     Plan,
+    Prediction,
     Preempt,
     PreemptMode,
     Snapshot,
     Start,
 )
-from gpusched.model.states import JobState
+from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import Value, replace
-from gpusched.scheduler.ahead.again import key_of
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.extension import NO_EXTENSIONS, Extensions
+from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.runs import held_by
-from gpusched.scheduler.sharing.usage import charged, footprint
+from gpusched.scheduler.usage import charged, footprint
 
 TOGETHER = 0.01
 """Ends within this part of the time that lies between them and the present are taken together."""
@@ -77,7 +79,12 @@ class _Running:
 
 
 class Future:
-    """The state of the play. `now` is its clock; `first_plan` is the plan of the present."""
+    """The state of the play. `now` is its clock; `first_plan` is the plan of the present.
+
+    Nothing is guessed: a run of unknown length never ends here, measured load counts for the first plan only, and a
+    class of which only the front is visible ends the play when its front is used up. Ends that are close together
+    count as one, at the last of them, so that few plans reach far.
+    """
 
     def __init__(
         self,
@@ -92,7 +99,7 @@ class Future:
         self._snapshot = snapshot
         self._settings = settings
         self._extensions = extensions
-        self._layout = Layout(snapshot.nodes, settings)
+        self._layout = ClusterLayout(snapshot.nodes, settings)
         self._usage = {(one.account, one.user): one for one in snapshot.usage}
         self._length = length
         self._pending = {waiting.key: waiting for waiting in snapshot.pending if waiting.jobs}
@@ -209,7 +216,7 @@ class Future:
             )
             return
         if run.key is None:
-            run.key, run.queued_at = key_of(run.pieces), run.pieces[0].start_at
+            run.key, run.queued_at = class_key_of(run.pieces), run.pieces[0].start_at
         end_at = self.now + run.pieces[0].grace_s
         run.comes_back = preempt.mode == PreemptMode.REQUEUE
         run.end_at = end_at if run.end_at is None else min(run.end_at, end_at)
@@ -394,3 +401,263 @@ def _end_at(held: Allocation, length: Length, now: float) -> float | None:
         return now
     lasts_s = length(held.job_id, None if expected is None else expected - held.start_at, now - held.start_at)
     return None if lasts_s is None else max(now, held.start_at + lasts_s)
+
+
+def class_key_of(pieces: Sequence[Allocation]) -> ClassKey:
+    """The class of a running job, by what it holds on each of its nodes."""
+    held = pieces[0]
+    share = held.gpus[0] if held.gpus else None
+    limit_s = None if held.expected_end_at is None else int(held.expected_end_at - held.start_at)
+    request = Request(
+        gpus=len(held.gpus),
+        gpu_fraction=share.fraction if share else None,
+        vram_mib=share.vram_mib if share and share.fraction is None else None,
+        cpus=held.cpus,
+        mem_mib=held.mem_mib,
+        nodes=len(pieces),
+        is_exclusive=held.is_exclusive,
+        licenses=held.licenses,
+        resources=held.resources,
+    )
+    return ClassKey(
+        uid=held.uid,
+        account=held.account,
+        queue=held.queue,
+        nice=0,
+        time_limit_s=limit_s,
+        request=request,
+        user=held.user,
+        qos=held.qos,
+        reservation=held.reservation,
+        is_front=True,
+        can_requeue=held.can_requeue,
+        can_suspend=held.can_suspend,
+    )
+
+
+def in_order(
+    snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS
+) -> Iterator[tuple[ClassKey, PendingJob]]:
+    """The waiting jobs of the snapshot, best first, up to where a class that is cut short leaves it open."""
+    return Planner.from_snapshot(snapshot, settings, extensions).in_order(snapshot.now)
+
+
+def queue_position(
+    snapshot: Snapshot, settings: Settings, job_id: int, extensions: Extensions = NO_EXTENSIONS
+) -> tuple[int, int] | None:
+    """The place of a job, from 1, and of how many; None when it is not in what the snapshot shows."""
+    for place, (_, job) in enumerate(in_order(snapshot, settings, extensions), start=1):
+        if job.id == job_id:
+            return place, sum(waiting.total for waiting in snapshot.pending)
+    return None
+
+
+def first_in_order(
+    snapshot: Snapshot, settings: Settings, most: int, extensions: Extensions = NO_EXTENSIONS
+) -> list[int]:
+    """The ids of the jobs in the first places, at most so many."""
+    ids: list[int] = []
+    for _, job in in_order(snapshot, settings, extensions):
+        if len(ids) == most:
+            break
+        ids.append(job.id)
+    return ids
+
+
+Predict = Callable[[int], Prediction | None]
+"""How long a running or waiting job runs, by its id."""
+
+MAX_CYCLES = 80
+"""Plans for each end of the range, at most."""
+
+MAX_VISITS = 6000
+"""Classes that all plans for one end of the range may look at: with more classes there are fewer plans."""
+
+SWIFTER = 20
+"""So many plans are made in the time of one where each costs only what has changed."""
+
+MANY_CLASSES = 100
+"""With more classes than this, those behind the last wanted job are left out of the play."""
+
+SLACK_S = 60.0
+"""A start this close to its range counts as inside: polls and the cleaning of cards take their time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRange:
+    """When a job starts, from when until when at the latest. Unknown is None, never a guess."""
+
+    low_at: float | None
+    """If runs take as long as those like them did, and those that nobody knows use all of their time limit."""
+    high_at: float | None
+    """If every run uses all of its time limit; None when one without must end first, and beyond what was looked at."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing at all can be said."""
+        return self.low_at is None and self.high_at is None
+
+
+UNKNOWN = StartRange(None, None)
+
+
+def forecast_starts(
+    snapshot: Snapshot,
+    settings: Settings,
+    run_s: Predict,
+    wanted: Collection[int],
+    max_cycles: int = MAX_CYCLES,
+    arrivals: Iterable[Arrival] = (),
+    extensions: Extensions = NO_EXTENSIONS,
+) -> dict[int, StartRange]:
+    """The range of each wanted job; jobs that are neither in the snapshot nor among the arrivals are unknown."""
+    arrivals = tuple(arrivals)
+    snapshot = _without_those_behind(snapshot, settings, wanted, extensions)
+    max_cycles = max(1, min(max_cycles, MAX_VISITS // max(1, len(snapshot.pending))))
+    by_limits = _by_limits(snapshot)
+    latest, plan = _play(by_limits, settings, by_limit, wanted, max_cycles, arrivals, extensions)
+    if plan is None:
+        plan = decide(by_limits, settings, extensions)
+    promised = {one.job_id: one.start_at for one in plan.reservations}
+    missing = _miss_their_deadline(snapshot, promised)
+    earliest = latest
+    if _knows_any(snapshot, arrivals, run_s):
+        earliest, _ = _play(snapshot, settings, _as_usual(run_s), wanted, max_cycles, arrivals, extensions)
+    seen = {job.id for waiting in snapshot.pending for job in waiting.jobs} | {one.job.id for one in arrivals}
+    loaded = _blocked_by_load(snapshot, plan)
+    ranges: dict[int, StartRange] = {}
+    for job_id in wanted:
+        if job_id not in seen or job_id in loaded or job_id in missing:
+            ranges[job_id] = UNKNOWN
+            continue
+        # Behind a run that may take for ever, nothing is promised but what preemption makes sure of.
+        high_at = promised.get(job_id)
+        if high_at is None:
+            high_at = latest.get(job_id)
+        low_at = earliest.get(job_id)
+        if high_at is not None:
+            low_at = high_at if low_at is None else min(low_at, high_at)
+        ranges[job_id] = StartRange(low_at, high_at)
+    return ranges
+
+
+def _play(
+    snapshot: Snapshot,
+    settings: Settings,
+    length: Length,
+    wanted: Collection[int],
+    max_cycles: int,
+    arrivals: tuple[Arrival, ...],
+    extensions: Extensions,
+) -> tuple[dict[int, float], Plan | None]:
+    """When these start if runs last so long, and the plan of the present where one was made."""
+    if not arrivals and extensions == NO_EXTENSIONS:
+        found = play_starts_and_ends(snapshot, settings, length, wanted, SWIFTER * max_cycles)
+        if found is not None:
+            return found, None
+    future = Future(snapshot, settings, length, arrivals, extensions)
+    return future.play(wanted, max_cycles), future.first_plan
+
+
+def _by_limits(snapshot: Snapshot) -> Snapshot:
+    """The same world, planned by time limits where there are any: what is promised is no guess."""
+    if not any(waiting.key.plan_s is not None for waiting in snapshot.pending) and not any(
+        held.predicted_end_at is not None and held.expected_end_at is not None for held in snapshot.allocations
+    ):
+        return snapshot
+    allocations = tuple(
+        held if held.expected_end_at is None else replace(held, predicted_end_at=None) for held in snapshot.allocations
+    )
+    classes: dict[ClassKey, PendingClass] = {}
+    for waiting in snapshot.pending:
+        key = waiting.key if waiting.key.time_limit_s is None else replace(waiting.key, plan_s=None)
+        other = classes.get(key)
+        jobs = waiting.jobs if other is None else (*other.jobs, *waiting.jobs)
+        total = waiting.total if other is None else other.total + waiting.total
+        classes[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
+    return replace(snapshot, allocations=allocations, pending=tuple(classes.values()))
+
+
+def _knows_any(snapshot: Snapshot, arrivals: Iterable[Arrival], run_s: Predict) -> bool:
+    ids = [held.job_id for held in snapshot.allocations]
+    ids += [job.id for waiting in snapshot.pending for job in waiting.jobs]
+    ids += [one.job.id for one in arrivals]
+    return any(run_s(job_id) is not None for job_id in ids)
+
+
+def _as_usual(run_s: Predict) -> Length:
+    def length(job_id: int, limit_s: float | None, so_far_s: float) -> float | None:
+        usual = run_s(job_id)
+        if usual is None:
+            return limit_s
+        # A run that has outlived the middle of those like it is compared with the long ones, then with its limit.
+        found = next((long_s for long_s in (usual.median_s, usual.high_s) if long_s > so_far_s), limit_s)
+        return found if limit_s is None or found is None else min(found, limit_s)
+
+    return length
+
+
+def _miss_their_deadline(snapshot: Snapshot, promised: Mapping[int, float | None]) -> set[int]:
+    """Jobs whose reservation is too late for them: they are ended before, unless something ends early."""
+    return {
+        job.id
+        for waiting in snapshot.pending
+        if waiting.key.deadline_at is not None
+        for job in waiting.jobs
+        if (at := promised.get(job.id)) is not None and at + (waiting.key.time_limit_s or 0) > waiting.key.deadline_at
+    }
+
+
+def _blocked_by_load(snapshot: Snapshot, plan: Plan) -> set[int]:
+    """Jobs that measured load keeps from starting: when that ends, no time limit tells."""
+    return {
+        job.id
+        for waiting in snapshot.pending
+        if (reason := plan.reasons.get(waiting.key)) is not None and reason.code is ReasonCode.LOAD_CEILING
+        for job in waiting.jobs
+    }
+
+
+def _without_those_behind(
+    snapshot: Snapshot, settings: Settings, wanted: Collection[int], extensions: Extensions
+) -> Snapshot:
+    """Leave out the classes whose first job comes after every wanted one; they could only fill gaps."""
+    if len(snapshot.pending) <= MANY_CLASSES:
+        return snapshot
+    left = set(wanted) & {job.id for waiting in snapshot.pending for job in waiting.jobs}
+    kept = set()
+    for key, job in in_order(snapshot, settings, extensions):
+        if not left:
+            break
+        kept.add(key)
+        left.discard(job.id)
+    if left:
+        return snapshot
+    return replace(snapshot, pending=tuple(waiting for waiting in snapshot.pending if waiting.key in kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How good the first estimates of jobs that have started were."""
+
+    count: int
+    """Estimates with both ends whose jobs have started."""
+    inside: float
+    """Share of those that started inside their range, a minute more or less."""
+    median_error_s: float
+    """Half of them started at most this long before or after the early end."""
+
+
+def accuracy(estimates: Iterable[Estimate]) -> Accuracy | None:
+    """What became of the estimates; None when there is nothing to judge by."""
+    inside = 0
+    errors_s = []
+    for one in estimates:
+        if one.start_at is None or one.high_at is None:
+            continue
+        inside += one.low_at - SLACK_S <= one.start_at <= one.high_at + SLACK_S
+        errors_s.append(abs(one.start_at - one.low_at))
+    if not errors_s:
+        return None
+    errors_s.sort()
+    return Accuracy(len(errors_s), inside / len(errors_s), errors_s[len(errors_s) // 2])

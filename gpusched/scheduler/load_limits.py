@@ -12,7 +12,7 @@ from gpusched.model.cluster import Allocation, HostSample, NodeView
 from gpusched.model.settings import CeilingSettings, Settings
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Booking, Card, Layout
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, LayoutGpu
 
 BUSY = 0.9
 """Ceiling of a load that the settings leave without one, where there has to be one."""
@@ -42,7 +42,7 @@ def _since(ceiling: float | None, factor: float, what: str) -> str:
 class Ceilings:
     """The load of every node as the ceilings see it, through one cycle."""
 
-    def __init__(self, layout: Layout, settings: Settings, running: Iterable[Allocation] = ()) -> None:
+    def __init__(self, layout: ClusterLayout, settings: Settings, running: Iterable[Allocation] = ()) -> None:
         self._nodes = layout.nodes
         set_by_hand, over = settings.ceiling, settings.oversubscribe
         self._since_cpus = _since(set_by_hand.cpu_fraction, over.cpus, "cores")
@@ -65,7 +65,7 @@ class Ceilings:
         if self.is_active:
             self._count_unmeasured(layout, running)
 
-    def _count_unmeasured(self, layout: Layout, running: Iterable[Allocation]) -> None:
+    def _count_unmeasured(self, layout: ClusterLayout, running: Iterable[Allocation]) -> None:
         for held in running:
             booking = layout.booking(held.uid, held)
             if booking is None:
@@ -74,7 +74,7 @@ class Ceilings:
             if load is not None and held.start_at >= load.at:
                 self.add(booking)
 
-    def add(self, booking: Booking) -> None:
+    def add(self, booking: AllocationUnits) -> None:
         """Count a job that is started now, on each of its nodes."""
         for piece in booking.pieces():
             self._new_millicpus[piece.node] += piece.millicpus
@@ -95,7 +95,7 @@ class Ceilings:
             or _rate(view, "network", load.net_mib_s, self._settings.net_mib_s)
         )
 
-    def why_not_join(self, card: Card) -> str | None:
+    def why_not_join(self, card: LayoutGpu) -> str | None:
         """A sentence when a slice may not join others on this card now; an empty card takes the first."""
         ceiling = self._settings.gpu_fraction
         if ceiling is None:

@@ -23,10 +23,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from itertools import accumulate
 
-from gpusched.scheduler.amounts import WHOLE_CARD
-from gpusched.scheduler.draft import Booking, Draft, Layout
-from gpusched.scheduler.fragmentation import CardState, Fragmentation, Typical, Usual
-from gpusched.scheduler.need import Need
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
+from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
+from gpusched.scheduler.strategies.fragmentation import CardState, Fragmentation, Typical, Usual
 
 LISTS = 8
 """Lists of usual jobs that a node is tried with; more make every new state of a node dearer."""
@@ -50,10 +49,10 @@ what must be left to others, because it is scarce, is left to them whatever it c
 OUTLOOK = "outlook"
 
 
-class Outlook(Fragmentation):
+class ExpectedCapacity(Fragmentation):
     """The outlook of nodes in one layout, as the amount that is lost of it; `worth` is that of a placement."""
 
-    def __init__(self, layout: Layout, typical: Typical) -> None:
+    def __init__(self, layout: ClusterLayout, typical: Typical) -> None:
         super().__init__(layout, _by_width(typical))
         self.pressure = self._pressures([weight for _, weight in typical])
         """Per node, how much its GPUs are in demand; 1 where all may go everywhere."""
@@ -89,11 +88,11 @@ class Outlook(Fragmentation):
             return 0
         return cards if need.request.mem_mib <= layout.mem_mib[node] else 0
 
-    def worth(self, draft: Draft, booking: Booking) -> float:
+    def worth(self, draft: ClusterState, booking: AllocationUnits) -> float:
         """How good this place is: the outlook that it adds (below 0: takes away) less what its GPUs are in demand."""
         return self.gain(draft, booking) - OF_PRESSURE * self.pressure[booking.node] * self._gpus_of(booking)
 
-    def _gpus_of(self, booking: Booking) -> float:
+    def _gpus_of(self, booking: AllocationUnits) -> float:
         cards = self._layout.cards
         micros = 0
         for part in booking.parts:
@@ -189,18 +188,18 @@ class Outlook(Fragmentation):
         return taken
 
 
-def outlook_of(layout: Layout) -> Outlook | None:
+def expected_capacity_of(layout: ClusterLayout) -> ExpectedCapacity | None:
     """That of this layout, kept through the cycle; None when nothing is known of the usual jobs."""
     known = layout.pools.get(OUTLOOK)
-    if isinstance(known, Outlook):
+    if isinstance(known, ExpectedCapacity):
         return known
     if not layout.typical:
         return None
-    made = layout.pools[OUTLOOK] = Outlook(layout, layout.typical)
+    made = layout.pools[OUTLOOK] = ExpectedCapacity(layout, layout.typical)
     return made
 
 
-def _gpus(need: Need) -> float:
+def _gpus(need: RequestUnits) -> float:
     request = need.request
     return request.gpus if request.gpu_fraction is None else request.gpu_fraction
 

@@ -1,7 +1,7 @@
 """Which cards to leave to those who insist on them: on a model, a size, a label or a node.
 
 A job that may go anywhere should not take the last cards that others must have. Who is to come is judged by those who
-wait and run now (`Wanted`). Cards that the very same jobs insist on are one class. If the cards that are free now
+wait and run now (`GpuDemand`). Cards that the very same jobs insist on are one class. If the cards that are free now
 were asked for in the same proportions, each free card of a class would be asked for this often by those who insist:
 
     part of all GPUs asked for that those ask for who insist on the class, each of them spread over all cards that do
@@ -23,10 +23,15 @@ from dataclasses import dataclass
 
 from gpusched.model.job import Request
 from gpusched.model.snapshot import Snapshot
-from gpusched.scheduler.draft import Draft, Layout, Part
+from gpusched.scheduler.cluster_state import CardShare, ClusterLayout, ClusterState
 from gpusched.scheduler.filters import pool
-from gpusched.scheduler.need import Need
-from gpusched.scheduler.wanted import Wanted, insistence, insisting_on_nothing, micros_asked
+from gpusched.scheduler.request_units import (
+    GpuDemand,
+    RequestUnits,
+    constraint_strength,
+    insisting_on_nothing,
+    micros_asked,
+)
 
 SCARCE = 0.8
 """How often a free card is asked for by those who insist on its class when it is left to them. Below 1, since not
@@ -35,16 +40,16 @@ every card that is left serves them: beside some there are no cores, and wide jo
 _SCARCITY = "scarcity"
 
 
-def wanted_of(snapshot: Snapshot) -> Wanted:
+def wanted_of(snapshot: Snapshot) -> GpuDemand:
     """What all ask for who wait and run."""
-    wanted = Wanted()
+    wanted = GpuDemand()
     for waiting in snapshot.pending:
         request = waiting.key.request
         if request.gpus:
-            wanted.add(insistence(request), waiting.total * micros_asked(request))
+            wanted.add(constraint_strength(request), waiting.total * micros_asked(request))
     for held in snapshot.allocations:
         if held.request is not None and held.gpus:
-            wanted.add(insistence(held.request), micros_asked(held.request, len(held.gpus)))
+            wanted.add(constraint_strength(held.request), micros_asked(held.request, len(held.gpus)))
     return wanted
 
 
@@ -60,7 +65,7 @@ class Scarce:
         """Whether this card is scarce."""
         return self.class_of[card] in self.classes
 
-    def count(self, parts: Iterable[Part]) -> int:
+    def count(self, parts: Iterable[CardShare]) -> int:
         """How many of these cards are scarce."""
         return sum(self.holds(part.card) for part in parts)
 
@@ -68,7 +73,7 @@ class Scarce:
 class Scarcity:
     """The classes of cards of a layout, for what is insisted on at present."""
 
-    def __init__(self, layout: Layout, insisted: frozenset[Request]) -> None:
+    def __init__(self, layout: ClusterLayout, insisted: frozenset[Request]) -> None:
         self.insisted = insisted
         usable = _cards(layout, Request(gpus=1, cpus=0.0))
         self._accepted: list[tuple[Request, int, tuple[int, ...]]] = []
@@ -107,7 +112,7 @@ class Scarcity:
                     self._loose[self.class_of[number]].append(number)
         self._none = Scarce(self.class_of, frozenset())
 
-    def scarce(self, draft: Draft, wanted: Wanted) -> Scarce:
+    def scarce(self, draft: ClusterState, wanted: GpuDemand) -> Scarce:
         """The classes that are scarce, as the draft stands."""
         if not self._accepted or wanted.micros <= 0:
             return self._none
@@ -128,12 +133,12 @@ class Scarcity:
             ),
         )
 
-    def _free(self, draft: Draft, number: int) -> int:
+    def _free(self, draft: ClusterState, number: int) -> int:
         loose = sum(map(draft.is_unbooked, self._loose[number]))
         return loose + sum(map(draft.free_cards.__getitem__, self._nodes[number]))
 
 
-def scarcity_of(layout: Layout) -> Scarcity | None:
+def scarcity_of(layout: ClusterLayout) -> Scarcity | None:
     """That of this layout, kept until something else is insisted on; None where nobody insists on anything."""
     wanted = layout.wanted
     if wanted is None or not wanted.insisted:
@@ -145,13 +150,13 @@ def scarcity_of(layout: Layout) -> Scarcity | None:
     return made
 
 
-def scarce_of(draft: Draft) -> Scarce | None:
+def scarce_of(draft: ClusterState) -> Scarce | None:
     """What is scarce as this draft stands; None where nobody insists on anything."""
     wanted, known = draft.layout.wanted, scarcity_of(draft.layout)
     return None if wanted is None or known is None else known.scarce(draft, wanted)
 
 
-def _cards(layout: Layout, request: Request) -> frozenset[int]:
+def _cards(layout: ClusterLayout, request: Request) -> frozenset[int]:
     """Numbers of the cards that would do for such a job if nothing were booked."""
-    found = pool(layout, Need.of(request, -1))
+    found = pool(layout, RequestUnits.of(request, -1))
     return frozenset(card.number for place in found.places for card in place.cards)

@@ -9,13 +9,13 @@ from gpusched.model.job import Request
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot, Usage
-from gpusched.scheduler.amounts import WHOLE_CARD, squeeze
-from gpusched.scheduler.draft import Booking, Layout, Part
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout
+from gpusched.scheduler.request_units import WHOLE_CARD, squeeze
 
 _LN2 = log(2.0)
 
 
-def capacity_of(layout: Layout) -> Resources:
+def capacity_of(layout: ClusterLayout) -> Resources:
     """All that the machines have: cards that are there, cores and memory, without oversubscription.
 
     Drained machines and cards in foreign use count: what a share is a part of must not jump with them.
@@ -30,14 +30,14 @@ def capacity_of(layout: Layout) -> Resources:
     return made
 
 
-def _whole_node(layout: Layout, node: int) -> Resources:
+def _whole_node(layout: ClusterLayout, node: int) -> Resources:
     view = layout.nodes[node]
     cards = [card.view for card in layout.cards_of[node] if card.view.is_present]
     vram_mib = sum(card.vram_total_mib or 0 for card in cards)
     return Resources(float(len(cards)), float(vram_mib), view.cpus, float(view.mem_mib))
 
 
-def footprint(layout: Layout, booking: Booking) -> Resources:
+def footprint(layout: ClusterLayout, booking: AllocationUnits) -> Resources:
     """What a booking takes from others. A gang takes the sum of its pieces.
 
     A whole card is one GPU with all of its VRAM, a slice the part that it books. A job that is alone
@@ -56,11 +56,11 @@ def footprint(layout: Layout, booking: Booking) -> Resources:
     return total
 
 
-def _vram_mib(layout: Layout, part: Part) -> float:
+def _vram_mib(layout: ClusterLayout, part: CardShare) -> float:
     return float(layout.cards[part.card].view.vram_total_mib or 0) if part.is_whole else float(part.vram_mib)
 
 
-def _part_of_card(layout: Layout, part: Part) -> float:
+def _part_of_card(layout: ClusterLayout, part: CardShare) -> float:
     if part.is_whole:
         return 1.0
     if part.micros:
@@ -73,7 +73,7 @@ def _fraction(vram_mib: int, total_mib: int | None) -> float:
     return min(1.0, vram_mib / total_mib) if total_mib else 1.0
 
 
-def demand(layout: Layout, request: Request) -> Resources:
+def demand(layout: ClusterLayout, request: Request) -> Resources:
     """What a request would take, before there is a place for it: on the smallest cards that would do.
 
     So a slice by memory never counts as less of a card than it will be. A job that wants its nodes
@@ -98,7 +98,7 @@ def demand(layout: Layout, request: Request) -> Resources:
     return each.times(request.nodes) + Resources(gpus * part, vram_mib * part, each.cpus, each.mem_mib)
 
 
-def _card_sizes(layout: Layout, request: Request) -> tuple[int, ...]:
+def _card_sizes(layout: ClusterLayout, request: Request) -> tuple[int, ...]:
     """VRAM of the cards there are of this type and size, smallest first."""
     mark = ("card sizes", request.gpu_type, request.min_vram_mib)
     known = layout.pools.get(mark)
@@ -188,7 +188,7 @@ def charged(
 
 
 def usage_now(
-    snapshot: Snapshot, layout: Layout, settings: Settings, as_of: float | None = None
+    snapshot: Snapshot, layout: ClusterLayout, settings: Settings, as_of: float | None = None
 ) -> dict[tuple[str, str], Resources]:
     """Decayed use per (account, user) in amounts times seconds, with what open runs have used so far.
 

@@ -7,35 +7,39 @@ to a queue is there for all below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.scheduler.draft import Layout
-from gpusched.scheduler.sharing import ledger, queues
-from gpusched.scheduler.sharing.ledger import Loan
-from gpusched.scheduler.sharing.limits import (
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.limits import (
     JOBS,
+    KINDS,
     NONE_HELD,
+    ZERO,
+    Amount,
     Denial,
     Held,
     Limit,
+    QueueNode,
+    amount_of,
     has_limits,
+    implied,
+    is_capacity,
     over_job_limit,
     over_maximum,
     over_qos_limit,
     over_user_limit,
+    plant,
+    resources_of,
     shared_limits,
     shared_qos_limits,
 )
-from gpusched.scheduler.sharing.queues import KINDS, Amount, QueueNode, amount_of, resources_of
-from gpusched.scheduler.sharing.quota_problems import problems
-from gpusched.scheduler.sharing.usage import capacity_of
-
-__all__ = ["Denial", "Limit", "Loan", "Quotas", "problems"]
+from gpusched.scheduler.usage import capacity_of
 
 
 class Quotas:
@@ -56,12 +60,12 @@ class Quotas:
         "is_capacity",
     )
 
-    def __init__(self, settings: Settings, layout: Layout) -> None:
+    def __init__(self, settings: Settings, layout: ClusterLayout) -> None:
         self._settings = settings
         there = amount_of(capacity_of(layout))
         self._capacity = tuple((kind, amount) for kind, amount in enumerate(there) if amount)
         """Of what there is at all."""
-        self._nodes = queues.plant(settings.queue)
+        self._nodes = plant(settings.queue)
         self._chains: dict[str, tuple[QueueNode, ...]] = {}
         self._unlimited: dict[tuple[str, str], bool] = {}
         self._by_queue: dict[str, Held] = {}
@@ -71,7 +75,7 @@ class Quotas:
         self._leaving: dict[str, Amount] = {}
         """Of what queues hold, what they are losing already."""
         self._reclaims = settings.preempt.reclaim
-        self.is_capacity = queues.is_capacity(settings)
+        self.is_capacity = is_capacity(settings)
         """Whether queues divide the machines among them, so that `rank` decides which goes first."""
 
     def mark(self) -> dict[str, Amount]:
@@ -114,7 +118,7 @@ class Quotas:
         """
         gpus, cpus, mem = amount_of(amount)
         for node in self._chain(queue):
-            g, c, m = self._leaving.get(node.name, queues.ZERO)
+            g, c, m = self._leaving.get(node.name, ZERO)
             self._leaving[node.name] = (g + gpus, c + cpus, m + mem)
 
     def _staying(self, name: str) -> Amount:
@@ -144,7 +148,7 @@ class Quotas:
         if known is not None:
             return known
         made: list[QueueNode] = []
-        node: QueueNode | None = self._nodes.get(queue) or queues.implied(queue)
+        node: QueueNode | None = self._nodes.get(queue) or implied(queue)
         most = self._settings.limit.running_per_user
         if most is not None and node is not None and node.settings.max_running_per_user is None:
             # Of the queue that a job is in; those above it have no number of their own to be taken for one.
@@ -309,7 +313,7 @@ class Quotas:
         """Who lends what to whom now."""
         tops = [name for name, node in self._nodes.items() if node.parent is None]
         tops += [name for name in self._by_queue if name not in self._nodes]
-        return ledger.loans(self._nodes, tops, lambda name: self._by_queue.get(name, NONE_HELD), dict(self._capacity))
+        return loans(self._nodes, tops, lambda name: self._by_queue.get(name, NONE_HELD), dict(self._capacity))
 
 
 def _is_within(node: QueueNode, held: Sequence[int], needed: Amount) -> bool:
@@ -321,3 +325,194 @@ def _is_within(node: QueueNode, held: Sequence[int], needed: Amount) -> bool:
                 return False
             is_any = True
     return is_any
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """What one queue has lent to another of the same level. Neither is above the other."""
+
+    lender: str
+    borrower: str
+    amount: Resources
+
+
+HeldBy = Callable[[str], Sequence[int]]
+"""What a queue holds with all below it, in millionths by kind."""
+
+
+def loans(
+    nodes: Mapping[str, QueueNode], tops: Sequence[str], held: HeldBy, capacity: Mapping[int, int]
+) -> tuple[Loan, ...]:
+    """All loans, level by level, by lender and borrower.
+
+    What nobody is guaranteed is nobody's loan: borrowers use that up first. The rest of what they hold
+    above their guarantee is taken from idle guarantees. Both go by name, so that equal worlds give
+    equal ledgers. `tops` are all queues of the highest level, those without settings too.
+    """
+    found = _between(sorted(tops), nodes, held, capacity)
+    for name, node in sorted(nodes.items()):
+        if node.children:
+            # What the queue may share out among those below: its guarantee, or what it holds if that is more.
+            own = {kind: max(node.guaranteed[kind], held(name)[kind]) for kind in KINDS}
+            found += _between(node.children, nodes, held, own)
+    return tuple(found)
+
+
+def _between(
+    siblings: Sequence[str], nodes: Mapping[str, QueueNode], held: HeldBy, capacity: Mapping[int, int]
+) -> list[Loan]:
+    lent: dict[tuple[str, str], list[int]] = {}
+    for kind in KINDS:
+        guaranteed = {name: nodes[name].guaranteed[kind] if name in nodes else 0 for name in siblings}
+        if not any(guaranteed.values()):
+            continue
+        idle = {name: guaranteed[name] - held(name)[kind] for name in siblings}
+        unpromised = max(0, capacity.get(kind, 0) - sum(guaranteed.values()))
+        for lender, borrower, amount in _apportion(siblings, idle, unpromised):
+            lent.setdefault((lender, borrower), [0, 0, 0])[kind] += amount
+    return [Loan(lender, borrower, resources_of(amount)) for (lender, borrower), amount in sorted(lent.items())]
+
+
+def _apportion(siblings: Sequence[str], idle: Mapping[str, int], unpromised: int) -> list[tuple[str, str, int]]:
+    """Pairs for one kind. `idle` is below 0 for those that hold more than their guarantee."""
+    made = []
+    left = {name: amount for name, amount in idle.items() if amount > 0}
+    lenders = iter([name for name in siblings if name in left])
+    lender = next(lenders, None)
+    for borrower in siblings:
+        wanted = max(0, -idle[borrower])
+        from_nobody = min(wanted, unpromised)
+        unpromised -= from_nobody
+        wanted -= from_nobody
+        while wanted and lender is not None:
+            amount = min(wanted, left[lender])
+            made.append((lender, borrower, amount))
+            wanted -= amount
+            left[lender] -= amount
+            if not left[lender]:
+                lender = next(lenders, None)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class CountedRun:
+    """A running job as limits see it. `end_at` is infinite without a time limit."""
+
+    queue: str
+    user: str
+    qos: str
+    amount: Resources
+    start_at: float
+    end_at: float
+
+
+@dataclass(slots=True)
+class LimitReservation:
+    """The job that is next below a limit."""
+
+    job_id: int
+    limit: Limit
+    pass_until: float
+    """Who has ended by then is not in its way."""
+    spare: int
+    """What the limit has left then, beside what this job needs."""
+    is_open: bool = False
+    """Whether that instant moves with the time: nobody knows when a job without a time limit ends."""
+
+
+class LimitReservations:
+    """The reservations of one cycle: at most one below each limit, for the first job in line.
+
+    Without them a wide job could wait for ever below the maximum of its queue: whenever a job ends, a small one takes
+    its place. So the first job that waits below a limit, for the limit or for a place, is promised what the limit
+    leaves once enough of what counts against it has ended. A later job that counts as well may start if it ends by
+    then, or if the limit has room for both: EASY backfill (see `timeline`) of a number instead of machines.
+    """
+
+    def __init__(self, quotas: Quotas, now: float, running: Callable[[], Iterable[CountedRun]]) -> None:
+        self._quotas = quotas
+        self._now = now
+        self._running = running
+        self._started: list[CountedRun] = []
+        self._by_user: dict[str | None, list[CountedRun]] = {}
+        """Those that run or were started in this cycle, under None all of them; empty until a job waits."""
+        self._turns: dict[Limit, LimitReservation] = {}
+
+    def wait(self, job_id: int, limit: Limit, amount: Resources, start_at: float = inf) -> None:
+        """This job counts against the limit and waits; it is next below it unless another was before.
+
+        Args: start_at: when a place is kept for it; infinite when the limit alone keeps it waiting.
+        """
+        if limit in self._turns:
+            return
+        counted = self._counted(limit)
+        counted.sort(key=lambda one: (max(one.end_at, self._now), one.start_at))
+        needed = _share(limit, amount)
+        held = sum(_share(limit, one.amount) for one in counted)
+        ended = 0
+        while ended < len(counted) and (held + needed > limit.most or counted[ended].end_at <= start_at < inf):
+            held -= _share(limit, counted[ended].amount)
+            ended += 1
+        until = self._pass_until(counted[:ended])
+        if start_at < inf:
+            until = max(until, start_at)
+        is_open = until <= self._now or any(one.end_at == inf for one in counted[:ended])
+        self._turns[limit] = LimitReservation(job_id, limit, until, limit.most - held - needed, is_open)
+
+    def hold_at(self, now: float) -> bool:
+        """Whether all of them are at a later instant what they were."""
+        return all(not turn.is_open and turn.pass_until > now for turn in self._turns.values())
+
+    def move_to(self, now: float) -> None:
+        """Time has passed."""
+        self._now = now
+
+    def _counted(self, limit: Limit) -> list[CountedRun]:
+        if not self._by_user:
+            for one in (*self._running(), *self._started):
+                self._add(one)
+        quotas, of_user = self._quotas, self._by_user.get(limit.user, ())
+        return [one for one in of_user if quotas.is_under(limit, one.queue, one.user, one.qos)]
+
+    def _add(self, one: CountedRun) -> None:
+        for user in (None, one.user):
+            self._by_user.setdefault(user, []).append(one)
+
+    def _pass_until(self, ended: Sequence[CountedRun]) -> float:
+        """As for reservations: nobody knows when a job without a limit ends, so who passes is short beside it."""
+        last = max((one.end_at for one in ended), default=self._now)
+        if last < inf:
+            return max(last, self._now)
+        youngest = max(one.start_at for one in ended if one.end_at == inf)
+        return self._now + max(0.0, self._now - youngest)
+
+    def in_the_way(self, key: ClassKey, amount: Resources, end_at: float) -> LimitReservation | None:
+        """Whose turn a job of this class would delay that starts now and runs until then; None when nobody's."""
+        for turn in self._met_by(key, end_at):
+            if _share(turn.limit, amount) > turn.spare:
+                return turn
+        return None
+
+    def started(self, key: ClassKey, amount: Resources, end_at: float) -> None:
+        """A job of this class has started."""
+        for turn in self._met_by(key, end_at):
+            turn.spare -= _share(turn.limit, amount)
+        one = CountedRun(key.queue, key.user, key.qos, amount, self._now, end_at)
+        self._started.append(one)
+        if self._by_user:
+            self._add(one)
+
+    def _met_by(self, key: ClassKey, end_at: float) -> list[LimitReservation]:
+        if not self._turns:
+            return []
+        quotas = self._quotas
+        return [
+            turn
+            for turn in self._turns.values()
+            if end_at > turn.pass_until and quotas.is_under(turn.limit, key.queue, key.user, key.qos)
+        ]
+
+
+def _share(limit: Limit, amount: Resources) -> int:
+    """What a job with this amount takes of the limit."""
+    return 1 if limit.kind == JOBS else amount_of(amount)[limit.kind]

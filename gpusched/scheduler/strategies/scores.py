@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpusched.scheduler.amounts import WHOLE_CARD
-from gpusched.scheduler.draft import Booking, Card, Draft, Layout
-from gpusched.scheduler.fragmentation import fragmentation_of
-from gpusched.scheduler.need import Need
-from gpusched.scheduler.outlook import outlook_of
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState, LayoutGpu
+from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
+from gpusched.scheduler.strategies.expected_capacity import expected_capacity_of
+from gpusched.scheduler.strategies.fragmentation import fragmentation_of
 
 _LARGEST = "largest node"
 
@@ -23,10 +22,10 @@ Score = tuple[float, ...]
 
 # As `placement.Option`.
 @dataclass(slots=True)
-class Choice:
+class PlacementFeatures:
     """A place on one node, and what the strategies look at."""
 
-    booking: Booking
+    booking: AllocationUnits
     free: int
     """Cards of the right kind on the node that nobody held before."""
     largest_mib: int
@@ -37,19 +36,19 @@ class Choice:
     """Of slices: the room left on their cards."""
 
 
-CardCost = Callable[[Draft, Card, int], tuple[int, ...]]
+CardCost = Callable[[ClusterState, LayoutGpu, int], tuple[int, ...]]
 """What it costs to put a slice on this card, with the room in MiB that is left then."""
 
 
 # --- pack: fill nodes and cards ---------------------------------------------------------------------
 
 
-def fullest_card(draft: Draft, card: Card, left_mib: int) -> tuple[int, ...]:
+def fullest_card(draft: ClusterState, card: LayoutGpu, left_mib: int) -> tuple[int, ...]:
     """A card that is in use before one that is empty, then the one on which least is left."""
     return int(not draft.slices[card.number]), left_mib
 
 
-def pack(draft: Draft, need: Need, choice: Choice) -> Score:
+def pack(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
     """Fewest empty cards opened, then the node with the least GPU room: jobs go where they just fit.
 
     So do jobs without GPUs: their cores are then missing where no GPU is left to go with them.
@@ -69,12 +68,12 @@ def pack(draft: Draft, need: Need, choice: Choice) -> Score:
 # --- spread: even out -------------------------------------------------------------------------------
 
 
-def emptiest_card(draft: Draft, card: Card, left_mib: int) -> tuple[int, ...]:
+def emptiest_card(draft: ClusterState, card: LayoutGpu, left_mib: int) -> tuple[int, ...]:
     """The card of which least is booked, then the smallest."""
     return draft.vram_mib[card.number] + card.view.foreign_mib, draft.micros[card.number], left_mib
 
 
-def spread(draft: Draft, need: Need, choice: Choice) -> Score:
+def spread(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
     """The emptiest cards and nodes."""
     node = choice.booking.node
     if not need.request.gpus:
@@ -88,12 +87,12 @@ def spread(draft: Draft, need: Need, choice: Choice) -> Score:
 # --- first: in order --------------------------------------------------------------------------------
 
 
-def any_card(draft: Draft, card: Card, left_mib: int) -> tuple[int, ...]:
+def any_card(draft: ClusterState, card: LayoutGpu, left_mib: int) -> tuple[int, ...]:
     """Cards in their order."""
     return ()
 
 
-def first(draft: Draft, need: Need, choice: Choice) -> Score:
+def first(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
     """The first node, by name, that has room."""
     return ()
 
@@ -101,7 +100,7 @@ def first(draft: Draft, need: Need, choice: Choice) -> Score:
 # --- best_fit: leave the least over -----------------------------------------------------------------
 
 
-def best_fit(draft: Draft, need: Need, choice: Choice) -> Score:
+def best_fit(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
     """What is left of cores and GPUs on the node, each as a part of what the largest node has.
 
     Memory is seldom what runs out; counted as a third part it leaves less room for all (docs/explanation/placement.md).
@@ -117,14 +116,14 @@ def best_fit(draft: Draft, need: Need, choice: Choice) -> Score:
     return choice.largest_mib, round(left, 9)
 
 
-def _asked_micros(draft: Draft, booking: Booking) -> int:
+def _asked_micros(draft: ClusterState, booking: AllocationUnits) -> int:
     return sum(
         WHOLE_CARD if part.is_whole else _taken_micros(draft, part.card, part.vram_mib, part.micros)
         for part in booking.parts
     )
 
 
-def _largest(layout: Layout) -> tuple[int, int]:
+def _largest(layout: ClusterLayout) -> tuple[int, int]:
     """The most cores in thousandths and cards that any one node has."""
     known = layout.pools.get(_LARGEST)
     if isinstance(known, tuple):
@@ -133,7 +132,7 @@ def _largest(layout: Layout) -> tuple[int, int]:
     return made
 
 
-def _free_micros(draft: Draft, card: Card) -> int:
+def _free_micros(draft: ClusterState, card: LayoutGpu) -> int:
     number = card.number
     if draft.wholes[number]:
         return 0
@@ -143,7 +142,7 @@ def _free_micros(draft: Draft, card: Card) -> int:
     return max(0, min(WHOLE_CARD - draft.micros[number], left_mib * WHOLE_CARD // max(1, card.slice_total_mib or 1)))
 
 
-def _taken_micros(draft: Draft, number: int, vram_mib: int, micros: int) -> int:
+def _taken_micros(draft: ClusterState, number: int, vram_mib: int, micros: int) -> int:
     total_mib = draft.layout.cards[number].slice_total_mib or 1
     return max(micros, vram_mib * WHOLE_CARD // max(1, total_mib))
 
@@ -151,7 +150,7 @@ def _taken_micros(draft: Draft, number: int, vram_mib: int, micros: int) -> int:
 # --- dot_product: like to like -----------------------------------------------------------------------
 
 
-def dot_product(draft: Draft, need: Need, choice: Choice) -> Score:
+def dot_product(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
     """The smallest product of what is asked for and what is free, cores and GPUs as parts of the largest node's.
 
     Source: the alignment score of Grandl et al., Multi-resource Packing for Cluster Schedulers (SIGCOMM 2014), turned
@@ -170,7 +169,7 @@ def dot_product(draft: Draft, need: Need, choice: Choice) -> Score:
 # --- fgd: leave what others can use -----------------------------------------------------------------
 
 
-def fgd(draft: Draft, need: Need, choice: Choice) -> Score:
+def fgd(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
     """The least new fragmentation for the jobs that are usual here; see `fragmentation`."""
     known = fragmentation_of(draft.layout)
     if known is None:
@@ -181,9 +180,9 @@ def fgd(draft: Draft, need: Need, choice: Choice) -> Score:
 # --- outlook: leave what would still be taken --------------------------------------------------------
 
 
-def outlook(draft: Draft, need: Need, choice: Choice) -> Score:
+def outlook(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
     """The least of what the jobs that are usual here would have taken, and GPUs in least demand; see `outlook`."""
-    known = outlook_of(draft.layout)
+    known = expected_capacity_of(draft.layout)
     if known is None:
         return pack(draft, need, choice)
     # Rounded, so that nodes that are alike are taken in order.
@@ -194,7 +193,7 @@ def outlook(draft: Draft, need: Need, choice: Choice) -> Score:
 class Strategy:
     """How to choose cards, and nodes."""
 
-    score: Callable[[Draft, Need, Choice], Score]
+    score: Callable[[ClusterState, RequestUnits, PlacementFeatures], Score]
     card_cost: CardCost
     tightness: int = 1
     """Take cards from the group of linked cards with the fewest free ones; -1: with the most, 0: from the first."""

@@ -20,12 +20,11 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.value import replace
-from gpusched.scheduler.amounts import WHOLE_CARD
-from gpusched.scheduler.draft import Booking, Card, Draft, Layout, Part
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState, LayoutGpu
 from gpusched.scheduler.filters import pool
-from gpusched.scheduler.need import Need
+from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
 
-Typical = tuple[tuple[Need, float], ...]
+Typical = tuple[tuple[RequestUnits, float], ...]
 """Usual jobs with how often they come; the weights sum to 1."""
 
 MOST_TYPICAL = 64
@@ -47,7 +46,7 @@ CardState = tuple[int, int, int]
 
 def typical_of(snapshot: Snapshot) -> Typical:
     """The usual jobs, judged by those that wait and run now."""
-    counts: dict[Need, float] = {}
+    counts: dict[RequestUnits, float] = {}
     for waiting in snapshot.pending:
         _count(counts, waiting.key.request, waiting.key.uid, waiting.total * waiting.key.request.nodes)
     for held in snapshot.allocations:
@@ -55,7 +54,7 @@ def typical_of(snapshot: Snapshot) -> Typical:
     return most_typical(counts)
 
 
-def most_typical(counts: Mapping[Need, float], most: int = MOST_TYPICAL) -> Typical:
+def most_typical(counts: Mapping[RequestUnits, float], most: int = MOST_TYPICAL) -> Typical:
     """At most so many kinds of jobs, with how often they come; the weights sum to 1.
 
     Where there are more, the commonest count by themselves. Of the others, those that ask for the same GPUs count
@@ -74,7 +73,7 @@ def most_typical(counts: Mapping[Need, float], most: int = MOST_TYPICAL) -> Typi
     return tuple((need, count / total) for need, count in sorted(kinds.items(), key=_weighs_most))
 
 
-def _commonest(ordered: Sequence[tuple[Need, float]], most: int) -> int:
+def _commonest(ordered: Sequence[tuple[RequestUnits, float]], most: int) -> int:
     """How many kinds, the commonest first, make up nearly all jobs; at most so many."""
     wanted = COVERED * sum(count for _, count in ordered)
     for number, (_, count) in enumerate(ordered[:most]):
@@ -84,18 +83,18 @@ def _commonest(ordered: Sequence[tuple[Need, float]], most: int) -> int:
     return most
 
 
-def _weighs_most(item: tuple[Need, float]) -> tuple[float, float, str]:
+def _weighs_most(item: tuple[RequestUnits, float]) -> tuple[float, float, str]:
     """Sorts by the GPUs that are asked for in all."""
     need, count = item
     fraction = need.request.gpu_fraction
     return -count * (need.request.gpus if fraction is None else fraction), -count, repr(need)
 
 
-def _by_gpus(counts: Mapping[Need, float]) -> dict[Need, float]:
-    kinds: dict[Need, list[tuple[Request, float]]] = {}
+def _by_gpus(counts: Mapping[RequestUnits, float]) -> dict[RequestUnits, float]:
+    kinds: dict[RequestUnits, list[tuple[Request, float]]] = {}
     for need, count in counts.items():
         bare = replace(need.request, cpus=0.0, mem_mib=0, resources=())
-        kinds.setdefault(Need.of(bare, need.uid), []).append((need.request, count))
+        kinds.setdefault(RequestUnits.of(bare, need.uid), []).append((need.request, count))
     merged = {}
     for kind, members in kinds.items():
         total = sum(count for _, count in members)
@@ -103,13 +102,13 @@ def _by_gpus(counts: Mapping[Need, float]) -> dict[Need, float]:
         mem_mib = sum(request.mem_mib * count for request, count in members) / total
         # Rounded, so that sums in another order of addition give the same.
         mean = replace(kind.request, cpus=round(cpus, 3), mem_mib=round(mem_mib))
-        merged[Need.of(mean, kind.uid)] = total
+        merged[RequestUnits.of(mean, kind.uid)] = total
     return merged
 
 
-def _count(counts: dict[Need, float], request: Request, uid: int, times: float) -> None:
+def _count(counts: dict[RequestUnits, float], request: Request, uid: int, times: float) -> None:
     bare = replace(request, nodes=1, licenses=(), prefer=None, is_exclusive=False)
-    need = Need.of(bare, uid if request.shares_cards else -1)
+    need = RequestUnits.of(bare, uid if request.shares_cards else -1)
     counts[need] = counts.get(need, 0.0) + times
 
 
@@ -141,7 +140,7 @@ def _request_of(held: Allocation) -> Request:
 class Usual:
     """A usual job as this layout sees it."""
 
-    need: Need
+    need: RequestUnits
     weight: float
     nodes: frozenset[int]
     cards: frozenset[int]
@@ -150,7 +149,7 @@ class Usual:
 class Fragmentation:
     """The fragmentation of nodes in one layout."""
 
-    def __init__(self, layout: Layout, typical: Typical) -> None:
+    def __init__(self, layout: ClusterLayout, typical: Typical) -> None:
         self._layout = layout
         self._usual = [_usual(layout, need, weight) for need, weight in typical]
         self._needs: list[tuple[int, ...]] = []
@@ -164,7 +163,7 @@ class Fragmentation:
         self._counted = [tuple(card for card in cards if _is_usable(card)) for cards in layout.cards_of]
         self._known: dict[object, float] = {}
 
-    def _kind(self, card: Card, kinds: dict[tuple[int, ...], int]) -> int:
+    def _kind(self, card: LayoutGpu, kinds: dict[tuple[int, ...], int]) -> int:
         takes = tuple(_takes(usual.need, card) if card.number in usual.cards else 0 for usual in self._usual)
         if takes not in kinds:
             kinds[takes] = len(kinds)
@@ -178,11 +177,11 @@ class Fragmentation:
             self._admits.append(admits)
         return hosts[admits]
 
-    def score(self, draft: Draft, booking: Booking) -> int:
+    def score(self, draft: ClusterState, booking: AllocationUnits) -> int:
         """How good this place is, 0 to 100; 50 changes nothing."""
         return floor(100 / (1 + exp(-self.gain(draft, booking))))
 
-    def gain(self, draft: Draft, booking: Booking) -> float:
+    def gain(self, draft: ClusterState, booking: AllocationUnits) -> float:
         """How many GPUs less are fragments with this booking on its (first) node."""
         node = booking.node
         parts = {part.card: part for part in booking.parts}
@@ -197,12 +196,12 @@ class Fragmentation:
         lost = self._amount(node, millicpus - booking.millicpus, mem_mib - booking.node_mem_mib, after)
         return self._amount(node, millicpus, mem_mib, before) - lost
 
-    def amount(self, draft: Draft, node: int) -> float:
+    def amount(self, draft: ClusterState, node: int) -> float:
         """How many of the free GPUs of this node are fragments now."""
         states = [self._state(draft, card) for card in self._counted[node]]
         return self._amount(node, draft.free_millicpus[node], draft.free_mem_mib[node], states)
 
-    def _state(self, draft: Draft, card: Card) -> CardState:
+    def _state(self, draft: ClusterState, card: LayoutGpu) -> CardState:
         number = card.number
         kind = self._kind_of[number]
         if draft.wholes[number]:
@@ -211,7 +210,7 @@ class Fragmentation:
             return kind, WHOLE_CARD, -1
         return kind, _room(draft.layout, card, draft.vram_mib[number], draft.micros[number]), draft.owner[number]
 
-    def _with(self, draft: Draft, card: Card, part: Part, uid: int) -> CardState:
+    def _with(self, draft: ClusterState, card: LayoutGpu, part: CardShare, uid: int) -> CardState:
         number = card.number
         if part.is_whole:
             return self._kind_of[number], 0, -1
@@ -239,7 +238,7 @@ class Fragmentation:
             amount += usual.weight * (room - useful)
         return amount / WHOLE_CARD
 
-    def _useful(self, number: int, need: Need, cards: tuple[CardState, ...]) -> int:
+    def _useful(self, number: int, need: RequestUnits, cards: tuple[CardState, ...]) -> int:
         """Room on the cards that this job could use, if there are enough of them; none for a job without GPUs."""
         useful = count = 0
         for kind, left, owner in cards:
@@ -250,7 +249,7 @@ class Fragmentation:
         return useful if need.request.gpus and count >= need.request.gpus else 0
 
 
-def fragmentation_of(layout: Layout) -> Fragmentation | None:
+def fragmentation_of(layout: ClusterLayout) -> Fragmentation | None:
     """That of this layout, kept through the cycle; None when nothing is known of the usual jobs."""
     known = layout.pools.get(FRAGMENTATION)
     if isinstance(known, Fragmentation):
@@ -261,14 +260,14 @@ def fragmentation_of(layout: Layout) -> Fragmentation | None:
     return made
 
 
-def _usual(layout: Layout, need: Need, weight: float) -> Usual:
+def _usual(layout: ClusterLayout, need: RequestUnits, weight: float) -> Usual:
     found = pool(layout, need)
     places = {place.node for place in found.places}
     cards = frozenset(card.number for node in places for card in found.cards_of[node])
     return Usual(need, weight, frozenset(places), cards)
 
 
-def _takes(need: Need, card: Card) -> int:
+def _takes(need: RequestUnits, card: LayoutGpu) -> int:
     """Millionths of this card that the job needs free on it."""
     if not need.is_slice:
         return WHOLE_CARD
@@ -278,10 +277,10 @@ def _takes(need: Need, card: Card) -> int:
     return max(1, need.micros, of_vram)
 
 
-def _room(layout: Layout, card: Card, vram_mib: int, micros: int) -> int:
+def _room(layout: ClusterLayout, card: LayoutGpu, vram_mib: int, micros: int) -> int:
     left_mib = layout.slice_limits[card.number] - vram_mib
     return max(0, min(WHOLE_CARD - micros, left_mib * WHOLE_CARD // max(1, card.slice_total_mib or 1)))
 
 
-def _is_usable(card: Card) -> bool:
+def _is_usable(card: LayoutGpu) -> bool:
     return card.view.is_present and card.view.why_not is None

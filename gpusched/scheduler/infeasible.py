@@ -1,0 +1,611 @@
+"""What can never fit: decided once, at submission, with the largest request that would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from gpusched.model.cluster import GpuView, NodeView
+from gpusched.model.job import Request
+from gpusched.model.settings import Settings
+from gpusched.model.units import (
+    format_amount,
+    format_amount_floor,
+    format_size_mib,
+    name_some,
+    plural,
+    plural_of,
+)
+from gpusched.model.value import replace
+from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState, LayoutGpu
+from gpusched.scheduler.filters import (
+    largest_slice_mib,
+    node_mem_mib,
+    parse_constraint,
+    pool,
+    reject_name,
+    room_of,
+    slice_of,
+)
+from gpusched.scheduler.load_limits import ceilings_of
+from gpusched.scheduler.placement import fits, hosts
+from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
+from gpusched.scheduler.topology import by_group, largest_group
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request can never be granted, and what could be asked for in its place."""
+
+    text: str
+    hint: str
+
+
+def describe(request: Request, *, full: bool = False) -> str:
+    """What a request asks for, in a few words; GPUs alone unless `full`, else everything."""
+    part = describe_part(request, full=full)
+    if request.nodes > 1:
+        alone = "nodes of its own" if request.is_exclusive else "nodes"
+        text = f"{request.nodes} {alone} with {part} each"
+    else:
+        text = f"a node of its own with {part}" if request.is_exclusive else part
+    if full and request.licenses:
+        text = name_some("", [text, *(license_text(name, count) for name, count in request.licenses)], named=99)
+    return text
+
+
+def describe_part(request: Request, *, full: bool = False) -> str:
+    """As `describe`, of one of the nodes."""
+    words = []
+    linked = "linked " if request.is_linked and request.gpus > 1 else ""
+    if request.gpu_fraction is not None:
+        words.append(f"{format_amount(request.gpu_fraction)} of {_a(request.gpu_type)}")
+    elif request.vram_mib is not None:
+        where = f" on each of {request.gpus} {linked}GPUs" if request.gpus > 1 else ""
+        words.append(f"{format_size_mib(request.vram_mib)} of VRAM{where}")
+    elif request.gpus:
+        words.append(plural(request.gpus, linked + (f"{request.gpu_type} GPU" if request.gpu_type else "GPU")))
+    if full or not words:
+        if request.cpus:
+            words.append(plural(request.cpus, "CPU"))
+        if request.mem_mib:
+            words.append(f"{format_size_mib(request.mem_mib)} of memory")
+        words.extend(f"{count} of {name}" for name, count in request.resources)
+    return name_some("", words, named=len(words)) or "next to nothing"
+
+
+def describe_where(request: Request) -> str:
+    """The nodes that a request is limited to, to follow what it asks for; empty when it is not."""
+    texts = []
+    if request.nodelist:
+        texts.append(f"on {name_some('node', list(request.nodelist))}")
+    if request.constraint is not None:
+        texts.append(f"with {request.constraint}" if texts else f"on nodes with {request.constraint}")
+    if request.exclude:
+        texts.append(f"not on {name_some('node', list(request.exclude))}")
+    return ", ".join(texts)
+
+
+def license_text(name: str, count: int) -> str:
+    """`1 license matlab`, `2 licenses matlab`."""
+    return f"{plural(count, 'license')} {name}"
+
+
+def _a(gpu_type: str | None) -> str:
+    return "a GPU" if gpu_type is None else f"one {gpu_type} GPU"
+
+
+_FAKE = "to try it without one, restart the daemon with GPUSCHED_FAKE_GPUS=4x24GiB"
+
+
+def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> Refusal | None:
+    """Refuse what no node could hold even when all of it is free and in order; None when one could.
+
+    Bookings, drains and foreign use do not count: they pass. A card that is lost does not count as
+    there. While a node's driver is broken nobody knows its GPUs, so requests for GPUs are let in to wait.
+    """
+    built = [_as_built(node) for node in nodes]
+    layout = ClusterLayout(built, settings)
+    refused = refuse_conditions(request, layout)
+    if refused is not None:
+        return refused
+    if request.gpus and any(node.gpu_error is not None for node in built):
+        request = replace(
+            request, gpus=0, gpu_fraction=None, gpu_type=None, vram_mib=None, min_vram_mib=None, is_linked=False
+        )
+    need = RequestUnits.of(request, uid=0)
+    draft = ClusterState(layout)
+    if fits(draft, need):
+        return _over_ceiling(request, layout, settings)
+    able = sum(1 for _ in hosts(draft, need))
+    if able:
+        return _refuse_nodes(request, able)
+    # One node's part is too large for any: that is said of the part.
+    refused = _refuse_gpus(need, layout) if request.gpus else None
+    return refused or _refuse_rest(need, layout)
+
+
+def _refuse_nodes(request: Request, able: int) -> Refusal:
+    """A gang of more nodes than have its part."""
+    what = describe_part(request, full=True)
+    where = describe_where(request)
+    have = "1 node has" if able == 1 else f"{able} nodes have"
+    most = f"-N {able}" + (f" --gpus-per-node {_gpus(request, request.gpus)}" if request.gpus else "")
+    return Refusal(
+        f"asked for {request.nodes} nodes with {what} each{_after(where)}; only {have} that",
+        f"ask for fewer: {most}; see what each node has with: ginfo",
+    )
+
+
+def _after(text: str) -> str:
+    return f" {text}" if text else ""
+
+
+def _gpus(request: Request, count: float) -> str:
+    kind = f"{request.gpu_type}:" if request.gpu_type else ""
+    return f"{kind}{count if request.gpu_fraction is None else request.gpu_fraction}"
+
+
+def _count_option(request: Request, count: int) -> str:
+    """How to ask for so many GPUs on one node, or on each."""
+    option = "-g" if request.nodes == 1 else f"-N {request.nodes} --gpus-per-node"
+    linked = " --gpus-linked" if request.is_linked else ""
+    return f"{option} {_gpus(request, count)}{linked}"
+
+
+def _as_built(node: NodeView) -> NodeView:
+    gpus = tuple(_gpu_as_built(gpu) for gpu in node.gpus if gpu.is_present)
+    return replace(node, why_not=None, gpus=gpus)
+
+
+def _gpu_as_built(gpu: GpuView) -> GpuView:
+    return replace(gpu, foreign_mib=0, over_mib=0, why_not=None, why_not_whole=None)
+
+
+def _over_ceiling(request: Request, layout: ClusterLayout, settings: Settings) -> Refusal | None:
+    """A job whose memory alone is above the ceiling of measured memory would wait for ever."""
+    ceiling = ceilings_of(settings).mem_fraction
+    totals_mib = [node.load.mem_total_mib for node in layout.nodes if node.load is not None]
+    if ceiling is None or not totals_mib or request.mem_mib <= ceiling * max(totals_mib):
+        return None
+    most = format_size_floor(int(ceiling * max(totals_mib)))
+    return Refusal(
+        f"asked for {format_size_mib(request.mem_mib)} of memory; jobs start only while at most "
+        f"{ceiling:.0%} of memory is in use, which is {most}",
+        f"ask for less: -m {most}, or raise [ceiling] mem_fraction in the config file",
+    )
+
+
+def _refuse_gpus(need: RequestUnits, layout: ClusterLayout) -> Refusal | None:
+    """The first thing about the GPUs alone that no node can give; None when it is not the GPUs."""
+    request = need.request
+    limited = describe_where(request)
+    asked = f"asked for {describe(request)}{_after(limited)}"
+    if not layout.cards:
+        return Refusal(f"{asked}; this scheduler has no GPU", f"see what there is with: ginfo; {_FAKE}")
+    if request.gpus > 1:
+        single = RequestUnits.of(replace(request, gpus=1, is_linked=False), 0)
+        if not _cards(need, layout) and any(card.view.mig_profile is not None for card in _cards(single, layout)):
+            return Refusal(
+                f"{asked}; only MIG instances would do, and a job can have one of those",
+                f"ask for one: {_count_option(request, 1).removesuffix(' --gpus-linked')}; see them with: ginfo",
+            )
+    of_type = _cards(RequestUnits.of(replace(request, min_vram_mib=None, vram_mib=None, gpu_fraction=None), 0), layout)
+    if not of_type:
+        types = ", ".join(
+            sorted({card.view.name for node in pool(layout, need).asked for card in layout.cards_of[node]})
+        )
+        if not types:
+            return Refusal(f"{asked}; there is no GPU", "see which GPUs each node has with: ginfo")
+        there = "there" if limited else "here"
+        return Refusal(
+            f"asked for a GPU of type {request.gpu_type!r}{_after(limited)}; the types {there} are {types}",
+            "a part of the name is enough, in any case: see ginfo",
+        )
+    if request.min_vram_mib is not None and not _cards(
+        RequestUnits.of(replace(request, vram_mib=None, gpu_fraction=None), 0), layout
+    ):
+        return _refuse_size(f"asked for GPUs with {format_size_mib(request.min_vram_mib)} or more", of_type)
+    fitting = _cards(need, layout)
+    if request.shares_cards:
+        if not fitting:
+            which, kind = "none of the GPUs", ""
+            if request.gpu_type is not None:
+                which, kind = f"no GPU of type {request.gpu_type!r}", f"{request.gpu_type}:"
+            return Refusal(
+                f"{asked}; {which} can be shared (unknown size, MIG, or for one process only)",
+                f"ask for whole GPUs: -g {kind}{request.gpus}",
+            )
+        largest_mib = max(map(largest_slice_mib, fitting))
+        if request.vram_mib is not None and request.vram_mib > largest_mib:
+            most = format_size_floor(largest_mib)
+            return Refusal(
+                f"{asked}; the largest slice of a card is {most}",
+                f"ask for less: --vram {most}, or a whole card: -g 1",
+            )
+        fitting = [card for card in fitting if largest_slice_mib(card) >= (request.vram_mib or 0)]
+    return _refuse_count(need, layout, fitting, asked)
+
+
+def _cards(need: RequestUnits, layout: ClusterLayout) -> list[LayoutGpu]:
+    return [card for cards in pool(layout, need).cards_of for card in cards]
+
+
+def _refuse_size(asked: str, cards: Sequence[LayoutGpu]) -> Refusal:
+    sizes = [card.view.vram_total_mib for card in cards if card.view.vram_total_mib is not None]
+    if not sizes:
+        return Refusal(f"{asked}; the size of the GPUs here cannot be read", "leave --min-vram out")
+    most = format_size_floor(max(sizes))
+    return Refusal(f"{asked}; the largest has {most}", f"ask for less: --min-vram {most}")
+
+
+def _refuse_count(
+    need: RequestUnits, layout: ClusterLayout, fitting: Sequence[LayoutGpu], asked: str
+) -> Refusal | None:
+    """Too many cards for one node, or for one group of linked cards."""
+    request = need.request
+    numbers = {card.number for card in fitting}
+    there = [[card for card in cards if card.number in numbers] for cards in layout.cards_of]
+    most = max(map(len, there))
+    extra = ""
+    if request.vram_mib is not None:
+        extra += f" --vram {format_size_mib(request.vram_mib)}"
+    if request.min_vram_mib is not None:
+        extra += f" --min-vram {format_size_mib(request.min_vram_mib)}"
+    if request.is_linked:
+        most = max(largest_group(layout, node, cards) for node, cards in enumerate(there))
+        if request.gpus <= most:
+            return None
+        hint = f"ask for at most that many: {_count_option(request, most)}{extra}"
+        if request.gpus <= max(map(len, there)):
+            hint += ", or leave --gpus-linked out"
+        return Refusal(f"{asked}; the largest linked group has {most}", hint)
+    if request.gpus <= most:
+        return None
+    where = " on one node" if len(layout.nodes) > 1 else ""
+    option = f"{_count_option(request, most)}{extra}"
+    return Refusal(
+        f"{asked}; the largest this scheduler can give{where} is {option}", f"ask for at most that many: {option}"
+    )
+
+
+def _refuse_rest(need: RequestUnits, layout: ClusterLayout) -> Refusal:
+    """Too many cores, too much memory or of a custom resource, alone or together with the rest."""
+    request = need.request
+    nodes = [layout.nodes[number] for number in pool(layout, need).asked]
+    limited = describe_where(request)
+    cpus = max((node.cpus for node in nodes), default=0.0)
+    mem_mib = max((node.mem_mib for node in nodes), default=0)
+    where = "any node" if len(layout.nodes) > 1 else "this scheduler"
+    if request.cpus > cpus:
+        most = format_amount_floor(cpus)
+        return Refusal(
+            f"asked for {plural(request.cpus, 'CPU')}{_after(limited)}; the most {where} can give is {most}",
+            f"ask for less: -c {most}",
+        )
+    if request.mem_mib > mem_mib:
+        most = format_size_floor(mem_mib)
+        return Refusal(
+            f"asked for {format_size_mib(request.mem_mib)} of memory{_after(limited)}; the most {where} can give is "
+            f"{most}",
+            f"ask for less: -m {most}",
+        )
+    if request.gpus and layout.has_host_memory:
+        needed_mib = min((node_mem_mib(need, card) for card in _cards(need, layout)), default=0)
+        if needed_mib > mem_mib:
+            most, of_memory = format_size_floor(mem_mib), replace(request, cpus=0.0, resources=(), licenses=())
+            return Refusal(
+                f"asked for {describe(of_memory, full=True)}{_after(limited)}; GPUs here use the host's memory, of "
+                f"which {where} can give {most} in all",
+                f"ask for less with --vram or -m, together at most {most}",
+            )
+    there: Counter[str] = Counter()
+    for node in nodes:
+        there |= Counter(dict(node.resources))
+    for name, count in request.resources:
+        if count > there[name]:
+            return Refusal(
+                f"asked for {count} of {name}{_after(limited)}; the most {where} can give is {there[name]}",
+                f"ask for less: --res {name}={there[name]}" if there[name] else f"leave --res {name} out",
+            )
+    return Refusal(
+        f"asked for {describe(replace(request, licenses=()), full=True)}{_after(limited)}; no single node has all of "
+        "that",
+        "ask for less of one of them; see what each node has with: ginfo",
+    )
+
+
+def format_size_floor(mib: int) -> str:
+    """A size that can be asked for again: never rounded up."""
+    text = format_size_mib(mib)
+    return text if mib < 1024 or mib % 1024 == 0 else f"{mib}M"
+
+
+_LISTED = 12
+"""Names that a sentence lists before it says how many more there are."""
+
+
+def refuse_conditions(request: Request, layout: ClusterLayout) -> Refusal | None:
+    """The first condition but an amount of a node that no node meets; None when all can be met."""
+    return (
+        _refuse_licenses(request, layout)
+        or _refuse_names(request, layout.nodes)
+        or _refuse_labels(request, layout.nodes)
+        or _refuse_resources(request, layout.nodes)
+        or _refuse_number(request, layout.nodes)
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return name_some("", sorted(set(names)), named=_LISTED)
+
+
+def _refuse_licenses(request: Request, layout: ClusterLayout) -> Refusal | None:
+    for name, count in request.licenses:
+        there = layout.licenses.get(name)
+        if there is None:
+            known = _listed(layout.licenses)
+            return Refusal(
+                f"asked for license {name}; " + (f"the licenses here are {known}" if known else "there are none here"),
+                f"leave -L {name} out; licenses are listed under [license] of the config file",
+            )
+        if count > there:
+            verb = "is" if there == 1 else "are"
+            return Refusal(
+                f"asked for {license_text(name, count)}; there {verb} {there or 'none'} in all",
+                f"ask for less: -L {name}:{there}" if there else f"leave -L {name} out",
+            )
+    return None
+
+
+def _refuse_names(request: Request, nodes: Sequence[NodeView]) -> Refusal | None:
+    there = {node.name for node in nodes}
+    unknown = [name for name in request.nodelist if name not in there]
+    if unknown:
+        return Refusal(
+            f"asked for {name_some('node', unknown)}; the nodes here are {_listed(there)}",
+            "see the nodes with: ginfo",
+        )
+    if nodes and not there - set(request.exclude):
+        return Refusal(
+            f"asked for a node that is not {_listed(there)}; there are no others",
+            "leave out one of those named with -x",
+        )
+    return None
+
+
+def _refuse_labels(request: Request, nodes: Sequence[NodeView]) -> Refusal | None:
+    try:
+        if request.prefer is not None:
+            parse_constraint(request.prefer)
+        constraint = None if request.constraint is None else parse_constraint(request.constraint)
+    except ValueError as error:
+        return Refusal(f"asked for labels that cannot be read: {error}", "for example: -C 'a100&nvlink|h100'")
+    if constraint is None or any(constraint.admits(node.labels) for node in nodes):
+        return None
+    there = {label for node in nodes for label in node.labels}
+    unknown = [label for label in constraint.labels if label not in there]
+    known = _listed(there)
+    if unknown and known:
+        text = f"no node has the {name_some('label', unknown)}; the labels here are {known}"
+    elif unknown:
+        text = f"no node has the {name_some('label', unknown)}, nor any other label"
+    else:
+        text = f"no node has such labels together; the labels here are {known}"
+    return Refusal(
+        f"asked for nodes with {request.constraint}; {text}",
+        "see the labels of each node with: ginfo; they are set by [node] labels in its config file",
+    )
+
+
+def _refuse_resources(request: Request, nodes: Sequence[NodeView]) -> Refusal | None:
+    there = {name for node in nodes for name, _ in node.resources}
+    for name, _ in request.resources:
+        if name not in there:
+            known = _listed(there)
+            return Refusal(
+                f"asked for resource {name}; " + (f"those here are {known}" if known else "there are none here"),
+                f"leave --res {name} out; nodes have what [node] resources in their config file says",
+            )
+    return None
+
+
+def _refuse_number(request: Request, nodes: Sequence[NodeView]) -> Refusal | None:
+    """More nodes than there are, or than the other conditions leave."""
+    if request.nodes > max(1, len(nodes)):
+        return Refusal(
+            f"asked for {request.nodes} nodes; this scheduler has {len(nodes)}",
+            f"ask for at most that many: -N {len(nodes)}" if nodes else "see the nodes with: ginfo",
+        )
+    where = RequestUnits.of(request, 0).where
+    left = sum(1 for node in nodes if reject_name(node, where) is None)
+    if request.nodes <= left or not nodes:
+        return None
+    limits = describe_where(request)
+    if not left:
+        return Refusal(f"asked for a node {limits}; there is none", "see the nodes and their labels with: ginfo")
+    return Refusal(
+        f"asked for {request.nodes} nodes {limits}; there {'is' if left == 1 else 'are'} {left}",
+        f"ask for at most that many: -N {left}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """One resource of which too little is free. With several nodes, `free` is the most on any one."""
+
+    resource: str
+    """`gpus`, `linked_gpus`, `vram_mib`, `gpu_fraction`, `cpus`, `mem_mib`, `resource:NAME`, `license:NAME`; `nodes`
+    for a gang, for a job that must be alone, and when only the combination lacks."""
+    needed: float
+    free: float
+    total: float
+    text: str
+    """Follows the word "needs"."""
+
+
+def lacks(draft: ClusterState, need: RequestUnits) -> list[Lack]:
+    """What keeps a need that does not fit now from fitting, each resource by itself.
+
+    Only nodes and cards that may be used count, and a job must fit on one node, but for a gang, of which each
+    node's part must.
+    """
+    usable = [place.node for place in pool(draft.layout, need).places]
+    found = lacks_of_licenses(draft, need)
+    if need.request.nodes > 1:
+        found.extend(_lack_of_nodes(draft, need, usable))
+    else:
+        found.extend(_lacks_on_one_node(draft, need, usable))
+    if not found:
+        text = f"{describe(need.request, full=True)}, which is free, but not all of it on one node"
+        found.append(Lack("nodes", 1, 0, len(usable), text))
+    return found
+
+
+def _lacks_on_one_node(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Lack]:
+    layout, request = draft.layout, need.request
+    found: list[Lack] = []
+    if request.is_exclusive and all(draft.jobs[node] for node in usable):
+        text = "a node of its own, and other jobs are on " + (f"all {len(usable)}" if len(usable) > 1 else "it")
+        found.append(Lack("nodes", 1, 0, len(usable), text))
+    of_gpus: list[Lack] = []
+    if request.gpus:
+        of_gpus = (_lack_of_slices if need.is_slice else _lack_of_wholes)(draft, need, usable)
+        found.extend(of_gpus)
+    free_cpus = [0 if draft.exclusive[node] else max(0, draft.free_millicpus[node]) / 1000 for node in usable]
+    if need.millicpus / 1000 > max(free_cpus, default=0):
+        total = sum(layout.millicpus[node] for node in usable) / 1000
+        noun = plural(request.cpus, "CPU")
+        found.append(_lack("cpus", noun, request.cpus, free_cpus, total, format_amount))
+    free_mib = [0 if draft.exclusive[node] else max(0, draft.free_mem_mib[node]) for node in usable]
+    needed_mib = request.mem_mib if of_gpus else _needed_mib(draft, need, usable)
+    if needed_mib > max(free_mib, default=0):
+        total_mib = sum(layout.mem_mib[node] for node in usable)
+        noun = f"{format_size_mib(needed_mib)} of memory"
+        if needed_mib > request.mem_mib:
+            noun += " (its GPU uses the host's)" if request.gpus == 1 else " (its GPUs use the host's)"
+        found.append(_lack("mem_mib", noun, needed_mib, free_mib, total_mib, format_size_mib))
+    for name, count in request.resources:
+        free = [0 if draft.exclusive[node] else max(0, draft.free_resources[node].get(name, 0)) for node in usable]
+        if count > max(free, default=0):
+            total = sum(dict(layout.nodes[node].resources).get(name, 0) for node in usable)
+            found.append(_lack(f"resource:{name}", f"{count} of {name}", count, free, total, format_amount))
+    if not found and usable and all(draft.exclusive[node] for node in usable):
+        where = "the node is" if len(usable) == 1 else "every node is"
+        text = f"{describe(request, full=True)}, and {where} held by a job that must be alone"
+        found.append(Lack("nodes", 1, 0, len(usable), text))
+    return found
+
+
+def _needed_mib(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> int:
+    """Memory of one node that the need takes, with that of its cards where these have none of their own."""
+    layout = draft.layout
+    if not need.request.gpus or not layout.has_host_memory:
+        return need.request.mem_mib
+    cards_of = pool(layout, need).cards_of
+    return min((node_mem_mib(need, card) for node in usable for card in cards_of[node]), default=need.request.mem_mib)
+
+
+def lacks_of_licenses(draft: ClusterState, need: RequestUnits) -> list[Lack]:
+    """Licenses of which too few are free."""
+    found = []
+    for name, count in need.request.licenses:
+        free, total = max(0, draft.free_licenses.get(name, 0)), draft.layout.licenses.get(name, 0)
+        if count > free:
+            verb = "is" if free <= 1 else "are"
+            text = f"{license_text(name, count)}, {free or 'none'} of {total} {verb} free"
+            found.append(Lack(f"license:{name}", count, free, total, text))
+    return found
+
+
+def _lack_of_nodes(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Lack]:
+    """Of a gang: how many nodes have its part free; the GPUs alone, if it is those that lack."""
+    request = need.request
+    gpus_alone = replace(request, nodes=1, cpus=0.0, mem_mib=0, resources=(), is_exclusive=False, licenses=())
+    everything = replace(request, nodes=1, licenses=())
+    for part, full in ((gpus_alone, False), (everything, True)):
+        if full or part.gpus:
+            able = sum(1 for _ in hosts(draft, RequestUnits.of(part, need.uid)))
+            if able < request.nodes:
+                what = describe_part(part, full=full)
+                alone = " of its own" if part.is_exclusive else ""
+                has = "has" if able <= 1 else "have"
+                text = (
+                    f"{request.nodes} nodes{alone} with {what} each, {able or 'none'} of {len(usable)} {has} that free"
+                )
+                return [Lack("nodes", request.nodes, able, len(usable), text)]
+    return []
+
+
+def _lack(
+    resource: str, noun: str, needed: float, free: Sequence[float], total: float, show: Callable[[float], str]
+) -> Lack:
+    """The figures of a resource that nodes have in amounts. `free` is per node."""
+    most = max(free, default=0)
+    there = show(most) if most else "none"
+    if len(free) > 1:
+        overall = f"{show(sum(free))} of {show(total)} in all"
+        text = f"{noun} on one node, the most free on one is {there} ({overall})"
+    else:
+        verb = "is" if most <= 1 or resource == "mem_mib" else "are"
+        text = f"{noun}, {there} of {show(total)} {verb} free"
+    return Lack(resource, needed, most, total, text)
+
+
+def _lack_of_wholes(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Lack]:
+    request = need.request
+    cards_of = pool(draft.layout, need).cards_of
+    free_cards = [_free(draft, node, cards_of[node]) for node in usable]
+    free = [len(cards) for cards in free_cards]
+    if request.gpus > max(free, default=0):
+        noun = f"{request.gpus} free {request.gpu_type or plural_of(request.gpus, 'GPU')}"
+        if request.min_vram_mib:
+            noun += f" with {format_size_mib(request.min_vram_mib)} or more"
+        total = sum(len(cards_of[node]) for node in usable)
+        return [_lack("gpus", noun, request.gpus, free, total, format_amount)]
+    if not request.is_linked:
+        return []
+    found = [by_group(draft.layout, node, cards) for node, cards in zip(usable, free_cards, strict=True)]
+    most = max((len(group) for groups in found for group in groups), default=0)
+    if request.gpus <= most:
+        return []
+    total = max(largest_group(draft.layout, node, cards_of[node]) for node in usable)
+    text = f"{request.gpus} free linked GPUs, the most free in one group is {most} (of {total})"
+    return [Lack("linked_gpus", request.gpus, most, total, text)]
+
+
+def _free(draft: ClusterState, node: int, cards: Sequence[LayoutGpu]) -> list[LayoutGpu]:
+    return [] if draft.exclusive[node] else [card for card in cards if draft.is_unbooked(card.number)]
+
+
+def _lack_of_slices(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Lack]:
+    """Of one slice, the most room on any card; of several, the number of cards with room."""
+    request = need.request
+    cards_of = pool(draft.layout, need).cards_of
+    cards = [() if draft.exclusive[node] else cards_of[node] for node in usable]
+    fitting = [sum(slice_of(draft, need, card)[0] is not None for card in there) for there in cards]
+    if request.gpus <= max(fitting, default=0):
+        return []
+    every = [card for there in cards for card in there]
+    what = describe(request)
+    if request.gpus > 1:
+        total = len(every)
+        text = f"{what}, {max(fitting, default=0)} of {total} cards {'have' if total > 1 else 'has'} room"
+        return [Lack("gpus", request.gpus, max(fitting, default=0), total, text)]
+    open_cards = [
+        card
+        for card in every
+        if not draft.wholes[card.number] and (not draft.slices[card.number] or draft.owner[card.number] == need.uid)
+    ]
+    room_mib = max((room_of(draft, need, card) for card in open_cards), default=0)
+    total_mib = max((card.slice_total_mib or 0 for card in every), default=0)
+    if request.vram_mib is not None:
+        most = f"the most room on one is {format_size_mib(room_mib)}" if room_mib > 0 else "none has room"
+        text = f"{what} on one card, {most}"
+        return [Lack("vram_mib", request.vram_mib, max(0, room_mib), total_mib, text)]
+    part = max(((WHOLE_CARD - draft.micros[card.number]) / WHOLE_CARD for card in open_cards), default=0.0)
+    if room_mib < total_mib:
+        part = min(part, max(0, room_mib) / max(1, total_mib))
+    text = f"{what}, the most free on one is {part:.2g}"
+    return [Lack("gpu_fraction", request.gpu_fraction or 0, part, 1, text)]

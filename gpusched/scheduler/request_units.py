@@ -1,0 +1,132 @@
+"""A request in the units in which it is booked, and what can be said of where it fits before anything is booked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpusched.model.job import Request
+from gpusched.model.value import replace
+
+WHOLE_CARD = 1_000_000
+"""A whole card in the unit in which fractions are booked."""
+
+
+def millicpus_of(cpus: float) -> int:
+    """Cores in the unit in which they are booked, thousandths."""
+    return round(cpus * 1000)
+
+
+def micros_of(fraction: float) -> int:
+    """A fraction of a card in the unit in which it is booked, millionths."""
+    return max(1, round(fraction * WHOLE_CARD))
+
+
+def squeeze(model: str) -> str:
+    """A model name as types are compared: lower case, without blanks and dashes."""
+    return "".join(model.split()).replace("-", "").lower()
+
+
+CardKind = tuple[bool, str, int, bool]
+"""Slices or whole cards, type, least VRAM, whether it is one card alone."""
+
+Where = tuple[bool, str | None, str | None, tuple[str, ...], tuple[str, ...]]
+"""Whether GPUs are asked for, constraint, preference, node list, excluded nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUnits:
+    """A request in the units of the draft, with the user whose slices may share a card."""
+
+    request: Request
+    uid: int
+    millicpus: int
+    micros: int
+    is_slice: bool
+    kind: CardKind
+    """What the fixed filters of cards look at."""
+    where: Where
+    """What the fixed filters of nodes look at."""
+
+    @classmethod
+    def of(cls, request: Request, uid: int) -> RequestUnits:
+        """The need of this user's request. A request for whole cards does not depend on the user."""
+        is_slice = request.shares_cards
+        return cls(
+            request=request,
+            uid=uid,
+            millicpus=millicpus_of(request.cpus),
+            micros=0 if request.gpu_fraction is None else micros_of(request.gpu_fraction),
+            is_slice=is_slice,
+            kind=(is_slice, squeeze(request.gpu_type or ""), request.min_vram_mib or 0, request.gpus == 1),
+            where=(bool(request.gpus), request.constraint, request.prefer, request.nodelist, request.exclude),
+        )
+
+    def of_tail(self) -> RequestUnits:
+        """What the last node of an uneven gang has to hold."""
+        return RequestUnits.of(
+            replace(self.request, gpus=self.request.tail_gpus, tail_gpus=0, nodes=1, licenses=()), self.uid
+        )
+
+    @property
+    def signature(self) -> tuple[Request, int]:
+        """Equal for needs that fit in exactly the same places."""
+        return self.request, self.uid if self.is_slice else -1
+
+
+class GpuDemand:
+    """A sum over jobs, kept up to date job by job."""
+
+    __slots__ = ("insisted", "micros")
+
+    def __init__(self) -> None:
+        self.micros = 0
+        """Millionths of cards that all of them ask for."""
+        self.insisted: dict[Request, int] = {}
+        """Of those, what is asked for by jobs that insist, by what they insist on; see `constraint_strength`."""
+
+    def copy(self) -> GpuDemand:
+        """An independent sum of the same."""
+        twin = GpuDemand()
+        twin.micros, twin.insisted = self.micros, self.insisted.copy()
+        return twin
+
+    def add(self, insists: Request | None, micros: int) -> None:
+        """Count so many millionths more, or fewer: the sums do not hang on the order."""
+        self.micros += micros
+        if insists is None:
+            return
+        after = self.insisted.get(insists, 0) + micros
+        if after:
+            self.insisted[insists] = after
+        else:
+            self.insisted.pop(insists, None)
+
+
+def micros_asked(request: Request, cards: int | None = None) -> int:
+    """Millionths of cards that a request asks for, or so many cards of it; slices by VRAM count as whole cards."""
+    if cards is None:
+        cards = request.gpus * request.nodes + request.tail_gpus
+    return cards * (WHOLE_CARD if request.gpu_fraction is None else micros_of(request.gpu_fraction))
+
+
+def constraint_strength(request: Request) -> Request | None:
+    """What a request for GPUs insists on, in the form of a request for the like; None where it does not."""
+    if not request.gpus or not (
+        request.constraint or request.gpu_type or request.min_vram_mib or request.nodelist or request.exclude
+    ):
+        return None
+    is_slice = request.shares_cards
+    return replace(
+        insisting_on_nothing(request),
+        gpu_type=request.gpu_type,
+        min_vram_mib=request.min_vram_mib,
+        constraint=request.constraint,
+        nodelist=request.nodelist,
+        exclude=request.exclude,
+        vram_mib=1 if is_slice else None,
+    )
+
+
+def insisting_on_nothing(request: Request) -> Request:
+    """A request for the same form of cards that any model, label and node will do for."""
+    return Request(gpus=min(request.gpus, 2), cpus=0.0, vram_mib=1 if request.shares_cards else None)
