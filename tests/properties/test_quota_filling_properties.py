@@ -11,7 +11,8 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import QueueSettings, Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.scheduler.cluster_state import ClusterLayout
-from gpusched.scheduler.quota import Quotas, problems
+from gpusched.scheduler.limits import quota_problems as problems
+from gpusched.scheduler.quota import Quotas
 from gpusched.testing import node, request
 
 ONE = Resources(gpus=1.0)

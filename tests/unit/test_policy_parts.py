@@ -10,11 +10,10 @@ from gpusched.model.job import GpuShare
 from gpusched.model.resources import Resources
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Placement, Usage
-from gpusched.model.units import name_some, plural
+from gpusched.model.units import about, name_some, plural
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState
 from gpusched.scheduler.events import UsageCharged
-from gpusched.scheduler.infeasible import about
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.placement import best_placement, candidates, fits
 from gpusched.scheduler.planner import Planner

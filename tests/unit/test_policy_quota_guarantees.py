@@ -11,7 +11,8 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import PreemptSettings, QueueSettings
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
-from gpusched.scheduler.quota import Quotas, problems
+from gpusched.scheduler.limits import quota_problems as problems
+from gpusched.scheduler.quota import Quotas
 
 # Guarantees
 
