@@ -180,9 +180,7 @@ def test_the_walk_finds(source: str) -> None:
 
 
 def test_the_walk_resolves_relative_imports() -> None:
-    tree = ast.parse(
-        "from ..store import sqlite\nfrom . import cells\nfrom .. import gpu\nfrom gpusched import api"
-    )
+    tree = ast.parse("from ..store import sqlite\nfrom . import cells\nfrom .. import gpu\nfrom gpusched import api")
     modules = {module for _, module in imports_of(tree, ROOT / "scheduler" / "x.py")}
     assert {"gpusched.store", "gpusched.scheduler.cells", "gpusched.gpu", "gpusched.api"} <= modules
 
