@@ -203,7 +203,7 @@ def _found(settings: Settings, nodes: tuple[NodeView, ...]) -> Iterator[tuple[st
         nodes = (replace(node, name=own.name or node.name, cpus=cores, mem_mib=mem_mib),)
     layout = ClusterLayout(nodes, settings)
     yield from quota_problems(settings, capacity_of(layout))
-    yield from cells.problems(settings, layout)
+    yield from cells.cell_problems(settings, layout)
 
 
 def _nodes() -> tuple[NodeView, ...]:
