@@ -1,6 +1,6 @@
 """`python -m benchmarks.orders [TRACE...]`: what each preset makes of many traces, and whether it is fair to users.
 
-Every trace (of the folder that GPUSCHED_TRACES names, or those given) is cut into cases, see `gpusched.simulate.cases`.
+Every trace (of the folder that GPUSCHED_TRACES names, or those given) is cut into cases, see `benchmarks.cases`.
 Each case is replayed several times under the presets, or the policies named, and under two references:
 
     easy     first come, first served with EASY backfill, told every run time exactly, as in no lab
@@ -9,7 +9,7 @@ Each case is replayed several times under the presets, or the policies named, an
 Figures are averaged over the replays before ratios are taken: mean completion over the better of both references, the
 mean wait of jobs with 8 GPUs or more and the longest wait over those of easy. A ratio to less than ten minutes is left
 out. Fairness is Jain's index of the users' mean slowdowns, in cases with several users or queues. Then come the cases
-of `gpusched.simulate.fairness_cases`. Exit status 0 when the first policy meets all goals.
+of `benchmarks.fairness`. Exit status 0 when the first policy meets all goals.
 
 With --cache a run that was measured once is not repeated: references never, policies until the code that decides has
 changed.
@@ -34,12 +34,12 @@ from statistics import mean
 import msgspec
 
 import gpusched
+from benchmarks.cases import EXAMPLES, Case, cases_of, cut, disturbed, without_estimate
+from benchmarks.fairness import Verdict, judge, simulated
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.presets import PRESETS
-from gpusched.simulate import examples, fairness_cases, metrics
-from gpusched.simulate.cases import Case, cases_of, cut, disturbed, without_estimate
+from gpusched.simulate import metrics
 from gpusched.simulate.cluster import largest, nodes_of
-from gpusched.simulate.fairness_cases import Verdict, simulated
 from gpusched.simulate.policies import Policy, policies_of
 from gpusched.simulate.trace import TraceJob, read_trace
 
@@ -273,7 +273,7 @@ def gather(paths: Sequence[Path], nodes: str | None) -> list[Case]:
     if paths:
         return [case for path in paths for case in cut(read_trace(path))]
     named = os.environ.get("GPUSCHED_TRACES")
-    return list(cases_of(Path(named) if named else examples.FOLDER))
+    return list(cases_of(Path(named) if named else EXAMPLES))
 
 
 def table(found: Mapping[str, Sequence[Ratios]], judged: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
@@ -345,7 +345,7 @@ def main(argv: Sequence[str]) -> int:
             holds &= summary.holds or place > 0
     verdicts: dict[str, list[Verdict]] = {}
     for place, policy in enumerate(policies):
-        verdicts[policy.name] = list(fairness_cases.judge(policy, replays=2 * asked.replays, only=asked.only))
+        verdicts[policy.name] = list(judge(policy, replays=2 * asked.replays, only=asked.only))
         for one in verdicts[policy.name]:
             print(f"{policy.name}: {one.case}: {one.text}: {'holds' if one.holds else 'MISSED'}", flush=True)
             holds &= one.holds or place > 0

@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusched.simulate import examples, planner_run
+from benchmarks.cases import EXAMPLES
+from gpusched.simulate import planner_run
 from gpusched.simulate.cluster import nodes_of, processors
 from gpusched.simulate.policies import policies_of
 from gpusched.simulate.trace import read_trace
@@ -78,7 +79,7 @@ def measure(case: Case, folder: Path) -> str:
 def main() -> None:
     """Print a line for each case."""
     named = os.environ.get("GPUSCHED_TRACES")
-    folder, cases = (Path(named), CASES) if named else (examples.FOLDER, SHIPPED)
+    folder, cases = (Path(named), CASES) if named else (EXAMPLES, SHIPPED)
     for case in cases:
         child = os.fork()
         if not child:

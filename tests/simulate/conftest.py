@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.simulate import examples
+from benchmarks.cases import EXAMPLES
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +16,7 @@ def trace_file():
 
     def find(name: str) -> Path:
         folder = os.environ.get("GPUSCHED_TRACES")
-        for place in (examples.FOLDER, *([Path(folder)] if folder else [])):
+        for place in (EXAMPLES, *([Path(folder)] if folder else [])):
             if (place / name).exists():
                 return place / name
         if folder:

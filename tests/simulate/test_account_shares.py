@@ -1,7 +1,7 @@
 """Accounts that always have jobs pending are served by their shares, whatever their jobs and users are like.
 
 By the planner alone and by the daemon's whole tick, for the orders that go by shares before all else. What the order in
-force makes of it is a goal of `fairness_cases`.
+force makes of it is a goal of `benchmarks.fairness`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from random import Random
 
 import pytest
 
+from benchmarks.fairness import served_gpu_s, simulated
 from gpusched.model.settings import AccountSettings, PrioritySettings, Settings
 from gpusched.model.value import Value, replace
 from gpusched.simulate import daemon_run
 from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.fairness_cases import served_gpu_s, simulated
 from gpusched.simulate.policies import Policy
 from gpusched.simulate.predicting import OWN
 from gpusched.simulate.trace import TraceJob

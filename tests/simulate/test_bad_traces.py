@@ -10,9 +10,9 @@ import re
 
 import pytest
 
+from benchmarks.cases import EXAMPLES
 from gpusched.cli.admin import main
 from gpusched.errors import UserError
-from gpusched.simulate import examples
 from gpusched.simulate.trace import read_trace
 
 HEAD = "job_id,submit_s,duration_s,num_gpus\n"
@@ -253,7 +253,7 @@ def test_a_cluster_beyond_all_measure(typed, shape):
 @pytest.mark.parametrize("seed", range(60))
 def test_no_damage_to_a_trace_is_met_with_anything_but_a_sentence(tmp_path, seed):
     chance = random.Random(seed)
-    whole = gzip.decompress((examples.FOLDER / "tiresias_60jobs.csv.gz").read_bytes())
+    whole = gzip.decompress((EXAMPLES / "tiresias_60jobs.csv.gz").read_bytes())
     text = bytearray(whole if seed % 2 else "".join(SWF_LINE.format(n, n, 5, 2) for n in range(40)).encode())
     for _ in range(chance.randint(1, 6)):
         at = chance.randrange(len(text))

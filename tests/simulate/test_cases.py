@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import cases
 from gpusched.errors import UsageError
-from gpusched.simulate import cases
 from gpusched.simulate.trace import Trace, TraceJob
 
 DAY_S = 86400

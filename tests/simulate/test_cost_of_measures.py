@@ -10,7 +10,8 @@ import tracemalloc
 
 import pytest
 
-from gpusched.simulate import cluster, examples, planner_run, report, rules
+from benchmarks.cases import EXAMPLES
+from gpusched.simulate import cluster, planner_run, report, rules
 from gpusched.simulate.metrics import size_of
 from gpusched.simulate.outcome import RunLog
 from gpusched.simulate.trace import read_trace
@@ -38,7 +39,7 @@ def costs(trace, machines):
 
 
 def test_measuring_is_no_dearer_than_simulating():
-    simulated, placing, measured, _ = costs(read_trace(examples.FOLDER / "muri_trace1.csv.gz"), cluster.nodes_of("8x8"))
+    simulated, placing, measured, _ = costs(read_trace(EXAMPLES / "muri_trace1.csv.gz"), cluster.nodes_of("8x8"))
     assert placing < MOST_TIMES * simulated
     assert measured < MOST_TIMES * simulated
 

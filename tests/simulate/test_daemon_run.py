@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.cases import EXAMPLES
 from gpusched.errors import UsageError, UserError
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import (
@@ -21,7 +22,7 @@ from gpusched.model.settings import (
     Settings,
 )
 from gpusched.model.value import replace
-from gpusched.simulate import daemon_run, examples, planner_run
+from gpusched.simulate import daemon_run, planner_run
 from gpusched.simulate.cluster import largest, nodes_of, processors
 from gpusched.simulate.daemon_run import Mishaps
 from gpusched.simulate.policies import policies_of
@@ -45,7 +46,7 @@ POLICIES = ("fcfs", "fcfs+easy", "fcfs+greedy", "sjf+easy", "saf+cons", "default
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_shipped_trace_starts_alike_by_the_tick_and_by_the_policy_alone(policy):
-    jobs = read_trace(examples.FOLDER / "tiresias_60jobs.csv.gz").jobs
+    jobs = read_trace(EXAMPLES / "tiresias_60jobs.csv.gz").jobs
     fast, slow = both(jobs, nodes_of("1x8"), policy)
     assert slow.start_s == fast.start_s
     assert slow.ends_s == fast.end_s

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import fairness as fair
 from gpusched.model.settings import PrioritySettings, Settings
-from gpusched.simulate import fairness_cases as fair
 from gpusched.simulate.metrics import size_of
 from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.policies import Policy, policies_of

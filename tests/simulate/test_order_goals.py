@@ -14,12 +14,12 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from benchmarks import fairness as fair
+from benchmarks.cases import cases_of
+from benchmarks.fairness import DAY_S, HOUR_S, made
 from benchmarks.orders import REFERENCES, Cache, Plan, measure, ratios, summaries
 from gpusched.model.value import Value
-from gpusched.simulate import fairness_cases as fair
-from gpusched.simulate.cases import cases_of
 from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.fairness_cases import DAY_S, HOUR_S, made
 from gpusched.simulate.policies import policies_of
 from gpusched.simulate.trace import TraceJob
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import orders
+from benchmarks.cases import Case
 from benchmarks.orders import EASY, GREEDY, Cache, Figures, Plan, Ratios, averaged, measure, ratios, summaries
 from gpusched.model.value import replace
-from gpusched.simulate.cases import Case
 from gpusched.simulate.cluster import nodes_of
 from gpusched.simulate.policies import policies_of
 from gpusched.simulate.trace import TraceJob

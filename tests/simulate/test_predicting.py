@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from benchmarks import ranges
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.value import replace
 from gpusched.predict.judging import LEAST
 from gpusched.scheduler.queue import PendingQueue
-from gpusched.simulate import cluster, planner_run, ranges
+from gpusched.simulate import cluster, planner_run
 from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.policies import policies_of
 from gpusched.simulate.predicting import NAMES

@@ -6,8 +6,8 @@ import gzip
 
 import pytest
 
+from benchmarks.cases import EXAMPLES, example_names
 from gpusched.errors import NotFound, UserError
-from gpusched.simulate import examples
 from gpusched.simulate.cluster import largest, nodes_of, read_nodes
 from gpusched.simulate.rules import request_of, rules_of
 from gpusched.simulate.trace import BadTrace, read_trace, with_estimates
@@ -174,7 +174,7 @@ def test_what_is_no_text_and_what_is_not_there(tmp_path):
 
 
 def test_a_cluster_on_which_nothing_fits():
-    trace = read_trace(examples.FOLDER / "tiresias_60jobs.csv.gz")
+    trace = read_trace(EXAMPLES / "tiresias_60jobs.csv.gz")
     with pytest.raises(BadTrace, match="no job of tiresias_60jobs.csv.gz fits on the cluster"):
         trace.keep_those_that_fit(gpus=0, procs=0)
 
@@ -211,5 +211,5 @@ def test_estimates_as_given_and_exact(tmp_path):
 
 
 def test_the_traces_that_are_shipped_are_told_of():
-    text = (examples.FOLDER / "README.md").read_text("utf-8")
-    assert all(name in text for name in examples.names())
+    text = (EXAMPLES / "README.md").read_text("utf-8")
+    assert all(name in text for name in example_names())

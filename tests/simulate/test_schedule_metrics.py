@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.simulate import cluster, examples, metrics, planner_run, rules
+from benchmarks.cases import EXAMPLES
+from gpusched.simulate import cluster, metrics, planner_run, rules
 from gpusched.simulate.comparison import compare
 from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob, read_trace
@@ -28,7 +29,7 @@ def test_two_jobs_by_hand():
 
 
 def test_the_mean_wait_and_slowdown_are_those_of_the_reference():
-    trace = read_trace(examples.FOLDER / "muri_trace1.csv.gz")
+    trace = read_trace(EXAMPLES / "muri_trace1.csv.gz")
     outcome = planner_run.run(trace.jobs, cluster.nodes_of("8x8"), rules.rules_of("sjf+easy/best").settings())
     made = metrics.worth(outcome, 64)
     assert round(made.wait_s.mean, 1) == 998555.2

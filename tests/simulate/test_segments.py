@@ -6,7 +6,8 @@ from copy import copy
 
 import pytest
 
-from gpusched.simulate import cluster, examples, metrics, planner_run, rules
+from benchmarks.cases import EXAMPLES
+from gpusched.simulate import cluster, metrics, planner_run, rules
 from gpusched.simulate.segments import pick, segments_of
 from gpusched.simulate.trace import read_trace
 
@@ -26,7 +27,7 @@ def mean_slowdown(trace, policy, rows):
 
 
 def test_each_part_is_scheduled_as_if_it_were_alone():
-    trace = read_trace(examples.FOLDER / "muri_trace1.csv.gz")
+    trace = read_trace(EXAMPLES / "muri_trace1.csv.gz")
     nodes, settings = cluster.nodes_of("2x8"), rules.rules_of("fcfs+easy").settings()
     trace.keep_those_that_fit(gpus=16, procs=0)
     alone = []

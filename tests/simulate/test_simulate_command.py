@@ -7,10 +7,10 @@ from hashlib import sha256
 
 import pytest
 
+from benchmarks.cases import EXAMPLES
 from gpusched.cli.admin import main
-from gpusched.simulate import examples
 
-TRACE = str(examples.FOLDER / "tiresias_60jobs.csv.gz")
+TRACE = str(EXAMPLES / "tiresias_60jobs.csv.gz")
 
 
 def typed(monkeypatch, capsys, *words):

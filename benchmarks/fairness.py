@@ -15,11 +15,11 @@ from math import exp, log, sqrt
 from random import Random
 from statistics import mean, stdev
 
+from benchmarks.cases import disturbed
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import AccountSettings
 from gpusched.model.value import replace
 from gpusched.simulate import planner_run
-from gpusched.simulate.cases import disturbed
 from gpusched.simulate.cluster import nodes_of
 from gpusched.simulate.metrics import USER, groups
 from gpusched.simulate.outcome import Outcome

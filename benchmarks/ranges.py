@@ -1,6 +1,6 @@
 """How good the ranges of starts are that the daemon gives: a trace is replayed, and now and then one is asked for.
 
-    python -m gpusched.simulate.ranges kth_sp2.swf.gz --jobs 6000
+    python -m benchmarks.ranges kth_sp2.swf.gz --jobs 6000
 
 prints how many starts lay between the ends that the daemon works out (`scheduler.forecast`: as usual, and by
 limits), and how many in the range that is made of those by what became of earlier ones (`predict.calibrating`). In a
@@ -126,9 +126,7 @@ def _family(job: TraceJob) -> object:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gpusched.simulate.ranges", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ranges", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("trace", help="a log")
     parser.add_argument("--nodes", help="8x8xA100; default: what the log says")
     parser.add_argument("--policy", default="fcfs+easy")

@@ -18,6 +18,7 @@ from math import ceil
 from pathlib import Path
 from random import Random
 
+import gpusched.simulate
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.value import Value, replace
@@ -118,3 +119,12 @@ def disturbed(jobs: Sequence[TraceJob], seed: str) -> list[TraceJob]:
         kept.append(replace(job, submit_s=submit_s, run_s=run_s, estimate_s=estimate_s))
     kept.sort(key=lambda job: job.submit_s)
     return kept
+
+
+EXAMPLES = Path(gpusched.simulate.__file__).parent / "traces"
+"""The traces that come with the package; `traces/README.md` there names their authors."""
+
+
+def example_names() -> tuple[str, ...]:
+    """File names of all of them, sorted."""
+    return tuple(sorted(path.name for path in EXAMPLES.glob("*.gz")))
