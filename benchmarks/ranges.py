@@ -18,8 +18,8 @@ from pathlib import Path
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Prediction
-from gpusched.predict.calibrating import Calibration, Told, calibrate
-from gpusched.predict.families import predict
+from gpusched.predict.calibration import Calibration, StartEstimate, calibrate
+from gpusched.predict.family import predict
 from gpusched.scheduler.forecast import MAX_CYCLES, SLACK_S, forecast_starts
 from gpusched.simulate.cluster import largest, nodes_of, processors
 from gpusched.simulate.event_loop import play
@@ -58,7 +58,7 @@ def measure(
         if high is not None
     ]
     told = [
-        Told(made_at, low if high is None else high, starts[number], is_latest=high is not None)
+        StartEstimate(made_at, low if high is None else high, starts[number], is_latest=high is not None)
         for number, (made_at, low, high) in asked.items()
     ]
     between = sum(inside) / len(inside) if inside else None

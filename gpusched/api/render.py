@@ -22,8 +22,8 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
 from gpusched.ports.daemon import Daemon, Forecast, RunFindings
-from gpusched.predict.calibrating import Calibration
-from gpusched.predict.judging import Measure
+from gpusched.predict.calibration import Calibration
+from gpusched.predict.predictor import PredictionError
 from gpusched.scheduler.forecast import Accuracy, StartRange
 from gpusched.scheduler.whatif import Alternative
 
@@ -378,7 +378,7 @@ def expected_json(job: Job, daemon: Daemon, *, is_whole: bool) -> dict[str, Any]
     return {**plain(found), "user": job.user, "time_limit_s": limit_s, "is_stated": is_stated, "predictions": said}
 
 
-def prediction_json(found: Measure, settings: Settings) -> dict[str, Any]:
+def prediction_json(found: PredictionError, settings: Settings) -> dict[str, Any]:
     """How far off guesses of run times and users' limits have been, and which of them jobs are planned with."""
     return {**plain(found), "is_used": settings.priority.predict and found.is_better}
 

@@ -31,7 +31,7 @@ from gpusched.model.history import EndedJob, ReplayRequest, TrialLimits, at_rest
 from gpusched.model.presets import CHOICES
 from gpusched.model.settings import AUTO
 from gpusched.model.value import asdict, replace
-from gpusched.predict.families import family
+from gpusched.predict.family import family
 from gpusched.scheduler.preset_choice import (
     Judgement,
     PresetState,

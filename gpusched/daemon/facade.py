@@ -30,9 +30,8 @@ from gpusched.model.progress import ShownProgress
 from gpusched.model.snapshot import VramSeen
 from gpusched.model.value import replace
 from gpusched.ports.daemon import DaemonHealth, Forecast, JobOutlook, LimitHint, RunFindings
-from gpusched.predict.calibrating import Calibration
-from gpusched.predict.judging import Measure
-from gpusched.predict.overruns import Expectation
+from gpusched.predict.calibration import Calibration
+from gpusched.predict.predictor import ExpectedRunTime, PredictionError
 from gpusched.scheduler.forecast import Accuracy, StartRange
 from gpusched.scheduler.whatif import Left, starts_without
 
@@ -198,14 +197,14 @@ class DaemonFacade:
         self.scheduler.history.load_some()
         return self.scheduler.history.vram_seen(job)
 
-    def expectation(self, job: Job) -> Expectation:
+    def expectation(self, job: Job) -> ExpectedRunTime:
         """How long a pending job is expected to run."""
         if self.scheduler.settings.priority.predict:
             return self.scheduler.history.expectation(job)
         limit_s = job.spec.time_limit_s
-        return Expectation(limit_s, "unknown" if limit_s is None else "limit")
+        return ExpectedRunTime(limit_s, "unknown" if limit_s is None else "limit")
 
-    def prediction_error(self, user: str | None = None) -> Measure:
+    def prediction_error(self, user: str | None = None) -> PredictionError:
         """How far off predictions of run times were, of all or of one user's jobs."""
         return self.scheduler.history.measure(user)
 

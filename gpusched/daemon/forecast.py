@@ -28,7 +28,7 @@ from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_list
 from gpusched.model.value import replace
 from gpusched.ports.daemon import Forecast, LimitHint
-from gpusched.predict.families import Family, family, predict
+from gpusched.predict.family import Family, family, predict
 from gpusched.predict.limits import LimitAdvice, usual_span
 from gpusched.scheduler.admission import Tally, longest_time_limit, why_refused
 from gpusched.scheduler.forecast import MAX_CYCLES, Arrival, StartRange, first_in_order, forecast_starts, queue_position

@@ -32,8 +32,8 @@ from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Place
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
-from gpusched.predict.families import Family, family, planned_s
-from gpusched.predict.past import Guess
+from gpusched.predict.family import Family, family, planned_s
+from gpusched.predict.predictor import RunTimeGuess
 from gpusched.scheduler.priority import class_key
 
 _JUST_AFTER_S = 0.001
@@ -53,7 +53,7 @@ class StateSettings:
     """Of each QOS."""
     predict: Callable[[Job], Prediction | None] | None = None
     """How long a job without a time limit is planned to run; None leaves that open."""
-    guess: Callable[[Job], Guess | None] | None = None
+    guess: Callable[[Job], RunTimeGuess | None] | None = None
     """How long a job runs; None goes by its limit, or leaves that open."""
 
     @classmethod
@@ -61,7 +61,7 @@ class StateSettings:
         cls,
         settings: Settings,
         predict: Callable[[Job], Prediction | None] | None = None,
-        guess: Callable[[Job], Guess | None] | None = None,
+        guess: Callable[[Job], RunTimeGuess | None] | None = None,
     ) -> StateSettings:
         """Those of these settings; `predict` and `guess` are used only where they ask for it."""
         tiers = {name: qos.tier for name, qos in settings.qos.items()}
@@ -74,7 +74,7 @@ class StateSettings:
             return None
         return planned_s(self.predict(job))
 
-    def guess_of(self, job: Job | None) -> Guess | None:
+    def guess_of(self, job: Job | None) -> RunTimeGuess | None:
         """How long a job runs; None where its limit is gone by, or nothing is known."""
         return None if self.guess is None or job is None else self.guess(job)
 

@@ -35,9 +35,8 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, ClassKey, Plan, Reason, Snapshot, VramSeen
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import Value
-from gpusched.predict.calibrating import Calibration
-from gpusched.predict.judging import Measure
-from gpusched.predict.overruns import Expectation
+from gpusched.predict.calibration import Calibration
+from gpusched.predict.predictor import ExpectedRunTime, PredictionError
 from gpusched.scheduler.forecast import Accuracy, StartRange
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import Ranking
@@ -304,9 +303,9 @@ class Daemon(Protocol):
 
     def vram_seen(self, job: Job) -> VramSeen | None: ...
 
-    def expectation(self, job: Job) -> Expectation: ...
+    def expectation(self, job: Job) -> ExpectedRunTime: ...
 
-    def prediction_error(self, user: str | None = None) -> Measure: ...
+    def prediction_error(self, user: str | None = None) -> PredictionError: ...
 
     def calibration(self) -> Calibration: ...
 

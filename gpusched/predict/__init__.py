@@ -1,12 +1,9 @@
-"""How long jobs will run and how much VRAM they will use, learned from those like them. Nothing is ended for it.
+"""Predicts how long a job will run and how much VRAM it will use from earlier jobs like it. Never ends a run.
 
-families     who is like whom, and what the newest runs of a family say
-past         run times by marks, narrow to wide, and a guess for one more job
-judging      whether guesses have been better than the limits of each user
-overruns     limits that were too short, and how long jobs like those take
-limits       the time limit that jobs like it keep, and their run times as people say them
-calibrating  ranges of starts that hold as often as they say
-vram         what runs used of their cards
+family       which jobs count as alike; what the newest runs of a family say
+predictor    run times learned as jobs end, whether they beat users' limits, and limits that were too short
+limits       the time limit that jobs like this one keep; run times in words
+calibration  ranges of start times that hold as often as stated
 
-No clock, no file: what has ended is told, what is to come is asked.
+Pure: callers report the runs that ended and ask about the ones to come.
 """

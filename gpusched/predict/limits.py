@@ -1,10 +1,10 @@
-"""The time limit to ask for, judged by jobs like it: one that 95 % of them keep.
+"""The time limit to request: one that 95 % of similar jobs keep.
 
-Runs that were ended at their limit count, too, as longer than all that ended by themselves: without them each limit
-would be taken from the runs that the one before it let through, and shrink.
+Runs that were ended at their limit count as longer than all that ended by themselves. Without them each limit would be
+derived from the runs that the previous one let through, and limits would shrink.
 
-With fewer than 19 runs no quantile of 95 % can be told from them (the next of 19 is the longest so far with
-probability 1/20): then it is half again as long as the longest.
+Fewer than 19 runs have no 95 % quantile (the next of 19 is the longest so far with probability 1/20); the limit is then
+1.5 times the longest run.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from math import ceil
 
 from gpusched.model.snapshot import Prediction
 from gpusched.model.units import MAX_SECONDS, format_duration
-from gpusched.predict.overruns import Ended
+from gpusched.predict.predictor import EndedRun
 
 LEAST = 3
-"""With fewer runs nothing is advised."""
+"""With fewer runs there is no advice."""
 
 SHARE = 0.95
 
 MARGIN = 1.1
-"""A run takes a little longer on a busy machine."""
+"""Runs take a little longer on a busy machine."""
 
 BEYOND = 1.5
 """With few runs, the limit as a multiple of the longest."""
 
 _STEPS_S = ((2 * 3600, 300), (6 * 3600, 600), (12 * 3600, 1800), (86_400, 3600), (MAX_SECONDS, 6 * 3600))
-"""Up to a length, limits are rounded up to whole multiples of a step, as people would type them."""
+"""(up to, step): limits are rounded up to multiples of the step, as a user would type them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitAdvice:
-    """A time limit for a job, from jobs like it."""
+    """A suggested time limit."""
 
     limit_s: int
     least_s: float
-    """What 95 % of them kept to, as far as it is known: a shorter limit is not sensible."""
+    """What 95 % kept to, as far as is known; a shorter limit makes no sense."""
     runs: int
-    """That it is judged by."""
+    """Number of runs it is based on."""
     why: str
     """`95 % of 34 jobs like it took less`."""
     known: str
     """`95 % of 34 jobs like it took at most 1:40:00`."""
 
 
-def advise(ended: Sequence[Ended]) -> LimitAdvice | None:
-    """The time limit for one more job like these; None when they are too few."""
+def advise(ended: Sequence[EndedRun]) -> LimitAdvice | None:
+    """The time limit for one more job like these; None if there are too few."""
     count = len(ended)
     if count < LEAST:
         return None
@@ -65,7 +65,7 @@ def advise(ended: Sequence[Ended]) -> LimitAdvice | None:
     why, known = f"half again as long as {longest}", f"{longest} took {_shown(longest_s)}"
     if cut:
         why, known = (f"{text}, {cut} of them ended by a time limit" for text in (why, known))
-    # As long as limits end more than a few, all that is known is that they need more.
+    # If limits cut more than a few, all we know is that they need longer.
     least_s = longest_s if cut else whole_s[ceil(SHARE * count) - 1]
     return LimitAdvice(rounded_up(longest_s * BEYOND), least_s, count, why, known)
 
@@ -75,13 +75,13 @@ def _shown(length_s: float) -> str:
 
 
 def rounded_up(length_s: float) -> int:
-    """A length as people would type it: in steps of 5 minutes up to two hours, then of about a twentieth."""
+    """A length rounded up in steps of 5 minutes up to two hours, then of about 5 %."""
     step_s = next(step_s for up_to_s, step_s in _STEPS_S if length_s <= up_to_s or up_to_s == MAX_SECONDS)
     return min(MAX_SECONDS, max(1, ceil(length_s / step_s)) * step_s)
 
 
 def usual_span(usual: Prediction) -> str:
-    """How long jobs took, as people say it: `1 to 3 h`, `40 min to 2 h`, `about 5 min`."""
+    """Run times in words: `1 to 3 h`, `40 min to 2 h`, `about 5 min`."""
     low, high = _said(usual.low_s), _said(usual.high_s)
     if low == high:
         return f"about {low}"
@@ -90,7 +90,7 @@ def usual_span(usual: Prediction) -> str:
 
 
 _UNITS = ((90, 1, "s"), (5400, 60, "min"), (48 * 3600, 3600, "h"))
-"""Lengths below so many seconds are said in this unit."""
+"""(below, seconds per unit, unit)."""
 
 
 def _said(length_s: float) -> str:

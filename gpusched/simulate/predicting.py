@@ -11,9 +11,17 @@ from collections.abc import Callable, Hashable, Sequence
 from gpusched.errors import UsageError
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
-from gpusched.predict.judging import Judge, Said
-from gpusched.predict.overruns import Ended, Overruns, at_least
-from gpusched.predict.past import METHODS, Guess, Marks, Past
+from gpusched.predict.predictor import (
+    METHODS,
+    EndedRun,
+    FamilyKeys,
+    JudgedRun,
+    Overruns,
+    PredictionJudge,
+    RunTimeGuess,
+    RunTimes,
+    at_least,
+)
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.queue import JobClass
 from gpusched.simulate.trace import CUT, TraceJob
@@ -58,7 +66,7 @@ class _Group:
         self.kind = self.user, job.name, job.procs, job.gpus
         """Its family, as far as a trace tells."""
         self.limit_s = limit_s
-        self.guess: Guess | None = None
+        self.guess: RunTimeGuess | None = None
         self.waiting = 0
 
 
@@ -74,11 +82,11 @@ class Foresight:
         self._jobs = jobs
         self._planner = planner
         self._key_of = key_of
-        self._past = Past()
+        self._past = RunTimes()
         self.has_limits = any(job.estimate_s != job.run_s for job in jobs)
         own = "mixed" if self.has_limits else "mean"
         self._method = None if name == EXACT else _nothing if name == NONE else METHODS[own if name == OWN else name]
-        self._judge = Judge() if name == OWN and self.has_limits else None
+        self._judge = PredictionJudge() if name == OWN and self.has_limits else None
         """Of whether guesses are gone by; None: they are."""
         self._overruns = Overruns()
         self._said_s: dict[int, int] = {}
@@ -108,10 +116,10 @@ class Foresight:
         assert group is not None  # it has arrived
         return group
 
-    def _guess(self, group: _Group) -> Guess | None:
+    def _guess(self, group: _Group) -> RunTimeGuess | None:
         """How long these will run, judged by those that have ended; None where that is not gone by."""
         if self._method is None:
-            return Guess(group.job.run_s, group.job.run_s)
+            return RunTimeGuess(group.job.run_s, group.job.run_s)
         if self._judge is None or group.limit_s is None:
             return self._method(self._past, group.marks, group.limit_s)
         is_better = self._judge.is_better(group.user)
@@ -151,13 +159,13 @@ class Foresight:
         self._groups[number] = None
         marks = group.marks
         if self._judge is not None:
-            self._judge.add(group.user, Said(self._said_s.pop(number), job.estimate_s, job.run_s))
+            self._judge.add(group.user, JudgedRun(self._said_s.pop(number), job.estimate_s, job.run_s))
             is_cut = job.outcome == CUT and job.run_s >= job.estimate_s
             if is_cut:
                 # As the daemon learns it: those with the same limit take as long, and others longer.
                 marks = marks[:1]
             if not (is_cut and _goes_on(job)):
-                self._overruns.learn(group.kind, group.user, Ended(job.run_s, job.estimate_s, is_cut))
+                self._overruns.learn(group.kind, group.user, EndedRun(job.run_s, job.estimate_s, is_cut))
         if self._method is not None:
             self._past.learn(marks, job.run_s)
             self._changed[group.user] = None
@@ -177,7 +185,7 @@ class Foresight:
             self._planner.predict(group.job_class, *known)
 
 
-def _nothing(past: Past, marks: Marks, limit_s: int | None) -> None:
+def _nothing(past: RunTimes, marks: FamilyKeys, limit_s: int | None) -> None:
     """No guess."""
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks import ranges
 from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.value import replace
-from gpusched.predict.judging import LEAST
+from gpusched.predict.predictor import LEAST_JUDGED
 from gpusched.scheduler.queue import PendingQueue
 from gpusched.simulate import cluster, planner_run
 from gpusched.simulate.outcome import Outcome
@@ -229,7 +229,7 @@ def test_beside_limits_guesses_count_once_they_have_been_better(is_honest):
     if not is_honest:
         first = next(at for at, (one, other) in enumerate(zip(own, limits, strict=True)) if one != other)
         ended = sum(start + job.run_s <= own[first] for start, job in zip(own, jobs, strict=True))
-        assert ended >= LEAST
+        assert ended >= LEAST_JUDGED
 
 
 @pytest.mark.nightly

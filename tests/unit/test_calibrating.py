@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.model.value import replace
-from gpusched.predict.calibrating import KEPT, LEAST, Likely, Told, calibrate
+from gpusched.predict.calibration import KEPT, LEAST, StartEstimate, StartRange, calibrate
 
 DICE = st.integers(0, 1 << 32).map(Random)
 
@@ -20,7 +20,7 @@ def some_told(dice, count, wait):
     for number in range(count):
         told_s = dice.choice([100.0, 1000.0, 20_000.0])
         made_at = 1000.0 * number
-        made.append(Told(made_at, made_at + told_s, made_at + told_s * wait(number)))
+        made.append(StartEstimate(made_at, made_at + told_s, made_at + told_s * wait(number)))
     return made
 
 
@@ -46,27 +46,29 @@ def test_with_few_starts_no_range_is_given():
 
 def test_those_that_wait_say_nothing_yet():
     made = some_told(Random(1), LEAST, lambda number: 0.5)
-    waiting = [Told(one.made_at, one.told_at, None) for one in made]
+    waiting = [StartEstimate(one.made_at, one.estimated_at, None) for one in made]
     assert calibrate(waiting).likely is None
     assert calibrate([*made, *waiting]).likely == calibrate(made).likely
 
 
 def test_who_is_told_a_start_as_usual_is_judged_by_others_who_were():
     latest = some_told(Random(1), LEAST, lambda number: 0.5)
-    usual = [replace(one, start_at=one.made_at + 3 * (one.told_at - one.made_at), is_latest=False) for one in latest]
+    usual = [
+        replace(one, start_at=one.made_at + 3 * (one.estimated_at - one.made_at), is_latest=False) for one in latest
+    ]
     found = calibrate([*latest, *usual])
-    assert found.likely == Likely(0.5, 0.5)
-    assert found.usual == Likely(3.0, 3.0)
+    assert found.likely == StartRange(0.5, 0.5)
+    assert found.usual == StartRange(3.0, 3.0)
     assert calibrate(latest).usual is None
 
 
 def test_a_range_is_of_what_had_started_when_it_was_told():
     # All are told at one instant: none of them has anything to go by.
-    made = [Told(0.0, 100.0, 50.0 + number) for number in range(KEPT)]
+    made = [StartEstimate(0.0, 100.0, 50.0 + number) for number in range(KEPT)]
     found = calibrate(made)
     assert (found.judged, found.likely is not None) == (0, True)
 
 
 def test_a_range_is_a_part_of_the_wait_that_is_told():
-    assert Likely(0.25, 1.5).range(1000.0, 2000.0) == (1250.0, 2500.0)
-    assert Likely(0.5, 1.0).range(1000.0, 1000.0) == (1030.0, 1060.0)
+    assert StartRange(0.25, 1.5).range(1000.0, 2000.0) == (1250.0, 2500.0)
+    assert StartRange(0.5, 1.0).range(1000.0, 1000.0) == (1030.0, 1060.0)

@@ -24,7 +24,7 @@ from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
 from gpusched.predict.limits import LEAST, advise, rounded_up, usual_span
-from gpusched.predict.overruns import KEPT, Ended, Overruns
+from gpusched.predict.predictor import RUNS_KEPT, EndedRun, Overruns
 from gpusched.testing import launch, request, spec
 
 HOUR = 3600
@@ -34,8 +34,8 @@ TRAIN = launch("train.sh", env_sha="e")
 # --- from run times -------------------------------------------------------------------------------
 
 
-def runs(whole_s: list[float], cut_s: Sequence[float] = ()) -> list[Ended]:
-    return [Ended(run_s, None, False) for run_s in whole_s] + [Ended(run_s, 60, True) for run_s in cut_s]
+def runs(whole_s: list[float], cut_s: Sequence[float] = ()) -> list[EndedRun]:
+    return [EndedRun(run_s, None, False) for run_s in whole_s] + [EndedRun(run_s, 60, True) for run_s in cut_s]
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_limits_taken_from_what_they_let_through_do_not_shrink() -> None:
         advice = advise(lengths.ended("train"))
         run_s = draw.lognormvariate(8, 0.7)
         if advice is None or run_s <= advice.limit_s:
-            lengths.learn("train", "ann", Ended(run_s, None, False))
+            lengths.learn("train", "ann", EndedRun(run_s, None, False))
         else:
-            lengths.learn("train", "ann", Ended(advice.limit_s, advice.limit_s, True))
-            ended += number >= KEPT
+            lengths.learn("train", "ann", EndedRun(advice.limit_s, advice.limit_s, True))
+            ended += number >= RUNS_KEPT
         if advice is not None:
             limits.append(advice.limit_s)
     assert ended <= 0.06 * 2000

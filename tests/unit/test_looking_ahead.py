@@ -20,9 +20,7 @@ from gpusched.model.snapshot import ClassKey, Estimate
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
-from gpusched.predict.judging import LEAST
-from gpusched.predict.overruns import Expectation
-from gpusched.predict.past import Guess, in_steps
+from gpusched.predict.predictor import LEAST_JUDGED, ExpectedRunTime, RunTimeGuess, in_steps
 from gpusched.scheduler.forecast import StartRange
 from gpusched.testing import NOW, job, launch, request, run
 
@@ -65,7 +63,7 @@ def test_guesses_are_gone_by_when_they_were_better_than_limits_also_after_a_rest
     lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
     lab.scheduler.history.load()
     one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
-    ended(lab, LEAST - 1, time_limit_s=3600)
+    ended(lab, LEAST_JUDGED - 1, time_limit_s=3600)
     assert lab.scheduler.history.guess(one) is None
     ended(lab, 1, time_limit_s=3600)
     for scheduler in (lab.scheduler, lab.restart()):
@@ -75,27 +73,27 @@ def test_guesses_are_gone_by_when_they_were_better_than_limits_also_after_a_rest
         assert guess.plan_s == pytest.approx(100, rel=0.06)
         # Without a limit it is planned with what nine in ten kept to.
         free = scheduler.history.guess(replace(one, spec=replace(one.spec, time_limit_s=None)))
-        assert free == Guess(in_steps(100, None), in_steps(100, None))
-        assert scheduler.history.expectation(one) == Expectation(guess.expected_s, "prediction")
+        assert free == RunTimeGuess(in_steps(100, None), in_steps(100, None))
+        assert scheduler.history.expectation(one) == ExpectedRunTime(guess.expected_s, "prediction")
         measure = scheduler.history.measure()
-        assert (measure.runs, round(measure.limit_factor)) == (LEAST, 36)
+        assert (measure.runs, round(measure.limit_factor)) == (LEAST_JUDGED, 36)
         assert measure.guess_factor < 1.3
 
 
 def test_limits_that_say_how_long_jobs_run_are_gone_by() -> None:
     lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
     lab.scheduler.history.load()
-    ended(lab, LEAST, time_limit_s=100)
+    ended(lab, LEAST_JUDGED, time_limit_s=100)
     one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=100)
-    assert lab.scheduler.history.expectation(one) == Expectation(100, "limit")
+    assert lab.scheduler.history.expectation(one) == ExpectedRunTime(100, "limit")
     assert lab.scheduler.history.guess(job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=100)) is None
 
 
 def test_the_limits_of_one_user_are_not_judged_by_those_of_another() -> None:
     lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
     lab.scheduler.history.load()
-    ended(lab, LEAST, time_limit_s=3600)
-    ended(lab, LEAST, time_limit_s=100, caller=BOB)
+    ended(lab, LEAST_JUDGED, time_limit_s=3600)
+    ended(lab, LEAST_JUDGED, time_limit_s=100, caller=BOB)
     anns = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
     for scheduler in (lab.scheduler, lab.restart()):
         scheduler.history.load()
@@ -110,7 +108,7 @@ def test_who_waits_is_thought_of_anew_when_limits_of_the_user_are_no_longer_gone
     lab = Lab(gpus=1, outcome=Outcome(runs_s=100), priority=PrioritySettings(predict=True, calc_period_s=60.0))
     lab.scheduler.history.load()
     ended(lab, 1, time_limit_s=3600, launch=launch("other.sh", env_sha="e"))
-    ended(lab, LEAST - 2, time_limit_s=3600)
+    ended(lab, LEAST_JUDGED - 2, time_limit_s=3600)
     last = lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
     waits = lab.submit(launch=launch("other.sh", env_sha="e"), request=request(gpus=1), time_limit_s=3600)
     lab.turn(1)
@@ -154,7 +152,7 @@ def test_runs_ended_at_their_limit_say_that_those_like_them_take_longer_also_aft
         assert guess.plan_s == 60
         assert guess.expected_s == pytest.approx(6 * 60, rel=0.06)
         assert scheduler.history.guess(replace(one, user="bob")) is None
-        assert scheduler.history.expectation(one) == Expectation(guess.expected_s, "overruns", 5)
+        assert scheduler.history.expectation(one) == ExpectedRunTime(guess.expected_s, "overruns", 5)
         # Their limits were exact, as far as others are concerned.
         assert scheduler.history.measure().limit_factor == pytest.approx(1, abs=0.05)
 

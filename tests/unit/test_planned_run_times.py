@@ -10,8 +10,8 @@ from gpusched.model.settings import PrioritySettings, Settings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.predict.families import family, planned_s
-from gpusched.predict.past import Guess
+from gpusched.predict.family import family, planned_s
+from gpusched.predict.predictor import RunTimeGuess
 from gpusched.scheduler.timeline import end_of
 from gpusched.testing import NOW, job, run
 
@@ -72,7 +72,7 @@ def test_only_jobs_of_which_something_else_is_thought_are_planned_anew():
 
     def guess(one):
         asked.append(one.id)
-        return Guess(thought[one.user], thought[one.user])
+        return RunTimeGuess(thought[one.user], thought[one.user])
 
     world = DaemonState(StateSettings.of(ASKED, None, guess))
     for number in range(1, 41):
@@ -95,7 +95,7 @@ def test_only_jobs_of_which_something_else_is_thought_are_planned_anew():
 
 def test_an_array_is_planned_anew_with_its_tasks():
     thought = [600]
-    world = DaemonState(StateSettings.of(ASKED, None, lambda one: Guess(thought[0], thought[0])))
+    world = DaemonState(StateSettings.of(ASKED, None, lambda one: RunTimeGuess(thought[0], thought[0])))
     array = replace(job(1, time_limit_s=3600, array=ArraySpec("0-4")), tasks_left="0-4")
     world.put_job(array, NOW)
     thought[0] = 60
@@ -105,7 +105,7 @@ def test_an_array_is_planned_anew_with_its_tasks():
 
 
 def test_jobs_with_a_limit_are_planned_as_guessed_as_long_as_that_is_better():
-    world = DaemonState(StateSettings.of(ASKED, predict, lambda one: Guess(90, 40)))
+    world = DaemonState(StateSettings.of(ASKED, predict, lambda one: RunTimeGuess(90, 40)))
     world.put_job(job(1, time_limit_s=600), NOW)
     key = world.pending_views()[0].key
     assert (key.time_limit_s, key.predicted_s, key.planned_s) == (600, 40, 90)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.model.job import Job
-from gpusched.predict.families import SAMPLES, family, predict
+from gpusched.predict.family import SAMPLES, family, predict
 from gpusched.testing import job, launch, request
 
 

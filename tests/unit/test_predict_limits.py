@@ -6,12 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.predict import judging, overruns
-from gpusched.predict.judging import KEPT, KEPT_OF_USER, LEAST, MOST_USERS, Judge, Said
-from gpusched.predict.overruns import Ended, Overruns, at_least
-from gpusched.predict.past import Guess
+from gpusched.predict import predictor
+from gpusched.predict.predictor import (
+    JUDGED_RUNS,
+    JUDGED_RUNS_OF_USER,
+    LEAST_JUDGED,
+    MOST_USERS,
+    EndedRun,
+    JudgedRun,
+    Overruns,
+    PredictionJudge,
+    RunTimeGuess,
+    at_least,
+)
 
-GOOD_GUESS, GOOD_LIMIT = Said(100, 1000, 100), Said(1000, 100, 100)
+GOOD_GUESS, GOOD_LIMIT = JudgedRun(100, 1000, 100), JudgedRun(1000, 100, 100)
 TRAIN, MINUTE = ("ann", "train.py", 1), 60
 
 
@@ -23,34 +32,34 @@ def close_to(length_s):
 
 
 def test_guesses_win_only_once_they_were_better():
-    judge = Judge()
+    judge = PredictionJudge()
     assert not judge.is_better("ann")
-    judge.add("ann", *[Said(200, 1000, 100)] * (LEAST - 1))
+    judge.add("ann", *[JudgedRun(200, 1000, 100)] * (LEAST_JUDGED - 1))
     assert not judge.is_better("ann")
-    assert judge.add("ann", Said(200, 1000, 100)), "something else is gone by from now on"
+    assert judge.add("ann", JudgedRun(200, 1000, 100)), "something else is gone by from now on"
     found = judge.measure("ann")
     assert found.is_better
     assert found.is_own
     assert (found.guess_factor, found.limit_factor) == (pytest.approx(2), pytest.approx(10))
-    judge.add("ann", *[Said(10_000, 100, 100)] * KEPT)
+    judge.add("ann", *[JudgedRun(10_000, 100, 100)] * JUDGED_RUNS)
     assert not judge.is_better("ann")
-    assert judge.measure("ann").runs == KEPT_OF_USER
-    assert judge.measure().runs == KEPT
+    assert judge.measure("ann").runs == JUDGED_RUNS_OF_USER
+    assert judge.measure().runs == JUDGED_RUNS
 
 
 def test_each_user_is_judged_by_their_own_runs():
-    judge = Judge()
-    judge.add("ann", *[GOOD_GUESS] * KEPT)
-    judge.add("bob", *[GOOD_LIMIT] * LEAST)
+    judge = PredictionJudge()
+    judge.add("ann", *[GOOD_GUESS] * JUDGED_RUNS)
+    judge.add("bob", *[GOOD_LIMIT] * LEAST_JUDGED)
     assert judge.is_better("ann")
     assert not judge.is_better("bob")
     assert judge.measure().is_better
 
 
 def test_a_user_with_few_runs_is_judged_as_everybody():
-    judge = Judge()
-    judge.add("ann", *[GOOD_GUESS] * KEPT)
-    judge.add("bob", *[GOOD_LIMIT] * (LEAST - 1))
+    judge = PredictionJudge()
+    judge.add("ann", *[GOOD_GUESS] * JUDGED_RUNS)
+    judge.add("bob", *[GOOD_LIMIT] * (LEAST_JUDGED - 1))
     assert judge.is_better("bob")
     assert judge.measure("bob") == judge.measure() == judge.measure("who has run nothing")
     assert judge.add("bob", GOOD_LIMIT)
@@ -58,9 +67,9 @@ def test_a_user_with_few_runs_is_judged_as_everybody():
 
 
 def test_runs_read_from_the_past_do_not_push_out_the_present():
-    judge = Judge()
-    judge.add("ann", *[Said(100, 100, 100)] * KEPT)
-    judge.add_older([("ann", Said(1, 100, 100))] * 10)
+    judge = PredictionJudge()
+    judge.add("ann", *[JudgedRun(100, 100, 100)] * JUDGED_RUNS)
+    judge.add_older([("ann", JudgedRun(1, 100, 100))] * 10)
     assert judge.measure().guess_factor == judge.measure("ann").guess_factor == 1
 
 
@@ -68,8 +77,8 @@ def test_runs_read_from_the_past_do_not_push_out_the_present():
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.integers(1, 9)), max_size=60), st.integers(0, 60)
 )
 def test_the_order_in_which_the_past_is_read_makes_no_difference(runs, cut):
-    ended = [(user, Said(guess_s, limit_s, 5)) for user, guess_s, limit_s in runs]
-    at_once, in_parts = Judge(), Judge()
+    ended = [(user, JudgedRun(guess_s, limit_s, 5)) for user, guess_s, limit_s in runs]
+    at_once, in_parts = PredictionJudge(), PredictionJudge()
     for user, one in ended:
         at_once.add(user, one)
     for user, one in ended[cut:]:
@@ -80,8 +89,8 @@ def test_the_order_in_which_the_past_is_read_makes_no_difference(runs, cut):
 
 
 def test_users_without_a_run_for_longest_are_forgotten():
-    judge = Judge()
-    judge.add("ann", *[GOOD_LIMIT] * LEAST)
+    judge = PredictionJudge()
+    judge.add("ann", *[GOOD_LIMIT] * LEAST_JUDGED)
     for number in range(MOST_USERS):
         judge.add(f"user{number}", GOOD_GUESS)
     assert not judge.measure("ann").is_own
@@ -91,29 +100,29 @@ def test_users_without_a_run_for_longest_are_forgotten():
 
 
 def test_one_more_run_costs_the_judge_its_own_errors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = Judge()
-    judge.add("ann", *(Said(100.0, 3600.0, 50.0 + run) for run in range(KEPT)))
+    judge = PredictionJudge()
+    judge.add("ann", *(JudgedRun(100.0, 3600.0, 50.0 + run) for run in range(JUDGED_RUNS)))
     asked: list[float] = []
 
     def log(value: float) -> float:
         asked.append(value)
         return 0.0
 
-    monkeypatch.setattr(judging, "log", log)
-    judge.add("ann", Said(100.0, 3600.0, 50.0))
+    monkeypatch.setattr(predictor, "log", log)
+    judge.add("ann", JudgedRun(100.0, 3600.0, 50.0))
     assert len(asked) == 2
-    assert judge.measure().runs == KEPT
+    assert judge.measure().runs == JUDGED_RUNS
 
 
 # --- limits that were too short ------------------------------------------------------------------
 
 
 def cut_at(limit_s):
-    return Ended(limit_s, limit_s, is_cut=True)
+    return EndedRun(limit_s, limit_s, is_cut=True)
 
 
 def ran(run_s, limit_s=None):
-    return Ended(run_s, limit_s, is_cut=False)
+    return EndedRun(run_s, limit_s, is_cut=False)
 
 
 def known(*ends, kind=TRAIN, user="ann"):
@@ -141,7 +150,7 @@ def test_a_run_that_ends_by_itself_says_how_long_they_really_take():
     assert found.least_s(TRAIN, "ann", 600) == close_to(11 * 600 + 7200)
     found.learn(TRAIN, "ann", ran(7200))
     assert found.least_s(TRAIN, "ann", 600) == close_to((11 * 600 + 2 * 7200) / 2)
-    for _ in range(overruns.KEPT):
+    for _ in range(predictor.RUNS_KEPT):
         found.learn(TRAIN, "ann", ran(300, 600))
     assert found.least_s(TRAIN, "ann", 600) is None
 
@@ -175,7 +184,7 @@ def test_other_commands_do_not_suffer_once_they_have_a_run_of_their_own():
 
 
 def test_families_without_a_run_for_longest_are_forgotten(monkeypatch):
-    monkeypatch.setattr(overruns, "MOST_MARKS", 3)
+    monkeypatch.setattr(predictor, "MOST_FAMILIES", 3)
     found = Overruns()
     for number in range(5):
         found.learn(number, f"u{number}", cut_at(60))
@@ -185,7 +194,7 @@ def test_families_without_a_run_for_longest_are_forgotten(monkeypatch):
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 900), st.booleans()), max_size=70), st.integers(0, 70))
 def test_the_order_in_which_overruns_are_read_makes_no_difference(runs, cut):
-    ended = [(kind, "ann", Ended(run_s, 900, is_cut)) for kind, run_s, is_cut in runs]
+    ended = [(kind, "ann", EndedRun(run_s, 900, is_cut)) for kind, run_s, is_cut in runs]
     at_once, in_parts = Overruns(), Overruns()
     for one in ended:
         at_once.learn(*one)
@@ -199,6 +208,6 @@ def test_the_order_in_which_overruns_are_read_makes_no_difference(runs, cut):
 def test_overruns_move_what_is_expected_and_never_what_is_planned():
     assert at_least(None, 600, None) is None
     assert at_least(None, 600, 500) is None
-    assert at_least(None, 600, 3600) == Guess(600, 3600)
-    assert at_least(Guess(90, 40), 600, 3600) == Guess(90, 3600)
-    assert at_least(Guess(90, 4000), 600, 3600) == Guess(90, 4000)
+    assert at_least(None, 600, 3600) == RunTimeGuess(600, 3600)
+    assert at_least(RunTimeGuess(90, 40), 600, 3600) == RunTimeGuess(90, 3600)
+    assert at_least(RunTimeGuess(90, 4000), 600, 3600) == RunTimeGuess(90, 4000)

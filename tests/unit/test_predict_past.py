@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.predict.past import METHODS, MOST_MARKS, Guess, Past, in_steps
+from gpusched.predict.predictor import METHODS, MOST_KEYS, RunTimeGuess, RunTimes, in_steps
 
 MARKS = (("ann", 3600), ("ann",))
 
 
 def past(*ends):
-    known = Past()
+    known = RunTimes()
     for marks, run_s in ends:
         known.learn(marks, run_s)
     return known
@@ -24,8 +24,8 @@ def close_to(length_s):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_who_is_not_known_runs_to_the_limit_or_nobody_knows_how_long(name):
-    assert METHODS[name](Past(), MARKS, 3600) == Guess(3600, 3600)
-    assert METHODS[name](Past(), MARKS, None) is None
+    assert METHODS[name](RunTimes(), MARKS, 3600) == RunTimeGuess(3600, 3600)
+    assert METHODS[name](RunTimes(), MARKS, None) is None
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -59,11 +59,11 @@ def test_what_is_known_of_others_of_a_user_fades_as_more_is_known_of_those_alike
 
 
 def test_marks_that_were_not_heard_of_for_longest_are_forgotten():
-    known = Past()
-    for number in range(MOST_MARKS + 1):
+    known = RunTimes()
+    for number in range(MOST_KEYS + 1):
         known.learn((number,), 10)
     assert known.known((0,)) == []
-    assert known.known((MOST_MARKS,)) == [(10,)]
+    assert known.known((MOST_KEYS,)) == [(10,)]
 
 
 def test_what_was_read_later_but_ended_before_counts_as_older():

@@ -14,7 +14,7 @@ from gpusched.model.settings import GpuSettings
 from gpusched.model.snapshot import VramSeen
 from gpusched.model.states import JobState, RunState
 from gpusched.ports import Changes
-from gpusched.predict.vram import peak_of, seen
+from gpusched.predict.family import peak_vram_mib, vram_seen
 from gpusched.scheduler.whatif import vram_advice, vram_seen
 from gpusched.store.memory import MemoryStore
 from gpusched.testing import NOW, gpu_view, job, launch, request, run, share
@@ -40,7 +40,7 @@ def ended(of: Job, peak_mib: int | None, *, cards: int = 1, outcome: JobState = 
     ],
 )
 def test_what_a_run_says(peak_mib: int | None, cards: int, outcome: JobState, expected: int | None) -> None:
-    assert peak_of(ended(job(1), peak_mib, cards=cards, outcome=outcome)) == expected
+    assert peak_vram_mib(ended(job(1), peak_mib, cards=cards, outcome=outcome)) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_a_run_says(peak_mib: int | None, cards: int, outcome: JobState, ex
     ],
 )
 def test_what_the_newest_say(peaks: list[int], expected: VramSeen | None) -> None:
-    assert seen(peaks) == expected
+    assert vram_seen(peaks) == expected
 
 
 def test_how_it_is_said() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.model.snapshot import Estimate
 from gpusched.ports import Store
-from gpusched.predict.calibrating import Calibration, Told, calibrate
+from gpusched.predict.calibration import Calibration, StartEstimate, calibrate
 from gpusched.scheduler.forecast import Accuracy, StartRange, accuracy
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Estimates:
         for one in self.known().values():
             told_at = one.low_at if one.high_at is None else one.high_at
             if told_at is not None:
-                told.append(Told(one.made_at, told_at, one.start_at, is_latest=one.high_at is not None))
+                told.append(StartEstimate(one.made_at, told_at, one.start_at, is_latest=one.high_at is not None))
         return calibrate(told)
 
     def accuracy(self) -> Accuracy | None:

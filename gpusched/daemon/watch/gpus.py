@@ -35,7 +35,7 @@ from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_label, plural
 from gpusched.model.value import replace
-from gpusched.predict.families import family
+from gpusched.predict.family import family
 
 log = getLogger("gpusched.daemon")
 _LATE_S = 60.0

@@ -13,12 +13,21 @@ from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.ports import JobFilter, Store
-from gpusched.predict import vram
-from gpusched.predict.families import SAMPLES, Family, family, family_of, predict
-from gpusched.predict.judging import Judge, Measure, Said
+from gpusched.predict.family import NEWEST_PEAKS, SAMPLES, Family, family, family_of, peak_vram_mib, predict, vram_seen
 from gpusched.predict.limits import LimitAdvice, advise
-from gpusched.predict.overruns import Ended, Expectation, Overruns, at_least
-from gpusched.predict.past import Guess, Past, by_all_alike, by_mean
+from gpusched.predict.predictor import (
+    EndedRun,
+    ExpectedRunTime,
+    JudgedRun,
+    Overruns,
+    PredictionError,
+    PredictionJudge,
+    RunTimeGuess,
+    RunTimes,
+    at_least,
+    by_all_alike,
+    by_mean,
+)
 
 MOST_JOBS = 5000
 """So many jobs back from the newest, those that have ended are read from the table."""
@@ -36,8 +45,8 @@ class History:
         """What was predicted, and from which run times; asked several times for each job, changed by an end."""
         self._peaks_mib: dict[Family, tuple[int, ...]] = {}
         """VRAM of each card that runs used, by family, oldest first."""
-        self._past = Past()
-        self._judge = Judge()
+        self._past = RunTimes()
+        self._judge = PredictionJudge()
         self._overruns = Overruns()
         self._said: dict[int, int] = {}
         """What running jobs with a time limit were guessed to run, as they started."""
@@ -88,14 +97,14 @@ class History:
             if is_cut:
                 continue
             older.setdefault(family(jobs[run.job_id]), []).append(run_s)
-            if (peak_mib := vram.peak_of(run)) is not None:
+            if (peak_mib := peak_vram_mib(run)) is not None:
                 peaks.setdefault(family(jobs[run.job_id]), []).append(peak_mib)
         self._look_back(ended)
         self._changed |= dict.fromkeys(older)
         for kind, run_times_s in older.items():
             self._run_times_s[kind] = (*run_times_s, *self._run_times_s.get(kind, ()))[-SAMPLES:]
         for kind, peaks_mib in peaks.items():
-            self._peaks_mib[kind] = (*peaks_mib, *self._peaks_mib.get(kind, ()))[-vram.RUNS :]
+            self._peaks_mib[kind] = (*peaks_mib, *self._peaks_mib.get(kind, ()))[-NEWEST_PEAKS:]
 
     def learn(self, job: Job, run: Run) -> None:
         """Take in a run that has ended, once; what failed or was stopped says nothing of how long it takes.
@@ -114,13 +123,13 @@ class History:
             if said_s is None:
                 # It started before this daemon did.
                 said_s = self._guess(job, limit_s).plan_s
-            if self._judge.add(job.user, Said(said_s, limit_s, run_s)):
+            if self._judge.add(job.user, JudgedRun(said_s, limit_s, run_s)):
                 self._turned[job.user] = None
         kind, is_cut = family(job), _is_cut(run)
         self._changed[kind] = None
         self._past.learn(_marks(job)[: _CUT if is_cut else None], run_s)
         if not (is_cut and _goes_on(job)):
-            self._overruns.learn(kind, job.user, Ended(run_s, limit_s, is_cut))
+            self._overruns.learn(kind, job.user, EndedRun(run_s, limit_s, is_cut))
         if is_cut:
             return
         before = self._run_times_s.pop(kind, ())
@@ -129,8 +138,8 @@ class History:
             oldest = next(iter(self._run_times_s))
             del self._run_times_s[oldest]
             self._predictions.pop(oldest, None)
-        if (peak_mib := vram.peak_of(run)) is not None:
-            self._peaks_mib[kind] = (*self._peaks_mib.pop(kind, ()), peak_mib)[-vram.RUNS :]
+        if (peak_mib := peak_vram_mib(run)) is not None:
+            self._peaks_mib[kind] = (*self._peaks_mib.pop(kind, ()), peak_mib)[-NEWEST_PEAKS:]
             if len(self._peaks_mib) > MOST_FAMILIES:
                 del self._peaks_mib[next(iter(self._peaks_mib))]
 
@@ -151,7 +160,7 @@ class History:
 
     def vram_seen(self, job: Job) -> VramSeen | None:
         """How much VRAM jobs like this one used of each card; None when too few have ended."""
-        return vram.seen(self._peaks_mib.get(family(job), ()))
+        return vram_seen(self._peaks_mib.get(family(job), ()))
 
     def began(self, job: Job) -> None:
         """Remember what was thought of a job as it started, to judge that by."""
@@ -163,7 +172,7 @@ class History:
         """The time limit that jobs like this one of a user keep; None when too few have ended."""
         return advise(self._overruns.ended(family_of(user, spec)))
 
-    def guess(self, job: Job) -> Guess | None:
+    def guess(self, job: Job) -> RunTimeGuess | None:
         """How long a job will run; None where nothing is known, or its user's limits have been the better guesses.
 
         The order expects it to take no shorter than what runs like it that were ended at their limits make likely.
@@ -180,40 +189,42 @@ class History:
             return guess
         return at_least(guess, limit_s, self._overruns.least_s(family(job), job.user, limit_s))
 
-    def expectation(self, job: Job) -> Expectation:
+    def expectation(self, job: Job) -> ExpectedRunTime:
         """How long a job is expected to run, and what that goes by."""
         limit_s, guess = job.spec.time_limit_s, self.guess(job)
         if limit_s is None:
-            return Expectation(None, "unknown") if guess is None else Expectation(guess.expected_s, "prediction")
+            return (
+                ExpectedRunTime(None, "unknown") if guess is None else ExpectedRunTime(guess.expected_s, "prediction")
+            )
         if guess is None:
-            return Expectation(limit_s, "limit")
+            return ExpectedRunTime(limit_s, "limit")
         kind = family(job)
         if guess.expected_s == self._overruns.least_s(kind, job.user, limit_s):
             count = self._overruns.count(kind, job.user, limit_s)
-            return Expectation(guess.expected_s, "overruns", count)
-        return Expectation(guess.expected_s, "prediction")
+            return ExpectedRunTime(guess.expected_s, "overruns", count)
+        return ExpectedRunTime(guess.expected_s, "prediction")
 
-    def measure(self, user: str | None = None) -> Measure:
+    def measure(self, user: str | None = None) -> PredictionError:
         """How good guesses and limits have been, for jobs of this user; None: for everybody's."""
         return self._judge.measure(user)
 
-    def _guess(self, job: Job, limit_s: int) -> Guess:
-        return by_all_alike(self._past, _marks(job)[:_OWN], limit_s) or Guess(limit_s, limit_s)
+    def _guess(self, job: Job, limit_s: int) -> RunTimeGuess:
+        return by_all_alike(self._past, _marks(job)[:_OWN], limit_s) or RunTimeGuess(limit_s, limit_s)
 
     def _look_back(self, ended: Sequence[tuple[Job, float, bool]]) -> None:
         """Take in what ended before all that is known, oldest first; each is judged by those before it.
 
         Args: ended: with how long each run moved, and whether it was ended at its limit.
         """
-        past, said, overruns = Past(), [], []
+        past, said, overruns = RunTimes(), [], []
         for job, run_s, is_cut in ended:
             marks, limit_s = _marks(job), _stated_limit_s(job)
             if limit_s is not None:
-                guess = by_all_alike(past, marks[:_OWN], limit_s) or Guess(limit_s, limit_s)
-                said.append((job.user, Said(guess.plan_s, limit_s, run_s)))
+                guess = by_all_alike(past, marks[:_OWN], limit_s) or RunTimeGuess(limit_s, limit_s)
+                said.append((job.user, JudgedRun(guess.plan_s, limit_s, run_s)))
             past.learn(marks[: _CUT if is_cut else None], run_s)
             if not (is_cut and _goes_on(job)):
-                overruns.append((family(job), job.user, Ended(run_s, limit_s, is_cut)))
+                overruns.append((family(job), job.user, EndedRun(run_s, limit_s, is_cut)))
         self._judge.add_older(said)
         self._overruns.learn_older(overruns)
         for mark in dict.fromkeys(mark for job, _, _ in ended for mark in _marks(job)):

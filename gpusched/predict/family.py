@@ -1,6 +1,6 @@
-"""How long a job will run, judged by those like it that ended well. Never used to end anything.
+"""Which jobs are alike, how long they ran and how much VRAM they used. Never used to end a run.
 
-Like means: the same user, the same command or script by its file name, the same number of GPUs.
+A family is one user's jobs with the same command or script (by file name) and the same number of GPUs.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log
 
-from gpusched.model.job import Job, JobSpec
-from gpusched.model.snapshot import Prediction
+from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.snapshot import Prediction, VramSeen
+from gpusched.model.states import JobState
 
 SAMPLES = 50
-"""Only the newest runs count: code and data change."""
+"""Newest runs that count: code and data change."""
 
-LEAST = 3
-"""With fewer runs nothing is said."""
+LEAST_RUNS = 3
+"""With fewer runs there is no prediction."""
 
 _SHORTEST_S, _STEP = 60.0, 1.25
 
 _LAUNCHERS = frozenset({"python", "python3", "bash", "sh", "torchrun", "accelerate", "srun", "mpirun", "env", "nice"})
-"""Commands that say nothing of what runs; the next word that is no option does."""
+"""Commands that run another one, named by the next word that is no option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Jobs that are taken to run equally long."""
+    """Jobs expected to run equally long."""
 
     user: str
     command: str
@@ -35,12 +36,11 @@ class Family:
 
 
 def family(job: Job) -> Family:
-    """The family of a job."""
     return family_of(job.user, job.spec)
 
 
 def family_of(user: str, spec: JobSpec) -> Family:
-    """The family that a submission of this user belongs to."""
+    """The family of a submission by this user."""
     return Family(user, _command(spec), spec.request.gpus * spec.request.nodes)
 
 
@@ -48,14 +48,14 @@ def _command(spec: JobSpec) -> str:
     launch = spec.launch
     if launch.script_sha is not None:
         name = launch.script_name or ""
-        # Scripts that come without a file are told apart by the name of the job.
+        # A script without a file goes by the name of the job.
         return spec.name if name in ("", "stdin", "wrap") else _basename(name)
     return _program(launch.argv, is_line=launch.script_name == "batch") or spec.name
 
 
 @lru_cache(maxsize=64)
 def _program(argv: tuple[str, ...], *, is_line: bool) -> str:
-    """What a command runs; empty when it has no word. Asked many times for each job.
+    """The program that a command runs; empty if there is none. Called many times per job.
 
     Args: is_line: the third word is a line for the shell.
     """
@@ -76,20 +76,20 @@ def _basename(path: str) -> str:
 
 
 def predict(run_times_s: Sequence[float]) -> Prediction | None:
-    """What the newest runs of a family (oldest first, in seconds) say of the next; None when they are too few.
+    """Prediction from the run times of a family (seconds, oldest first); None if there are too few.
 
-    Quantiles by the nearest rank, so that one wild run moves nothing but the ends.
+    Nearest-rank quantiles: one outlier moves only the ends.
     """
     newest = sorted(run_times_s[-SAMPLES:])
-    if len(newest) < LEAST:
+    if len(newest) < LEAST_RUNS:
         return None
     return Prediction(_rank(newest, 0.1), _rank(newest, 0.5), _rank(newest, 0.9), len(newest))
 
 
 def planned_s(prediction: Prediction | None) -> int | None:
-    """The run time to plan with, in seconds: what nine in ten kept to, rounded up in steps of a quarter.
+    """Run time to plan with, in seconds: nine in ten kept to it; rounded up in steps of 25 %.
 
-    The steps keep jobs whose predictions differ by little in one class.
+    The steps keep jobs with nearly equal predictions in one class.
     """
     if prediction is None:
         return None
@@ -99,3 +99,23 @@ def planned_s(prediction: Prediction | None) -> int | None:
 
 def _rank(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, round(share * (len(ordered) - 1))))]
+
+
+NEWEST_PEAKS = 5
+"""Newest runs whose peaks count."""
+
+LEAST_PEAKS = 3
+"""With fewer peaks there is no advice."""
+
+
+def peak_vram_mib(run: Run) -> int | None:
+    """Peak VRAM of a run per GPU, in MiB; None if it did not complete or was not measured."""
+    if run.outcome is not JobState.COMPLETED or run.peak_vram_mib is None or not run.gpus:
+        return None
+    return -(-run.peak_vram_mib // len(run.gpus))
+
+
+def vram_seen(peaks_mib: Sequence[int]) -> VramSeen | None:
+    """The largest of the newest peaks (oldest first); a mean would be too little for half of them. None if too few."""
+    newest = peaks_mib[-NEWEST_PEAKS:]
+    return VramSeen(len(newest), max(newest)) if len(newest) >= LEAST_PEAKS else None
