@@ -115,7 +115,7 @@ def peak_vram_mib(run: Run) -> int | None:
     return -(-run.peak_vram_mib // len(run.gpus))
 
 
-def vram_seen(peaks_mib: Sequence[int]) -> VramSeen | None:
+def largest_peak(peaks_mib: Sequence[int]) -> VramSeen | None:
     """The largest of the newest peaks (oldest first); a mean would be too little for half of them. None if too few."""
     newest = peaks_mib[-NEWEST_PEAKS:]
     return VramSeen(len(newest), max(newest)) if len(newest) >= LEAST_PEAKS else None

@@ -14,7 +14,7 @@ from gpusched.model.settings import GpuSettings
 from gpusched.model.snapshot import VramSeen
 from gpusched.model.states import JobState, RunState
 from gpusched.ports import Changes
-from gpusched.predict.family import peak_vram_mib, vram_seen
+from gpusched.predict.family import largest_peak, peak_vram_mib
 from gpusched.scheduler.whatif import vram_advice, vram_seen
 from gpusched.store.memory import MemoryStore
 from gpusched.testing import NOW, gpu_view, job, launch, request, run, share
@@ -53,7 +53,7 @@ def test_what_a_run_says(peak_mib: int | None, cards: int, outcome: JobState, ex
     ],
 )
 def test_what_the_newest_say(peaks: list[int], expected: VramSeen | None) -> None:
-    assert vram_seen(peaks) == expected
+    assert largest_peak(peaks) == expected
 
 
 def test_how_it_is_said() -> None:

@@ -13,7 +13,16 @@ from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.ports import JobFilter, Store
-from gpusched.predict.family import NEWEST_PEAKS, SAMPLES, Family, family, family_of, peak_vram_mib, predict, vram_seen
+from gpusched.predict.family import (
+    NEWEST_PEAKS,
+    SAMPLES,
+    Family,
+    family,
+    family_of,
+    largest_peak,
+    peak_vram_mib,
+    predict,
+)
 from gpusched.predict.limits import LimitAdvice, advise
 from gpusched.predict.predictor import (
     EndedRun,
@@ -160,7 +169,7 @@ class History:
 
     def vram_seen(self, job: Job) -> VramSeen | None:
         """How much VRAM jobs like this one used of each card; None when too few have ended."""
-        return vram_seen(self._peaks_mib.get(family(job), ()))
+        return largest_peak(self._peaks_mib.get(family(job), ()))
 
     def began(self, job: Job) -> None:
         """Remember what was thought of a job as it started, to judge that by."""
