@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from benchmarks.harness import fsync_floor, machine, memory_kib, show
-from gpusched.engine.launcher import ForkServer, Launcher
+from gpusched.engine.launchers import ForkServer, Launcher
 from gpusched.engine.local import LocalEngine
 from gpusched.model.execution import (
     EngineEvent,

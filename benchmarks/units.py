@@ -10,10 +10,8 @@ from functools import partial
 
 from benchmarks.engine import Starts, bench_engine, end_all, latencies, make_ticket
 from benchmarks.harness import show
-from gpusched.engine.choice import choose
-from gpusched.engine.launcher import ForkServer
+from gpusched.engine.launchers import ForkServer, UnitNames, choose
 from gpusched.engine.local import LocalEngine
-from gpusched.engine.properties import Names
 from gpusched.errors import NotReady
 
 BURST = 200
@@ -27,9 +25,9 @@ def main(repeats: int = 30, burst: int = BURST) -> None:
     except NotReady as error:
         print(f"without units: {error.message}")
     else:
-        from gpusched.engine.units import UnitLauncher
+        from gpusched.engine.systemd import UnitLauncher
 
-        launchers["systemd"] = partial(UnitLauncher, names=Names("gpusched-measured", "gpusched-measured.slice"))
+        launchers["systemd"] = partial(UnitLauncher, names=UnitNames("gpusched-measured", "gpusched-measured.slice"))
     for name, launcher in launchers.items():
         with bench_engine(launcher) as (engine, folder):
             # More than a supervisor of the fork server stays idle: each run has a new one.

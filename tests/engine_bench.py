@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from fake_systemd import FakeSystemd
 
-from gpusched.engine import proctree
+from gpusched.engine.launchers import UnitNames
+from gpusched.engine.linux import proctree
 from gpusched.engine.local import LocalEngine
-from gpusched.engine.properties import Names
-from gpusched.engine.simulated import Outcome, SimulatedEngine
-from gpusched.engine.units import UnitLauncher
+from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
+from gpusched.engine.systemd import UnitLauncher
 from gpusched.model.execution import (
     EngineEvent,
     OpenRun,
@@ -237,7 +237,7 @@ class UnitBench(LocalBench):
     def __init__(self, folder: Path) -> None:
         # A unit of the bench before may still be on its way out.
         UnitBench.made += 1
-        self.names = Names(f"gpusched-bench{os.getpid()}x{UnitBench.made}", "gpusched-bench.slice")
+        self.names = UnitNames(f"gpusched-bench{os.getpid()}x{UnitBench.made}", "gpusched-bench.slice")
         super().__init__(folder)
 
     def make(self) -> LocalEngine:
@@ -265,7 +265,7 @@ class StandInBench(LocalBench):
         super().__init__(folder)
 
     def make(self) -> LocalEngine:
-        launcher = partial(UnitLauncher, names=Names(), bus=str(self.systemd.path))
+        launcher = partial(UnitLauncher, names=UnitNames(), bus=str(self.systemd.path))
         return LocalEngine(self.spool, boot_id=BOOT, clock=WallClock(), launcher=launcher)
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class SimulatedBench(Bench):
             self.clock.at = max(self.clock.at, at)
             self.seen += self.engine.events()
 
-    def outcome(self, ticket: Ticket) -> Outcome:
+    def outcome(self, ticket: Ticket) -> SimulatedOutcome:
         """What this run was made to do."""
         return outcome(self.done[ticket.run])
 
@@ -323,9 +323,9 @@ def shell_text(does: Does) -> str:
     return "\n".join(word for word in words if word)
 
 
-def outcome(does: Does) -> Outcome:
+def outcome(does: Does) -> SimulatedOutcome:
     """The same as a simulated outcome."""
-    return Outcome(
+    return SimulatedOutcome(
         runs_s=does.lasts_s,
         exit_code=does.exit_code,
         signal=does.signal,

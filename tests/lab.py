@@ -8,7 +8,7 @@ from typing import Any
 from gpusched.config import Loaded
 from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.tick import Scheduler
-from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import GpuschedError, StoreFull
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample, Xid
@@ -45,11 +45,13 @@ class Recording(MemoryStore):
 class Lab:
     """A scheduler with its edges at hand. `sections` are sections of the settings beside `node` and `gpu`."""
 
-    def __init__(self, gpus: int = 2, cpus: float = 8, outcome: Outcome | None = None, **sections: Any) -> None:
+    def __init__(
+        self, gpus: int = 2, cpus: float = 8, outcome: SimulatedOutcome | None = None, **sections: Any
+    ) -> None:
         self.clock = FakeClock()
         self.store = Recording()
-        self.outcome = outcome or Outcome(runs_s=10)
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcome = outcome or SimulatedOutcome(runs_s=10)
+        self.outcomes: dict[str, SimulatedOutcome] = {}
         """Of single runs that end in another way."""
         self.engine = SimulatedEngine(self.clock, lambda ticket: self.outcomes.get(ticket.run, self.outcome))
         self.gpus = gpus

@@ -10,8 +10,8 @@ import stat
 import sys
 import termios
 
-from gpusched.engine.frames import ACK as ACKNOWLEDGED
-from gpusched.engine.frames import (
+from gpusched.engine.attach_protocol import ACK as ACKNOWLEDGED
+from gpusched.engine.attach_protocol import (
     BYE,
     CHUNK,
     CLOSED,

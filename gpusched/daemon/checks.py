@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gpusched.access import is_group
 from gpusched.daemon.launch.limits import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
-from gpusched.engine.users import why_unsafe
+from gpusched.engine.linux.as_user import why_unsafe
 from gpusched.errors import GpuschedError, NotReady
 from gpusched.lifecycle.intruders import in_words
 from gpusched.model.checks import Check, Finding, failed, passed, warned

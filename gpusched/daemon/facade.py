@@ -14,8 +14,8 @@ from gpusched.client import reach
 from gpusched.daemon.forecast import QueueForecast, dry_run, limit_hint
 from gpusched.daemon.meters import page
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
-from gpusched.engine import proctree
-from gpusched.engine.frames import QUERY, STATUS, frame, take_frames
+from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
+from gpusched.engine.linux import proctree
 from gpusched.engine.spool import attach_path
 from gpusched.errors import GpuschedError
 from gpusched.gpu.usage import enforcement

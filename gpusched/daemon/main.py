@@ -41,10 +41,9 @@ from gpusched.daemon.service_manager import (
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.progress import ProgressReader
-from gpusched.engine.choice import Choice, choose
-from gpusched.engine.isolation import look
+from gpusched.engine.launchers import LauncherChoice, choose
+from gpusched.engine.linux.isolation import look, pinned_cpus, read_processors
 from gpusched.engine.local import LocalEngine
-from gpusched.engine.processors import pinned_cpus, read_processors
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.source import SOCKET
@@ -236,7 +235,7 @@ def _start_log(settings: Settings, foreground: bool) -> None:
     logging.basicConfig(level=level, handlers=handlers, force=True)
 
 
-def _begin(settings: Settings, manager: ServiceManager) -> tuple[Choice, Plugins]:
+def _begin(settings: Settings, manager: ServiceManager) -> tuple[LauncherChoice, Plugins]:
     """Take up what counts from a start: what starts runs, and plug-ins. Raises: NotReady, UsageError."""
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
     if chosen.kind == "fork" and paths.is_system() and manager.unit is not None and is_locked_in():
@@ -249,7 +248,11 @@ def _begin(settings: Settings, manager: ServiceManager) -> tuple[Choice, Plugins
 
 
 def _serve(
-    settings: Settings, begun: tuple[Choice, Plugins], file: SettingsFile, report: _Report, manager: ServiceManager
+    settings: Settings,
+    begun: tuple[LauncherChoice, Plugins],
+    file: SettingsFile,
+    report: _Report,
+    manager: ServiceManager,
 ) -> None:
     clock = SystemClock()
     chosen, plugins = begun

@@ -3,9 +3,9 @@
 It exists because forking the daemon (large, with threads) is slow and unsafe, and starting an interpreter per
 run takes 10 ms. It ends when the daemon does; its supervisors go on with their runs.
 
-A supervisor whose run is over waits a moment for another one, see `idle_pool`; the daemon hands it a ticket itself.
+A supervisor whose run is over waits a moment for another one, see `wire`; the daemon hands it a ticket itself.
 
-    python -I -S -c "..." TICKETS EVENTS QUEUE_IN QUEUE_OUT TOKENS_OUT TOKENS_IN LOCK SPOOL BOOT_ID    (see `launcher`)
+    python -I -S -c "..." TICKETS EVENTS QUEUE_IN QUEUE_OUT TOKENS_OUT TOKENS_IN LOCK SPOOL BOOT_ID    (see `launchers`)
 
 The lock is only held: it ends with the last process that may still claim a run.
 """
@@ -18,12 +18,10 @@ import os
 import sys
 import time
 
-from gpusched.engine import proctree
-from gpusched.engine.idle_pool import IdlePool
-from gpusched.engine.precedence import OomScores
-from gpusched.engine.supervising import supervisor_of
-from gpusched.engine.supervisor import AWAITED, KILL_AGAIN_S, WALL, Home
-from gpusched.engine.wire import QUEUE_BYTES, encode_event, take_frame, unpack_ticket
+from gpusched.engine.linux import proctree
+from gpusched.engine.supervisor.priority import OomScores
+from gpusched.engine.supervisor.supervisor import AWAITED, KILL_AGAIN_S, WALL, Home, supervisor_of
+from gpusched.engine.wire import QUEUE_BYTES, IdlePool, encode_event, take_frame, unpack_ticket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

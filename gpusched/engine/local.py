@@ -22,19 +22,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpusched.engine import proctree
 from gpusched.engine import spool as files
-from gpusched.engine.cage import leaf_of
-from gpusched.engine.cgroup import is_populated
-from gpusched.engine.cgroup import kill as kill_leaf
-from gpusched.engine.cgroup import remove as remove_leaf
-from gpusched.engine.cputime import tree_cpu_s
 from gpusched.engine.janitor import Janitor
-from gpusched.engine.launcher import ForkServer, Launcher, ticket_facts
+from gpusched.engine.launchers import ForkServer, Launcher, ticket_facts
+from gpusched.engine.linux import proctree
+from gpusched.engine.linux.cgroup import is_populated, leaf_of
+from gpusched.engine.linux.cgroup import kill as kill_leaf
+from gpusched.engine.linux.cgroup import remove as remove_leaf
+from gpusched.engine.linux.proctree import tree_cpu_s
 from gpusched.engine.orders import order_line, orders_from
-from gpusched.engine.remains import Lost, find_remains, kill_remains
-from gpusched.engine.waking import Waker
-from gpusched.engine.watched import ALIVE, Phase, SpareRecords, Watched, Watchlist
+from gpusched.engine.orphans import OrphanedRun, find_orphans, kill_orphans
+from gpusched.engine.poller import Poller
+from gpusched.engine.tracked_runs import ALIVE, Phase, SpareRecords, TrackedRun, TrackedRuns
 from gpusched.model import value
 from gpusched.model.execution import (
     EngineEvent,
@@ -111,8 +110,8 @@ class LocalEngine:
         except OSError:
             # The user's share of pipe memory is used up; the usual 64 KiB hold 300 events.
             pass
-        self._waker = Waker()
-        self._runs = Watchlist(self._waker)
+        self._waker = Poller()
+        self._runs = TrackedRuns(self._waker)
         self._waker.watch(self._pipe)
         self._server: Launcher | None = None
         self._servers = 0
@@ -152,7 +151,7 @@ class LocalEngine:
         for known in runs:
             watched = self._runs.get(known.run)
             if watched is None:
-                watched = Watched(known.run, Phase.ASKED, now, supervisor=known.supervisor_pid, other_files=True)
+                watched = TrackedRun(known.run, Phase.ASKED, now, supervisor=known.supervisor_pid, other_files=True)
                 watched.start_ticks = known.supervisor_start_ticks or 0
                 watched.adopted = known.adopted
                 self._runs.add(watched)
@@ -186,7 +185,7 @@ class LocalEngine:
                 facts = ticket_facts(ticket, self._spool, self._pam, self._cages)
                 facts["spare"] = self._spares.take()
                 server.send(ticket, facts)
-                watched = Watched(ticket.run, Phase.ASKED, now, server=self._servers)
+                watched = TrackedRun(ticket.run, Phase.ASKED, now, server=self._servers)
                 watched.other_files = ticket.script is not None or ticket.interactive is not None
                 watched.adopted = ticket.adopt
                 watched.given.limit = LimitOrder(ticket.time_limit_s)
@@ -317,7 +316,7 @@ class LocalEngine:
         log.error("%s", detail)
         for ticket in tickets:
             if ticket.run not in self._runs:
-                watched = Watched(ticket.run, Phase.ASKED, time.monotonic())
+                watched = TrackedRun(ticket.run, Phase.ASKED, time.monotonic())
                 self._runs.add(watched)
                 self._settle(watched, detail)
         self._waker.ring()
@@ -342,7 +341,7 @@ class LocalEngine:
                 log.error("run %s: %s", run, detail)
                 self._settle(watched, detail)
 
-    def _heard(self, watched: Watched) -> None:
+    def _heard(self, watched: TrackedRun) -> None:
         if self._server is not None:
             self._server.heard(watched.run)
 
@@ -383,7 +382,7 @@ class LocalEngine:
 
     # --- what became of a run -------------------------------------------------------------------------
 
-    def _settle(self, watched: Watched, detail: str) -> None:
+    def _settle(self, watched: TrackedRun, detail: str) -> None:
         """Learn from the spool where a run is; one that nobody claimed is revoked."""
         run = watched.run
         self._heard(watched)
@@ -422,11 +421,11 @@ class LocalEngine:
             if watched.other_files and files.has_orders(self._spool, run):
                 self._runs.poke(watched)
 
-    def _settle_later(self, watched: Watched, seconds: float) -> None:
+    def _settle_later(self, watched: TrackedRun, seconds: float) -> None:
         watched.server = 0
         self._waker.alarm_within(seconds)
 
-    def _settle_unrecorded(self, watched: Watched) -> None:
+    def _settle_unrecorded(self, watched: TrackedRun) -> None:
         """It was started once, and somebody removed its record from the spool."""
         assert watched.supervisor is not None
         process = proctree.read_process(watched.supervisor)
@@ -437,11 +436,11 @@ class LocalEngine:
             watched.phase = Phase.RUNNING
             self._follow(watched)
 
-    def _settle_other_boot(self, watched: Watched) -> None:
+    def _settle_other_boot(self, watched: TrackedRun) -> None:
         if not self._take_result(watched):
             self._end(watched, RunLost(watched.run, self._clock.now(), "the machine was restarted"))
 
-    def _take_start(self, watched: Watched, record: files.Record) -> None:
+    def _take_start(self, watched: TrackedRun, record: files.Record) -> None:
         """Hand out RunStarted once the record says so."""
         if watched.phase is not Phase.CLAIMED:
             return
@@ -454,34 +453,34 @@ class LocalEngine:
             RunStarted(watched.run, record.start_at, record.pid, record.start_ticks, record.job_pid),
         )
 
-    def _hand_out_start_again(self, watched: Watched) -> None:
+    def _hand_out_start_again(self, watched: TrackedRun) -> None:
         """The table has lost the start, with a commit that failed."""
         record = self._read(watched)
         if record is not None and record.job_pid is not None and record.pid is not None and record.start_at is not None:
             at, ticks = record.start_at, record.start_ticks
             self._hand_out(watched, RunStarted(watched.run, at, record.pid, ticks, record.job_pid))
 
-    def _take_result(self, watched: Watched) -> bool:
+    def _take_result(self, watched: TrackedRun) -> bool:
         record = self._read(watched)
         if record is None or record.result is None:
             return False
         self._end(watched, _result(record.result))
         return True
 
-    def _read(self, watched: Watched) -> files.Record | None:
+    def _read(self, watched: TrackedRun) -> files.Record | None:
         try:
             return files.read_record(self._spool, watched.run)
         except (OSError, ValueError) as error:
             self._complain(watched, f"the record of run {watched.run} cannot be read: {error}")
             return None
 
-    def _complain(self, watched: Watched, text: str) -> None:
+    def _complain(self, watched: TrackedRun, text: str) -> None:
         """Say it in the log, but not again at each look."""
         if watched.complaint != text:
             watched.complaint = text
             log.error("%s", text)
 
-    def _supervisor_gone(self, watched: Watched) -> None:
+    def _supervisor_gone(self, watched: TrackedRun) -> None:
         self._runs.unfollow(watched)
         if self._take_result(watched):
             return
@@ -493,12 +492,12 @@ class LocalEngine:
         watched.witnessed = True
         self._haunt(watched)
 
-    def _haunt(self, watched: Watched) -> None:
+    def _haunt(self, watched: TrackedRun) -> None:
         self._runs.unfollow(watched)
         watched.phase, watched.since = Phase.HAUNTED, time.monotonic()
         self._waker.alarm_within(0.0)
 
-    def _end(self, watched: Watched, event: EngineEvent) -> None:
+    def _end(self, watched: TrackedRun, event: EngineEvent) -> None:
         self._runs.unfollow(watched)
         if watched.phase is Phase.ENDED:
             return
@@ -509,13 +508,13 @@ class LocalEngine:
             self._remove(watched)
             log.warning("run %s, of no job in the table, has ended", watched.run)
 
-    def _hand_out(self, watched: Watched, event: EngineEvent) -> None:
+    def _hand_out(self, watched: TrackedRun, event: EngineEvent) -> None:
         if not watched.stray:
             self._events.append(event)
 
     # --- watching ---------------------------------------------------------------------------------------
 
-    def _follow(self, watched: Watched) -> None:
+    def _follow(self, watched: TrackedRun) -> None:
         """Be told when its supervisor ends; without pidfds the lock on the record is looked at."""
         if not self._runs.follow(watched):
             self._supervisor_gone(watched)
@@ -523,7 +522,7 @@ class LocalEngine:
             self._waker.alarm_within(CHECK_S)
 
     def _read_pipe(self) -> None:
-        started: list[Watched] = []
+        started: list[TrackedRun] = []
         while True:
             try:
                 data = os.read(self._pipe, READ_BYTES)
@@ -545,7 +544,7 @@ class LocalEngine:
                 if watched.poke:
                     self._runs.poke(watched)
 
-    def _take_line(self, line: bytes, started: list[Watched]) -> None:
+    def _take_line(self, line: bytes, started: list[TrackedRun]) -> None:
         """One event of the pipe; a run that is to be watched from now on goes to `started`."""
         facts = json.loads(line)
         watched = self._runs.get(facts["run"])
@@ -570,7 +569,7 @@ class LocalEngine:
 
     # --- orders -------------------------------------------------------------------------------------------
 
-    def _send_orders(self, watched: Watched) -> None:
+    def _send_orders(self, watched: TrackedRun) -> None:
         """Write the orders down, then tell the supervisor to read them."""
         try:
             while watched.unsent:
@@ -612,11 +611,11 @@ class LocalEngine:
                     self._supervisor_gone(watched)
         self._exorcise()
 
-    def _look_again(self, watched: Watched) -> None:
+    def _look_again(self, watched: TrackedRun) -> None:
         is_fresh = time.monotonic() - watched.since < PATIENCE_S
         self._waker.alarm_within(SOON_S if is_fresh else CHECK_S)
 
-    def _look_at_asked(self, watched: Watched, now: float) -> None:
+    def _look_at_asked(self, watched: TrackedRun, now: float) -> None:
         self._waker.alarm_within(CHECK_S)
         if now - self._spool_lost_at < PATIENCE_S:
             # It may have been claimed in the folder that is gone, and is about to say that it started.
@@ -640,10 +639,10 @@ class LocalEngine:
         if self._cages is not None:
             for watched in haunted:
                 kill_leaf(leaf_of(self._cages, watched.run))
-        lost = [Lost(watched.run, watched.supervisor, watched.witnessed, watched.left) for watched in haunted]
+        lost = [OrphanedRun(watched.run, watched.supervisor, watched.witnessed, watched.left) for watched in haunted]
         alive = {w.supervisor for w in self._runs if w.phase in ALIVE}
         spared = frozenset(pid for pid in (*alive, self.server_pid) if pid is not None)
-        left = kill_remains(lost, self._spool, spared)
+        left = kill_orphans(lost, self._spool, spared)
         for watched in haunted:
             watched.left = left[watched.run]
             if watched.left or self._lives_in_its_leaf(watched):
@@ -658,9 +657,9 @@ class LocalEngine:
 
     def _has_remains(self, run: str) -> bool:
         """Whether processes of a run live of which the spool knows nothing."""
-        return bool(find_remains([Lost(run, None, witnessed=False)], self._spool, frozenset()))
+        return bool(find_orphans([OrphanedRun(run, None, witnessed=False)], self._spool, frozenset()))
 
-    def _lives_in_its_leaf(self, watched: Watched) -> bool:
+    def _lives_in_its_leaf(self, watched: TrackedRun) -> bool:
         """Whether its cage holds a process yet, which takes long to die; an empty one is removed, or stays, empty."""
         if self._cages is None:
             return False
@@ -669,7 +668,7 @@ class LocalEngine:
 
     # --- files ------------------------------------------------------------------------------------------
 
-    def _remove(self, watched: Watched) -> None:
+    def _remove(self, watched: TrackedRun) -> None:
         """Remove a run's files, but not a revocation, which must outlast late starters; a later `adopt` sweeps it."""
         ways = [files.checkpoint_path, files.progress_path]
         if watched.supervisor is not None:
@@ -691,7 +690,7 @@ class LocalEngine:
 
     def _sweep(self, run: str) -> None:
         """Files of a run that is not in the table: an ended one's are removed, a live one is stopped."""
-        watched = Watched(run, Phase.ASKED, time.monotonic(), other_files=True, stray=True)
+        watched = TrackedRun(run, Phase.ASKED, time.monotonic(), other_files=True, stray=True)
         record = self._read(watched)
         if record is None or record.pid is None:
             if self._may_sweep:

@@ -40,7 +40,7 @@ NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedOutcome:
     """What a simulated run does."""
 
     runs_s: float = 0.0
@@ -70,7 +70,7 @@ class SimulatedRun:
     """A run that was started and not forgotten."""
 
     ticket: Ticket
-    outcome: Outcome
+    outcome: SimulatedOutcome
     pid: int
     start_at: float = 0.0
     limit_at: float = NEVER
@@ -107,7 +107,7 @@ class SimulatedEngine:
     """
 
     clock: Clock
-    outcome: Callable[[Ticket], Outcome] = lambda ticket: Outcome()
+    outcome: Callable[[Ticket], SimulatedOutcome] = lambda ticket: SimulatedOutcome()
     boot_id: str = "simulated"
     signals: list[tuple[str, SignalOrder]] = field(default_factory=list)
     """Signals that were delivered to living runs, for tests."""
@@ -214,7 +214,7 @@ class SimulatedEngine:
             if order.signal == signal.SIGKILL:
                 self._resume(found, now)
                 found.finish_at = now
-                found.outcome = Outcome(signal=signal.SIGKILL)
+                found.outcome = SimulatedOutcome(signal=signal.SIGKILL)
         found.given.add(order)
         self._schedule(found)
         self._ring()

@@ -1,6 +1,6 @@
 """The main process of a run's unit: takes its ticket from a descriptor and supervises that one run.
 
-    python -I -S -c "..." PACKAGE_ROOT        (see `units`)
+    python -I -S -c "..." PACKAGE_ROOT        (see `systemd`)
 
 It has as its standard input a memory file with the ticket, as its output the event pipe, and as its error output
 a share of the spool's lock, which is only held: it ends with the last process that may still claim a run.
@@ -14,10 +14,9 @@ import os
 import sys
 
 from gpusched import __version__
-from gpusched.engine import proctree
-from gpusched.engine.precedence import OomScores
-from gpusched.engine.supervising import supervisor_of
-from gpusched.engine.supervisor import AWAITED, Home
+from gpusched.engine.linux import proctree
+from gpusched.engine.supervisor.priority import OomScores
+from gpusched.engine.supervisor.supervisor import AWAITED, Home, supervisor_of
 from gpusched.engine.wire import encode_event
 
 TYPE_CHECKING = False

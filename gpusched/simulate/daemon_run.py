@@ -347,7 +347,7 @@ class DaemonRun:
 
     # --- what becomes of it -----------------------------------------------------------------------
 
-    def _end_of(self, ticket: Ticket) -> simulated.Outcome:
+    def _end_of(self, ticket: Ticket) -> simulated.SimulatedOutcome:
         """What a run will do that starts now."""
         job_id, _ = split_run_id(ticket.run)
         job = self._jobs[self._numbers[job_id]]
@@ -358,14 +358,14 @@ class DaemonRun:
         elif not how and self._mishaps.fail_rate:
             chance = Random(f"{self._mishaps.seed}:{job.id}:{failures}")
             if chance.random() < self._mishaps.fail_rate:
-                return simulated.Outcome(runs_s=chance.randint(1, max(1, run_s)), exit_code=1)
+                return simulated.SimulatedOutcome(runs_s=chance.randint(1, max(1, run_s)), exit_code=1)
         if how in FAILED:
-            return simulated.Outcome(runs_s=run_s, exit_code=1)
+            return simulated.SimulatedOutcome(runs_s=run_s, exit_code=1)
         if how == OUT_OF_MEMORY:
-            return simulated.Outcome(runs_s=run_s, exit_code=1, gpu_oom=True)
+            return simulated.SimulatedOutcome(runs_s=run_s, exit_code=1, gpu_oom=True)
         if how == CUT and ticket.time_limit_s is not None:
-            return simulated.Outcome(runs_s=inf)
-        return simulated.Outcome(runs_s=run_s)
+            return simulated.SimulatedOutcome(runs_s=inf)
+        return simulated.SimulatedOutcome(runs_s=run_s)
 
     def _take_in(self, changed: Mapping[int, Job]) -> None:
         for job in changed.values():

@@ -22,7 +22,7 @@ from gpusched.api.handlers.reservations import listing
 from gpusched.api.service import SERVICE, Service
 from gpusched.cli import forecast, gctl, ghist, ginfo, gq
 from gpusched.daemon.facade import DaemonFacade
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings
 from gpusched.testing import request
 
@@ -94,7 +94,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     """Types a command at a lab where queue nlp has borrowed from vision and three jobs wait."""
     lab = Lab(
         4,
-        outcome=Outcome(runs_s=36000),
+        outcome=SimulatedOutcome(runs_s=36000),
         queue=QUEUES,
         account=ACCOUNTS,
         qos=QOS,
@@ -115,7 +115,7 @@ def test_places_by_response_ratio_are_shown_with_what_they_are_made_of(
 ) -> None:
     """Ann has used much: Bob's jobs go first, and room is reserved for the one that has waited long enough."""
     monkeypatch.setattr(forecast, "instant", lambda at, now: f"{round((at - lab.clock.now()) / 3600)} h from now")
-    lab = Lab(4, outcome=Outcome(runs_s=360_000), priority=PrioritySettings(), qos=QOS)
+    lab = Lab(4, outcome=SimulatedOutcome(runs_s=360_000), priority=PrioritySettings(), qos=QOS)
     lab.submit(request=request(4))
     lab.turn(3600)
     monkeypatch.setattr(gq, "time", SimpleNamespace(time=lab.clock.now))

@@ -12,7 +12,7 @@ import pytest
 from engine_bench import BOOT, ENDS, LocalBench, StandInBench, UnitBench, open_run
 from support import wait_until
 
-from gpusched.engine import proctree
+from gpusched.engine.linux import proctree
 from gpusched.model.execution import (
     LimitOrder,
     RunEnded,

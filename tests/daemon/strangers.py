@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpusched.engine import proctree
+from gpusched.engine.linux import proctree
 
 SLEEPS = "import signal, time\ntime.sleep(1000)"
 STUBBORN = (

@@ -15,7 +15,7 @@ from harness import Daemon
 from strangers import PARENT, STUBBORN, Strangers, strangers_in
 from support import wait_until
 
-from gpusched.engine import proctree
+from gpusched.engine.linux import proctree
 from gpusched.errors import GpuschedError
 
 CONFIG = "[daemon]\npoll_s = 0.2\nidle_poll_s = 0.2\n[gpu]\nrelease_wait_s = 2\n"

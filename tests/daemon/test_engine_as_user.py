@@ -16,8 +16,9 @@ from engine_bench import FOREVER, Does, LocalBench
 from people import NEEDS_ROOT, SystemDaemon
 from support import wait_until
 
-from gpusched.engine import account, pam
-from gpusched.engine.users import LaunchError
+from gpusched.engine.linux import pam
+from gpusched.engine.linux.as_user import LaunchError
+from gpusched.engine.supervisor import launch
 from gpusched.model.execution import RunStarted, StopOrder
 
 pytestmark = NEEDS_ROOT
@@ -117,7 +118,7 @@ def squashed_bench(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) ->
     looks = [str(wrapper), "-I", "-S", "-c", f"import os; os.listdir({str(home)!r})"]
     if "PermissionError" not in subprocess.run(looks, check=False, capture_output=True, text=True).stderr:
         pytest.skip("root may enter all folders here, whatever it gives up")
-    monkeypatch.setattr("gpusched.engine.launcher.sys.executable", str(wrapper))
+    monkeypatch.setattr("gpusched.engine.launchers.sys.executable", str(wrapper))
     made = LocalBench(folder)
     monkeypatch.undo()
     yield made
@@ -232,7 +233,7 @@ def test_an_environment_without_a_home_gets_the_accounts(bench: LocalBench, fold
         "USER": "games",
         "LOGNAME": "games",
         "SHELL": games.pw_shell,
-        "PATH": account.DEFAULT_PATH,
+        "PATH": launch.DEFAULT_PATH,
     }
     bench.start("2.1", argv=("env",), env={"HOME": "/elsewhere", "PATH": "/bin"}, uid=games.pw_uid, user="games")
     found = environment(bench, "2.1")
@@ -244,14 +245,14 @@ def test_a_runtime_folder_that_goes_with_the_login_is_not_passed_on(
 ) -> None:
     login = {"XDG_RUNTIME_DIR": "/run/user/61998", "DBUS_SESSION_BUS_ADDRESS": "unix:path=/run/user/61998/bus"}
     env = {"HOME": "/", "USER": "a", "LOGNAME": "a", "SHELL": "/bin/sh", **login}
-    account.complete(env, 61998, foreign=True)
+    launch.complete(env, 61998, foreign=True)
     assert not env.keys() & login.keys()
     own = folder / "own"
     own.mkdir()
     os.chown(own, 65534, 65534)
     for uid, is_kept in ((65534, True), (1, False)):
         env = {"XDG_RUNTIME_DIR": str(own), "DBUS_SESSION_BUS_ADDRESS": "unix:path=/elsewhere"}
-        account.complete(env, uid, foreign=True)
+        launch.complete(env, uid, foreign=True)
         assert ("XDG_RUNTIME_DIR" in env) == is_kept
         assert env["DBUS_SESSION_BUS_ADDRESS"] == "unix:path=/elsewhere"
 

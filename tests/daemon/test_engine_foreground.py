@@ -15,7 +15,7 @@ import pytest
 from engine_bench import LocalBench, open_run
 from support import wait_until
 
-from gpusched.engine.frames import (
+from gpusched.engine.attach_protocol import (
     ACK,
     BYE,
     EOF,

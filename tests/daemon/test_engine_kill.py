@@ -15,9 +15,9 @@ import pytest
 from engine_bench import BOOT, ENDS, FOREVER, Does, LocalBench, WallClock, open_run
 from support import wait_until
 
-from gpusched.engine import proctree
 from gpusched.engine import spool as files
-from gpusched.engine.launcher import ForkServer
+from gpusched.engine.launchers import ForkServer
+from gpusched.engine.linux import proctree
 from gpusched.engine.local import LocalEngine
 from gpusched.model.execution import (
     RunEnded,
@@ -94,7 +94,7 @@ def test_an_idle_supervisor_takes_a_run_while_the_fork_server_hangs(bench: Local
 
 
 def test_a_fork_server_that_hangs_is_replaced(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpusched.engine.launcher.START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gpusched.engine.launchers.START_TIMEOUT_S", 0.2)
     server = bench.engine.server_pid
     assert server is not None
     os.kill(server, signal.SIGSTOP)
@@ -110,7 +110,7 @@ def test_a_fork_server_that_answers_others_is_busy_and_not_replaced(
     now = [100.0]
     told, tell = os.pipe()
     server = ForkServer(str(tmp_path), "boot-1", tell)
-    monkeypatch.setattr("gpusched.engine.launcher.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gpusched.engine.launchers.time.monotonic", lambda: now[0])
     try:
         server.heard("1.1")
         now[0] += 4

@@ -15,9 +15,9 @@ from engine_bench import FOREVER, Does, LocalBench, open_run
 from support import wait_until
 
 from gpusched.engine import local as local_module
-from gpusched.engine import proctree
 from gpusched.engine.forkserver import RUNS_PER_SUPERVISOR
-from gpusched.engine.launcher import ticket_facts
+from gpusched.engine.launchers import ticket_facts
+from gpusched.engine.linux import proctree
 from gpusched.engine.spool import read_record
 from gpusched.model.execution import LimitOrder, RunEnded, RunStarted, RunStopping, SignalOrder, StopOrder, Ticket
 from gpusched.model.job import Notice

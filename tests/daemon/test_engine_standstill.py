@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from engine_bench import LocalBench
 
-from gpusched.engine import proctree
+from gpusched.engine.linux import proctree
 from gpusched.model.execution import LimitOrder, Notice, ResumeOrder, RunSuspended, SignalOrder, StopOrder, SuspendOrder
 
 COUNTS = "while :; do echo x >> {name}; sleep 0.02; done"

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from engine_bench import ENDS, FOREVER, Does, LocalBench, StandInBench, open_run
 
-from gpusched.engine import choice, proctree
-from gpusched.engine.properties import Names
+from gpusched.engine import launchers
+from gpusched.engine.launchers import UnitNames
+from gpusched.engine.linux import proctree
 from gpusched.errors import NotReady
 from gpusched.model.execution import RunEnded, RunNeverStarted, RunStarted, StopOrder
 
@@ -112,7 +113,7 @@ def test_a_call_whose_answer_was_lost_is_not_made_again(bench: StandInBench) -> 
 
 
 def test_a_systemd_that_never_answers_is_given_up(bench: StandInBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpusched.engine.units.SILENCE_S", 0.3)
+    monkeypatch.setattr("gpusched.engine.systemd.SILENCE_S", 0.3)
     bench.systemd.is_silent = True
     bench.start("1.1")
     assert never_started(bench, "1.1").detail == "systemd was gone before it was started"
@@ -134,7 +135,7 @@ def test_a_bus_that_is_not_there_refuses_what_is_asked_of_it_and_serves_again_wh
 def test_a_supervisor_that_does_not_come_is_not_waited_for_for_ever(
     bench: StandInBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpusched.engine.units.CLAIM_S", 0.2)
+    monkeypatch.setattr("gpusched.engine.systemd.CLAIM_S", 0.2)
     bench.systemd.starts_nothing = True
     bench.start("1.1")
     assert "did not come; see: journalctl -u gpusched-1.1.service" in never_started(bench, "1.1").detail
@@ -184,24 +185,24 @@ def test_a_revocation_stays_while_a_unit_may_still_claim(bench: StandInBench) ->
 
 
 def test_units_are_named_by_run() -> None:
-    assert Names("gpusched-0a1b").unit("12.3") == "gpusched-0a1b-12.3.service"
+    assert UnitNames("gpusched-0a1b").unit("12.3") == "gpusched-0a1b-12.3.service"
 
 
 # --- which launcher ---------------------------------------------------------------------------------------
 
 
 def test_a_personal_daemon_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choice.choose("auto", is_system=False).kind == "fork"
-    assert choice.choose("fork", is_system=True).kind == "fork"
+    assert launchers.choose("auto", is_system=False).kind == "fork"
+    assert launchers.choose("fork", is_system=True).kind == "fork"
     with pytest.raises(NotReady, match='launcher is "systemd", but this daemon is not the system\'s'):
-        choice.choose("systemd", is_system=False)
+        launchers.choose("systemd", is_system=False)
 
 
 def test_where_there_is_no_systemd_auto_forks_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "BOOTED", str(tmp_path / "nothing"))
-    assert choice.choose("auto", is_system=True).text == "fork server: PID 1 is not systemd"
+    monkeypatch.setattr(launchers, "BOOTED", str(tmp_path / "nothing"))
+    assert launchers.choose("auto", is_system=True).text == "fork server: PID 1 is not systemd"
     with pytest.raises(NotReady, match="but PID 1 is not systemd"):
-        choice.choose("systemd", is_system=True)
+        launchers.choose("systemd", is_system=True)
 
 
 @pytest.mark.parametrize(("version", "kind"), [("252.39-1~deb12u2", "systemd"), ("219", "fork")])
@@ -209,15 +210,15 @@ def test_systemd_is_asked_for_its_version(
     bench: StandInBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, kind: str
 ) -> None:
     bench.systemd.version = version
-    monkeypatch.setattr(choice, "BOOTED", str(tmp_path))
-    monkeypatch.setattr("gpusched.engine.bus.SYSTEM_BUS", str(bench.systemd.path))
-    assert choice.choose("auto", is_system=True).kind == kind
+    monkeypatch.setattr(launchers, "BOOTED", str(tmp_path))
+    monkeypatch.setattr("gpusched.engine.systemd.SYSTEM_BUS", str(bench.systemd.path))
+    assert launchers.choose("auto", is_system=True).kind == kind
 
 
 def test_daemons_that_are_tried_out_have_units_of_their_own() -> None:
-    assert choice.names_of("").unit("1.1") == "gpusched-1.1.service"
-    assert choice.names_of("/tmp/a").unit("1.1") != choice.names_of("/tmp/b").unit("1.1")
-    assert choice.names_of("/tmp/a").slice == "gpusched.slice"
+    assert launchers.names_of("").unit("1.1") == "gpusched-1.1.service"
+    assert launchers.names_of("/tmp/a").unit("1.1") != launchers.names_of("/tmp/b").unit("1.1")
+    assert launchers.names_of("/tmp/a").slice == "gpusched.slice"
 
 
 def test_the_remains_of_a_killed_supervisor_are_ended(bench: StandInBench) -> None:

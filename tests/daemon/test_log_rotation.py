@@ -12,8 +12,8 @@ import pytest
 from engine_bench import LocalBench
 from support import wait_until
 
-from gpusched.engine import proctree
-from gpusched.engine.rotation import SLACK_BYTES
+from gpusched.engine.linux import proctree
+from gpusched.engine.supervisor.rotation import SLACK_BYTES
 from gpusched.model.execution import RunEnded, RunLost, RunStarted, StopOrder
 from gpusched.model.units import put_aside
 

@@ -12,7 +12,7 @@ import pytest
 from harness import Daemon
 from support import wait_until
 
-from gpusched.engine.proctree import read_process
+from gpusched.engine.linux.proctree import read_process
 
 LOOP = "while :; do sleep 0.02; done"
 SAVES = f"trap 'echo saved $GPUSCHED_RUN >> $HOME_DIR/saved; exit 7' TERM; echo ready; {LOOP}"

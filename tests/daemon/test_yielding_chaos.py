@@ -11,7 +11,7 @@ import pytest
 from harness import Daemon
 from support import wait_until
 
-from gpusched.engine import proctree
+from gpusched.engine.linux import proctree
 from gpusched.errors import GpuschedError
 
 # A first process that ends by the signal, one that was forked away and ignores it, and one that saves its work.

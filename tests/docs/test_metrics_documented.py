@@ -14,7 +14,7 @@ from exposition_reader import values
 from lab import Lab
 
 from gpusched.daemon.meters import page
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model import series
 from gpusched.model.metrics import PROMETHEUS, Family
 from gpusched.testing import NOW, request
@@ -77,7 +77,7 @@ def test_legends_name_labels_that_are_left() -> None:
 
 
 def test_the_values_of_labels_that_are_picked_exist() -> None:
-    lab = Lab(2, outcome=Outcome(runs_s=100))
+    lab = Lab(2, outcome=SimulatedOutcome(runs_s=100))
     for _ in range(4):
         lab.submit(request=request(gpus=1))
     lab.turn(1)

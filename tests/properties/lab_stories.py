@@ -10,7 +10,7 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.failures import STEPS
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Drain, Hold, Release, Requeue, Resume, Selection, Submit, Suspend, Update
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.settings import AlertSettings, QosSettings
@@ -39,7 +39,7 @@ class LabStory:
         return Lab(
             gpus=2,
             cpus=4,
-            outcome=Outcome(runs_s=3),
+            outcome=SimulatedOutcome(runs_s=3),
             alert=AlertSettings(outbox=5),
             qos={name: QosSettings(name, tier=tier) for tier, name in enumerate(("normal", "high"))},
         )
@@ -118,7 +118,7 @@ class LabStory:
         for _ in range(dice.choice([0, 1, 1, 3])):
             self.submit(self.command())
         lab.clock.advance(dice.choice([0.0, 0.5, 1.0, 3.0]))
-        lab.outcome = Outcome(runs_s=dice.choice([1, 4]), exit_code=dice.choice([0, 0, 1]), stop_takes_s=1)
+        lab.outcome = SimulatedOutcome(runs_s=dice.choice([1, 4]), exit_code=dice.choice([0, 0, 1]), stop_takes_s=1)
         lab.used[0] = dice.choice([0, 0, 9000])
         mishap = dice.choice(self.mishaps)
         usual = lab.store.commit

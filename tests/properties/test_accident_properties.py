@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.cluster import GpuState
 from gpusched.model.commands import Drain
 from gpusched.model.settings import GpuSettings
@@ -43,7 +43,7 @@ class Story:
         runs = [run for run in lab.scheduler.world.open_runs.values() if run.pid is not None]
         kind = dice.randrange(9)
         if kind <= 2:
-            lab.outcome = Outcome(runs_s=dice.choice([1.0, 3.0, 8.0]), exit_code=dice.choice([0, 0, 1]))
+            lab.outcome = SimulatedOutcome(runs_s=dice.choice([1.0, 3.0, 8.0]), exit_code=dice.choice([0, 0, 1]))
             slice_mib = dice.choice([None, None, 20_000])
             wanted = request(gpus=1 if slice_mib else dice.choice([1, 2, 4]), vram_mib=slice_mib)
             lab.scheduler.submit(lab.submission(dice.choice([ANN, BOB]), request=wanted), lambda answer: None)

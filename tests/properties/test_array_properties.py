@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lab import ANN, Lab
 
 from gpusched.daemon.indexes import ArrayTasks, PendingTasks
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle import arrays
 from gpusched.model.commands import Cancel, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, RetryRule
@@ -42,7 +42,7 @@ def test_every_task_ends_once(
     lab = Lab(cpus=5)
     for job_id in failing:
         for run in (1, 2):
-            lab.outcomes[f"{job_id}.{run}"] = Outcome(runs_s=3, exit_code=job_id)
+            lab.outcomes[f"{job_id}.{run}"] = SimulatedOutcome(runs_s=3, exit_code=job_id)
     rule = RetryRule(retries=1, backoff_s=0.0)
     array = lab.submit(array=ArraySpec(tasks, throttle, max_fails), retry=rule)
     running = check(lab, array, frozenset())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lab import ANN, Lab
 
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.fallback import FAILURES
 from gpusched.model.commands import Cancel, Requeue, Selection
 from gpusched.model.job import RetryRule
@@ -16,14 +16,14 @@ from gpusched.testing import request
 
 OUTCOMES = st.sampled_from(
     [
-        Outcome(runs_s=2),
-        Outcome(runs_s=2, exit_code=3),
-        Outcome(runs_s=2, exit_code=1, gpu_oom=True),
-        Outcome(runs_s=2, signal=11),
-        Outcome(runs_s=1e9, stop_takes_s=1),
-        Outcome(runs_s=2, lost=True),
-        Outcome(launch_error="no such program"),
-        Outcome(never_starts=True),
+        SimulatedOutcome(runs_s=2),
+        SimulatedOutcome(runs_s=2, exit_code=3),
+        SimulatedOutcome(runs_s=2, exit_code=1, gpu_oom=True),
+        SimulatedOutcome(runs_s=2, signal=11),
+        SimulatedOutcome(runs_s=1e9, stop_takes_s=1),
+        SimulatedOutcome(runs_s=2, lost=True),
+        SimulatedOutcome(launch_error="no such program"),
+        SimulatedOutcome(never_starts=True),
     ]
 )
 EVENTS = st.lists(
@@ -41,11 +41,11 @@ EVENTS = st.lists(
 )
 @settings(max_examples=150, deadline=None)
 def test_one_fallback_after_the_last_failure_and_else_none(
-    outcomes: list[Outcome], events: list[str], gpus: int, retries: int, requeue: bool, limit_s: int | None
+    outcomes: list[SimulatedOutcome], events: list[str], gpus: int, retries: int, requeue: bool, limit_s: int | None
 ) -> None:
     lab = Lab(gpus=2)
     left = list(outcomes)
-    lab.engine.outcome = lambda ticket: left.pop(0) if left else Outcome(runs_s=1, exit_code=1)
+    lab.engine.outcome = lambda ticket: left.pop(0) if left else SimulatedOutcome(runs_s=1, exit_code=1)
     rule = RetryRule(retries=retries, backoff_s=0, requeue=requeue)
     job_id = lab.submit(fallback="echo", request=request(gpus=gpus), retry=rule, time_limit_s=limit_s)
     for event in [*events, *["turn"] * 60]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lab import Lab
 
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.dependencies import Condition, parse_dependency
 from gpusched.model.job import Job, RetryRule
 from gpusched.model.states import JobState
@@ -27,7 +27,9 @@ graphs = st.lists(
 turns = st.lists(
     st.tuples(
         st.floats(0.5, 15),
-        st.sampled_from([Outcome(runs_s=5), Outcome(runs_s=5, exit_code=1), Outcome(runs_s=3, lost=True)]),
+        st.sampled_from(
+            [SimulatedOutcome(runs_s=5), SimulatedOutcome(runs_s=5, exit_code=1), SimulatedOutcome(runs_s=3, lost=True)]
+        ),
         st.sampled_from([False, False, True]),
     ),
     min_size=1,
@@ -48,7 +50,7 @@ def came_true(one: Condition, parent: Job, first_start_at: float | None, at: flo
 @given(graphs, turns)
 def test_nobody_starts_too_early_and_nobody_is_forgotten(
     graph: list[tuple[list[tuple[str, int]], str, int, bool]],
-    moves: list[tuple[float, Outcome, bool]],
+    moves: list[tuple[float, SimulatedOutcome, bool]],
 ) -> None:
     lab = Lab(cpus=3)
     ids: list[int] = []
@@ -64,7 +66,7 @@ def test_nobody_starts_too_early_and_nobody_is_forgotten(
         lab.turn(seconds)
         if restarts:
             adopt_open_runs(lab.restart().world, lab.engine)
-    lab.outcome = Outcome(runs_s=5)
+    lab.outcome = SimulatedOutcome(runs_s=5)
     # Whatever the daemon remembers of a job, who comes later learns what has become of it.
     late = [lab.submit(dependency=f"afterany:{job_id}") for job_id in ids]
     for _ in range(80):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Caller, Update
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import EVERYBODY, AccountSettings, Settings
@@ -79,7 +79,7 @@ RELOAD = st.tuples(st.just("reload"), configurations())
 
 @given(configurations(), st.lists(SUBMIT | UPDATE | RELOAD, max_size=12))
 def test_no_job_gets_an_account_that_its_user_is_no_member_of(settings, steps):
-    lab = Lab(cpus=1, outcome=Outcome(runs_s=1000), account=settings.account)
+    lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=1000), account=settings.account)
     accounts = {}
     for kind, *words in steps:
         if kind == "reload":

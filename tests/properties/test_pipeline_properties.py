@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lab import ANN, ENV, Lab
 
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.pipelines import fallbacks_of, parse_needs, pipeline_status, steps_of
 from gpusched.model.commands import Cancel, Hold, PipelineStep, Release, ResumePipeline, Selection, SubmitPipeline
 from gpusched.model.job import ArraySpec, Job, RetryRule
@@ -19,7 +19,7 @@ from gpusched.ports import JobFilter
 from gpusched.testing import launch, spec
 
 KINDS = ("afterok", "afterok", "afterany", "afternotok", "after", "aftercorr")
-OUTCOMES = (Outcome(runs_s=3), Outcome(runs_s=3, exit_code=1), Outcome(runs_s=2, lost=True))
+OUTCOMES = (SimulatedOutcome(runs_s=3), SimulatedOutcome(runs_s=3, exit_code=1), SimulatedOutcome(runs_s=2, lost=True))
 
 
 def a_step(number: int, dice: Random) -> PipelineStep:
@@ -69,7 +69,7 @@ def test_a_pipeline_comes_to_its_end(dice: Random) -> None:
         lab.outcome = dice.choice(OUTCOMES)
         disturb(lab, dice)
         lab.turn(dice.uniform(0.5, 4))
-    lab.outcome = Outcome(runs_s=3)
+    lab.outcome = SimulatedOutcome(runs_s=3)
     let_all_end(lab)
     assert all(job.state.is_final for job in jobs_of(lab)), [job for job in jobs_of(lab) if not job.state.is_final]
     assert pipeline_status(jobs_of(lab)).state in ("COMPLETED", "FAILED", "CANCELLED")

@@ -15,7 +15,7 @@ from planners import check_each_plan, check_planner
 from worlds import CLUSTER, QUEUES, Story, extensions_of, settings_of, story_of
 
 from gpusched.daemon import indexes as classes
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotReady
 from gpusched.model.commands import Reload, Reserve, Submit, Unreserve
 from gpusched.model.job import ArraySpec
@@ -45,7 +45,7 @@ class PlannerStory(LabStory):
         self.plans = check_each_plan(self.lab, patch)
 
     def make_lab(self) -> Lab:
-        return Lab(gpus=2, cpus=4, outcome=Outcome(runs_s=3), **self.sections(self.story))
+        return Lab(gpus=2, cpus=4, outcome=SimulatedOutcome(runs_s=3), **self.sections(self.story))
 
     @staticmethod
     def sections(story: Story) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from lab import ANN, Lab
 
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Command, Requeue, Resume, Selection, Suspend
 from gpusched.model.job import run_id
 from gpusched.model.settings import PreemptSettings, QosSettings
@@ -46,7 +46,7 @@ class Yielding(RuleBasedStateMachine):
         limit_s=st.sampled_from([None, 30]),
     )
     def submit(self, qos, cpus, gpus, requeue, runs_s, stop_takes_s, limit_s) -> None:
-        self.lab.outcome = Outcome(runs_s=runs_s, stop_takes_s=stop_takes_s)
+        self.lab.outcome = SimulatedOutcome(runs_s=runs_s, stop_takes_s=stop_takes_s)
         self.lab.submit(
             qos=qos, request=request(gpus, cpus=float(cpus)), retry={"requeue": requeue}, time_limit_s=limit_s
         )

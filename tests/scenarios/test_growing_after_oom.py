@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import Lab
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.lifecycle.retry import Larger, NothingLarger, grown
 from gpusched.model.cluster import NodeView
@@ -158,7 +158,7 @@ def test_each_rung_can_be_had_and_the_ladder_ends(asked: Request, cards: list[in
 
 
 def test_the_story_tells_of_the_larger_request_and_of_the_end() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1, exit_code=1, gpu_oom=True))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1, exit_code=1, gpu_oom=True))
     job_id = lab.submit(request=request(gpus=1, vram_mib=50000), retry=RetryRule(retries=5, backoff_s=0))
     for _ in range(12):
         lab.turn(1)
@@ -176,7 +176,7 @@ def test_the_story_tells_of_the_larger_request_and_of_the_end() -> None:
 
 def test_a_queue_that_admits_no_whole_card_ends_the_ladder() -> None:
     queue = {"default": QueueSettings("default", max_gpus_per_job=0.9)}
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1, exit_code=1, gpu_oom=True), queue=queue)
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1, exit_code=1, gpu_oom=True), queue=queue)
     job_id = lab.submit(request=request(gpus=1, vram_mib=55000), retry=RetryRule(retries=5, backoff_s=0))
     for _ in range(6):
         lab.turn(1)
@@ -185,7 +185,7 @@ def test_a_queue_that_admits_no_whole_card_ends_the_ladder() -> None:
 
 def test_a_slice_that_its_queue_could_never_give_ends_the_ladder_and_is_not_waited_for() -> None:
     queue = {"default": QueueSettings("default", max_gpus_per_job=0.5)}
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1, exit_code=1, gpu_oom=True), queue=queue)
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1, exit_code=1, gpu_oom=True), queue=queue)
     # Of a card of 80G: 30G is less than half of it, 45G more.
     job_id = lab.submit(request=request(gpus=1, vram_mib=30 * GIB), retry=RetryRule(retries=5, backoff_s=0))
     for _ in range(6):
@@ -206,7 +206,7 @@ ABOVE_A_LIMIT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", ABOVE_A_LIMIT)
 def test_a_slice_that_would_wait_for_ever_is_refused_with_the_largest_that_would_not(name: str) -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1), **ABOVE_A_LIMIT[name])
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1), **ABOVE_A_LIMIT[name])
     (refused,) = lab.ask(lab.submission(request=request(gpus=1, vram_mib=45 * GIB)))
     assert isinstance(refused, Refused)
     assert refused.message.startswith("asked for 45G of VRAM; ")
@@ -273,7 +273,7 @@ def test_memory_of_the_host_is_no_reason_for_more_of_the_gpu() -> None:
 
 
 def test_a_job_without_gpus_is_retried_with_more_memory() -> None:
-    outcome = Outcome(runs_s=1, signal=9, oom_kills=2, mem_limit_mib=1024)
+    outcome = SimulatedOutcome(runs_s=1, signal=9, oom_kills=2, mem_limit_mib=1024)
     lab = Lab(gpus=1, outcome=outcome)
     job_id = lab.submit(request=request(mem_mib=1024), retry=RetryRule(retries=1, backoff_s=0))
     for _ in range(6):

@@ -9,7 +9,7 @@ import pytest
 from accidents import AccidentLab
 
 from gpusched.daemon.reconcile import adopt_open_runs, pending_order
-from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.lifecycle.intruders import intruders, unbooked_text
 from gpusched.model.cluster import GpuProcess
 from gpusched.model.execution import NoteOrder, Order, StopOrder
@@ -20,7 +20,7 @@ from gpusched.model.value import replace
 from gpusched.testing import job, request, share
 
 GIB = 1024
-FOREVER = Outcome(runs_s=1e9, stop_takes_s=1)
+FOREVER = SimulatedOutcome(runs_s=1e9, stop_takes_s=1)
 MakeLab = Callable[..., AccidentLab]
 
 
@@ -80,7 +80,7 @@ def test_each_gpu_is_told_by_itself(accidents: MakeLab) -> None:
 
 
 def test_each_run_is_told_by_itself(lab: AccidentLab) -> None:
-    lab.outcome = Outcome(runs_s=30, exit_code=1)
+    lab.outcome = SimulatedOutcome(runs_s=30, exit_code=1)
     job_id = start(lab, retry=RetryRule(retries=1, backoff_s=1))
     for run in (f"{job_id}.1", f"{job_id}.2"):
         lab.use(run, 1, 20 * GIB)
@@ -168,7 +168,7 @@ def test_unbooked_use_that_stops_within_the_grace_ends_nothing(lab: AccidentLab)
 
 
 def test_end_is_ordered_again_after_a_restart(lab: AccidentLab) -> None:
-    lab.outcome = Outcome(runs_s=1e9, stop_takes_s=1e6)
+    lab.outcome = SimulatedOutcome(runs_s=1e9, stop_takes_s=1e6)
     ends_with(lab, astray="end", vram_over_grace_s=0.0)
     job_id = start(lab)
     lab.use(job_id, 1, 20 * GIB)
@@ -223,7 +223,7 @@ def test_owner_is_told_of_a_job_that_did_not_book_its_gpu(lab: AccidentLab) -> N
 def test_victim_of_a_job_that_did_not_book_its_gpu_is_repeated_free(accidents: MakeLab) -> None:
     lab = accidents(gpus=2, outcome=FOREVER)
     astray = start(lab)
-    lab.outcome = Outcome(runs_s=300, exit_code=1, gpu_oom=True)
+    lab.outcome = SimulatedOutcome(runs_s=300, exit_code=1, gpu_oom=True)
     victim = start(lab, retry=RetryRule(retries=0))
     lab.use(victim, 1, 50 * GIB)
     lab.use(astray, 1, 20 * GIB)
@@ -238,7 +238,7 @@ def test_victim_of_a_job_that_did_not_book_its_gpu_is_repeated_free(accidents: M
 def test_job_that_runs_out_of_memory_by_itself_is_charged(accidents: MakeLab) -> None:
     lab = accidents(gpus=2, outcome=FOREVER)
     astray = start(lab)
-    lab.outcome = Outcome(runs_s=300, exit_code=1, gpu_oom=True)
+    lab.outcome = SimulatedOutcome(runs_s=300, exit_code=1, gpu_oom=True)
     own = start(lab, retry=RetryRule(retries=0))
     lab.use(own, 1, 50 * GIB)
     # A context is no matter.
@@ -269,7 +269,7 @@ def test_processes_of_one_run_are_one_intruder() -> None:
 def test_slice_is_a_victim_only_within_its_booking(accidents: MakeLab, own_gib: int, is_victim: bool) -> None:
     lab = accidents(gpus=2, outcome=FOREVER)
     astray = start(lab)
-    lab.outcome = Outcome(runs_s=300, exit_code=1, gpu_oom=True)
+    lab.outcome = SimulatedOutcome(runs_s=300, exit_code=1, gpu_oom=True)
     victim = start(lab, request=request(gpus=1, vram_mib=40 * GIB))
     lab.use(victim, 1, own_gib * GIB)
     lab.use(astray, 1, (80 - own_gib) * GIB - 100)

@@ -8,7 +8,7 @@ import pytest
 from accidents import AccidentLab
 from lab import ANN, BOB, ROOT
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.failures import FaultyRun, GpuFault, Origin, repeated, told_of
 from gpusched.model.commands import Drain, Hold, Release
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
@@ -19,7 +19,7 @@ from gpusched.testing import NOW, launch, request
 MakeLab = Callable[..., AccidentLab]
 QUICK = GpuSettings(free_polls=1, release_wait_s=4)
 POISON = launch("python", "poison.py", env_sha="e")
-CRASH = Outcome(runs_s=10, exit_code=1)
+CRASH = SimulatedOutcome(runs_s=10, exit_code=1)
 
 
 # --- which runs show it -------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_released_job_runs_and_a_later_hold_is_a_persons(lab: AccidentLab) -> No
     play(lab, 40)
     lab.ask(Release(ANN, (job_id,)), Hold(ANN, (job_id,)))
     assert reason_of(lab, job_id)[0] is ReasonCode.JOB_HELD_USER
-    lab.outcome = Outcome(runs_s=5)
+    lab.outcome = SimulatedOutcome(runs_s=5)
     lab.ask(Release(ANN, (job_id,)))
     lab.turn(6)
     lab.turn(1)

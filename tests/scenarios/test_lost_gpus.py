@@ -8,7 +8,7 @@ import pytest
 from accidents import AccidentLab
 from lab import ROOT
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.cluster import GpuState
 from gpusched.model.commands import Drain
 from gpusched.model.job import RetryRule
@@ -19,7 +19,7 @@ from gpusched.testing import request
 MakeLab = Callable[..., AccidentLab]
 QUICK = GpuSettings(free_polls=1, release_wait_s=4)
 AUTO = FaultSettings(return_to_service="auto", xid_drain=())
-CRASH = Outcome(runs_s=10, exit_code=1)
+CRASH = SimulatedOutcome(runs_s=10, exit_code=1)
 LOST = "suspect: was lost; when it is well again: gctl undrain 0"
 FELL = "suspect: XID 79 (fallen off the bus); when it is well again: gctl undrain 0"
 
@@ -87,7 +87,7 @@ def test_run_that_survives_the_loss_is_ended_as_a_victim(lab: AccidentLab) -> No
 
 
 def test_gpu_lost_during_the_release_makes_a_victim_of_a_failed_run_only(lab: AccidentLab) -> None:
-    for outcome, expected in ((CRASH, JobState.NODE_FAIL), (Outcome(runs_s=10), JobState.COMPLETED)):
+    for outcome, expected in ((CRASH, JobState.NODE_FAIL), (SimulatedOutcome(runs_s=10), JobState.COMPLETED)):
         lab.outcome = outcome
         job_id = lab.submit(request=request(gpus=2), retry=RetryRule(requeue=False))
         lab.use(job_id, 0, 100, leaves=20_000)
@@ -160,7 +160,7 @@ def test_reload_of_the_driver_loses_no_gpu(lab: AccidentLab) -> None:
 
 
 def test_gpu_that_is_gone_after_a_reload_is_lost_and_its_run_is_ended(lab: AccidentLab) -> None:
-    lab.outcome = Outcome(runs_s=1000)
+    lab.outcome = SimulatedOutcome(runs_s=1000)
     job_id = lab.submit(request=request(gpus=2), retry=RetryRule(requeue=False))
     lab.turn(1)
     lab.nvml.is_initialised = False

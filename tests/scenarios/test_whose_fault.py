@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.failures import (
     Evidence,
     GpuFault,
@@ -225,11 +225,11 @@ def test_runs_that_survive_keep_every_card(ends: list[End]) -> None:
 
 
 def test_a_victim_of_its_card_runs_again_elsewhere_for_free() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=10, exit_code=1))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     job_id = lab.submit(request=request(gpus=1), retry=RetryRule(retries=0))
     lab.turn(5)
     lab.xids[0] = (31, 48)
-    lab.outcome = Outcome(runs_s=10)
+    lab.outcome = SimulatedOutcome(runs_s=10)
     lab.turn(1)
     lab.turn(5)
     lab.turn(1)
@@ -246,11 +246,11 @@ def test_a_victim_of_its_card_runs_again_elsewhere_for_free() -> None:
 
 
 def test_who_finds_the_memory_taken_by_strangers_runs_again_for_free() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=3, exit_code=1, gpu_oom=True))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=3, exit_code=1, gpu_oom=True))
     job_id = lab.submit(request=request(gpus=1), retry=RetryRule(retries=0))
     lab.strangers[0] = 70000
     lab.turn(1)
-    lab.outcome = Outcome(runs_s=10)
+    lab.outcome = SimulatedOutcome(runs_s=10)
     for seconds in (3, 40, 1, 1):
         lab.turn(seconds)
     first, second = lab.store.runs([job_id])
@@ -261,7 +261,7 @@ def test_who_finds_the_memory_taken_by_strangers_runs_again_for_free() -> None:
 
 
 def test_a_fault_of_the_program_is_a_failure() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=10, exit_code=1))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     job_id = lab.submit(request=request(gpus=1))
     lab.xids[0] = (31,)
     lab.turn(5)
@@ -272,7 +272,7 @@ def test_a_fault_of_the_program_is_a_failure() -> None:
 
 
 def test_a_card_on_which_everybody_fails_is_taken_out_until_somebody_clears_it() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=2, exit_code=1))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=2, exit_code=1))
     for caller in (ANN, BOB):
         lab.ask(lab.submission(caller, request=request(gpus=1)))
         lab.turn(3)
@@ -338,7 +338,7 @@ def test_what_was_cleared_does_not_come_back_when_the_log_is_read_again() -> Non
 
 
 def test_a_card_without_events_has_its_victims_told_by_the_log() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=10, exit_code=1))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     job_id = lab.submit(request=request(gpus=1), retry=RetryRule(retries=0))
     lab.turn(5)
     lab.turn(6)
@@ -348,7 +348,7 @@ def test_a_card_without_events_has_its_victims_told_by_the_log() -> None:
 
 
 def test_a_fault_of_a_divided_card_makes_victims_of_the_jobs_on_its_instances() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=100, exit_code=1))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=100, exit_code=1))
     lab.health = {0: {"mig_enabled": True, "mig_instances": 1}, 1: {"mig_parent": "GPU-0", "mig_profile": "7g.80gb"}}
     job_id = lab.submit(request=request(gpus=1))
     lab.turn(1)

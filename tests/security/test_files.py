@@ -17,7 +17,7 @@ from attacks import as_user, open_folder, wait_for
 from people import ANN, BOB, NEEDS_ROOT, SystemDaemon
 from support import wait_until
 
-from gpusched.engine import users
+from gpusched.engine.linux import as_user as identity
 
 pytestmark = NEEDS_ROOT
 
@@ -212,7 +212,7 @@ def test_what_a_supervisor_copies_it_writes_as_the_user(make: Any, monkeypatch: 
         return real(fd, data)
 
     monkeypatch.setattr(os, "write", noticed)
-    assert users.write_as(pwd.getpwnam(BOB).pw_uid, write, b"x") == 1
+    assert identity.write_as(pwd.getpwnam(BOB).pw_uid, write, b"x") == 1
     assert seen == [(pwd.getpwnam(BOB).pw_uid, write)]
     assert (os.geteuid(), os.getuid()) == (0, 0)
     os.close(write)
@@ -369,7 +369,7 @@ def test_no_path_that_a_job_is_given_can_be_replaced_by_another_user(make: Any) 
     assert {Path(value).parent.name for value in given} >= {"spool", "checkpoints", "gpusched"}
     assert {Path(value).suffix for value in given} >= {".script", ".checkpoint", ".progress", ".sock"}
     for value in given:
-        assert users.why_unsafe(os.path.dirname(value), for_others=True) is None, value
+        assert identity.why_unsafe(os.path.dirname(value), for_others=True) is None, value
         assert not os.stat(os.path.dirname(value)).st_mode & 0o022, value
 
 

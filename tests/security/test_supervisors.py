@@ -12,9 +12,10 @@ from attacks import as_user, connect, state, wait_for
 from people import BOB, NEEDS_ROOT
 from support import wait_until
 
-from gpusched.engine import forkserver, frames, launch
-from gpusched.engine.session import MOST_GUESTS
-from gpusched.engine.users import LaunchError
+from gpusched.engine import attach_protocol, forkserver
+from gpusched.engine.linux.as_user import LaunchError
+from gpusched.engine.supervisor import launch
+from gpusched.engine.supervisor.interactive import MOST_GUESTS
 
 pytestmark = NEEDS_ROOT
 
@@ -32,17 +33,17 @@ def a_foreground(bob: Any) -> tuple[str, str]:
 
 
 NONSENSE = {
-    "no signal": frames.frame(frames.SIGNAL, b"99"),
-    "a negative signal": frames.frame(frames.SIGNAL, b"-1"),
-    "signal 0": frames.frame(frames.SIGNAL, b"0"),
-    "a huge signal": frames.frame(frames.SIGNAL, b"9" * 30),
-    "more digits than Python reads": frames.frame(frames.SIGNAL, b"9" * 5000),
-    "a huge size": frames.frame(frames.SIZE, b"99999999999999999999 3"),
-    "a negative size": frames.frame(frames.SIZE, b"-1 -1"),
-    "an empty acknowledgement": frames.frame(frames.ACK),
-    "an acknowledgement of nothing": frames.frame(frames.ACK, b"\xff\xff\xff\xff\xff"),
-    "an order among the words": frames.frame(frames.SIGNAL, b"9 tree .\nstop cancel - - ."),
-    "an unknown frame": frames.frame(0, b"x"),
+    "no signal": attach_protocol.frame(attach_protocol.SIGNAL, b"99"),
+    "a negative signal": attach_protocol.frame(attach_protocol.SIGNAL, b"-1"),
+    "signal 0": attach_protocol.frame(attach_protocol.SIGNAL, b"0"),
+    "a huge signal": attach_protocol.frame(attach_protocol.SIGNAL, b"9" * 30),
+    "more digits than Python reads": attach_protocol.frame(attach_protocol.SIGNAL, b"9" * 5000),
+    "a huge size": attach_protocol.frame(attach_protocol.SIZE, b"99999999999999999999 3"),
+    "a negative size": attach_protocol.frame(attach_protocol.SIZE, b"-1 -1"),
+    "an empty acknowledgement": attach_protocol.frame(attach_protocol.ACK),
+    "an acknowledgement of nothing": attach_protocol.frame(attach_protocol.ACK, b"\xff\xff\xff\xff\xff"),
+    "an order among the words": attach_protocol.frame(attach_protocol.SIGNAL, b"9 tree .\nstop cancel - - ."),
+    "an unknown frame": attach_protocol.frame(0, b"x"),
     "a frame too long": b"0" + (1 << 30).to_bytes(4, "little"),
     "bytes": bytes(range(256)) * 40,
 }
@@ -68,7 +69,7 @@ def test_nothing_that_a_client_sends_ends_the_supervisor(make: Any) -> None:
                 pass
 
     for payload in NONSENSE.values():
-        as_user(BOB, lambda payload=payload: send(frames.frame(frames.HELLO, b"1 0 0"), payload))
+        as_user(BOB, lambda payload=payload: send(attach_protocol.frame(attach_protocol.HELLO, b"1 0 0"), payload))
         as_user(BOB, lambda payload=payload: send(b"", payload))
         assert state(bob, job) == "RUNNING"
     assert (daemon.state_dir / "spool" / "engine.log").read_bytes() == b""
@@ -84,7 +85,7 @@ def test_many_silent_clients_keep_nobody_from_the_job(make: Any) -> None:
     def crowd() -> bytes:
         waiting = [connect(path) for _ in range(3 * MOST_GUESTS)]
         with connect(path) as sock:
-            sock.sendall(frames.frame(frames.HELLO, b"1 0 0"))
+            sock.sendall(attach_protocol.frame(attach_protocol.HELLO, b"1 0 0"))
             said = sock.recv(1000)
         for one in waiting:
             one.close()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from engine_bench import BOOT, Does, LocalBench, WallClock
 
-from gpusched.engine import cage, cgroup
+from gpusched.engine.linux import cgroup
 from gpusched.engine.local import LocalEngine
 from gpusched.model.execution import Cage
 
@@ -67,7 +67,7 @@ class CagedBench(LocalBench):
 
     def leaf(self, run: str) -> Path:
         """The control group of a run."""
-        return Path(cage.leaf_of(self.cages, run))
+        return Path(cgroup.leaf_of(self.cages, run))
 
     def until(self, run: str, *kinds: type[E], timeout_s: float = PATIENCE_S) -> E:
         return super().until(run, *kinds, timeout_s=timeout_s)

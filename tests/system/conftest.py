@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.engine import cgroup
+from gpusched.engine.linux import cgroup
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "daemon"))

@@ -10,7 +10,7 @@ import signal
 
 from cages import LET_THROUGH, PATIENCE_S, PYTHON, REFUSED, REPORTS_OPENING, USER, CagedBench
 
-from gpusched.engine import cgroup
+from gpusched.engine.linux import cgroup
 from gpusched.model.execution import RunEnded, RunLost, RunStarted, StopOrder
 
 HOG = "x = bytearray(300 << 20)"

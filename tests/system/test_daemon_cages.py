@@ -13,7 +13,7 @@ from cages import LET_THROUGH, PATIENCE_S, PYTHON, REFUSED, REPORTS_OPENING, mad
 from people import SystemDaemon
 from support import wait_until
 
-from gpusched.engine import cgroup
+from gpusched.engine.linux import cgroup
 
 USER = "daemon"
 FINAL = {"COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED", "NODE_FAIL", "TIMEOUT"}

@@ -11,7 +11,7 @@ import pytest
 from cages import LET_THROUGH, PATIENCE_S, PYTHON, REFUSED, REPORTS_OPENING, USER, CagedBench
 from support import wait_until
 
-from gpusched.engine import guard
+from gpusched.engine.linux import guard
 
 SLICE = "gpusched_test.slice"
 NEEDS_SYSTEMD = pytest.mark.skipif(not os.path.isdir("/run/systemd/system"), reason="PID 1 is not systemd")

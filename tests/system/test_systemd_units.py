@@ -19,8 +19,8 @@ import pytest
 from engine_bench import ENDS, FOREVER, Does, UnitBench
 from support import wait_until
 
-from gpusched.engine import pam, proctree
-from gpusched.engine.choice import names_of
+from gpusched.engine.launchers import names_of
+from gpusched.engine.linux import pam, proctree
 from gpusched.model.execution import RunEnded, RunLost, RunStarted, StopOrder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "daemon"))

@@ -11,7 +11,7 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.forecast import dry_run
 from gpusched.daemon.state import DaemonState
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.lifecycle.transitions import misses_deadline
 from gpusched.model.commands import (
@@ -43,7 +43,7 @@ QOS = {"rush": QosSettings("rush", tier=1, max_time_s=30, max_jobs_per_user=2), 
 
 
 def a_lab(**sections: Any) -> Lab:
-    return Lab(**{"cpus": 1, "outcome": Outcome(runs_s=1000), "queue": QUEUES, "qos": QOS, **sections})
+    return Lab(**{"cpus": 1, "outcome": SimulatedOutcome(runs_s=1000), "queue": QUEUES, "qos": QOS, **sections})
 
 
 def batch(count: int, **parts: Any) -> Submit:
@@ -186,7 +186,9 @@ RUNNING_LIMITS = {
 def test_the_limit_that_a_run_got_its_place_with_is_raised_only_by_those_who_run_the_queue(
     caller: Caller, limit_s: int | None, is_done: bool, is_suspended: bool
 ) -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000), queue={"batch": QueueSettings("batch", operators=("bob",))})
+    lab = Lab(
+        gpus=1, outcome=SimulatedOutcome(runs_s=1000), queue={"batch": QueueSettings("batch", operators=("bob",))}
+    )
     job_id = lab.submit(queue="batch", time_limit_s=600)
     lab.turn()
     if is_suspended:
@@ -199,7 +201,7 @@ def test_the_limit_that_a_run_got_its_place_with_is_raised_only_by_those_who_run
 
 
 def test_a_pending_job_and_a_run_without_a_limit_may_be_given_any() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000))
     free, waits = lab.submit(request=request(gpus=1)), lab.submit(request=request(gpus=1), time_limit_s=600)
     lab.turn()
     for job_id in (free, waits):
@@ -208,7 +210,7 @@ def test_a_pending_job_and_a_run_without_a_limit_may_be_given_any() -> None:
 
 
 def test_a_higher_limit_for_an_array_leaves_tasks_alone_that_run() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000))
     array = lab.submit(request=request(gpus=1), time_limit_s=600, array=ArraySpec("0-2"))
     lab.turn()
     (answer,) = lab.ask(Update(ANN, (array,), {"time_limit_s": 7200}))
@@ -361,7 +363,7 @@ def test_without_a_limit_it_waits_until_the_deadline_itself() -> None:
 
 
 def test_a_job_that_still_can_starts_at_the_last_instant() -> None:
-    lab = a_lab(outcome=Outcome(runs_s=40))
+    lab = a_lab(outcome=SimulatedOutcome(runs_s=40))
     lab.submit()
     just = lab.submit(time_limit_s=20, deadline_at=NOW + 60)
     lab.turn(40)

@@ -12,7 +12,7 @@ from gpusched.daemon import reconcile as reconcile_module
 from gpusched.daemon import verbs
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import TICKET_PATIENCE_S, adopt_open_runs, open_run
-from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import BrokenInvariant, StoreBroken, StoreFull
 from gpusched.lifecycle.transitions import requeue_idle
 from gpusched.model.commands import Cancel, Drain, Hold, Reload, Requeue, Resume, Selection, Suspend, Update
@@ -23,7 +23,7 @@ from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.testing import launch, request
 
-SLOW = Outcome(runs_s=1000, stop_takes_s=5)
+SLOW = SimulatedOutcome(runs_s=1000, stop_takes_s=5)
 
 
 def fail(*arguments: Any, **named: Any) -> Any:
@@ -269,7 +269,7 @@ def test_a_row_that_cannot_be_read_keeps_no_other_run_from_starting(monkeypatch:
 
 
 def test_ends_that_could_not_be_forgotten_are_forgotten_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = a_lab(outcome=Outcome(runs_s=10))
+    lab = a_lab(outcome=SimulatedOutcome(runs_s=10))
     lab.submit()
     lab.turn()
     with monkeypatch.context() as patch:
@@ -297,7 +297,7 @@ def test_the_engine_is_asked_only_about_runs_whose_rows_changed() -> None:
 
 
 def test_events_that_the_engine_cannot_tell_are_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = a_lab(outcome=Outcome(runs_s=10))
+    lab = a_lab(outcome=SimulatedOutcome(runs_s=10))
     lab.submit()
     with monkeypatch.context() as patch:
         patch.setattr(SimulatedEngine, "events", fail)
@@ -433,7 +433,7 @@ def test_a_signal_is_sent_at_most_once_and_one_that_raises_keeps_no_other() -> N
 
 
 def test_a_second_cancel_tells_the_run_once_more() -> None:
-    lab = a_lab(outcome=Outcome(runs_s=1000, stop_takes_s=float("inf")))
+    lab = a_lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=float("inf")))
     job_id = lab.submit(launch=launch("true", env_sha="e", grace_s=100.0))
     lab.turn()
     for _ in range(2):
@@ -526,7 +526,7 @@ def test_a_command_that_cannot_be_applied_takes_no_other_with_it(monkeypatch: py
 
 
 def test_an_event_that_cannot_be_applied_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = a_lab(outcome=Outcome(runs_s=10))
+    lab = a_lab(outcome=SimulatedOutcome(runs_s=10))
     lab.submit(), lab.submit()
     lab.turn()
     usual = lab.scheduler._run_events.apply

@@ -11,7 +11,7 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.alerts import EVENTS, Alert
 from gpusched.model.commands import Caller, Cancel, Drain, Hold, Release, Reload, Selection, Submit, Update
 from gpusched.model.job import Alerting, ArraySpec, Request
@@ -69,7 +69,7 @@ def test_a_restart_finds_the_outbox_as_it_was() -> None:
 
 
 def test_the_limit_is_told_once_though_the_daemon_restarts_and_the_limit_is_changed() -> None:
-    lab = Lab(outcome=Outcome(runs_s=1000))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     job = lab.submit(alerting=asked("time_limit_80"), time_limit_s=100)
     assert lab.scheduler.next_due() == lab.clock.now() + 80
     lab.turn(79)
@@ -120,7 +120,7 @@ class Obliging:
 
 
 def test_what_is_asked_for_later_is_told_from_then_on() -> None:
-    lab = Lab(outcome=Outcome(runs_s=100))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=100))
     job = lab.submit(time_limit_s=110)
     lab.turn(90)
     lab.ask(Update(ANN, (job,), {"notify": ("begin", "end", "time_limit_80"), "notify_to": ("phone",)}))
@@ -133,7 +133,7 @@ def test_what_is_asked_for_later_is_told_from_then_on() -> None:
 
 
 def test_what_is_no_longer_asked_for_is_not_told() -> None:
-    lab = Lab(outcome=Outcome(runs_s=100))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=100))
     job = lab.submit(time_limit_s=110, alerting=asked("end", "time_limit_80"))
     lab.ask(Update(ANN, (job,), {"notify": ()}))
     finish(lab, 101)
@@ -142,7 +142,7 @@ def test_what_is_no_longer_asked_for_is_not_told() -> None:
 
 
 def test_an_array_and_one_of_its_tasks_are_told_of_as_they_are_named() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10))
     array = lab.submit(array=ArraySpec("0-3"))
     lab.ask(Update(ANN, (array,), {"notify": ("end",)}))
     lab.ask(Update(ANN, (array + 2,), {"notify": ("end",)}))
@@ -152,7 +152,7 @@ def test_an_array_and_one_of_its_tasks_are_told_of_as_they_are_named() -> None:
 
 
 def test_a_job_that_waits_too_long_is_told_once_with_the_reason() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=5000), alert=AlertSettings(pending_s=600))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=5000), alert=AlertSettings(pending_s=600))
     lab.submit(request=Request(gpus=1))
     job = lab.submit(request=Request(gpus=1), alerting=asked("pending"))
     lab.turn(599)
@@ -167,7 +167,7 @@ def test_a_job_that_waits_too_long_is_told_once_with_the_reason() -> None:
 
 
 def test_a_hold_and_other_jobs_do_not_count_as_waiting_too_long() -> None:
-    lab = Lab(outcome=Outcome(runs_s=5000), alert=AlertSettings(pending_s=600))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=5000), alert=AlertSettings(pending_s=600))
     first = lab.submit()
     held = lab.submit(alerting=asked("pending"))
     lab.ask(Hold(ANN, (held,)))
@@ -179,7 +179,7 @@ def test_a_hold_and_other_jobs_do_not_count_as_waiting_too_long() -> None:
 
 
 def test_an_empty_queue_is_told_when_the_users_last_job_has_ended_whoever_else_has_jobs() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10))
     lab.ask(lab.submission(BOB, hold=True))
     asked_for = lab.submit(alerting=asked("queue_empty"))
     other = lab.submit(hold=True)
@@ -206,7 +206,7 @@ def test_an_array_is_told_as_a_whole() -> None:
 
 
 def test_a_thousand_tasks_that_fail_are_one_alert() -> None:
-    lab = Lab(cpus=200, outcome=Outcome(runs_s=1, exit_code=1))
+    lab = Lab(cpus=200, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     array = lab.submit(alerting=asked("fail", "end", "retry"), array=ArraySpec("0-999"))
     while not lab.store.load_alerts():
         lab.turn(1)
@@ -215,7 +215,7 @@ def test_a_thousand_tasks_that_fail_are_one_alert() -> None:
 
 
 def test_idle_cards_are_told_to_who_asked_once_for_each_run() -> None:
-    lab = Lab(outcome=Outcome(runs_s=1000))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     told, silent = lab.submit(alerting=asked("gpu_idle")), lab.submit(alerting=asked("end"))
     alerts, world = lab.scheduler.alerts, lab.scheduler.world
     for _ in range(2):
@@ -347,7 +347,7 @@ def test_a_card_with_a_fault_of_its_hardware_is_told_of_once_as_suspect_though_i
 
 
 def test_a_card_on_which_several_users_fail_early_is_told_of_as_suspect() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=2, exit_code=1), alert=AlertSettings(admin=("ops",)))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=2, exit_code=1), alert=AlertSettings(admin=("ops",)))
     for caller in (ANN, BOB):
         lab.ask(lab.submission(caller, request=Request(gpus=1)))
         lab.turn(3)
@@ -474,7 +474,7 @@ def test_other_settings_reach_the_couriers() -> None:
 
 
 def test_a_shorter_wait_counts_for_jobs_that_wait_already() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=5000), alert=AlertSettings(pending_s=6000))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=5000), alert=AlertSettings(pending_s=6000))
     lab.submit(request=Request(gpus=1))
     job = lab.submit(request=Request(gpus=1), alerting=asked("pending"))
     wanted = replace(lab.settings, alert=AlertSettings(pending_s=60))

@@ -19,7 +19,7 @@ from gpusched.api.server import build_app
 from gpusched.api.service import Service
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Caller, Cancel, Selection
 from gpusched.model.job import ArraySpec, RetryRule
 
@@ -125,7 +125,9 @@ def test_a_version_that_makes_no_sense_is_that_of_a_new_reader(since: str) -> No
 moves = st.lists(
     st.tuples(
         st.floats(0, 12),
-        st.sampled_from([Outcome(runs_s=5), Outcome(runs_s=5, exit_code=1), Outcome(runs_s=3, lost=True)]),
+        st.sampled_from(
+            [SimulatedOutcome(runs_s=5), SimulatedOutcome(runs_s=5, exit_code=1), SimulatedOutcome(runs_s=3, lost=True)]
+        ),
         st.sampled_from(["", "", "", "restart", "cancel"]),
         st.booleans(),
     ),
@@ -136,7 +138,7 @@ moves = st.lists(
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.sampled_from(["0-9", "0-2", "3,7-9%2"]), min_size=1, max_size=3), st.integers(1, 6), moves)
 def test_who_reads_now_and_then_knows_what_who_reads_anew_knows(
-    arrays: list[str], at_once: int, turns: list[tuple[float, Outcome, str, bool]]
+    arrays: list[str], at_once: int, turns: list[tuple[float, SimulatedOutcome, str, bool]]
 ) -> None:
     lab = Lab(cpus=4)
     ids = [lab.submit(array=ArraySpec(*split(text)), retry=RetryRule(retries=1, backoff_s=2.0)) for text in arrays]
@@ -157,7 +159,7 @@ def test_who_reads_now_and_then_knows_what_who_reads_anew_knows(
             if looks:
                 reader.look(app)
                 assert reader.jobs == everything(app, named)
-        lab.outcome = Outcome(runs_s=5)
+        lab.outcome = SimulatedOutcome(runs_s=5)
         for _ in range(40):
             lab.turn(6)
         reader.look(app)

@@ -15,7 +15,7 @@ from gpusched.api import visibility
 from gpusched.api.handlers import queues
 from gpusched.api.service import SERVICE, Service
 from gpusched.daemon.facade import DaemonFacade
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import Hold
 from gpusched.model.settings import AccessSettings, AccountSettings, PrioritySettings, QosSettings, QueueSettings
@@ -37,7 +37,7 @@ QOS = {"high": QosSettings("high", tier=5, factor=1.0), "free": QosSettings("fre
 
 @pytest.fixture
 def lab() -> Lab:
-    return Lab(4, outcome=Outcome(runs_s=3600), queue=QUEUES, account=ACCOUNTS, qos=QOS)
+    return Lab(4, outcome=SimulatedOutcome(runs_s=3600), queue=QUEUES, account=ACCOUNTS, qos=QOS)
 
 
 @pytest.fixture(autouse=True)
@@ -225,7 +225,7 @@ def test_private_accounts_are_told_to_members_without_who_else_is_one() -> None:
 
 def test_usage_sums_ended_and_open_runs() -> None:
     accounts = {"a": AccountSettings("a"), "bob": AccountSettings("bob")}
-    lab = Lab(4, outcome=Outcome(runs_s=3600), priority=PrioritySettings(backfill=False), account=accounts)
+    lab = Lab(4, outcome=SimulatedOutcome(runs_s=3600), priority=PrioritySettings(backfill=False), account=accounts)
     lab.submit(request=request(2, cpus=1.0, mem_mib=2048), account="a")
     lab.turn(3600)
     lab.turn()

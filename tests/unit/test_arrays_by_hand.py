@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import arrays
 from gpusched.model.commands import Caller, Cancel, Hold, Release, Requeue, Selection, Suspend, Update
@@ -127,7 +127,7 @@ def test_the_limit_changes_while_it_runs() -> None:
 
 
 def test_a_retry_counts_against_the_limit_and_goes_before_later_tasks() -> None:
-    lab = Lab(cpus=8, outcome=Outcome(runs_s=1, exit_code=1))
+    lab = Lab(cpus=8, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     array = submit(lab, "0-3", throttle=1, retry=RetryRule(retries=1, backoff_s=0.0))
     for _ in range(3):
         lab.turn(2)
@@ -158,12 +158,12 @@ def test_a_restart_in_the_middle_loses_and_doubles_nothing() -> None:
 @pytest.mark.parametrize(
     ("outcome", "limit_s", "state"),
     [
-        (Outcome(runs_s=1, exit_code=3), None, FAILED),
-        (Outcome(runs_s=99), 5, JobState.TIMEOUT),
-        (Outcome(runs_s=1, gpu_oom=True, exit_code=1), None, JobState.OUT_OF_MEMORY),
+        (SimulatedOutcome(runs_s=1, exit_code=3), None, FAILED),
+        (SimulatedOutcome(runs_s=99), 5, JobState.TIMEOUT),
+        (SimulatedOutcome(runs_s=1, gpu_oom=True, exit_code=1), None, JobState.OUT_OF_MEMORY),
     ],
 )
-def test_an_array_of_failures_ends_as_they_did(outcome: Outcome, limit_s: int | None, state: JobState) -> None:
+def test_an_array_of_failures_ends_as_they_did(outcome: SimulatedOutcome, limit_s: int | None, state: JobState) -> None:
     lab = Lab(cpus=8, outcome=outcome)
     array = submit(lab, "0-3", time_limit_s=limit_s)
     run_out(lab)
@@ -173,7 +173,7 @@ def test_an_array_of_failures_ends_as_they_did(outcome: Outcome, limit_s: int | 
 
 
 def test_more_failures_than_allowed_stop_the_rest() -> None:
-    lab = Lab(cpus=2, outcome=Outcome(runs_s=5, exit_code=7))
+    lab = Lab(cpus=2, outcome=SimulatedOutcome(runs_s=5, exit_code=7))
     array = submit(lab, "0-99", max_fails=2)
     run_out(lab)
     row = lab.job(array)
@@ -184,8 +184,8 @@ def test_more_failures_than_allowed_stop_the_rest() -> None:
 
 
 def test_what_runs_is_cancelled_too_when_too_many_have_failed() -> None:
-    lab = Lab(cpus=3, outcome=Outcome(runs_s=500))
-    lab.outcomes["2.1"] = Outcome(runs_s=1, exit_code=1)
+    lab = Lab(cpus=3, outcome=SimulatedOutcome(runs_s=500))
+    lab.outcomes["2.1"] = SimulatedOutcome(runs_s=1, exit_code=1)
     array = submit(lab, "0-9", max_fails=0)
     lab.turn(2)
     lab.turn(2)
@@ -240,7 +240,7 @@ def test_an_array_waits_for_others_as_one() -> None:
 
 
 def test_an_array_whose_parent_failed_is_cancelled_whole() -> None:
-    lab = Lab(cpus=4, outcome=Outcome(runs_s=1, exit_code=1))
+    lab = Lab(cpus=4, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     first = lab.submit()
     array = submit(lab, "0-3", dependency=f"afterok:{first}")
     lab.turn(2)
@@ -446,7 +446,7 @@ def test_each_task_waits_for_the_task_of_the_same_number() -> None:
 
 def test_only_the_counterpart_of_a_task_that_failed_is_cancelled() -> None:
     lab = Lab(cpus=4)
-    lab.outcomes["3.1"] = Outcome(runs_s=1, exit_code=1)
+    lab.outcomes["3.1"] = SimulatedOutcome(runs_s=1, exit_code=1)
     first = submit(lab, "0-3")
     second = submit(lab, "0-3", dependency=f"aftercorr:{first}")
     lab.turn(2)
@@ -499,7 +499,7 @@ def test_arrays_of_one_name_run_one_after_the_other() -> None:
     second = submit(lab, "0-1", name="x", dependency="singleton", retry=RetryRule(retries=1, backoff_s=0.0))
     assert (len(states(lab, first)), len(states(lab, second))) == (2, 0)
     ask(lab, Hold(ANN, (second + 1,)))
-    lab.outcomes[f"{second + 2}.1"] = Outcome(runs_s=1, exit_code=1)
+    lab.outcomes[f"{second + 2}.1"] = SimulatedOutcome(runs_s=1, exit_code=1)
     lab.turn(11)
     lab.turn(2)
     ask(lab, Release(ANN, (second + 1,)))

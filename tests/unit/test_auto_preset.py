@@ -15,7 +15,7 @@ from support import wait_until
 from gpusched import paths
 from gpusched.daemon import auto_preset
 from gpusched.daemon.auto_preset import HOUR, WALL_S, AutoPreset, night_after, read_state, sentence
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotReady, Refused
 from gpusched.model import value
 from gpusched.model.presets import PRESETS, preset
@@ -183,7 +183,7 @@ def test_waiting_jobs_go_by_the_new_preset_at_once(tmp_path: Path) -> None:
     night = Night(tmp_path, lab_with_history())
     scheduler = night.lab.scheduler
     scheduler.use_preset(night.auto.in_force)
-    night.lab.outcome = Outcome(runs_s=1e9)
+    night.lab.outcome = SimulatedOutcome(runs_s=1e9)
     night.lab.submit(request=request(gpus=4))
     long, short = (night.lab.submit(request=request(gpus=4), time_limit_s=limit_s) for limit_s in (36_000, 60))
     jobs = [night.lab.job(job_id) for job_id in (short, long)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.daemon.launch.limits import PERSONAL, RunLimiter, isolation
-from gpusched.engine.processors import read_list, read_processors
+from gpusched.engine.linux.isolation import read_list, read_processors
 from gpusched.model.cluster import GpuSample, Isolation, Processor
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import IsolationSettings

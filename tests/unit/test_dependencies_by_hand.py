@@ -10,7 +10,7 @@ from lab import ANN, BOB, Lab
 
 from gpusched.daemon.forecast import dry_run
 from gpusched.daemon.verbs import submit
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.model.commands import Cancel, Hold, Release, Requeue, Selection, Update
 from gpusched.model.job import ArraySpec
@@ -37,7 +37,7 @@ def why(lab: Lab, job_id: int) -> str:
 def test_a_parent_that_ends_after_a_restart_is_known_to_have_ended() -> None:
     """One that only a running job named was remembered as it was at the restart: later dependants waited for ever."""
     lab = Lab(gpus=0)
-    lab.outcomes = {"2.1": Outcome(runs_s=100), "3.1": Outcome(runs_s=1000)}
+    lab.outcomes = {"2.1": SimulatedOutcome(runs_s=100), "3.1": SimulatedOutcome(runs_s=1000)}
     first, second = lab.submit(), lab.submit()
     either = lab.submit(dependency=f"afterok:{first}?afterok:{second}")
     lab.turn(11)
@@ -52,7 +52,7 @@ def test_a_parent_that_ends_after_a_restart_is_known_to_have_ended() -> None:
 def test_a_job_that_runs_again_after_a_restart_has_not_lost_its_parent() -> None:
     """When another dependant of the parent had ended meanwhile, the retry was cancelled: no such job any more."""
     lab = Lab(gpus=0)
-    lab.outcomes = {"2.1": Outcome(runs_s=100, exit_code=1)}
+    lab.outcomes = {"2.1": SimulatedOutcome(runs_s=100, exit_code=1)}
     parent = lab.submit()
     child = lab.submit(dependency=f"afterok:{parent}", retry={"retries": 1, "backoff_s": 0.0})
     lab.turn(11)
@@ -75,7 +75,7 @@ def test_a_parent_that_ended_long_ago_is_looked_up() -> None:
 
 
 def test_a_parent_that_starts_anew_takes_nothing_back_from_those_it_let_go() -> None:
-    lab = Lab(gpus=0, outcome=Outcome(runs_s=50))
+    lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=50))
     parent = lab.submit()
     child = lab.submit(dependency=f"after:{parent}")
     lab.turn(1)
@@ -93,7 +93,7 @@ def test_a_parent_that_starts_anew_takes_nothing_back_from_those_it_let_go() -> 
 
 
 def test_what_can_never_come_true_waits_to_be_mended_when_asked_to() -> None:
-    lab = Lab(gpus=0, outcome=Outcome(runs_s=1, exit_code=1))
+    lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     failed = lab.submit()
     child = lab.submit(dependency=f"afterok:{failed}", never_satisfied="wait")
     grandchild = lab.submit(dependency=f"afterok:{child}")
@@ -101,7 +101,7 @@ def test_what_can_never_come_true_waits_to_be_mended_when_asked_to() -> None:
     lab.turn(1)
     assert why(lab, child) == f"depends on the success of job {failed}, which ended as FAILED"
     assert why(lab, grandchild) == f"waits for job {child} to complete"
-    lab.outcome = Outcome(runs_s=1)
+    lab.outcome = SimulatedOutcome(runs_s=1)
     update(lab, child, dependency=f"afterany:{failed}")
     lab.turn(1)
     lab.turn(1)
@@ -152,7 +152,7 @@ def test_a_task_may_not_be_made_to_wait_for_its_array_but_for_another_task() -> 
 
 
 def test_a_task_that_has_run_cannot_be_made_to_wait_again() -> None:
-    lab = Lab(gpus=0, outcome=Outcome(runs_s=1, exit_code=1))
+    lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     other = lab.submit(hold=True)
     array = lab.submit(array=THREE, retry={"retries": 1, "backoff_s": 100.0})
     lab.turn(1)
@@ -179,7 +179,7 @@ def test_a_task_that_is_held_apart_still_waits_for_its_counterpart_alone() -> No
     lab = Lab(gpus=0)
     first = lab.submit(array=THREE, hold=True)
     second = lab.submit(array=THREE, dependency=f"aftercorr:{first}")
-    lab.outcomes = {f"{first + 3}.1": Outcome(runs_s=1, exit_code=1)}
+    lab.outcomes = {f"{first + 3}.1": SimulatedOutcome(runs_s=1, exit_code=1)}
     lab.ask(Hold(ANN, (second + 1, second + 2)))
     lab.ask(Release(ANN, (first,)))
     lab.restart()
@@ -200,13 +200,13 @@ def test_a_task_that_is_held_apart_still_waits_for_its_counterpart_alone() -> No
 @pytest.mark.parametrize("has_ended", [False, True], ids=["the others still end", "all has ended"])
 def test_a_task_that_will_never_start_is_known_as_cancelled(has_ended: bool) -> None:
     """While the other tasks were ending, whoever came then waited for ever; afterwards there was no such job."""
-    lab = Lab(gpus=0, cpus=1, outcome=Outcome(runs_s=1000, stop_takes_s=5))
+    lab = Lab(gpus=0, cpus=1, outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
     array = lab.submit(array=THREE)
     lab.ask(Cancel(ANN, Selection(ids=(array,))))
     assert lab.job(array).state is JobState.COMPLETING
     if has_ended:
         lab.turn(6)
-    lab.outcome = Outcome(runs_s=1)
+    lab.outcome = SimulatedOutcome(runs_s=1)
     last = array + 3
     ids = [lab.submit(dependency=f"{kind}:{array}_2={last}") for kind in ("afterany", "afterok", "after")]
     for _ in range(4):
@@ -221,7 +221,7 @@ def test_a_task_that_will_never_start_is_known_as_cancelled(has_ended: bool) -> 
 
 
 def failed(lab: Lab) -> int:
-    lab.outcomes[f"{lab.scheduler.world.next_id}.1"] = Outcome(exit_code=3, runs_s=1)
+    lab.outcomes[f"{lab.scheduler.world.next_id}.1"] = SimulatedOutcome(exit_code=3, runs_s=1)
     job_id = lab.submit()
     lab.turn(2)
     assert lab.job(job_id).state is JobState.FAILED

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.engine import device_rule as rules
-from gpusched.engine import guard
+from gpusched.engine.linux import device_rule as rules
+from gpusched.engine.linux import guard
 
 BLOCK, CHAR = 1, 2
 CTL, MODESET = 255, 254

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from support import wait_until
 
-from gpusched.engine import proctree
-from gpusched.engine.adopted import AdoptedSupervisor
-from gpusched.engine.supervising import supervisor_of
-from gpusched.engine.supervisor import Home, Supervisor
+from gpusched.engine.linux import proctree
+from gpusched.engine.supervisor.adopted import AdoptedSupervisor
+from gpusched.engine.supervisor.supervisor import Home, Supervisor, supervisor_of
 
 ORPHANS = (
     "import os, subprocess, sys\n"

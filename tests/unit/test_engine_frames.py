@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.engine.frames import ACK, LARGEST, OUT, ack, frame, read_ack, take_frames
+from gpusched.engine.attach_protocol import ACK, LARGEST, OUT, ack, frame, read_ack, take_frames
 
 FRAMES = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=300)), max_size=20)
 

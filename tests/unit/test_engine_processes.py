@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 from support import wait_until
 
-from gpusched.engine import proctree, remains
-from gpusched.engine.proctree import Process
-from gpusched.engine.remains import Lost, find_remains, kill_remains
+from gpusched.engine import orphans
+from gpusched.engine.linux import proctree
+from gpusched.engine.linux.proctree import Process
+from gpusched.engine.orphans import OrphanedRun, find_orphans, kill_orphans
 
 EXIT_CALL = {"x86_64": 60, "aarch64": 93}
 
@@ -165,7 +166,7 @@ class Table:
         self.variables: dict[int, list[bytes]] = {}
         monkeypatch.setattr(proctree, "all_pids", lambda: list(self.processes))
         monkeypatch.setattr(proctree, "read_process", self.processes.get)
-        monkeypatch.setattr(remains, "_environ", lambda pid: self.variables.get(pid, []))
+        monkeypatch.setattr(orphans, "_environ", lambda pid: self.variables.get(pid, []))
         self.add(os.getpid(), ppid=1)
 
     def add(
@@ -175,8 +176,8 @@ class Table:
         if run:
             self.variables[pid] = [b"A=1", f"GPUSCHED_RUN={run}".encode(), f"GPUSCHED_SPOOL={spool}".encode()]
 
-    def found(self, *lost: Lost, spared: frozenset[int] = frozenset()) -> dict[str, list[int]]:
-        groups = find_remains(list(lost), "/s", spared)
+    def found(self, *lost: OrphanedRun, spared: frozenset[int] = frozenset()) -> dict[str, list[int]]:
+        groups = find_orphans(list(lost), "/s", spared)
         return {run: sorted(process.pid for process in group) for run, group in groups.items()}
 
 
@@ -185,8 +186,8 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     return Table(monkeypatch)
 
 
-SEEN = Lost("1.1", 50, witnessed=True)
-UNSEEN = Lost("1.1", 50, witnessed=False)
+SEEN = OrphanedRun("1.1", 50, witnessed=True)
+UNSEEN = OrphanedRun("1.1", 50, witnessed=False)
 
 
 def test_marked_processes_and_their_descendants_are_the_runs(table: Table) -> None:
@@ -223,7 +224,7 @@ def test_several_runs_are_told_apart_in_one_walk(table: Table) -> None:
     table.add(101, run="1.1")
     table.add(102, run="2.1")
     table.add(103, session=60)
-    assert table.found(SEEN, Lost("2.1", 60, witnessed=True)) == {"1.1": [101], "2.1": [102, 103]}
+    assert table.found(SEEN, OrphanedRun("2.1", 60, witnessed=True)) == {"1.1": [101], "2.1": [102, 103]}
 
 
 def test_one_that_takes_long_to_die_is_left_when_the_marked_one_is_gone(
@@ -237,9 +238,9 @@ def test_one_that_takes_long_to_die_is_left_when_the_marked_one_is_gone(
     monkeypatch.setattr(proctree, "send", dies_at_once_when_marked)
     table.add(101, session=50)
     table.add(102, session=50, run="1.1")
-    left = kill_remains([UNSEEN], "/s", frozenset())
+    left = kill_orphans([UNSEEN], "/s", frozenset())
     assert left == {"1.1": {101: 1}}, "the session's other member lives, with nothing to tell whose it was"
-    again = Lost("1.1", 50, witnessed=False, known=left["1.1"])
-    assert kill_remains([again], "/s", frozenset()) == {"1.1": {101: 1}}, "nor is it forgotten by the next look"
+    again = OrphanedRun("1.1", 50, witnessed=False, known=left["1.1"])
+    assert kill_orphans([again], "/s", frozenset()) == {"1.1": {101: 1}}, "nor is it forgotten by the next look"
     table.processes[101].start_ticks += 1
-    assert kill_remains([again], "/s", frozenset()) == {"1.1": {}}, "another process has its pid now"
+    assert kill_orphans([again], "/s", frozenset()) == {"1.1": {}}, "another process has its pid now"

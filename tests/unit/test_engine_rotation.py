@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.engine.logs import LOG_FLAGS, Logs
-from gpusched.engine.rotation import Flow, RotatedLogs, cut, signal_fd
+from gpusched.engine.supervisor.logs import LOG_FLAGS, Logs
+from gpusched.engine.supervisor.rotation import RotatedFile, RotatedLogs, cut, signal_fd
 
-MakeFlow = Callable[..., Flow]
+MakeFlow = Callable[..., RotatedFile]
 
 
 MIB = 1 << 20
@@ -22,12 +22,12 @@ MIB = 1 << 20
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[MakeFlow]:
-    made: list[Flow] = []
+    made: list[RotatedFile] = []
 
-    def flow(max_bytes: int = 10, keep: int = 3, append: bool = False) -> Flow:
+    def flow(max_bytes: int = 10, keep: int = 3, append: bool = False) -> RotatedFile:
         path = str(tmp_path / "out")
         ticket = {"umask": 0o022, "log_max_mib": max_bytes / MIB, "log_keep": keep, "append": append}
-        made.append(Flow(os.open(path, LOG_FLAGS, 0o666), path, ticket, None))
+        made.append(RotatedFile(os.open(path, LOG_FLAGS, 0o666), path, ticket, None))
         return made[-1]
 
     yield flow
@@ -73,7 +73,7 @@ def test_every_byte_is_in_one_file(tmp_path_factory: pytest.TempPathFactory, pie
     folder = tmp_path_factory.mktemp("flow")
     path = str(folder / "out")
     ticket = {"umask": 0o022, "log_max_mib": 10 / MIB, "log_keep": 100, "append": False}
-    flow = Flow(os.open(path, LOG_FLAGS, 0o666), path, ticket, None)
+    flow = RotatedFile(os.open(path, LOG_FLAGS, 0o666), path, ticket, None)
     for piece in pieces:
         flow.put(piece)
     flow.close()
@@ -193,7 +193,7 @@ def test_the_clock_is_heard_while_a_pipe_is_never_empty(tmp_path: Path, monkeypa
             os.write(flow.job_end, b"more\n")
             return True
 
-        monkeypatch.setattr(Flow, "copy", lambda _: refilled())
+        monkeypatch.setattr(RotatedFile, "copy", lambda _: refilled())
         os.write(flow.job_end, b"first\n")
         logs.wait(frozenset({signal.SIGUSR2}), 0.05)
         assert len(copies) > 1

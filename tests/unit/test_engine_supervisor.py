@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from gpusched.engine import going_down, proctree, session, supervisor
+from gpusched.engine import going_down
 from gpusched.engine import spool as files
-from gpusched.engine.launcher import PACKAGE_ROOT
-from gpusched.engine.report import GPU_OOM, TAIL_BYTES, tail_shows_oom
-from gpusched.engine.supervisor import Home, Supervisor
+from gpusched.engine.launchers import PACKAGE_ROOT
+from gpusched.engine.linux import proctree
+from gpusched.engine.supervisor import interactive, supervisor
+from gpusched.engine.supervisor.logs import GPU_OOM, TAIL_BYTES, tail_shows_oom
+from gpusched.engine.supervisor.supervisor import Home, Supervisor
 from gpusched.engine.wire import PIPE_BUF
 
 
@@ -75,7 +77,7 @@ def foreground(*, keep: bool = False, client: tuple[int, int, str] | None = None
 def test_a_run_waits_for_its_client_only_so_long(
     make: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch, keep: bool, sentence: str
 ) -> None:
-    monkeypatch.setattr(session, "ATTACH_S", 0.2)
+    monkeypatch.setattr(interactive, "ATTACH_S", 0.2)
     lives = (os.getpid(), proctree.read_process(os.getpid()).start_ticks, "boot")  # type: ignore[union-attr]
     made = make(uid=os.geteuid(), log_mib=0.0, interactive=foreground(keep=keep, client=lives))
     assert in_a_child(made.await_client) == sentence
@@ -236,7 +238,11 @@ def waiting(
 
 
 def test_supervisors_and_the_fork_server_import_neither_structs_nor_dataclasses() -> None:
-    parts = "forkserver supervisor supervising adopted session rotation launch unit".split()
+    parts = [
+        "forkserver",
+        "unit",
+        *(f"supervisor.{part}" for part in "supervisor adopted interactive rotation".split()),
+    ]
     wanted = ", ".join(f"gpusched.engine.{part}" for part in parts)
     code = f"import sys; sys.path.append({PACKAGE_ROOT!r}); import {wanted}"
     argv = [sys.executable, "-I", "-S", "-c", f"{code}; print(*sys.modules)"]

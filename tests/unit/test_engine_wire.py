@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from gpusched.engine.local import event_from
 from gpusched.engine.orders import order_line
-from gpusched.engine.report import joined, shortened
-from gpusched.engine.wire import PIPE_BUF, encode_event, pack_ticket, take_frame, unpack_ticket
+from gpusched.engine.wire import PIPE_BUF, encode_event, joined, pack_ticket, shortened, take_frame, unpack_ticket
 from gpusched.model.execution import LimitOrder, NoteOrder, RunEnded, SignalOrder, StopOrder
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))

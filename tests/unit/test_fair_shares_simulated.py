@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lab import Lab
 
-from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.model.commands import Caller, Submit
 from gpusched.model.settings import AccountSettings, PrioritySettings
 from gpusched.model.states import RunState
@@ -30,7 +30,7 @@ def run_length_s(run: str) -> float:
 def a_lab(priority: PrioritySettings, shares: dict[str, float], gpus: int = 4) -> Lab:
     accounts = {f"of-{user}": AccountSettings(f"of-{user}", shares=share) for user, share in shares.items()}
     lab = Lab(gpus=gpus, cpus=64, priority=priority, account=accounts)
-    lab.engine = SimulatedEngine(lab.clock, lambda ticket: Outcome(runs_s=run_length_s(ticket.run)))
+    lab.engine = SimulatedEngine(lab.clock, lambda ticket: SimulatedOutcome(runs_s=run_length_s(ticket.run)))
     lab.restart()
     for user, caller in USERS.items():
         one = spec(request=request(gpus=1, cpus=0.0), account=f"of-{user}", launch=launch("true", env_sha="e"))

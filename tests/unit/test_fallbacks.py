@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.execution import Ticket
@@ -101,7 +101,7 @@ def test_it_belongs_to_the_pipeline_and_is_held_as_the_job_is() -> None:
 
 
 def test_it_comes_after_the_last_failure_in_the_same_commit() -> None:
-    lab = Lab(outcome=Outcome(runs_s=1, exit_code=3))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=1, exit_code=3))
     failing = lab.submit(fallback=LINE, retry=RetryRule(retries=1, backoff_s=0))
     commits = lab.store.commits
     lab.turn(1)
@@ -119,7 +119,7 @@ def test_it_comes_after_the_last_failure_in_the_same_commit() -> None:
 
 
 def test_a_commit_that_fails_makes_it_neither_lost_nor_double() -> None:
-    lab = Lab(outcome=Outcome(runs_s=1, exit_code=3))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=1, exit_code=3))
     failing = lab.submit(fallback=LINE)
     lab.store.is_full = True
     lab.turn(2)
@@ -133,7 +133,7 @@ def test_a_commit_that_fails_makes_it_neither_lost_nor_double() -> None:
 
 
 def test_a_job_that_is_cancelled_while_its_fallback_could_still_come_has_none() -> None:
-    lab = Lab(outcome=Outcome(runs_s=100))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=100))
     failing = lab.submit(fallback=LINE)
     lab.ask(Cancel(ANN, Selection(ids=(failing,))))
     lab.turn(40)
@@ -142,17 +142,17 @@ def test_a_job_that_is_cancelled_while_its_fallback_could_still_come_has_none() 
 
 
 def test_runs_are_told_what_was_before_them() -> None:
-    lab = Lab(outcome=Outcome(runs_s=1, exit_code=3))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=1, exit_code=3))
     lab.submit(fallback=LINE, retry=RetryRule(retries=1, backoff_s=0))
     tickets = []
 
-    def outcome(ticket: Ticket) -> Outcome:
+    def outcome(ticket: Ticket) -> SimulatedOutcome:
         tickets.append(ticket)
         return lab.outcome
 
     lab.engine.outcome = outcome
     lab.turn(1)
-    lab.outcome = Outcome(runs_s=1)
+    lab.outcome = SimulatedOutcome(runs_s=1)
     lab.turn(1)
     again, follower = tickets
     known = {name: value for name, value in again.env.items() if "PREVIOUS" in name}

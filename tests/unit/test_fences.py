@@ -8,7 +8,7 @@ import pytest
 from lab import ANN, ROOT, Lab
 from planners import check_planner
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, Request
 from gpusched.model.settings import PrioritySettings
@@ -23,7 +23,7 @@ def make_lab(**priority: Any) -> Lab:
     """Two GPUs that one job holds for long; what is submitted then waits with room reserved for it at once."""
     lab = Lab(
         gpus=2,
-        outcome=Outcome(runs_s=100 * HOUR),
+        outcome=SimulatedOutcome(runs_s=100 * HOUR),
         priority=replace(PrioritySettings(), **{**AT_ONCE, "fence_s": HOUR, **priority}),
     )
     lab.submit(request=Request(gpus=2), time_limit_s=2 * 3600)
@@ -171,7 +171,7 @@ def test_tasks_of_an_array_have_fences_before_they_have_rows() -> None:
 def test_where_room_stays_reserved_past_the_fence_outlives_a_restart() -> None:
     lab = Lab(
         gpus=2,
-        outcome=Outcome(runs_s=100 * HOUR),
+        outcome=SimulatedOutcome(runs_s=100 * HOUR),
         priority=replace(PrioritySettings(), **{**AT_ONCE, "fence_s": 60.0}),
     )
     lab.submit(request=Request(gpus=1), time_limit_s=10 * 3600)

@@ -9,7 +9,7 @@ from lab import ANN, BOB, Lab
 
 from gpusched.daemon.dependencies import Singletons
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.model.commands import Caller, Cancel, Release, Reload, Selection, Update
 from gpusched.model.job import RetryRule
@@ -28,12 +28,12 @@ def states(lab: Lab, *ids: int) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["afterok", "afterany", "afternotok", "aftercorr"])
 def test_a_job_that_will_be_tried_again_has_not_ended(kind: str) -> None:
-    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     first = lab.submit(retry=RETRY)
     second = lab.submit(dependency=f"{kind}:{first}")
     lab.turn(11)
     assert (lab.job(first).failures, states(lab, second)) == (1, ["PENDING"])
-    lab.outcome = Outcome(runs_s=10, exit_code=0)
+    lab.outcome = SimulatedOutcome(runs_s=10, exit_code=0)
     lab.turn(10)
     assert states(lab, first, second) == ["RUNNING", "PENDING"]
     lab.turn(11)
@@ -42,7 +42,7 @@ def test_a_job_that_will_be_tried_again_has_not_ended(kind: str) -> None:
 
 
 def test_the_last_failure_decides() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     first = lab.submit(retry=RETRY)
     good, bad = lab.submit(dependency=f"afterok:{first}"), lab.submit(dependency=f"afternotok:{first}")
     for _ in range(4):
@@ -101,7 +101,7 @@ def test_a_singleton_waits_for_the_earlier_ones_of_its_owner_and_name() -> None:
 
 
 def test_a_singleton_follows_retries_restarts_and_cancels() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     first = lab.submit(name="x", retry=replace(RETRY, backoff_s=100.0))
     second = lab.submit(name="x", dependency="singleton")
     lab.turn(11)
@@ -142,7 +142,7 @@ def test_a_circle_through_a_name_is_refused() -> None:
 
 
 def test_what_can_never_come_true_waits_where_that_is_wanted() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1), life=WAIT)
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1), life=WAIT)
     first = lab.submit()
     waits = lab.submit(dependency=f"afterok:{first}")
     ends = lab.submit(dependency=f"afterok:{first}", never_satisfied="cancel")
@@ -160,7 +160,7 @@ def test_what_can_never_come_true_waits_where_that_is_wanted() -> None:
 
 
 def test_what_waits_for_nothing_ends_when_it_is_told_to() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1), life=WAIT)
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1), life=WAIT)
     first = lab.submit()
     waits = lab.submit(dependency=f"afterok:{first}")
     lab.turn(11)
@@ -169,7 +169,7 @@ def test_what_waits_for_nothing_ends_when_it_is_told_to() -> None:
 
 
 def test_one_job_may_wait_where_others_are_cancelled() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     first = lab.submit()
     waits = lab.submit(dependency=f"afterok:{first}", never_satisfied="wait")
     lab.turn(11)
@@ -177,7 +177,7 @@ def test_one_job_may_wait_where_others_are_cancelled() -> None:
 
 
 def test_a_reload_to_cancel_ends_those_that_wait_for_nothing() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1), life=WAIT)
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1), life=WAIT)
     first = lab.submit()
     waits = lab.submit(dependency=f"afterok:{first}")
     lab.turn(11)
@@ -188,10 +188,10 @@ def test_a_reload_to_cancel_ends_those_that_wait_for_nothing() -> None:
 
 
 def test_a_dependant_of_a_requeued_run_waits_for_the_next_one() -> None:
-    lab = Lab(outcome=Outcome(runs_s=5, lost=True))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=5, lost=True))
     first = lab.submit()
     second = lab.submit(dependency=f"afterany:{first}")
-    lab.outcome = Outcome(runs_s=20)
+    lab.outcome = SimulatedOutcome(runs_s=20)
     lab.turn(5)
     assert (lab.job(first).requeues, states(lab, first, second)) == (1, ["RUNNING", "PENDING"])
     scheduler = lab.restart()

@@ -9,7 +9,7 @@ import pytest
 from accidents import AccidentLab
 from lab import ROOT
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.cluster import GpuState
 from gpusched.model.commands import Drain, Submit
 from gpusched.model.job import RetryRule
@@ -90,7 +90,7 @@ def test_gpu_that_becomes_suspect_is_not_given_to_a_waiting_job_in_the_same_tick
     for gpu in range(4):
         lab.use(first, gpu, 60_000, leaves=LEFT_MIB)
     second = lab.submit(request=request(gpus=4))
-    lab.outcome = Outcome(gpu_oom=True, exit_code=1)
+    lab.outcome = SimulatedOutcome(gpu_oom=True, exit_code=1)
     for _ in range(40):
         lab.turn(0.5)
         assert lab.job(second).state is JobState.PENDING
@@ -137,10 +137,10 @@ def test_neighbour_that_runs_out_of_memory_left_behind_is_repeated_free(lab: Acc
     lab.turn()
     lab.use(first, 0, 30_000, leaves=70_000)
     lab.turn(11)
-    lab.outcome = Outcome(runs_s=5, gpu_oom=True, exit_code=1)
+    lab.outcome = SimulatedOutcome(runs_s=5, gpu_oom=True, exit_code=1)
     victim = lab.submit(request=request(gpus=1, vram_mib=40_000), retry=RetryRule(retries=0))
     waiting = lab.submit(request=request(gpus=4))
-    lab.outcome = Outcome(runs_s=10)
+    lab.outcome = SimulatedOutcome(runs_s=10)
     for _ in range(30):
         lab.turn(0.5)
     one, two = lab.store.runs([victim])
@@ -302,7 +302,7 @@ def test_host_memory_that_a_job_booked_is_not_foreign_use_of_a_unified_gpu(accid
 
 def test_host_memory_in_use_excuses_no_job_that_runs_out_of_memory_on_a_unified_gpu(accidents: MakeLab) -> None:
     lab = accidents(1, unified=True, gpu=QUICK, node=NodeSettings(name="n1", cpus=8, mem_mib=24_000))
-    lab.outcome = Outcome(gpu_oom=True, exit_code=1)
+    lab.outcome = SimulatedOutcome(gpu_oom=True, exit_code=1)
     job = lab.submit(request=request(gpus=1, vram_mib=6_000))
     for _ in range(5):
         lab.turn(1)

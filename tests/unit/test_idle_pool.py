@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpusched.engine.idle_pool import IdlePool
+from gpusched.engine.wire import IdlePool
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab import Lab
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.idle import Activity
 from gpusched.model.job import Alerting, RetryRule
 from gpusched.model.settings import IdleSettings
@@ -19,7 +19,7 @@ POLL_S = 30.0
 
 def lab_with(**idle: Any) -> Lab:
     settings = IdleSettings(**{"after_s": 600.0, "lower_after_s": 1200.0, "then_after_s": 1800.0, **idle})
-    return Lab(gpus=2, outcome=Outcome(runs_s=1e9, stop_takes_s=5), idle=settings)
+    return Lab(gpus=2, outcome=SimulatedOutcome(runs_s=1e9, stop_takes_s=5), idle=settings)
 
 
 def pass_time(lab: Lab, minutes: float, *, marks: tuple[object, ...] | None = ()) -> None:
@@ -84,7 +84,7 @@ def test_a_restart_repeats_no_step() -> None:
 
 def test_by_policy_it_waits_again_behind_others_after_its_notice() -> None:
     lab = lab_with(then="requeue", notice_s=100.0)
-    lab.outcome = Outcome(runs_s=1e9, stop_takes_s=1e9)
+    lab.outcome = SimulatedOutcome(runs_s=1e9, stop_takes_s=1e9)
     job_id = lab.submit(request=request(gpus=1), launch=launch("true", env_sha="e", grace_s=1))
     other = lab.submit(request=request(gpus=1), ignore_idle=True)
     waiting = lab.submit(request=request(gpus=1))

@@ -13,7 +13,7 @@ from lab import ANN, BOB, Lab
 
 from gpusched.api.resubmit import read_resubmission
 from gpusched.daemon.forecast import dry_run
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.model.commands import PipelineStep, ResumePipeline, Submit, SubmitPipeline, Update
 from gpusched.model.job import ArraySpec, Job
@@ -144,7 +144,7 @@ def test_run_times_are_said_as_people_say_them(low_s: float, high_s: float, word
 
 
 def a_lab(**sections: Any) -> Lab:
-    return Lab(**{"gpus": 2, "outcome": Outcome(runs_s=HOUR), **sections})
+    return Lab(**{"gpus": 2, "outcome": SimulatedOutcome(runs_s=HOUR), **sections})
 
 
 def ended(lab: Lab, times: int, **parts: Any) -> None:
@@ -353,7 +353,7 @@ def test_a_repeated_job_asks_for_the_limit_that_was_asked_for(
 def test_a_step_that_its_automatic_limit_ended_is_resumed_with_a_longer_one() -> None:
     lab = a_lab()
     ended(lab, 3)
-    lab.outcome = Outcome(runs_s=2 * HOUR)
+    lab.outcome = SimulatedOutcome(runs_s=2 * HOUR)
     answer = asked(lab, SubmitPipeline(ANN, "p", "", [PipelineStep("a", auto(), Needs(), "step a")], {"e": b"{}"}))
     first = int(answer["jobs"]["a"])
     lab.turn(1)

@@ -8,7 +8,7 @@ import pytest
 from lab import ANN, Lab
 
 from gpusched.daemon.forecast import limit_hint
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Hold, Update
 from gpusched.model.settings import DefaultSettings, PrioritySettings, QueueSettings, SubmitSettings
 from gpusched.model.states import JobState
@@ -22,7 +22,7 @@ BY_LIMIT = PrioritySettings(order="fifo", backfill_by="limit", predict=True)
 
 def a_lab(known: int = 4, **sections: Any) -> Lab:
     """Two cards, on which `train.sh` has taken an hour; two of three runs of anything else take as long."""
-    lab = Lab(**{"gpus": 2, "outcome": Outcome(runs_s=HOUR), "priority": BY_LIMIT, **sections})
+    lab = Lab(**{"gpus": 2, "outcome": SimulatedOutcome(runs_s=HOUR), "priority": BY_LIMIT, **sections})
     lab.scheduler.history.load()
     for _ in range(known):
         lab.submit(launch=TRAIN, request=request(gpus=1))
@@ -35,7 +35,7 @@ def a_lab(known: int = 4, **sections: Any) -> Lab:
 
 def before_a_wide_job(lab: Lab, **parts: Any) -> int:
     """One card busy for three hours; a job that wants both for an hour; and behind it the one that is returned."""
-    lab.outcomes[f"{lab.scheduler.world.next_id}.1"] = Outcome(runs_s=3 * HOUR)
+    lab.outcomes[f"{lab.scheduler.world.next_id}.1"] = SimulatedOutcome(runs_s=3 * HOUR)
     lab.submit(request=request(gpus=1), time_limit_s=3 * HOUR)
     lab.turn(1)
     lab.submit(request=request(gpus=2), time_limit_s=HOUR)

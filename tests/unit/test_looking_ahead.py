@@ -13,7 +13,7 @@ from gpusched.daemon.watch import estimates as estimating
 from gpusched.daemon.watch import history as history_module
 from gpusched.daemon.watch.estimates import KEPT, Estimates, Estimator
 from gpusched.daemon.watch.history import MOST_FAMILIES, History
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import PrioritySettings, QueueSettings
 from gpusched.model.snapshot import ClassKey, Estimate
@@ -45,7 +45,7 @@ def outlook(lab: Lab) -> QueueForecast:
 
 
 def test_runs_are_learned_as_they_end_and_are_known_after_a_restart() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=100))
     lab.scheduler.history.load()
     one = job(1, launch=TRAIN, request=request(gpus=1))
     ended(lab, 2)
@@ -60,7 +60,7 @@ def test_runs_are_learned_as_they_end_and_are_known_after_a_restart() -> None:
 
 
 def test_guesses_are_gone_by_when_they_were_better_than_limits_also_after_a_restart() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=100))
     lab.scheduler.history.load()
     one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
     ended(lab, LEAST_JUDGED - 1, time_limit_s=3600)
@@ -81,7 +81,7 @@ def test_guesses_are_gone_by_when_they_were_better_than_limits_also_after_a_rest
 
 
 def test_limits_that_say_how_long_jobs_run_are_gone_by() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=100))
     lab.scheduler.history.load()
     ended(lab, LEAST_JUDGED, time_limit_s=100)
     one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=100)
@@ -90,7 +90,7 @@ def test_limits_that_say_how_long_jobs_run_are_gone_by() -> None:
 
 
 def test_the_limits_of_one_user_are_not_judged_by_those_of_another() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=100))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=100))
     lab.scheduler.history.load()
     ended(lab, LEAST_JUDGED, time_limit_s=3600)
     ended(lab, LEAST_JUDGED, time_limit_s=100, caller=BOB)
@@ -105,7 +105,7 @@ def test_the_limits_of_one_user_are_not_judged_by_those_of_another() -> None:
 
 
 def test_who_waits_is_thought_of_anew_when_limits_of_the_user_are_no_longer_gone_by() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=100), priority=PrioritySettings(predict=True, calc_period_s=60.0))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100), priority=PrioritySettings(predict=True, calc_period_s=60.0))
     lab.scheduler.history.load()
     ended(lab, 1, time_limit_s=3600, launch=launch("other.sh", env_sha="e"))
     ended(lab, LEAST_JUDGED - 2, time_limit_s=3600)
@@ -130,7 +130,7 @@ def test_who_waits_is_thought_of_anew_when_limits_of_the_user_are_no_longer_gone
 
 def cut_short(lab: Lab, times: int, **parts: Any) -> None:
     """So many runs of the family, each ended at its limit of a minute."""
-    lab.outcome = Outcome(runs_s=7200)
+    lab.outcome = SimulatedOutcome(runs_s=7200)
     for _ in range(times):
         lab.submit(**{"launch": TRAIN, "request": request(gpus=1), "time_limit_s": 60, **parts})
         for passes_s in (61, 1, 1):
@@ -168,7 +168,9 @@ def test_jobs_that_go_on_after_their_limit_have_stated_it_right() -> None:
 
 
 def test_a_job_that_waits_goes_by_runs_like_it_that_are_ended_at_their_limits() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=7200), priority=PrioritySettings(predict=True, calc_period_s=60.0))
+    lab = Lab(
+        gpus=1, outcome=SimulatedOutcome(runs_s=7200), priority=PrioritySettings(predict=True, calc_period_s=60.0)
+    )
     lab.scheduler.history.load()
     ids = [lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=60) for _ in range(4)]
     found = []
@@ -186,7 +188,7 @@ def first_waiting_key(lab: Lab) -> ClassKey:
 
 
 def test_who_waits_is_thought_of_anew_as_those_like_it_end() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=100), priority=PrioritySettings(predict=True, calc_period_s=60.0))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100), priority=PrioritySettings(predict=True, calc_period_s=60.0))
     lab.scheduler.history.load()
     waits = {"launch": TRAIN, "request": request(gpus=1)}
     for _ in range(4):
@@ -204,7 +206,7 @@ def test_who_waits_is_thought_of_anew_as_those_like_it_end() -> None:
 
 
 def test_who_waits_while_the_past_is_read_is_thought_of_anew() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=100), priority=PrioritySettings(predict=True))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100), priority=PrioritySettings(predict=True))
     ended(lab, 3)
     for _ in range(2):
         lab.submit(launch=TRAIN, request=request(gpus=1))
@@ -217,7 +219,7 @@ def test_who_waits_while_the_past_is_read_is_thought_of_anew() -> None:
 
 
 def test_what_failed_says_nothing() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=100, exit_code=1))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100, exit_code=1))
     lab.scheduler.history.load()
     ended(lab, 4)
     assert lab.scheduler.history.predict(job(1, launch=TRAIN, request=request(gpus=1))) is None
@@ -277,9 +279,9 @@ def test_the_number_of_families_is_bounded() -> None:
 
 def busy_lab() -> tuple[Lab, int, int]:
     """One card; a job of an hour on it that usually takes 100 s, and one that waits."""
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=100))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100))
     ended(lab, 3)
-    lab.outcome = Outcome(runs_s=3600)
+    lab.outcome = SimulatedOutcome(runs_s=3600)
     running = lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
     waiting = lab.submit(request=request(gpus=1), time_limit_s=600)
     return lab, running, waiting
@@ -336,7 +338,7 @@ def test_nothing_is_proposed_that_the_queue_does_not_admit() -> None:
         "open": QueueSettings("open"),
         "closed": QueueSettings("closed", users=("bob",)),
     }
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=3600), queue=queues)
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=3600), queue=queues)
     lab.submit(request=request(gpus=1), queue="default")
     waiting = lab.submit(request=request(gpus=1), queue="default")
     found = outlook(lab).alternatives(lab.scheduler.world.jobs[waiting], None)

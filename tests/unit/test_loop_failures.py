@@ -22,7 +22,7 @@ from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.failures import LOG_AGAIN_S, StepFailures
 from gpusched.daemon.meters import page
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import StoreFull
 from gpusched.model.settings import AccessSettings, DaemonSettings
 from gpusched.model.value import replace
@@ -35,7 +35,7 @@ TOO_MANY = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 def a_lab(**sections: Any) -> Lab:
     sections.setdefault("daemon", DaemonSettings(poll_s=0.01, idle_poll_s=0.01))
-    return Lab(gpus=1, outcome=Outcome(runs_s=1e6), **sections)
+    return Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1e6), **sections)
 
 
 def names_of_steps() -> tuple[list[str], list[str]]:

@@ -12,7 +12,7 @@ from lab import ANN, BOB, ROOT, Lab
 from gpusched import access
 from gpusched.api.resubmit import read_resubmission
 from gpusched.daemon.forecast import dry_run
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import GpuschedError, Refused
 from gpusched.model.commands import (
     Caller,
@@ -227,7 +227,7 @@ EVE = Caller(1002, "eve")
 
 @pytest.fixture
 def lab() -> Lab:
-    return Lab(cpus=4, outcome=Outcome(runs_s=1000), account={one.name: one for one in LABS})
+    return Lab(cpus=4, outcome=SimulatedOutcome(runs_s=1000), account={one.name: one for one in LABS})
 
 
 def texts(answers: list[Any]) -> list[str]:
@@ -381,7 +381,7 @@ def test_jobs_of_a_user_who_is_taken_out_go_on_and_new_ones_are_refused(lab: Lab
 def test_the_account_of_before_opens_no_other_queue_qos_or_reservation(changes: dict[str, str]) -> None:
     queues = {"default": QueueSettings("default"), "rich": QueueSettings("rich", accounts=("chem",))}
     qos = {"high": QosSettings("high", tier=1, accounts=("chem",))}
-    lab = Lab(outcome=Outcome(runs_s=1000), account={one.name: one for one in LABS}, queue=queues, qos=qos)
+    lab = Lab(outcome=SimulatedOutcome(runs_s=1000), account={one.name: one for one in LABS}, queue=queues, qos=qos)
     lab.ask(Reserve(ROOT, "talk", start_at=lab.clock.now() + 1e5, duration_s=600.0, gpus=1, accounts=("chem",)))
     before, after = (lab.submit(account="chem", hold=True, time_limit_s=60) for _ in range(2))
     assert texts(lab.ask(Update(ANN, (before,), changes))) == [""]
@@ -395,7 +395,7 @@ def test_the_account_of_before_opens_no_other_queue_qos_or_reservation(changes: 
 
 def test_a_queue_of_the_accounts_name_makes_nobody_a_member() -> None:
     queues = {"default": QueueSettings("default"), "bio": QueueSettings("bio")}
-    lab = Lab(outcome=Outcome(runs_s=1000), account={one.name: one for one in LABS}, queue=queues)
+    lab = Lab(outcome=SimulatedOutcome(runs_s=1000), account={one.name: one for one in LABS}, queue=queues)
     job_id = lab.submit(account="chem", queue="bio", hold=True)
     (refused,) = lab.ask(Update(ANN, (job_id,), {"account": "bio"}))
     assert refused.message == SENTENCE
@@ -432,7 +432,7 @@ def test_what_is_repeated_in_an_account_of_before_is_refused_until_another_is_na
 
 
 def test_a_pipeline_is_not_resumed_in_an_account_of_before(lab: Lab) -> None:
-    lab.outcome = Outcome(runs_s=1, exit_code=1)
+    lab.outcome = SimulatedOutcome(runs_s=1, exit_code=1)
     step = PipelineStep("one", spec(account="physics", launch=launch("true", env_sha="e")), Needs(), "line 1")
     (answer,) = lab.ask(SubmitPipeline(ANN, "train", "", [step], {"e": b""}))
     lab.turn(5)

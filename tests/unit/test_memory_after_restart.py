@@ -8,7 +8,7 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import BrokenInvariant
 from gpusched.lifecycle.dependencies import Satisfied, Waiting
 from gpusched.model.commands import Drain
@@ -28,7 +28,7 @@ def array_of_five(lab: Lab, **parts: Any) -> int:
 
 def test_a_job_that_waits_for_a_task_without_a_row_waits_on_after_a_restart() -> None:
     """It was cancelled: the tasks that are left of an array were learned too late."""
-    lab = Lab(cpus=1, outcome=Outcome(runs_s=3))
+    lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3))
     array = array_of_five(lab)
     waiting = lab.submit(dependency=f"afterok:{array}_3={array + 4}", request=request(cpus=1))
     lab.restart()
@@ -42,7 +42,7 @@ def test_a_job_that_waits_for_a_task_without_a_row_waits_on_after_a_restart() ->
 
 def test_a_task_in_its_backoff_has_no_place_among_the_tasks_that_wait() -> None:
     """Asking for it raised ValueError, and its reason was that of the others."""
-    lab = Lab(cpus=1, outcome=Outcome(runs_s=3, exit_code=1))
+    lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3, exit_code=1))
     array = array_of_five(lab, retry=RetryRule(retries=1, backoff_s=1000.0))
     lab.turn(3)
     task = lab.job(array + 1)
@@ -56,7 +56,7 @@ def test_a_task_in_its_backoff_has_no_place_among_the_tasks_that_wait() -> None:
 
 def test_a_job_that_waits_for_a_task_of_an_array_with_too_many_failures_is_let_go() -> None:
     """It waited for a task that would never have a row, until a restart."""
-    lab = Lab(cpus=1, outcome=Outcome(runs_s=3, exit_code=1))
+    lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3, exit_code=1))
     array = array_of_five(lab, max_fails=0)
     waiting = lab.submit(dependency=f"afterany:{array}_3={array + 4}", request=request(cpus=1))
     lab.turn(3)
@@ -68,7 +68,7 @@ def test_a_job_that_waits_for_a_task_of_an_array_with_too_many_failures_is_let_g
 
 
 def test_a_task_has_not_started_because_another_of_its_array_has() -> None:
-    lab = Lab(cpus=1, outcome=Outcome(runs_s=3))
+    lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3))
     array = array_of_five(lab)
     lab.turn(1)
     assert lab.job(array).start_at is not None
@@ -111,7 +111,7 @@ def test_whether_a_commit_that_raised_was_made_is_read_from_all_that_it_was_to_s
 
 def test_an_empty_queue_is_told_once_though_several_jobs_end_in_one_turn() -> None:
     """A second row stayed armed for ever, and told of the next empty queue, too."""
-    lab = Lab(outcome=Outcome(runs_s=3))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=3))
     words = Alerting(("queue_empty",))
     lab.ask(*(lab.submission(ANN, alerting=words) for _ in range(3)), lab.submission(BOB, alerting=words))
     lab.turn(3)

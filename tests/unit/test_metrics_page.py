@@ -14,7 +14,7 @@ from exposition_reader import read_page, values
 from lab import ANN, BOB, Lab
 
 from gpusched.daemon.meters import MOST_QUEUES, OTHERS, RECENT_S, GpuMeter, page
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle import arrays
 from gpusched.model import series
 from gpusched.model.commands import Caller, Cancel, Hold, Release, Selection
@@ -51,7 +51,7 @@ def by(lab: Lab, name: str, label: str) -> dict[str, float]:
 
 
 def test_every_family_is_told_and_both_formats_are_right() -> None:
-    lab = Lab(2, outcome=Outcome(runs_s=100))
+    lab = Lab(2, outcome=SimulatedOutcome(runs_s=100))
     lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=2), hold=True)
     lab.turn(1)
@@ -88,7 +88,9 @@ def counted(lab: Lab) -> tuple[Counter[tuple[str, str]], Counter[str]]:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_running_counts_are_those_of_a_look_at_every_job(seed: int) -> None:
     rng = random.Random(seed)
-    lab = Lab(2, cpus=6, outcome=Outcome(runs_s=7), life=LifeSettings(never_satisfied=rng.choice(["wait", "cancel"])))
+    lab = Lab(
+        2, cpus=6, outcome=SimulatedOutcome(runs_s=7), life=LifeSettings(never_satisfied=rng.choice(["wait", "cancel"]))
+    )
     ids: list[int] = []
     is_by_task = False
     for _ in range(60):
@@ -110,7 +112,7 @@ def test_the_running_counts_are_those_of_a_look_at_every_job(seed: int) -> None:
                 parts["begin_at"] = lab.clock.now() + rng.randrange(1, 40)
             if rng.random() < 0.3:
                 parts["retry"] = RetryRule(retries=2, backoff_s=9)
-                lab.outcomes[f"{lab.scheduler.world.next_id}.1"] = Outcome(runs_s=3, exit_code=1)
+                lab.outcomes[f"{lab.scheduler.world.next_id}.1"] = SimulatedOutcome(runs_s=3, exit_code=1)
             caller = rng.choice([ANN, BOB])
             (answer,) = lab.ask(lab.submission(caller, **parts))
             if isinstance(answer, dict):
@@ -152,7 +154,7 @@ def out_of_line(reasons: Counter[str]) -> dict[str, int]:
 
 
 def test_a_look_walks_over_no_waiting_job_and_asks_the_table_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = Lab(1, outcome=Outcome(runs_s=100))
+    lab = Lab(1, outcome=SimulatedOutcome(runs_s=100))
     for _ in range(30):
         lab.submit(request=request(gpus=1))
 
@@ -170,7 +172,7 @@ def test_a_look_walks_over_no_waiting_job_and_asks_the_table_for_nothing(monkeyp
 
 
 def test_looks_leave_nothing_behind() -> None:
-    lab = Lab(2, outcome=Outcome(runs_s=1000))
+    lab = Lab(2, outcome=SimulatedOutcome(runs_s=1000))
     for number in range(20):
         lab.submit(request=request(gpus=1), queue=f"q{number}")
     for _ in range(20):
@@ -192,7 +194,7 @@ def test_looks_leave_nothing_behind() -> None:
 
 
 def test_queues_that_anybody_can_make_up_do_not_make_up_series() -> None:
-    lab = Lab(1, cpus=500, outcome=Outcome(runs_s=100))
+    lab = Lab(1, cpus=500, outcome=SimulatedOutcome(runs_s=100))
     lab.ask(*[lab.submission(queue=f"q{number}") for number in range(3 * MOST_QUEUES)])
     lab.turn(1)
     lab.turn(100)
@@ -218,7 +220,7 @@ def test_queues_of_the_settings_are_told_when_nothing_is_in_them() -> None:
 
 @pytest.mark.parametrize("name", ['a"b', "x\n} 1", "back\\slash", "日本", "(others)", "\udc80"])
 def test_hostile_names_of_users_and_queues_stay_labels(name: str) -> None:
-    lab = Lab(2, outcome=Outcome(runs_s=100))
+    lab = Lab(2, outcome=SimulatedOutcome(runs_s=100))
     mallory = Caller(1002, name)
     lab.ask(lab.submission(mallory, queue=name, request=request(gpus=1)))
     # Two names that cannot be told apart as labels share a series.
@@ -245,7 +247,7 @@ def counters(lab: Lab) -> dict[Any, float]:
 
 
 def test_counters_only_grow() -> None:
-    lab = Lab(2, outcome=Outcome(runs_s=5))
+    lab = Lab(2, outcome=SimulatedOutcome(runs_s=5))
     before = counters(lab)
     for number in range(40):
         if number % 3 == 0:
@@ -263,7 +265,7 @@ def test_counters_only_grow() -> None:
 
 
 def test_tasks_count_one_by_one_also_those_that_never_got_a_row() -> None:
-    lab = Lab(0, cpus=2, outcome=Outcome(runs_s=100))
+    lab = Lab(0, cpus=2, outcome=SimulatedOutcome(runs_s=100))
     array = lab.submit(array=ArraySpec("0-9"))
     lab.turn(1)
     assert told(lab, "gpusched_jobs_submitted_total") == 10
@@ -302,7 +304,7 @@ def waits(lab: Lab) -> list[float]:
 
 
 def test_a_wait_is_from_when_nothing_but_the_scheduler_was_in_the_way() -> None:
-    lab = Lab(1, outcome=Outcome(runs_s=50))
+    lab = Lab(1, outcome=SimulatedOutcome(runs_s=50))
     first = lab.submit(request=request(gpus=1))
     lab.submit(dependency=f"afterok:{first}")
     lab.submit(begin_at=lab.clock.now() + 30)
@@ -328,7 +330,7 @@ def test_a_wait_is_from_when_nothing_but_the_scheduler_was_in_the_way() -> None:
 
 
 def test_cards_are_told_as_they_are() -> None:
-    lab = Lab(2, outcome=Outcome(runs_s=100))
+    lab = Lab(2, outcome=SimulatedOutcome(runs_s=100))
     lab.load, lab.used, lab.strangers = {0: 0.75}, {0: 2048}, {1: 4096}
     lab.submit(request=request(gpus=1, vram_mib=8192))
     lab.turn(1)
@@ -370,7 +372,7 @@ def test_what_cannot_be_measured_now_is_not_told() -> None:
 
 
 def test_gpu_seconds_are_what_was_held_over_time() -> None:
-    lab = Lab(4, outcome=Outcome(runs_s=100))
+    lab = Lab(4, outcome=SimulatedOutcome(runs_s=100))
     lab.submit(request=request(gpus=2))
     lab.ask(lab.submission(BOB, request=request(gpus=1, gpu_fraction=0.25)))
     lab.clock.advance(40)
@@ -408,7 +410,7 @@ def test_an_observation_at_a_bound_is_below_it() -> None:
 
 
 def test_reasons_are_words_of_gq() -> None:
-    lab = Lab(1, outcome=Outcome(runs_s=100))
+    lab = Lab(1, outcome=SimulatedOutcome(runs_s=100))
     for _ in range(4):
         lab.submit(request=request(gpus=1))
     lab.submit(hold=True)

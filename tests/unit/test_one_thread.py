@@ -17,7 +17,7 @@ from lab import ANN, ROOT, Lab
 from loop_bench import loop_bench
 
 from gpusched.daemon.forecast import JobNames, QueueForecast, RunTimes
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotReady
 from gpusched.model.commands import Cancel, Drain, Reserve, Selection
 from gpusched.model.job import ArraySpec
@@ -52,12 +52,12 @@ def copied(outlook: QueueForecast) -> QueueForecast:
 @pytest.fixture
 def lab() -> Lab:
     """Runs, waits, an array, a job that begins later, one that depends; a past to predict by."""
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=50), priority=PrioritySettings(predict=True))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=50), priority=PrioritySettings(predict=True))
     for _ in range(4):
         lab.submit(request=request(gpus=2))
         lab.turn(51)
         lab.turn(1)
-    lab.outcome = Outcome(runs_s=1000)
+    lab.outcome = SimulatedOutcome(runs_s=1000)
     for _ in range(3):
         lab.submit(request=request(gpus=2))
     lab.submit(request=request(gpus=1), array=ArraySpec("0-3"))

@@ -8,7 +8,7 @@ import pytest
 from lab import Lab
 
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.model.execution import NoteOrder, Order
 from gpusched.model.job import Alerting, Interactive, RetryRule
 from gpusched.model.settings import GpuSettings
@@ -23,7 +23,7 @@ GIB = 1024
 def lab_with(**gpu: Any) -> Lab:
     """One card of 80 GiB."""
     settings = GpuSettings(**{"free_polls": 1, "vram_over": "kill", "vram_over_grace_s": 30.0, **gpu})
-    return Lab(gpus=1, outcome=Outcome(runs_s=1e9, stop_takes_s=1), gpu=settings)
+    return Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1e9, stop_takes_s=1), gpu=settings)
 
 
 def slice_of(lab: Lab, gib: int, **parts: Any) -> int:
@@ -150,7 +150,7 @@ def test_a_neighbour_with_room_enough_is_not_bothered() -> None:
 def test_a_neighbour_whose_memory_runs_out_for_it_is_run_again_for_free_and_elsewhere() -> None:
     lab = lab_with(vram_over="warn")
     over = slice_of(lab, 8)
-    lab.outcomes["2.1"] = Outcome(runs_s=100, exit_code=1, gpu_oom=True)
+    lab.outcomes["2.1"] = SimulatedOutcome(runs_s=100, exit_code=1, gpu_oom=True)
     victim = slice_of(lab, 30, retry=RetryRule(retries=0))
     hold(lab, f"{over}.1", 60)
     hold(lab, f"{victim}.1", 10)

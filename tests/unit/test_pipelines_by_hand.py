@@ -6,7 +6,7 @@ from typing import Any
 
 from lab import ANN, BOB, ENV, Lab
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.lifecycle.pipelines import parse_needs, pipeline_status
 from gpusched.model.commands import Cancel, PipelineStep, ResumePipeline, Selection, SubmitPipeline
@@ -40,7 +40,7 @@ def states(lab: Lab) -> dict[str, JobState]:
 
 def test_who_cancels_a_pipeline_as_a_step_fails_meets_its_fallback() -> None:
     """Both in one turn: the fallback was made after the cancel, and ran."""
-    lab = Lab(gpus=0, outcome=Outcome(runs_s=5, exit_code=1))
+    lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5, exit_code=1))
     submit(lab, step("a", fallback="echo no"), step("b", "a"))
     lab.clock.advance(6)
     answer = ask(lab, Cancel(ANN, Selection(pipelines=frozenset({1}))))
@@ -58,7 +58,7 @@ def test_a_pipeline_that_there_is_not_cannot_be_cancelled() -> None:
 
 def test_what_is_not_needed_does_not_keep_a_pipeline_from_its_end() -> None:
     """Where hopeless jobs are kept to be mended, it waited for ever, and gwait with it."""
-    lab = Lab(gpus=0, outcome=Outcome(runs_s=5), life=LifeSettings(never_satisfied="wait"))
+    lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5), life=LifeSettings(never_satisfied="wait"))
     ids = submit(lab, step("a"), step("mend", "afternotok:a"), step("then", "mend"), step("b", "a"))
     plain = lab.submit(dependency=f"afternotok:{ids['a']}")
     kept = submit(lab, step("c"), step("d", "afternotok:c", never_satisfied="wait"))["d"]
@@ -72,14 +72,14 @@ def test_what_is_not_needed_does_not_keep_a_pipeline_from_its_end() -> None:
 
 
 def test_what_waits_behind_a_failure_is_kept_where_it_can_be_mended() -> None:
-    lab = Lab(gpus=0, outcome=Outcome(runs_s=5, exit_code=1), life=LifeSettings(never_satisfied="wait"))
+    lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5, exit_code=1), life=LifeSettings(never_satisfied="wait"))
     submit(lab, step("a"), step("b", "a"), step("c", "b"))
     lab.turn(6)
     assert states(lab) == {"a": JobState.FAILED, "b": JobState.PENDING, "c": JobState.PENDING}
 
 
 def test_a_step_that_runs_again_is_not_held_and_has_no_deadline_that_is_past() -> None:
-    lab = Lab(gpus=0, outcome=Outcome(runs_s=5, exit_code=1))
+    lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5, exit_code=1))
     now = lab.clock.now()
     ids = submit(lab, step("a", deadline_at=now + 8, hold=True), step("b", deadline_at=now + 1000))
     lab.turn(9)
@@ -92,7 +92,7 @@ def test_a_step_that_runs_again_is_not_held_and_has_no_deadline_that_is_past() -
 
 
 def test_a_step_that_cannot_run_again_is_named() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=5, exit_code=1))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=5, exit_code=1))
     submit(lab, step("a"), step("b", request=request(gpus=1)))
     lab.turn(6)
     lab.turn(1)
@@ -105,8 +105,8 @@ def test_a_step_that_cannot_run_again_is_named() -> None:
 
 def test_who_waits_for_either_of_two_follows_the_one_that_runs_again() -> None:
     """It went on waiting for the job that had failed, and was cancelled when the other one failed as well."""
-    lab = Lab(gpus=0, outcome=Outcome(runs_s=5))
-    lab.outcomes = {"1.1": Outcome(runs_s=5, exit_code=1), "2.1": Outcome(runs_s=12, exit_code=1)}
+    lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5))
+    lab.outcomes = {"1.1": SimulatedOutcome(runs_s=5, exit_code=1), "2.1": SimulatedOutcome(runs_s=12, exit_code=1)}
     ids = submit(lab, step("a"), step("b"), step("c", "a?b"), step("d", "after:a,b"))
     lab.turn(6)
     again = ask(lab, ResumePipeline(ANN, 1))["jobs"]
@@ -119,8 +119,8 @@ def test_who_waits_for_either_of_two_follows_the_one_that_runs_again() -> None:
 
 
 def test_what_has_begun_already_is_left_alone_when_others_run_again() -> None:
-    lab = Lab(gpus=0, outcome=Outcome(runs_s=100))
-    lab.outcomes = {"1.1": Outcome(runs_s=5, exit_code=1)}
+    lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=100))
+    lab.outcomes = {"1.1": SimulatedOutcome(runs_s=5, exit_code=1)}
     ids = submit(lab, step("a"), step("b", "after:a", array=ArraySpec("0-9", throttle=1)))
     lab.turn(6)
     assert ask(lab, ResumePipeline(ANN, 1))["jobs"] == {"a": "13"}
@@ -128,7 +128,7 @@ def test_what_has_begun_already_is_left_alone_when_others_run_again() -> None:
 
 
 def test_nobody_resumes_or_cancels_the_pipeline_of_another() -> None:
-    lab = Lab(gpus=0, outcome=Outcome(runs_s=5, exit_code=1))
+    lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5, exit_code=1))
     submit(lab, step("a"), step("b"))
     cancelled, resumed = lab.ask(Cancel(BOB, Selection(pipelines=frozenset({1}))), ResumePipeline(BOB, 1))
     assert isinstance(cancelled, Forbidden)

@@ -13,7 +13,7 @@ from planners import check_planner
 from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.failures import check_every
 from gpusched.daemon.forecast import QueueForecast, dry_run
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import UsageError
 from gpusched.model.commands import Resume, Suspend
 from gpusched.model.resources import NOTHING
@@ -29,7 +29,7 @@ from gpusched.testing import request
 def test_gpus_that_are_not_clean_yet_are_not_charged_to_the_ended_job() -> None:
     """They were, from the end of the run on, until the daemon was started again."""
     by_share = PrioritySettings(order="fairshare", calc_period_s=0.0)
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=3), priority=by_share)
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=3), priority=by_share)
     lab.submit(request=request(gpus=1))
     lab.ask(lab.submission(BOB, request=request(gpus=1)))
     lab.submit(request=request(gpus=1))
@@ -46,7 +46,7 @@ def test_gpus_that_are_not_clean_yet_are_not_charged_to_the_ended_job() -> None:
 
 def test_the_time_in_which_a_job_is_suspended_is_not_charged() -> None:
     by_share = PrioritySettings(order="fairshare", calc_period_s=0.0)
-    lab = Lab(gpus=0, cpus=1, outcome=Outcome(runs_s=500), priority=by_share)
+    lab = Lab(gpus=0, cpus=1, outcome=SimulatedOutcome(runs_s=500), priority=by_share)
     job = lab.submit()
     lab.ask(lab.submission(BOB))
     lab.submit()
@@ -70,7 +70,7 @@ def test_the_time_in_which_a_job_is_suspended_is_not_charged() -> None:
 
 def waiting_lab(**parts: Any) -> tuple[Lab, int, int]:
     """One job runs, one waits behind it."""
-    lab = Lab(gpus=0, cpus=1, outcome=Outcome(runs_s=30), **parts)
+    lab = Lab(gpus=0, cpus=1, outcome=SimulatedOutcome(runs_s=30), **parts)
     first, second = lab.submit(), lab.submit()
     assert lab.scheduler.check_planner() == []
     return lab, first, second
@@ -172,7 +172,7 @@ def test_a_number_of_ticks_is_whole() -> None:
 
 
 def test_a_start_that_waits_for_a_reading_books_nothing() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=30))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=30))
     scheduler = lab.scheduler
     lab.turn()
     lab.clock.advance(4)
@@ -222,7 +222,7 @@ def test_a_dry_run_and_estimates_leave_a_plan_as_it_is() -> None:
 
 def test_a_planner_that_fails_to_take_in_what_has_changed_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What had changed was forgotten with the error, and the planner went on without it."""
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=500))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=500))
     lab.submit(request=request(gpus=1))
     lab.turn(1)
     scheduler, apply = lab.scheduler, Planner.apply

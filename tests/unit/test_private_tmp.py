@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.engine import mounts
+from gpusched.engine.linux import mounts
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from lab import ANN, ENV, Lab
 
 from gpusched.daemon.watch.pruning import Pruner
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import GpuschedError, NotFound, Refused, StoreFull
 from gpusched.model.alerts import Alert
 from gpusched.model.commands import Cancel, Selection
@@ -106,7 +106,7 @@ def test_an_array_that_is_followed_task_by_task_stays() -> None:
 
 def test_the_job_whose_fallback_waits_stays() -> None:
     a = lab()
-    a.outcome = Outcome(runs_s=10, exit_code=1)
+    a.outcome = SimulatedOutcome(runs_s=10, exit_code=1)
     failed = a.submit(fallback="echo sorry", launch=launch("false", env_sha="e"))
     a.turn()
     a.turn(20)

@@ -9,7 +9,7 @@ from gpu_builders import UUID, reading, sample, whole
 from lab import ANN, Lab
 from life_builders import started
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Run
@@ -109,7 +109,7 @@ def test_the_same_runs_again_change_nothing_and_others_are_watched_no_more() -> 
 
 
 def test_what_a_run_was_seen_to_use_outlasts_a_commit_that_fails() -> None:
-    lab = one_gpu(outcome=Outcome(runs_s=10))
+    lab = one_gpu(outcome=SimulatedOutcome(runs_s=10))
     submit(lab)
     lab.turn(1)
     lab.held["1.1"] = 0, 7000
@@ -142,7 +142,7 @@ def test_an_end_that_is_recorded_at_the_fifth_try_is_learned_once() -> None:
 
 
 def test_jobs_are_held_for_a_fault_whose_first_turn_could_not_be_recorded() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000), fault=FaultSettings(hold_after=1, xid_drain=()))
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000), fault=FaultSettings(hold_after=1, xid_drain=()))
     running, waiting = submit(lab), submit(lab)
     lab.turn(1)
     lab.store.is_full = True
@@ -170,7 +170,7 @@ def test_a_judge_that_raises_keeps_no_run_from_its_end_and_no_job_from_its_start
 
 
 def test_a_cancelled_run_is_watched_like_any_other() -> None:
-    lab = one_gpu(outcome=Outcome(runs_s=1000, stop_takes_s=0))
+    lab = one_gpu(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=0))
     first = submit(lab)
     lab.turn(1)
     lab.ask(Cancel(ANN, Selection(ids=(first,))))

@@ -9,7 +9,7 @@ from lab import ANN, Lab
 
 from gpusched.daemon.checks import broken_promises, daemon_checks
 from gpusched.daemon.reload import reread
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, Refused, UsageError
 from gpusched.model.commands import Caller, Reload
 from gpusched.model.settings import (
@@ -39,7 +39,7 @@ def reload(lab: Lab, **sections: Any) -> Any:
 
 
 def test_new_settings_count_at_once() -> None:
-    lab = Lab(cpus=1, outcome=Outcome(runs_s=1000))
+    lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=1000))
     first, second = lab.submit(), lab.submit()
     assert lab.job(second).state is JobState.PENDING
     answer = reload(lab, node=NodeSettings(name="n1", cpus=2.0), default=DefaultSettings(queue="q"))
@@ -144,7 +144,7 @@ def test_a_scheduler_without_a_file_says_so() -> None:
 
 
 def test_another_grace_and_other_tiers_count_for_jobs_that_are_here() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000), qos={"b": QosSettings("b", tier=0)})
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000), qos={"b": QosSettings("b", tier=0)})
     lab.submit(request=request(gpus=1))
     parent = lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=1), qos="b", dependency=f"afterok:{parent}")

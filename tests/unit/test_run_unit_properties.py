@@ -5,14 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from gpusched.engine import units
-from gpusched.engine.properties import Names, Program, properties
+from gpusched.engine import systemd
+from gpusched.engine.launchers import UnitNames
+from gpusched.engine.systemd import Program, properties
 
 
 def told(**ticket: Any) -> dict[str, Any]:
     base = {"run": "7.2", "grace_s": 30.0, "leftover_grace_s": 2.0, "private_tmp": False, "cage": None, **ticket}
     program = Program(("/opt/a$b/python", "-c", "import $x; main()", "100%"), {"PATH": "/bin"})
-    return dict(properties(SimpleNamespace(**base), Names(), program, (0, 1, 2)))  # type: ignore[arg-type]
+    return dict(properties(SimpleNamespace(**base), UnitNames(), program, (0, 1, 2)))  # type: ignore[arg-type]
 
 
 def test_dollars_of_the_command_are_no_variables() -> None:
@@ -27,7 +28,7 @@ def test_dollars_of_the_command_are_no_variables() -> None:
 
 def test_the_program_of_a_unit_has_no_semicolon() -> None:
     """systemd 252 warns of its own escape for it at every daemon-reload, once for each run."""
-    assert ";" not in units.PROGRAM
+    assert ";" not in systemd.UNIT_PROGRAM
 
 
 def test_the_daemon_is_stopped_first_when_the_machine_goes_down() -> None:

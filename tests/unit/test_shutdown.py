@@ -15,7 +15,7 @@ from loop_bench import loop_bench
 
 from gpusched.daemon import loop as loop_module
 from gpusched.daemon.service_manager import ServiceManager
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.execution import StopOrder
 from gpusched.model.settings import DaemonSettings
 from gpusched.model.states import JobState, ReasonCode
@@ -24,7 +24,7 @@ from gpusched.testing import launch, request
 # aiohttp's, of the gate that is put around the application.
 pytestmark = pytest.mark.filterwarnings("ignore:Changing state of started")
 
-FOREVER = Outcome(runs_s=float("inf"), stop_takes_s=5, signal=15)
+FOREVER = SimulatedOutcome(runs_s=float("inf"), stop_takes_s=5, signal=15)
 
 
 def reason(lab: Lab, job_id: int) -> str:

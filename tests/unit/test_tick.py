@@ -11,7 +11,7 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import BrokenInvariant, Forbidden, NotFound, Refused, StoreFull
 from gpusched.model.commands import Cancel, Drain, Hold, Release, Selection, Submit, Update
 from gpusched.model.execution import RunStarted, StopOrder
@@ -66,7 +66,7 @@ def test_who_follows_a_job_is_told_when_its_start_is_confirmed() -> None:
 
 
 def test_a_full_disk_refuses_the_command_and_keeps_the_end_for_later() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10, exit_code=4))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=4))
     job_id = lab.submit()
     lab.store.is_full = True
     lab.clock.advance(11)
@@ -150,7 +150,7 @@ def test_a_card_that_never_comes_clean_is_suspect_and_the_job_ends() -> None:
 
 
 def test_a_run_on_a_lost_card_is_ended_by_hardware_and_requeued_for_free() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=1000))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=1000))
     job_id = lab.submit(request=request(gpus=1))
     lab.turn()
     lab.lost.add(0)
@@ -165,7 +165,7 @@ def test_a_run_on_a_lost_card_is_ended_by_hardware_and_requeued_for_free() -> No
 
 
 def test_a_recorded_cancel_is_sent_again_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = Lab(outcome=Outcome(runs_s=1000))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     job_id = lab.submit()
     lab.turn()
     (answer,) = lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
@@ -179,7 +179,7 @@ def test_a_recorded_cancel_is_sent_again_after_a_restart(monkeypatch: pytest.Mon
 
 
 def test_a_chain_of_hopeless_jobs_is_cancelled_at_once() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     first = lab.submit()
     chain = [first]
     for _ in range(4):
@@ -190,12 +190,12 @@ def test_a_chain_of_hopeless_jobs_is_cancelled_at_once() -> None:
 
 
 def test_dependants_wait_for_the_retries_of_their_parent() -> None:
-    lab = Lab(outcome=Outcome(runs_s=10, exit_code=1))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     parent = lab.submit(retry=RetryRule(retries=1, backoff_s=5))
     child = lab.submit(dependency=f"afterok:{parent}")
     lab.turn(11)
     assert lab.job(child).state is JobState.PENDING
-    lab.outcome = Outcome(runs_s=10)
+    lab.outcome = SimulatedOutcome(runs_s=10)
     lab.turn(10)
     lab.turn(11)
     assert (lab.job(parent).state, lab.job(parent).run) == (JobState.COMPLETED, 2)
@@ -203,7 +203,7 @@ def test_dependants_wait_for_the_retries_of_their_parent() -> None:
 
 
 def test_another_users_job_is_not_theirs_to_touch() -> None:
-    lab = Lab(outcome=Outcome(runs_s=1000))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     job_id = lab.submit()
     commands = [
         Cancel(BOB, Selection(ids=(job_id,))),
@@ -218,7 +218,7 @@ def test_another_users_job_is_not_theirs_to_touch() -> None:
 
 
 def test_a_command_about_several_jobs_is_all_or_nothing() -> None:
-    lab = Lab(outcome=Outcome(runs_s=1000))
+    lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     mine = lab.submit(hold=True)
     (answer,) = lab.ask(Release(ANN, (mine, 99)))
     assert isinstance(answer, NotFound)
@@ -263,7 +263,12 @@ def test_whatever_is_asked_nothing_is_lost_and_nothing_is_promised_twice(data: s
     for _ in range(data.draw(st.integers(1, 25))):
         lab.outcome = data.draw(
             st.sampled_from(
-                [Outcome(runs_s=3), Outcome(runs_s=7, exit_code=2), Outcome(lost=True), Outcome(never_starts=True)]
+                [
+                    SimulatedOutcome(runs_s=3),
+                    SimulatedOutcome(runs_s=7, exit_code=2),
+                    SimulatedOutcome(lost=True),
+                    SimulatedOutcome(never_starts=True),
+                ]
             )
         )
         action = data.draw(st.sampled_from(["submit", "submit", "cancel", "hold", "release", "restart", "wait"]))
@@ -288,7 +293,7 @@ def test_whatever_is_asked_nothing_is_lost_and_nothing_is_promised_twice(data: s
         assert sorted(known) == submitted
         active = {job_id for job_id, job in known.items() if not job.state.is_final}
         assert set(lab.scheduler.world.jobs) == active
-    lab.outcome = Outcome(runs_s=1)
+    lab.outcome = SimulatedOutcome(runs_s=1)
     for job_id in submitted:
         lab.ask(Release(ANN, (job_id,)))
     for _ in range(400):

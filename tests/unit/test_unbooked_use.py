@@ -8,7 +8,7 @@ from typing import Any
 from accidents import AccidentLab
 from gpu_builders import UUID, reading, sample, slices, whole
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.gpu.release import CLEAN
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuProcess
@@ -18,7 +18,7 @@ from gpusched.model.states import JobState
 from gpusched.testing import request
 
 GIB = 1024
-FOREVER = Outcome(runs_s=1e9)
+FOREVER = SimulatedOutcome(runs_s=1e9)
 MakeLab = Callable[..., AccidentLab]
 
 

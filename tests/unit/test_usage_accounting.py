@@ -10,7 +10,7 @@ from lab import ANN, BOB, Lab
 from gpusched.daemon.allocations import usage_with_run
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Job, Run
 from gpusched.model.resources import Resources
@@ -127,7 +127,7 @@ def test_each_run_is_charged_to_its_account_and_user() -> None:
 
 
 def test_every_run_of_a_job_is_charged_the_failed_ones_too() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=10, exit_code=3), priority=SLOW)
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=10, exit_code=3), priority=SLOW)
     lab.submit(request=request(gpus=1), retry={"retries": 1, "backoff_s": 1})
     lab.turn(10)
     lab.turn(5)
@@ -138,7 +138,7 @@ def test_every_run_of_a_job_is_charged_the_failed_ones_too() -> None:
 
 
 def test_a_cancelled_run_is_charged_until_its_end() -> None:
-    lab = Lab(gpus=1, outcome=Outcome(runs_s=1000), priority=SLOW)
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000), priority=SLOW)
     job_id = lab.submit(request=request(gpus=1))
     lab.turn(4)
     lab.ask(Cancel(ANN, Selection(ids=(job_id,))))

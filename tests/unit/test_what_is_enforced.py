@@ -11,7 +11,7 @@ import pytest
 from gpusched.cli.ginfo import _limits
 from gpusched.daemon.launch.limits import PERSONAL
 from gpusched.daemon.launch.limits import isolation as facts_of
-from gpusched.engine import cgroup, device_rule, isolation
+from gpusched.engine.linux import cgroup, device_rule, isolation
 from gpusched.model.cluster import Isolation
 from gpusched.model.settings import IsolationSettings
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab import Lab
 
-from gpusched.engine.simulated import Outcome
+from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.gpu.history import GpuHistory
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.states import JobState
@@ -40,8 +40,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize("ended", [1, JOBS])
 def test_runs_that_end_together_are_one_plan_and_one_commit(calls: Counter[str], ended: int) -> None:
-    lab = Lab(gpus=0, cpus=JOBS, outcome=Outcome(runs_s=1e6))
-    lab.outcomes = {f"{number}.1": Outcome(runs_s=10) for number in range(1, ended + 1)}
+    lab = Lab(gpus=0, cpus=JOBS, outcome=SimulatedOutcome(runs_s=1e6))
+    lab.outcomes = {f"{number}.1": SimulatedOutcome(runs_s=10) for number in range(1, ended + 1)}
     lab.ask(*[lab.submission() for _ in range(2 * JOBS)])
     lab.turn()
     calls.clear()
@@ -64,7 +64,7 @@ def test_a_confirmed_start_is_no_plan(calls: Counter[str]) -> None:
 
 @pytest.mark.parametrize("ended", [1, JOBS])
 def test_a_reading_is_folded_once_however_many_runs_have_ended(calls: Counter[str], ended: int) -> None:
-    lab = Lab(gpus=JOBS, outcome=Outcome(runs_s=10))
+    lab = Lab(gpus=JOBS, outcome=SimulatedOutcome(runs_s=10))
     for _ in range(ended):
         lab.submit(request=request(gpus=1))
     lab.turn(1)
@@ -78,7 +78,7 @@ def test_a_reading_is_folded_once_however_many_runs_have_ended(calls: Counter[st
 
 
 def test_a_reading_is_asked_for_before_the_ends_are_planned_and_recorded() -> None:
-    lab = Lab(gpus=2, outcome=Outcome(runs_s=10))
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=10))
     lab.scheduler.on_release = lambda: lab.steps.append("request")
     lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=1))
@@ -93,7 +93,7 @@ def test_a_reading_is_asked_for_before_the_ends_are_planned_and_recorded() -> No
 
 def on_gpus_and_on_cpus() -> tuple[Lab, int]:
     """A run on a GPU and on all CPUs, and a job that waits for the CPUs alone."""
-    lab = Lab(gpus=1, cpus=4, outcome=Outcome(runs_s=10))
+    lab = Lab(gpus=1, cpus=4, outcome=SimulatedOutcome(runs_s=10))
     lab.scheduler.on_release = lambda: None
     lab.submit(request=request(gpus=1, cpus=4.0))
     waits = lab.submit(request=request(cpus=4.0))

@@ -9,7 +9,7 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.reconcile import adopt_open_runs, pending_order
-from gpusched.engine.simulated import Outcome, SimulatedEngine
+from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import Forbidden, NotFound, Refused, StoreFull
 from gpusched.model.commands import Cancel, Hold, Release, Requeue, Resume, Selection, Suspend, Update
 from gpusched.model.execution import OpenRun, Order, StopOrder, SuspendOrder
@@ -27,7 +27,7 @@ WHY = "made room for job 2 (its QOS goes first)"
 
 def lab(mode: str = "requeue", **options: Any) -> Lab:
     """Jobs that run for long and leave at once when told; `high` may preempt `low`."""
-    outcome = options.pop("outcome", Outcome(runs_s=1000))
+    outcome = options.pop("outcome", SimulatedOutcome(runs_s=1000))
     return Lab(outcome=outcome, qos=QOS, preempt=PreemptSettings(mode=mode, min_run_s=0), **options)
 
 
@@ -78,7 +78,7 @@ def state(one: Lab, job_id: int) -> JobState:
 
 
 def test_a_preempted_job_is_recorded_before_it_is_told_and_waits_again_when_it_has_ended() -> None:
-    one = lab(outcome=Outcome(runs_s=1000, stop_takes_s=5))
+    one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
     job_id = one.submit()
     one.turn(60)
     preempt(one, job_id)
@@ -131,7 +131,7 @@ def test_the_policy_preempts_a_lower_job_and_it_comes_back_first() -> None:
     low = one.submit(qos="low", request=request(cpus=2))
     waiting = one.submit(qos="low", request=request(cpus=2))
     one.turn(60)
-    one.outcome = Outcome(runs_s=10)
+    one.outcome = SimulatedOutcome(runs_s=10)
     high = one.submit(qos="high", request=request(cpus=2))
     one.turn()
     one.turn()
@@ -150,7 +150,7 @@ def test_the_policy_preempts_a_lower_job_and_it_comes_back_first() -> None:
 
 
 def test_what_is_being_ended_already_is_left_alone() -> None:
-    one = lab(outcome=Outcome(runs_s=1000, stop_takes_s=5))
+    one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
     job_id = one.submit()
     one.turn()
     one.ask(Cancel(ANN, Selection(ids=(job_id,))))
@@ -162,7 +162,7 @@ def test_what_is_being_ended_already_is_left_alone() -> None:
 
 
 def test_a_cancel_wins_over_a_preemption() -> None:
-    one = lab(outcome=Outcome(runs_s=1000, stop_takes_s=5))
+    one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
     job_id = one.submit()
     one.turn()
     preempt(one, job_id)
@@ -187,7 +187,7 @@ def test_a_commit_that_fails_tells_nobody_to_stop() -> None:
 
 @pytest.mark.parametrize("mode", [PreemptMode.REQUEUE, PreemptMode.SUSPEND])
 def test_an_order_that_a_crash_swallowed_is_given_on_adoption(mode: str) -> None:
-    one = lab(outcome=Outcome(runs_s=1000, stop_takes_s=1))
+    one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=1))
     job_id = one.submit()
     one.turn()
     deaf = Deaf(one.engine)
@@ -212,7 +212,7 @@ def test_a_job_suspended_by_the_policy_gives_its_cores_at_once_and_goes_on_by_it
     one = lab("suspend", cpus=2)
     low = one.submit(qos="low", request=request(cpus=2, mem_mib=100), time_limit_s=600)
     one.turn(60)
-    one.outcome = Outcome(runs_s=100)
+    one.outcome = SimulatedOutcome(runs_s=100)
     high = one.submit(qos="high", request=request(cpus=2))
     after = one.job(low)
     assert (after.state, after.suspended_by, state(one, high)) == (JobState.SUSPENDED, "policy", JobState.RUNNING)
@@ -244,7 +244,7 @@ def test_the_owner_cannot_resume_or_suspend_what_stands_still_to_make_room() -> 
 
 
 def test_what_stands_still_to_make_room_holds_no_cores_while_it_is_ended() -> None:
-    one = lab("suspend", cpus=2, outcome=Outcome(runs_s=1000, stop_takes_s=5))
+    one = lab("suspend", cpus=2, outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
     low = one.submit(qos="low", request=request(cpus=2))
     one.turn(60)
     high = one.submit(qos="high", request=request(cpus=2))
@@ -370,7 +370,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("kind", "name", "error", "says"), REFUSED.values(), ids=REFUSED)
 def test_it_is_refused_to(kind: Any, name: str, error: type[Exception], says: str) -> None:
-    one = lab(outcome=Outcome(runs_s=1000, stop_takes_s=50))
+    one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=50))
     ids = {
         "running": one.submit(),
         "held": one.submit(hold=True),
@@ -400,7 +400,7 @@ def test_a_full_disk_suspends_nothing() -> None:
 
 
 def test_what_is_recorded_says_what_is_ordered_again() -> None:
-    one = lab(outcome=Outcome(runs_s=1000, stop_takes_s=50))
+    one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=50))
     ids = [one.submit() for _ in range(4)]
     one.turn()
     one.ask(Cancel(ANN, Selection(ids=(ids[0],))), Requeue(ANN, (ids[1],)), Suspend(ANN, (ids[2],)))

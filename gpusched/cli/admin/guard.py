@@ -21,7 +21,7 @@ from gpusched.cli.admin.system_plan import (
     unit_text,
     write_text,
 )
-from gpusched.engine import guard
+from gpusched.engine.linux import guard
 from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import printable
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import gpusched
 from gpusched import __version__, paths
-from gpusched.engine.properties import Names
+from gpusched.engine.launchers import UnitNames
 from gpusched.errors import NotReady
 from gpusched.model.units import format_duration
 
@@ -84,7 +84,7 @@ FORK_CONF = f"{UNITS}/{UNIT}.d/10-fork.conf"
 PAM = "/etc/pam.d/gpusched"
 CONFIG = f"{paths.SYSTEM_CONFIG}/config.toml"
 LINKS = "/usr/local/bin"
-SLICE = Names().slice
+SLICE = UnitNames().slice
 
 
 @dataclass(frozen=True, slots=True)

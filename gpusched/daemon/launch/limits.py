@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpusched.engine.guard import guarded
+from gpusched.engine.linux.guard import guarded
 from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, Isolation, Processor
 from gpusched.model.execution import Cage
 from gpusched.model.job import Run

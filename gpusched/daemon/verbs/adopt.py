@@ -1,7 +1,7 @@
 """A process that is on a GPU without a job becomes one: what it is, who may say so, and what it then books.
 
 `examine` reads the process and what is below it, once; the command checks that against the queue and records the job,
-which runs at once. From then on its supervisor watches it (`engine.adopted`).
+which runs at once. From then on its supervisor watches it (`engine.supervisor.adopted`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpusched.access import check_admin, hides, is_admin
 from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.daemon.verbs.admission import check_nice, check_submission, complete_all, with_auto_limits
 from gpusched.daemon.verbs.submit import check_room, check_stored, record
-from gpusched.engine import proctree
+from gpusched.engine.linux import proctree
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.lifecycle import transitions
 from gpusched.lifecycle.foreign import is_of_the_system

@@ -13,7 +13,7 @@ from typing import Any
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.verbs.cancel import awaited
-from gpusched.engine import proctree
+from gpusched.engine.linux import proctree
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import LoseClients
 from gpusched.model.job import ClientProcess, Job

@@ -18,7 +18,7 @@ from logging import getLogger
 from gpusched.daemon.commit import AuditEvent
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.tick import Scheduler
-from gpusched.engine import proctree
+from gpusched.engine.linux import proctree
 from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.foreign import (
     ForeignEnd,

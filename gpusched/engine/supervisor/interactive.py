@@ -12,9 +12,8 @@ import os
 import select
 import time
 
-from gpusched.engine import proctree
 from gpusched.engine import spool as files
-from gpusched.engine.frames import (
+from gpusched.engine.attach_protocol import (
     ACK,
     BYE,
     CLOSED,
@@ -32,11 +31,10 @@ from gpusched.engine.frames import (
     WELCOME,
     read_ack,
 )
-from gpusched.engine.inputs import Input
-from gpusched.engine.lease import END, WARN, Lease
-from gpusched.engine.outputs import Outputs
-from gpusched.engine.streams import Pipes, Terminal
-from gpusched.engine.visitor import ROOM, Visitor, accept, listen
+from gpusched.engine.linux import proctree
+from gpusched.engine.supervisor.attach import ROOM, Connection, accept, listen
+from gpusched.engine.supervisor.lease import END, WARN, Lease
+from gpusched.engine.supervisor.pty import Input, Outputs, Pipes, PseudoTerminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from gpusched.engine.logs import Logs
-    from gpusched.engine.streams import Streams
+    from gpusched.engine.supervisor.logs import Logs
+    from gpusched.engine.supervisor.pty import Streams
 else:
     import _signal as signal
 
@@ -79,8 +77,8 @@ class Session:
         self.outputs = Outputs(int(ticket["log_mib"] * (1 << 20)), None if self.uid == os.geteuid() else self.uid)
         self.input = Input()
         self.size = (0, 0)
-        self.client: Visitor | None = None
-        self.guests: list[Visitor] = []
+        self.client: Connection | None = None
+        self.guests: list[Connection] = []
         """Connected, and not attached yet."""
         self.lease: Lease | None = None
         self.hang_up_at: float | None = None
@@ -111,7 +109,7 @@ class Session:
 
     def open_streams(self) -> Streams:
         """Make what the job will have as its standard streams."""
-        self.streams = Terminal(*self.size) if self.is_terminal else Pipes()
+        self.streams = PseudoTerminal(*self.size) if self.is_terminal else Pipes()
         self.outputs.open(self.streams)
         self.input.open(self.streams)
         return self.streams
@@ -191,7 +189,7 @@ class Session:
 
     # --- clients --------------------------------------------------------------------------------------
 
-    def _receive(self, visitor: Visitor) -> None:
+    def _receive(self, visitor: Connection) -> None:
         came = visitor.hear()
         if came is None:
             self._drop(visitor)
@@ -206,7 +204,7 @@ class Session:
             # Not one of ours.
             self._drop(visitor)
 
-    def _admit(self, guest: Visitor, kind: int, content: bytes) -> None:
+    def _admit(self, guest: Connection, kind: int, content: bytes) -> None:
         """The first frame of a guest."""
         if kind == QUERY:
             self.guests.remove(guest)
@@ -245,7 +243,7 @@ class Session:
             ends = f"{time.time() + lease.ends_at(now, self._cpu_s()) - now:.3f}"
         return f"{who} {ends} .".encode()
 
-    def _obey(self, client: Visitor, kind: int, content: bytes) -> None:
+    def _obey(self, client: Connection, kind: int, content: bytes) -> None:
         if kind == IN:
             self.touch()
             self.input.put(content, client)
@@ -282,7 +280,7 @@ class Session:
             # Somebody took the socket away; who is attached stays so.
             pass
 
-    def _drop(self, visitor: Visitor) -> None:
+    def _drop(self, visitor: Connection) -> None:
         """It is gone."""
         visitor.socket.close()
         if visitor in self.guests:

@@ -15,10 +15,10 @@ import os
 import select
 import time
 
-from gpusched.engine import proctree
 from gpusched.engine import spool as files
-from gpusched.engine.cputime import own_cpu_s
-from gpusched.engine.supervisor import AWAITED, Home, Supervisor
+from gpusched.engine.linux import proctree
+from gpusched.engine.linux.proctree import own_cpu_s
+from gpusched.engine.supervisor.supervisor import AWAITED, Home, Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

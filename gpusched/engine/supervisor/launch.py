@@ -4,24 +4,80 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import select
 import stat
 import time
 
 from gpusched.engine import spool as files
-from gpusched.engine.account import DEFAULT_PATH, account_of, complete
-from gpusched.engine.logs import Logs, open_log
-from gpusched.engine.users import LaunchError, Owner, as_user, text_of, why_unsafe
+from gpusched.engine.linux.as_user import LaunchError, Owner, as_user, text_of, why_unsafe
+from gpusched.engine.supervisor.logs import Logs, open_log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from typing import Any
 
-    from gpusched.engine.cage import Box
-    from gpusched.engine.streams import Streams
+    from gpusched.engine.linux.cgroup import RunCgroup
+    from gpusched.engine.supervisor.pty import Streams
 else:
     import _signal as signal
+
+
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+LINGER = "/var/lib/systemd/linger"
+"""Has a file for each user whose runtime folder is there without a login. Source: logind.conf(5), loginctl(1)."""
+
+
+def account_of(uid: int, user: str) -> pwd.struct_passwd:
+    """The account of the user who submitted the job. Raises: LaunchError when it is gone or somebody else's by now."""
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        raise LaunchError(f"cannot start as user {user}: this machine has no account with uid {uid} any more") from None
+    if account.pw_name != user:
+        # A number that was given to somebody else after its owner had left.
+        raise LaunchError(f"cannot start as user {user}: uid {uid} is the account {account.pw_name} now")
+    return account
+
+
+def complete(env: dict[str, str], uid: int, foreign: bool, account: pwd.struct_passwd | None = None) -> None:
+    """Add what every account has and this environment lacks, and take out what points to where nothing will be.
+
+    Args: account: that of `uid` where it is known already.
+    The submitter's runtime folder goes with their last login, in the middle of the job, unless the account lingers.
+    """
+    env.setdefault("PATH", DEFAULT_PATH)
+    if not env.keys() >= {"HOME", "USER", "LOGNAME", "SHELL"}:
+        try:
+            account = account or pwd.getpwuid(uid)
+        except KeyError:
+            account = None
+        if account is not None:
+            env.setdefault("HOME", account.pw_dir or "/")
+            env.setdefault("USER", account.pw_name)
+            env.setdefault("LOGNAME", account.pw_name)
+            env.setdefault("SHELL", account.pw_shell or "/bin/sh")
+    folder = env.get("XDG_RUNTIME_DIR")
+    if folder and not _will_be_there(folder, uid, foreign):
+        del env["XDG_RUNTIME_DIR"]
+        if f"={folder}/" in env.get("DBUS_SESSION_BUS_ADDRESS", ""):
+            del env["DBUS_SESSION_BUS_ADDRESS"]
+
+
+def _will_be_there(folder: str, uid: int, foreign: bool) -> bool:
+    try:
+        if os.stat(folder).st_uid != uid:
+            return False
+    except (OSError, ValueError):
+        return False
+    if not foreign or folder != f"/run/user/{uid}":
+        return True
+    try:
+        return os.path.exists(f"{LINGER}/{pwd.getpwuid(uid).pw_name}")
+    except KeyError:
+        return False
+
 
 BECOME_S = 60.0
 """So long may it take to read a program from a file server; who was stopped on the way takes longer."""
@@ -39,7 +95,7 @@ def start(
     spool: str,
     checkpoints: CheckpointBase,
     streams: Streams | None = None,
-    box: Box | None = None,
+    box: RunCgroup | None = None,
 ) -> tuple[int, Logs]:
     """Start the job's first process; returns its pid and log files once it has become the job's program.
 
@@ -68,7 +124,7 @@ def start(
     logs = _enter(ticket) if owner is None else as_user(owner, lambda: _enter(ticket))
     try:
         if ticket["log_max_mib"] is not None and streams is None:
-            from gpusched.engine.rotation import RotatedLogs  # few jobs ask for it
+            from gpusched.engine.supervisor.rotation import RotatedLogs  # few jobs ask for it
 
             logs = RotatedLogs(logs, ticket, owner)
         logs.owner = owner
@@ -277,7 +333,7 @@ def _fork_as(
     logs: Logs,
     owner: Owner | None,
     streams: Streams | None,
-    box: Box | None,
+    box: RunCgroup | None,
 ) -> int:
     # An ignored signal stays so over exec; a caught one of the supervisor's must not be caught in between.
     changed = [number for number in RESETTABLE if signal.getsignal(number) != signal.SIG_DFL]
@@ -295,7 +351,7 @@ def _fork_as(
                 box.enter()
             if owner is not None:
                 if ticket["pam"]:
-                    from gpusched.engine import pam  # loaded by the job alone
+                    from gpusched.engine.linux import pam  # loaded by the job alone
 
                     if pam.is_wanted():
                         pam.open_session(ticket["user"])

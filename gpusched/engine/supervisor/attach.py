@@ -7,7 +7,7 @@ import os
 import struct
 
 from gpusched.engine import spool as files
-from gpusched.engine.frames import CHUNK, frame, take_frames
+from gpusched.engine.attach_protocol import CHUNK, frame, take_frames
 
 UCRED = struct.Struct("3i")
 BACKLOG = 1 << 20
@@ -16,7 +16,7 @@ ROOM = 2 * BACKLOG
 """With more it does not keep to what was agreed."""
 
 
-class Visitor:
+class Connection:
     """One connection. A guest at first; the client once its first frame said so."""
 
     __slots__ = ("inbox", "outbox", "pid", "since_at", "socket", "uid")
@@ -95,7 +95,7 @@ def listen(path: str, uid: int) -> _socket.socket:
     return listener
 
 
-def accept(listener: _socket.socket, uid: int) -> Visitor | None:
+def accept(listener: _socket.socket, uid: int) -> Connection | None:
     """The next visitor; None when there is none, or it is neither of this user nor of ours."""
     try:
         fd, _ = listener._accept()  # type: ignore[attr-defined]
@@ -107,4 +107,4 @@ def accept(listener: _socket.socket, uid: int) -> Visitor | None:
         sock.close()
         return None
     sock.setblocking(False)
-    return Visitor(sock, pid, peer)
+    return Connection(sock, pid, peer)

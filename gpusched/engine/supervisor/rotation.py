@@ -19,8 +19,8 @@ import select
 import stat
 import time
 
-from gpusched.engine.logs import LOG_FLAGS, Logs
-from gpusched.engine.users import LaunchError, as_user, write_as
+from gpusched.engine.linux.as_user import LaunchError, as_user, write_as
+from gpusched.engine.supervisor.logs import LOG_FLAGS, Logs
 from gpusched.model.units import put_aside
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from gpusched.engine.users import Owner
+    from gpusched.engine.linux.as_user import Owner
 
 PIPE_BYTES = 1 << 20
 """Room for what the job writes while the supervisor is busy."""
@@ -56,7 +56,7 @@ def cut(data: bytes, room: int, slack: int) -> int:
     return place or min(len(data), room + slack)
 
 
-class Flow:
+class RotatedFile:
     """From one pipe into one file and its successors."""
 
     __slots__ = (
@@ -240,15 +240,15 @@ class RotatedLogs(Logs):
     def __init__(self, logs: Logs, ticket: dict[str, Any], who: Owner | None) -> None:
         """Raises: LaunchError; the files stay open then."""
         super().__init__(logs.output, logs.error)
-        self._output_flow: Flow | None = None
-        self._error_flow: Flow | None = None
+        self._output_flow: RotatedFile | None = None
+        self._error_flow: RotatedFile | None = None
         self._signals = -1
         self._poll = select.poll()
         try:
             if _is_file(logs.output):
-                self._output_flow = Flow(logs.output, ticket["stdout_path"], ticket, who)
+                self._output_flow = RotatedFile(logs.output, ticket["stdout_path"], ticket, who)
             if logs.error != logs.output and _is_file(logs.error):
-                self._error_flow = Flow(logs.error, ticket["stderr_path"], ticket, who)
+                self._error_flow = RotatedFile(logs.error, ticket["stderr_path"], ticket, who)
         except OSError as error:
             for flow in self.flows():
                 flow.close()
@@ -256,7 +256,7 @@ class RotatedLogs(Logs):
         for flow in self.flows():
             self._poll.register(flow.reader, select.POLLIN)
 
-    def flows(self) -> list[Flow]:
+    def flows(self) -> list[RotatedFile]:
         """Of the output and of the errors, where they are files."""
         return [flow for flow in (self._output_flow, self._error_flow) if flow is not None]
 
@@ -301,7 +301,7 @@ class RotatedLogs(Logs):
                     pass  # its end was seen before
             self._adopt(flow)
 
-    def _adopt(self, flow: Flow) -> None:
+    def _adopt(self, flow: RotatedFile) -> None:
         """Know the files by which the supervisor writes its last line and looks at the tail."""
         if flow is self._output_flow and self.output != flow.fd:
             if self.error == self.output:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from gpusched.engine import cgroup, device_rule
+from gpusched.engine.linux import cgroup, device_rule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import time
 
-from gpusched.engine import launch, proctree, report
 from gpusched.engine import spool as files
-from gpusched.engine.precedence import RAISE_AFTER_S, OomScores, lower_priority, raise_priority
-from gpusched.engine.standstill import Standstill
-from gpusched.engine.users import LaunchError, as_user
-from gpusched.engine.wire import PIPE_BUF, encode_event
+from gpusched.engine.linux import proctree
+from gpusched.engine.linux.as_user import LaunchError, as_user
+from gpusched.engine.supervisor import launch
+from gpusched.engine.supervisor.logs import tail_shows_oom
+from gpusched.engine.supervisor.priority import RAISE_AFTER_S, OomScores, lower_priority, raise_priority
+from gpusched.engine.wire import PIPE_BUF, encode_event, joined, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,11 +24,58 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable
     from typing import Any
 
-    from gpusched.engine.cage import Box
-    from gpusched.engine.logs import Logs
-    from gpusched.engine.session import Session
+    from gpusched.engine.linux.cgroup import RunCgroup
+    from gpusched.engine.supervisor.interactive import Session
+    from gpusched.engine.supervisor.logs import Logs
 else:
     import _signal as signal
+
+
+NOTICE_S = 0.5
+"""Between TSTP, which a process may catch to let go of what it holds, and STOP, which it cannot."""
+LOOK_AGAIN_S = (0.02, 2.0)
+"""First and longest pause between two rounds of STOP while somebody still runs."""
+
+
+class SuspendClock:
+    """The account of one run. All instants are on the monotonic clock."""
+
+    __slots__ = ("is_told", "is_wanted", "look_at", "pause_s", "since", "total_s")
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        """Ordered before the job was started: it stands still from its first instant."""
+        self.is_told = False
+        """Whether the daemon knows of this one."""
+        self.look_at: float | None = None
+        """When STOP goes to whoever runs; None once nobody does."""
+        self.pause_s = LOOK_AGAIN_S[0]
+        self.since: float | None = None
+        self.total_s = 0.0
+
+    def begin(self, now: float) -> None:
+        """From now on no time passes for the run."""
+        self.since = now
+        self.is_told = False
+        self.look_at = now + NOTICE_S
+        self.pause_s = LOOK_AGAIN_S[0]
+
+    def look_again(self, now: float, is_still: bool) -> None:
+        """After a round of STOP: when the next one is."""
+        self.look_at = None if is_still else now + self.pause_s
+        self.pause_s = min(2 * self.pause_s, LOOK_AGAIN_S[1])
+
+    def end(self, now: float) -> float:
+        """Time passes again. Returns: how long it did not, to move on what is due later."""
+        passed_s = 0.0 if self.since is None else now - self.since
+        self.total_s += passed_s
+        self.since = self.look_at = None
+        return passed_s
+
+    def so_far_s(self, now: float) -> float:
+        """All times together, with the one that still lasts."""
+        return self.total_s + (0.0 if self.since is None else now - self.since)
+
 
 WALL = 0x40000000
 """__WALL of waitpid(2): also children that announce their end with another signal."""
@@ -119,7 +167,7 @@ class Supervisor:
         self.is_script = ticket["script"] is not None
         self.home = home
         self.session: Session | None = None
-        self.box: Box | None = None
+        self.box: RunCgroup | None = None
         self.heard = True
         self.record_fd = -1
         self.order_offset = 0
@@ -138,7 +186,7 @@ class Supervisor:
         self.is_noticed = False
         self.only_main = False
         """Only the first process was told that the run is being stopped."""
-        self.still = Standstill()
+        self.still = SuspendClock()
         self.linger_until: float | None = None
         self.kills_at: float | None = None
         self.kill_pause_s = KILL_AGAIN_S[0]
@@ -192,22 +240,22 @@ class Supervisor:
 
     def await_client(self) -> str | None:
         """Open the foreground and wait until somebody is there; a sentence if nobody came."""
-        from gpusched.engine import session  # no batch job needs any of it
+        from gpusched.engine.supervisor import interactive  # no batch job needs any of it
 
         try:
-            self.session = session.Session(self.ticket, self.home.spool, self.home.boot_id, self.cpu_so_far_s)
+            self.session = interactive.Session(self.ticket, self.home.spool, self.home.boot_id, self.cpu_so_far_s)
         except OSError as error:
             return f"cannot make a socket for its client: {error.strerror}"
         self.session.take_signals(AWAITED)
-        until = time.monotonic() + session.ATTACH_S
+        until = time.monotonic() + interactive.ATTACH_S
         while self.session.client is None and self.stopped_by is None:
             if self.session.is_deserted():
                 self.stop("client_lost", None, None)
                 break
             left_s = until - time.monotonic()
             if left_s <= 0:
-                return None if self.session.keeps else f"its client did not come within {session.ATTACH_S:g} s"
-            self.listen(self.session, min(left_s, session.LOOK_S))
+                return None if self.session.keeps else f"its client did not come within {interactive.ATTACH_S:g} s"
+            self.listen(self.session, min(left_s, interactive.LOOK_S))
         return None
 
     def listen(self, session: Session, timeout_s: float | None) -> None:
@@ -241,9 +289,9 @@ class Supervisor:
             start_at, started = time.time(), time.monotonic()
             streams = None if self.session is None else self.session.open_streams()
             if self.ticket["cage"] is not None:
-                from gpusched.engine import cage  # a personal daemon's runs have none
+                from gpusched.engine.linux import cgroup  # a personal daemon's runs have none
 
-                self.box = cage.Box(self.ticket["cage"], self.run)
+                self.box = cgroup.RunCgroup(self.ticket["cage"], self.run)
             if home.oom_scores is not None:
                 home.oom_scores.begin_start()
             try:
@@ -617,9 +665,9 @@ class Supervisor:
             exit_code=code,
             signal=number,
             stopped_by=self.stopped_by,
-            launch_error=None if launch_error is None else report.shortened(launch_error),
+            launch_error=None if launch_error is None else shortened(launch_error),
             gpu_oom=bool(status) and self.stopped_by is None and self.ran_out_of_vram(),
-            leftovers=report.joined(list(self.leftovers.values())),
+            leftovers=joined(list(self.leftovers.values())),
             suspended_s=self.still.so_far_s(time.monotonic()),
             **({} if status is None else counted),
         )
@@ -650,7 +698,7 @@ class Supervisor:
 
     def cpu_so_far_s(self) -> float:
         """Processor time of all that ran and runs in it."""
-        from gpusched.engine.lease import tree_cpu_s  # loaded with the session already
+        from gpusched.engine.supervisor.lease import tree_cpu_s  # loaded with the session already
 
         return self.cpu_s + tree_cpu_s(self.home.pid)
 
@@ -661,10 +709,19 @@ class Supervisor:
             return False
 
         def look() -> bool:
-            return any(report.tail_shows_oom(fd, begin) for fd, begin in logs.tails())
+            return any(tail_shows_oom(fd, begin) for fd, begin in logs.tails())
 
         # The file may be where root has no rights: on a disk of another machine.
         try:
             return look() if logs.owner is None else as_user(logs.owner, look)
         except LaunchError:
             return False
+
+
+def supervisor_of(ticket: dict[str, Any], home: Home) -> Supervisor:
+    """Who supervises the run of this ticket."""
+    if ticket.get("adopt") is None:
+        return Supervisor(ticket, home)
+    from gpusched.engine.supervisor.adopted import AdoptedSupervisor  # hardly any run needs it
+
+    return AdoptedSupervisor(ticket, home)

@@ -6,14 +6,14 @@ import errno
 import os
 import stat
 
-from gpusched.engine.users import LaunchError, text_of, write_as
+from gpusched.engine.linux.as_user import LaunchError, text_of, write_as
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from gpusched.engine.users import Owner
+    from gpusched.engine.linux.as_user import Owner
 
 LOG_FLAGS = (
     # Appending also after truncation: two openings of one file must not overwrite each other.
@@ -119,3 +119,38 @@ def _make_folder(path: str, shown: str, what: str) -> None:
     except OSError as error:
         folder = os.path.dirname(shown)
         raise LaunchError(f"cannot make {folder} for the {what}: {text_of(error)}") from None
+
+
+TAIL_BYTES = 16384
+GPU_OOM = (
+    b"CUDA out of memory",
+    b"CUDA error: out of memory",
+    b"CUDA_ERROR_OUT_OF_MEMORY",
+    b"cudaErrorMemoryAllocation",
+    b"torch.OutOfMemoryError",
+    b"torch.cuda.OutOfMemoryError",
+    b"RESOURCE_EXHAUSTED: Out of memory",
+    b"CUBLAS_STATUS_ALLOC_FAILED",
+    b"hipErrorOutOfMemory",
+    b"HIP out of memory",
+)
+
+
+def tail_shows_oom(log_fd: int, begin: int) -> bool:
+    """Whether the last 16 KiB behind `begin` (older text is of an earlier run) hold a known message."""
+    try:
+        status = os.fstat(log_fd)
+        if not stat.S_ISREG(status.st_mode):
+            return False
+        # The open file itself, whatever has its name by now.
+        fd = os.open(f"/proc/self/fd/{log_fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if status.st_size < begin:
+                begin = 0
+            at = max(begin, status.st_size - TAIL_BYTES)
+            tail = os.pread(fd, TAIL_BYTES, at)
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return any(words in tail for words in GPU_OOM)

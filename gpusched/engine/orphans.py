@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import field
 
-from gpusched.engine import proctree
-from gpusched.engine.proctree import Process
+from gpusched.engine.linux import proctree
+from gpusched.engine.linux.proctree import Process
 from gpusched.model.value import Value, replace
 
 RUN_VARIABLE = "GPUSCHED_RUN"
@@ -20,7 +20,7 @@ ROUNDS = (signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL)
 """What is sent after each look: what stands still forks nothing, and keeps the number of its group in use."""
 
 
-class Lost(Value):
+class OrphanedRun(Value):
     """A run whose supervisor is gone."""
 
     run: str
@@ -31,7 +31,7 @@ class Lost(Value):
     """Start ticks by pid of what was found before: one that takes long to die may have lost what tied it to the run."""
 
 
-def kill_remains(lost: Iterable[Lost], spool: str, spared: frozenset[int]) -> dict[str, dict[int, int]]:
+def kill_orphans(lost: Iterable[OrphanedRun], spool: str, spared: frozenset[int]) -> dict[str, dict[int, int]]:
     """KILL what is left of these runs; start ticks by pid of each one's live processes at the last look.
 
     Nothing that is `spared`, or an ancestor of this process, is touched. One that left the session and
@@ -40,7 +40,7 @@ def kill_remains(lost: Iterable[Lost], spool: str, spared: frozenset[int]) -> di
     runs = list(lost)
     kept = {process.group for pid in spared if (process := proctree.read_process(pid))} | _groups_above()
     for number in ROUNDS:
-        found = find_remains(runs, spool, spared)
+        found = find_orphans(runs, spool, spared)
         runs = [
             replace(run, known={process.pid: process.start_ticks for process in found.get(run.run, ())}) for run in runs
         ]
@@ -56,7 +56,7 @@ def kill_remains(lost: Iterable[Lost], spool: str, spared: frozenset[int]) -> di
     return {run.run: dict(run.known) for run in runs}
 
 
-def find_remains(lost: list[Lost], spool: str, spared: frozenset[int]) -> dict[str, list[Process]]:
+def find_orphans(lost: list[OrphanedRun], spool: str, spared: frozenset[int]) -> dict[str, list[Process]]:
     """Live processes of these runs, by run, from one walk over /proc."""
     processes = {pid: entry for pid in proctree.all_pids() if (entry := proctree.read_process(pid))}
     excluded = spared | _ancestors(os.getpid(), processes)

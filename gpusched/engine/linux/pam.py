@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from gpusched.engine.users import LaunchError
+from gpusched.engine.linux.as_user import LaunchError
 
 SERVICE = "gpusched"
 FILE = "/etc/pam.d/gpusched"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 NEVER = float("inf")
 
 
-class Waker:
+class Poller:
     """Watched descriptors and one alarm; calls the daemon when any of them has news."""
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import struct
@@ -9,19 +10,22 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpusched.engine.idle_pool import IdlePool
-from gpusched.engine.remains import CHECKPOINT_VARIABLE, PROGRESS_VARIABLE, RUN_VARIABLE, SPOOL_VARIABLE
+from gpusched.engine.orphans import CHECKPOINT_VARIABLE, PROGRESS_VARIABLE, RUN_VARIABLE, SPOOL_VARIABLE
 from gpusched.engine.spool import checkpoint_path, progress_path, share_lock
-from gpusched.engine.wire import LENGTH_BYTES, QUEUE_TIMEOUT_S, pack_ticket
+from gpusched.engine.wire import LENGTH_BYTES, QUEUE_TIMEOUT_S, IdlePool, pack_ticket
+from gpusched.errors import NotReady
 from gpusched.model import value
 from gpusched.model.execution import Ticket
 from gpusched.model.value import replace
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
-PROGRAM = (
+FORK_SERVER_PROGRAM = (
     # Appended, not inserted: nothing beside the package may shadow the standard library.
     "import sys; sys.path.append(sys.argv.pop()); from gpusched.engine.forkserver import main; main()"
 )
@@ -124,7 +128,7 @@ class ForkServer:
             with theirs, queue_out, open(f"{spool}/engine.log", "ab") as log:
                 self._process = subprocess.Popen(
                     [
-                        *(sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", "-c", PROGRAM),
+                        *(sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", "-c", FORK_SERVER_PROGRAM),
                         *(*map(str, fds), spool, boot_id, PACKAGE_ROOT),
                     ],
                     stdin=subprocess.DEVNULL,
@@ -221,3 +225,82 @@ class ForkServer:
         """Close our ends: it, and supervisors that are idle, end once they have read what is in theirs."""
         self._socket.close()
         self._idle.close()
+
+
+BOOTED = "/run/systemd/system"
+"""There when PID 1 is systemd. Source: sd_booted(3)."""
+OLDEST = 244
+"""The first systemd with all properties that are used; 252 is what they were tried with."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitNames:
+    """How the units of one daemon are called. Several daemons may run on a machine, each with a job 1."""
+
+    prefix: str = "gpusched"
+    slice: str = "gpusched.slice"
+    """Holds all runs, beside `system.slice` and `user.slice`: to be limited or looked at together. systemd makes it."""
+
+    def unit(self, run: str) -> str:
+        """The unit of a run `JOB.RUN`."""
+        return f"{self.prefix}-{run}.service"
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherChoice:
+    """A launcher, and how the administrator is told of it."""
+
+    kind: str
+    """`systemd` or `fork`."""
+    text: str
+    make: Callable[[str, str, int], Launcher]
+
+
+def choose(wanted: str, *, is_system: bool, root: str = "") -> LauncherChoice:
+    """The launcher for a daemon. Raises: NotReady when what is wanted is not to be had.
+
+    Args: wanted: the setting `[daemon] launcher`; root: folder of a system's daemon that is only tried out.
+    """
+    if wanted == "fork":
+        return LauncherChoice("fork", "fork server, as [daemon] launcher says", ForkServer)
+    version = 0
+    why = None if is_system else "this daemon is not the system's"
+    if why is None:
+        try:
+            version = systemd_version()
+        except OSError as error:
+            why = str(error)
+    if why is None and version < OLDEST:
+        why = f"systemd {version} is older than {OLDEST}"
+    if why is None:
+        from gpusched.engine.systemd import UnitLauncher
+
+        names = names_of(root)
+        return LauncherChoice(
+            "systemd", f"systemd {version}, units {names.unit('JOB.RUN')}", partial(UnitLauncher, names=names)
+        )
+    if wanted == "systemd":
+        raise NotReady(
+            f'[daemon] launcher is "systemd", but {why}', 'set it to "auto" or "fork"; see: gpusched config show'
+        )
+    return LauncherChoice("fork", f"fork server: {why}", ForkServer)
+
+
+def names_of(root: str) -> UnitNames:
+    """How the units of a daemon are called: one that is tried out beside the machine's own has other names."""
+    return UnitNames(f"gpusched-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}") if root else UnitNames()
+
+
+def systemd_version() -> int:
+    """Of PID 1. Raises: OSError with a sentence."""
+    if not os.path.isdir(BOOTED):
+        raise OSError("PID 1 is not systemd")
+    from gpusched.engine.systemd import manager_version
+
+    return leading_number(manager_version())
+
+
+def leading_number(text: str) -> int:
+    """252 of `252.39-1~deb12u2`; 0 when it begins with none."""
+    digits = text[: len(text) - len(text.lstrip("0123456789"))]
+    return int(digits) if digits else 0

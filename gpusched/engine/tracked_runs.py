@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpusched.engine import proctree
+from gpusched.engine.linux import proctree
+from gpusched.engine.linux.proctree import Process
 from gpusched.engine.orders import GivenOrders
-from gpusched.engine.proctree import Process
-from gpusched.engine.waking import Waker
+from gpusched.engine.poller import Poller
 from gpusched.model.job import AdoptedProcess
 
 _MOST_MEMBERS = 256
@@ -35,7 +35,7 @@ ALIVE = (Phase.CLAIMED, Phase.RUNNING)
 
 
 @dataclass(slots=True)
-class Watched:
+class TrackedRun:
     """A run this engine answers for."""
 
     run: str
@@ -70,10 +70,10 @@ class Watched:
     """Of a haunted run: start ticks by pid of what its supervisor left behind and was still alive at the last look."""
 
 
-class Members:
+class AdoptedMembers:
     """Processes of adopted runs, as far as they are known. Made for one look."""
 
-    def __init__(self, runs: Iterable[Watched]) -> None:
+    def __init__(self, runs: Iterable[TrackedRun]) -> None:
         self._runs = {
             watched.run: watched
             for watched in runs
@@ -133,38 +133,38 @@ class SpareRecords:
         return True
 
 
-class Watchlist:
+class TrackedRuns:
     """Runs by handle and by pidfd."""
 
-    def __init__(self, waker: Waker) -> None:
+    def __init__(self, waker: Poller) -> None:
         self._waker = waker
-        self._runs: dict[str, Watched] = {}
-        self._by_pidfd: dict[int, Watched] = {}
+        self._runs: dict[str, TrackedRun] = {}
+        self._by_pidfd: dict[int, TrackedRun] = {}
 
     def __contains__(self, run: str) -> bool:
         return run in self._runs
 
-    def __iter__(self) -> Iterator[Watched]:
+    def __iter__(self) -> Iterator[TrackedRun]:
         """All of them; they may change meanwhile."""
         return iter(list(self._runs.values()))
 
-    def get(self, run: str) -> Watched | None:
+    def get(self, run: str) -> TrackedRun | None:
         """The run with this handle."""
         return self._runs.get(run)
 
-    def add(self, watched: Watched) -> None:
+    def add(self, watched: TrackedRun) -> None:
         """Answer for one more."""
         self._runs[watched.run] = watched
 
-    def remove(self, watched: Watched) -> None:
+    def remove(self, watched: TrackedRun) -> None:
         """Answer for it no more."""
         del self._runs[watched.run]
 
-    def with_news(self, ready: list[int]) -> list[Watched]:
+    def with_news(self, ready: list[int]) -> list[TrackedRun]:
         """The runs whose pidfds are among the ready descriptors."""
         return [watched for fd in ready if (watched := self._by_pidfd.get(fd)) is not None]
 
-    def follow(self, watched: Watched) -> bool:
+    def follow(self, watched: TrackedRun) -> bool:
         """Have its supervisor's end announced by a pidfd, where there are any; False when it is gone already."""
         assert watched.supervisor is not None
         if watched.pidfd is not None:
@@ -184,7 +184,7 @@ class Watchlist:
             self._waker.watch(fd)
         return True
 
-    def unfollow(self, watched: Watched) -> None:
+    def unfollow(self, watched: TrackedRun) -> None:
         """Close its pidfd."""
         if watched.pidfd is not None:
             self._waker.unwatch(watched.pidfd)
@@ -192,7 +192,7 @@ class Watchlist:
             os.close(watched.pidfd)
             watched.pidfd = None
 
-    def poke(self, watched: Watched) -> None:
+    def poke(self, watched: TrackedRun) -> None:
         """Have the supervisor read its orders; one that is not known yet is told when it is."""
         if watched.supervisor is None:
             watched.poke = True
@@ -216,7 +216,7 @@ class Watchlist:
             for watched in self._runs.values()
             if watched.supervisor is not None and watched.phase in ALIVE
         }
-        adopted = Members(self._runs.values())
+        adopted = AdoptedMembers(self._runs.values())
         found: dict[int, str] = {}
         for pid in pids:
             at = pid

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from gpusched.engine import proctree
+from gpusched.engine.linux import proctree
 
 LONGEST_WARNING_S = 300.0
 WARNING_FRACTION = 0.25

@@ -1,0 +1,285 @@
+"""Control groups of version 2: finding one's own, making leaves, limits, what the kernel has counted; and a run's own.
+
+A run's control group is a leaf with limits and a device rule, made by the supervisor, as root. Under systemd it is
+`job` in the run's own unit, with the supervisor beside it in `supervisor`; under the fork launcher it is
+`gpusched-JOB.RUN` in the folder that the ticket names. Either way the supervisor is outside, so that it survives to
+report a job that was killed for lack of memory or tasks.
+
+Source: Documentation/admin-guide/cgroup-v2.rst of the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from gpusched.engine.linux.as_user import LaunchError, text_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+MOUNT = "/sys/fs/cgroup"
+CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
+_PAUSE_S = (0.001, 0.05)
+
+
+def is_unified() -> bool:
+    """Whether version 2 is mounted where it belongs, and not version 1 or both."""
+    return os.path.exists(f"{MOUNT}/cgroup.controllers")
+
+
+def path_of(pid: int | None = None) -> str | None:
+    """The folder of the control group that a process is in, oneself by default; None when that cannot be told."""
+    try:
+        with open(f"/proc/{'self' if pid is None else pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                if line.startswith("0::/"):
+                    return (MOUNT + line[3:].rstrip("\n")).rstrip("/")
+    except OSError:
+        pass
+    return None
+
+
+def read(path: str, name: str) -> str | None:
+    """A file of a control group; None when it is not there, as with an older kernel."""
+    try:
+        with open(f"{path}/{name}", encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def write(path: str, name: str, value: object) -> None:
+    """Set a file of a control group. Raises: OSError."""
+    # In one write, without which the kernel would take the parts for values of their own.
+    fd = os.open(f"{path}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def number(path: str, name: str, key: str | None = None) -> int | None:
+    """The number in a file, or that behind a key in a file of many; None when there is none."""
+    for line in (read(path, name) or "").splitlines():
+        words = line.split()
+        if key is None and len(words) == 1 and words[0].isdigit():
+            return int(words[0])
+        if len(words) == 2 and words[0] == key and words[1].isdigit():
+            return int(words[1])
+    return None
+
+
+def pids(path: str) -> list[int]:
+    """Who is in it, but not in what is below it."""
+    return [int(word) for word in (read(path, "cgroup.procs") or "").split()]
+
+
+def enable(path: str) -> tuple[str, ...]:
+    """Hand every controller that there is on to the leaves below; which those are. Raises: OSError."""
+    there = (read(path, "cgroup.controllers") or "").split()
+    wanted = tuple(name for name in CONTROLLERS if name in there)
+    on = (read(path, "cgroup.subtree_control") or "").split()
+    missing = [name for name in wanted if name not in on]
+    if missing:
+        write(path, "cgroup.subtree_control", " ".join(f"+{name}" for name in missing))
+    return wanted
+
+
+def move_all(path: str, leaf: str) -> None:
+    """Move everybody into a leaf, which is made: who hands on controllers may hold no process. Raises: OSError."""
+    os.makedirs(leaf, mode=0o755, exist_ok=True)
+    for _ in range(100):
+        there = pids(path)
+        if not there:
+            return
+        for pid in there:
+            try:
+                write(leaf, "cgroup.procs", pid)
+            except ProcessLookupError:
+                # It has ended meanwhile.
+                continue
+
+
+def is_populated(path: str) -> bool:
+    """Whether any process lives in it or below it."""
+    return number(path, "cgroup.events", "populated") == 1
+
+
+def kill(path: str) -> None:
+    """KILL everything in it at once, also what forks at this moment; a kernel before 5.14 has no such order."""
+    try:
+        write(path, "cgroup.kill", 1)
+    except FileNotFoundError:
+        for pid in pids(path):
+            try:
+                os.kill(pid, 9)
+            except (ProcessLookupError, PermissionError):
+                pass
+    except OSError:
+        pass
+
+
+def remove(path: str, patience_s: float = 5.0) -> bool:
+    """End whoever is left in it and remove it; False when that did not work within this time."""
+    until, pause_s = time.monotonic() + patience_s, _PAUSE_S[0]
+    while True:
+        if is_populated(path):
+            kill(path)
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            if time.monotonic() > until:
+                return False
+        else:
+            return True
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S[1])
+
+
+PEAK_LOOK_S = 1.0
+"""Between looks at the memory in use, on kernels that do not keep its peak (before 5.19)."""
+SUPERVISOR_LEAF = "supervisor"
+JOB_LEAF = "job"
+
+
+def leaf_of(folder: str, run: str) -> str:
+    """Of a run under the fork launcher."""
+    return f"{folder}/gpusched-{run}"
+
+
+def split_own_cgroup() -> str:
+    """Make this process's own control group one that has leaves; its folder. For a unit's main process.
+
+    Raises: OSError; LaunchError without version 2.
+    """
+    own = path_of()
+    if own is None or not is_unified():
+        raise LaunchError("cannot limit it: this machine has no control groups of version 2 alone")
+    if own.endswith(f"/{SUPERVISOR_LEAF}"):
+        return os.path.dirname(own)
+    move_all(own, f"{own}/{SUPERVISOR_LEAF}")
+    enable(own)
+    return own
+
+
+class RunCgroup:
+    """A leaf with its limits set and nobody in it yet. Raises: LaunchError."""
+
+    __slots__ = ("cage", "look_at", "path", "peak_bytes", "tmp")
+
+    def __init__(self, cage: dict[str, Any], run: str) -> None:
+        self.cage = cage
+        self.tmp: list[str] = []
+        self.peak_bytes = 0
+        self.look_at: float | None = None
+        what = "make its control group"
+        try:
+            folder = cage["folder"]
+            self.path = leaf_of(folder, run) if folder is not None else f"{split_own_cgroup()}/{JOB_LEAF}"
+            os.mkdir(self.path)
+            # Programs that size themselves by their limits, as Java does, read them here.
+            os.chmod(self.path, 0o755)
+        except OSError as error:
+            raise LaunchError(f"cannot {what}: {text_of(error)}") from None
+        try:
+            for limit in _limits(cage, is_alone=folder is None):
+                what, name, value, is_needed = limit
+                if is_needed or os.path.exists(f"{self.path}/{name}"):
+                    write(self.path, name, value)
+            if cage["gpu_minors"] is not None:
+                what = "keep it off the GPUs of others"
+                self._shut_off_devices()
+            if cage["private_tmp"]:
+                what = "make a /tmp of its own"
+                from gpusched.engine.linux import mounts
+
+                self.tmp = mounts.make(run)
+        except OSError as error:
+            remove(self.path)
+            raise LaunchError(f"cannot {what}: {text_of(error)}; see: gpusched doctor") from None
+        if number(self.path, "memory.peak") is None:
+            self.look_at = time.monotonic()
+
+    def _shut_off_devices(self) -> None:
+        from gpusched.engine.linux import device_rule as rules
+
+        minors: tuple[int, ...] = self.cage["gpu_minors"]
+        caps = rules.mig_caps(self.cage["mig"])
+        rule = rules.job_rule(minors, caps, rules.driver_majors(), rules.drm_nodes(minors))
+        program = rules.load(rules.program(rule))
+        try:
+            rules.attach(self.path, program)
+        finally:
+            # The control group keeps it.
+            os.close(program)
+
+    def enter(self) -> None:
+        """In the job's first process, while it is still root. Raises: OSError, LaunchError."""
+        try:
+            write(self.path, "cgroup.procs", 0)
+        except OSError as error:
+            raise LaunchError(f"cannot enter its control group: {text_of(error)}") from None
+        if self.tmp:
+            from gpusched.engine.linux import mounts
+
+            mounts.put_in_place(self.tmp)
+
+    def look(self, now: float) -> None:
+        """Keep the peak where the kernel does not."""
+        self.peak_bytes = max(self.peak_bytes, number(self.path, "memory.current") or 0)
+        self.look_at = now + PEAK_LOOK_S
+
+    def kill(self) -> None:
+        """End everything in it at once."""
+        kill(self.path)
+
+    def facts(self) -> dict[str, float | int | bool | None]:
+        """What the kernel has counted, as of the result; to be asked before `close`."""
+        kills = number(self.path, "memory.events", "oom_kill") or 0
+        usage_us = number(self.path, "cpu.stat", "usage_usec")
+        peak = number(self.path, "memory.peak") or self.peak_bytes
+        facts: dict[str, float | int | bool | None] = {}
+        if kills:
+            facts["oom_kills"] = kills
+            facts["at_mem_limit"] = bool(number(self.path, "memory.events", "oom"))
+            facts["mem_limit_mib"] = self.cage["mem_mib"]
+        if usage_us is not None:
+            facts["cpu_s"] = usage_us / 1e6
+        if peak:
+            facts["peak_mem_mib"] = peak / (1 << 20)
+        return facts
+
+    def close(self) -> None:
+        """Nothing of the run is left: remove what it had."""
+        remove(self.path)
+        if self.tmp:
+            from gpusched.engine.linux import mounts
+
+            mounts.remove(self.tmp)
+
+
+def _limits(cage: dict[str, Any], is_alone: bool) -> list[tuple[str, str, object, bool]]:
+    """What to set: how that is called when it fails, the file, its value, and whether the file must be there.
+
+    Args: is_alone: no other run's leaf is beside it, so that weights mean nothing here.
+    """
+    limits: list[tuple[str, str, object, bool]] = []
+    if cage["mem_mib"] is not None:
+        limits.append(("limit its memory", "memory.max", cage["mem_mib"] << 20, True))
+        if not cage["swap"]:
+            # A kernel that does not count swap has no such file.
+            limits.append(("keep it out of swap", "memory.swap.max", 0, False))
+    if cage["oom_kills_job"]:
+        limits.append(("have it killed as a whole", "memory.oom.group", 1, False))
+    if cage["tasks"] is not None:
+        limits.append(("limit its tasks", "pids.max", cage["tasks"], True))
+    if cage["cpus"]:
+        limits.append(("give it processors of its own", "cpuset.cpus", ",".join(map(str, cage["cpus"])), True))
+    if not is_alone:
+        limits.append(("weigh its part of the processors", "cpu.weight", cage["cpu_weight"], False))
+    return limits

@@ -1,0 +1,316 @@
+"""Standard streams of a run in the foreground: a terminal of its own, or three pipes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import termios
+
+from gpusched.engine.attach_protocol import CHUNK, CLOSED, ERR, IN, OUT, WINDOW, ack
+from gpusched.engine.linux.as_user import write_as
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpusched.engine.supervisor.attach import Connection
+    from gpusched.engine.supervisor.logs import Logs
+
+
+DEFAULT_SIZE = (24, 80)
+
+
+class Pipes:
+    """Three pipes. `input_fd` and `outputs` are the supervisor's ends, none of which blocks."""
+
+    is_terminal = False
+
+    def __init__(self) -> None:
+        self._theirs: list[int] = []
+        theirs_in, self.input_fd = os.pipe()
+        out, theirs_out = os.pipe()
+        err, theirs_err = os.pipe()
+        self._theirs = [theirs_in, theirs_out, theirs_err]
+        self.outputs = ((OUT, out), (ERR, err))
+        for fd in (self.input_fd, out, err):
+            os.set_blocking(fd, False)
+
+    def give_to(self, uid: int) -> None:
+        """Pipes have no owner that matters."""
+
+    def file_actions(self) -> list[Any]:
+        """For posix_spawn."""
+        return [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(self._theirs)]
+
+    def enter(self) -> None:
+        """In a forked child: make them its standard streams."""
+        for number, fd in enumerate(self._theirs):
+            os.dup2(fd, number)
+
+    def release(self) -> None:
+        """The job has its ends, or will never have them."""
+        for fd in self._theirs:
+            os.close(fd)
+        self._theirs = []
+
+    def resize(self, rows: int, columns: int) -> None:
+        """A pipe has no size."""
+
+
+class PseudoTerminal:
+    """A pseudo-terminal, the controlling one of the job's own session."""
+
+    is_terminal = True
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.input_fd, self._slave = os.openpty()
+        self.outputs = ((OUT, self.input_fd),)
+        os.set_blocking(self.input_fd, False)
+        self.resize(*((rows, columns) if rows and columns else DEFAULT_SIZE))
+
+    def give_to(self, uid: int) -> None:
+        """Let another user open it by its name."""
+        os.fchown(self._slave, uid, -1)
+        os.fchmod(self._slave, 0o600)
+
+    def file_actions(self) -> list[Any]:
+        """For posix_spawn with a session of its own, whose terminal becomes the first that it opens."""
+        name = os.ttyname(self._slave)
+        return [
+            (os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0),
+            (os.POSIX_SPAWN_DUP2, 0, 1),
+            (os.POSIX_SPAWN_DUP2, 0, 2),
+        ]
+
+    def enter(self) -> None:
+        """In a forked child that leads a session: make it its terminal and its standard streams."""
+        fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
+        for number in range(3):
+            os.dup2(self._slave, number)
+
+    def release(self) -> None:
+        """The job has it open, or never will."""
+        if self._slave >= 0:
+            os.close(self._slave)
+            self._slave = -1
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell the terminal, and by that its foreground processes, how large it is. What is not possible is left."""
+        if 0 < rows < 65536 and 0 < columns < 65536:
+            fcntl.ioctl(self.input_fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+
+Streams = Pipes | PseudoTerminal
+
+
+END_OF_TRANSMISSION = b"\x04"
+"""What a person types to end the input."""
+
+
+class Input:
+    """Kept here until the job takes it; the window bounds how much that is."""
+
+    __slots__ = ("_data", "_ends", "_streams", "is_taken")
+
+    def __init__(self) -> None:
+        self._streams: Streams | None = None
+        self._data = bytearray()
+        self._ends = False
+        self.is_taken = True
+        """Whether the job may still read."""
+
+    def open(self, streams: Streams) -> None:
+        """The job will read from these."""
+        self._streams = streams
+
+    @property
+    def fd(self) -> int:
+        """To be written to when `is_waiting`; -1 when there is none."""
+        return -1 if self._streams is None else self._streams.input_fd
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is to be written."""
+        return self._streams is not None and self.is_taken and bool(self._data or self._ends)
+
+    def put(self, content: bytes, client: Connection) -> None:
+        """Take what the client sent. Raises: ValueError when that is more than was agreed."""
+        if not self.is_taken or self._ends:
+            client.outbox += ack(IN, len(content))
+            return
+        self._data += content
+        if len(self._data) > 2 * WINDOW:
+            raise ValueError("it does not keep to the windows")
+
+    def end(self) -> None:
+        """The client sends no more."""
+        self._ends = True
+
+    def refuse(self) -> None:
+        """Nobody is left to read."""
+        self.is_taken = False
+
+    def write(self, client: Connection | None) -> None:
+        """Hand over what the job takes now."""
+        streams = self._streams
+        assert streams is not None
+        try:
+            if self._data:
+                count = os.write(streams.input_fd, bytes(self._data[:CHUNK]))
+                del self._data[:count]
+                if client is not None:
+                    client.outbox += ack(IN, count)
+            if self._ends and not self._data:
+                self._finish(streams)
+        except BlockingIOError:
+            return
+        except OSError:
+            # Its reader has gone.
+            self._close(streams)
+            if client is not None:
+                client.say(CLOSED)
+
+    def _finish(self, streams: Streams) -> None:
+        if streams.is_terminal:
+            os.write(streams.input_fd, END_OF_TRANSMISSION)
+            self._ends = False
+        else:
+            self._close(streams)
+
+    def _close(self, streams: Streams) -> None:
+        self.is_taken = False
+        self._data.clear()
+        if not streams.is_terminal:
+            os.close(streams.input_fd)
+
+
+REPLAY_BYTES = 1 << 14
+"""What somebody who comes back to a terminal is shown of what was on it."""
+DRAIN_PIECES = 64
+
+
+class OutputStream:
+    """One stream out of the job."""
+
+    __slots__ = ("backlog", "credit", "fd", "is_open", "kind", "log_fd")
+
+    def __init__(self, kind: int, fd: int) -> None:
+        self.kind = kind
+        self.fd = fd
+        self.log_fd = -1
+        self.is_open = True
+        self.credit = WINDOW
+        self.backlog = b""
+        """Read at the end of the run, and still to be sent."""
+
+
+class Outputs:
+    """All streams out of one job; none before it has any."""
+
+    __slots__ = ("_writer", "flows", "log_left", "replay", "shows_again")
+
+    def __init__(self, log_bytes: int, writer: int | None) -> None:
+        """Args: writer: uid as which the log is written; None for our own."""
+        self._writer = writer
+        self.flows: list[OutputStream] = []
+        self.log_left = log_bytes
+        self.shows_again = False
+        self.replay = b""
+
+    def open(self, streams: Streams) -> None:
+        """The job will write into these."""
+        self.flows = [OutputStream(kind, fd) for kind, fd in streams.outputs]
+        self.shows_again = streams.is_terminal
+
+    def begin(self, logs: Logs) -> None:
+        """The job has started, and these are its logs."""
+        for flow in self.flows:
+            flow.log_fd = logs.output if flow.kind == OUT else logs.error
+            # A pipe as log that nobody empties must not stop the supervisor.
+            os.set_blocking(flow.log_fd, False)
+
+    def welcome(self, client: Connection) -> None:
+        """A client has come: its windows are empty, and it is shown what was there last."""
+        for flow in self.flows:
+            flow.credit = WINDOW
+        if self.replay:
+            client.say(OUT, self.replay)
+            self.flows[0].credit -= len(self.replay)
+
+    def acknowledge(self, stream: int, count: int) -> None:
+        """The client has passed on so much."""
+        for flow in self.flows:
+            if flow.kind == stream:
+                flow.credit = min(WINDOW, flow.credit + count)
+
+    def may_read(self, flow: OutputStream, client: Connection | None) -> bool:
+        """Whether there is room for more of this stream."""
+        if not flow.is_open:
+            return False
+        # Without a client it goes to the log alone.
+        return client is None or (flow.credit > 0 and not client.is_slow)
+
+    def read(self, flow: OutputStream, client: Connection | None) -> None:
+        """Pass on one piece, if there is one now."""
+        data = self._piece(flow, CHUNK if client is None else min(CHUNK, flow.credit))
+        if data and client is not None:
+            flow.credit -= len(data)
+            client.say(flow.kind, data)
+
+    def _piece(self, flow: OutputStream, size: int) -> bytes:
+        """What the job wrote, kept in the log already; empty when there is nothing now."""
+        try:
+            data = os.read(flow.fd, size)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            # EIO: nobody has the terminal open any more.
+            data = b""
+        if not data:
+            flow.is_open = False
+            return b""
+        self._log(flow, data)
+        if self.shows_again:
+            self.replay = (self.replay + data)[-REPLAY_BYTES:]
+        return data
+
+    def note(self, text: str) -> None:
+        """Leave a line in the log of errors."""
+        if self.flows:
+            self._log(self.flows[-1], f"\ngpusched: {text}\n".encode())
+
+    def _log(self, flow: OutputStream, data: bytes) -> None:
+        if self.log_left <= 0 or flow.log_fd < 0:
+            return
+        if len(data) >= self.log_left:
+            data = data[: self.log_left] + b"\ngpusched: the rest is not kept; see [interactive] log_mib\n"
+            self.log_left = 0
+        else:
+            self.log_left -= len(data)
+        try:
+            while data:
+                data = data[write_as(self._writer, flow.log_fd, data) :]
+        except OSError:
+            # A full disk: what the person sees goes on.
+            pass
+
+    def drain(self) -> None:
+        """The run is over: take what is left in its streams, so that nobody has to wait for a slow client."""
+        for flow in self.flows:
+            pieces: list[bytes] = []
+            # Somebody outside the run who has an end of a pipe could write for ever.
+            while flow.is_open and len(pieces) < DRAIN_PIECES and (data := self._piece(flow, CHUNK)):
+                pieces.append(data)
+            flow.backlog = b"".join(pieces)
+            flow.is_open = False
+
+    def send_backlog(self, client: Connection) -> bool:
+        """Send of what was drained as much as the windows allow; whether something is left."""
+        for flow in self.flows:
+            while flow.backlog and flow.credit > 0:
+                piece = flow.backlog[: min(CHUNK, flow.credit)]
+                flow.backlog = flow.backlog[len(piece) :]
+                flow.credit -= len(piece)
+                client.say(flow.kind, piece)
+        return any(flow.backlog for flow in self.flows)
