@@ -120,7 +120,7 @@ def test_one_queue_comes_with_those_right_below_it_and_its_loans(lab: Lab) -> No
 
 
 def test_without_settings_the_default_queue_and_those_in_use_are_told() -> None:
-    lab = Lab(2, outcome=Outcome(runs_s=3600))
+    lab = Lab(2, outcome=SimulatedOutcome(runs_s=3600))
     assert [row["name"] for row in get(lab, queues.queues)["queues"]] == ["default"]
     gpus(lab, 1, "zoo", account="")
     rows = by_name(get(lab, queues.queues))
