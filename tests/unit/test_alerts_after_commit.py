@@ -110,7 +110,7 @@ def test_a_courier_that_raises_keeps_back_no_other_and_gets_the_same_again(monke
     desk = Desk()
     desk.end_jobs()
     with monkeypatch.context() as patch:
-        patch.setattr(desk.make(ANN.uid, AlertSettings()), "hand", fail)
+        patch.setattr(desk.make(ANN.uid, AlertSettings()), "submit", fail)
         desk.dispatcher.reconcile()
         assert desk.sent == ["2.1 end"]
         assert desk.dispatcher.is_behind
