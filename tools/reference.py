@@ -181,7 +181,7 @@ def settings_page() -> str:
         "",
         "## [license]",
         "",
-        "What the whole cluster shares, for `--licenses`: names and numbers.",
+        "Cluster-wide resources by name with their number, for `--licenses`.",
         "",
     ]
     lines += ["    [license]", "    matlab = 3"]
