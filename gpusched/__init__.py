@@ -15,24 +15,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpusched.model.states import JobState as JobState
     from gpusched.sdk.client import Client as Client
+    from gpusched.sdk.executor import CallFuture as CallFuture
     from gpusched.sdk.executor import Executor as Executor
-    from gpusched.sdk.future import CallFuture as CallFuture
     from gpusched.sdk.values import Event as Event
     from gpusched.sdk.values import Gpu as Gpu
-    from gpusched.sdk.values import Job as Job
     from gpusched.sdk.values import JobDetails as JobDetails
-    from gpusched.sdk.values import Run as Run
+    from gpusched.sdk.values import JobInfo as Job
+    from gpusched.sdk.values import RunInfo as Run
 
 _HOME_OF = {
-    "CallFuture": "gpusched.sdk.future",
+    "CallFuture": "gpusched.sdk.executor",
     "Client": "gpusched.sdk.client",
     "Event": "gpusched.sdk.values",
     "Executor": "gpusched.sdk.executor",
     "Gpu": "gpusched.sdk.values",
-    "Job": "gpusched.sdk.values",
+    "Job": "gpusched.sdk.values:JobInfo",
     "JobDetails": "gpusched.sdk.values",
     "JobState": "gpusched.model.states",
-    "Run": "gpusched.sdk.values",
+    "Run": "gpusched.sdk.values:RunInfo",
 }
 
 __all__ = ["CallFuture", "Client", "Event", "Executor", "Gpu", "Job", "JobDetails", "JobState", "Run", "__version__"]
@@ -43,7 +43,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'gpusched' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOME_OF[name]), name)
+    module, _, own_name = _HOME_OF[name].partition(":")
+    return getattr(import_module(module), own_name or name)
 
 
 def __dir__() -> list[str]:

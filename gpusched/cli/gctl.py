@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
-    from gpusched.client import Client
+    from gpusched.client import Connection
 
 
 _DONE = {
@@ -382,7 +382,7 @@ def _number(value: float | None, form: str, none: str = "-") -> str:
     return none if value is None else f"{value:{form}}"
 
 
-def show_accounts(client: Client, names: list[str], values: Values) -> None:
+def show_accounts(client: Connection, names: list[str], values: Values) -> None:
     """`gctl account`: the tree with its shares, what was used of them, and the factors."""
     answer = client.call("GET", f"/v1/accounts{_only(names, 'account')}")
     # A daemon that has not been restarted since an upgrade does not tell members yet.
@@ -429,7 +429,7 @@ def _level(row: dict[str, Any]) -> str:
     return "-" if row["usage_s"] is None else "inf"
 
 
-def show_queues(client: Client, names: list[str], values: Values) -> None:
+def show_queues(client: Connection, names: list[str], values: Values) -> None:
     """`gctl queue`: what each queue is guaranteed, holds, borrows and lends."""
     if any("=" in name for name in names):
         raise UsageError("queues are not changed here", "change [queue.NAME] in the config file, then: gctl reload")

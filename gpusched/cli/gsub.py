@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Table, Values
-    from gpusched.client import Client
+    from gpusched.client import Connection
 
 _BATCH_HINT = "give --batch a file with one shell line a job"
 
@@ -117,10 +117,10 @@ def body(words: list[str]) -> int:
     return 0
 
 
-def _hand_in(client: Client, request: dict[str, Any]) -> dict[str, Any]:
+def _hand_in(client: Connection, request: dict[str, Any]) -> dict[str, Any]:
     """The daemon's answer. One that dies before it answers may have taken the job: only a key makes it safe to repeat.
 
-    Raises: NotReady without a key; else as `Client.call`.
+    Raises: NotReady without a key; else as `Connection.call`.
     """
     try:
         return client.call("POST", "/v1/jobs", request)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
-    from gpusched.client import Client
+    from gpusched.client import Connection
     from gpusched.snapshots.submission import Frozen
 
 
@@ -41,7 +41,7 @@ def check_key(given: Values, values: Values) -> None:
         )
 
 
-def take_snapshot(client: Client, spec: Values, values: Values) -> Frozen | None:
+def take_snapshot(client: Connection, spec: Values, values: Values) -> Frozen | None:
     """Let the job start in a copy of its folder, when that is asked for."""
     mode = values.get("snapshot", "no")
     if mode == "no" or values.get("dry_run"):
@@ -55,7 +55,7 @@ def take_snapshot(client: Client, spec: Values, values: Values) -> Frozen | None
     return found
 
 
-def keep_snapshots(client: Client, values: Values) -> None:
+def keep_snapshots(client: Connection, values: Values) -> None:
     """See that what is repeated has its code still, unless it is told to run elsewhere."""
     if not values.get("resubmit") or "work_dir" in values or values.get("dry_run"):
         return

@@ -1,27 +1,148 @@
-"""The client for Python programs: what the commands do, with typed answers."""
+"""The client for Python programs: what the commands do, with typed answers.
+
+`Link` holds the connections: one for each thread, made again after a fork or a restart of the daemon. Output is read as
+lines, of a run that is over or of one that goes on.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, overload
 from urllib.parse import quote, urlencode
 
-from gpusched.errors import NotFound, Refused, UsageError, WaitTimeout
+from gpusched import client as plain
+from gpusched.errors import DaemonUnreachable, NotFound, NotReady, Refused, UsageError, WaitTimeout
 from gpusched.model.units import plural
-from gpusched.sdk.link import Link
-from gpusched.sdk.logs import read_logs
 from gpusched.sdk.options import changes_of, spec_of
-from gpusched.sdk.values import Job, JobDetails, read_details, read_job
+from gpusched.sdk.values import JobDetails, JobInfo, read_details, read_job
+from gpusched.tail import Tail
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from gpusched.sdk.options import JobOptions
 
-JobLike = Job | str | int
+
+PATIENCE_S = 30.0
+"""How long requests that may be repeated put up with a daemon that is away."""
+_RECONNECT_S = 0.2
+
+
+class Link:
+    """Requests to one daemon, from any thread."""
+
+    def __init__(self, socket_path: str | None = None, autostart: bool = True) -> None:
+        self._socket_path = socket_path
+        self._autostart = autostart
+        self._mine = threading.local()
+        self._lock = threading.Lock()
+        self._open: list[plain.Connection] = []
+        self._busy: set[plain.Connection] = set()
+        """On which an answer is awaited."""
+        self._to_close: set[plain.Connection] = set()
+        """Of those, the ones that are closed as soon as the answer has come."""
+        self._has_been_there = False
+
+    def call(self, method: str, path: str, body: object = None, *, again: bool | None = None) -> dict[str, Any]:
+        """One request. One that changes nothing is made again when the daemon is restarted under it.
+
+        Args: again: whether it may be repeated; by default a GET may.
+        Raises: as gpusched.client.Connection.call; NotReady when it is not known whether it was carried out.
+        """
+        may_repeat = method == "GET" if again is None else again
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                client = self._client()
+            except NotReady:
+                # A daemon that was never there is not one that is restarted.
+                if not self._has_been_there or time.monotonic() > deadline:
+                    raise
+                time.sleep(_RECONNECT_S)
+                continue
+            try:
+                with self._in_use(client):
+                    return client.call(method, path, body)
+            except (DaemonUnreachable, ConnectionError) as error:
+                self._drop()
+                # When nobody listens, nothing has been asked for yet.
+                is_harmless = may_repeat or isinstance(error, DaemonUnreachable)
+                if is_harmless and time.monotonic() < deadline:
+                    time.sleep(_RECONNECT_S)
+                elif isinstance(error, DaemonUnreachable):
+                    raise
+                else:
+                    raise NotReady(
+                        f"the daemon went away under {method} {path}; it may have been carried out or not",
+                        "look with client.jobs(); a submission with key= is safe to repeat",
+                    ) from error
+
+    @property
+    def socket_path(self) -> str:
+        """The daemon's socket. Raises: DaemonUnreachable."""
+        return self._client().socket_path
+
+    def close(self) -> None:
+        """Drop all connections, those of requests under way once they are answered; the next request makes new ones."""
+        with self._lock:
+            self._to_close |= self._busy
+            for client in self._open:
+                if client not in self._busy:
+                    client.close()
+            self._open.clear()
+
+    @contextmanager
+    def _in_use(self, client: plain.Connection) -> Iterator[None]:
+        """Keep others from closing the connection under this thread."""
+        with self._lock:
+            self._busy.add(client)
+            if client not in self._open:
+                # It was dropped by `close`, and opens itself again.
+                self._open.append(client)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(client)
+                if client in self._to_close:
+                    self._to_close.discard(client)
+                    client.close()
+
+    def _client(self) -> plain.Connection:
+        pid = os.getpid()
+        client: plain.Connection | None = getattr(self._mine, "client", None)
+        if client is None or self._mine.pid != pid:
+            # The child of a fork must not talk on its parent's connection.
+            client = self._connected()
+            self._mine.client, self._mine.pid = client, pid
+            self._has_been_there = True
+            with self._lock:
+                self._open.append(client)
+        return client
+
+    def _connected(self) -> plain.Connection:
+        if self._socket_path is None:
+            return plain.connect(self._autostart)
+        client = plain.Connection(os.path.abspath(self._socket_path))
+        client.open()
+        return client
+
+    def _drop(self) -> None:
+        client: plain.Connection | None = getattr(self._mine, "client", None)
+        if client is not None:
+            self._mine.client = None
+            client.close()
+            with self._lock:
+                if client in self._open:
+                    self._open.remove(client)
+
+
+JobLike = JobInfo | str | int
 """A job, or its id: `42`, `"42_7"`, `"@"` for one's last job."""
 _WAIT_S = 60.0
 _IDS_AT_ONCE = 500
@@ -61,7 +182,7 @@ class Client:
         args: Sequence[str] = (),
         key_again: str = "never",
         **options: Unpack[JobOptions],
-    ) -> Job:
+    ) -> JobInfo:
         """Record a job; it is on disk when this returns.
 
         Args:
@@ -94,7 +215,7 @@ class Client:
         _warn(answer)
         return [str(job_id) for job_id in answer["ids"]]
 
-    def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> Job:
+    def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> JobInfo:
         """Once more what a job ran, with the options given here in place of its own."""
         spec = spec_of(options, "resubmit", ("job",))
         for name, given in (("work_dir", "chdir"), ("env", "extra_env"), ("env_named", ""), ("umask", "")):
@@ -136,7 +257,7 @@ class Client:
         queues: Iterable[str] = (),
         since: float | None = None,
         limit: int | None = None,
-    ) -> list[Job]:
+    ) -> list[JobInfo]:
         """Jobs by id, ascending: those that have not ended, unless `ids` or `states` (or `["all"]`) say otherwise.
 
         Args: since: only those unfinished, or ended at or after this instant. limit: the newest so many.
@@ -146,13 +267,13 @@ class Client:
         query.update({name: value for name, value in (("since", since), ("limit", limit)) if value is not None})
         if ids is None:
             return self._listed(query)
-        found: list[Job] = []
+        found: list[JobInfo] = []
         wanted = [_id(job) for job in ids]
         for at in range(0, len(wanted), _IDS_AT_ONCE):
             found += self._listed({**query, "ids": ",".join(wanted[at : at + _IDS_AT_ONCE])})
         return found if limit is None else found[-limit:]
 
-    def _listed(self, query: Mapping[str, Any]) -> list[Job]:
+    def _listed(self, query: Mapping[str, Any]) -> list[JobInfo]:
         return [read_job(job) for job in self.call("GET", f"/v1/jobs?{urlencode(query)}")["jobs"]]
 
     def job(self, job: JobLike) -> JobDetails:
@@ -180,12 +301,12 @@ class Client:
         self, jobs: JobLike, timeout_s: float | None = None
     ) -> JobDetails: ...
     @overload
-    def wait(self, jobs: Iterable[JobLike], timeout_s: float | None = None) -> list[Job]: ...
+    def wait(self, jobs: Iterable[JobLike], timeout_s: float | None = None) -> list[JobInfo]: ...
 
-    def wait(self, jobs: JobLike | Iterable[JobLike], timeout_s: float | None = None) -> JobDetails | list[Job]:
+    def wait(self, jobs: JobLike | Iterable[JobLike], timeout_s: float | None = None) -> JobDetails | list[JobInfo]:
         """Return when the job, or all of these jobs, have ended, in the order given. Raises: WaitTimeout."""
-        is_one = isinstance(jobs, (Job, str, int))
-        ids = [_id(jobs)] if isinstance(jobs, (Job, str, int)) else [_id(job) for job in jobs]
+        is_one = isinstance(jobs, (JobInfo, str, int))
+        ids = [_id(jobs)] if isinstance(jobs, (JobInfo, str, int)) else [_id(job) for job in jobs]
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for at in range(0, len(ids), _IDS_AT_ONCE):
             self._wait(ids[at : at + _IDS_AT_ONCE], deadline)
@@ -208,7 +329,7 @@ class Client:
                     f"see why with: gq --why {open_ids[0]}" if open_ids else "",
                 )
 
-    def as_completed(self, jobs: Iterable[JobLike], timeout_s: float | None = None) -> Iterator[Job]:
+    def as_completed(self, jobs: Iterable[JobLike], timeout_s: float | None = None) -> Iterator[JobInfo]:
         """Each of these jobs once, as it ends. Raises: NotFound, WaitTimeout."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         cursor = self.call("GET", "/v1/ended")["cursor"]
@@ -230,7 +351,7 @@ class Client:
             if not ended and deadline is not None and time.monotonic() >= deadline:
                 raise WaitTimeout(f"{plural(len(left), 'job')} not ended in time", "see them with: gq")
 
-    def _left(self, ids: Iterable[str]) -> list[Job]:
+    def _left(self, ids: Iterable[str]) -> list[JobInfo]:
         """Those of these jobs that have ended. Raises: NotFound when one does not exist."""
         known = self.jobs(ids=ids)
         gone = set(ids) - {job.id for job in known}
@@ -278,11 +399,11 @@ def _warn(answer: Mapping[str, Any]) -> None:
 
 
 def _id(job: JobLike) -> str:
-    return job.id if isinstance(job, Job) else str(job)
+    return job.id if isinstance(job, JobInfo) else str(job)
 
 
 def _ids(jobs: JobLike | Iterable[JobLike]) -> list[str]:
-    return [_id(jobs)] if isinstance(jobs, (Job, str, int)) else [_id(job) for job in jobs]
+    return [_id(jobs)] if isinstance(jobs, (JobInfo, str, int)) else [_id(job) for job in jobs]
 
 
 def _quoted(job_id: str) -> str:
@@ -310,3 +431,158 @@ def _program(
         return {"script": f"#!/bin/sh\n{command}\n", "script_name": "wrap", "argv": []}
     assert command is not None
     return {"argv": [os.fspath(word) for word in command]}
+
+
+_LOOK_S = 0.2
+LONGEST = 1 << 20
+"""Bytes of a line; a longer one comes in parts."""
+
+
+def read_logs(link: Link, job_id: str, *, follow: bool, run: int | None, err: bool, lines: int | None) -> Iterator[str]:
+    """See Client.logs. What is wrong is said at once, not when the first line is asked for."""
+    answer = _asked(link, job_id)
+    if answer["arrays"]:
+        array_id = answer["arrays"][0]["id"]
+        raise UsageError(
+            f"job {array_id} is an array; each of its tasks has an output of its own", f'name one: logs("{array_id}_0")'
+        )
+    job = answer["jobs"][0]
+    if follow:
+        return _followed(link, answer, err, lines, run)
+    runs = {one["run"]: one for one in _started(job)}
+    number = max(runs, default=0) if run is None else run
+    if number not in runs:
+        if run is not None:
+            raise _no_run(job, run)
+        why = job["reason_text"] or job["state"]
+        if answer["done"]:
+            raise Refused(f"job {job['id']} has no output: {why}", f"see: gshow {job['id']}")
+        raise Refused(f"job {job['id']} has not started: {why}", "wait for it with follow=True")
+    path = _path(runs[number], err)
+    reader = _Reader(path, job["log_keep"])
+    if not reader.begin(lines):
+        raise Refused(f"there is no file {path}; it was moved, removed or never made", f"see: gshow {job['id']}")
+    return _all_of(reader)
+
+
+def _asked(link: Link, job_id: str, version: str = "", wait_s: float = 0) -> dict[str, Any]:
+    query = f"ids={quote(job_id, safe='')}&since={quote(version)}&timeout_s={wait_s}"
+    return link.call("GET", f"/v1/logs?{query}")
+
+
+def _started(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in job["runs"] if one["start_at"] is not None]
+
+
+def _no_run(job: dict[str, Any], run: int) -> NotFound:
+    return NotFound(f"job {job['id']} has no run {run}", f"list its runs with: gshow {job['id']}")
+
+
+def _path(run: dict[str, Any], err: bool) -> str:
+    return str(run["stderr_path" if err else "stdout_path"])
+
+
+def _all_of(reader: _Reader) -> Iterator[str]:
+    with reader:
+        yield from reader.lines()
+        yield from reader.rest()
+
+
+def _followed(link: Link, answer: dict[str, Any], err: bool, lines: int | None, only: int | None) -> Iterator[str]:
+    job = answer["jobs"][0]
+    # The last lines are those of the current run.
+    number = 0 if lines is None or not job["runs"] else job["runs"][-1]["run"] - 1
+    number = number if only is None else only - 1
+    reader: _Reader | None = None
+    try:
+        while True:
+            for run in _started(job):
+                if run["run"] <= number or only not in (None, run["run"]):
+                    continue
+                if reader is not None:
+                    yield from reader.lines()
+                    yield from reader.rest()
+                    reader.close()
+                number = run["run"]
+                reader = _Reader(_path(run, err), job["log_keep"])
+                reader.begin(lines)
+                lines = None
+            is_over = answer["done"] or any(run["run"] == only and run["outcome"] for run in job["runs"])
+            if reader is not None:
+                # What a run wrote was in its file before its end was told.
+                yield from reader.lines()
+                if is_over:
+                    yield from reader.rest()
+            if is_over:
+                if only is not None and number != only:
+                    raise _no_run(job, only)
+                return
+            if reader is not None:
+                time.sleep(_LOOK_S)
+            answer = _asked(link, job["id"], answer["version"], _WAIT_S if reader is None else 0)
+            job = answer["jobs"][0]
+    finally:
+        if reader is not None:
+            reader.close()
+
+
+class _Reader:
+    """Whole lines of a file that may grow, be emptied, or be put aside."""
+
+    def __init__(self, path: str, keep: int) -> None:
+        self._tail = Tail(path, keep)
+        self._pieces: list[bytes] = []
+        self._begun = b""
+
+    def begin(self, lines: int | None) -> bool:
+        """Begin with the last this many lines, or with all of them; whether there is a file."""
+        if lines is None:
+            self._tail.begin_whole()
+        else:
+            self._tail.begin_last(lines)
+        # Opens it if nothing has.
+        self._tail.copy(self._pieces.append, 1)
+        return self._tail.was_found
+
+    def lines(self) -> Iterator[str]:
+        """The lines that have been completed since the last call."""
+        while True:
+            while self._pieces:
+                # Only what is new is searched: a line may be endless.
+                head, newline, rest = self._pieces.pop(0).rpartition(b"\n")
+                if newline:
+                    for line in (self._begun + head).split(b"\n"):
+                        yield line.decode(errors="replace") + "\n"
+                    self._begun = rest
+                else:
+                    self._begun += rest
+                if len(self._begun) > LONGEST:
+                    place = _between_signs(self._begun)
+                    part, self._begun = self._begun[:place], self._begun[place:]
+                    yield part.decode(errors="replace")
+            if not self._tail.copy(self._pieces.append, 1):
+                return
+
+    def rest(self) -> Iterator[str]:
+        """A last line without its end."""
+        if self._begun:
+            line, self._begun = self._begun, b""
+            yield line.decode(errors="replace")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._tail.close()
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _between_signs(data: bytes) -> int:
+    """Where to cut near the end without cutting through a sign of UTF-8."""
+    for place in range(len(data) - 1, len(data) - 5, -1):
+        if data[place] & 0xC0 != 0x80:
+            return place
+    return len(data)

@@ -25,7 +25,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunInfo:
     """One attempt at a job."""
 
     run: int
@@ -65,7 +65,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobInfo:
     """A job as it stood when it was asked for; `client.job(job)` asks anew.
 
     The fields are the keys of a job in `gq --json`.
@@ -141,10 +141,10 @@ class Job:
 
 
 @dataclass(frozen=True)
-class JobDetails(Job):
+class JobDetails(JobInfo):
     """Everything about one job."""
 
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RunInfo, ...] = ()
     events: tuple[Event, ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict)
     """The resources it asks for, as recorded."""
@@ -169,17 +169,17 @@ def _gpus(document: Mapping[str, Any]) -> tuple[Gpu, ...]:
     return tuple(_made(Gpu, gpu) for gpu in document.get("gpus", ()))
 
 
-def read_run(document: Mapping[str, Any]) -> Run:
+def read_run(document: Mapping[str, Any]) -> RunInfo:
     """A run of its JSON."""
     outcome = document.get("outcome")
     parts = {"gpus": _gpus(document), "outcome": None if outcome is None else JobState(outcome)}
-    return _made(Run, _without(document, *parts), **parts)
+    return _made(RunInfo, _without(document, *parts), **parts)
 
 
-def read_job(document: Mapping[str, Any], existing: bool = False) -> Job:
+def read_job(document: Mapping[str, Any], existing: bool = False) -> JobInfo:
     """A job of its JSON."""
     parts = {"gpus": _gpus(document), "state": JobState(document["state"]), "existing": existing}
-    return _made(Job, _without(document, *parts), **parts)
+    return _made(JobInfo, _without(document, *parts), **parts)
 
 
 def read_details(document: Mapping[str, Any]) -> JobDetails:

@@ -12,7 +12,7 @@ from typing import Any
 
 from support import wait_until
 
-from gpusched.client import Client
+from gpusched.client import Connection
 
 FINAL = {
     "COMPLETED",
@@ -47,7 +47,7 @@ class Daemon:
         if fake_gpus:
             self.env["GPUSCHED_FAKE_GPUS"] = fake_gpus
         self.process: subprocess.Popen[bytes] | None = None
-        self._client: Client | None = None
+        self._client: Connection | None = None
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -122,10 +122,10 @@ class Daemon:
         self.stop()
 
     @property
-    def client(self) -> Client:
+    def client(self) -> Connection:
         """A connection to the running daemon."""
         if self._client is None:
-            self._client = Client(str(self.socket))
+            self._client = Connection(str(self.socket))
         return self._client
 
     # --- talk -----------------------------------------------------------------------------------

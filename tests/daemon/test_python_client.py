@@ -20,7 +20,7 @@ from gpusched.api.render import JOB_FIELDS
 from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS
 from gpusched.errors import DaemonUnreachable, NotFound, Refused, UsageError, WaitTimeout
 from gpusched.sdk.options import CHANGES, OPTIONS, JobOptions, changes_of, spec_of
-from gpusched.sdk.values import Job
+from gpusched.sdk.values import JobInfo
 
 
 @pytest.fixture
@@ -398,7 +398,7 @@ def test_an_update_of_gpus_takes_back_an_earlier_share_and_the_other_way_round()
 
 
 def test_every_field_of_a_job_is_one_that_the_daemon_gives() -> None:
-    assert Job.__dataclass_fields__.keys() - {"existing"} <= JOB_FIELDS.keys()
+    assert JobInfo.__dataclass_fields__.keys() - {"existing"} <= JOB_FIELDS.keys()
 
 
 @pytest.mark.parametrize(

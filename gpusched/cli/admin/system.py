@@ -273,10 +273,10 @@ def _status() -> dict[str, Any] | None:
 
 def _ask(path: str) -> dict[str, Any] | None:
     """What the daemon of the machine answers; None when none does."""
-    from gpusched.client import Client
+    from gpusched.client import Connection
 
     try:
-        with Client(paths.SYSTEM_SOCKET) as client:
+        with Connection(paths.SYSTEM_SOCKET) as client:
             return client.call("GET", path, timeout_s=30.0)
     except (DaemonUnreachable, GpuschedError, OSError):
         return None
