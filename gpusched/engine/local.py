@@ -124,7 +124,6 @@ class LocalEngine:
     # --- the protocol -------------------------------------------------------------------------------
 
     def adopt(self, runs: Sequence[OpenRun]) -> None:
-        """See `ports.Engine`."""
         self._take_over(runs, "it was not started before the daemon ended")
         self._lacks_records = False
         for run in sorted(files.runs_in(self._spool)):
@@ -135,7 +134,6 @@ class LocalEngine:
         self._waker.rearm()
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
-        """See `ports.Engine`."""
         self.forget(ended)
         tickets = [known.ticket for known in runs if known.ticket is not None]
         if tickets:
@@ -170,7 +168,6 @@ class LocalEngine:
                 self.order(known.run, order)
 
     def start(self, tickets: Sequence[Ticket]) -> None:
-        """See `ports.Engine`."""
         now = time.monotonic()
         try:
             self._need_spool()
@@ -215,7 +212,6 @@ class LocalEngine:
         self._waker.rearm()
 
     def events(self) -> list[EngineEvent]:
-        """See `ports.Engine`."""
         try:
             self._look()
         finally:
@@ -243,7 +239,6 @@ class LocalEngine:
             self._look_by_clock()
 
     def forget(self, runs: Iterable[str]) -> None:
-        """See `ports.Engine`."""
         for run in runs:
             watched = self._runs.get(run)
             if watched is not None and watched.phase is Phase.ENDED:
@@ -251,16 +246,13 @@ class LocalEngine:
                 self._runs.remove(watched)
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
-        """See `ports.Engine`."""
         return self._runs.owners(pids)
 
     def checkpoints(self) -> Mapping[str, float]:
-        """See `ports.Engine`."""
         found = ((w.run, files.checkpoint_at(self._spool, w.run)) for w in self._runs if w.phase is Phase.RUNNING)
         return {run: at for run, at in found if at is not None}
 
     def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
-        """See `ports.Engine`."""
         found: dict[str, float] = {}
         for run in runs:
             watched = self._runs.get(run)
@@ -278,7 +270,6 @@ class LocalEngine:
             self._waker.ring()
 
     def close(self) -> None:
-        """See `ports.Engine`."""
         if self._pipe < 0:
             return
         self._waker.close()

@@ -143,7 +143,6 @@ class SimulatedEngine:
         self._ring()
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
-        """See `ports.Engine`."""
         self.forget(ended)
         lost = [known.run for known in runs if known.supervisor_pid is None and known.run in self._runs]
         fresh = [known.ticket for known in runs if known.ticket is not None and known.run not in self._given_back]
@@ -165,7 +164,6 @@ class SimulatedEngine:
             self.order(run.ticket.run, order)
 
     def start(self, tickets: Sequence[Ticket]) -> None:
-        """See `ports.Engine`."""
         self._advance()
         now = self.clock.now()
         for ticket in tickets:
@@ -191,7 +189,6 @@ class SimulatedEngine:
         self._ring()
 
     def order(self, run: str, order: Order) -> None:
-        """See `ports.Engine`."""
         self._advance()
         found = self._runs.get(run)
         if found is None or found.end is not None:
@@ -220,13 +217,11 @@ class SimulatedEngine:
         self._ring()
 
     def events(self) -> list[EngineEvent]:
-        """See `ports.Engine`."""
         self._advance()
         events, self._events = self._events, []
         return events
 
     def forget(self, runs: Iterable[str]) -> None:
-        """See `ports.Engine`."""
         for run in runs:
             self._given_back.discard(run)
             found = self._runs.get(run)
@@ -234,16 +229,13 @@ class SimulatedEngine:
                 del self._runs[run]
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
-        """See `ports.Engine`."""
         alive = {run.pid: run.ticket.run for run in self._runs.values() if run.end is None}
         return {pid: alive[pid] for pid in pids if pid in alive}
 
     def checkpoints(self) -> Mapping[str, float]:
-        """See `ports.Engine`."""
         return {run: at for run, at in self.saved_at.items() if run in self._runs and self._runs[run].end is None}
 
     def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
-        """See `ports.Engine`."""
         living = {run for run, found in self._runs.items() if found.end is None}
         return {run: self.cpu_s_of[run] for run in runs if run in self.cpu_s_of and run in living}
 
@@ -253,7 +245,6 @@ class SimulatedEngine:
         self._ring()
 
     def close(self) -> None:
-        """See `ports.Engine`."""
         self._wake = None
 
     # --- for whoever moves the clock ------------------------------------------------------------------

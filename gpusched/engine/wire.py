@@ -110,8 +110,6 @@ TOKEN_BYTES = 4
 class IdlePool:
     """The ends of the pipe of tokens and of the queue of tickets; none of these calls blocks."""
 
-    __slots__ = ("queue_in", "tokens_in", "tokens_out")
-
     def __init__(self, tokens_out: int, tokens_in: int, queue_in: int) -> None:
         """Args: descriptors, all non-blocking."""
         self.tokens_out = tokens_out

@@ -20,8 +20,6 @@ class LaunchError(Exception):
 class Owner:
     """The user whose run it is, with the groups that the account has at its start."""
 
-    __slots__ = ("gid", "groups", "name", "uid")
-
     def __init__(self, name: str, uid: int, gid: int) -> None:
         """Raises: LaunchError when the groups cannot be read."""
         self.name = name

@@ -170,8 +170,6 @@ def split_own_cgroup() -> str:
 class RunCgroup:
     """A leaf with its limits set and nobody in it yet. Raises: LaunchError."""
 
-    __slots__ = ("cage", "look_at", "path", "peak_bytes", "tmp")
-
     def __init__(self, cage: dict[str, Any], run: str) -> None:
         self.cage = cage
         self.tmp: list[str] = []

@@ -84,28 +84,28 @@ def lives(pid: int, start_ticks: int) -> bool:
     return process is not None and process.start_ticks == start_ticks and process.is_alive
 
 
-def real_uid(pid: int) -> int | None:
-    """Whose process it is: who may send it signals. None when it is gone."""
+def _status(pid: int, field: bytes) -> list[bytes]:
+    """Values of one line of /proc/PID/status; none when the process is gone or has no such line."""
     for line in _read(f"/proc/{pid}/status").split(b"\n"):
-        if line.startswith(b"Uid:"):
-            return int(line.split()[1])
-    return None
+        if line.startswith(field):
+            return line.split()[1:]
+    return []
+
+
+def real_uid(pid: int) -> int | None:
+    """Owner of the process, who may send it signals; None when it is gone."""
+    uids = _status(pid, b"Uid:")
+    return int(uids[0]) if uids else None
 
 
 def has_other_rights(pid: int) -> bool:
-    """Whether it runs a set-user-ID program, with rights that are not its owner's alone."""
-    for line in _read(f"/proc/{pid}/status").split(b"\n"):
-        if line.startswith(b"Uid:"):
-            return len(set(line.split()[1:])) > 1
-    return False
+    """Whether it runs a set-user-ID program, with rights beyond its owner's."""
+    return len(set(_status(pid, b"Uid:"))) > 1
 
 
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler of its own for a signal."""
-    for line in _read(f"/proc/{pid}/status").split(b"\n"):
-        if line.startswith(b"SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in _status(pid, b"SigCgt:"))
 
 
 def is_shell(pid: int) -> bool:
@@ -119,11 +119,8 @@ def is_shell(pid: int) -> bool:
 
 
 def peak_kib(pid: int) -> int:
-    """The largest resident size that the process has had; 0 when it is gone or has none."""
-    for line in _read(f"/proc/{pid}/status").split(b"\n"):
-        if line.startswith(b"VmHWM:"):
-            return int(line.split()[1])
-    return 0
+    """Largest resident size that the process has had; 0 when it is gone or has none."""
+    return int((_status(pid, b"VmHWM:") or [b"0"])[0])
 
 
 def all_pids() -> list[int]:
@@ -411,16 +408,16 @@ def tree_cpu_s(root: int, *, with_root: bool = False) -> float | None:
     times = _times(root)
     if times is None:
         return None
-    total = sum(times if with_root else times[2:])
     try:
-        pids = list(descendants(root))
+        below_s = descendants_cpu_s(root)
     except OSError:
         return None
-    for pid in pids:
-        found = _times(pid)
-        if found is not None:
-            total += sum(found)
-    return total / _TICKS_S
+    return sum(times if with_root else times[2:]) / _TICKS_S + below_s
+
+
+def descendants_cpu_s(root: int) -> float:
+    """CPU time in seconds of the live processes below `root` and of their reaped children. Raises: OSError."""
+    return sum(sum(_times(pid) or ()) for pid in descendants(root)) / _TICKS_S
 
 
 def own_cpu_s(pid: int) -> float:
@@ -430,10 +427,9 @@ def own_cpu_s(pid: int) -> float:
 
 
 def _times(pid: int) -> tuple[int, int, int, int] | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            data = file.read()
-    except OSError:
-        return None
+    """User and system time, and those of reaped children, in ticks; see proc_pid_stat(5)."""
+    data = _read(f"/proc/{pid}/stat")
     rest = data[data.rfind(b")") + 2 :].split()
+    if len(rest) <= _CSTIME:
+        return None
     return int(rest[_UTIME]), int(rest[_STIME]), int(rest[_CUTIME]), int(rest[_CSTIME])

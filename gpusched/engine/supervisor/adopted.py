@@ -18,15 +18,12 @@ import time
 from gpusched.engine import spool as files
 from gpusched.engine.linux import proctree
 from gpusched.engine.linux.proctree import own_cpu_s
-from gpusched.engine.supervisor.supervisor import AWAITED, Home, Supervisor
+from gpusched.engine.supervisor.supervisor import Home, Supervisor, wake_on_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Container, Iterable
     from typing import Any
-else:
-    import _signal as signal
 
 LOOK_S = 1.0
 """Between looks for new descendants."""
@@ -36,8 +33,6 @@ BLIND_LOOK_S = 0.2
 
 class AdoptedSupervisor(Supervisor):
     """The life of one adopted run, from its claim to its result."""
-
-    __slots__ = ("births", "pidfd", "spent_s", "wake_in", "wake_out")
 
     def __init__(self, ticket: dict[str, Any], home: Home) -> None:
         super().__init__(ticket, home)
@@ -82,10 +77,7 @@ class AdoptedSupervisor(Supervisor):
         self.spent_s = {mark: (last_s, last_s) for mark, (_, last_s) in self.spent_s.items()}
         self.start_at, self.started = time.time(), time.monotonic()
         files.note_start(self.record_fd, pid, self.start_at)
-        for number in AWAITED:
-            signal.signal(number, _ignore)
-        signal.set_wakeup_fd(self.wake_in, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
+        wake_on_signals(self.wake_in)
         home = self.home
         self.tell(
             "started",
@@ -163,7 +155,3 @@ class AdoptedSupervisor(Supervisor):
     def how_it_ended(self) -> tuple[int | None, int | None]:
         """Nobody was told."""
         return None, None
-
-
-def _ignore(number: int, where: object) -> None:
-    """Only the wake-up counts."""

@@ -19,8 +19,6 @@ ROOM = 2 * BACKLOG
 class Connection:
     """One connection. A guest at first; the client once its first frame said so."""
 
-    __slots__ = ("inbox", "outbox", "pid", "since_at", "socket", "uid")
-
     def __init__(self, socket: _socket.socket, pid: int, uid: int) -> None:
         self.socket = socket
         self.pid = pid

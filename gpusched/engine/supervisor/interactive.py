@@ -39,7 +39,7 @@ from gpusched.engine.supervisor.pty import Input, Outputs, Pipes, PseudoTerminal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
     from gpusched.engine.supervisor.logs import Logs
@@ -87,15 +87,6 @@ class Session:
         self._cpu_s = cpu_s
         self.listener = listen(self.path, self.uid)
         self.wake_fd, self.wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    # --- signals --------------------------------------------------------------------------------------
-
-    def take_signals(self, awaited: Iterable[int]) -> None:
-        """Have these signals end a `wait` from now on; they were blocked before."""
-        for number in awaited:
-            signal.signal(number, _ignore)
-        signal.set_wakeup_fd(self.wake_in, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
 
     # --- life -----------------------------------------------------------------------------------------
 
@@ -317,7 +308,3 @@ class Session:
         files.remove([self.path])
         for guest in self.guests:
             guest.socket.close()
-
-
-def _ignore(number: int, where: object) -> None:
-    """Only the wake-up counts."""

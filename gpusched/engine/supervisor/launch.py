@@ -200,8 +200,6 @@ def _enter(ticket: dict[str, Any]) -> Logs:
 class CheckpointBase:
     """The folder in which jobs have their checkpoint folders, as one supervisor knows it from its earlier runs."""
 
-    __slots__ = ("_safe", "_until")
-
     def __init__(self) -> None:
         self._safe: tuple[object, ...] = ()
         """What `why_unsafe` has found safe: its path, for whom, and how it was then."""

@@ -6,10 +6,6 @@ program that uses a GPU always takes. It is only looked at when the lease would 
 
 from __future__ import annotations
 
-import os
-
-from gpusched.engine.linux import proctree
-
 LONGEST_WARNING_S = 300.0
 WARNING_FRACTION = 0.25
 """Of the lease, where that is shorter."""
@@ -20,8 +16,6 @@ WARN, END = "warn", "end"
 
 class Lease:
     """The account of one run. Instants are on the monotonic clock, all lengths in seconds."""
-
-    __slots__ = ("active_at", "is_warned", "lease_s", "look_at", "seen_at", "seen_cpu_s", "warning_s")
 
     def __init__(self, lease_s: float, now: float) -> None:
         self.lease_s = lease_s
@@ -84,17 +78,3 @@ def length(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def tree_cpu_s(root: int) -> float:
-    """Processor time that the live processes below `root` and their reaped children have used."""
-    ticks = 0
-    for pid in proctree.descendants(root):
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        # utime, stime, cutime, cstime of proc(5)
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")

@@ -31,8 +31,6 @@ LOG_FLAGS = (
 class Logs:
     """The job's open log files. The supervisor keeps them for its own last line and for a look at the tail."""
 
-    __slots__ = ("error", "error_from", "output", "output_from", "owner")
-
     is_copied = False
     """Whether the job writes into pipes rather than into the files themselves."""
 

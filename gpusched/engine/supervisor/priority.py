@@ -22,8 +22,6 @@ class OomScores:
     Children inherit the score, so it is that of the job while one is started. What is not permitted is left out.
     """
 
-    __slots__ = ("_fd", "job", "own")
-
     def __init__(self) -> None:
         """Put this process before its future children."""
         try:

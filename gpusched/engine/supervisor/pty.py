@@ -111,8 +111,6 @@ END_OF_TRANSMISSION = b"\x04"
 class Input:
     """Kept here until the job takes it; the window bounds how much that is."""
 
-    __slots__ = ("_data", "_ends", "_streams", "is_taken")
-
     def __init__(self) -> None:
         self._streams: Streams | None = None
         self._data = bytearray()
@@ -193,8 +191,6 @@ DRAIN_PIECES = 64
 class OutputStream:
     """One stream out of the job."""
 
-    __slots__ = ("backlog", "credit", "fd", "is_open", "kind", "log_fd")
-
     def __init__(self, kind: int, fd: int) -> None:
         self.kind = kind
         self.fd = fd
@@ -207,8 +203,6 @@ class OutputStream:
 
 class Outputs:
     """All streams out of one job; none before it has any."""
-
-    __slots__ = ("_writer", "flows", "log_left", "replay", "shows_again")
 
     def __init__(self, log_bytes: int, writer: int | None) -> None:
         """Args: writer: uid as which the log is written; None for our own."""

@@ -59,22 +59,6 @@ def cut(data: bytes, room: int, slack: int) -> int:
 class RotatedFile:
     """From one pipe into one file and its successors."""
 
-    __slots__ = (
-        "_ends_line",
-        "_keep",
-        "_limit",
-        "_lost",
-        "_max_bytes",
-        "_path",
-        "_uid",
-        "_umask",
-        "_who",
-        "before",
-        "fd",
-        "job_end",
-        "reader",
-    )
-
     def __init__(self, fd: int, path: str, ticket: dict[str, Any], who: Owner | None) -> None:
         """Args: fd: the file, which must be a regular one; who: the user whose file it is, if not our own.
 
@@ -232,8 +216,6 @@ class RotatedFile:
 
 class RotatedLogs(Logs):
     """Log files behind pipes. What is no regular file, as /dev/null, is left to the job itself."""
-
-    __slots__ = ("_error_flow", "_output_flow", "_poll", "_signals")
 
     is_copied = True
 

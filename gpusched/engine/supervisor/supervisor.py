@@ -40,8 +40,6 @@ LOOK_AGAIN_S = (0.02, 2.0)
 class SuspendClock:
     """The account of one run. All instants are on the monotonic clock."""
 
-    __slots__ = ("is_told", "is_wanted", "look_at", "pause_s", "since", "total_s")
-
     def __init__(self) -> None:
         self.is_wanted = False
         """Ordered before the job was started: it stands still from its first instant."""
@@ -106,10 +104,16 @@ BECAUSE = {
 }
 
 
+def wake_on_signals(fd: int) -> None:
+    """Have AWAITED signals, blocked until now, written to this descriptor by their numbers."""
+    for number in AWAITED:
+        signal.signal(number, lambda *_: None)  # only the wake-up counts
+    signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
+
+
 class Home:
     """What stays the same for all runs that one supervisor process serves, one after the other."""
-
-    __slots__ = ("boot_id", "checkpoints", "event_fd", "oom_scores", "pid", "spool", "start_ticks")
 
     def __init__(
         self, spool: str, boot_id: str, event_fd: int, start_ticks: int, oom_scores: OomScores | None = None
@@ -126,40 +130,6 @@ class Home:
 
 class Supervisor:
     """The life of one run, from its claim to its result."""
-
-    __slots__ = (
-        "box",
-        "cpu_s",
-        "heard",
-        "home",
-        "is_noticed",
-        "is_raised",
-        "is_script",
-        "job_pid",
-        "kill_pause_s",
-        "kills_at",
-        "leftovers",
-        "limit_at",
-        "linger_until",
-        "logs",
-        "notice_at",
-        "only_main",
-        "order_offset",
-        "peak_kib",
-        "raise_at",
-        "record_fd",
-        "run",
-        "session",
-        "start_at",
-        "started",
-        "status",
-        "still",
-        "stopped_by",
-        "stopping",
-        "tell_at",
-        "ticket",
-        "untold",
-    )
 
     def __init__(self, ticket: dict[str, Any], home: Home) -> None:
         self.ticket = ticket
@@ -246,7 +216,7 @@ class Supervisor:
             self.session = interactive.Session(self.ticket, self.home.spool, self.home.boot_id, self.cpu_so_far_s)
         except OSError as error:
             return f"cannot make a socket for its client: {error.strerror}"
-        self.session.take_signals(AWAITED)
+        wake_on_signals(self.session.wake_in)
         until = time.monotonic() + interactive.ATTACH_S
         while self.session.client is None and self.stopped_by is None:
             if self.session.is_deserted():
@@ -698,9 +668,7 @@ class Supervisor:
 
     def cpu_so_far_s(self) -> float:
         """Processor time of all that ran and runs in it."""
-        from gpusched.engine.supervisor.lease import tree_cpu_s  # loaded with the session already
-
-        return self.cpu_s + tree_cpu_s(self.home.pid)
+        return self.cpu_s + proctree.descendants_cpu_s(self.home.pid)
 
     def ran_out_of_vram(self) -> bool:
         """Whether the tail of the job's output shows that GPU memory ran out."""
