@@ -38,12 +38,11 @@ LARGEST = 1 << 20
 
 
 def frame(kind: int, content: bytes = b"") -> bytes:
-    """One frame."""
     return bytes((kind,)) + len(content).to_bytes(4, "little") + content
 
 
 def ack(stream: int, count: int) -> bytes:
-    """So many bytes of a stream were passed on."""
+    """Reports how many bytes of a stream were passed on."""
     return frame(ACK, bytes((stream,)) + count.to_bytes(4, "little"))
 
 

@@ -78,7 +78,7 @@ class Server:
             pass
 
     def become_supervisor(self, ticket: bytes) -> NoReturn:
-        """In the child: supervise, and never come back into the server's loop."""
+        """In the child: supervise runs and exit; never returns into the server's loop."""
         code = 70
         try:
             os.close(self.ticket_fd)
@@ -136,7 +136,6 @@ def end_all() -> None:
 
 
 def main() -> None:
-    """Entry point in the new interpreter."""
     *words, spool, boot_id = sys.argv[1:]
     fds = [int(word) for word in words]
     for fd in fds:

@@ -70,10 +70,10 @@ class Launcher(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Of a process that must be spared when remains of runs are killed."""
+        """Of a process that must be spared when orphans are killed; None when there is none."""
 
     def fileno(self) -> int:
-        """Readable when there is news or it is gone, writable when `flush` may go on."""
+        """Readable when there are events or it is gone, writable when `flush` may continue."""
 
     @property
     def has_tickets(self) -> bool:
@@ -86,19 +86,19 @@ class Launcher(Protocol):
         """Hand on what can be; False when there is more and the socket takes no more now."""
 
     def is_gone(self) -> bool:
-        """Read the news. True when it will start nothing any more."""
+        """Read the events; True when it will start nothing any more."""
 
     def is_stuck(self, waited_s: float) -> bool:
         """Whether a ticket that was sent so long ago must have been taken by one that works."""
 
     def refusals(self) -> list[tuple[str, str]]:
-        """Runs it will not start, each with a sentence; each is told once."""
+        """Runs that it will not start, each with a sentence; each is reported once."""
 
     def heard(self, run: str) -> None:
         """The run's supervisor has come, or is not waited for any more: `flush` may have more to hand on."""
 
     def kill(self) -> str:
-        """End it now; what became of it, for the log."""
+        """End it now; returns how it ended, for the log."""
 
     def close(self) -> None:
         """Let it finish what it has and end; supervisors go on."""
@@ -148,20 +148,16 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Of the fork server."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable when the fork server is gone, writable when `flush` may go on."""
         return self._socket.fileno()
 
     @property
     def has_tickets(self) -> bool:
-        """Whether `flush` has something to do."""
         return bool(self._outbox or self._rest)
 
     def send(self, ticket: Ticket, facts: dict[str, Any]) -> None:
-        """Queue a ticket; nothing leaves before `flush`."""
         self._outbox.append(memoryview(pack_ticket(facts)))
 
     def flush(self) -> bool:
@@ -199,22 +195,20 @@ class ForkServer:
         return min(waited_s, time.monotonic() - self._heard_at) > START_TIMEOUT_S
 
     def refusals(self) -> list[tuple[str, str]]:
-        """None here: it says so through the event pipe."""
+        """None: the fork server reports refusals through the event pipe."""
         return []
 
     def heard(self, run: str) -> None:
-        """It lives. It hands on all it has, whoever has come."""
+        """It lives. It passes on all it has, whichever run was claimed."""
         self._heard_at = time.monotonic()
 
     def kill(self) -> str:
-        """End it now; how it ended."""
         self._process.kill()
         status = self._process.wait()
         self._release()
         return f"fork server {self.pid} ended with status {status}"
 
     def close(self) -> None:
-        """Let it finish the tickets it has and end."""
         self._release()
         try:
             self._process.wait(CLOSE_TIMEOUT_S)
@@ -242,13 +236,12 @@ class UnitNames:
     """Holds all runs, beside `system.slice` and `user.slice`: to be limited or looked at together. systemd makes it."""
 
     def unit(self, run: str) -> str:
-        """The unit of a run `JOB.RUN`."""
         return f"{self.prefix}-{run}.service"
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherChoice:
-    """A launcher, and how the administrator is told of it."""
+    """A launcher, and what the administrator is told about it."""
 
     kind: str
     """`systemd` or `fork`."""

@@ -5,7 +5,7 @@ Every run goes through these phases, seen from here:
     ASKED     its ticket went to the launcher (the fork server, or systemd); nothing was heard yet
     CLAIMED   a supervisor holds it and has not said that the job was started
     RUNNING   its job was started
-    HAUNTED   its supervisor is gone without a result; what it left behind is being killed
+    ORPHANED  its supervisor is gone without a result; what it left behind is being killed
     ENDED     its last event was handed out; kept until `forget`
 
 What happens is learned twice: at once from the event pipe, and for certain from the spool, which is read when
@@ -110,9 +110,9 @@ class LocalEngine:
         except OSError:
             # The user's share of pipe memory is used up; the usual 64 KiB hold 300 events.
             pass
-        self._waker = Poller()
-        self._runs = TrackedRuns(self._waker)
-        self._waker.watch(self._pipe)
+        self._poller = Poller()
+        self._runs = TrackedRuns(self._poller)
+        self._poller.watch(self._pipe)
         self._server: Launcher | None = None
         self._servers = 0
         try:
@@ -124,47 +124,47 @@ class LocalEngine:
     # --- the protocol -------------------------------------------------------------------------------
 
     def adopt(self, runs: Sequence[OpenRun]) -> None:
-        self._take_over(runs, "it was not started before the daemon ended")
+        self._track(runs, "it was not started before the daemon ended")
         self._lacks_records = False
         for run in sorted(files.runs_in(self._spool)):
             if run not in self._runs:
                 self._sweep(run)
         if self._events:
-            self._waker.ring()
-        self._waker.rearm()
+            self._poller.fire()
+        self._poller.rearm()
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
         self.forget(ended)
         tickets = [known.ticket for known in runs if known.ticket is not None]
         if tickets:
             self.start(tickets)
-        self._take_over(runs, "it was to end before it was started")
+        self._track(runs, "it was to end before it was started")
         if self._events:
-            self._waker.ring()
-        self._waker.rearm()
+            self._poller.fire()
+        self._poller.rearm()
 
-    def _take_over(self, runs: Sequence[OpenRun], detail: str) -> None:
+    def _track(self, runs: Sequence[OpenRun], detail: str) -> None:
         """Answer for these runs, and give each the orders that it lacks. `detail`: of one that nobody claimed."""
         now = time.monotonic()
         for known in runs:
-            watched = self._runs.get(known.run)
-            if watched is None:
-                watched = TrackedRun(known.run, Phase.ASKED, now, supervisor=known.supervisor_pid, other_files=True)
-                watched.start_ticks = known.supervisor_start_ticks or 0
-                watched.adopted = known.adopted
-                self._runs.add(watched)
+            tracked = self._runs.get(known.run)
+            if tracked is None:
+                tracked = TrackedRun(known.run, Phase.ASKED, now, supervisor=known.supervisor_pid, other_files=True)
+                tracked.start_ticks = known.supervisor_start_ticks or 0
+                tracked.adopted = known.adopted
+                self._runs.add(tracked)
                 if known.boot_id != self._boot_id:
-                    self._settle_other_boot(watched)
+                    self._resolve_other_boot(tracked)
                     continue
-                if self._lacks_records and known.supervisor_pid is None and self._has_remains(known.run):
-                    self._haunt(watched)
+                if self._lacks_records and known.supervisor_pid is None and self._has_orphans(known.run):
+                    self._mark_orphaned(tracked)
                     continue
                 for given in orders_from(files.read_orders(self._spool, known.run, 0)[0]):
-                    watched.given.add(given)
-                self._settle(watched, detail)
-            elif known.supervisor_pid is None and watched.phase is Phase.RUNNING:
-                self._hand_out_start_again(watched)
-            for order in watched.given.missing(known):
+                    tracked.given.add(given)
+                self._resolve(tracked, detail)
+            elif known.supervisor_pid is None and tracked.phase is Phase.RUNNING:
+                self._hand_out_start_again(tracked)
+            for order in tracked.given.missing(known):
                 self.order(known.run, order)
 
     def start(self, tickets: Sequence[Ticket]) -> None:
@@ -182,68 +182,68 @@ class LocalEngine:
                 facts = ticket_facts(ticket, self._spool, self._pam, self._cages)
                 facts["spare"] = self._spares.take()
                 server.send(ticket, facts)
-                watched = TrackedRun(ticket.run, Phase.ASKED, now, server=self._servers)
-                watched.other_files = ticket.script is not None or ticket.interactive is not None
-                watched.adopted = ticket.adopt
-                watched.given.limit = LimitOrder(ticket.time_limit_s)
-                self._runs.add(watched)
+                tracked = TrackedRun(ticket.run, Phase.ASKED, now, server=self._servers)
+                tracked.other_files = ticket.script is not None or ticket.interactive is not None
+                tracked.adopted = ticket.adopt
+                tracked.given.limit = LimitOrder(ticket.time_limit_s)
+                self._runs.add(tracked)
         self._flush(server)
         self._take_refusals(server)
-        self._waker.alarm_within(CHECK_S)
-        self._waker.rearm()
+        self._poller.alarm_within(CHECK_S)
+        self._poller.rearm()
 
     def order(self, run: str, order: Order) -> None:
-        """See `ports.Engine`. On a full disk the order is kept and written later; a cancel works at once."""
-        watched = self._runs.get(run)
-        if watched is None or watched.phase in (Phase.HAUNTED, Phase.ENDED):
+        """On a full disk the order is kept and written later; a cancel works at once."""
+        tracked = self._runs.get(run)
+        if tracked is None or tracked.phase in (Phase.ORPHANED, Phase.ENDED):
             return
-        watched.other_files = True
-        watched.unsent.append(order_line(order))
-        self._send_orders(watched)
-        if watched.unsent and isinstance(order, StopOrder) and order.why == "cancel":
+        tracked.other_files = True
+        tracked.unsent.append(order_line(order))
+        self._send_orders(tracked)
+        if tracked.unsent and isinstance(order, StopOrder) and order.why == "cancel":
             try:
                 files.order_cancel(self._spool, run)
             except OSError:
                 # Not even a name can be made: with the next look by the clock.
                 pass
             else:
-                self._runs.poke(watched)
-        watched.given.add(order)
-        self._waker.rearm()
+                self._runs.poke(tracked)
+        tracked.given.add(order)
+        self._poller.rearm()
 
     def events(self) -> list[EngineEvent]:
         try:
             self._look()
         finally:
             # Also after an error: else nothing would ever wake the daemon again.
-            self._waker.rearm()
+            self._poller.rearm()
         events, self._events = self._events, []
         return events
 
     def _look(self) -> None:
-        ready = self._waker.ready()
+        ready = self._poller.ready()
         if ready:
             # Looked up before the pipe is read, which closes and opens pidfds: a number may change its meaning.
             gone = self._runs.with_news(ready)
             # The pipe goes first: a supervisor speaks before it ends, and then its pidfd tells nothing new.
             self._read_pipe()
-            for watched in gone:
-                if watched.phase is not Phase.ENDED:
-                    self._supervisor_gone(watched)
+            for tracked in gone:
+                if tracked.phase is not Phase.ENDED:
+                    self._supervisor_gone(tracked)
             server = self._server
             if server is not None and server.fileno() in ready:
                 self._look_after_server(server)
             elif server is not None:
                 self._flush(server)
-        if self._waker.take_alarm():
+        if self._poller.take_alarm():
             self._look_by_clock()
 
     def forget(self, runs: Iterable[str]) -> None:
         for run in runs:
-            watched = self._runs.get(run)
-            if watched is not None and watched.phase is Phase.ENDED:
-                self._remove(watched)
-                self._runs.remove(watched)
+            tracked = self._runs.get(run)
+            if tracked is not None and tracked.phase is Phase.ENDED:
+                self._remove(tracked)
+                self._runs.remove(tracked)
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         return self._runs.owners(pids)
@@ -255,24 +255,24 @@ class LocalEngine:
     def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
         found: dict[str, float] = {}
         for run in runs:
-            watched = self._runs.get(run)
-            if watched is not None and watched.supervisor is not None and watched.phase is Phase.RUNNING:
-                root = watched.supervisor if watched.adopted is None else watched.adopted.pid
-                cpu_s = tree_cpu_s(root, with_root=watched.adopted is not None)
+            tracked = self._runs.get(run)
+            if tracked is not None and tracked.supervisor is not None and tracked.phase is Phase.RUNNING:
+                root = tracked.supervisor if tracked.adopted is None else tracked.adopted.pid
+                cpu_s = tree_cpu_s(root, with_root=tracked.adopted is not None)
                 if cpu_s is not None:
                     found[run] = cpu_s
         return found
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
-        """See `ports.Engine`. To be called inside the running event loop; None detaches from it."""
-        self._waker.attach(wake)
+        """To be called inside the running event loop; None detaches from it."""
+        self._poller.attach(wake)
         if self._events:
-            self._waker.ring()
+            self._poller.fire()
 
     def close(self) -> None:
         if self._pipe < 0:
             return
-        self._waker.close()
+        self._poller.close()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -284,9 +284,9 @@ class LocalEngine:
 
     def wait(self, timeout_s: float) -> None:
         """Block until `events` has something to look at, for callers without an event loop."""
-        until = min(time.monotonic() + timeout_s, self._waker.alarm_at)
+        until = min(time.monotonic() + timeout_s, self._poller.alarm_at)
         if not self._events:
-            self._waker.ready(max(0.0, until - time.monotonic()))
+            self._poller.ready(max(0.0, until - time.monotonic()))
 
     # --- the launcher ---------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class LocalEngine:
         if self._server is None:
             self._server = self._make_launcher(self._spool, self._boot_id, self._pipe_write)
             self._servers += 1
-            self._waker.watch(self._server.fileno())
+            self._poller.watch(self._server.fileno())
             self._flush(self._server)
         return self._server
 
@@ -307,43 +307,43 @@ class LocalEngine:
         log.error("%s", detail)
         for ticket in tickets:
             if ticket.run not in self._runs:
-                watched = TrackedRun(ticket.run, Phase.ASKED, time.monotonic())
-                self._runs.add(watched)
-                self._settle(watched, detail)
-        self._waker.ring()
-        self._waker.rearm()
+                tracked = TrackedRun(ticket.run, Phase.ASKED, time.monotonic())
+                self._runs.add(tracked)
+                self._resolve(tracked, detail)
+        self._poller.fire()
+        self._poller.rearm()
 
     def _flush(self, server: Launcher) -> None:
         if server.has_tickets:
-            self._waker.watch(server.fileno(), also_writable=not server.flush(), again=True)
+            self._poller.watch(server.fileno(), also_writable=not server.flush(), again=True)
 
     def _look_after_server(self, server: Launcher) -> None:
         gone = server.is_gone()
         self._take_refusals(server)
         if gone:
-            self._drop_server()
+            self._replace_server()
         else:
             self._flush(server)
 
     def _take_refusals(self, server: Launcher) -> None:
         for run, detail in server.refusals():
-            watched = self._runs.get(run)
-            if watched is not None and watched.phase is Phase.ASKED:
+            tracked = self._runs.get(run)
+            if tracked is not None and tracked.phase is Phase.ASKED:
                 log.error("run %s: %s", run, detail)
-                self._settle(watched, detail)
+                self._resolve(tracked, detail)
 
-    def _heard(self, watched: TrackedRun) -> None:
+    def _heard(self, tracked: TrackedRun) -> None:
         if self._server is not None:
-            self._server.heard(watched.run)
+            self._server.heard(tracked.run)
 
-    def _drop_server(self) -> None:
+    def _replace_server(self) -> None:
         """The launcher is gone or does not answer: settle what it was asked for. The next start makes one."""
         server = self._server
         assert server is not None
         self._end_server(server)
-        for watched in self._runs:
-            if watched.phase is Phase.ASKED:
-                self._settle(watched, f"{server.name} was gone before it was started")
+        for tracked in self._runs:
+            if tracked.phase is Phase.ASKED:
+                self._resolve(tracked, f"{server.name} was gone before it was started")
 
     def _need_spool(self) -> None:
         """Make the spool again if somebody removed it, and replace the launcher, which locks files that are gone.
@@ -363,154 +363,154 @@ class LocalEngine:
         log.error("the spool folder %s was removed while the daemon runs; it was made again", self._spool)
         if self._server is not None:
             self._end_server(self._server)
-        self._waker.alarm_within(CHECK_S)
+        self._poller.alarm_within(CHECK_S)
 
     def _end_server(self, server: Launcher) -> None:
-        self._waker.unwatch(server.fileno())
+        self._poller.unwatch(server.fileno())
         log.warning("%s", server.kill())
         self._server = None
         self._read_pipe()
 
     # --- what became of a run -------------------------------------------------------------------------
 
-    def _settle(self, watched: TrackedRun, detail: str) -> None:
-        """Learn from the spool where a run is; one that nobody claimed is revoked."""
-        run = watched.run
-        self._heard(watched)
+    def _resolve(self, tracked: TrackedRun, detail: str) -> None:
+        """Read from the spool where a run is; revoke one that no supervisor claimed."""
+        run = tracked.run
+        self._heard(tracked)
         try:
             record = files.read_record(self._spool, run)
-            if record is None and watched.supervisor is not None:
-                self._settle_unrecorded(watched)
+            if record is None and tracked.supervisor is not None:
+                self._resolve_unrecorded(tracked)
                 return
             if record is None or (record.pid is None and not record.is_revoked):
                 revoked = files.revoke(self._spool, run)
                 if not revoked:
                     # Claimed just now, or about to be.
-                    self._settle_later(watched, SOON_S)
+                    self._resolve_later(tracked, SOON_S)
                     return
                 record = None
         except ValueError as error:
             log.error("%s", error)
-            self._haunt(watched)
+            self._mark_orphaned(tracked)
             return
         except OSError as error:
-            self._complain(watched, f"run {run} cannot be settled yet: {error}")
-            self._settle_later(watched, CHECK_S)
+            self._complain(tracked, f"run {run} cannot be settled yet: {error}")
+            self._resolve_later(tracked, CHECK_S)
             return
         if record is None or record.is_revoked:
-            self._end(watched, RunNeverStarted(run, self._clock.now(), detail))
+            self._end(tracked, RunNeverStarted(run, self._clock.now(), detail))
             return
-        watched.supervisor, watched.start_ticks = record.pid, record.start_ticks
+        tracked.supervisor, tracked.start_ticks = record.pid, record.start_ticks
         if record.result is not None:
-            self._end(watched, _result(record.result))
+            self._end(tracked, _result(record.result))
         elif not record.is_held:
-            self._haunt(watched)
+            self._mark_orphaned(tracked)
         else:
-            watched.phase = Phase.CLAIMED
-            self._follow(watched)
-            self._take_start(watched, record)
-            if watched.other_files and files.has_orders(self._spool, run):
-                self._runs.poke(watched)
+            tracked.phase = Phase.CLAIMED
+            self._follow(tracked)
+            self._take_start(tracked, record)
+            if tracked.other_files and files.has_orders(self._spool, run):
+                self._runs.poke(tracked)
 
-    def _settle_later(self, watched: TrackedRun, seconds: float) -> None:
-        watched.server = 0
-        self._waker.alarm_within(seconds)
+    def _resolve_later(self, tracked: TrackedRun, seconds: float) -> None:
+        tracked.server = 0
+        self._poller.alarm_within(seconds)
 
-    def _settle_unrecorded(self, watched: TrackedRun) -> None:
-        """It was started once, and somebody removed its record from the spool."""
-        assert watched.supervisor is not None
-        process = proctree.read_process(watched.supervisor)
-        if process is None or process.start_ticks != watched.start_ticks:
-            self._haunt(watched)
+    def _resolve_unrecorded(self, tracked: TrackedRun) -> None:
+        """It had been started, and its record was removed from the spool."""
+        assert tracked.supervisor is not None
+        process = proctree.read_process(tracked.supervisor)
+        if process is None or process.start_ticks != tracked.start_ticks:
+            self._mark_orphaned(tracked)
         else:
-            log.warning("the record of run %s is gone from the spool; its supervisor lives", watched.run)
-            watched.phase = Phase.RUNNING
-            self._follow(watched)
+            log.warning("the record of run %s is gone from the spool; its supervisor lives", tracked.run)
+            tracked.phase = Phase.RUNNING
+            self._follow(tracked)
 
-    def _settle_other_boot(self, watched: TrackedRun) -> None:
-        if not self._take_result(watched):
-            self._end(watched, RunLost(watched.run, self._clock.now(), "the machine was restarted"))
+    def _resolve_other_boot(self, tracked: TrackedRun) -> None:
+        if not self._take_result(tracked):
+            self._end(tracked, RunLost(tracked.run, self._clock.now(), "the machine was restarted"))
 
-    def _take_start(self, watched: TrackedRun, record: files.Record) -> None:
+    def _take_start(self, tracked: TrackedRun, record: files.Record) -> None:
         """Hand out RunStarted once the record says so."""
-        if watched.phase is not Phase.CLAIMED:
+        if tracked.phase is not Phase.CLAIMED:
             return
         if record.job_pid is None or record.start_at is None or record.pid is None:
-            self._look_again(watched)
+            self._look_again(tracked)
             return
-        watched.phase = Phase.RUNNING
+        tracked.phase = Phase.RUNNING
         self._hand_out(
-            watched,
-            RunStarted(watched.run, record.start_at, record.pid, record.start_ticks, record.job_pid),
+            tracked,
+            RunStarted(tracked.run, record.start_at, record.pid, record.start_ticks, record.job_pid),
         )
 
-    def _hand_out_start_again(self, watched: TrackedRun) -> None:
-        """The table has lost the start, with a commit that failed."""
-        record = self._read(watched)
+    def _hand_out_start_again(self, tracked: TrackedRun) -> None:
+        """The table lost the start, in a commit that failed."""
+        record = self._read(tracked)
         if record is not None and record.job_pid is not None and record.pid is not None and record.start_at is not None:
             at, ticks = record.start_at, record.start_ticks
-            self._hand_out(watched, RunStarted(watched.run, at, record.pid, ticks, record.job_pid))
+            self._hand_out(tracked, RunStarted(tracked.run, at, record.pid, ticks, record.job_pid))
 
-    def _take_result(self, watched: TrackedRun) -> bool:
-        record = self._read(watched)
+    def _take_result(self, tracked: TrackedRun) -> bool:
+        record = self._read(tracked)
         if record is None or record.result is None:
             return False
-        self._end(watched, _result(record.result))
+        self._end(tracked, _result(record.result))
         return True
 
-    def _read(self, watched: TrackedRun) -> files.Record | None:
+    def _read(self, tracked: TrackedRun) -> files.Record | None:
         try:
-            return files.read_record(self._spool, watched.run)
+            return files.read_record(self._spool, tracked.run)
         except (OSError, ValueError) as error:
-            self._complain(watched, f"the record of run {watched.run} cannot be read: {error}")
+            self._complain(tracked, f"the record of run {tracked.run} cannot be read: {error}")
             return None
 
-    def _complain(self, watched: TrackedRun, text: str) -> None:
-        """Say it in the log, but not again at each look."""
-        if watched.complaint != text:
-            watched.complaint = text
+    def _complain(self, tracked: TrackedRun, text: str) -> None:
+        """Log it once, not at every look."""
+        if tracked.complaint != text:
+            tracked.complaint = text
             log.error("%s", text)
 
-    def _supervisor_gone(self, watched: TrackedRun) -> None:
-        self._runs.unfollow(watched)
-        if self._take_result(watched):
+    def _supervisor_gone(self, tracked: TrackedRun) -> None:
+        self._runs.unfollow(tracked)
+        if self._take_result(tracked):
             return
-        record = self._read(watched)
+        record = self._read(tracked)
         if record is not None and record.is_held:
             # Its last moment: a fork of it, on the way to becoming the job, has the lock as well.
-            self._waker.alarm_within(SOON_S)
+            self._poller.alarm_within(SOON_S)
             return
-        watched.witnessed = True
-        self._haunt(watched)
+        tracked.witnessed = True
+        self._mark_orphaned(tracked)
 
-    def _haunt(self, watched: TrackedRun) -> None:
-        self._runs.unfollow(watched)
-        watched.phase, watched.since = Phase.HAUNTED, time.monotonic()
-        self._waker.alarm_within(0.0)
+    def _mark_orphaned(self, tracked: TrackedRun) -> None:
+        self._runs.unfollow(tracked)
+        tracked.phase, tracked.since = Phase.ORPHANED, time.monotonic()
+        self._poller.alarm_within(0.0)
 
-    def _end(self, watched: TrackedRun, event: EngineEvent) -> None:
-        self._runs.unfollow(watched)
-        if watched.phase is Phase.ENDED:
+    def _end(self, tracked: TrackedRun, event: EngineEvent) -> None:
+        self._runs.unfollow(tracked)
+        if tracked.phase is Phase.ENDED:
             return
-        watched.phase, watched.has_result = Phase.ENDED, isinstance(event, RunEnded)
-        self._hand_out(watched, event)
-        if watched.stray:
-            self._runs.remove(watched)
-            self._remove(watched)
-            log.warning("run %s, of no job in the table, has ended", watched.run)
+        tracked.phase, tracked.has_result = Phase.ENDED, isinstance(event, RunEnded)
+        self._hand_out(tracked, event)
+        if tracked.stray:
+            self._runs.remove(tracked)
+            self._remove(tracked)
+            log.warning("run %s, of no job in the table, has ended", tracked.run)
 
-    def _hand_out(self, watched: TrackedRun, event: EngineEvent) -> None:
-        if not watched.stray:
+    def _hand_out(self, tracked: TrackedRun, event: EngineEvent) -> None:
+        if not tracked.stray:
             self._events.append(event)
 
     # --- watching ---------------------------------------------------------------------------------------
 
-    def _follow(self, watched: TrackedRun) -> None:
+    def _follow(self, tracked: TrackedRun) -> None:
         """Be told when its supervisor ends; without pidfds the lock on the record is looked at."""
-        if not self._runs.follow(watched):
-            self._supervisor_gone(watched)
-        elif watched.pidfd is None:
-            self._waker.alarm_within(CHECK_S)
+        if not self._runs.follow(tracked):
+            self._supervisor_gone(tracked)
+        elif tracked.pidfd is None:
+            self._poller.alarm_within(CHECK_S)
 
     def _read_pipe(self) -> None:
         started: list[TrackedRun] = []
@@ -528,53 +528,53 @@ class LocalEngine:
                     log.exception("no event of a run: %r", line[:200])
             if len(data) < READ_BYTES:
                 break
-        for watched in started:
+        for tracked in started:
             # Most short runs have ended within the same batch and need no watching.
-            if watched.phase is Phase.RUNNING:
-                self._follow(watched)
-                if watched.poke:
-                    self._runs.poke(watched)
+            if tracked.phase is Phase.RUNNING:
+                self._follow(tracked)
+                if tracked.poke:
+                    self._runs.poke(tracked)
 
     def _take_line(self, line: bytes, started: list[TrackedRun]) -> None:
-        """One event of the pipe; a run that is to be watched from now on goes to `started`."""
+        """One event of the pipe; a run that is to be tracked from now on goes to `started`."""
         facts = json.loads(line)
-        watched = self._runs.get(facts["run"])
-        if watched is None or watched.phase is Phase.ENDED:
+        tracked = self._runs.get(facts["run"])
+        if tracked is None or tracked.phase is Phase.ENDED:
             return
         if facts["event"] == "refused":
-            if watched.phase is Phase.ASKED:
-                self._settle(watched, facts["detail"])
+            if tracked.phase is Phase.ASKED:
+                self._resolve(tracked, facts["detail"])
             return
-        if watched.phase is Phase.ASKED:
-            self._heard(watched)
+        if tracked.phase is Phase.ASKED:
+            self._heard(tracked)
         event = event_from(facts)
         if isinstance(event, RunEnded):
-            self._end(watched, event)
+            self._end(tracked, event)
         elif not isinstance(event, RunStarted):
-            self._hand_out(watched, event)
-        elif watched.phase in (Phase.ASKED, Phase.CLAIMED):
-            watched.phase = Phase.RUNNING
-            watched.supervisor, watched.start_ticks = event.supervisor_pid, event.supervisor_start_ticks
-            self._hand_out(watched, event)
-            started.append(watched)
+            self._hand_out(tracked, event)
+        elif tracked.phase in (Phase.ASKED, Phase.CLAIMED):
+            tracked.phase = Phase.RUNNING
+            tracked.supervisor, tracked.start_ticks = event.supervisor_pid, event.supervisor_start_ticks
+            self._hand_out(tracked, event)
+            started.append(tracked)
 
     # --- orders -------------------------------------------------------------------------------------------
 
-    def _send_orders(self, watched: TrackedRun) -> None:
-        """Write the orders down, then tell the supervisor to read them."""
+    def _send_orders(self, tracked: TrackedRun) -> None:
+        """Write the orders down, then have the supervisor read them."""
         try:
-            while watched.unsent:
-                files.append_order(self._spool, watched.run, watched.unsent[0])
-                del watched.unsent[0]
+            while tracked.unsent:
+                files.append_order(self._spool, tracked.run, tracked.unsent[0])
+                del tracked.unsent[0]
         except OSError as error:
-            self._complain(watched, f"an order for run {watched.run} cannot be written yet: {error}")
-            self._waker.alarm_within(CHECK_S)
-        self._runs.poke(watched)
+            self._complain(tracked, f"an order for run {tracked.run} cannot be written yet: {error}")
+            self._poller.alarm_within(CHECK_S)
+        self._runs.poke(tracked)
 
     # --- looks by the clock -------------------------------------------------------------------------------
 
     def _look_by_clock(self) -> None:
-        """Look after the runs that no descriptor tells about."""
+        """Check the runs that no descriptor reports on."""
         now = time.monotonic()
         try:
             self._need_spool()
@@ -584,91 +584,91 @@ class LocalEngine:
                 log.error("the spool folder %s was removed and cannot be made again: %s", self._spool, error)
         if self._server is not None:
             self._look_after_server(self._server)
-        for watched in self._runs:
-            if watched.phase is Phase.ENDED:
+        for tracked in self._runs:
+            if tracked.phase is Phase.ENDED:
                 continue
-            if watched.unsent:
-                self._send_orders(watched)
-            if watched.phase is Phase.ASKED:
-                self._look_at_asked(watched, now)
-            elif watched.phase is Phase.CLAIMED:
-                record = self._read(watched)
+            if tracked.unsent:
+                self._send_orders(tracked)
+            if tracked.phase is Phase.ASKED:
+                self._look_at_asked(tracked, now)
+            elif tracked.phase is Phase.CLAIMED:
+                record = self._read(tracked)
                 if record is not None:
-                    self._take_start(watched, record)
-            if watched.phase in ALIVE and watched.pidfd is None:
-                self._waker.alarm_within(CHECK_S)
-                record = self._read(watched)
+                    self._take_start(tracked, record)
+            if tracked.phase in ALIVE and tracked.pidfd is None:
+                self._poller.alarm_within(CHECK_S)
+                record = self._read(tracked)
                 if record is not None and not record.is_held:
-                    self._supervisor_gone(watched)
-        self._exorcise()
+                    self._supervisor_gone(tracked)
+        self._kill_orphans()
 
-    def _look_again(self, watched: TrackedRun) -> None:
-        is_fresh = time.monotonic() - watched.since < PATIENCE_S
-        self._waker.alarm_within(SOON_S if is_fresh else CHECK_S)
+    def _look_again(self, tracked: TrackedRun) -> None:
+        is_fresh = time.monotonic() - tracked.since < PATIENCE_S
+        self._poller.alarm_within(SOON_S if is_fresh else CHECK_S)
 
-    def _look_at_asked(self, watched: TrackedRun, now: float) -> None:
-        self._waker.alarm_within(CHECK_S)
+    def _look_at_asked(self, tracked: TrackedRun, now: float) -> None:
+        self._poller.alarm_within(CHECK_S)
         if now - self._spool_lost_at < PATIENCE_S:
             # It may have been claimed in the folder that is gone, and is about to say that it started.
             return
-        if watched.server != self._servers or self._server is None:
-            self._settle(watched, "what was to start it was gone before it was started")
+        if tracked.server != self._servers or self._server is None:
+            self._resolve(tracked, "what was to start it was gone before it was started")
             return
-        record = self._read(watched) if now - watched.since > CHECK_S else None
+        record = self._read(tracked) if now - tracked.since > CHECK_S else None
         if record is not None and record.pid is not None:
             # It was claimed, and the pipe was too full to say so.
-            self._settle(watched, "")
-        elif self._server.is_stuck(now - watched.since):
-            log.error("%s has not started run %s", self._server.name, watched.run)
-            self._drop_server()
+            self._resolve(tracked, "")
+        elif self._server.is_stuck(now - tracked.since):
+            log.error("%s has not started run %s", self._server.name, tracked.run)
+            self._replace_server()
 
-    def _exorcise(self) -> None:
+    def _kill_orphans(self) -> None:
         """Kill what dead supervisors left behind; report the runs of which nothing is left."""
-        haunted = [watched for watched in self._runs if watched.phase is Phase.HAUNTED]
-        if not haunted:
+        orphaned = [tracked for tracked in self._runs if tracked.phase is Phase.ORPHANED]
+        if not orphaned:
             return
         if self._cages is not None:
-            for watched in haunted:
-                kill_leaf(leaf_of(self._cages, watched.run))
-        lost = [OrphanedRun(watched.run, watched.supervisor, watched.witnessed, watched.left) for watched in haunted]
+            for tracked in orphaned:
+                kill_leaf(leaf_of(self._cages, tracked.run))
+        lost = [OrphanedRun(tracked.run, tracked.supervisor, tracked.witnessed, tracked.left) for tracked in orphaned]
         alive = {w.supervisor for w in self._runs if w.phase in ALIVE}
         spared = frozenset(pid for pid in (*alive, self.server_pid) if pid is not None)
         left = kill_orphans(lost, self._spool, spared)
-        for watched in haunted:
-            watched.left = left[watched.run]
-            if watched.left or self._lives_in_its_leaf(watched):
-                self._look_again(watched)
+        for tracked in orphaned:
+            tracked.left = left[tracked.run]
+            if tracked.left or self._lives_in_its_leaf(tracked):
+                self._look_again(tracked)
                 continue
-            detail = f"its supervisor (pid {watched.supervisor}) ended without a result"
-            if watched.supervisor is None:
+            detail = f"its supervisor (pid {tracked.supervisor}) ended without a result"
+            if tracked.supervisor is None:
                 detail = "its record was removed from the spool while no daemon ran"
-            elif not os.path.exists(files.record_path(self._spool, watched.run)):
+            elif not os.path.exists(files.record_path(self._spool, tracked.run)):
                 detail += ", and its record was removed from the spool"
-            self._end(watched, RunLost(watched.run, self._clock.now(), detail))
+            self._end(tracked, RunLost(tracked.run, self._clock.now(), detail))
 
-    def _has_remains(self, run: str) -> bool:
-        """Whether processes of a run live of which the spool knows nothing."""
+    def _has_orphans(self, run: str) -> bool:
+        """Whether processes of a run are alive that the spool does not know of."""
         return bool(find_orphans([OrphanedRun(run, None, witnessed=False)], self._spool, frozenset()))
 
-    def _lives_in_its_leaf(self, watched: TrackedRun) -> bool:
+    def _lives_in_its_leaf(self, tracked: TrackedRun) -> bool:
         """Whether its cage holds a process yet, which takes long to die; an empty one is removed, or stays, empty."""
         if self._cages is None:
             return False
-        leaf = leaf_of(self._cages, watched.run)
+        leaf = leaf_of(self._cages, tracked.run)
         return not remove_leaf(leaf, patience_s=0.1) and is_populated(leaf)
 
     # --- files ------------------------------------------------------------------------------------------
 
-    def _remove(self, watched: TrackedRun) -> None:
+    def _remove(self, tracked: TrackedRun) -> None:
         """Remove a run's files, but not a revocation, which must outlast late starters; a later `adopt` sweeps it."""
         ways = [files.checkpoint_path, files.progress_path]
-        if watched.supervisor is not None:
-            if watched.has_result:
-                self._spares.add(watched.run)
+        if tracked.supervisor is not None:
+            if tracked.has_result:
+                self._spares.add(tracked.run)
             ways.append(files.record_path)
-        if watched.other_files:
+        if tracked.other_files:
             ways += [files.script_path, files.order_path, files.attach_path]
-        self._janitor.add((watched.run, ways))
+        self._janitor.add((tracked.run, ways))
 
     def _clear(self, left: tuple[str, Sequence[Callable[[str, str], str]]]) -> None:
         """Called on the janitor's thread."""
@@ -681,8 +681,8 @@ class LocalEngine:
 
     def _sweep(self, run: str) -> None:
         """Files of a run that is not in the table: an ended one's are removed, a live one is stopped."""
-        watched = TrackedRun(run, Phase.ASKED, time.monotonic(), other_files=True, stray=True)
-        record = self._read(watched)
+        tracked = TrackedRun(run, Phase.ASKED, time.monotonic(), other_files=True, stray=True)
+        record = self._read(tracked)
         if record is None or record.pid is None:
             if self._may_sweep:
                 files.remove([files.record_path(self._spool, run)])
@@ -691,12 +691,12 @@ class LocalEngine:
             return
         if record.result is not None and not record.is_held:
             # It has ended and is recorded: the daemon was killed before it was cleared up.
-            watched.supervisor = record.pid
-            self._remove(watched)
+            tracked.supervisor = record.pid
+            self._remove(tracked)
             return
         log.warning("the spool holds run %s, of no job in the table", run)
-        self._runs.add(watched)
-        self._settle(watched, "")
+        self._runs.add(tracked)
+        self._resolve(tracked, "")
         self.order(run, StopOrder("cancel"))
 
 

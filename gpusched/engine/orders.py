@@ -28,7 +28,6 @@ class GivenOrders:
     """None: not known, as after a restart of the daemon."""
 
     def add(self, order: Order) -> None:
-        """The run was given this one too."""
         if isinstance(order, StopOrder):
             # What is to end moves.
             self.stop, self.is_suspended = order, False

@@ -35,11 +35,10 @@ class Poller:
         self._epoll.unregister(fd)
 
     def ready(self, timeout_s: float = 0.0) -> list[int]:
-        """Descriptors with news."""
         return [fd for fd, _ in self._epoll.poll(timeout_s)]
 
     def alarm_within(self, seconds: float) -> None:
-        """Look by the clock at the latest then."""
+        """Set the alarm to go off within this time."""
         self.alarm_at = min(self.alarm_at, time.monotonic() + seconds)
 
     def take_alarm(self) -> bool:
@@ -59,8 +58,8 @@ class Poller:
         self._loop = None if wake is None else asyncio.get_running_loop()
         self.rearm()
 
-    def ring(self) -> None:
-        """Wake the daemon now, for news that no descriptor announces."""
+    def fire(self) -> None:
+        """Wake the daemon now, for events that no descriptor announces."""
         if self._wake is not None:
             self._wake()
 
@@ -79,18 +78,17 @@ class Poller:
             self._timer = self._loop.call_later(delay_s, self._on_timer)
 
     def close(self) -> None:
-        """Detach and release."""
         if not self._epoll.closed:
             self.attach(None)
             self._epoll.close()
 
     def _on_readable(self) -> None:
         self._quiet()
-        self.ring()
+        self.fire()
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.ring()
+        self.fire()
 
     def _quiet(self) -> None:
         if self._loop is not None and self._listening:

@@ -67,7 +67,7 @@ class SimulatedOutcome:
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """A run that was started and not forgotten."""
+    """A run that was started and not forgotten yet."""
 
     ticket: Ticket
     outcome: SimulatedOutcome
@@ -89,7 +89,7 @@ class SimulatedRun:
     given: GivenOrders = field(default_factory=GivenOrders)
 
     def due_at(self) -> float:
-        """When something happens next if nobody interferes."""
+        """When something happens next unless an order comes."""
         if self.end is not None or self.still_since is not None:
             return NEVER
         if self.lingering:
@@ -140,7 +140,7 @@ class SimulatedEngine:
             else:
                 self._events.append(self._started(run))
                 self._bring_in_line(run, known)
-        self._ring()
+        self._fire()
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
         self.forget(ended)
@@ -157,7 +157,7 @@ class SimulatedEngine:
                 if known.run in lost:
                     self._events.append(self._started(run))
                 self._bring_in_line(run, known)
-        self._ring()
+        self._fire()
 
     def _bring_in_line(self, run: SimulatedRun, wanted: OpenRun) -> None:
         for order in run.given.missing(wanted):
@@ -186,7 +186,7 @@ class SimulatedEngine:
                 run.limit_at = NEVER if ticket.time_limit_s is None else now + ticket.time_limit_s
                 self._events.append(self._started(run))
                 self._schedule(run)
-        self._ring()
+        self._fire()
 
     def order(self, run: str, order: Order) -> None:
         self._advance()
@@ -214,7 +214,7 @@ class SimulatedEngine:
                 found.outcome = SimulatedOutcome(signal=signal.SIGKILL)
         found.given.add(order)
         self._schedule(found)
-        self._ring()
+        self._fire()
 
     def events(self) -> list[EngineEvent]:
         self._advance()
@@ -242,7 +242,7 @@ class SimulatedEngine:
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """See `ports.Engine`; time alone wakes nobody, whoever moves the clock asks for the events."""
         self._wake = wake
-        self._ring()
+        self._fire()
 
     def close(self) -> None:
         self._wake = None
@@ -264,7 +264,7 @@ class SimulatedEngine:
     # --- what happens -----------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Let everything happen that is due, each at its own instant."""
+        """Apply everything that is due, each at its own instant."""
         now = self.clock.now()
         while self._due and self._due[0][0] <= now:
             at, _, name = heapq.heappop(self._due)
@@ -353,7 +353,7 @@ class SimulatedEngine:
         self._events.append(event)
 
     def _missing(self, known: OpenRun) -> EngineEvent:
-        """What to say of a run that this engine never had or has lost."""
+        """The event for a run that this engine never had or has lost."""
         now = self.clock.now()
         if known.boot_id != self.boot_id:
             return RunLost(known.run, now, "the machine was restarted")
@@ -370,13 +370,13 @@ class SimulatedEngine:
         if at < NEVER:
             heapq.heappush(self._due, (at, next(self._order), run.ticket.run))
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         if self._wake is not None and self._events:
             self._wake()
 
 
 def _first_signal(run: SimulatedRun, at: float, order: StopOrder) -> int:
-    """What a stop begins with."""
+    """Signal that a stop begins with."""
     number = run.ticket.stop_signal if order.signal is None else order.signal
     if number is not None:
         return number

@@ -61,32 +61,26 @@ class Record:
 
 
 def record_path(spool: str, run: str) -> str:
-    """Who runs it and how it ended."""
     return f"{spool}/{run}.record"
 
 
 def order_path(spool: str, run: str) -> str:
-    """What it is told."""
     return f"{spool}/{run}.order"
 
 
 def script_path(spool: str, run: str) -> str:
-    """What it executes."""
     return f"{spool}/{run}.script"
 
 
 def checkpoint_path(spool: str, run: str) -> str:
-    """What it touches when it has saved its work."""
     return f"{spool}/{run}.checkpoint"
 
 
 def attach_path(spool: str, run: str) -> str:
-    """Where the client of a run in the foreground finds it."""
     return f"{spool}/{run}.attach"
 
 
 def progress_path(spool: str, run: str) -> str:
-    """Where it says how far it is."""
     return f"{spool}/{run}.progress"
 
 
@@ -207,10 +201,6 @@ def read_orders(spool: str, run: str, offset: int) -> tuple[list[str], int]:
 
 
 def read_record(spool: str, run: str) -> Record | None:
-    """The record of a run; None when there is none.
-
-    Raises: ValueError for a file that no supervisor wrote; OSError.
-    """
     try:
         fd = os.open(record_path(spool, run), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -272,7 +262,7 @@ def is_server_gone(spool: str) -> bool:
 
 
 def has_lock(spool: str) -> bool:
-    """Whether anybody was ever asked to start a run here."""
+    """Whether any run was ever to be started here."""
     return os.path.exists(f"{spool}/server.lock")
 
 
@@ -299,12 +289,11 @@ def order_cancel(spool: str, run: str) -> None:
 
 
 def has_orders(spool: str, run: str) -> bool:
-    """Whether anything was ordered."""
     return os.path.exists(order_path(spool, run))
 
 
 def checkpoint_at(spool: str, run: str) -> float | None:
-    """When the run last said that it has saved its work; None if never."""
+    """When the run last reported that it had saved its work; None if never."""
     try:
         found = os.lstat(checkpoint_path(spool, run))
     except OSError:
@@ -324,7 +313,7 @@ def runs_in(spool: str) -> set[str]:
 
 
 def remove(paths: Iterable[str]) -> None:
-    """Remove files; those that are not there are fine."""
+    """Remove files, whether they are there or not."""
     for path in paths:
         try:
             os.unlink(path)

@@ -79,12 +79,11 @@ class Bus:
 
     @property
     def lost(self) -> str:
-        """Why the connection is of no more use; empty while it is."""
+        """Why the connection is lost; empty while it is not."""
         return self._lost
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` has something to do, now or when the bus has greeted."""
         return bool(self._greeting or self._unsent)
 
     def call(self, message: Message, fds: Sequence[int] = ()) -> int:
@@ -122,7 +121,7 @@ class Bus:
         return True
 
     def receive(self) -> list[Message]:
-        """All messages that have come; see `lost` afterwards."""
+        """All messages that have arrived; check `lost` afterwards."""
         messages: list[Message] = []
         while not self._lost:
             try:
@@ -155,12 +154,11 @@ class Bus:
 
     @staticmethod
     def answers(message: Message) -> int:
-        """The serial of the call that this answers; 0 for a signal."""
+        """Serial of the call that this answers; 0 for a signal."""
         serial: int = message.header.fields.get(HeaderFields.reply_serial, 0)
         return serial
 
     def close(self) -> None:
-        """Release it; what is unsent is dropped."""
         for _, fds in self._unsent:
             _close_all(fds)
         self._unsent.clear()
@@ -187,17 +185,13 @@ STOP_MARGIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a unit executes: the supervisor."""
+    """The command of a unit: the supervisor."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
 
 
 def properties(ticket: Ticket, names: UnitNames, program: Program, fds: Sequence[int]) -> list[Property]:
-    """All properties of the unit of one run.
-
-    Args: fds: what the supervisor has as its standard input, output and error.
-    """
     job, _, number = ticket.run.partition(".")
     return [
         ("Description", ("s", f"run {number} of gpusched's job {job}")),
@@ -256,7 +250,7 @@ ANSWER_S = 10.0
 
 @dataclass(slots=True)
 class _Call:
-    """A ticket on its way."""
+    """A ticket handed to PID 1."""
 
     run: str
     serial: int
@@ -304,11 +298,9 @@ class UnitLauncher:
 
     @property
     def has_tickets(self) -> bool:
-        """Whether `flush` may have something to do."""
         return bool(self._queue) or self._bus.has_unsent
 
     def send(self, ticket: Ticket, facts: dict[str, Any]) -> None:
-        """Queue a ticket; nothing leaves before `flush`."""
         if not self._owes_answers():
             self._heard_at = time.monotonic()
         self._queue.append((ticket, unit.pack(facts, self._spool, self._boot_id)))
@@ -343,12 +335,11 @@ class UnitLauncher:
         return False
 
     def refusals(self) -> list[tuple[str, str]]:
-        """Runs that will not come to life, each with a sentence; each is told once."""
         refused, self._refused = self._refused, []
         return refused
 
     def heard(self, run: str) -> None:
-        """Its supervisor has come, or was given up: another one may start."""
+        """Its supervisor has claimed it, or was given up: another one may start."""
         call = self._calls.pop(self._names.unit(run), None)
         if call is not None:
             self._by_serial.pop(call.serial, None)
@@ -360,7 +351,6 @@ class UnitLauncher:
         return f"the connection to systemd is lost: {why}"
 
     def close(self) -> None:
-        """Release it; units go on."""
         self._bus.close()
         os.close(self._lock)
 

@@ -27,7 +27,7 @@ class Phase(Enum):
     ASKED = 1
     CLAIMED = 2
     RUNNING = 3
-    HAUNTED = 4
+    ORPHANED = 4
     ENDED = 5
 
 
@@ -41,7 +41,7 @@ class TrackedRun:
     run: str
     phase: Phase
     since: float
-    """Monotonic instant at which it was asked for, adopted or haunted."""
+    """Monotonic instant at which it was asked for, adopted or orphaned."""
     server: int = 0
     """Which fork server got its ticket, counted from 1; 0: none of this engine."""
     supervisor: int | None = None
@@ -67,41 +67,40 @@ class TrackedRun:
     members: dict[int, int] = field(default_factory=dict)
     """Of an adopted run: start ticks by pid of what was seen to be part of it, which may have lost its parent since."""
     left: dict[int, int] = field(default_factory=dict)
-    """Of a haunted run: start ticks by pid of what its supervisor left behind and was still alive at the last look."""
+    """Of a orphaned run: start ticks by pid of what its supervisor left behind and was still alive at the last look."""
 
 
 class AdoptedMembers:
-    """Processes of adopted runs, as far as they are known. Made for one look."""
+    """Known processes of adopted runs. Made for one look."""
 
     def __init__(self, runs: Iterable[TrackedRun]) -> None:
         self._runs = {
-            watched.run: watched
-            for watched in runs
-            if watched.adopted is not None and watched.phase not in (Phase.HAUNTED, Phase.ENDED)
+            tracked.run: tracked
+            for tracked in runs
+            if tracked.adopted is not None and tracked.phase not in (Phase.ORPHANED, Phase.ENDED)
         }
         self._known: dict[int, tuple[int, str]] = {}
         """By pid: start ticks and run."""
-        for run, watched in self._runs.items():
-            assert watched.adopted is not None
-            self._known.update({pid: (ticks, run) for pid, ticks in watched.members.items()})
-            self._known[watched.adopted.pid] = watched.adopted.start_ticks, run
+        for run, tracked in self._runs.items():
+            assert tracked.adopted is not None
+            self._known.update({pid: (ticks, run) for pid, ticks in tracked.members.items()})
+            self._known[tracked.adopted.pid] = tracked.adopted.start_ticks, run
 
     def run_of(self, process: Process | None) -> str | None:
-        """The run that this very process is known to be part of."""
         if process is None or process.pid not in self._known:
             return None
         start_ticks, run = self._known[process.pid]
         return run if start_ticks == process.start_ticks else None
 
     def note(self, pid: int, run: str) -> None:
-        """It is part of this run, also should its parent end."""
-        watched = self._runs.get(run)
-        process = None if watched is None else proctree.read_process(pid)
-        if watched is None or process is None or watched.members.get(pid) == process.start_ticks:
+        """Count it as part of this run, even if its parent ends."""
+        tracked = self._runs.get(run)
+        process = None if tracked is None else proctree.read_process(pid)
+        if tracked is None or process is None or tracked.members.get(pid) == process.start_ticks:
             return
-        if len(watched.members) >= _MOST_MEMBERS:
-            watched.members = {pid: ticks for pid, ticks in watched.members.items() if proctree.lives(pid, ticks)}
-        watched.members[pid] = process.start_ticks
+        if len(tracked.members) >= _MOST_MEMBERS:
+            tracked.members = {pid: ticks for pid, ticks in tracked.members.items() if proctree.lives(pid, ticks)}
+        tracked.members[pid] = process.start_ticks
 
 
 class SpareRecords:
@@ -112,12 +111,11 @@ class SpareRecords:
         self._there: set[str] = set()
 
     def add(self, run: str) -> None:
-        """Nobody needs its record any more."""
         self._there.add(run)
         self._order.append(run)
 
     def take(self) -> str | None:
-        """The one that has been there longest; its supervisor has surely closed it."""
+        """The oldest one, whose supervisor has surely closed it."""
         while self._order:
             run = self._order.popleft()
             if self.withdraw(run):
@@ -125,7 +123,7 @@ class SpareRecords:
         return None
 
     def withdraw(self, run: str) -> bool:
-        """Keep others from using it; False when somebody does, or did."""
+        """Keep other runs from using it; False when one does, or did."""
         try:
             self._there.remove(run)
         except KeyError:
@@ -136,8 +134,8 @@ class SpareRecords:
 class TrackedRuns:
     """Runs by handle and by pidfd."""
 
-    def __init__(self, waker: Poller) -> None:
-        self._waker = waker
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
         self._runs: dict[str, TrackedRun] = {}
         self._by_pidfd: dict[int, TrackedRun] = {}
 
@@ -145,76 +143,70 @@ class TrackedRuns:
         return run in self._runs
 
     def __iter__(self) -> Iterator[TrackedRun]:
-        """All of them; they may change meanwhile."""
+        """All runs, as of now."""
         return iter(list(self._runs.values()))
 
     def get(self, run: str) -> TrackedRun | None:
-        """The run with this handle."""
         return self._runs.get(run)
 
-    def add(self, watched: TrackedRun) -> None:
-        """Answer for one more."""
-        self._runs[watched.run] = watched
+    def add(self, tracked: TrackedRun) -> None:
+        self._runs[tracked.run] = tracked
 
-    def remove(self, watched: TrackedRun) -> None:
-        """Answer for it no more."""
-        del self._runs[watched.run]
+    def remove(self, tracked: TrackedRun) -> None:
+        del self._runs[tracked.run]
 
     def with_news(self, ready: list[int]) -> list[TrackedRun]:
-        """The runs whose pidfds are among the ready descriptors."""
-        return [watched for fd in ready if (watched := self._by_pidfd.get(fd)) is not None]
+        return [tracked for fd in ready if (tracked := self._by_pidfd.get(fd)) is not None]
 
-    def follow(self, watched: TrackedRun) -> bool:
+    def follow(self, tracked: TrackedRun) -> bool:
         """Have its supervisor's end announced by a pidfd, where there are any; False when it is gone already."""
-        assert watched.supervisor is not None
-        if watched.pidfd is not None:
+        assert tracked.supervisor is not None
+        if tracked.pidfd is not None:
             return True
         try:
-            fd = proctree.open_pidfd(watched.supervisor)
+            fd = proctree.open_pidfd(tracked.supervisor)
         except ProcessLookupError:
             return False
-        process = proctree.read_process(watched.supervisor)
-        if process is None or process.start_ticks != watched.start_ticks:
+        process = proctree.read_process(tracked.supervisor)
+        if process is None or process.start_ticks != tracked.start_ticks:
             if fd is not None:
                 os.close(fd)
             return False
         if fd is not None:
-            watched.pidfd = fd
-            self._by_pidfd[fd] = watched
-            self._waker.watch(fd)
+            tracked.pidfd = fd
+            self._by_pidfd[fd] = tracked
+            self._poller.watch(fd)
         return True
 
-    def unfollow(self, watched: TrackedRun) -> None:
-        """Close its pidfd."""
-        if watched.pidfd is not None:
-            self._waker.unwatch(watched.pidfd)
-            del self._by_pidfd[watched.pidfd]
-            os.close(watched.pidfd)
-            watched.pidfd = None
+    def unfollow(self, tracked: TrackedRun) -> None:
+        if tracked.pidfd is not None:
+            self._poller.unwatch(tracked.pidfd)
+            del self._by_pidfd[tracked.pidfd]
+            os.close(tracked.pidfd)
+            tracked.pidfd = None
 
-    def poke(self, watched: TrackedRun) -> None:
+    def poke(self, tracked: TrackedRun) -> None:
         """Have the supervisor read its orders; one that is not known yet is told when it is."""
-        if watched.supervisor is None:
-            watched.poke = True
+        if tracked.supervisor is None:
+            tracked.poke = True
             return
-        watched.poke = False
+        tracked.poke = False
         try:
-            if watched.pidfd is not None:
-                signal.pidfd_send_signal(watched.pidfd, ORDER_SIGNAL)
+            if tracked.pidfd is not None:
+                signal.pidfd_send_signal(tracked.pidfd, ORDER_SIGNAL)
             else:
-                process = proctree.read_process(watched.supervisor)
-                if process is not None and process.start_ticks == watched.start_ticks:
+                process = proctree.read_process(tracked.supervisor)
+                if process is not None and process.start_ticks == tracked.start_ticks:
                     proctree.send(process, ORDER_SIGNAL)
         except ProcessLookupError:
             # Just ended: its pidfd says so too.
             pass
 
     def owners(self, pids: Iterable[int]) -> dict[int, str]:
-        """Which of these processes belong to which run, as `ports.Engine` says."""
         supervisors = {
-            watched.supervisor: watched.run
-            for watched in self._runs.values()
-            if watched.supervisor is not None and watched.phase in ALIVE
+            tracked.supervisor: tracked.run
+            for tracked in self._runs.values()
+            if tracked.supervisor is not None and tracked.phase in ALIVE
         }
         adopted = AdoptedMembers(self._runs.values())
         found: dict[int, str] = {}
@@ -233,7 +225,7 @@ class TrackedRuns:
         return found
 
     def close(self) -> None:
-        """Close all pidfds; to be called after the waker's."""
+        """Close all pidfds; to be called after the poller's."""
         for fd in self._by_pidfd:
             os.close(fd)
         self._by_pidfd.clear()

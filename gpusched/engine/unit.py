@@ -36,7 +36,6 @@ def pack(ticket: dict[str, Any], spool: str, boot_id: str) -> bytes:
 
 
 def main() -> None:
-    """Entry point in the new interpreter."""
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -34,7 +34,6 @@ TEXT_LIMIT = 300
 
 
 def pack_ticket(ticket: dict[str, Any]) -> bytes:
-    """One ticket as it goes through the socket."""
     body = marshal.dumps(ticket)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
@@ -52,7 +51,6 @@ def take_frame(buffer: bytearray) -> bytes | None:
 
 
 def unpack_ticket(body: bytes) -> dict[str, Any]:
-    """A ticket as a dict."""
     ticket: dict[str, Any] = marshal.loads(body)
     return ticket
 
@@ -64,12 +62,12 @@ def encode_event(**facts: str | float | bool | None) -> bytes:
 
 
 def shortened(text: str) -> str:
-    """At most so much of a text that the event fits into one atomic write."""
+    """The text, cut so that its event fits into one atomic write."""
     return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
 
 
 def joined(names: list[str]) -> str:
-    """As many names as fit, one a line, and how many more there were."""
+    """As many names as fit, one per line, and how many more there were."""
     kept: list[str] = []
     for name in names:
         if sum(map(len, kept)) + len(kept) + len(name) > TEXT_LIMIT - 20:
@@ -135,11 +133,11 @@ class IdlePool:
         return False
 
     def put(self, pid: int) -> None:
-        """Count on this supervisor."""
+        """Mark this supervisor as idle."""
         os.write(self.tokens_in, pid.to_bytes(TOKEN_BYTES, "little"))
 
     def take(self) -> int:
-        """The pid that is first in the pipe, 0 when it is empty."""
+        """Pid of the first idle supervisor, 0 when there is none."""
         try:
             return int.from_bytes(os.read(self.tokens_out, TOKEN_BYTES), "little")
         except BlockingIOError:
@@ -158,7 +156,6 @@ class IdlePool:
         return False
 
     def close(self) -> None:
-        """Close this process's ends."""
         for fd in (self.tokens_out, self.tokens_in, self.queue_in):
             if fd >= 0:
                 os.close(fd)

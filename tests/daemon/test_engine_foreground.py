@@ -64,7 +64,7 @@ class Talker:
     def say(self, kind: int, content: bytes = b"") -> None:
         self.socket.sendall(frame(kind, content))
 
-    def hear(self, kind: int, content: bytes = b"") -> bytes:
+    def receive(self, kind: int, content: bytes = b"") -> bytes:
         """Wait for a frame of this kind that holds this; returns it whole."""
         while True:
             for at, (found, words) in enumerate(self.heard):
@@ -93,17 +93,17 @@ def test_nothing_starts_before_somebody_is_there(bench: LocalBench) -> None:
     bench.let_pass(0.3)
     assert bench.of("1.1") == []
     talker = Talker(bench, "1.1")
-    assert talker.hear(WELCOME) == b"1.1 pipes"
+    assert talker.receive(WELCOME) == b"1.1 pipes"
     bench.until("1.1", RunStarted)
     talker.say(IN, b"hello")
-    assert talker.hear(OUT) == b"hello"
+    assert talker.receive(OUT) == b"hello"
     talker.say(BYE)
     assert bench.end_of("1.1").stopped_by == "client_lost"
 
 
 def test_only_its_owner_can_open_the_socket_and_it_goes_with_the_run(bench: LocalBench) -> None:
     cat(bench, "1.1")
-    Talker(bench, "1.1").hear(WELCOME)
+    Talker(bench, "1.1").receive(WELCOME)
     path = bench.spool / "1.1.attach"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     bench.engine.order("1.1", StopOrder("cancel"))
@@ -115,7 +115,7 @@ def test_only_its_owner_can_open_the_socket_and_it_goes_with_the_run(bench: Loca
 def test_another_user_is_not_heard_even_where_the_socket_is_open(bench: LocalBench) -> None:
     cat(bench, "1.1")
     first = Talker(bench, "1.1")
-    first.hear(WELCOME)
+    first.receive(WELCOME)
     for folder in (bench.folder, *bench.folder.parents[:3]):
         folder.chmod(folder.stat().st_mode | 0o711)
     (bench.spool / "1.1.attach").chmod(0o666)
@@ -130,7 +130,7 @@ def test_another_user_is_not_heard_even_where_the_socket_is_open(bench: LocalBen
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     first.say(IN, b"still here")
-    assert first.hear(OUT) == b"still here"
+    assert first.receive(OUT) == b"still here"
 
 
 @AS_ROOT
@@ -148,8 +148,8 @@ def test_a_run_of_another_user_has_a_terminal_that_is_its_own(bench: LocalBench)
             os.setuid(nobody.pw_uid)
             talker = Talker(bench, "1.1")
             for words in (b"nobody", b"/dev/pts/", b"to-tty"):
-                talker.heard.insert(0, (OUT, talker.hear(OUT, words)))
-            talker.hear(EXIT, b"4 - - .")
+                talker.heard.insert(0, (OUT, talker.receive(OUT, words)))
+            talker.receive(EXIT, b"4 - - .")
             os._exit(7)
         except BaseException:
             os._exit(2)
@@ -161,13 +161,13 @@ def test_a_run_of_another_user_has_a_terminal_that_is_its_own(bench: LocalBench)
 def test_who_speaks_another_language_is_dropped_and_the_next_one_is_served(bench: LocalBench, hello: bytes) -> None:
     cat(bench, "1.1")
     assert Talker(bench, "1.1", hello).is_dropped()
-    Talker(bench, "1.1").hear(WELCOME)
+    Talker(bench, "1.1").receive(WELCOME)
 
 
 def test_a_client_that_does_not_keep_to_the_window_is_dropped(bench: LocalBench) -> None:
     bench.start("1.1", argv=("sleep", "600"), interactive=Interactive())
     talker = Talker(bench, "1.1")
-    talker.hear(WELCOME)
+    talker.receive(WELCOME)
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         for _ in range(100):
             talker.say(IN, b"x" * 65536)
@@ -179,7 +179,7 @@ def test_a_note_reaches_the_person_and_the_log(bench: LocalBench) -> None:
     talker = Talker(bench, "1.1")
     bench.until("1.1", RunStarted)
     bench.engine.order("1.1", NoteOrder("job 1: a word"))
-    assert talker.hear(NOTE) == b"job 1: a word"
+    assert talker.receive(NOTE) == b"job 1: a word"
     talker.say(EOF)
     bench.end_of("1.1")
     assert "\ngpusched: job 1: a word\n" in (bench.folder / "1.1.out").read_text()
@@ -188,21 +188,21 @@ def test_a_note_reaches_the_person_and_the_log(bench: LocalBench) -> None:
 def test_who_only_asks_is_told_who_is_there_and_does_not_take_the_place(bench: LocalBench) -> None:
     cat(bench, "1.1", lease_s=600)
     asker = Talker(bench, "1.1", first=QUERY)
-    assert asker.hear(STATUS) == b"- - - ."
+    assert asker.receive(STATUS) == b"- - - ."
     assert asker.is_dropped()
     client = Talker(bench, "1.1")
     bench.until("1.1", RunStarted)
-    pid, since_at, ends_at, _ = Talker(bench, "1.1", first=QUERY).hear(STATUS).split()
+    pid, since_at, ends_at, _ = Talker(bench, "1.1", first=QUERY).receive(STATUS).split()
     assert int(pid) == os.getpid()
     assert 590 < float(ends_at) - float(since_at) < 660
     client.say(IN, b"still here")
-    assert client.hear(OUT) == b"still here"
+    assert client.receive(OUT) == b"still here"
 
 
 def test_the_second_is_refused_in_words(bench: LocalBench) -> None:
     cat(bench, "1.1")
-    Talker(bench, "1.1").hear(WELCOME)
-    assert Talker(bench, "1.1").hear(REFUSED) == b"somebody is attached to it already: process %d" % os.getpid()
+    Talker(bench, "1.1").receive(WELCOME)
+    assert Talker(bench, "1.1").receive(REFUSED) == b"somebody is attached to it already: process %d" % os.getpid()
 
 
 def test_a_session_goes_on_over_a_restart_of_the_engine(bench: LocalBench) -> None:
@@ -211,10 +211,10 @@ def test_a_session_goes_on_over_a_restart_of_the_engine(bench: LocalBench) -> No
     started = bench.until("1.1", RunStarted)
     bench.restart()
     talker.say(IN, b"one\r")
-    talker.hear(OUT, b"one")
+    talker.receive(OUT, b"one")
     bench.engine.adopt([open_run("1.1", started)])
     talker.say(IN, b"\x04")
-    talker.hear(EXIT, b"0 - - .")
+    talker.receive(EXIT, b"0 - - .")
     assert bench.end_of("1.1").exit_code == 0
 
 
@@ -224,7 +224,7 @@ def test_a_killed_supervisor_hangs_up_and_leaves_no_socket(bench: LocalBench) ->
     started = bench.until("1.1", RunStarted)
     os.kill(started.supervisor_pid, signal.SIGKILL)
     bench.until("1.1", RunLost)
-    talker.hear(WELCOME)
+    talker.receive(WELCOME)
     assert talker.is_dropped()
     wait_until(lambda: not bench.processes(), what="all to be gone")
     bench.engine.forget(["1.1"])
@@ -240,7 +240,7 @@ def test_while_it_stands_still_its_lease_does_not_run(bench: LocalBench) -> None
     bench.let_pass(4.5)
     bench.engine.order("1.1", ResumeOrder())
     talker.say(IN, b"awake")
-    talker.hear(ACK)
-    assert talker.hear(OUT) == b"awake"
-    talker.hear(NOTE, b"unless you type something")
+    talker.receive(ACK)
+    assert talker.receive(OUT) == b"awake"
+    talker.receive(NOTE, b"unless you type something")
     assert bench.end_of("1.1").stopped_by == "lease"

@@ -103,7 +103,7 @@ def test_a_run_does_not_wait_for_a_client_that_is_gone(
 def test_limit_and_notice_count_from_the_start(
     running: Supervisor, limit_s: float | None, limit_at: float | None, notice_at: float | None
 ) -> None:
-    running.obey(["limit", "-" if limit_s is None else str(limit_s), "."])
+    running.handle_order(["limit", "-" if limit_s is None else str(limit_s), "."])
     assert (running.limit_at, running.notice_at) == (limit_at, notice_at)
 
 
@@ -128,17 +128,17 @@ def test_what_flushes_the_output_of_a_job_has_not_outlived_the_limit(running: Su
 
 def test_a_limit_before_the_start_is_kept_for_it(make: Callable[..., Supervisor]) -> None:
     made = make()
-    made.obey(["limit", "7.5", "."])
+    made.handle_order(["limit", "7.5", "."])
     assert made.ticket["time_limit_s"] == 7.5
     assert made.limit_at is None
 
 
 def test_stops_before_the_start_are_remembered_and_cancel_wins(make: Callable[..., Supervisor]) -> None:
     made = make()
-    made.obey(["stop", "preempt", "-", "-", "."])
+    made.handle_order(["stop", "preempt", "-", "-", "."])
     assert made.stopped_by == "preempt"
-    made.obey(["stop", "cancel", "-", "-", "."])
-    made.obey(["stop", "preempt", "-", "-", "."])
+    made.handle_order(["stop", "cancel", "-", "-", "."])
+    made.handle_order(["stop", "preempt", "-", "-", "."])
     assert made.stopped_by == "cancel"
 
 
@@ -148,7 +148,7 @@ def test_what_a_term_from_nobody_means_depends_on_the_machine(
 ) -> None:
     monkeypatch.setattr(going_down, "machine_goes_down", lambda: goes_down)
     monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: None)
-    running.heed((signal.SIGTERM,))
+    running.handle_signals((signal.SIGTERM,))
     assert (running.stopped_by, running.kills_at) == (why, 1130.0)
 
 
@@ -156,8 +156,8 @@ def test_a_cancel_counts_more_than_the_shutdown_that_came_before_it(
     running: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: None)
-    running.obey(["stop", "shutdown", "-", "60", "."])
-    running.obey(["stop", "cancel", "-", "-", "."])
+    running.handle_order(["stop", "shutdown", "-", "60", "."])
+    running.handle_order(["stop", "cancel", "-", "-", "."])
     assert (running.stopped_by, running.kills_at) == ("cancel", 1130.0)
 
 

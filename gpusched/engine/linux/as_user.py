@@ -93,5 +93,5 @@ def _steps(path: str) -> list[str]:
 
 
 def text_of(error: BaseException) -> str:
-    """What went wrong, without the number."""
+    """The error as text, without its number."""
     return (isinstance(error, OSError) and error.strerror) or str(error)

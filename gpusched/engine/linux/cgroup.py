@@ -26,7 +26,7 @@ _PAUSE_S = (0.001, 0.05)
 
 
 def is_unified() -> bool:
-    """Whether version 2 is mounted where it belongs, and not version 1 or both."""
+    """Whether version 2 alone is mounted, not version 1 or both."""
     return os.path.exists(f"{MOUNT}/cgroup.controllers")
 
 
@@ -73,7 +73,7 @@ def number(path: str, name: str, key: str | None = None) -> int | None:
 
 
 def pids(path: str) -> list[int]:
-    """Who is in it, but not in what is below it."""
+    """Processes in it, without those in groups below it."""
     return [int(word) for word in (read(path, "cgroup.procs") or "").split()]
 
 
@@ -148,7 +148,7 @@ JOB_LEAF = "job"
 
 
 def leaf_of(folder: str, run: str) -> str:
-    """Of a run under the fork launcher."""
+    """Control group of a run under the fork launcher."""
     return f"{folder}/gpusched-{run}"
 
 
@@ -228,16 +228,15 @@ class RunCgroup:
             mounts.put_in_place(self.tmp)
 
     def look(self, now: float) -> None:
-        """Keep the peak where the kernel does not."""
+        """Note the memory in use, where the kernel keeps no peak."""
         self.peak_bytes = max(self.peak_bytes, number(self.path, "memory.current") or 0)
         self.look_at = now + PEAK_LOOK_S
 
     def kill(self) -> None:
-        """End everything in it at once."""
         kill(self.path)
 
     def facts(self) -> dict[str, float | int | bool | None]:
-        """What the kernel has counted, as of the result; to be asked before `close`."""
+        """What the kernel has counted, for the result; read it before `close`."""
         kills = number(self.path, "memory.events", "oom_kill") or 0
         usage_us = number(self.path, "cpu.stat", "usage_usec")
         peak = number(self.path, "memory.peak") or self.peak_bytes
@@ -253,7 +252,7 @@ class RunCgroup:
         return facts
 
     def close(self) -> None:
-        """Nothing of the run is left: remove what it had."""
+        """Remove what the run had, once nothing of it is left."""
         remove(self.path)
         if self.tmp:
             from gpusched.engine.linux import mounts

@@ -49,12 +49,11 @@ def is_on(unit: str) -> bool | None:
 
 
 def is_there(unit: str) -> bool:
-    """Whether there is such a control group."""
     return os.path.isdir(folder_of(unit))
 
 
 def marked() -> list[str]:
-    """Units that were guarded since the machine was started."""
+    """Units guarded since boot."""
     try:
         return sorted(os.listdir(MARKS))
     except OSError:
@@ -62,7 +61,7 @@ def marked() -> list[str]:
 
 
 def guarded(units: Iterable[str], marks: str = MARKS) -> tuple[str, ...]:
-    """Those that were guarded and are still the same; needs no rights."""
+    """Units that were guarded and are still the same; needs no rights."""
     return tuple(unit for unit in units if (number := _number_of(unit)) and _read(f"{marks}/{unit}") == number)
 
 
@@ -120,7 +119,7 @@ def _note(unit: str) -> None:
 
 
 def _number_of(unit: str) -> str:
-    """Of its control group; empty when there is none."""
+    """Inode of its control group; empty when there is none."""
     try:
         return str(os.stat(folder_of(unit)).st_ino)
     except OSError:

@@ -104,7 +104,7 @@ def _why_no_device_rules() -> str | None:
 
 
 def read_processors(sys: str = "/sys/devices/system", allowed: frozenset[int] | None = None) -> tuple[Processor, ...]:
-    """Those that this process may use, with their physical cores and NUMA nodes.
+    """Processors that this process may use, with their physical cores and NUMA nodes.
 
     Args: allowed: ids; this process's own by default.
     """

@@ -79,7 +79,7 @@ def read_process(pid: int) -> Process | None:
 
 
 def lives(pid: int, start_ticks: int) -> bool:
-    """Whether this very process is there, and not another one that got its pid."""
+    """Whether this very process is alive, not another one that got its pid."""
     process = read_process(pid)
     return process is not None and process.start_ticks == start_ticks and process.is_alive
 
@@ -124,7 +124,6 @@ def peak_kib(pid: int) -> int:
 
 
 def all_pids() -> list[int]:
-    """Every pid this process can see."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -299,13 +298,12 @@ class _Groups:
         return [group for group, child in children if child is not None and child.group == group]
 
     def is_news(self) -> bool:
-        """Whether a group was reached since the last call."""
         before, self._seen = self._seen, len(self.reached)
         return before != self._seen
 
 
 class _Freeze:
-    """Bringing to a standstill what forks as fast as it is found."""
+    """Stops processes that fork as fast as they are found."""
 
     def __init__(self, find: Find) -> None:
         self._find = find
@@ -317,7 +315,7 @@ class _Freeze:
         """Whether the last look found somebody who moves."""
 
     def look(self) -> bool:
-        """STOP whoever is found, at once; whether there was somebody new."""
+        """STOP every process found, at once; returns whether one of them was new."""
         is_news = self.is_running = False
         for process in self._find(self._settled):
             is_reached = self.groups.reach(process)

@@ -32,8 +32,6 @@ BLIND_LOOK_S = 0.2
 
 
 class AdoptedSupervisor(Supervisor):
-    """The life of one adopted run, from its claim to its result."""
-
     def __init__(self, ticket: dict[str, Any], home: Home) -> None:
         super().__init__(ticket, home)
         self.pidfd: int | None = None
@@ -48,7 +46,7 @@ class AdoptedSupervisor(Supervisor):
         super().supervise()
         return False
 
-    def hear_before_start(self) -> None:
+    def read_early_orders(self) -> None:
         """Nothing yet: the process runs already, and a stop that came first has to reach it as well."""
 
     def start(self) -> str | None:
@@ -59,7 +57,7 @@ class AdoptedSupervisor(Supervisor):
         return None if self.start_at is None and self.stopped_by is not None else error
 
     def take_over(self) -> str | None:
-        """A sentence if the process is not there any more or not the user's."""
+        """A sentence if the process has ended or is not the user's."""
         adopted = self.ticket["adopt"]
         pid, start_ticks = adopted["pid"], adopted["start_ticks"]
         try:
@@ -79,7 +77,7 @@ class AdoptedSupervisor(Supervisor):
         files.note_start(self.record_fd, pid, self.start_at)
         wake_on_signals(self.wake_in)
         home = self.home
-        self.tell(
+        self.notify(
             "started",
             at=self.start_at,
             supervisor_pid=home.pid,
@@ -116,7 +114,7 @@ class AdoptedSupervisor(Supervisor):
         return found
 
     def reap(self) -> bool:
-        """Look who is left; False when nobody is."""
+        """Look for processes that are left; False when there are none."""
         found = self.look()
         for pid in found:
             self.peak_kib = max(self.peak_kib, proctree.peak_kib(pid))
@@ -142,7 +140,7 @@ class AdoptedSupervisor(Supervisor):
             poll.register(self.pidfd, select.POLLIN)
         ready = dict(poll.poll(max(0.0, left_s) * 1000))
         if self.wake_out in ready:
-            self.heed(os.read(self.wake_out, 4096))
+            self.handle_signals(os.read(self.wake_out, 4096))
 
     def deliver(self, number: int, main_only: bool) -> bool:
         """To the first process or to all. Its pid may be another's since the last look, unlike that of a child."""
@@ -153,5 +151,5 @@ class AdoptedSupervisor(Supervisor):
         return False
 
     def how_it_ended(self) -> tuple[int | None, int | None]:
-        """Nobody was told."""
+        """Unknown: only a parent learns it."""
         return None, None

@@ -17,7 +17,7 @@ ROOM = 2 * BACKLOG
 
 
 class Connection:
-    """One connection. A guest at first; the client once its first frame said so."""
+    """One connection: a guest at first, the client once its first frame says so."""
 
     def __init__(self, socket: _socket.socket, pid: int, uid: int) -> None:
         self.socket = socket
@@ -30,7 +30,6 @@ class Connection:
 
     @property
     def fd(self) -> int:
-        """Of its connection."""
         return self.socket.fileno()
 
     @property
@@ -39,10 +38,10 @@ class Connection:
         return len(self.outbox) >= BACKLOG
 
     def say(self, kind: int, content: bytes = b"") -> None:
-        """Have one frame sent, now or later."""
+        """Queue one frame."""
         self.outbox += frame(kind, content)
 
-    def hear(self) -> list[tuple[int, bytes]] | None:
+    def receive(self) -> list[tuple[int, bytes]] | None:
         """Whole frames that came; None when it is gone or sends what is no frame of ours."""
         try:
             data = self.socket.recv(CHUNK + 64)
@@ -57,7 +56,7 @@ class Connection:
             return None
 
     def flush(self) -> None:
-        """Send what it takes now."""
+        """Send what the socket takes now."""
         try:
             while self.outbox:
                 with memoryview(self.outbox)[: 1 << 17] as piece:
@@ -70,7 +69,6 @@ class Connection:
             self.outbox.clear()
 
     def leave(self) -> None:
-        """Send what it takes now, and close."""
         self.flush()
         self.socket.close()
 

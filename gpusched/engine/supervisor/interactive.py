@@ -99,14 +99,13 @@ class Session:
         return boot_id != self._boot_id or not proctree.lives(pid, start_ticks)
 
     def open_streams(self) -> Streams:
-        """Make what the job will have as its standard streams."""
+        """Make the job's standard streams."""
         self.streams = PseudoTerminal(*self.size) if self.is_terminal else Pipes()
         self.outputs.open(self.streams)
         self.input.open(self.streams)
         return self.streams
 
     def begin(self, logs: Logs) -> None:
-        """The job has started."""
         assert self.streams is not None
         self.streams.release()
         self.outputs.begin(logs)
@@ -114,12 +113,11 @@ class Session:
             self.lease = Lease(self.lease_s, time.monotonic())
 
     def due_at(self) -> float | None:
-        """When the clock wants something next."""
+        """When the next thing is due by the clock."""
         lease_at = None if self.lease is None else self.lease.look_at
         return min((at for at in (lease_at, self.hang_up_at) if at is not None), default=None)
 
     def act(self, now: float) -> None:
-        """Do what is due."""
         if self.hang_up_at is not None and now >= self.hang_up_at:
             self.hang_up_at = None
             self.orders.append("stop client_lost - - .")
@@ -133,12 +131,12 @@ class Session:
             self.orders.append("stop lease - - .")
 
     def warn(self, text: str) -> None:
-        """Say something to whoever is there, and leave it in the log."""
+        """Show a message to the client, and leave it in the log."""
         self.say(text)
         self.outputs.note(text)
 
     def say(self, text: str) -> None:
-        """Say something to the person at the client."""
+        """Show a message to the person at the client."""
         if self.client is not None:
             self.client.say(NOTE, text.encode("utf-8", "replace"))
 
@@ -181,14 +179,14 @@ class Session:
     # --- clients --------------------------------------------------------------------------------------
 
     def _receive(self, visitor: Connection) -> None:
-        came = visitor.hear()
+        came = visitor.receive()
         if came is None:
             self._drop(visitor)
             return
         try:
             for kind, content in came:
                 if visitor is self.client:
-                    self._obey(visitor, kind, content)
+                    self._handle_frame(visitor, kind, content)
                 elif visitor in self.guests:
                     self._admit(visitor, kind, content)
         except (ValueError, IndexError):
@@ -196,7 +194,7 @@ class Session:
             self._drop(visitor)
 
     def _admit(self, guest: Connection, kind: int, content: bytes) -> None:
-        """The first frame of a guest."""
+        """Handle the first frame of a guest."""
         if kind == QUERY:
             self.guests.remove(guest)
             guest.say(STATUS, self._status())
@@ -234,7 +232,7 @@ class Session:
             ends = f"{time.time() + lease.ends_at(now, self._cpu_s()) - now:.3f}"
         return f"{who} {ends} .".encode()
 
-    def _obey(self, client: Connection, kind: int, content: bytes) -> None:
+    def _handle_frame(self, client: Connection, kind: int, content: bytes) -> None:
         if kind == IN:
             self.touch()
             self.input.put(content, client)
@@ -261,7 +259,7 @@ class Session:
             raise ValueError
 
     def touch(self) -> None:
-        """Somebody is there."""
+        """The client was active."""
         if self.lease is not None:
             self.lease.touch(time.monotonic())
         try:
@@ -272,7 +270,6 @@ class Session:
             pass
 
     def _drop(self, visitor: Connection) -> None:
-        """It is gone."""
         visitor.socket.close()
         if visitor in self.guests:
             self.guests.remove(visitor)
@@ -286,7 +283,7 @@ class Session:
     # --- the end --------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """The run is over: take what is left in its streams."""
+        """The run has ended: take what is left in its streams."""
         self.outputs.drain()
         if self.client is not None:
             self.outputs.send_backlog(self.client)
@@ -304,7 +301,6 @@ class Session:
                 break
 
     def close(self) -> None:
-        """Take the socket away; nobody can come any more."""
         files.remove([self.path])
         for guest in self.guests:
             guest.socket.close()

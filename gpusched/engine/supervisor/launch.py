@@ -270,7 +270,7 @@ def _make_base(base: str, foreign: bool) -> None:
 
 
 def _nearest(path: str) -> str:
-    """What is there of a path, links that lead nowhere too."""
+    """The existing part of a path, dangling links included."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path

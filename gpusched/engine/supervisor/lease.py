@@ -28,11 +28,11 @@ class Lease:
         """When to look; None once it has ended."""
 
     def touch(self, now: float) -> None:
-        """Somebody typed."""
+        """The client typed."""
         self.active_at = now
 
     def shift(self, passed_s: float) -> None:
-        """The run has stood still for so long, which does not count."""
+        """The run was suspended for this long, which does not count."""
         self.active_at += passed_s
         self.seen_at += passed_s
         if self.look_at is not None:
@@ -65,7 +65,7 @@ class Lease:
         return now > self.seen_at and cpu_s - self.seen_cpu_s >= BUSY_FRACTION * (now - self.seen_at)
 
     def warning(self, now: float) -> str:
-        """What the person at the terminal is told before it ends."""
+        """Shown at the terminal before the run ends."""
         left_s = max(1.0, self.active_at + self.lease_s - now)
         return (
             f"nothing has happened here for {length(now - self.active_at)}; "
@@ -74,7 +74,7 @@ class Lease:
 
 
 def length(seconds: float) -> str:
-    """A length of time for people; in this process nothing else can write one."""
+    """A duration for people; nothing else in this process can format one."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

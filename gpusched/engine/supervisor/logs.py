@@ -43,7 +43,7 @@ class Logs:
         self.error_from = self.output_from if error == output else os.fstat(error).st_size
 
     def job_ends(self) -> tuple[int, int]:
-        """What the job gets as its output and error."""
+        """Descriptors for the job's output and error output."""
         return self.output, self.error
 
     def begin(self) -> None:
@@ -63,7 +63,7 @@ class Logs:
         """Copy what the job writes until a signal is pending, where `is_copied`."""
 
     def drain(self) -> None:
-        """Copy what is left when nobody of the run can write any more."""
+        """Copy what is left when no process of the run can write any more."""
 
     def tails(self) -> list[tuple[int, int]]:
         """Where the last words of this run are: files, and the offset at which each begins to be of this run."""
@@ -71,7 +71,6 @@ class Logs:
         return [output] if self.error == self.output else [output, (self.error, self.error_from)]
 
     def close(self) -> None:
-        """Release them."""
         os.close(self.output)
         if self.error != self.output:
             os.close(self.error)

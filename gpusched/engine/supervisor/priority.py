@@ -35,11 +35,11 @@ class OomScores:
             self.own, self.job = min(before, OOM_SCORE), before
 
     def begin_start(self) -> None:
-        """A job that is started from now on has its score from its first instant."""
+        """Give a job that is started from now on its score from its first instant."""
         self._set(self.job)
 
     def end_start(self) -> None:
-        """It has been started: back to one's own."""
+        """Return to the supervisor's own score."""
         self._set(self.own)
 
     def _set(self, score: int) -> bool:

@@ -49,7 +49,7 @@ class Pipes:
             os.dup2(fd, number)
 
     def release(self) -> None:
-        """The job has its ends, or will never have them."""
+        """Close the job's ends."""
         for fd in self._theirs:
             os.close(fd)
         self._theirs = []
@@ -70,7 +70,7 @@ class PseudoTerminal:
         self.resize(*((rows, columns) if rows and columns else DEFAULT_SIZE))
 
     def give_to(self, uid: int) -> None:
-        """Let another user open it by its name."""
+        """Let another user open it by name."""
         os.fchown(self._slave, uid, -1)
         os.fchmod(self._slave, 0o600)
 
@@ -90,7 +90,7 @@ class PseudoTerminal:
             os.dup2(self._slave, number)
 
     def release(self) -> None:
-        """The job has it open, or never will."""
+        """Close the job's end."""
         if self._slave >= 0:
             os.close(self._slave)
             self._slave = -1
@@ -109,7 +109,7 @@ END_OF_TRANSMISSION = b"\x04"
 
 
 class Input:
-    """Kept here until the job takes it; the window bounds how much that is."""
+    """What the client sends, kept until the job takes it; the window bounds how much that is."""
 
     def __init__(self) -> None:
         self._streams: Streams | None = None
@@ -119,17 +119,15 @@ class Input:
         """Whether the job may still read."""
 
     def open(self, streams: Streams) -> None:
-        """The job will read from these."""
         self._streams = streams
 
     @property
     def fd(self) -> int:
-        """To be written to when `is_waiting`; -1 when there is none."""
+        """Writable end while `is_waiting`; -1 when there is none."""
         return -1 if self._streams is None else self._streams.input_fd
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is to be written."""
         return self._streams is not None and self.is_taken and bool(self._data or self._ends)
 
     def put(self, content: bytes, client: Connection) -> None:
@@ -142,15 +140,14 @@ class Input:
             raise ValueError("it does not keep to the windows")
 
     def end(self) -> None:
-        """The client sends no more."""
         self._ends = True
 
     def refuse(self) -> None:
-        """Nobody is left to read."""
+        """The job reads no more."""
         self.is_taken = False
 
     def write(self, client: Connection | None) -> None:
-        """Hand over what the job takes now."""
+        """Write what the job takes now."""
         streams = self._streams
         assert streams is not None
         try:
@@ -189,8 +186,6 @@ DRAIN_PIECES = 64
 
 
 class OutputStream:
-    """One stream out of the job."""
-
     def __init__(self, kind: int, fd: int) -> None:
         self.kind = kind
         self.fd = fd
@@ -202,7 +197,7 @@ class OutputStream:
 
 
 class Outputs:
-    """All streams out of one job; none before it has any."""
+    """All streams out of one job, each kept in its log and passed on as the client takes it."""
 
     def __init__(self, log_bytes: int, writer: int | None) -> None:
         """Args: writer: uid as which the log is written; None for our own."""
@@ -213,12 +208,10 @@ class Outputs:
         self.replay = b""
 
     def open(self, streams: Streams) -> None:
-        """The job will write into these."""
         self.flows = [OutputStream(kind, fd) for kind, fd in streams.outputs]
         self.shows_again = streams.is_terminal
 
     def begin(self, logs: Logs) -> None:
-        """The job has started, and these are its logs."""
         for flow in self.flows:
             flow.log_fd = logs.output if flow.kind == OUT else logs.error
             # A pipe as log that nobody empties must not stop the supervisor.
@@ -233,20 +226,18 @@ class Outputs:
             self.flows[0].credit -= len(self.replay)
 
     def acknowledge(self, stream: int, count: int) -> None:
-        """The client has passed on so much."""
+        """The client has passed on this many bytes."""
         for flow in self.flows:
             if flow.kind == stream:
                 flow.credit = min(WINDOW, flow.credit + count)
 
     def may_read(self, flow: OutputStream, client: Connection | None) -> bool:
-        """Whether there is room for more of this stream."""
         if not flow.is_open:
             return False
         # Without a client it goes to the log alone.
         return client is None or (flow.credit > 0 and not client.is_slow)
 
     def read(self, flow: OutputStream, client: Connection | None) -> None:
-        """Pass on one piece, if there is one now."""
         data = self._piece(flow, CHUNK if client is None else min(CHUNK, flow.credit))
         if data and client is not None:
             flow.credit -= len(data)
@@ -270,7 +261,7 @@ class Outputs:
         return data
 
     def note(self, text: str) -> None:
-        """Leave a line in the log of errors."""
+        """Leave a line in the error log."""
         if self.flows:
             self._log(self.flows[-1], f"\ngpusched: {text}\n".encode())
 

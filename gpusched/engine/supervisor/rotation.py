@@ -113,7 +113,7 @@ class RotatedFile:
         return 0
 
     def copy(self) -> bool:
-        """Copy what is there; False when nobody can write any more."""
+        """Copy what is there; False when no process can write any more."""
         left = TURN_BYTES
         while left > 0:
             try:
@@ -152,7 +152,7 @@ class RotatedFile:
             self._lost += len(data)
 
     def _turn(self) -> bool:
-        """Put the file aside and begin a new one; False when that cannot be."""
+        """Start a new file and keep the old one under another name; False when that fails."""
         try:
             fd = self._as_owner(self._begin_next)
         except (OSError, LaunchError):
@@ -201,13 +201,12 @@ class RotatedFile:
         return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
 
     def release(self) -> None:
-        """The job has its end of the pipe."""
         if self.job_end >= 0:
             os.close(self.job_end)
             self.job_end = -1
 
     def close(self) -> None:
-        """Let go of all but the file that is written to."""
+        """Close everything but the file being written."""
         self.release()
         os.close(self.reader)
         if self.before >= 0:
@@ -239,11 +238,9 @@ class RotatedLogs(Logs):
             self._poll.register(flow.reader, select.POLLIN)
 
     def flows(self) -> list[RotatedFile]:
-        """Of the output and of the errors, where they are files."""
         return [flow for flow in (self._output_flow, self._error_flow) if flow is not None]
 
     def job_ends(self) -> tuple[int, int]:
-        """What the job gets as its output and error."""
         flow = self._output_flow
         output = self.output if flow is None else flow.job_end
         if self.error == self.output:
@@ -251,7 +248,6 @@ class RotatedLogs(Logs):
         return output, self.error if self._error_flow is None else self._error_flow.job_end
 
     def begin(self) -> None:
-        """The job has started."""
         for flow in self.flows():
             flow.release()
 
@@ -269,7 +265,6 @@ class RotatedLogs(Logs):
                 return
 
     def drain(self) -> None:
-        """Copy what the run left in the pipes; nobody of it can write any more."""
         self._copy([flow.reader for flow in self.flows()])
 
     def _copy(self, ready: list[int]) -> None:
@@ -293,11 +288,10 @@ class RotatedLogs(Logs):
             self.error, self.error_from = flow.fd, 0
 
     def tails(self) -> list[tuple[int, int]]:
-        """See `Logs`; a file that has just been begun may not hold the last words."""
+        """See `Logs`; a file that was just begun may not hold the last words."""
         return [*super().tails(), *[(flow.before, 0) for flow in self.flows() if flow.before >= 0]]
 
     def close(self) -> None:
-        """Release everything."""
         for flow in self.flows():
             flow.close()
         if self._signals >= 0:

@@ -38,7 +38,7 @@ LOOK_AGAIN_S = (0.02, 2.0)
 
 
 class SuspendClock:
-    """The account of one run. All instants are on the monotonic clock."""
+    """How long one run has been suspended. Instants are on the monotonic clock."""
 
     def __init__(self) -> None:
         self.is_wanted = False
@@ -52,14 +52,14 @@ class SuspendClock:
         self.total_s = 0.0
 
     def begin(self, now: float) -> None:
-        """From now on no time passes for the run."""
+        """Time stops for the run."""
         self.since = now
         self.is_told = False
         self.look_at = now + NOTICE_S
         self.pause_s = LOOK_AGAIN_S[0]
 
     def look_again(self, now: float, is_still: bool) -> None:
-        """After a round of STOP: when the next one is."""
+        """Schedule the next round of STOP."""
         self.look_at = None if is_still else now + self.pause_s
         self.pause_s = min(2 * self.pause_s, LOOK_AGAIN_S[1])
 
@@ -71,7 +71,7 @@ class SuspendClock:
         return passed_s
 
     def so_far_s(self, now: float) -> float:
-        """All times together, with the one that still lasts."""
+        """Total suspended time, the current suspension included."""
         return self.total_s + (0.0 if self.since is None else now - self.since)
 
 
@@ -176,13 +176,13 @@ class Supervisor:
             whose = home.pid, home.start_ticks, self.ticket["uid"], home.boot_id
             fd = files.take_claim(home.spool, self.run, *whose, self.ticket.get("spare"))
         except OSError as error:
-            self.tell("refused", detail=f"the spool {home.spool} cannot be written: {error.strerror}")
+            self.notify("refused", detail=f"the spool {home.spool} cannot be written: {error.strerror}")
             return False
         if fd is None:
-            self.tell("refused", detail="it was claimed or revoked before")
+            self.notify("refused", detail="it was claimed or revoked before")
             return False
         self.record_fd = fd
-        self.hear_before_start()
+        self.read_early_orders()
         launch_error = None
         if self.ticket["interactive"] is not None:
             launch_error = self.await_client()
@@ -204,7 +204,7 @@ class Supervisor:
             return False
         return self.heard
 
-    def hear_before_start(self) -> None:
+    def read_early_orders(self) -> None:
         """Orders that were given before this process was there: a stop among them starts nothing."""
         self.read_orders()
 
@@ -229,18 +229,17 @@ class Supervisor:
         return None
 
     def listen(self, session: Session, timeout_s: float | None) -> None:
-        """Pass on what the job and its client say, and do what the client wants."""
-        self.heed(session.wait(timeout_s))
-        self.obey_session(session)
+        """Pass on output and input, and act on what the client wants."""
+        self.handle_signals(session.wait(timeout_s))
+        self.handle_session_orders(session)
 
-    def obey_session(self, session: Session) -> None:
-        """Do what the client or the clock wants."""
+    def handle_session_orders(self, session: Session) -> None:
         orders, session.orders = session.orders, []
         for line in orders:
-            self.obey(line.split(" "))
+            self.handle_order(line.split(" "))
 
     def take_leave(self, session: Session, launch_error: str | None) -> None:
-        """Stay until the client has all of the output and knows how the run ended.
+        """Stay until the client has all output and knows how the run ended.
 
         A daemon that has not heard the end learns of it from the end of this process, which must then not wait for
         a slow client: a child stays instead.
@@ -253,7 +252,7 @@ class Supervisor:
         session.farewell(words, launch_error or "")
 
     def start(self) -> str | None:
-        """Start the job and say so; a sentence if that failed."""
+        """Start the job and report it; a sentence if that failed."""
         home = self.home
         try:
             start_at, started = time.time(), time.monotonic()
@@ -299,7 +298,7 @@ class Supervisor:
         return None
 
     def reap(self) -> bool:
-        """Collect whoever ended; False when no descendant is left."""
+        """Collect processes that ended; False when no descendant is left."""
         until = time.monotonic() + REAP_S
         while True:
             if time.monotonic() > until:
@@ -320,7 +319,6 @@ class Supervisor:
                 self.main_ended()
 
     def main_ended(self) -> None:
-        """The job's first process is gone."""
         if self.stopping is None:
             self.linger_until = time.monotonic() + LINGER_S
         elif self.only_main:
@@ -348,10 +346,9 @@ class Supervisor:
             left_s = 0.0
         info = signal.sigwaitinfo(AWAITED) if left_s is None else signal.sigtimedwait(AWAITED, left_s)
         if info is not None:
-            self.heed((info.si_signo,))
+            self.handle_signals((info.si_signo,))
 
-    def heed(self, numbers: Iterable[int]) -> None:
-        """Signals to this process came."""
+    def handle_signals(self, numbers: Iterable[int]) -> None:
         if ORDER_SIGNAL in numbers:
             self.read_orders()
         if signal.SIGTERM in numbers:
@@ -369,7 +366,7 @@ class Supervisor:
         moves = self.still.since is None
         if moves and self.session is not None:
             self.session.act(now)
-            self.obey_session(self.session)
+            self.handle_session_orders(self.session)
         if moves and self.notice_at is not None and now >= self.notice_at:
             self.notice_at = None
             notice = self.ticket["notice"]
@@ -407,7 +404,7 @@ class Supervisor:
             self.stop("timeout", None, self.ticket["limit_grace_s"])
         elif self.stopped_by is None:
             self.stopped_by = "timeout"
-            self.say_stopping("timeout")
+            self.notify_stopping("timeout")
 
     # --- standing still ---------------------------------------------------------------------------
 
@@ -420,21 +417,20 @@ class Supervisor:
             self.deliver(signal.SIGTSTP, main_only=False)
 
     def freeze(self, now: float) -> None:
-        """One round of STOP, and say so."""
+        """One round of STOP; reports the suspension once."""
         self.still.look_again(now, proctree.freeze_all(self.members))
         if not self.still.is_told:
             self.still.is_told = True
-            self.tell("suspended", at=time.time())
+            self.notify("suspended", at=time.time())
 
     def resume(self) -> None:
-        """Let all go on."""
         self.still.is_wanted = False
         if self.still.since is not None:
             self.thaw()
             self.deliver(signal.SIGCONT, main_only=False)
 
     def thaw(self) -> None:
-        """Let the clocks go on; what is due later is due so much later."""
+        """Time continues: what was due is due later by the suspended time."""
         if self.still.since is None:
             return
         passed_s = self.still.end(time.monotonic())
@@ -444,7 +440,7 @@ class Supervisor:
             self.notice_at += passed_s
         if self.session is not None and self.session.lease is not None:
             self.session.lease.shift(passed_s)
-        self.tell("resumed", at=time.time(), suspended_s=self.still.total_s)
+        self.notify("resumed", at=time.time(), suspended_s=self.still.total_s)
 
     # --- ending -----------------------------------------------------------------------------------
 
@@ -460,7 +456,7 @@ class Supervisor:
         kills_at = time.monotonic() + (self.ticket["grace_s"] if grace_s is None else grace_s)
         if self.stopping is None and self.status is None:
             self.stopping = self.stopped_by = why
-            self.say_stopping(why)
+            self.notify_stopping(why)
             if self.session is not None:
                 self.session.say(f"job {self.run.partition('.')[0]} is being ended{BECAUSE.get(why, '').lower()}")
         elif why == "cancel" and self.stopped_by in ("preempt", "shutdown"):
@@ -494,18 +490,18 @@ class Supervisor:
         return True
 
     def end_leftovers(self, now: float) -> None:
-        """The job's first process is gone and others are not: end and name them."""
+        """The job's first process has ended and others have not: end and name them."""
         self.thaw()
         self.name_leftovers(self.members())
         self.stopping = "leftovers"
-        self.tell("stopping", at=time.time(), why="leftovers")
+        self.notify("stopping", at=time.time(), why="leftovers")
         kills_at = now + self.ticket["leftover_grace_s"]
         self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
         self.deliver(signal.SIGTERM, main_only=False)
         self.deliver(signal.SIGCONT, main_only=False)
 
     def name_leftovers(self, processes: Iterable[proctree.Process]) -> None:
-        """Keep names for the report, as many as anybody would read."""
+        """Keep names for the result, up to LEFTOVERS_NAMED."""
         for process in processes:
             if len(self.leftovers) >= LEFTOVERS_NAMED:
                 return
@@ -513,15 +509,15 @@ class Supervisor:
                 # A newline separates the names in the result.
                 self.leftovers.setdefault(process.pid, process.name.replace("\n", "?") + f"({process.pid})")
 
-    def say_stopping(self, why: str) -> None:
-        """Tell the daemon, and whoever reads the job's output."""
-        self.tell("stopping", at=time.time(), why=why)
+    def notify_stopping(self, why: str) -> None:
+        """Report it to the daemon, and in the job's output."""
+        self.notify("stopping", at=time.time(), why=why)
         if self.logs is not None:
             at = time.strftime("%Y-%m-%dT%H:%M:%S")
             self.logs.say(f"job {self.run.partition('.')[0]} CANCELLED AT {at}{BECAUSE.get(why, '')}")
 
     def deliver(self, number: int, main_only: bool) -> bool:
-        """To the first process or to all; whether the first process was left out.
+        """Signal the first process or all of them; returns whether the first process was left out.
 
         As in Slurm, a notice to all spares a script that would die of it, and its shell, while it has something
         running. A script that is the program itself, by its #! line or by `exec`, and handles the notice gets it.
@@ -538,22 +534,22 @@ class Supervisor:
         return False
 
     def is_spared(self, number: int) -> bool:
-        """Whether a notice to all is not for the job's first process, a script."""
+        """Whether a notice to all leaves out the job's first process, a script."""
         return proctree.is_shell(self.job_pid) or not proctree.catches(self.job_pid, number)
 
     # --- orders -----------------------------------------------------------------------------------
 
     def read_orders(self) -> None:
-        """Carry out what the daemon appended since the last look."""
+        """Carry out the orders appended since the last look."""
         lines, self.order_offset = files.read_orders(self.home.spool, self.run, self.order_offset)
         for line in lines:
             try:
-                self.obey(line.split(" "))
+                self.handle_order(line.split(" "))
             except (ValueError, IndexError):
                 # Torn by a crash of the daemon, which sends it again.
                 continue
 
-    def obey(self, words: list[str]) -> None:
+    def handle_order(self, words: list[str]) -> None:
         """One order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER main|tree .`, `limit SECONDS|- .`, `suspend .`,
         `resume .`, `note WORDS .`.
         """
@@ -583,7 +579,6 @@ class Supervisor:
                 self.set_limit(limit_s)
 
     def set_limit(self, limit_s: float | None) -> None:
-        """Set the instants of limit and notice, both on the monotonic clock."""
         began = self.started + self.still.total_s
         self.limit_at = None if limit_s is None else began + limit_s
         self.notice_at = None
@@ -593,8 +588,8 @@ class Supervisor:
 
     # --- telling ----------------------------------------------------------------------------------
 
-    def tell(self, event: str, **facts: str | float | None) -> None:
-        """Put an event on the pipe."""
+    def notify(self, event: str, **facts: str | float | None) -> None:
+        """Write an event to the pipe."""
         self.send(encode_event(run=self.run, event=event, **facts))
 
     def send(self, content: bytes) -> None:
@@ -614,13 +609,12 @@ class Supervisor:
             self.heard = True
 
     def close(self) -> None:
-        """Release the run's files, its lock among them."""
         os.close(self.record_fd)
         if self.logs is not None:
             self.logs.close()
 
     def finish(self, launch_error: str | None) -> None:
-        """Write the result, then say so."""
+        """Write the result, then report it."""
         status = self.status
         code, number = self.how_it_ended()
         counted: dict[str, Any] = {"cpu_s": self.cpu_s, "peak_mem_mib": self.peak_kib / 1024}
@@ -667,7 +661,7 @@ class Supervisor:
         return os.WEXITSTATUS(self.status), None
 
     def cpu_so_far_s(self) -> float:
-        """Processor time of all that ran and runs in it."""
+        """CPU time of all processes of the run, ended and alive."""
         return self.cpu_s + proctree.descendants_cpu_s(self.home.pid)
 
     def ran_out_of_vram(self) -> bool:
@@ -687,7 +681,6 @@ class Supervisor:
 
 
 def supervisor_of(ticket: dict[str, Any], home: Home) -> Supervisor:
-    """Who supervises the run of this ticket."""
     if ticket.get("adopt") is None:
         return Supervisor(ticket, home)
     from gpusched.engine.supervisor.adopted import AdoptedSupervisor  # hardly any run needs it
