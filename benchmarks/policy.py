@@ -22,7 +22,7 @@ from gpusched.model.settings import (
     Settings,
 )
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
-from gpusched.scheduler.events import Event, JobQueued, RunEnded, RunStarted
+from gpusched.scheduler.events import Event, JobQueued, RunHolds, RunReleased
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.runs import held_by
 
@@ -156,7 +156,7 @@ class Lab:
         """A run ends."""
         job_id = self.dice.choice(sorted(self.running))
         self.running.remove(job_id)
-        return RunEnded(job_id)
+        return RunReleased(job_id)
 
     def cycle(self, event: Event | None = None) -> float:
         """Take in an event, plan, and tell of what was carried out. Returns milliseconds of CPU time."""
@@ -170,11 +170,11 @@ class Lab:
             end_at = None if key.time_limit_s is None else self.now + key.time_limit_s
             grace_s = self.planner.settings.life.grace_s
             held = (held_by(key, start.job_id, place, self.now, end_at, grace_s) for place in places)
-            self.planner.apply(RunStarted(tuple(held)))
+            self.planner.apply(RunHolds(tuple(held)))
         took_ms = (time.process_time() - began) * 1e3
         self.running.update(start.job_id for start in plan.starts)
         for preempted in plan.preempts:
-            self.planner.apply(RunEnded(preempted.job_id))
+            self.planner.apply(RunReleased(preempted.job_id))
             self.running.remove(preempted.job_id)
         return took_ms
 

@@ -13,8 +13,8 @@ import msgspec
 
 from gpusched.lifecycle.arrays import swept
 from gpusched.lifecycle.dependencies import as_typed, parse_dependency
-from gpusched.lifecycle.intruders import Intruder
 from gpusched.lifecycle.output_paths import output_paths
+from gpusched.lifecycle.overuse import Intruder
 from gpusched.model.cluster import ShareFacts
 from gpusched.model.job import GpuShare, Job, JobEvent, Request, Run
 from gpusched.model.progress import ShownProgress

@@ -18,7 +18,7 @@ from gpusched.client import Connection, connect
 from gpusched.config.toml_lines import lines_of
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.lifecycle.pipelines import STEP_NAME, STEP_NAMES, find_circle, parse_needs
-from gpusched.model.pipeline import Needs
+from gpusched.model.pipeline import StepNeeds
 from gpusched.model.units import closest, parse_pipeline_id, printable
 
 if sys.version_info >= (3, 11):
@@ -120,7 +120,7 @@ class _Reader:
         if not steps and self._document.keys() <= set(TOP):
             self._refuse(("step",), "there is no step; write one as [step.NAME]")
         found = PipelineText(str(name), self._source)
-        needs: dict[str, Needs] = {}
+        needs: dict[str, StepNeeds] = {}
         for step, parts in steps.items():
             made = self._read_step(step, parts, base)
             if made is not None:
@@ -276,18 +276,18 @@ class _Reader:
         self._refuse((*at, "needs"), f"step {at[1]}: needs is a list of names: ['prep', 'afterany:train']")
         return ""
 
-    def _read_needs(self, name: str, step: StepText) -> Needs:
+    def _read_needs(self, name: str, step: StepText) -> StepNeeds:
         try:
             needs = parse_needs(step.needs)
         except ValueError as error:
             self._refuse(("step", name, "needs"), f"step {name}: {error}")
-            return Needs()
+            return StepNeeds()
         other = step.values.get("dependency")
         if other and needs.all and (needs.is_any or "?" in other):
             self._refuse(("step", name, "needs"), f"step {name}: needs and dependency go together only with ','")
         return needs
 
-    def _check_needs(self, needs: Mapping[str, Needs], steps: Mapping[str, Any]) -> None:
+    def _check_needs(self, needs: Mapping[str, StepNeeds], steps: Mapping[str, Any]) -> None:
         for name, of in needs.items():
             for wanted in of.steps:
                 if wanted not in steps:

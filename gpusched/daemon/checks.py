@@ -10,7 +10,7 @@ from gpusched.daemon.launch.limits import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.linux.as_user import why_unsafe
 from gpusched.errors import GpuschedError, NotReady
-from gpusched.lifecycle.intruders import in_words
+from gpusched.lifecycle.overuse import unbooked_use_text
 from gpusched.model.checks import Check, Finding, failed, passed, warned
 from gpusched.model.units import format_duration, gpu_label, plural
 from gpusched.scheduler import cells
@@ -162,7 +162,7 @@ def _unbooked_use(scheduler: Scheduler) -> Finding:
         name = scheduler.name_of_run(one.run or "")
         run = jobs[one.run or ""]
         user = "" if run is None else f" of {scheduler.world.jobs[run.job_id].user}"
-        texts.append(f"job {name}{user} {in_words(one)}")
+        texts.append(f"job {name}{user} {unbooked_use_text(one)}")
     hint = "the owner has been notified; to end such a job: gcancel ID"
     if scheduler.settings.gpu.astray != "end":
         hint += ', or let the daemon do it: [gpu] astray = "end"'

@@ -86,10 +86,10 @@ class PlannerSync:
             runs = self._runs.get(job_id)
             if runs:
                 allocations: tuple[Allocation, ...] = tuple(world.holds[run_id] for run_id in sorted(runs))
-                planner.apply(events.RunStarted(allocations))
+                planner.apply(events.RunHolds(allocations))
             else:
                 self._runs.pop(job_id, None)
-                planner.apply(events.RunEnded(job_id, is_charged=True))
+                planner.apply(events.RunReleased(job_id, is_charged=True))
 
     def _sync_pending(self, planner: Planner, world: DaemonState) -> None:
         arrived: list[tuple[ClassKey, tuple[PendingJob, ...], int]] = []

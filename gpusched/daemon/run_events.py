@@ -15,7 +15,7 @@ from gpusched.daemon.watch.history import History
 from gpusched.errors import Refused
 from gpusched.gpu.tracker import DIRTY, WAITING, GpuTracker
 from gpusched.lifecycle import transitions
-from gpusched.lifecycle.retry import Larger, NothingLarger, grown
+from gpusched.lifecycle.retry import LargerRequest, NothingLarger, larger_request
 from gpusched.model.cluster import SUSPECT
 from gpusched.model.execution import (
     EngineEvent,
@@ -172,7 +172,7 @@ class RunEvents:
                 tx.put_job(after, *story)
 
 
-def grow(job: Job, run: Run, tx: TickTransaction) -> Larger | NothingLarger | None:
+def grow(job: Job, run: Run, tx: TickTransaction) -> LargerRequest | NothingLarger | None:
     """What the job's next run asks for; None: the same."""
     spec = job.spec
 
@@ -186,4 +186,4 @@ def grow(job: Job, run: Run, tx: TickTransaction) -> Larger | NothingLarger | No
                 return False
         return True
 
-    return grown(spec.request, run, tx.nodes, tx.settings, is_admitted)
+    return larger_request(spec.request, run, tx.nodes, tx.settings, is_admitted)

@@ -21,8 +21,8 @@ from gpusched.lifecycle.dependencies import (
     Never,
     Parent,
     Satisfied,
+    Unsatisfied,
     Verdict,
-    Waiting,
     parse_dependency,
 )
 from gpusched.model.cluster import Allocation, Clearance
@@ -382,7 +382,7 @@ class DaemonState:
             return
         # A held job would not start if they had ended, so nobody has to hurry for it.
         targets: tuple[int, ...] = ()
-        if isinstance(verdict, Waiting) and job.state is JobState.PENDING and job.hold is None:
+        if isinstance(verdict, Unsatisfied) and job.state is JobState.PENDING and job.hold is None:
             targets = verdict.ids
         self._reorder(self._inheritance.settle(job.id, targets))
 
@@ -518,7 +518,7 @@ class DaemonState:
             job = self.jobs.get(job_id)
             if job is None or job.state is not JobState.PENDING or job.hold is not None or len(found) >= most:
                 continue
-            if isinstance(self.dependency_state(job), Waiting):
+            if isinstance(self.dependency_state(job), Unsatisfied):
                 found.append((job, *self._dependents.watched(job_id)))
         return found
 

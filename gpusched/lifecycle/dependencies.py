@@ -92,7 +92,7 @@ class Satisfied:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Unsatisfied:
     """It may come true: `ids` are the jobs that it waits for."""
 
     text: str
@@ -109,7 +109,7 @@ class Never:
     """Because others went well: a failure did not come, or what was to follow one has been left out."""
 
 
-Verdict = Satisfied | Waiting | Never
+Verdict = Satisfied | Unsatisfied | Never
 
 
 @lru_cache(maxsize=4096)
@@ -196,7 +196,7 @@ def evaluate(expression: Expression, lookup: Lookup, earlier: int | None = None)
     if waiting:
         joined = (" or " if expression.is_any else " and ").join(texts[:_NAMED])
         more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
-        return Waiting(f"waits for {joined}{more}", tuple(dict.fromkeys(waiting)))
+        return Unsatisfied(f"waits for {joined}{more}", tuple(dict.fromkeys(waiting)))
     return max(held, key=lambda verdict: verdict.at, default=Satisfied()) if never is None else never
 
 
@@ -216,7 +216,7 @@ def _evaluate_one(condition: Condition, lookup: Lookup, earlier: int | None) -> 
     if kind == SINGLETON:
         if earlier is None:
             return _FREE
-        return Waiting(f"job {earlier}, which has the same name, to end", (earlier,))
+        return Unsatisfied(f"job {earlier}, which has the same name, to end", (earlier,))
     known = lookup(job_id)
     if known is None:
         return Never(f"depends on job {name}, which is not in the job table any more", job_id)
@@ -224,7 +224,7 @@ def _evaluate_one(condition: Condition, lookup: Lookup, earlier: int | None) -> 
     if kind == "after" and (known.start_at is not None or state.is_final):
         return _FREE if not condition.delay_s else _delayed(condition, known)
     if not state.is_final:
-        return Waiting(_WAITS[kind].format(name), (job_id,))
+        return Unsatisfied(_WAITS[kind].format(name), (job_id,))
     if kind in ("afterok", "aftercorr") and state is not JobState.COMPLETED:
         return Never(f"depends on the success of job {name}, which ended as {state}", job_id, known.is_left_out)
     if kind == "afternotok" and state is JobState.COMPLETED:

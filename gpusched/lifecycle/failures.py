@@ -83,7 +83,7 @@ class GpuFault(Value):
         return None if self.xid is None else MEANINGS.get(self.xid)
 
 
-def taken_in(known: Sequence[GpuFault], heard: GpuFault) -> tuple[tuple[GpuFault, ...], bool]:
+def add_fault(known: Sequence[GpuFault], heard: GpuFault) -> tuple[tuple[GpuFault, ...], bool]:
     """What is known after a fault was heard of, and whether it is a new one.
 
     Every fault is told of twice where both ways are open, as an event and in the kernel's log, in either order; one
@@ -152,7 +152,7 @@ def fault_of(run: Run, faults: Iterable[GpuFault], xids: Container[int]) -> GpuF
     return None
 
 
-def blamed(run: Run, fault: GpuFault | None) -> Run:
+def attribute_to_gpu(run: Run, fault: GpuFault | None) -> Run:
     """The ended run as a victim of this fault, when it had one and did not end well or on purpose; else as it is."""
     if fault is None:
         return run
@@ -166,7 +166,7 @@ def blamed(run: Run, fault: GpuFault | None) -> Run:
     return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_FAILED, reason_text=text)
 
 
-def crowded_out(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_mib: int) -> Run:
+def attribute_to_foreign_use(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_mib: int) -> Run:
     """The ended run, as a victim if memory that it needed was held without a booking; else as it is.
 
     Args: foreign_mib: by GPU UUID, at its recent peak. early_s, least_mib: how soon, and how much, excuses it.
@@ -202,7 +202,7 @@ Evidence = dict[str, tuple[EarlyFailure, ...]]
 """By GPU UUID: early failures in a row, oldest first. Never changed, only replaced."""
 
 
-def weighed(evidence: Evidence, job: Job, run: Run, settings: FaultSettings) -> Evidence:
+def add_evidence(evidence: Evidence, job: Job, run: Run, settings: FaultSettings) -> Evidence:
     """What is known of the cards after a run has ended.
 
     A run that survived its first seconds clears all its cards. One that failed in them speaks against its card if it
@@ -304,7 +304,7 @@ def repeated(last: FaultyRun, known: Iterable[FaultyRun], hold_after: int) -> tu
     return tuple(sorted(found.values(), key=lambda one: (one.fault.at, one.fault.index)))
 
 
-def told_of(runs: Sequence[FaultyRun]) -> str:
+def fault_runs_text(runs: Sequence[FaultyRun]) -> str:
     """`XID 79 (fallen off the bus) on GPU 0 (job 41, run 1) and GPU 1 (job 41, run 2)`."""
     numbered = next((one.fault for one in runs if one.fault.xid is not None), None)
     head = "lost" if numbered is None else f"{numbered.text} on"

@@ -21,7 +21,7 @@ _MISSED = 3
 """Windows without a reading after which nothing is known of the time before."""
 
 
-class Step(IntEnum):
+class IdleStep(IntEnum):
     """What was done about the idle GPUs of a run; each at most once, in this order."""
 
     NONE = 0
@@ -31,7 +31,7 @@ class Step(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GpuLoadReading:
     """The cards of a run in one reading, the busiest counting; None when it is not known of one that could be busy."""
 
     at: float
@@ -52,10 +52,10 @@ class Activity:
     """Something that changes when its logs grow or its work is saved; None when nobody knows."""
 
 
-class Watch(Value):
+class IdleStreak(Value):
     """What is remembered of one run between two readings."""
 
-    last: Look
+    last: GpuLoadReading
     window_at: float
     busy_s: float = 0.0
     """Utilisation times seconds since `window_at`."""
@@ -70,9 +70,9 @@ class Watch(Value):
         return self.busy_s / passed_s if passed_s > 0 else self.last.utilisation or 0.0
 
 
-def watch(before: Watch | None, look: Look, settings: IdleSettings) -> Watch:
+def add_reading(before: IdleStreak | None, look: GpuLoadReading, settings: IdleSettings) -> IdleStreak:
     """Take in one reading."""
-    fresh = Watch(look, look.at)
+    fresh = IdleStreak(look, look.at)
     if before is None or look.utilisation is None or before.last.utilisation is None:
         return fresh
     passed_s = look.at - before.last.at
@@ -90,7 +90,7 @@ def watch(before: Watch | None, look: Look, settings: IdleSettings) -> Watch:
     return replace(now, window_at=look.at, busy_s=0.0, idle_at=idle_at)
 
 
-def note(before: Watch, activity: Activity, settings: IdleSettings) -> Watch:
+def add_activity(before: IdleStreak, activity: Activity, settings: IdleSettings) -> IdleStreak:
     """Take in what the processes have done since the last time."""
     earlier = before.activity
     after = replace(before, activity=activity)
@@ -105,24 +105,26 @@ def note(before: Watch, activity: Activity, settings: IdleSettings) -> Watch:
     return after if before.quiet_at is not None else replace(after, quiet_at=earlier.at)
 
 
-def _is_still(look: Look, settings: IdleSettings) -> bool:
+def _is_still(look: GpuLoadReading, settings: IdleSettings) -> bool:
     return look.traffic is not None and look.traffic <= settings.utilisation
 
 
-def idle_since(seen: Watch | None, now: float, settings: IdleSettings) -> float | None:
+def idle_since(seen: IdleStreak | None, now: float, settings: IdleSettings) -> float | None:
     """Since when the cards do nothing, when that is long enough to be told; None when they work, or nobody knows."""
     if seen is None or seen.idle_at is None or not settings.after_s or not _is_idle_now(seen, now, settings):
         return None
     return seen.idle_at if now - seen.idle_at >= settings.after_s else None
 
 
-def _is_idle_now(seen: Watch, now: float, settings: IdleSettings) -> bool:
+def _is_idle_now(seen: IdleStreak, now: float, settings: IdleSettings) -> bool:
     utilisation = seen.last.utilisation
     is_recent = now - seen.last.at <= _MISSED * settings.window_s
     return utilisation is not None and max(utilisation, seen.mean) <= settings.utilisation and is_recent
 
 
-def due(seen: Watch | None, done: int, now: float, settings: IdleSettings, *, can_requeue: bool) -> Step | None:
+def due(
+    seen: IdleStreak | None, done: int, now: float, settings: IdleSettings, *, can_requeue: bool
+) -> IdleStep | None:
     """The next step about a run's idle GPUs, of which `done` was the last; None when nothing is due.
 
     A job that must not be run again is not ended where the settings say `requeue`.
@@ -130,17 +132,17 @@ def due(seen: Watch | None, done: int, now: float, settings: IdleSettings, *, ca
     since = idle_since(seen, now, settings)
     if seen is None or since is None:
         return None
-    if done < Step.TOLD:
-        return Step.TOLD
-    if done < Step.LOWERED and settings.nice and now - since >= settings.lower_after_s:
-        return Step.LOWERED
-    if done >= Step.ENDED or settings.then == "off" or now - since < settings.then_after_s:
+    if done < IdleStep.TOLD:
+        return IdleStep.TOLD
+    if done < IdleStep.LOWERED and settings.nice and now - since >= settings.lower_after_s:
+        return IdleStep.LOWERED
+    if done >= IdleStep.ENDED or settings.then == "off" or now - since < settings.then_after_s:
         return None
     if settings.then == "requeue" and not can_requeue:
         return None
     is_recent = seen.activity is not None and now - seen.activity.at <= _MISSED * settings.window_s
     is_quiet = seen.quiet_at is not None and now - seen.quiet_at >= settings.after_s
-    return Step.ENDED if is_recent and is_quiet else None
+    return IdleStep.ENDED if is_recent and is_quiet else None
 
 
 def is_exempt(spec: JobSpec, settings: Settings) -> bool:

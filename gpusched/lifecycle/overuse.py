@@ -7,16 +7,17 @@ be told apart, breaks the row: unknown is never over. A run that has its cards t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from gpusched.lifecycle.foreign import is_of_the_system
 from gpusched.lifecycle.transitions import completing
-from gpusched.model.cluster import ShareUse
-from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.cluster import GpuProcess, ShareUse
+from gpusched.model.job import GpuShare, Job, JobEvent, Run
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.units import format_size_mib, gpu_label
+from gpusched.model.units import format_duration, format_size_mib, gpu_label, gpu_list, printable
 from gpusched.model.value import Value, replace
 
 BEFORE_S, AFTER_S = 10.0, 2.0
@@ -24,14 +25,14 @@ BEFORE_S, AFTER_S = 10.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SharedGpuReading:
     """All runs that share one card, in one reading."""
 
     at: float
     uses: tuple[ShareUse, ...]
 
 
-class Watch(Value):
+class OveruseStreak(Value):
     """What is remembered of one run between two readings."""
 
     at: float
@@ -42,7 +43,7 @@ class Watch(Value):
     readings: int = 0
 
 
-class Step(Enum):
+class OveruseStep(Enum):
     """What is due about a run over its booking."""
 
     TOLD = "told"
@@ -54,46 +55,50 @@ def is_over(use: ShareUse, settings: GpuSettings) -> bool:
     return use.over_mib > settings.vram_over_mib
 
 
-def in_words(use: ShareUse) -> str:
+def overuse_text(use: ShareUse) -> str:
     """`12G of GPU 0, of which it booked 8G`."""
     used, booked = format_size_mib(use.used_mib), format_size_mib(use.booked_mib)
     return f"{used} of GPU {gpu_label(use.index)}, of which it booked {booked}"
 
 
-def watch(before: Watch | None, at: float, uses: Sequence[ShareUse], settings: GpuSettings, gap_s: float) -> Watch:
+def add_reading(
+    before: OveruseStreak | None, at: float, uses: Sequence[ShareUse], settings: GpuSettings, gap_s: float
+) -> OveruseStreak:
     """Take in one reading of a run's shared cards; after a pause longer than `gap_s` the row begins anew."""
     over = [use for use in uses if is_over(use, settings)]
     if not over:
-        return Watch(at)
+        return OveruseStreak(at)
     worst = max(over, key=lambda use: (use.over_mib, -use.index))
     if before is None or before.since is None or not 0 <= at - before.at <= gap_s:
-        return Watch(at, worst, at, 1)
-    return Watch(at, worst, before.since, before.readings + 1)
+        return OveruseStreak(at, worst, at, 1)
+    return OveruseStreak(at, worst, before.since, before.readings + 1)
 
 
-def due(seen: Watch | None, told_at: float | None, now: float, settings: GpuSettings, gap_s: float) -> Step | None:
+def due_step(
+    seen: OveruseStreak | None, told_at: float | None, now: float, settings: GpuSettings, gap_s: float
+) -> OveruseStep | None:
     """What is due about a run whose owner was told at `told_at`, if ever. Nobody is ended untold or too soon."""
     if seen is None or seen.since is None or settings.vram_over == "ignore":
         return None
     if seen.readings < settings.vram_over_polls or not 0 <= now - seen.at <= gap_s:
         return None
     if told_at is None:
-        return Step.TOLD
+        return OveruseStep.TOLD
     grace_s = settings.vram_over_grace_s
     is_due = now - seen.since >= grace_s and now - told_at >= grace_s
-    return Step.ENDED if settings.vram_over == "kill" and is_due else None
+    return OveruseStep.ENDED if settings.vram_over == "kill" and is_due else None
 
 
-def end(job: Job, use: ShareUse, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
+def end_overuse(job: Job, use: ShareUse, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
     """Have the run ended; the job is COMPLETING until it has. One that is being ended already is left alone."""
     if job.state is JobState.COMPLETING:
         return job, ()
-    text = f"held {in_words(use)}"
+    text = f"held {overuse_text(use)}"
     job = replace(completing(job), reason=ReasonCode.GPU_MEMORY_OVER, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
 
 
-def endangered(look: Look, settings: GpuSettings) -> list[tuple[ShareUse, ShareUse]]:
+def endangered(look: SharedGpuReading, settings: GpuSettings) -> list[tuple[ShareUse, ShareUse]]:
     """Runs that keep to their booking and may fail all the same, each with the run that holds most beyond its own."""
     over = [use for use in look.uses if is_over(use, settings)]
     if not over:
@@ -102,7 +107,9 @@ def endangered(look: Look, settings: GpuSettings) -> list[tuple[ShareUse, ShareU
     return [(use, worst) for use in look.uses if use.is_crowded and not is_over(use, settings)]
 
 
-def crowded(run: Run, looks: Sequence[Look], settings: GpuSettings, name_of: Callable[[str], str]) -> Run:
+def crowded_victim(
+    run: Run, looks: Sequence[SharedGpuReading], settings: GpuSettings, name_of: Callable[[str], str]
+) -> Run:
     """The ended run, as a victim of a neighbour if that held memory that this one had booked; else as it is.
 
     Args: looks: of the run's cards, around its end. name_of: of a run's handle, the job as people know it.
@@ -114,6 +121,197 @@ def crowded(run: Run, looks: Sequence[Look], settings: GpuSettings, name_of: Cal
             continue
         for victim, other in endangered(look, settings):
             if victim.run == run.id:
-                text = f"job {name_of(other.run)} held {in_words(other)}; it had ended as {run.outcome}"
+                text = f"job {name_of(other.run)} held {overuse_text(other)}; it had ended as {run.outcome}"
                 return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_CROWDED, reason_text=text)
     return run
+
+
+_NAME = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Intruder:
+    """What is on one GPU without a booking in one reading: a foreign process, or all processes of one run."""
+
+    uuid: str
+    index: int
+    process: GpuProcess
+    """The foreign process; of a run the one that holds most."""
+    vram_mib: int | None
+    """Of all its processes; None when the driver does not tell for one of them."""
+
+    @property
+    def run(self) -> str | None:
+        """Handle of the run; None of a foreign process."""
+        return self.process.run
+
+    @property
+    def key(self) -> tuple[str, str | int]:
+        """The same in every reading."""
+        return self.uuid, self.process.pid if self.run is None else self.run
+
+    @property
+    def held(self) -> str:
+        """`20G`, or `memory` when nobody knows how much."""
+        return "memory" if self.vram_mib is None else format_size_mib(self.vram_mib)
+
+
+def intruders_of(uuid: str, index: int, processes: Iterable[GpuProcess]) -> list[Intruder]:
+    """The intruders of one GPU, those of one run as one."""
+    found: dict[str | int, Intruder] = {}
+    for process in processes:
+        one = Intruder(uuid, index, process, process.vram_mib)
+        key = one.key[1]
+        before = found.get(key)
+        if before is not None:
+            known = before.vram_mib is not None and process.vram_mib is not None
+            total_mib = (before.vram_mib or 0) + (process.vram_mib or 0) if known else None
+            largest = max(before.process, process, key=lambda each: each.vram_mib or 0)
+            one = Intruder(uuid, index, largest, total_mib)
+        found[key] = one
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """An unbroken row of readings that show the same intruder on the same GPU."""
+
+    intruder: Intruder
+    """As of the last of them."""
+    since_at: float
+    at: float
+    readings: int
+
+
+def sighted(before: Sighting | None, intruder: Intruder, at: float, gap_s: float) -> Sighting:
+    """Take in one reading; after a pause longer than `gap_s` the row begins again."""
+    if before is None or not 0 <= at - before.at <= gap_s:
+        return Sighting(intruder, at, at, 1)
+    return Sighting(intruder, before.since_at, at, before.readings + 1)
+
+
+class UnbookedStep(Enum):
+    """What is due about a run on a GPU that it did not book."""
+
+    TELL = "tell"
+    END = "end"
+
+
+def due_unbooked_step(seen: Sighting, told_at: float | None, now: float, settings: GpuSettings) -> UnbookedStep | None:
+    """What is due about unbooked use whose owner was told at `told_at`, if ever. Nobody is ended untold or too soon."""
+    if seen.readings < settings.vram_over_polls:
+        return None
+    if told_at is None:
+        return UnbookedStep.TELL
+    grace_s = settings.vram_over_grace_s
+    is_due = now - seen.since_at >= grace_s and now - told_at >= grace_s
+    return UnbookedStep.END if settings.astray == "end" and is_due else None
+
+
+def is_worth_telling(seen: Sighting, settings: GpuSettings) -> bool:
+    """Whether the owner of a job is told of an intruder on its GPU: not of next to nothing, nor of a display."""
+    one = seen.intruder
+    is_large = one.vram_mib is None or one.vram_mib > settings.baseline_mib
+    return seen.readings >= settings.vram_over_polls and is_large and not is_of_the_system(one.process.name)
+
+
+# --- sentences ----------------------------------------------------------------------------------------
+
+
+def unbooked_mark(intruder: Intruder) -> str:
+    """How the sentence begins that tells of unbooked use; another GPU makes another one."""
+    return f"unbooked use of GPU {gpu_label(intruder.index)}:"
+
+
+def unbooked_text(intruder: Intruder, job: Job, booked: Sequence[GpuShare], settings: GpuSettings) -> str:
+    """What the owner of a job on a GPU that it did not book is told."""
+    text = f"{unbooked_mark(intruder)} process {_named(intruder.process)} holds {intruder.held}, and the job booked "
+    if job.spec.adopted is not None:
+        text += f"GPU {gpu_list(share.index for share in booked)} when it was adopted"
+    elif booked:
+        text += f"GPU {gpu_list(share.index for share in booked)}; leave CUDA_VISIBLE_DEVICES as the job is given it, "
+        text += "or ask for more GPUs with -g"
+    else:
+        text += "no GPU; ask for one with -g 1"
+    if settings.astray == "end":
+        text += f"; it is ended if that goes on for {format_duration(settings.vram_over_grace_s)}"
+    return text
+
+
+def unbooked_use_text(intruder: Intruder) -> str:
+    """Unbooked use, as of now: `uses GPU 2 (20G), which it did not book`."""
+    return f"uses GPU {gpu_label(intruder.index)} ({intruder.held}), which it did not book"
+
+
+def intruder_mark(intruder: Intruder, name_of: Callable[[str], str]) -> str:
+    """How the sentence begins that tells of an intruder; each intruder on each GPU has its own."""
+    label = gpu_label(intruder.index)
+    if intruder.run is None:
+        return f"foreign process {intruder.process.pid} on GPU {label}"
+    return f"job {name_of(intruder.run)}, which did not book GPU {label},"
+
+
+def intruder_text(intruder: Intruder, name_of: Callable[[str], str]) -> str:
+    """What the owner of a job is told of an intruder on its GPU."""
+    mark = intruder_mark(intruder, name_of)
+    if intruder.run is None:
+        known = printable(intruder.process.name or "?", _NAME)
+        user = printable(intruder.process.user or "unknown user")
+        return f"{mark} ({known}, of {user}) holds {intruder.held} of what this job booked"
+    return f"{mark} holds {intruder.held} of it; its owner is told"
+
+
+def _named(process: GpuProcess) -> str:
+    return str(process.pid) if process.name is None else f"{process.pid} ({printable(process.name, _NAME)})"
+
+
+# --- ends ---------------------------------------------------------------------------------------------
+
+
+def end_unbooked_use(job: Job, intruder: Intruder, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Have the run ended; the job is COMPLETING until it has. One that is being ended already is left alone."""
+    if job.state is JobState.COMPLETING:
+        return job, ()
+    text = unbooked_use_text(intruder).replace("uses", "used", 1)
+    job = replace(completing(job), reason=ReasonCode.GPU_UNBOOKED_USE, reason_text=text)
+    return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
+
+
+@dataclass(frozen=True, slots=True)
+class UnbookedReading:
+    """Jobs that were on one GPU without a booking in one reading, and the shares of those that had booked it."""
+
+    at: float
+    uuid: str
+    unbooked: tuple[Intruder, ...]
+    shares: tuple[ShareUse, ...]
+
+
+def unbooked_victim(
+    run: Run, looks: Sequence[UnbookedReading], settings: GpuSettings, name_of: Callable[[str], str]
+) -> Run:
+    """The ended run, as a victim of a job that did not book its GPU if that held memory of it; else as it is.
+
+    Args: looks: around its end; name_of: of a run's handle, the job as people know it.
+    """
+    if run.outcome is not JobState.OUT_OF_MEMORY or run.reason is not ReasonCode.OUT_OF_MEMORY or run.end_at is None:
+        return run
+    own = {share.uuid: share for share in run.gpus}
+    for look in looks:
+        share = own.get(look.uuid)
+        if share is None or not look.unbooked or not run.end_at - BEFORE_S <= look.at <= run.end_at + AFTER_S:
+            continue
+        # A slice that others left its booking to ran out of it by itself.
+        uses = [use for use in look.shares if use.run == run.id]
+        if not share.is_whole and any(_is_own_fault(use, settings) for use in uses):
+            continue
+        worst = max(look.unbooked, key=lambda one: one.vram_mib or 0)
+        if worst.vram_mib is None or worst.vram_mib > settings.vram_over_mib:
+            name, label = name_of(worst.run or ""), gpu_label(worst.index)
+            text = f"job {name}, which did not book GPU {label}, held {worst.held} of it; it had ended as {run.outcome}"
+            return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_CROWDED, reason_text=text)
+    return run
+
+
+def _is_own_fault(use: ShareUse, settings: GpuSettings) -> bool:
+    return use.over_mib > settings.vram_over_mib or (use.left_mib is not None and not use.is_crowded)

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from gpusched.errors import NotFound
 from gpusched.lifecycle.dependencies import KINDS, SINGLETON, Condition, Expression, find_cycle, parse_dependency
 from gpusched.model.job import Job
-from gpusched.model.pipeline import Need, Needs, pipeline_id
+from gpusched.model.pipeline import StepNeed, StepNeeds, pipeline_id
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import MAX_SECONDS
 from gpusched.model.value import replace
@@ -24,23 +24,23 @@ STEP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 STEP_NAMES = "up to 100 letters, digits, _, - and ., not beginning with - or ."
 
 
-def parse_needs(text: str) -> Needs:
+def parse_needs(text: str) -> StepNeeds:
     """Read needs. Raises: ValueError with a sentence that quotes what cannot be read."""
     if not text.strip():
-        return Needs()
+        return StepNeeds()
     if "," in text and "?" in text:
         raise ValueError(f"{text!r} mixes ',' (all of) and '?' (any of); use one of them")
-    found: list[Need] = []
+    found: list[StepNeed] = []
     for term in text.replace("?", ",").split(","):
         head, colon, rest = term.strip().partition(":")
         kind, words = (head.strip().lower(), rest.split(":")) if colon else ("afterok", [head])
         if kind not in KINDS:
             raise ValueError(f"{kind!r} in {text!r} is none of {', '.join(KINDS)}")
         found.extend(_parse_need(kind, word.strip(), text) for word in words)
-    return Needs(tuple(dict.fromkeys(found)), "?" in text)
+    return StepNeeds(tuple(dict.fromkeys(found)), "?" in text)
 
 
-def _parse_need(kind: str, word: str, text: str) -> Need:
+def _parse_need(kind: str, word: str, text: str) -> StepNeed:
     step, plus, minutes = (part.strip() for part in word.partition("+"))
     delay_s = 0
     if plus:
@@ -50,10 +50,10 @@ def _parse_need(kind: str, word: str, text: str) -> Need:
         delay_s = int(minutes) * 60
     if not STEP_NAME.fullmatch(step):
         raise ValueError(f"{step!r} in {text!r} is no name of a step: {STEP_NAMES}")
-    return Need(kind, step, delay_s)
+    return StepNeed(kind, step, delay_s)
 
 
-def find_circle(needs: Mapping[str, Needs]) -> tuple[str, ...] | None:
+def find_circle(needs: Mapping[str, StepNeeds]) -> tuple[str, ...] | None:
     """Steps that wait for each other, the first one repeated at the end; None when there are none."""
     names = list(needs)
     at = {name: place for place, name in enumerate(names)}
@@ -62,7 +62,7 @@ def find_circle(needs: Mapping[str, Needs]) -> tuple[str, ...] | None:
     return None if cycle is None else tuple(names[place] for place in cycle)
 
 
-def in_order(needs: Mapping[str, Needs]) -> list[str]:
+def in_order(needs: Mapping[str, StepNeeds]) -> list[str]:
     """The steps so that each comes after those it needs, else as they were given. There is no circle."""
     names = list(needs)
     at = {name: place for place, name in enumerate(names)}
@@ -83,7 +83,7 @@ def in_order(needs: Mapping[str, Needs]) -> list[str]:
     return ordered
 
 
-def dependency_of(needs: Needs, ids: Mapping[str, int], more: str | None) -> str | None:
+def dependency_of(needs: StepNeeds, ids: Mapping[str, int], more: str | None) -> str | None:
     """The dependency in Slurm's syntax, of needs whose steps have these ids, with another one before it."""
     terms = [more] if more else []
     kind = ""
@@ -226,7 +226,7 @@ def to_resume(jobs: Sequence[Job]) -> list[str]:
     while more := {name for name in spare - again if parents[name] & again}:
         again |= more
     needs = {
-        name: Needs(tuple(Need(one.kind, names[one.job_id]) for one in _inside(steps[name], names)))
+        name: StepNeeds(tuple(StepNeed(one.kind, names[one.job_id]) for one in _inside(steps[name], names)))
         for name in steps
         if name in again
     }

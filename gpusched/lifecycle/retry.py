@@ -144,7 +144,7 @@ _SPARE = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Larger:
+class LargerRequest:
     """Try again with this request; `text` follows "with "."""
 
     request: Request
@@ -158,9 +158,9 @@ class NothingLarger:
     text: str
 
 
-def grown(
+def larger_request(
     request: Request, run: Run, nodes: Sequence[NodeView], settings: Settings, is_admitted: Callable[[Request], bool]
-) -> Larger | NothingLarger | None:
+) -> LargerRequest | NothingLarger | None:
     """The next rung for a request whose run ran out of memory, the GPU's or its own of the host.
 
     `is_admitted` says whether the machines could ever give a request and the job's queue would take it.
@@ -186,13 +186,13 @@ def grown(
     before = _words(request, had_mib)
     for wish in _ladder(request, run, had_mib, totals, settings.life.oom_growth):
         if is_admitted(wish):
-            return Larger(wish, f"{_words(wish, wish.min_vram_mib or 0)} instead of {before}")
+            return LargerRequest(wish, f"{_words(wish, wish.min_vram_mib or 0)} instead of {before}")
     return NothingLarger(f"not tried again, since it can have no more GPU memory here than {before}")
 
 
 def _more_host_memory(
     request: Request, nodes: Sequence[NodeView], settings: Settings, is_admitted: Callable[[Request], bool]
-) -> Larger | NothingLarger | None:
+) -> LargerRequest | NothingLarger | None:
     had_mib = request.mem_mib or settings.isolation.default_mem_mib
     if not had_mib:
         return None
@@ -202,7 +202,7 @@ def _more_host_memory(
         wish = replace(request, mem_mib=mib)
         if mib > had_mib and is_admitted(wish):
             words = f"{format_size_mib(mib)} of host memory instead of {format_size_mib(had_mib)}"
-            return Larger(wish, words)
+            return LargerRequest(wish, words)
     return NothingLarger(f"not tried again, since it can have no more host memory here than {format_size_mib(had_mib)}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpusched.errors import BrokenInvariant, Refused
-from gpusched.lifecycle.retry import Larger, NothingLarger, backoff_s, failure_of, wants_retry
+from gpusched.lifecycle.retry import LargerRequest, NothingLarger, backoff_s, failure_of, wants_retry
 from gpusched.model.commands import Caller
 from gpusched.model.execution import (
     RunEnded,
@@ -101,7 +101,7 @@ def still_s(job: Job, now: float) -> float:
     return 0.0 if job.suspended_at is None else max(0.0, now - job.suspended_at)
 
 
-Grow = Callable[[Job, Run], Larger | NothingLarger | None]
+Grow = Callable[[Job, Run], LargerRequest | NothingLarger | None]
 
 _ONCE = RetryRule(requeue=False)
 """Of what cannot be started again."""

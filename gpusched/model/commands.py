@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched.model.job import AdoptedProcess, JobSpec
-from gpusched.model.pipeline import Needs
+from gpusched.model.pipeline import StepNeeds
 from gpusched.model.states import JobState
 from gpusched.model.value import Value
 
@@ -175,7 +175,7 @@ class PipelineStep:
 
     name: str
     spec: JobSpec
-    needs: Needs
+    needs: StepNeeds
     where: str
     """What messages call it: file and line."""
 

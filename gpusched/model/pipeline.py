@@ -30,7 +30,7 @@ def pipeline_id(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class StepNeed:
     """Another step, and what must have become of it."""
 
     kind: str
@@ -40,10 +40,10 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class StepNeeds:
     """All of the needs, or any of them."""
 
-    all: tuple[Need, ...] = ()
+    all: tuple[StepNeed, ...] = ()
     is_any: bool = False
 
     @property

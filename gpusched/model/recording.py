@@ -41,7 +41,7 @@ class BadRecording(UserError):
     code = "bad_snapshot"
 
 
-class Names(Value):
+class Pseudonyms(Value):
     """What people call jobs, by id; of all others the id itself."""
 
     shown: Mapping[int, str]
@@ -68,7 +68,7 @@ class Recording(Value):
 
 
 def _named(snapshot: Snapshot, names: Mapping[int, str]) -> Snapshot:
-    return replace(snapshot, name_of=Names(names) if names else str)
+    return replace(snapshot, name_of=Pseudonyms(names) if names else str)
 
 
 def _ids(snapshot: Snapshot) -> Iterable[int]:

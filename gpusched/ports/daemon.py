@@ -14,7 +14,7 @@ from msgspec import field
 
 from gpusched.lifecycle.failures import GpuFault
 from gpusched.lifecycle.foreign import OwnerNotes
-from gpusched.lifecycle.intruders import Intruder
+from gpusched.lifecycle.overuse import Intruder
 from gpusched.model.checks import Check
 from gpusched.model.cluster import (
     Allocation,

@@ -104,7 +104,7 @@ def _first_after(entry: CalendarEntry, now: float) -> int:
 # --- which of them meet -------------------------------------------------------------------------
 
 
-def rivals(entry: CalendarEntry, entries: Iterable[CalendarEntry]) -> list[CalendarEntry]:
+def conflicting_entries(entry: CalendarEntry, entries: Iterable[CalendarEntry]) -> list[CalendarEntry]:
     """The others that must not keep the same at the same time: none where either is maintenance."""
     if entry.is_maintenance:
         return []
@@ -245,7 +245,7 @@ def conflicts(
     Maintenance is in nobody's way: it stands above reservations, in which nothing runs meanwhile.
     `name_of` tells what people call a job.
     """
-    others = sorted(rivals(entry, entries), key=lambda other: other.name)
+    others = sorted(conflicting_entries(entry, entries), key=lambda other: other.name)
     found = []
     for other in others:
         at = overlaps(entry, other, now)
@@ -368,7 +368,7 @@ def choose_placement(
     """
     window = next_window(entry, now)
     begins_at = entry.start_at if window is None else window.start_at
-    meeting = [other for other in rivals(entry, entries) if meet_at(entry, other, now) is not None]
+    meeting = [other for other in conflicting_entries(entry, entries) if meet_at(entry, other, now) is not None]
     taken = {share.uuid for other in meeting for place in other.held for share in place.gpus}
     taken_nodes = {place.node for other in meeting for place in other.held if place.is_exclusive}
     late = [held for held in allocations if held.expected_end_at is None or held.expected_end_at > begins_at]

@@ -247,7 +247,7 @@ class CellVeto:
             self._promised = None
             self._known.clear()
 
-    def guard_for(self, queue: str, amount_is_borrowed: bool, can_requeue: bool) -> PlacementVeto:
+    def veto_for(self, queue: str, amount_is_borrowed: bool, can_requeue: bool) -> PlacementVeto:
         """The guard of a job of this queue, good until the next `add` or `remove`.
 
         Args: amount_is_borrowed: with it the queue holds more than it is guaranteed; can_requeue: it accepts to
@@ -429,7 +429,7 @@ class PlacementVetoes:
         """The guard of this class, as of now."""
         guard: PlacementVeto | None = None
         if self._cells is not None and key.request.gpus:
-            guard = self._cells.guard_for(key.queue, self._gives_way(key.queue, amount, self._quotas), True)
+            guard = self._cells.veto_for(key.queue, self._gives_way(key.queue, amount, self._quotas), True)
         if self._extensions.filters:
             guard = _NodeFilter(self._extensions, key, self._layout, guard)
         return guard

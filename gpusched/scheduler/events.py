@@ -37,7 +37,7 @@ class JobsHidden(Value):
     count: int
 
 
-class RunStarted(Value):
+class RunHolds(Value):
     """A job runs: what it holds, on each of its nodes. It is not pending any more, if it was."""
 
     allocations: tuple[Allocation, ...]
@@ -49,7 +49,7 @@ class RunChanged(Value):
     allocations: tuple[Allocation, ...]
 
 
-class RunEnded(Value):
+class RunReleased(Value):
     """A running job holds nothing any more. `is_charged`: its use is told by `UsageCharged`."""
 
     job_id: int
@@ -93,9 +93,9 @@ Event = (
     | JobFenced
     | JobLeft
     | JobsHidden
-    | RunStarted
+    | RunHolds
     | RunChanged
-    | RunEnded
+    | RunReleased
     | RunExpected
     | NodesChanged
     | UsageCharged

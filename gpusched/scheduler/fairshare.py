@@ -107,7 +107,7 @@ class AccountTree:
         add(self._root, 1.0)
         return found
 
-    def standings(self) -> tuple[AccountShare, ...]:
+    def shares(self) -> tuple[AccountShare, ...]:
         """The whole tree from the root down: the users of an account, then the accounts below it, by name."""
         return tuple(_list(self._root, 0))
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from gpusched.model.cluster import NodeView
 from gpusched.model.value import Value
 from gpusched.scheduler.cluster_state import CardShare, ClusterLayout, ClusterState, Counts, LayoutGpu
-from gpusched.scheduler.load_limits import Ceilings
+from gpusched.scheduler.load_limits import LoadLimits
 from gpusched.scheduler.request_units import WHOLE_CARD, CardKind, RequestUnits, Where
 
 _OPERATORS = "&|!()"
@@ -177,7 +177,7 @@ Tally = Counter[Rejection]
 # --- what does not change within a cycle ------------------------------------------------------------
 
 
-class Place(Value):
+class NodeCandidates(Value):
     """A node that may be used now, with the cards to choose from, best first; all, unlooked at, for a job without."""
 
     node: int
@@ -190,7 +190,7 @@ class Place(Value):
 class Pool:
     """What passes the fixed filters, and how many did not."""
 
-    places: tuple[Place, ...]
+    places: tuple[NodeCandidates, ...]
     cards_of: tuple[tuple[LayoutGpu, ...], ...]
     """Per node of the layout, the cards that pass; none on nodes that were not asked for."""
     asked: tuple[int, ...]
@@ -210,7 +210,7 @@ def pool(layout: ClusterLayout, need: RequestUnits) -> Pool:
 
 def _make_pool(layout: ClusterLayout, need: RequestUnits) -> Pool:
     rejected: Tally = Counter()
-    places: list[Place] = []
+    places: list[NodeCandidates] = []
     cards_of: list[tuple[LayoutGpu, ...]] = []
     asked: list[int] = []
     has_gpus, _, prefer, _, _ = need.where
@@ -226,7 +226,7 @@ def _make_pool(layout: ClusterLayout, need: RequestUnits) -> Pool:
         rejection = reject_health(node, has_gpus)
         if rejection is None:
             is_second = prefer is not None and not _admits(prefer, node)
-            places.append(Place(number, passed, is_second))
+            places.append(NodeCandidates(number, passed, is_second))
         else:
             rejected[rejection] += 1
     return Pool(tuple(places), tuple(cards_of), tuple(asked), rejected)
@@ -312,7 +312,7 @@ def reject_cluster(draft: ClusterState, need: RequestUnits) -> Rejection | None:
     return None if not licenses or has_counts(draft.free_licenses, licenses) else Rejection.LICENSES
 
 
-def reject_node(draft: ClusterState, need: RequestUnits, node: int, ceilings: Ceilings | None) -> Rejection | None:
+def reject_node(draft: ClusterState, need: RequestUnits, node: int, ceilings: LoadLimits | None) -> Rejection | None:
     """The first thing but GPUs of which this node has too little free now."""
     request = need.request
     if draft.exclusive[node]:

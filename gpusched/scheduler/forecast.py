@@ -15,7 +15,7 @@ from math import inf
 
 import msgspec
 
-from gpusched.lifecycle.dependencies import Expression, Parent, Satisfied, Waiting, evaluate
+from gpusched.lifecycle.dependencies import Expression, Parent, Satisfied, Unsatisfied, evaluate
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
 from gpusched.model.settings import CeilingSettings, Settings
@@ -265,7 +265,7 @@ class Future:
                 return self._states.get(job_id, parents.get(job_id))
 
             verdict = evaluate(one.dependency, lookup)
-            if isinstance(verdict, Waiting):
+            if isinstance(verdict, Unsatisfied):
                 continue
             self._followers.remove(one)
             if isinstance(verdict, Satisfied) and max(one.at, verdict.at) > self.now:

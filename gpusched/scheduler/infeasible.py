@@ -432,7 +432,7 @@ def _refuse_number(request: Request, nodes: Sequence[NodeView]) -> Refusal | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class Shortage:
     """One resource of which too little is free. With several nodes, `free` is the most on any one."""
 
     resource: str
@@ -445,31 +445,31 @@ class Lack:
     """Follows the word "needs"."""
 
 
-def lacks(draft: ClusterState, need: RequestUnits) -> list[Lack]:
+def shortages(draft: ClusterState, need: RequestUnits) -> list[Shortage]:
     """What keeps a need that does not fit now from fitting, each resource by itself.
 
     Only nodes and cards that may be used count, and a job must fit on one node, but for a gang, of which each
     node's part must.
     """
     usable = [place.node for place in pool(draft.layout, need).places]
-    found = lacks_of_licenses(draft, need)
+    found = license_shortages(draft, need)
     if need.request.nodes > 1:
         found.extend(_lack_of_nodes(draft, need, usable))
     else:
         found.extend(_lacks_on_one_node(draft, need, usable))
     if not found:
         text = f"{describe(need.request, full=True)}, which is free, but not all of it on one node"
-        found.append(Lack("nodes", 1, 0, len(usable), text))
+        found.append(Shortage("nodes", 1, 0, len(usable), text))
     return found
 
 
-def _lacks_on_one_node(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Lack]:
+def _lacks_on_one_node(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Shortage]:
     layout, request = draft.layout, need.request
-    found: list[Lack] = []
+    found: list[Shortage] = []
     if request.is_exclusive and all(draft.jobs[node] for node in usable):
         text = "a node of its own, and other jobs are on " + (f"all {len(usable)}" if len(usable) > 1 else "it")
-        found.append(Lack("nodes", 1, 0, len(usable), text))
-    of_gpus: list[Lack] = []
+        found.append(Shortage("nodes", 1, 0, len(usable), text))
+    of_gpus: list[Shortage] = []
     if request.gpus:
         of_gpus = (_lack_of_slices if need.is_slice else _lack_of_wholes)(draft, need, usable)
         found.extend(of_gpus)
@@ -494,7 +494,7 @@ def _lacks_on_one_node(draft: ClusterState, need: RequestUnits, usable: Sequence
     if not found and usable and all(draft.exclusive[node] for node in usable):
         where = "the node is" if len(usable) == 1 else "every node is"
         text = f"{describe(request, full=True)}, and {where} held by a job that must be alone"
-        found.append(Lack("nodes", 1, 0, len(usable), text))
+        found.append(Shortage("nodes", 1, 0, len(usable), text))
     return found
 
 
@@ -507,7 +507,7 @@ def _needed_mib(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) 
     return min((node_mem_mib(need, card) for node in usable for card in cards_of[node]), default=need.request.mem_mib)
 
 
-def lacks_of_licenses(draft: ClusterState, need: RequestUnits) -> list[Lack]:
+def license_shortages(draft: ClusterState, need: RequestUnits) -> list[Shortage]:
     """Licenses of which too few are free."""
     found = []
     for name, count in need.request.licenses:
@@ -515,11 +515,11 @@ def lacks_of_licenses(draft: ClusterState, need: RequestUnits) -> list[Lack]:
         if count > free:
             verb = "is" if free <= 1 else "are"
             text = f"{license_text(name, count)}, {free or 'none'} of {total} {verb} free"
-            found.append(Lack(f"license:{name}", count, free, total, text))
+            found.append(Shortage(f"license:{name}", count, free, total, text))
     return found
 
 
-def _lack_of_nodes(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Lack]:
+def _lack_of_nodes(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Shortage]:
     """Of a gang: how many nodes have its part free; the GPUs alone, if it is those that lack."""
     request = need.request
     gpus_alone = replace(request, nodes=1, cpus=0.0, mem_mib=0, resources=(), is_exclusive=False, licenses=())
@@ -534,13 +534,13 @@ def _lack_of_nodes(draft: ClusterState, need: RequestUnits, usable: Sequence[int
                 text = (
                     f"{request.nodes} nodes{alone} with {what} each, {able or 'none'} of {len(usable)} {has} that free"
                 )
-                return [Lack("nodes", request.nodes, able, len(usable), text)]
+                return [Shortage("nodes", request.nodes, able, len(usable), text)]
     return []
 
 
 def _lack(
     resource: str, noun: str, needed: float, free: Sequence[float], total: float, show: Callable[[float], str]
-) -> Lack:
+) -> Shortage:
     """The figures of a resource that nodes have in amounts. `free` is per node."""
     most = max(free, default=0)
     there = show(most) if most else "none"
@@ -550,10 +550,10 @@ def _lack(
     else:
         verb = "is" if most <= 1 or resource == "mem_mib" else "are"
         text = f"{noun}, {there} of {show(total)} {verb} free"
-    return Lack(resource, needed, most, total, text)
+    return Shortage(resource, needed, most, total, text)
 
 
-def _lack_of_wholes(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Lack]:
+def _lack_of_wholes(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Shortage]:
     request = need.request
     cards_of = pool(draft.layout, need).cards_of
     free_cards = [_free(draft, node, cards_of[node]) for node in usable]
@@ -572,14 +572,14 @@ def _lack_of_wholes(draft: ClusterState, need: RequestUnits, usable: Sequence[in
         return []
     total = max(largest_group(draft.layout, node, cards_of[node]) for node in usable)
     text = f"{request.gpus} free linked GPUs, the most free in one group is {most} (of {total})"
-    return [Lack("linked_gpus", request.gpus, most, total, text)]
+    return [Shortage("linked_gpus", request.gpus, most, total, text)]
 
 
 def _free(draft: ClusterState, node: int, cards: Sequence[LayoutGpu]) -> list[LayoutGpu]:
     return [] if draft.exclusive[node] else [card for card in cards if draft.is_unbooked(card.number)]
 
 
-def _lack_of_slices(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Lack]:
+def _lack_of_slices(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Shortage]:
     """Of one slice, the most room on any card; of several, the number of cards with room."""
     request = need.request
     cards_of = pool(draft.layout, need).cards_of
@@ -592,7 +592,7 @@ def _lack_of_slices(draft: ClusterState, need: RequestUnits, usable: Sequence[in
     if request.gpus > 1:
         total = len(every)
         text = f"{what}, {max(fitting, default=0)} of {total} cards {'have' if total > 1 else 'has'} room"
-        return [Lack("gpus", request.gpus, max(fitting, default=0), total, text)]
+        return [Shortage("gpus", request.gpus, max(fitting, default=0), total, text)]
     open_cards = [
         card
         for card in every
@@ -603,9 +603,9 @@ def _lack_of_slices(draft: ClusterState, need: RequestUnits, usable: Sequence[in
     if request.vram_mib is not None:
         most = f"the most room on one is {format_size_mib(room_mib)}" if room_mib > 0 else "none has room"
         text = f"{what} on one card, {most}"
-        return [Lack("vram_mib", request.vram_mib, max(0, room_mib), total_mib, text)]
+        return [Shortage("vram_mib", request.vram_mib, max(0, room_mib), total_mib, text)]
     part = max(((WHOLE_CARD - draft.micros[card.number]) / WHOLE_CARD for card in open_cards), default=0.0)
     if room_mib < total_mib:
         part = min(part, max(0, room_mib) / max(1, total_mib))
     text = f"{what}, the most free on one is {part:.2g}"
-    return [Lack("gpu_fraction", request.gpu_fraction or 0, part, 1, text)]
+    return [Shortage("gpu_fraction", request.gpu_fraction or 0, part, 1, text)]

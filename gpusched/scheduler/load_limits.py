@@ -39,7 +39,7 @@ def _since(ceiling: float | None, factor: float, what: str) -> str:
     return f", since {factor:g} times the {what} may be booked" if ceiling is None and factor > 1 else ""
 
 
-class Ceilings:
+class LoadLimits:
     """The load of every node as the ceilings see it, through one cycle."""
 
     def __init__(self, layout: ClusterLayout, settings: Settings, running: Iterable[Allocation] = ()) -> None:

@@ -14,7 +14,7 @@ from gpusched.model.settings import LEARNING_STRATEGIES
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterState, LayoutGpu
 from gpusched.scheduler.filters import (
-    Place,
+    NodeCandidates,
     Rejection,
     Tally,
     has_host_room,
@@ -23,7 +23,7 @@ from gpusched.scheduler.filters import (
     reject_node,
     slice_of,
 )
-from gpusched.scheduler.load_limits import Ceilings
+from gpusched.scheduler.load_limits import LoadLimits
 from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.strategies.scarce_gpus import scarce_of, scarcity_of
 from gpusched.scheduler.strategies.scores import STRATEGIES, PlacementFeatures, Score, Strategy
@@ -31,7 +31,7 @@ from gpusched.scheduler.topology import CardCandidate, by_group, groups_of, larg
 
 if TYPE_CHECKING:
     from gpusched.scheduler.queue import RequestShape
-    from gpusched.scheduler.timeline import Reservation, Timeline
+    from gpusched.scheduler.timeline import Timeline, TimelineReservation
 
 
 _NOTHING: frozenset[int] = frozenset()
@@ -59,7 +59,7 @@ class PlacementVeto(Protocol):
 
 
 def best_placement(
-    draft: ClusterState, need: RequestUnits, ceilings: Ceilings | None = None, *, guard: PlacementVeto | None = None
+    draft: ClusterState, need: RequestUnits, ceilings: LoadLimits | None = None, *, guard: PlacementVeto | None = None
 ) -> AllocationUnits | None:
     """The best place for this need now, or None. Without `ceilings`, load is not looked at."""
     found = candidates(draft, need, ceilings, guard=guard, each=need.request.nodes)
@@ -99,7 +99,7 @@ def hosts(draft: ClusterState, need: RequestUnits) -> Iterator[int]:
             yield place.node
 
 
-def _with_cards(draft: ClusterState, need: RequestUnits, places: Sequence[Place]) -> Sequence[Place]:
+def _with_cards(draft: ClusterState, need: RequestUnits, places: Sequence[NodeCandidates]) -> Sequence[NodeCandidates]:
     """Those that have so many free cards of any kind, where whole ones are asked for."""
     count = need.request.gpus
     if not count or need.is_slice:
@@ -108,7 +108,9 @@ def _with_cards(draft: ClusterState, need: RequestUnits, places: Sequence[Place]
     return [place for place in places if free[place.node] >= count]
 
 
-def _unlike(draft: ClusterState, need: RequestUnits, places: Sequence[Place], each: int) -> Sequence[Place]:
+def _unlike(
+    draft: ClusterState, need: RequestUnits, places: Sequence[NodeCandidates], each: int
+) -> Sequence[NodeCandidates]:
     """Of nodes that are alike, and of which as much is free, the first so many.
 
     They score the same, so that the first would be taken before the others in any case; not so where it counts which
@@ -144,7 +146,7 @@ def _unlike(draft: ClusterState, need: RequestUnits, places: Sequence[Place], ea
 def candidates(
     draft: ClusterState,
     need: RequestUnits,
-    ceilings: Ceilings | None = None,
+    ceilings: LoadLimits | None = None,
     *,
     avoid: frozenset[int] = _NOTHING,
     tally: Tally | None = None,
@@ -162,7 +164,7 @@ def candidates(
         return []
     search = NodeSearch(draft, need, ceilings, avoid, tally)
     found = []
-    places: Sequence[Place] = pool(draft.layout, need).places
+    places: Sequence[NodeCandidates] = pool(draft.layout, need).places
     if tally is None:
         places = _with_cards(draft, need, places)
         if len(places) < need.request.nodes:
@@ -222,7 +224,7 @@ def _gang(found: list[Candidate], nodes: int, guard: PlacementVeto | None) -> li
     return []
 
 
-def _has_cards(draft: ClusterState, need: RequestUnits, place: Place) -> bool:
+def _has_cards(draft: ClusterState, need: RequestUnits, place: NodeCandidates) -> bool:
     request = need.request
     if not request.gpus:
         return True
@@ -248,7 +250,7 @@ class NodeSearch:
         self,
         draft: ClusterState,
         need: RequestUnits,
-        ceilings: Ceilings | None,
+        ceilings: LoadLimits | None,
         avoid: frozenset[int],
         tally: Tally | None,
     ) -> None:
@@ -262,7 +264,7 @@ class NodeSearch:
         self.scarce = scarce_of(draft)
         """As the draft stood when the search began; None where nobody insists on anything."""
 
-    def look(self, place: Place) -> Candidate | Rejection:
+    def look(self, place: NodeCandidates) -> Candidate | Rejection:
         """The best choice of cards on this node."""
         need, draft = self._need, self._draft
         rejection = reject_node(draft, need, place.node, self._ceilings)
@@ -274,7 +276,7 @@ class NodeSearch:
             return Rejection.GPUS
         return self._slices(place) if need.is_slice else self._wholes(place)
 
-    def admitted(self, place: Place, refused: Candidate, guard: PlacementVeto) -> Candidate | Rejection:
+    def admitted(self, place: NodeCandidates, refused: Candidate, guard: PlacementVeto) -> Candidate | Rejection:
         """This option if the guard lets it pass, or else the best with other cards of the node."""
         if guard.why_not(refused.booking) is None:
             return refused
@@ -294,7 +296,7 @@ class NodeSearch:
 
     # --- whole cards ----------------------------------------------------------------------------
 
-    def _wholes(self, place: Place) -> Candidate | Rejection:
+    def _wholes(self, place: NodeCandidates) -> Candidate | Rejection:
         """The smallest cards that do, linked with each other if possible."""
         draft, count = self._draft, self._need.request.gpus
         if self._tally is None and draft.free_cards[place.node] < count:
@@ -338,7 +340,7 @@ class NodeSearch:
         is_avoided = card.number in self._avoid
         return (is_avoided,) if self.scarce is None else (is_avoided, self.scarce.holds(card.number))
 
-    def _take(self, place: Place, free: list[CardCandidate]) -> tuple[list[CardCandidate], int] | None:
+    def _take(self, place: NodeCandidates, free: list[CardCandidate]) -> tuple[list[CardCandidate], int] | None:
         """The best cards of those that are free, leaving those to avoid alone where that can be done."""
         request, layout = self._need.request, self._draft.layout
         tightness, is_linked = self._strategy.tightness, request.is_linked
@@ -352,7 +354,7 @@ class NodeSearch:
 
     # --- slices ---------------------------------------------------------------------------------
 
-    def _slices(self, place: Place) -> Candidate | Rejection:
+    def _slices(self, place: NodeCandidates) -> Candidate | Rejection:
         """On the cards that cost least, by the strategy."""
         fitting: list[CardCandidate] = []
         found: dict[int, tuple[CardShare, int]] = {}
@@ -387,7 +389,7 @@ class NodeSearch:
         return list(kinds.values())
 
     def _slice_option(
-        self, place: Place, taken: list[CardCandidate], split: int, found: dict[int, tuple[CardShare, int]]
+        self, place: NodeCandidates, taken: list[CardCandidate], split: int, found: dict[int, tuple[CardShare, int]]
     ) -> Candidate:
         numbers = sorted(one.card.number for one in taken)
         return self._option(
@@ -403,7 +405,7 @@ class NodeSearch:
 
     def _option(
         self,
-        place: Place,
+        place: NodeCandidates,
         parts: tuple[CardShare, ...],
         split: int,
         *,
@@ -432,7 +434,9 @@ class NodeSearch:
         return Candidate((avoided, place.is_second, split, *score, place.node), booking)
 
 
-def _other_cards(draft: ClusterState, place: Place, refused: AllocationUnits) -> Iterator[tuple[LayoutGpu, ...]]:
+def _other_cards(
+    draft: ClusterState, place: NodeCandidates, refused: AllocationUnits
+) -> Iterator[tuple[LayoutGpu, ...]]:
     """Other choices among the cards of a node, where the first was turned down: each group of linked cards, all
     but the groups that were touched, and all but the very cards."""
     touched = {part.card for part in refused.parts}
@@ -533,7 +537,7 @@ class PlacementCache:
             shape.refused.add(passed)
         return found
 
-    def _may_pass(self, shape: RequestShape, reserved: Reservation) -> bool:
+    def _may_pass(self, shape: RequestShape, reserved: TimelineReservation) -> bool:
         """A first look, by numbers alone, at whether a job that is not over by then leaves room for what is reserved.
 
         That may go elsewhere, so that its own cards count as free; but then it takes as many others.

@@ -19,10 +19,10 @@ from gpusched.model.units import NAMED, about, gpu_label, name_some
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterState, LayoutGpu
 from gpusched.scheduler.filters import Rejection, Tally, pool, reject_card
-from gpusched.scheduler.infeasible import Lack, describe, describe_where, lacks, lacks_of_licenses, license_text
+from gpusched.scheduler.infeasible import Shortage, describe, describe_where, license_shortages, license_text, shortages
 from gpusched.scheduler.placement import Candidate, candidates, fits
 from gpusched.scheduler.request_units import RequestUnits
-from gpusched.scheduler.timeline import FIRST_WINDOW, Reservation
+from gpusched.scheduler.timeline import FIRST_WINDOW, TimelineReservation
 
 if TYPE_CHECKING:
     from gpusched.scheduler.planner import Planner
@@ -39,7 +39,7 @@ class Blocked:
         self,
         entry: Entry,
         reason: Reason | None = None,
-        reservation: Reservation | None = None,
+        reservation: TimelineReservation | None = None,
         *,
         is_foreseen: bool = False,
     ) -> None:
@@ -79,7 +79,7 @@ class Explainer:
         self._name_of = cycle.name_of
         self._known: dict[object, Reason] = {}
 
-    def reason(self, head: Blocked, kept: Reservation | None = None) -> Reason:
+    def reason(self, head: Blocked, kept: TimelineReservation | None = None) -> Reason:
         """Why this job, the first of its class that waits, was not started; `kept` is its reservation."""
         need = RequestUnits.of(head.key.request, head.key.uid)
         if kept is not None:
@@ -93,7 +93,7 @@ class Explainer:
 
     # --- what the calendar keeps ------------------------------------------------------------------
 
-    def _of_calendar(self, head: Blocked, need: RequestUnits, kept: Reservation | None) -> Reason | None:
+    def _of_calendar(self, head: Blocked, need: RequestUnits, kept: TimelineReservation | None) -> Reason | None:
         """A window of the calendar, when it alone keeps the job from starting."""
         if not self._cycle.windows:
             return None
@@ -121,7 +121,7 @@ class Explainer:
     def _window(self, number: int) -> Window:
         return self._cycle.windows[FIRST_WINDOW - number]
 
-    def _in_time(self, head: Blocked, need: RequestUnits, kept: Reservation | None) -> Window | None:
+    def _in_time(self, head: Blocked, need: RequestUnits, kept: TimelineReservation | None) -> Window | None:
         """The window that comes too soon for it where there is room now, at the place that leaves most time."""
         places: list[Candidate] = []
         avoid = frozenset[int]()
@@ -138,7 +138,7 @@ class Explainer:
                 found.append(self._window(first.job_id))
         return max(found, key=lambda one: (one.start_at, one.name), default=None)
 
-    def _delayed(self, head: Blocked, option: Candidate, kept: Reservation | None) -> list[Reservation]:
+    def _delayed(self, head: Blocked, option: Candidate, kept: TimelineReservation | None) -> list[TimelineReservation]:
         return self._timeline.delayed_by(option.booking, self._cycle.relied_end_of(head.key), kept)
 
     def _in_force(self, need: RequestUnits) -> Window | None:
@@ -169,7 +169,7 @@ class Explainer:
 
     # --- a job with a reservation -----------------------------------------------------------------
 
-    def _of_reserved(self, head: Blocked, need: RequestUnits, kept: Reservation) -> Reason:
+    def _of_reserved(self, head: Blocked, need: RequestUnits, kept: TimelineReservation) -> Reason:
         missing, facts = self._look(need)
         jobs = [number for number in kept.waits_for(self._draft, self._now) if number > 0]
         facts["expected_at"] = kept.start_at
@@ -195,7 +195,7 @@ class Explainer:
         )
         return Reason(code, text, facts | {"preempt_at": at, "preempts": names})
 
-    def _bound(self, head: Blocked, kept: Reservation, facts: dict[str, object]) -> str:
+    def _bound(self, head: Blocked, kept: TimelineReservation, facts: dict[str, object]) -> str:
         """Until when others may start before it, or delay it."""
         if head.is_foreseen:
             # What it may wait for longer hangs on what its user has used by then.
@@ -211,7 +211,7 @@ class Explainer:
             return "; nothing delays it any more but the jobs that run there"
         return f"; others may delay it for {about(at - self._now)} at most"
 
-    def _prospect(self, kept: Reservation) -> str:
+    def _prospect(self, kept: TimelineReservation) -> str:
         """When it is expected to start, and what has to end for that."""
         waits_for = kept.waits_for(self._draft, self._now)
         names = [self._name_of(number) for number in sorted(waits_for) if number > 0]
@@ -230,7 +230,9 @@ class Explainer:
             return f"; expected when {_end(ends, names)} ({limits})"
         return f"; expected in {about(kept.start_at - self._now)}, when {_end(ends, names)}"
 
-    def _behind(self, head: Blocked, need: RequestUnits, facts: dict[str, object], kept: Reservation | None) -> Reason:
+    def _behind(
+        self, head: Blocked, need: RequestUnits, facts: dict[str, object], kept: TimelineReservation | None
+    ) -> Reason:
         """It would fit, but for what is kept for others."""
         for option in sorted(candidates(self._draft, need)):
             ahead = next((one for one in self._delayed(head, option, kept) if one.job_id > 0), None)
@@ -247,16 +249,16 @@ class Explainer:
 
     # --- what is missing --------------------------------------------------------------------------
 
-    def _sentence(self, missing: Sequence[Lack], need: RequestUnits) -> str:
+    def _sentence(self, missing: Sequence[Shortage], need: RequestUnits) -> str:
         """What it needs, how much of that is free, who uses the licenses, and who has taken cards without a booking."""
         where = describe_where(need.request)
         text = "needs " + ", and ".join(lack.text + users_of(lack, self._cycle) for lack in missing)
         return text + (f" ({where})" if where else "") + _not_available(list(self._intrusions(need)))
 
-    def _look(self, need: RequestUnits) -> tuple[list[Lack], dict[str, object]]:
+    def _look(self, need: RequestUnits) -> tuple[list[Shortage], dict[str, object]]:
         """What is missing now (nothing when it would fit), and the facts behind that."""
         tally: Tally = Counter()
-        missing = [] if candidates(self._draft, need, tally=tally) else lacks(self._draft, need)
+        missing = [] if candidates(self._draft, need, tally=tally) else shortages(self._draft, need)
         tally.update(pool(self._draft.layout, need).rejected)
         facts: dict[str, object] = {
             "needed": {lack.resource: lack.needed for lack in missing},
@@ -287,7 +289,7 @@ class Explainer:
         code = ReasonCode.PRIORITY if code is ReasonCode.RESOURCES else code
         return Reason(code, text, facts | {"behind": name})
 
-    def _competes(self, kept: Reservation, need: RequestUnits, missing: Sequence[Lack]) -> bool:
+    def _competes(self, kept: TimelineReservation, need: RequestUnits, missing: Sequence[Shortage]) -> bool:
         """Whether a job with a reservation gets some of what is missing before this one."""
         if kept.need is None:
             return False
@@ -406,14 +408,14 @@ def _why_not(card: LayoutGpu, need: RequestUnits) -> str | None:
 
 def license_wait(cycle: Cycle, draft: ClusterState, need: RequestUnits) -> Reason | None:
     """The reason of a job for which too few licenses are free in a draft; None when there are enough."""
-    missing = lacks_of_licenses(draft, need)
+    missing = license_shortages(draft, need)
     if not missing:
         return None
     text = "needs " + ", and ".join(lack.text + users_of(lack, cycle) for lack in missing)
     return Reason(ReasonCode.LICENSES, text, {"free": {lack.resource: lack.free for lack in missing}})
 
 
-def users_of(lack: Lack, cycle: Cycle) -> str:
+def users_of(lack: Shortage, cycle: Cycle) -> str:
     """Who uses a license that is missing, to follow the words about it; empty for anything else."""
     kind, _, license_name = lack.resource.partition(":")
     if kind != "license":
@@ -426,7 +428,7 @@ def users_of(lack: Lack, cycle: Cycle) -> str:
     return f" (in use by {name_some('', users)})" if users else ""
 
 
-def _code(missing: Sequence[Lack]) -> ReasonCode:
+def _code(missing: Sequence[Shortage]) -> ReasonCode:
     """Licenses go before anything else that is missing, as with Slurm: the whole cluster shares them."""
     is_of_licenses = any(lack.resource.startswith("license:") for lack in missing)
     return ReasonCode.LICENSES if is_of_licenses else ReasonCode.RESOURCES

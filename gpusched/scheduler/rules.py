@@ -16,7 +16,7 @@ from gpusched.scheduler.calendar import ReservedNodes, licenses_of
 from gpusched.scheduler.cells import PlacementVetoes
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState
 from gpusched.scheduler.limits import Amount, Denial
-from gpusched.scheduler.load_limits import Ceilings
+from gpusched.scheduler.load_limits import LoadLimits
 from gpusched.scheduler.placement import PlacementVeto, best_placement, candidates, fits
 from gpusched.scheduler.preemption import Held, Preemption, Victim
 from gpusched.scheduler.priority import Rank
@@ -24,7 +24,7 @@ from gpusched.scheduler.queue import Entry, JobClass
 from gpusched.scheduler.quota import CountedRun, LimitReservations
 from gpusched.scheduler.reasons import Blocked, license_wait
 from gpusched.scheduler.request_units import RequestUnits
-from gpusched.scheduler.timeline import Reservation, RunningJob, Timeline
+from gpusched.scheduler.timeline import RunningJob, Timeline, TimelineReservation
 from gpusched.scheduler.usage import footprint
 
 if TYPE_CHECKING:
@@ -58,16 +58,16 @@ class CycleRules:
     first_patient: Entry | None = None
     """The first that waits with nothing reserved for it yet, since it has not waited for long enough."""
     resumes: Sequence[Resume] = ()
-    _hopeless: Set[object] = frozenset()
+    _infeasible: Set[object] = frozenset()
     _denials: dict[object, Denial] | None = None
     _claims: Sequence[tuple[ClassKey, Resources]] = ()
     _undo: Sequence[Callable[[], None]] = ()
     _idle: ClusterState | None = None
     _inside: ReservedNodes | None = None
     _preemption: Preemption | None = None
-    _guards: PlacementVetoes | None = None
-    _ceilings: Ceilings | None = None
-    _turns: LimitReservations | None = None
+    _vetoes: PlacementVetoes | None = None
+    _ceilings: LoadLimits | None = None
+    _limit_reservations: LimitReservations | None = None
     _leaving: dict[str, Amount] | None = None
 
     def __init__(self, planner: PlannerState, now: float) -> None:
@@ -85,7 +85,7 @@ class CycleRules:
         self.blocked: dict[JobClass, Blocked] = {}
         self.closed: set[JobClass] = set()
         """Classes of which all that are pending wait, where that was looked into."""
-        self.reservations: list[Reservation] = []
+        self.reservations: list[TimelineReservation] = []
         """Those made for jobs, in the order in which they were made."""
         priority = self.settings.priority
         self.has_backfill = priority.backfill or not priority.backfill_depth
@@ -138,11 +138,11 @@ class CycleRules:
         return self._inside
 
     @property
-    def turns(self) -> LimitReservations:
+    def limit_reservations(self) -> LimitReservations:
         """Whose turn it is below a limit that keeps jobs waiting."""
-        if self._turns is None:
-            self._turns = LimitReservations(self.quotas, self.now, self._runners)
-        return self._turns
+        if self._limit_reservations is None:
+            self._limit_reservations = LimitReservations(self.quotas, self.now, self._runners)
+        return self._limit_reservations
 
     @property
     def preemption(self) -> Preemption:
@@ -168,31 +168,31 @@ class CycleRules:
     @property
     def may_be_continued(self) -> bool:
         """Whether time alone changes nothing of what became of anybody."""
-        return not self.is_general and (self._turns is None or self._turns.hold_at(self.now))
+        return not self.is_general and (self._limit_reservations is None or self._limit_reservations.hold_at(self.now))
 
     def move_to(self, now: float) -> None:
         """Time has passed, and jobs have arrived at the end of the queue."""
         self.now, self.is_continued = now, True
         self.timeline.move_to(now)
-        if self._turns is not None:
-            self._turns.move_to(now)
+        if self._limit_reservations is not None:
+            self._limit_reservations.move_to(now)
 
     @property
-    def guards(self) -> PlacementVetoes:
+    def vetoes(self) -> PlacementVetoes:
         """What may turn a place down that has room."""
-        if self._guards is None:
+        if self._vetoes is None:
             held = (one.held for _, one in self.planner.runs_before(self))
-            self._guards = PlacementVetoes(self.layout, self.settings, held, self.quotas, self.extensions)
-        return self._guards
+            self._vetoes = PlacementVetoes(self.layout, self.settings, held, self.quotas, self.extensions)
+        return self._vetoes
 
     @property
-    def ceilings(self) -> Ceilings:
+    def ceilings(self) -> LoadLimits:
         """Measured load against the ceilings of the settings."""
-        if self.planner.inert_ceilings is not None:
-            return self.planner.inert_ceilings
+        if self.planner.inert_load_limits is not None:
+            return self.planner.inert_load_limits
         if self._ceilings is None:
             allocations = (piece for _, one in self.planner.runs_before(self) for piece in one.allocations)
-            self._ceilings = Ceilings(self.layout, self.settings, allocations)
+            self._ceilings = LoadLimits(self.layout, self.settings, allocations)
         return self._ceilings
 
     @property
@@ -251,7 +251,7 @@ class CycleRules:
         duration_s: float,
         guard: PlacementVeto | None = None,
         only: AllocationUnits | None = None,
-    ) -> Reservation | None:
+    ) -> TimelineReservation | None:
         """Reserve room for a job at the earliest instant; where nothing passes it any more, where that stays reserved.
 
         Predictions of what runs on one node and the other change with each end. A job that followed them from node to
@@ -276,7 +276,9 @@ class CycleRules:
         reservation.fence_at = fence_at
         return reservation
 
-    def _keep_room(self, entry: Entry, need: RequestUnits, duration_s: float, fence_at: float) -> Reservation | None:
+    def _keep_room(
+        self, entry: Entry, need: RequestUnits, duration_s: float, fence_at: float
+    ) -> TimelineReservation | None:
         """Reserve the place of the last cycle, or one that is free in less than half the time, if it may move yet."""
         planner, timeline, job_id = self.planner, self.timeline, entry[1]
         placement = planner.kept.get(job_id)
@@ -299,7 +301,7 @@ class CycleRules:
         return found
 
     def _reserved(
-        self, job_class: JobClass, number: int, reservation: Reservation, reason: Reason | None = None
+        self, job_class: JobClass, number: int, reservation: TimelineReservation, reason: Reason | None = None
     ) -> None:
         self.reservations.append(reservation)
         if job_class.order == "response_ratio":
@@ -343,20 +345,20 @@ class CycleRules:
         need = job_class.shape.need
         denial = self._denial(job_class)
         if denial is not None:
-            outcome = self._takes_back_below_maximum(job_class, number, need, denial)
+            outcome = self._reclaim_below_maximum(job_class, number, need, denial)
             if outcome is None:
                 if denial.limit is not None:
-                    self.turns.wait(entry[1], denial.limit, job_class.wanted)
+                    self.limit_reservations.wait(entry[1], denial.limit, job_class.wanted)
                 outcome = self.block(job_class, entry, Reason(denial.code, denial.text, denial.facts))
             return outcome
-        turn = self.whose_turn(job_class)
+        turn = self.limit_reservation(job_class)
         if turn is not None:
             return self.block(job_class, entry, turn)
         if key.reservation is not None:
             return self._schedule_inside(job_class, number, need, key.reservation)
         if self.reservations and not self.settings.priority.backfill:
             return self.block(job_class, entry)
-        guard = self._guard(job_class)
+        guard = self._veto(job_class)
         booking = self._place(job_class, need, guard)
         if booking is not None:
             text = None
@@ -369,8 +371,8 @@ class CycleRules:
             return self.block(job_class, entry, Reason(ReasonCode.PLUGIN, text))
         return self._make_room(job_class, number, need, guard)
 
-    def _guard(self, job_class: JobClass) -> PlacementVeto | None:
-        return self.guards.of(job_class.key, job_class.wanted) if self.planner.has_guards else None
+    def _veto(self, job_class: JobClass) -> PlacementVeto | None:
+        return self.vetoes.of(job_class.key, job_class.wanted) if self.planner.has_vetoes else None
 
     def _denial(self, job_class: JobClass) -> Denial | None:
         """The limit that keeps it waiting."""
@@ -395,12 +397,12 @@ class CycleRules:
         if self._ceilings is not None:
             self._ceilings.add(booking)
         amount = footprint(self.layout, booking)
-        if self.planner.has_guards:
+        if self.planner.has_vetoes:
             # Not counted in the quotas yet, as far as the guards are concerned.
             self.quotas.remove(key.queue, key.user, key.qos, amount)
-            self.guards.started(key, booking, amount)
+            self.vetoes.started(key, booking, amount)
             self.quotas.add(key.queue, key.user, key.qos, amount)
-        self.turns.started(key, amount, self.end_of(job_class))
+        self.limit_reservations.started(key, amount, self.end_of(job_class))
 
     def _start_beside_windows(self, job_class: JobClass, number: int, booking: AllocationUnits) -> None:
         key = job_class.key
@@ -414,13 +416,13 @@ class CycleRules:
             self.timeline.start(RunningJob(running.job_id, self.now, self.end_of(job_class), taken))
         self.inside.start(key.reservation, booking)
 
-    def whose_turn(self, job_class: JobClass) -> Reason | None:
+    def limit_reservation(self, job_class: JobClass) -> Reason | None:
         """Who is next below a limit that this job would use up; None when it may go on.
 
         What its queue is guaranteed a job need not leave to anybody.
         """
         key = job_class.key
-        turn = self.turns.in_the_way(key, job_class.wanted, self.relied_end_of(key))
+        turn = self.limit_reservations.in_the_way(key, job_class.wanted, self.relied_end_of(key))
         if turn is None or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, job_class.wanted)):
             return None
         name, limit = self.name_of(turn.job_id), turn.limit
@@ -468,7 +470,7 @@ class CycleRules:
         if reservation is not None:
             self._reserved(job_class, number, reservation, reason)
             for limit in self.quotas.limits_over(job_class.key):
-                self.turns.wait(entry[1], limit, job_class.wanted, reservation.start[0])
+                self.limit_reservations.wait(entry[1], limit, job_class.wanted, reservation.start[0])
         else:
             self.remember_infeasible(mark)
             self.blocked.setdefault(job_class, Blocked(entry, reason))
@@ -545,7 +547,7 @@ class CycleRules:
         """When protected runs could be preempted for a blocked job, and which; None when that does not help."""
         if self.planner.can_never_preempt:
             return None
-        guard = self._guard(job.job_class)
+        guard = self._veto(job.job_class)
         found = self.preemption.possible_at(job.key, need, self.draft, guard)
         return None if found is None else (found[0], tuple(sorted(victim.job_id for victim in found[1])))
 
@@ -595,13 +597,13 @@ class CycleRules:
 
     def is_known_infeasible(self, mark: object) -> bool:
         """Whether a job with the same mark was turned away; what is free only shrinks in a cycle."""
-        return mark in self._hopeless
+        return mark in self._infeasible
 
     def remember_infeasible(self, mark: object) -> None:
         """Turn later jobs with this mark away unseen."""
-        if not isinstance(self._hopeless, set):
-            self._hopeless = set()
-        self._hopeless.add(mark)
+        if not isinstance(self._infeasible, set):
+            self._infeasible = set()
+        self._infeasible.add(mark)
 
     def waits_for_others(self, need: RequestUnits, guard: PlacementVeto | None) -> bool:
         """Whether it is others, running or with a reservation, that keep this job from starting.
@@ -621,7 +623,7 @@ class CycleRules:
         mark = need.signature, guard, concerns
         if self.is_known_infeasible(mark) or self.is_known_infeasible((*mark[:2], ())):
             return None
-        avoid = self.guards.avoid(key, job_class.wanted) if self.planner.has_guards else frozenset[int]()
+        avoid = self.vetoes.avoid(key, job_class.wanted) if self.planner.has_vetoes else frozenset[int]()
         if self.has_one_place and concerns:
             booking = best_placement(self.draft, need, self.ceilings, guard=guard)
             if booking is None:
@@ -674,9 +676,9 @@ class CycleRules:
         booking = None if guard is None else best_placement(self.draft, need, self.ceilings)
         if guard is None or booking is None:
             return None
-        return Reason(self.guards.reason(), guard.why_not(booking) or "every place with room is reserved for others")
+        return Reason(self.vetoes.reason(), guard.why_not(booking) or "every place with room is reserved for others")
 
-    def _takes_back_below_maximum(
+    def _reclaim_below_maximum(
         self, job_class: JobClass, number: int, need: RequestUnits, denial: Denial
     ) -> int | None:
         """Make room for a job whose siblings have borrowed up to the maximum of a queue above them all.
@@ -686,7 +688,7 @@ class CycleRules:
         key, amount = job_class.key, job_class.wanted
         if denial.code is not ReasonCode.QUEUE_MAX or not self.quotas.is_within_guarantee(key.queue, amount):
             return None
-        guard = self._guard(job_class)
+        guard = self._veto(job_class)
         reason = Reason(denial.code, denial.text, denial.facts)
         outcome = self._claim_leaving(job_class, number, need, guard, reason)
         if outcome is not None:
@@ -710,7 +712,7 @@ class CycleRules:
         text = self.inside.why_not(name, key, end_at, self.now)
         if text is not None:
             return self.block(job_class, entry, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
-        guard = self._guard(job_class)
+        guard = self._veto(job_class)
         inside = self.inside.draft(name, self.now, end_at)
         lacking = license_wait(self, inside, need)
         if lacking is not None:

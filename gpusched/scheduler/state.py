@@ -24,7 +24,7 @@ from gpusched.model.value import replace
 from gpusched.scheduler import events
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, State, amounts_of
-from gpusched.scheduler.load_limits import Ceilings, ceilings_of
+from gpusched.scheduler.load_limits import LoadLimits, ceilings_of
 from gpusched.scheduler.placement import PlacementCache
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.priority import Rank, Ranking, ranked_at
@@ -129,8 +129,8 @@ class PlannerState:
                 *(ceiling.disk_mib_s, ceiling.net_mib_s),
             )
         )
-        self.inert_ceilings = None if self.has_ceilings else Ceilings(self.layout, settings)
-        self.has_guards = bool(self.extensions.filters) or any(queue.cells for queue in settings.queue.values())
+        self.inert_load_limits = None if self.has_ceilings else LoadLimits(self.layout, settings)
+        self.has_vetoes = bool(self.extensions.filters) or any(queue.cells for queue in settings.queue.values())
         self._learns = settings.placement.strategy in LEARNING_STRATEGIES
         self.can_never_preempt = settings.preempt.mode == "off" or not (
             self.quotas.is_capacity or any(qos.preempts for qos in settings.qos.values())
@@ -138,7 +138,7 @@ class PlannerState:
         self.counts_quotas = bool(settings.queue or settings.qos or settings.limit.running_per_user is not None)
         self.is_general = bool(
             self.has_ceilings
-            or self.has_guards
+            or self.has_vetoes
             or self.extensions.scores
             or self.extensions.permits
             or (self.quotas.is_capacity and not self.can_never_preempt)
@@ -297,7 +297,7 @@ class PlannerState:
         self._changes(frees=not job_class.hidden)
         self.queue.hide(job_class, event.count)
 
-    def _run_started(self, event: events.RunStarted) -> None:
+    def _run_started(self, event: events.RunHolds) -> None:
         job_id = event.allocations[0].job_id
         if self._confirm(event.allocations):
             return
@@ -307,7 +307,7 @@ class PlannerState:
             self.queue.forget(self.queue.remove(job_id))
         self._run_changed(event)
 
-    def _run_changed(self, event: events.RunStarted | events.RunChanged) -> None:
+    def _run_changed(self, event: events.RunHolds | events.RunChanged) -> None:
         self._changes()
         job_id = event.allocations[0].job_id
         if job_id in self.runs:
@@ -338,7 +338,7 @@ class PlannerState:
         self._changes()
         self._release(job_id, is_charged=is_charged)
 
-    def _run_ended(self, event: events.RunEnded) -> None:
+    def _run_ended(self, event: events.RunReleased) -> None:
         self.settle()
         self._absent.pop(event.job_id, None)
         if event.job_id in self.runs:
@@ -703,9 +703,9 @@ _APPLY: dict[type, Callable[[PlannerState, Any], None]] = {
     events.JobFenced: PlannerState._job_fenced,
     events.JobLeft: PlannerState._job_left,
     events.JobsHidden: PlannerState._jobs_hidden,
-    events.RunStarted: PlannerState._run_started,
+    events.RunHolds: PlannerState._run_started,
     events.RunChanged: PlannerState._run_changed,
-    events.RunEnded: PlannerState._run_ended,
+    events.RunReleased: PlannerState._run_ended,
     events.RunExpected: PlannerState._run_expected,
     events.NodesChanged: PlannerState._nodes_changed,
     events.UsageCharged: PlannerState._usage_charged,

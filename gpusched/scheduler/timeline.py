@@ -60,7 +60,7 @@ End = tuple[float, float, int, RunningJob]
 """Planned end, start, id of the job."""
 
 
-class Reservation:
+class TimelineReservation:
     """What is reserved for one blocked job, or for a window of the calendar, from one instant to another."""
 
     __slots__ = (
@@ -138,7 +138,7 @@ class Timeline:
     def __init__(self, state: ClusterState, running: Iterable[RunningJob] = (), now: float = 0.0) -> None:
         self.state = state
         self.ends: list[End] = sorted(_end_of(one) for one in running)
-        self.reservations: list[Reservation] = []
+        self.reservations: list[TimelineReservation] = []
         self._now = now
         self._cursor = _Cursor(self)
         """At the instant of the first reservation."""
@@ -218,7 +218,7 @@ class Timeline:
         self.add(running)
         self.pass_by(running)
 
-    def _passed_by(self, end_at: float) -> list[Reservation]:
+    def _passed_by(self, end_at: float) -> list[TimelineReservation]:
         """What a job that runs from now until then could be in the way of."""
         return [one for one in self.reservations if end_at > one.pass_until]
 
@@ -256,7 +256,9 @@ class Timeline:
         self._restore(marks)
         return False
 
-    def delayed_by(self, booking: AllocationUnits, end_at: float, own: Reservation | None = None) -> list[Reservation]:
+    def delayed_by(
+        self, booking: AllocationUnits, end_at: float, own: TimelineReservation | None = None
+    ) -> list[TimelineReservation]:
         """What is reserved and would no longer fit at its time if this was started now and ran until then.
 
         Args: own: what is reserved for the very job that asks, which is not in its own way. Changes nothing.
@@ -276,16 +278,16 @@ class Timeline:
         self._restore(marks)
         return found
 
-    def _marks(self) -> list[tuple[Reservation, int, AllocationUnits]]:
+    def _marks(self) -> list[tuple[TimelineReservation, int, AllocationUnits]]:
         return [(one, one.state.checkpoint(), one.booking) for one in self.reservations]
 
-    def _restore(self, marks: Sequence[tuple[Reservation, int, AllocationUnits]]) -> None:
+    def _restore(self, marks: Sequence[tuple[TimelineReservation, int, AllocationUnits]]) -> None:
         for one, mark, before in marks:
             one.state.rollback(mark)
             if one.booking is not before:
                 one.move_to(before)
 
-    def _move(self, moved: Reservation) -> bool:
+    def _move(self, moved: TimelineReservation) -> bool:
         """Find other cards for a reservation that no longer fits where it is, at the same instant."""
         if moved.need is None:
             return False
@@ -315,7 +317,7 @@ class Timeline:
             if start <= other.start < end:
                 other.state.book(booking)
         state.book(booking)
-        self.reservations.append(Reservation(number, None, booking, start, end, state, start_at))
+        self.reservations.append(TimelineReservation(number, None, booking, start, end, state, start_at))
 
     def reserve(
         self,
@@ -324,7 +326,7 @@ class Timeline:
         duration_s: float,
         guard: PlacementVeto | None = None,
         only: AllocationUnits | None = None,
-    ) -> Reservation | None:
+    ) -> TimelineReservation | None:
         """Reserve room for this need, for so long, from the earliest instant on; None when it never fits.
 
         Measured load is not looked at: what it will be then, nobody knows.
@@ -349,11 +351,11 @@ class Timeline:
             for other in self._met_between(start, end):
                 other.state.book(booking)
         ended = self.ends[:count]
-        made = Reservation(job_id, need, booking, start, end, state, pass_until(start, ended, self._now), ended)
+        made = TimelineReservation(job_id, need, booking, start, end, state, pass_until(start, ended, self._now), ended)
         self.reservations.append(made)
         return made
 
-    def take_back(self, one: Reservation) -> None:
+    def take_back(self, one: TimelineReservation) -> None:
         """Undo `reserve`, of the only one."""
         self.reservations.remove(one)
 
@@ -364,7 +366,7 @@ class Timeline:
         duration_s: float,
         guard: PlacementVeto | None = None,
         only: AllocationUnits | None = None,
-    ) -> Reservation | None:
+    ) -> TimelineReservation | None:
         """Reserve room where nothing has started for longest, whatever is predicted.
 
         Jobs that start later do so elsewhere, so that the same place is found from cycle to cycle until the runs on it
@@ -405,7 +407,7 @@ class Timeline:
             return None
         first = walker.instant(self._now)
         state, count = walker.state.copy(), walker.ended
-        held: dict[int, Reservation] = {}
+        held: dict[int, TimelineReservation] = {}
         for start in self._candidates(first):
             ended = walker.ended_by(start)
             for end in self.ends[count:ended]:
@@ -424,7 +426,7 @@ class Timeline:
                 return start, booking, state, count
         return None
 
-    def _met_between(self, start: Instant, end: Instant) -> list[Reservation]:
+    def _met_between(self, start: Instant, end: Instant) -> list[TimelineReservation]:
         """What is reserved from a later instant on, but before the end."""
         return [one for one in self.reservations if start < one.start < end]
 

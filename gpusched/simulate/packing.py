@@ -23,7 +23,7 @@ from gpusched.model.job import Request
 from gpusched.model.settings import SPARING_STRATEGIES, STRATEGIES, GpuSettings, PlacementSettings, Settings
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
-from gpusched.scheduler.filters import Place, pool
+from gpusched.scheduler.filters import NodeCandidates, pool
 from gpusched.scheduler.placement import SCARCE_AT, Candidate, NodeSearch, best_placement
 from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength, micros_asked
 from gpusched.scheduler.strategies.fragmentation import COVERED, Fragmentation, Typical
@@ -297,7 +297,7 @@ class _Kept:
     def __init__(self, draft: ClusterState, need: RequestUnits, seen: int) -> None:
         self._draft = draft
         self._need = need
-        self._places: dict[int, Place] = {place.node: place for place in pool(draft.layout, need).places}
+        self._places: dict[int, NodeCandidates] = {place.node: place for place in pool(draft.layout, need).places}
         self.options: dict[int, Candidate] = {}
         self._heaps: dict[Classes, list[tuple[Mark, int]]] = {}
         """What is scarce changes with every booking, and with it which class comes first, but nothing within one."""

@@ -17,11 +17,11 @@ def apply_events(planner: Planner, world: World) -> None:
     """Tell the planner what has happened since it was last told."""
     for name, what in world.take_events():
         if name == "RunStarted":
-            planner.apply(events.RunStarted(what[3]))
+            planner.apply(events.RunHolds(what[3]))
         elif name == "RunChanged":
             planner.apply(events.RunChanged(what[1]))
         elif name == "RunEnded":
-            planner.apply(events.RunEnded(what[0], is_charged=True))
+            planner.apply(events.RunReleased(what[0], is_charged=True))
         elif name == "SettingsChanged":
             planner.apply(events.SettingsChanged(what[0], world.extensions))
         else:

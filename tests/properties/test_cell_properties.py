@@ -47,7 +47,7 @@ class Lab:
         return [card for card in range(len(self.group_of)) if card not in held]
 
     def may_start(self, queue: str, cards: frozenset[int], can_requeue: bool, is_borrowed: bool) -> bool:
-        return self.guard().guard_for(queue, is_borrowed, can_requeue).why_not(booking(cards)) is None
+        return self.guard().veto_for(queue, is_borrowed, can_requeue).why_not(booking(cards)) is None
 
 
 def booking(cards: frozenset[int]) -> AllocationUnits:

@@ -135,7 +135,7 @@ def test_in_the_long_run_every_level_of_the_tree_is_used_by_its_shares(accounts)
     steps = 240
     for _ in range(steps):
         lab.serve()
-    for row in lab.tree().standings():
+    for row in lab.tree().shares():
         if row.depth == 0 or row.usage == 0:
             continue
         # Each level is within one job of what it should be; 240 jobs give the smallest at least six.
@@ -170,9 +170,9 @@ def test_time_alone_changes_no_standing(accounts, steps, half_lives):
     lab = Lab(accounts, half_life_s=4 * HOUR)
     for _ in range(steps):
         lab.serve()
-    before = lab.tree().standings()
+    before = lab.tree().shares()
     lab.now += half_lives * lab.half_life_s
-    for row, early in zip(lab.tree().standings(), before, strict=True):
+    for row, early in zip(lab.tree().shares(), before, strict=True):
         assert row.usage == pytest.approx(early.usage * 0.5**half_lives)
         assert row.effective_usage == pytest.approx(early.effective_usage)
 

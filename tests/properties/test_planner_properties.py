@@ -15,7 +15,7 @@ from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.snapshot import Plan, Snapshot
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
-from gpusched.scheduler.events import JobLeft, RunEnded
+from gpusched.scheduler.events import JobLeft, RunReleased
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.priority import ranked_at
@@ -83,7 +83,7 @@ def with_reasons(plan: Plan) -> Plan:
 def drain(planner: Planner, world: World) -> None:
     """End all that runs, and take away half of what is pending."""
     for job_id in world.running:
-        planner.apply(RunEnded(job_id))
+        planner.apply(RunReleased(job_id))
     for job_id in sorted(world.waiting)[::2]:
         planner.apply(JobLeft(job_id))
     planner.plan(world.now + 1000.0)

@@ -11,7 +11,7 @@ from lab import Lab
 
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
-from gpusched.lifecycle.retry import Larger, NothingLarger, grown
+from gpusched.lifecycle.retry import LargerRequest, NothingLarger, larger_request
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import GpuShare, Request, RetryRule
 from gpusched.model.settings import (
@@ -40,14 +40,14 @@ def small_and_large() -> NodeView:
 
 def grow(
     asked: Request, *cards: int, on: NodeView | None = None, growth: float = 1.5, peak: int | None = None
-) -> Larger | NothingLarger | None:
+) -> LargerRequest | NothingLarger | None:
     on = on or small_and_large()
     shares = tuple(
         GpuShare(on.gpus[card].uuid, card, vram_mib=asked.vram_mib, fraction=asked.gpu_fraction) for card in cards
     )
     settings = replace(Settings(), life=LifeSettings(oom_growth=growth))
     ended = run(job(1, request=asked), gpus=shares, peak_vram_mib=peak)
-    return grown(asked, ended, [on], settings, lambda wish: refusal(wish, [on], settings) is None)
+    return larger_request(asked, ended, [on], settings, lambda wish: refusal(wish, [on], settings) is None)
 
 
 LADDER = {
@@ -99,7 +99,7 @@ LADDER = {
 def test_the_ladder(name: str) -> None:
     asked, cards, peak, expected = LADDER[name]
     found = grow(asked, *cards, peak=peak)
-    assert isinstance(found, Larger)
+    assert isinstance(found, LargerRequest)
     assert found.request == expected
 
 
@@ -143,7 +143,7 @@ def test_each_rung_can_be_had_and_the_ladder_ends(asked: Request, cards: list[in
         total_mib = small_and_large().gpus[at].vram_total_mib or 0
         had_mib = asked.vram_mib or (int(total_mib * asked.gpu_fraction) if asked.gpu_fraction else total_mib)
         found = grow(asked, at, growth=growth)
-        if not isinstance(found, Larger):
+        if not isinstance(found, LargerRequest):
             assert isinstance(found, NothingLarger)
             return
         assert refusal(found.request, machines, settings) is None
@@ -235,20 +235,20 @@ def test_host_memory_grows_up_to_all_that_there_is(had_mib: int, wanted_mib: int
     machines = [node("n1", mem_mib=65_536)]
     asked = request(mem_mib=had_mib)
     ended = replace(run(job(1, request=asked)), reason=ReasonCode.MEM_LIMIT)
-    found = grown(asked, ended, machines, Settings(), lambda wish: refusal(wish, machines, Settings()) is None)
+    found = larger_request(asked, ended, machines, Settings(), lambda wish: refusal(wish, machines, Settings()) is None)
     if wanted_mib is None:
         assert isinstance(found, NothingLarger)
         assert found.text == "not tried again, since it can have no more host memory here than 64G"
     else:
-        assert isinstance(found, Larger)
+        assert isinstance(found, LargerRequest)
         assert found.request == request(mem_mib=wanted_mib)
 
 
 def test_a_limit_that_was_not_asked_for_grows_from_what_the_site_gives() -> None:
     ended = replace(run(job(1, request=request())), reason=ReasonCode.MEM_LIMIT)
     settings = replace(Settings(), isolation=IsolationSettings(default_mem_mib=1000))
-    found = grown(request(), ended, [node("n1", mem_mib=65_536)], settings, lambda wish: True)
-    assert isinstance(found, Larger)
+    found = larger_request(request(), ended, [node("n1", mem_mib=65_536)], settings, lambda wish: True)
+    assert isinstance(found, LargerRequest)
     assert found.request.mem_mib == 1536
     assert found.text == "1.5G of host memory instead of 1000M"
 
@@ -258,17 +258,17 @@ def test_host_memory_that_the_machine_lacks_and_growth_that_is_off_change_nothin
     asked = request(gpus=1, vram_mib=1000, mem_mib=1000)
     before = replace(run(job(1, request=asked)), gpus=(GpuShare(machines[0].gpus[0].uuid, 0, vram_mib=1000),))
     ended = replace(before, reason=ReasonCode.HOST_OUT_OF_MEMORY)
-    assert grown(asked, ended, machines, Settings(), lambda wish: True) is None
+    assert larger_request(asked, ended, machines, Settings(), lambda wish: True) is None
     off = replace(Settings(), life=LifeSettings(oom_growth=1))
-    assert grown(asked, replace(before, reason=ReasonCode.MEM_LIMIT), machines, off, lambda wish: True) is None
+    assert larger_request(asked, replace(before, reason=ReasonCode.MEM_LIMIT), machines, off, lambda wish: True) is None
 
 
 def test_memory_of_the_host_is_no_reason_for_more_of_the_gpu() -> None:
     machines = [node("n1", mem_mib=65_536, gpus=[gpu_view(0)])]
     asked = request(gpus=1, vram_mib=1000, mem_mib=1024)
     ended = replace(run(job(1, request=asked)), reason=ReasonCode.MEM_LIMIT)
-    found = grown(asked, ended, machines, Settings(), lambda wish: True)
-    assert isinstance(found, Larger)
+    found = larger_request(asked, ended, machines, Settings(), lambda wish: True)
+    assert isinstance(found, LargerRequest)
     assert found.request == replace(asked, mem_mib=1536)
 
 

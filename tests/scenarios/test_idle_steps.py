@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.lifecycle.idle import Activity, Look, Step, Watch, due, idle_since, is_exempt, note, watch
+from gpusched.lifecycle.idle import (
+    Activity,
+    GpuLoadReading,
+    IdleStep,
+    IdleStreak,
+    add_activity,
+    add_reading,
+    due,
+    idle_since,
+    is_exempt,
+)
 from gpusched.model.job import Interactive, JobSpec
 from gpusched.model.settings import IdleSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.value import Value, replace
@@ -32,20 +42,20 @@ IDLE = Stretch(40)
 
 def live(
     stretches: list[Stretch], settings: IdleSettings = SETTINGS, *, can_requeue: bool = True, done: int = 0
-) -> tuple[list[tuple[float, Step]], Watch | None, float]:
+) -> tuple[list[tuple[float, IdleStep]], IdleStreak | None, float]:
     """Steps with the minute in which each was due, what is remembered at the end, and when that is."""
     now, steps, seen = 0.0, [], None
     cpu_s, mark, noted_at = 0.0, 0, 0.0
     for stretch in stretches:
         end = now + stretch.minutes * MINUTE
         while now < end:
-            seen = watch(seen, Look(now, stretch.utilisation, stretch.traffic), settings)
+            seen = add_reading(seen, GpuLoadReading(now, stretch.utilisation, stretch.traffic), settings)
             cpu_s += (stretch.cores or 0.0) * POLL_S
             mark += bool(stretch.logs)
             if seen.idle_at is not None and now - noted_at >= settings.window_s:
                 noted_at = now
                 cpu = None if stretch.cores is None else cpu_s
-                seen = note(seen, Activity(now, cpu, None if stretch.logs is None else (mark,)), settings)
+                seen = add_activity(seen, Activity(now, cpu, None if stretch.logs is None else (mark,)), settings)
             step = due(seen, done, now, settings, can_requeue=can_requeue)
             if step is not None:
                 assert step > done
@@ -55,14 +65,14 @@ def live(
     return steps, seen, now
 
 
-def kinds(stretches: list[Stretch], settings: IdleSettings = SETTINGS, *, can_requeue: bool = True) -> list[Step]:
+def kinds(stretches: list[Stretch], settings: IdleSettings = SETTINGS, *, can_requeue: bool = True) -> list[IdleStep]:
     return [step for _, step in live(stretches, settings, can_requeue=can_requeue)[0]]
 
 
-ALL = [Step.TOLD, Step.LOWERED, Step.ENDED]
-SPARED = [Step.TOLD, Step.LOWERED]
+ALL = [IdleStep.TOLD, IdleStep.LOWERED, IdleStep.ENDED]
+SPARED = [IdleStep.TOLD, IdleStep.LOWERED]
 
-TABLE: dict[str, tuple[list[Stretch], list[Step]]] = {
+TABLE: dict[str, tuple[list[Stretch], list[IdleStep]]] = {
     "nothing at all for long enough takes every step": ([IDLE], ALL),
     "nothing for less than the first time takes none": ([Stretch(9)], []),
     "a run that works is left alone": ([replace(IDLE, utilisation=0.5)], []),
@@ -70,7 +80,7 @@ TABLE: dict[str, tuple[list[Stretch], list[Step]]] = {
     "what cannot be read is not idle": ([replace(IDLE, utilisation=None)], []),
     "a reading that fails begins the time anew": ([Stretch(9), Stretch(1, None), Stretch(9)], []),
     "work in between begins the time anew": ([Stretch(9), Stretch(2, 0.9), Stretch(9)], []),
-    "a short blip does not": ([Stretch(6), Stretch(1 / 6, 0.05), Stretch(6)], [Step.TOLD]),
+    "a short blip does not": ([Stretch(6), Stretch(1 / 6, 0.05), Stretch(6)], [IdleStep.TOLD]),
     "processes that use the CPU are spared": ([replace(IDLE, cores=1.0)], SPARED),
     "processes whose CPU time nobody knows are spared": ([replace(IDLE, cores=None)], SPARED),
     "traffic in the cards' memory spares": ([replace(IDLE, traffic=0.1)], SPARED),
@@ -94,17 +104,17 @@ def test_what_is_due(name: str) -> None:
 def test_each_step_comes_in_its_time() -> None:
     steps, _, _ = live([Stretch(5, 1.0), Stretch(60)])
     assert [(round(minute), step) for minute, step in steps] == [
-        (15, Step.TOLD),
-        (25, Step.LOWERED),
-        (35, Step.ENDED),
+        (15, IdleStep.TOLD),
+        (25, IdleStep.LOWERED),
+        (35, IdleStep.ENDED),
     ]
 
 
-OTHER_SETTINGS: dict[str, tuple[IdleSettings, bool, list[Step]]] = {
+OTHER_SETTINGS: dict[str, tuple[IdleSettings, bool, list[IdleStep]]] = {
     "by default nothing is ended": (replace(SETTINGS, then="off"), True, SPARED),
     "a job of --no-requeue is not ended where others are requeued": (SETTINGS, False, SPARED),
     "but where they are cancelled": (replace(SETTINGS, then="cancel"), False, ALL),
-    "without a penalty it is told and ended": (replace(SETTINGS, nice=0), True, [Step.TOLD, Step.ENDED]),
+    "without a penalty it is told and ended": (replace(SETTINGS, nice=0), True, [IdleStep.TOLD, IdleStep.ENDED]),
     "switched off, nothing happens": (replace(SETTINGS, after_s=0), True, []),
 }
 
@@ -192,7 +202,7 @@ def test_nothing_is_due_right_after_work_or_a_gap(
 ) -> None:
     _, seen, now = live(stretches, settings)
     assert seen is not None
-    seen = watch(seen, Look(now, value, 0.0), settings)
+    seen = add_reading(seen, GpuLoadReading(now, value, 0.0), settings)
     assert idle_since(seen, now, settings) is None
     assert due(seen, 0, now, settings, can_requeue=True) is None
 
@@ -203,20 +213,20 @@ def test_no_run_is_ended_for_idle_gpus_alone(
 ) -> None:
     value = {"cores": 0.5, "traffic": 0.5, "logs": True}[what] if is_known else None
     idle = [replace(one, utilisation=0.0, **{what: value}) for one in stretches]
-    assert Step.ENDED not in kinds(idle, settings)
+    assert IdleStep.ENDED not in kinds(idle, settings)
 
 
 @given(STRETCHES, st.floats(181, 1e6))
 def test_a_pause_of_the_daemon_counts_for_nothing(stretches: list[Stretch], pause_s: float) -> None:
     _, seen, now = live([replace(one, utilisation=0.0) for one in stretches])
     assert seen is not None
-    seen = watch(seen, Look(now + pause_s, 0.0, 0.0), SETTINGS)
+    seen = add_reading(seen, GpuLoadReading(now + pause_s, 0.0, 0.0), SETTINGS)
     assert seen.idle_at is None
 
 
 def test_a_single_reading_that_shows_work_holds_everything_back() -> None:
     _, seen, now = live([Stretch(40.5)])
     assert idle_since(seen, now, SETTINGS) is not None
-    seen = watch(seen, Look(now, 0.05, 0.0), SETTINGS)
+    seen = add_reading(seen, GpuLoadReading(now, 0.05, 0.0), SETTINGS)
     assert seen.mean <= SETTINGS.utilisation
     assert due(seen, 0, now, SETTINGS, can_requeue=True) is None

@@ -395,18 +395,18 @@ def test_past_the_bound_others_start_elsewhere_and_the_job_where_room_is_reserve
     now, seen, over = NOW, [], 90
     for number in range(100, 106):
         now += 5 * MINUTE
-        planner.apply(events.RunEnded(over))
+        planner.apply(events.RunReleased(over))
         planner.apply(events.JobQueued(small, PendingJob(number, now)))
         seen += [(start.job_id, place_of(start.placement)) for start in planner.schedule(now)]
         assert kept_place(planner, now) == "n2:0,1"
         over = number
     assert seen == [(number, "n1:0") for number in range(100, 106)]
     # One of its own cards is free, and closed to others.
-    planner.apply(events.RunEnded(92))
+    planner.apply(events.RunReleased(92))
     planner.apply(events.JobQueued(small, PendingJob(200, now)))
     assert list(planner.schedule(now)) == []
     assert kept_place(planner, now) == "n2:0,1"
-    planner.apply(events.RunEnded(93))
+    planner.apply(events.RunReleased(93))
     (start,) = planner.schedule(now)
     assert (start.job_id, place_of(start.placement)) == (1, "n2:0,1")
 
@@ -421,7 +421,7 @@ def test_a_wide_job_starts_within_its_bound_under_an_endless_stream_of_small_job
     ends, now, next_id, fence_at = {}, NOW, 10, None
     for card in range(4):
         # The cards are taken when the wide job comes.
-        planner.apply(events.RunStarted((running(2 + card, f"n1:{card}", since=MINUTE, predicted_end_at=NOW + HOUR),)))
+        planner.apply(events.RunHolds((running(2 + card, f"n1:{card}", since=MINUTE, predicted_end_at=NOW + HOUR),)))
         ends[2 + card] = NOW + dice.uniform(MINUTE, 3 * HOUR)
     while 1 not in ends:
         while sum(job.id != 1 for _, job in planner.in_order(now)) < 3:
@@ -436,7 +436,7 @@ def test_a_wide_job_starts_within_its_bound_under_an_endless_stream_of_small_job
         assert now < NOW + 30 * DAY, "the wide job starves"
         over = min(ends, key=lambda job_id: ends[job_id])
         now = max(now, ends.pop(over))
-        planner.apply(events.RunEnded(over))
+        planner.apply(events.RunReleased(over))
     # Three fences after it was first reserved nothing starts on its cards any more but itself.
     assert fence_at is None or now <= fence_at + 2 * 6 * HOUR + longest_s
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.lifecycle.overuse import Look, Step, Watch, crowded, due, endangered, watch
+from gpusched.lifecycle.overuse import (
+    OveruseStep,
+    OveruseStreak,
+    SharedGpuReading,
+    add_reading,
+    crowded_victim,
+    due_step,
+    endangered,
+)
 from gpusched.model.cluster import ShareUse
 from gpusched.model.job import Run
 from gpusched.model.settings import GpuSettings
@@ -36,25 +44,27 @@ def use(
     return ShareUse(of, f"GPU-n1-{index}", index, BOOKED, mib[0], mib[1])
 
 
-def live(stretches: list[Stretch], settings: GpuSettings, *, told_at: float | None = None) -> list[tuple[float, Step]]:
+def live(
+    stretches: list[Stretch], settings: GpuSettings, *, told_at: float | None = None
+) -> list[tuple[float, OveruseStep]]:
     """Each step with the second in which it was due."""
     now, seen, steps = 0.0, None, []
     for stretch in stretches:
         end_at = now + stretch.seconds
         while now < end_at:
-            seen = watch(seen, now, [use(stretch.held)], settings, GAP_S)
-            step = due(seen, told_at, now, settings, GAP_S)
+            seen = add_reading(seen, now, [use(stretch.held)], settings, GAP_S)
+            step = due_step(seen, told_at, now, settings, GAP_S)
             if step is not None:
                 steps.append((now, step))
-                if step is Step.ENDED:
+                if step is OveruseStep.ENDED:
                     return steps
                 told_at = now
             now += stretch.poll_s
     return steps
 
 
-TOLD, ENDED = Step.TOLD, Step.ENDED
-TABLE: dict[str, tuple[list[Stretch], list[Step], list[Step]]] = {
+TOLD, ENDED = OveruseStep.TOLD, OveruseStep.ENDED
+TABLE: dict[str, tuple[list[Stretch], list[OveruseStep], list[OveruseStep]]] = {
     # what happened: stretches, steps where `warn` is set, steps where `kill` is
     "over for long": ([Stretch(300)], [TOLD], [TOLD, ENDED]),
     "within its booking": ([Stretch(300, 8.0)], [], []),
@@ -97,9 +107,9 @@ def test_no_grace_still_takes_a_warning_first() -> None:
 
 
 def test_one_card_of_several_is_enough_and_one_unknown_excuses_nothing() -> None:
-    seen: Watch | None = None
+    seen: OveruseStreak | None = None
     for second in range(3):
-        seen = watch(seen, second, [use(2.0), use(12.0, index=1), use(None, index=2)], KILL, GAP_S)
+        seen = add_reading(seen, second, [use(2.0), use(12.0, index=1), use(None, index=2)], KILL, GAP_S)
     assert seen is not None
     assert (seen.readings, seen.worst and seen.worst.index) == (3, 1)
 
@@ -107,8 +117,8 @@ def test_one_card_of_several_is_enough_and_one_unknown_excuses_nothing() -> None
 # --- neighbours -----------------------------------------------------------------------------------
 
 
-def look(*uses: ShareUse, at: float = NOW) -> Look:
-    return Look(at, uses)
+def look(*uses: ShareUse, at: float = NOW) -> SharedGpuReading:
+    return SharedGpuReading(at, uses)
 
 
 ENDANGERED: dict[str, tuple[list[ShareUse], list[str]]] = {
@@ -138,7 +148,7 @@ def ended(**parts: object) -> Run:
 
 
 FULL = (use(12, of="1.1", left=20), use(4, of="2.1", left=4))
-VICTIMS: dict[str, tuple[Run, list[Look], bool]] = {
+VICTIMS: dict[str, tuple[Run, list[SharedGpuReading], bool]] = {
     "memory ran out while another held what it had booked": (ended(), [look(*FULL, at=NOW - 1)], True),
     "seen only in the reading after": (
         ended(),
@@ -168,7 +178,7 @@ VICTIMS: dict[str, tuple[Run, list[Look], bool]] = {
 @pytest.mark.parametrize("name", VICTIMS)
 def test_who_is_a_victim_of_a_neighbour(name: str) -> None:
     before, looks, is_victim = VICTIMS[name]
-    after = crowded(before, looks, KILL, lambda handle: handle.partition(".")[0])
+    after = crowded_victim(before, looks, KILL, lambda handle: handle.partition(".")[0])
     if is_victim:
         assert (after.outcome, after.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_CROWDED)
         assert after.reason_text == "job 1 held 12G of GPU 0, of which it booked 8G; it had ended as OUT_OF_MEMORY"

@@ -11,12 +11,12 @@ from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.failures import (
     Evidence,
     GpuFault,
+    add_evidence,
+    attribute_to_foreign_use,
+    attribute_to_gpu,
     awaits_faults,
-    blamed,
-    crowded_out,
     fault_of,
     suspicion,
-    weighed,
 )
 from gpusched.model.cluster import Xid
 from gpusched.model.commands import Drain
@@ -36,7 +36,7 @@ def ended(of: Job, *cards: int, lasted_s: float = 3.0, at: float = NOW, **parts:
 
 
 def judged(run: Run, told: GpuFault, settings: FaultSettings = SETTINGS) -> Run:
-    return blamed(run, fault_of(run, (told,), settings.xid_victim))
+    return attribute_to_gpu(run, fault_of(run, (told,), settings.xid_victim))
 
 
 def fault(xid: int | None, card: int = 0, at: float = NOW) -> GpuFault:
@@ -122,14 +122,14 @@ CROWDED = {
 def test_whose_fault_it_is_that_memory_ran_out(name: str) -> None:
     foreign, outcome, lasted_s, is_theirs = CROWDED[name]
     before = ended(job(1), outcome=outcome, lasted_s=lasted_s)
-    after = crowded_out(before, foreign, SETTINGS.early_s, 1024)
+    after = attribute_to_foreign_use(before, foreign, SETTINGS.early_s, 1024)
     assert (after.reason is ReasonCode.GPU_FOREIGN_USE) is is_theirs
     assert is_theirs or after is before
 
 
 def test_host_memory_that_ran_out_is_nothing_that_others_on_the_card_could_cause() -> None:
     before = replace(ended(job(1), outcome=JobState.OUT_OF_MEMORY, lasted_s=3.0), reason=ReasonCode.MEM_LIMIT)
-    assert crowded_out(before, {CARD: 9000}, SETTINGS.early_s, 1024) is before
+    assert attribute_to_foreign_use(before, {CARD: 9000}, SETTINGS.early_s, 1024) is before
 
 
 # --- the first seconds ----------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def after(ends: list[End], settings: FaultSettings = SETTINGS) -> set[int]:
         one = job(end.job_id or number, user=end.user)
         at = NOW + end.minute * 60
         last = ended(one, *end.cards, lasted_s=end.lasted_s, at=at, outcome=end.outcome, exit_code=end.code)
-        evidence = weighed(evidence, one, last, settings)
+        evidence = add_evidence(evidence, one, last, settings)
         found |= {card for card in range(4) if suspicion(evidence.get(gpu_uuid("n1", card), ()), settings) is not None}
     return found
 

@@ -27,7 +27,7 @@ from gpusched.model.commands import (
     Update,
 )
 from gpusched.model.job import ArraySpec, Job
-from gpusched.model.pipeline import Needs
+from gpusched.model.pipeline import StepNeeds
 from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
@@ -141,8 +141,8 @@ def test_without_accounts_a_job_counts_for_its_user_alone(array: ArraySpec | Non
 def test_without_accounts_no_step_of_a_pipeline_counts_for_another() -> None:
     lab = a_lab()
     steps = [
-        PipelineStep("one", spec(), Needs(), "line 1"),
-        PipelineStep("two", spec(account="bob"), Needs(), "line 5"),
+        PipelineStep("one", spec(), StepNeeds(), "line 1"),
+        PipelineStep("two", spec(account="bob"), StepNeeds(), "line 5"),
     ]
     (answer,) = lab.ask(SubmitPipeline(ANN, "train", "text", steps, {}))
     assert answer.message == f"line 5: {NOT_OURS}"

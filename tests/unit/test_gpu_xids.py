@@ -21,7 +21,7 @@ from gpusched.errors import UsageError
 from gpusched.gpu.faults import XID_EVENT, KernelLog, XidListener, XidWatch, handle_key
 from gpusched.gpu.gateway import Present
 from gpusched.gpu.simulated import SimulatedSource
-from gpusched.lifecycle.failures import GpuFault, taken_in
+from gpusched.lifecycle.failures import GpuFault, add_fault
 from gpusched.model.cluster import Xid
 
 
@@ -361,7 +361,7 @@ def test_a_fault_that_is_heard_twice_counts_once(name: str) -> None:
     known: tuple[GpuFault, ...] = ()
     new = 0
     for fault in told:
-        known, is_new = taken_in(known, fault)
+        known, is_new = add_fault(known, fault)
         new += is_new
     assert (new, len(known)) == (expected, expected)
 
@@ -372,8 +372,8 @@ def test_reading_the_log_again_never_makes_a_new_fault(ats: list[float], order: 
     told = [told[place] for place in order if place < len(told)]
     known: tuple[GpuFault, ...] = ()
     for fault in told:
-        known, _ = taken_in(known, fault)
+        known, _ = add_fault(known, fault)
     for fault in told:
         if fault.sequence is not None:
-            known, is_new = taken_in(known, fault)
+            known, is_new = add_fault(known, fault)
             assert not is_new

@@ -10,7 +10,7 @@ from memory import check_memory
 
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import BrokenInvariant
-from gpusched.lifecycle.dependencies import Satisfied, Waiting
+from gpusched.lifecycle.dependencies import Satisfied, Unsatisfied
 from gpusched.model.commands import Drain
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
@@ -74,7 +74,7 @@ def test_a_task_has_not_started_because_another_of_its_array_has() -> None:
     assert lab.job(array).start_at is not None
     waiting = lab.submit(dependency=f"after:{array}_3={array + 4}", request=request(cpus=1))
     for _ in range(2):
-        assert isinstance(lab.scheduler.world.dependency_state(lab.job(waiting)), Waiting)
+        assert isinstance(lab.scheduler.world.dependency_state(lab.job(waiting)), Unsatisfied)
         lab.restart()
     for _ in range(4):
         lab.turn(3)

@@ -81,7 +81,7 @@ def lose_pending_job(lab: Lab, running: int, pending: int) -> None:
 
 
 def lose_running_job(lab: Lab, running: int, pending: int) -> None:
-    lab.scheduler.planner().apply(events.RunEnded(running))
+    lab.scheduler.planner().apply(events.RunReleased(running))
 
 
 def invent_usage(lab: Lab, running: int, pending: int) -> None:

@@ -26,11 +26,11 @@ def tree(*accounts, used=None, seen=(), capacity=MACHINES):
 
 
 def factors(made: AccountTree) -> dict[tuple[str, str], float]:
-    return {(row.account, row.user): row.factor for row in made.standings() if row.user is not None}
+    return {(row.account, row.user): row.factor for row in made.shares() if row.user is not None}
 
 
 def row_of(made: AccountTree, name: str, user: str | None = None) -> AccountShare:
-    return next(row for row in made.standings() if (row.account, row.user) == (name, user))
+    return next(row for row in made.shares() if (row.account, row.user) == (name, user))
 
 
 # Slurm 22.05.8, `sshare -a`: the root with its own user, and three accounts with one user each.
@@ -72,7 +72,7 @@ def test_slurm_answers_the_same_for(place, wanted):
 
 
 def test_slurm_lists_the_tree_in_the_same_order():
-    assert [(row.account, row.user) for row in slurm_tree().standings()] == [("", None), *SLURM_AFTER]
+    assert [(row.account, row.user) for row in slurm_tree().shares()] == [("", None), *SLURM_AFTER]
 
 
 def test_slurm_gives_the_same_answers_from_the_usage_that_it_prints():
@@ -247,7 +247,7 @@ def test_ranks(accounts, used, seen, wanted):
 @pytest.mark.parametrize(("accounts", "used", "seen", "wanted"), RANKS.values(), ids=RANKS)
 def test_the_order_in_which_accounts_and_users_are_given_does_not_matter(accounts, used, seen, wanted):
     turned = tree(*reversed(accounts), used=dict(reversed(used.items())), seen=list(reversed(seen)))
-    assert turned.standings() == tree(*accounts, used=used, seen=seen).standings()
+    assert turned.shares() == tree(*accounts, used=used, seen=seen).shares()
 
 
 # Usage
@@ -302,7 +302,7 @@ def test_who_was_never_seen_has_used_nothing():
 
 def test_the_listing_goes_down_the_tree_users_first_then_accounts_by_name():
     made = tree(account("z", zoe=1, abe=1), account("m", "z", moe=1), account("b", "z", bob=1), used={("", "root"): 1})
-    assert [(row.depth, row.account, row.user) for row in made.standings()] == [
+    assert [(row.depth, row.account, row.user) for row in made.shares()] == [
         (0, "", None),
         (1, "", "root"),
         (1, "z", None),
@@ -342,7 +342,7 @@ BROKEN = {
 def test_every_user_is_ranked_even_with(accounts):
     made = tree(*accounts, used={("a", "ann"): 5, ("b", "bob"): 7})
     assert set(factors(made)) == {("a", "ann"), ("b", "bob")}
-    assert {row.account for row in made.standings()} >= {one.name for one in accounts}
+    assert {row.account for row in made.shares()} >= {one.name for one in accounts}
 
 
 # For any tree
@@ -379,7 +379,7 @@ def test_factors_are_ranks(case):
 def test_siblings_share_the_whole(case):
     accounts, used, seen = case
     made = tree(*accounts, used=used, seen=seen)
-    rows = list(made.standings())
+    rows = list(made.shares())
     for position, above in enumerate(rows):
         if above.user is not None:
             continue
@@ -409,7 +409,7 @@ def test_using_more_never_improves_the_rank(case, more):
 @given(trees())
 def test_of_siblings_the_one_with_the_higher_level_fs_is_never_behind(case):
     accounts, used, seen = case
-    rows = [row for row in tree(*accounts, used=used, seen=seen).standings() if row.user is not None]
+    rows = [row for row in tree(*accounts, used=used, seen=seen).shares() if row.user is not None]
     for one in rows:
         for other in rows:
             if one.account == other.account and one.level_fs > other.level_fs:
@@ -455,7 +455,7 @@ def walk(
 def test_factors_are_those_of_the_plain_walk(case):
     accounts, used, seen = case
     made = tree(*accounts, used=used, seen=seen)
-    rows = list(made.standings())
+    rows = list(made.shares())
     below: dict[AccountShare, list[AccountShare]] = {row: [] for row in rows}
     path: list[AccountShare] = []
     for row in rows:

@@ -39,7 +39,7 @@ def guard(sizes, settings, *held, where="n1"):
 
 def may(cells, queue, *cards, borrowed=False, requeue=True):
     """What the guard says to a job of this queue on these cards; None lets it pass."""
-    return cells.guard_for(queue, borrowed, requeue).why_not(booking(*cards))
+    return cells.veto_for(queue, borrowed, requeue).why_not(booking(*cards))
 
 
 # --- who may start where ------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_cells_of_a_node_are_kept_on_it():
     settings = queues(vision="n2:4")
     layout = ClusterLayout([machine(4, name="n1"), machine(4, name="n2")], settings)
     cells = CellVeto(layout, settings, [])
-    first, second = (cells.guard_for("nlp", False, True).why_not(booking(card)) for card in (0, 4))
+    first, second = (cells.veto_for("nlp", False, True).why_not(booking(card)) for card in (0, 4))
     assert first is None
     assert second is not None
 
@@ -218,7 +218,7 @@ def test_a_cell_of_a_node_comes_before_one_of_any_node():
     settings = queues(vision="n1:2", nlp="4")
     layout = ClusterLayout([machine(4, name="n1"), machine(4, name="n2")], settings)
     cells = CellVeto(layout, settings, [])
-    claim = cells.guard_for("other", False, True)
+    claim = cells.veto_for("other", False, True)
     assert claim.why_not(booking(0, 1)) is None
     assert claim.why_not(booking(4)) is not None
 
@@ -229,7 +229,7 @@ def test_a_gang_counts_on_all_of_its_nodes():
     gang = AllocationUnits(
         0, 1000, 1000, 0, (CardShare(0, True),), others=(AllocationUnits(1, 1000, 1000, 0, (CardShare(4, True),)),)
     )
-    assert CellVeto(layout, settings, []).guard_for("nlp", False, True).why_not(gang) is not None
+    assert CellVeto(layout, settings, []).veto_for("nlp", False, True).why_not(gang) is not None
     held = CellVeto(layout, settings, [("nlp", AllocationUnits(0, 1000, 0, 0, (CardShare(0, True),)), False)])
     assert held.avoid("nlp") == {4, 5, 6, 7}
 

@@ -11,7 +11,7 @@ from gpusched.lifecycle.dependencies import (
     Never,
     Parent,
     Satisfied,
-    Waiting,
+    Unsatisfied,
     as_typed,
     evaluate,
     find_cycle,
@@ -53,7 +53,7 @@ def test_a_task_is_called_as_people_call_it():
     assert as_typed(dependency) == "afterok:4_2,after:4_3+1"
     assert as_typed(None) is None
     verdict = evaluate(parse_dependency(dependency), {7: RUNNING, 8: PENDING}.get)
-    assert verdict == Waiting("waits for job 4_2 to complete and job 4_3 to start", (7, 8))
+    assert verdict == Unsatisfied("waits for job 4_2 to complete and job 4_3 to start", (7, 8))
     assert written(parse_dependency(dependency)) == dependency
 
 
@@ -97,14 +97,14 @@ def test_what_cannot_be_read_is_quoted(text, part):
 
 
 ONE_JOB = {
-    "after, not started": ("after:1", PENDING, Waiting("waits for job 1 to start", (1,))),
+    "after, not started": ("after:1", PENDING, Unsatisfied("waits for job 1 to start", (1,))),
     "after, started": ("after:1", RUNNING, Satisfied()),
     "after, waiting for its second run": ("after:1", Parent(JobState.PENDING, 5.0), Satisfied()),
     "after, cancelled before it started": ("after:1", CANCELLED_UNSTARTED, Satisfied()),
-    "afterany, running": ("afterany:1", RUNNING, Waiting("waits for job 1 to end", (1,))),
+    "afterany, running": ("afterany:1", RUNNING, Unsatisfied("waits for job 1 to end", (1,))),
     "afterany, completed": ("afterany:1", COMPLETED, Satisfied()),
     "afterany, failed": ("afterany:1", FAILED, Satisfied()),
-    "afterok, running": ("afterok:1", RUNNING, Waiting("waits for job 1 to complete", (1,))),
+    "afterok, running": ("afterok:1", RUNNING, Unsatisfied("waits for job 1 to complete", (1,))),
     "afterok, completed": ("afterok:1", COMPLETED, Satisfied()),
     "afterok, failed": (
         "afterok:1",
@@ -114,9 +114,9 @@ ONE_JOB = {
     "afterok, completing": (
         "afterok:1",
         Parent(JobState.COMPLETING, 5.0),
-        Waiting("waits for job 1 to complete", (1,)),
+        Unsatisfied("waits for job 1 to complete", (1,)),
     ),
-    "afternotok, pending": ("afternotok:1", PENDING, Waiting("waits for job 1 to fail", (1,))),
+    "afternotok, pending": ("afternotok:1", PENDING, Unsatisfied("waits for job 1 to fail", (1,))),
     "afternotok, completed": (
         "afternotok:1",
         COMPLETED,
@@ -129,7 +129,7 @@ ONE_JOB = {
         FAILED,
         Never("depends on the success of job 1, which ended as FAILED", 1),
     ),
-    "ten minutes after, not started": ("after:1+10", PENDING, Waiting("waits for job 1 to start", (1,))),
+    "ten minutes after, not started": ("after:1+10", PENDING, Unsatisfied("waits for job 1 to start", (1,))),
     "ten minutes after, started": ("after:1+10", RUNNING, Satisfied(605.0, "10 min after the start of job 1")),
     "ten minutes after, over": ("after:1+10", FAILED, Satisfied(605.0, "10 min after the start of job 1")),
     "ten minutes after, cancelled before it started": (
@@ -154,18 +154,18 @@ def test_one_job(text, parent, verdict):
 def test_every_final_state_decides_every_kind(state):
     for kind in KINDS:
         verdict = evaluate(parse_dependency(f"{kind}:1"), {1: Parent(state, 5.0, 9.0)}.get)
-        assert not isinstance(verdict, Waiting)
+        assert not isinstance(verdict, Unsatisfied)
     is_ok = isinstance(evaluate(parse_dependency("afterok:1"), {1: Parent(state, 5.0, 9.0)}.get), Satisfied)
     assert is_ok is (state is JobState.COMPLETED)
 
 
 SEVERAL = {
     "all hold": ("afterok:1,afternotok:2", {1: COMPLETED, 2: FAILED}, Satisfied),
-    "all, one still open": ("afterok:1:2", {1: COMPLETED, 2: RUNNING}, Waiting),
+    "all, one still open": ("afterok:1:2", {1: COMPLETED, 2: RUNNING}, Unsatisfied),
     "all, one hopeless": ("afterok:1:2", {1: RUNNING, 2: FAILED}, Never),
     "any, one holds": ("afterok:1?afterok:2", {1: FAILED, 2: COMPLETED}, Satisfied),
     "any, one holds among several of one kind": ("afterok:1:2?afterany:3", {1: FAILED, 2: COMPLETED}, Satisfied),
-    "any, one still open": ("afterok:1?afterok:2", {1: FAILED, 2: RUNNING}, Waiting),
+    "any, one still open": ("afterok:1?afterok:2", {1: FAILED, 2: RUNNING}, Unsatisfied),
     "any, none can": ("afterok:1?afterok:2", {1: FAILED, 2: FAILED}, Never),
 }
 
@@ -215,30 +215,32 @@ def test_singleton_waits_while_there_is_an_earlier_job():
     assert expression.is_singleton
     assert expression.job_ids == ()
     assert evaluate(expression, {}.get) == Satisfied()
-    assert evaluate(expression, {}.get, 7) == Waiting("waits for job 7, which has the same name, to end", (7,))
+    assert evaluate(expression, {}.get, 7) == Unsatisfied("waits for job 7, which has the same name, to end", (7,))
 
 
 def test_singleton_goes_with_others():
     both, either = parse_dependency("singleton,afterok:1"), parse_dependency("singleton?afterok:1")
-    assert isinstance(evaluate(both, {1: COMPLETED}.get, 7), Waiting)
+    assert isinstance(evaluate(both, {1: COMPLETED}.get, 7), Unsatisfied)
     assert isinstance(evaluate(both, {1: FAILED}.get, None), Never)
     assert isinstance(evaluate(either, {1: COMPLETED}.get, 7), Satisfied)
-    assert isinstance(evaluate(either, {1: FAILED}.get, 7), Waiting)
+    assert isinstance(evaluate(either, {1: FAILED}.get, 7), Unsatisfied)
 
 
 def test_the_sentence_names_what_is_still_open():
     parents = {1: COMPLETED, 2: RUNNING, 3: PENDING}
-    assert evaluate(parse_dependency("afterok:1:2,after:3"), parents.get) == Waiting(
+    assert evaluate(parse_dependency("afterok:1:2,after:3"), parents.get) == Unsatisfied(
         "waits for job 2 to complete and job 3 to start", (2, 3)
     )
-    assert evaluate(parse_dependency("afterany:2?afterany:3"), parents.get) == Waiting(
+    assert evaluate(parse_dependency("afterany:2?afterany:3"), parents.get) == Unsatisfied(
         "waits for job 2 to end or job 3 to end", (2, 3)
     )
 
 
 def test_a_long_list_is_cut_in_the_sentence_but_not_in_the_ids():
     verdict = evaluate(parse_dependency("afterany:1:2:3:4:5"), lambda _: RUNNING)
-    assert verdict == Waiting("waits for job 1 to end and job 2 to end and job 3 to end and 2 more", (1, 2, 3, 4, 5))
+    assert verdict == Unsatisfied(
+        "waits for job 1 to end and job 2 to end and job 3 to end and 2 more", (1, 2, 3, 4, 5)
+    )
 
 
 CYCLES = {

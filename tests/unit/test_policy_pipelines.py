@@ -22,7 +22,7 @@ from gpusched.lifecycle.pipelines import (
     written,
 )
 from gpusched.model.job import Job
-from gpusched.model.pipeline import Need, Needs
+from gpusched.model.pipeline import StepNeed, StepNeeds
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.testing import job
@@ -31,18 +31,18 @@ DONE, FAILED, CANCELLED = JobState.COMPLETED, JobState.FAILED, JobState.CANCELLE
 PENDING, RUNNING = JobState.PENDING, JobState.RUNNING
 
 READABLE = {
-    "": Needs(),
-    "a": Needs((Need("afterok", "a"),)),
-    "a, b.c-d_1": Needs((Need("afterok", "a"), Need("afterok", "b.c-d_1"))),
-    "afterany:a:b,c": Needs((Need("afterany", "a"), Need("afterany", "b"), Need("afterok", "c"))),
-    "a?AfterNotOK:b": Needs((Need("afterok", "a"), Need("afternotok", "b")), is_any=True),
-    "after:a+5": Needs((Need("after", "a", 300),)),
-    "a,a": Needs((Need("afterok", "a"),)),
+    "": StepNeeds(),
+    "a": StepNeeds((StepNeed("afterok", "a"),)),
+    "a, b.c-d_1": StepNeeds((StepNeed("afterok", "a"), StepNeed("afterok", "b.c-d_1"))),
+    "afterany:a:b,c": StepNeeds((StepNeed("afterany", "a"), StepNeed("afterany", "b"), StepNeed("afterok", "c"))),
+    "a?AfterNotOK:b": StepNeeds((StepNeed("afterok", "a"), StepNeed("afternotok", "b")), is_any=True),
+    "after:a+5": StepNeeds((StepNeed("after", "a", 300),)),
+    "a,a": StepNeeds((StepNeed("afterok", "a"),)),
 }
 
 
 @pytest.mark.parametrize(("text", "needs"), READABLE.items())
-def test_needs_are_read(text: str, needs: Needs) -> None:
+def test_needs_are_read(text: str, needs: StepNeeds) -> None:
     assert parse_needs(text) == needs
 
 
@@ -58,15 +58,15 @@ def test_needs_become_a_dependency() -> None:
     assert dependency_of(parse_needs("a,b,afterany:c"), ids, None) == "afterok:1:2,afterany:3"
     assert dependency_of(parse_needs("a?b"), ids, None) == "afterok:1?afterok:2"
     assert dependency_of(parse_needs("after:a+5,after:b"), ids, "singleton") == "singleton,after:1+5:2"
-    assert dependency_of(Needs(), ids, "afterok:9") == "afterok:9"
-    assert dependency_of(Needs(), ids, None) is None
+    assert dependency_of(StepNeeds(), ids, "afterok:9") == "afterok:9"
+    assert dependency_of(StepNeeds(), ids, None) is None
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=10))
 def test_each_step_comes_after_those_it_needs_or_a_circle_is_named(edges: list[list[int]]) -> None:
     names = [f"s{number}" for number in range(len(edges))]
     needs = {
-        names[at]: Needs(tuple(Need("afterok", names[one]) for one in dict.fromkeys(above) if one < len(edges)))
+        names[at]: StepNeeds(tuple(StepNeed("afterok", names[one]) for one in dict.fromkeys(above) if one < len(edges)))
         for at, above in enumerate(edges)
     }
     circle = find_circle(needs)

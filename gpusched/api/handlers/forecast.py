@@ -22,7 +22,7 @@ from gpusched.api.render import (
 from gpusched.api.requests import respond
 from gpusched.api.service import service_of
 from gpusched.api.visibility import Viewer, viewer_of
-from gpusched.lifecycle.intruders import in_words, intruder_text
+from gpusched.lifecycle.overuse import intruder_text, unbooked_use_text
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
@@ -44,7 +44,7 @@ async def why(request: web.Request) -> web.Response:
     text = reason.text if reason else (job.reason_text or f"is {job.state}")
     facts = service.facts_of([job])(job)
     found = facts.findings
-    about_gpus = [found.vram_over, *map(in_words, found.unbooked)]
+    about_gpus = [found.vram_over, *map(unbooked_use_text, found.unbooked)]
     about_gpus += [intruder_text(one, service.scheduler.name_of_run) for one in found.intruders]
     if job.state is JobState.RUNNING and any(about_gpus):
         text = "; ".join(["runs", *filter(None, about_gpus)])

@@ -188,7 +188,7 @@ def account_rows(scheduler: SchedulerState) -> list[dict[str, Any]]:
     layout = ClusterLayout(snapshot.nodes, settings)
     seen = {(job.spec.account, job.user) for job in scheduler.world.jobs.values()}
     tree = AccountTree(settings.account, usage_now(snapshot, layout, settings), capacity_of(layout), seen)
-    return [{**_standing_json(one), **_members_json(one, settings)} for one in tree.standings()]
+    return [{**_standing_json(one), **_members_json(one, settings)} for one in tree.shares()]
 
 
 def _members_json(one: AccountShare, settings: Settings) -> dict[str, Any]:

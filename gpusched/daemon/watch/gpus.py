@@ -18,16 +18,16 @@ from gpusched.lifecycle.failures import (
     FaultyRun,
     GpuFault,
     Origin,
+    add_evidence,
+    add_fault,
+    attribute_to_foreign_use,
+    attribute_to_gpu,
     awaits_faults,
-    blamed,
-    crowded_out,
     fault_of,
+    fault_runs_text,
     repeated,
     suspicion,
-    taken_in,
     takes_out,
-    told_of,
-    weighed,
 )
 from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample, GpuState
 from gpusched.model.job import Job, JobEvent, Run
@@ -73,7 +73,7 @@ class GpuFaults:
             for xid in gpu.xids:
                 is_event = xid.sequence is None
                 fault = GpuFault(gpu.uuid, gpu.index, xid.number, xid.at, xid.sequence, is_event)
-                self._known, is_new = taken_in(self._known, fault)
+                self._known, is_new = add_fault(self._known, fault)
                 if is_new:
                     self._new.append(fault)
         before, self._lost = self._lost, {gpu.uuid: GpuFault(gpu.uuid, gpu.index, None, at) for gpu, at in lost}
@@ -132,15 +132,15 @@ class GpuFaults:
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run with whoever is to blame; says so in the story. Its card may become suspect."""
         faults, settings = self._with_instances(run, self._known), tx.settings.fault
-        after = blamed(run, fault_of(run, faults, settings.xid_victim))
+        after = attribute_to_gpu(run, fault_of(run, faults, settings.xid_victim))
         self._note_faulty(job, run, faults, settings)
         if after is run:
             foreign = {gpu.uuid: gpu.foreign_mib for node in tx.nodes for gpu in node.gpus}
-            after = crowded_out(run, foreign, tx.settings.fault.early_s, tx.settings.gpu.foreign_mib)
+            after = attribute_to_foreign_use(run, foreign, tx.settings.fault.early_s, tx.settings.gpu.foreign_mib)
         if after is not run:
             tx.changes.runs[after.id] = after
             tx.add_events(JobEvent(job.id, tx.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
-        self._evidence = weighed(self._evidence, job, after, tx.settings.fault)
+        self._evidence = add_evidence(self._evidence, job, after, tx.settings.fault)
         for share in after.gpus:
             why = suspicion(self._evidence.get(share.uuid, ()), tx.settings.fault)
             if why is not None:
@@ -157,7 +157,7 @@ class GpuFaults:
         runs = () if last is None else repeated(last, self._faulty.values(), tx.settings.fault.hold_after)
         if last is None or not runs:
             return
-        text = told_of(runs)
+        text = fault_runs_text(runs)
         pending = [one for one in tx.world.jobs.values() if one.user == job.user and _may_be_held(one)]
         held = [one for one in pending if last.origin.is_like(_origin(one))]
         for one in held:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle import idle, transitions
-from gpusched.lifecycle.idle import Activity, Look, Step, Watch
+from gpusched.lifecycle.idle import Activity, GpuLoadReading, IdleStep, IdleStreak
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.execution import NoteOrder
 from gpusched.model.job import NICE_MAX, Job, JobEvent, Run
@@ -35,12 +35,12 @@ class IdleWatch:
     """What is known of the runs whose GPUs are watched."""
 
     def __init__(self) -> None:
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, IdleStreak] = {}
 
     def observe(self, reading: GpuReading, world: DaemonState, settings: Settings) -> None:
         """Take in a reading; runs that stand still or are being ended are left out until they go on."""
         samples = {} if reading.error is not None else {gpu.uuid: gpu for gpu in reading.gpus}
-        seen: dict[str, Watch] = {}
+        seen: dict[str, IdleStreak] = {}
         for handle, run in world.open_runs.items():
             job = world.jobs.get(run.job_id)
             if not run.gpus or job is None or job.state is not JobState.RUNNING or run.start_at is None:
@@ -48,7 +48,7 @@ class IdleWatch:
             if not settings.idle.after_s or idle.is_exempt(job.spec, settings):
                 continue
             look = _look(reading.at, [samples.get(share.uuid) for share in run.gpus], settings.idle.utilisation)
-            seen[handle] = idle.watch(self._watches.get(handle), look, settings.idle)
+            seen[handle] = idle.add_reading(self._watches.get(handle), look, settings.idle)
         self._watches = seen
 
     def suspects(self) -> list[str]:
@@ -59,7 +59,7 @@ class IdleWatch:
         """Take in what processes did beside their GPUs."""
         for name, activity in activities.items():
             if name in self._watches:
-                self._watches[name] = idle.note(self._watches[name], activity, settings.idle)
+                self._watches[name] = idle.add_activity(self._watches[name], activity, settings.idle)
 
     def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
         """Record and order what is due; `tell` makes an alert of what the owner is told."""
@@ -77,8 +77,8 @@ class IdleWatch:
                 _mark(job, replace(run, idle_at=since), tx)
 
 
-def _look(at: float, cards: list[GpuSample | None], idle_up_to: float) -> Look:
-    return Look(
+def _look(at: float, cards: list[GpuSample | None], idle_up_to: float) -> GpuLoadReading:
+    return GpuLoadReading(
         at,
         _busiest([None if card is None else card.utilisation for card in cards], idle_up_to),
         _busiest([None if card is None else card.memory_utilisation for card in cards], idle_up_to),
@@ -93,12 +93,12 @@ def _busiest(values: list[float | None], idle_up_to: float) -> float | None:
     return None
 
 
-def _take(step: Step, job: Job, run: Run, since: float, tx: TickTransaction, tell: Tell) -> None:
+def _take(step: IdleStep, job: Job, run: Run, since: float, tx: TickTransaction, tell: Tell) -> None:
     run = replace(run, idle_at=since, idle_step=int(step))
     long = format_duration(tx.now - since)
-    if step is Step.TOLD:
+    if step is IdleStep.TOLD:
         record_idle(job, run, f"its GPUs have done nothing for {long}", tx, tell)
-    elif step is Step.LOWERED:
+    elif step is IdleStep.LOWERED:
         nice = min(NICE_MAX, job.spec.nice + tx.settings.idle.nice)
         text = f"its GPUs have done nothing for {long}: nice is {nice} from its next run on, instead of {job.spec.nice}"
         tx.add_events(JobEvent(job.id, tx.now, "idle", text, run.number))

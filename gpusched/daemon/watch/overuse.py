@@ -15,7 +15,7 @@ from gpusched.daemon.state import DaemonState
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle import overuse
-from gpusched.lifecycle.overuse import Look, Step, Watch
+from gpusched.lifecycle.overuse import OveruseStep, OveruseStreak, SharedGpuReading
 from gpusched.model.cluster import GpuReading, ShareFacts, ShareUse
 from gpusched.model.execution import NoteOrder
 from gpusched.model.job import Job, JobEvent, Run, split_run_id
@@ -38,8 +38,8 @@ class OveruseWatch:
     """What is known of the runs that share cards."""
 
     def __init__(self) -> None:
-        self._watches: dict[str, Watch] = {}
-        self._looks: dict[str, deque[Look]] = {}
+        self._watches: dict[str, OveruseStreak] = {}
+        self._looks: dict[str, deque[SharedGpuReading]] = {}
         self._shares: Mapping[str, tuple[ShareUse, ...]] = {}
         self._told: dict[tuple[str, str], float | None] = {}
         """By run and kind, when its owner was told; None: not yet, and the story has been looked at."""
@@ -53,7 +53,7 @@ class OveruseWatch:
             for use in shares:
                 uses.setdefault(use.run, []).append(use)
             if shares:
-                self._looks.setdefault(uuid, deque(maxlen=_MOST_LOOKS)).append(Look(at, shares))
+                self._looks.setdefault(uuid, deque(maxlen=_MOST_LOOKS)).append(SharedGpuReading(at, shares))
         for uuid in [uuid for uuid, looks in self._looks.items() if at - looks[-1].at > KEPT_S]:
             del self._looks[uuid]
         before, self._watches = self._watches, {}
@@ -61,7 +61,7 @@ class OveruseWatch:
         for run in world.open_runs.values():
             if any(not share.is_whole for share in run.gpus):
                 found = uses.get(run.id, [])
-                self._watches[run.id] = overuse.watch(before.get(run.id), at, found, settings.gpu, pause_s)
+                self._watches[run.id] = overuse.add_reading(before.get(run.id), at, found, settings.gpu, pause_s)
         self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
 
     def reload(self) -> None:
@@ -87,7 +87,7 @@ class OveruseWatch:
             return None
         if seen.readings < settings.gpu.vram_over_polls:
             return None
-        text = f"it holds {overuse.in_words(seen.worst)}"
+        text = f"it holds {overuse.overuse_text(seen.worst)}"
         if settings.gpu.vram_over != "kill":
             return f"{text}; nothing is done about that"
         told_at = self._told.get((run.id, OVER))
@@ -107,21 +107,21 @@ class OveruseWatch:
             job = None if run is None else tx.world.jobs.get(run.job_id)
             if run is None or job is None or job.state is not JobState.RUNNING:
                 continue
-            if overuse.due(seen, None, tx.now, settings.gpu, pause_s) is None:
+            if overuse.due_step(seen, None, tx.now, settings.gpu, pause_s) is None:
                 continue
             told_at = self._told_at(run, OVER, tx)
-            step = overuse.due(seen, told_at, tx.now, settings.gpu, pause_s)
-            if step is Step.TOLD:
+            step = overuse.due_step(seen, told_at, tx.now, settings.gpu, pause_s)
+            if step is OveruseStep.TOLD:
                 self._warn(job, run, seen.worst, tx, tell)
-            elif step is Step.ENDED:
-                log.warning("run %s is ended: it held %s", run.id, overuse.in_words(seen.worst))
-                after, story = overuse.end(job, seen.worst, tx.now)
+            elif step is OveruseStep.ENDED:
+                log.warning("run %s is ended: it held %s", run.id, overuse.overuse_text(seen.worst))
+                after, story = overuse.end_overuse(job, seen.worst, tx.now)
                 tx.put_job(after, *story)
             self._warn_neighbours(run_id, tx)
 
     def _warn(self, job: Job, run: Run, use: ShareUse, tx: TickTransaction, tell: Tell) -> None:
         self._told[run.id, OVER] = tx.now
-        text = f"it holds {overuse.in_words(use)}"
+        text = f"it holds {overuse.overuse_text(use)}"
         hint = f"; ask for what it needs: --vram {format_size_mib(_asking_mib(use))}"
         if tx.settings.gpu.vram_over == "kill":
             hint += f"; it is ended if that goes on for {format_duration(tx.settings.gpu.vram_over_grace_s)}"
@@ -136,14 +136,14 @@ class OveruseWatch:
         for shares in self._shares.values():
             if all(use.run != over for use in shares):
                 continue
-            for use, worst in overuse.endangered(Look(tx.now, shares), tx.settings.gpu):
+            for use, worst in overuse.endangered(SharedGpuReading(tx.now, shares), tx.settings.gpu):
                 run = tx.world.open_runs.get(use.run)
                 if worst.run != over or run is None or self._told_at(run, CROWDED, tx) is not None:
                     continue
                 self._told[run.id, CROWDED] = tx.now
                 left = format_size_mib(use.left_mib)
                 text = (
-                    f"job {_name_of(worst.run, tx)} holds {overuse.in_words(worst)}; {left} of the "
+                    f"job {_name_of(worst.run, tx)} holds {overuse.overuse_text(worst)}; {left} of the "
                     f"{format_size_mib(use.booked_mib)} that this job booked there can be had"
                 )
                 tx.add_events(JobEvent(run.job_id, tx.now, CROWDED, text, run.number))
@@ -159,7 +159,7 @@ class OveruseWatch:
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, as a victim of its neighbour if it is one; says so in the story."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
-        after = overuse.crowded(run, looks, tx.settings.gpu, lambda handle: _name_of(handle, tx))
+        after = overuse.crowded_victim(run, looks, tx.settings.gpu, lambda handle: _name_of(handle, tx))
         if after is not run:
             tx.changes.runs[after.id] = after
             tx.add_events(JobEvent(job.id, tx.now, "note", f"{after.outcome}: {after.reason_text}", after.number))

@@ -8,15 +8,35 @@ same. A daemon that is killed meanwhile has lost nothing: the next round finds w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from logging import getLogger
 
 from gpusched.daemon.tick import Scheduler
 from gpusched.errors import GpuschedError
-from gpusched.lifecycle.pruning import may_go, pipeline_may_go
 from gpusched.model.job import Job
 from gpusched.model.units import parse_pipeline_id
 from gpusched.ports import JobFilter
+
+
+def may_go(
+    job: Job, before: float, arrays: Collection[int], pipelines: Collection[str], is_needed: Callable[[Job], bool]
+) -> bool:
+    """Whether a job may be forgotten now.
+
+    Args: before: instant before which it must have ended. arrays, pipelines: those that are there. is_needed: whether
+    something unfinished needs it.
+    """
+    if job.end_at is None or job.end_at >= before:
+        return False
+    if job.array_id in arrays or job.spec.pipeline in pipelines:
+        return False
+    return not is_needed(job)
+
+
+def pipeline_may_go(ends: Iterable[tuple[int, float | None]], before: float, is_named: Callable[[int], bool]) -> bool:
+    """Whether a pipeline may be forgotten: each of its jobs ended before an instant, and nothing waits for one."""
+    return all(end_at is not None and end_at < before and not is_named(job_id) for job_id, end_at in ends)
+
 
 log = getLogger("gpusched.daemon")
 ROUND_S = 3600.0

@@ -14,21 +14,21 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.watch.overuse import KEPT_S, gap_s
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.lifecycle.intruders import (
+from gpusched.lifecycle.overuse import (
     Intruder,
-    Look,
     Sighting,
-    Step,
-    due,
-    end,
+    UnbookedReading,
+    UnbookedStep,
+    due_unbooked_step,
+    end_unbooked_use,
     intruder_mark,
     intruder_text,
-    intruders,
+    intruders_of,
     is_worth_telling,
     sighted,
     unbooked_mark,
     unbooked_text,
-    victim,
+    unbooked_victim,
 )
 from gpusched.model.cluster import GpuReading
 from gpusched.model.execution import NoteOrder
@@ -49,7 +49,7 @@ class IntruderWatch:
 
     def __init__(self) -> None:
         self._sightings: dict[tuple[str, str | int], Sighting] = {}
-        self._looks: dict[str, deque[Look]] = {}
+        self._looks: dict[str, deque[UnbookedReading]] = {}
         self._stories: dict[str, list[JobEvent]] = {}
         """By run, what its owner was told of intruders."""
         self._is_fresh = False
@@ -61,7 +61,7 @@ class IntruderWatch:
         found: dict[str, list[Intruder]] = {}
         if reading.error is None:
             on = tracker.intruders()
-            found = {gpu.uuid: intruders(gpu.uuid, gpu.index, on.get(gpu.uuid, ())) for gpu in reading.gpus}
+            found = {gpu.uuid: intruders_of(gpu.uuid, gpu.index, on.get(gpu.uuid, ())) for gpu in reading.gpus}
         before, self._sightings = self._sightings, {}
         shares = tracker.shares()
         for uuid, ones in found.items():
@@ -69,7 +69,7 @@ class IntruderWatch:
                 self._sightings[one.key] = sighted(before.get(one.key), one, at, gap)
             unbooked = tuple(one for one in ones if one.run is not None)
             if unbooked:
-                look = Look(at, uuid, unbooked, tuple(shares.get(uuid, ())))
+                look = UnbookedReading(at, uuid, unbooked, tuple(shares.get(uuid, ())))
                 self._looks.setdefault(uuid, deque(maxlen=_MOST_LOOKS)).append(look)
         for uuid in [uuid for uuid, looks in self._looks.items() if at - looks[-1].at > KEPT_S]:
             del self._looks[uuid]
@@ -108,18 +108,18 @@ class IntruderWatch:
 
     def _of_unbooked(self, handle: str, seen: Sighting, tx: TickTransaction, notify: Notify) -> None:
         run, job = _running(handle, tx.world)
-        if run is None or job is None or due(seen, None, tx.now, tx.settings.gpu) is None:
+        if run is None or job is None or due_unbooked_step(seen, None, tx.now, tx.settings.gpu) is None:
             return
         one = seen.intruder
-        step = due(seen, self._told_at(run, UNBOOKED, unbooked_mark(one), tx), tx.now, tx.settings.gpu)
-        if step is Step.TELL:
+        step = due_unbooked_step(seen, self._told_at(run, UNBOOKED, unbooked_mark(one), tx), tx.now, tx.settings.gpu)
+        if step is UnbookedStep.TELL:
             text = unbooked_text(one, job, run.gpus, tx.settings.gpu)
             log.warning("job %s: %s", job.shown_id, text)
             self._record(job, run, UNBOOKED, text, tx)
             notify(tx, job, "gpu_unbooked", one.uuid, text)
-        elif step is Step.END:
+        elif step is UnbookedStep.END:
             log.warning("run %s is ended: it used GPU %d, which it did not book", run.id, one.index)
-            after, story = end(job, one, tx.now)
+            after, story = end_unbooked_use(job, one, tx.now)
             tx.put_job(after, *story)
 
     def _notify_booker(self, run: Run, one: Intruder, tx: TickTransaction, notify: Notify) -> None:
@@ -154,7 +154,7 @@ class IntruderWatch:
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, as a victim of a job that did not book its GPU if it is one; says so in the story."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
-        after = victim(run, looks, tx.settings.gpu, _names(tx.world))
+        after = unbooked_victim(run, looks, tx.settings.gpu, _names(tx.world))
         if after is not run:
             tx.changes.runs[after.id] = after
             tx.add_events(JobEvent(job.id, tx.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
