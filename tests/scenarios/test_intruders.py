@@ -10,7 +10,7 @@ from accidents import AccidentLab
 
 from gpusched.daemon.reconcile import adopt_open_runs, pending_order
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
-from gpusched.lifecycle.intruders import intruders, unbooked_text
+from gpusched.lifecycle.overuse import intruders_of, unbooked_text
 from gpusched.model.cluster import GpuProcess
 from gpusched.model.execution import NoteOrder, Order, StopOrder
 from gpusched.model.job import AdoptedProcess, Alerting, Interactive, RetryRule
@@ -249,7 +249,7 @@ def test_job_that_runs_out_of_memory_by_itself_is_charged(accidents: MakeLab) ->
 
 def test_adopted_job_is_told_what_it_booked_when_it_was_adopted() -> None:
     process = GpuProcess(4711, 9 * GIB, "ann", 1.0, "python", "1.1")
-    (one,) = intruders("GPU-1", 1, [process])
+    (one,) = intruders_of("GPU-1", 1, [process])
     adopted = job(1, adopted=AdoptedProcess(4711, 99, "boot"))
     text = unbooked_text(one, adopted, [share(0)], GpuSettings())
     assert text == (
@@ -259,9 +259,9 @@ def test_adopted_job_is_told_what_it_booked_when_it_was_adopted() -> None:
 
 def test_processes_of_one_run_are_one_intruder() -> None:
     processes = [GpuProcess(pid, mib, "ann", 1.0, "python", "1.1") for pid, mib in ((7, 100), (8, 4000), (9, None))]
-    (one,) = intruders("GPU-1", 1, processes[:2])
+    (one,) = intruders_of("GPU-1", 1, processes[:2])
     assert (one.process.pid, one.vram_mib) == (8, 4100)
-    (one,) = intruders("GPU-1", 1, processes)
+    (one,) = intruders_of("GPU-1", 1, processes)
     assert (one.vram_mib, one.held) == (None, "memory")
 
 

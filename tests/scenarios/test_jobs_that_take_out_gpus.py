@@ -9,7 +9,7 @@ from accidents import AccidentLab
 from lab import ANN, BOB, ROOT
 
 from gpusched.engine.simulated import SimulatedOutcome
-from gpusched.lifecycle.failures import FaultyRun, GpuFault, Origin, repeated, told_of
+from gpusched.lifecycle.failures import FaultyRun, GpuFault, Origin, fault_runs_text, repeated
 from gpusched.model.commands import Drain, Hold, Release
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.settings import AlertSettings, FaultSettings, GpuSettings
@@ -71,10 +71,10 @@ def test_how_many_runs_show_it_is_a_setting() -> None:
 
 def test_sentence_names_the_fault_the_gpus_and_the_runs() -> None:
     runs = [faulty(41, card, run=card + 1) for card in range(6)]
-    assert told_of(runs[:1]) == "XID 79 (fallen off the bus) on GPU 0 (job 41, run 1)"
-    assert told_of(runs[:2]) == "XID 79 (fallen off the bus) on GPU 0 (job 41, run 1) and GPU 1 (job 41, run 2)"
-    assert told_of(runs).startswith("XID 79 (fallen off the bus) on 2 more, GPU 2 (job 41, run 3), ")
-    assert told_of([faulty(41, 0, xid=None)]) == "lost GPU 0 (job 41, run 1)"
+    assert fault_runs_text(runs[:1]) == "XID 79 (fallen off the bus) on GPU 0 (job 41, run 1)"
+    assert fault_runs_text(runs[:2]) == "XID 79 (fallen off the bus) on GPU 0 (job 41, run 1) and GPU 1 (job 41, run 2)"
+    assert fault_runs_text(runs).startswith("XID 79 (fallen off the bus) on 2 more, GPU 2 (job 41, run 3), ")
+    assert fault_runs_text([faulty(41, 0, xid=None)]) == "lost GPU 0 (job 41, run 1)"
 
 
 # --- in the daemon ------------------------------------------------------------------------------------

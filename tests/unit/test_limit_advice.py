@@ -17,7 +17,7 @@ from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.model.commands import PipelineStep, ResumePipeline, Submit, SubmitPipeline, Update
 from gpusched.model.job import ArraySpec, Job
-from gpusched.model.pipeline import Needs
+from gpusched.model.pipeline import StepNeeds
 from gpusched.model.settings import DefaultSettings, QosSettings, QueueSettings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
@@ -255,7 +255,7 @@ def test_auto_goes_for_arrays_batches_and_steps_of_pipelines() -> None:
     answer, made = hand_in(lab, auto(array=ArraySpec("0-9")), auto(), auto(launch=launch("other.sh", env_sha="e")))
     assert [limit_of(job) for job in made] == [(5400, "auto"), (5400, "auto"), (None, "")]
     assert len(answer["limits"]) == 2
-    steps = [PipelineStep("a", auto(), Needs(), "step a"), PipelineStep("b", spec(), Needs(), "step b")]
+    steps = [PipelineStep("a", auto(), StepNeeds(), "step a"), PipelineStep("b", spec(), StepNeeds(), "step b")]
     answer = asked(lab, SubmitPipeline(ANN, "p", "", steps, {}))
     assert limit_of(lab.job(int(answer["jobs"]["a"]))) == (5400, "auto")
     assert answer["limits"] == ["step a: time limit 1:30:00: half again as long as the longest of 4 jobs like it"]
@@ -354,7 +354,7 @@ def test_a_step_that_its_automatic_limit_ended_is_resumed_with_a_longer_one() ->
     lab = a_lab()
     ended(lab, 3)
     lab.outcome = SimulatedOutcome(runs_s=2 * HOUR)
-    answer = asked(lab, SubmitPipeline(ANN, "p", "", [PipelineStep("a", auto(), Needs(), "step a")], {"e": b"{}"}))
+    answer = asked(lab, SubmitPipeline(ANN, "p", "", [PipelineStep("a", auto(), StepNeeds(), "step a")], {"e": b"{}"}))
     first = int(answer["jobs"]["a"])
     lab.turn(1)
     lab.turn(5400 + 60)

@@ -26,7 +26,7 @@ from gpusched.model.commands import (
     Update,
 )
 from gpusched.model.job import ArraySpec
-from gpusched.model.pipeline import Needs
+from gpusched.model.pipeline import StepNeeds
 from gpusched.model.settings import AccessSettings, AccountSettings, QosSettings, QueueSettings, Settings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
@@ -249,8 +249,8 @@ def by_one_line_of_a_batch(lab: Lab) -> list[str]:
 
 def by_step_of_a_pipeline(lab: Lab) -> list[str]:
     steps = [
-        PipelineStep("one", spec(account="chem"), Needs(), "line 1"),
-        PipelineStep("two", spec(account="bio"), Needs(), "line 5"),
+        PipelineStep("one", spec(account="chem"), StepNeeds(), "line 1"),
+        PipelineStep("two", spec(account="bio"), StepNeeds(), "line 5"),
     ]
     return [text.removeprefix("line 5: ") for text in texts(lab.ask(SubmitPipeline(ANN, "train", "", steps, {})))]
 
@@ -433,7 +433,7 @@ def test_what_is_repeated_in_an_account_of_before_is_refused_until_another_is_na
 
 def test_a_pipeline_is_not_resumed_in_an_account_of_before(lab: Lab) -> None:
     lab.outcome = SimulatedOutcome(runs_s=1, exit_code=1)
-    step = PipelineStep("one", spec(account="physics", launch=launch("true", env_sha="e")), Needs(), "line 1")
+    step = PipelineStep("one", spec(account="physics", launch=launch("true", env_sha="e")), StepNeeds(), "line 1")
     (answer,) = lab.ask(SubmitPipeline(ANN, "train", "", [step], {"e": b""}))
     lab.turn(5)
     lab.turn(5)
