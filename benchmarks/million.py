@@ -61,7 +61,7 @@ def _ended(first: int, count: int) -> Changes:
         changes.payloads[env_sha] = environment
         argv = () if script else ("python", "train.py", f"--seed={job_id}")
         launch = Launch(argv, sha, "train.sh" if script else None, env_sha, "/home/ann/experiments/vision")
-        spec = JobSpec("train", Request(gpus=1, cpus=4.0, mem_mib=16384), launch, RetryRule(), "ann")
+        spec = JobSpec("train", Request(gpus=1, cpus=4.0, mem_mib=16384), launch, RetryRule(), account="ann")
         at = float(job_id)
         job = Job(job_id, 1000, "ann", spec, JobState.COMPLETED, at - 3, at - 3, at - 3)
         gpus = (GpuShare("GPU-0", 0),)

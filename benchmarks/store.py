@@ -57,7 +57,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 def _spec(number: int = 0) -> JobSpec:
     launch = Launch(("python", "train.py", f"--seed={number}"), None, None, "e" * 64, "/home/ann/experiments/vision")
-    return JobSpec("train", Request(gpus=1, cpus=4.0, mem_mib=16384), launch, RetryRule(retries=2), "ann")
+    return JobSpec("train", Request(gpus=1, cpus=4.0, mem_mib=16384), launch, RetryRule(retries=2), account="ann")
 
 
 def _job(job_id: int, spec: JobSpec) -> Job:

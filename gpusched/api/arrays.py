@@ -9,10 +9,10 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from gpusched.api.schema import MAX_DEPENDENCY, MAX_NAME
 from gpusched.errors import NotFound, UsageError
 from gpusched.lifecycle import arrays
 from gpusched.model.job import ArraySpec, Job
+from gpusched.model.spec import FIELDS, MAX_NAME
 from gpusched.model.tasks import MAX_TASK, TaskSet, parse_tasks
 from gpusched.model.units import parse_job_id, printable
 
@@ -170,9 +170,9 @@ def task_ids(text: str, find: Callable[[int], Job]) -> list[int] | None:
 
 def resolve_tasks(dependency: str, find: Callable[[int], Job]) -> str:
     """A dependency with the id of each task that it names: `afterok:42_7=50`. Raises: NotFound, UsageError."""
-    if len(dependency) > MAX_DEPENDENCY:
+    if len(dependency) > (most := FIELDS["dependency"].most):
         raise UsageError(
-            f"the dependency has {len(dependency)} characters; at most {MAX_DEPENDENCY} are taken", "name fewer jobs"
+            f"the dependency has {len(dependency)} characters; at most {most} are taken", "name fewer jobs"
         )
     if "=" in dependency:
         raise UsageError(f"{dependency!r} is no dependency", "write it as afterok:41 or afterok:41:42_7,afterany:43")

@@ -7,7 +7,7 @@ from typing import Any
 from gpusched import __version__
 from gpusched.api.render import JOB_FIELDS
 from gpusched.api.routes import ROUTES, Route
-from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS
+from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS, json_schema
 
 _ERROR = {"$ref": "#/components/responses/Error"}
 
@@ -27,8 +27,8 @@ def build() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": {
-                "Spec": _object({name: field.json_schema() for name, field in SPEC_FIELDS.items()}),
-                "Changes": _object({name: field.json_schema() for name, field in UPDATE_FIELDS.items()}),
+                "Spec": _object({name: json_schema(field) for name, field in SPEC_FIELDS.items()}),
+                "Changes": _object({name: json_schema(field) for name, field in UPDATE_FIELDS.items()}),
                 "Job": {
                     "type": "object",
                     "required": sorted(JOB_FIELDS),

@@ -11,13 +11,13 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api import validate
 from gpusched.api.auth import caller_of
 from gpusched.api.rate_limits import BODY_S, LEAST_BYTES_PER_S, MAX_BODY
 from gpusched.api.render import (
     document,
     encode,
 )
+from gpusched.api.schema import read_object
 from gpusched.api.service import service_of
 from gpusched.errors import TooSlow, UsageError
 from gpusched.model.states import JobState
@@ -46,7 +46,7 @@ async def read_body(request: web.Request) -> dict[str, Any]:
         body = json.loads(content or b"{}")
     except (ValueError, RecursionError):
         raise UsageError("the request is not JSON", "see GET /v1/openapi.json") from None
-    return validate.read_object(body, "the request")
+    return read_object(body, "the request")
 
 
 def check_parts(content: bytes) -> None:

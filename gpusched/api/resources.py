@@ -6,32 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpusched.api.schema import MAX_NAME, REQUEST_FIELDS
 from gpusched.errors import UsageError
+from gpusched.model import spec
 from gpusched.model.hostlist import MAX_NODES, expand
-from gpusched.model.job import Request, gpus_of_each_node
+from gpusched.model.job import Request
 from gpusched.model.settings import Settings
+from gpusched.model.spec import MAX_NAME, fields_of, gpus_of_each_node
 from gpusched.model.units import printable
 from gpusched.scheduler.filters import parse_constraint
 
 _SEE = "see the resources in gsub --help"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/+-]*")
-_RENAMED = {"exclusive": "is_exclusive", "gpus_linked": "is_linked"}
 _PER_NODE = "gpus_per_node"
-
-RESETS: dict[str, Any] = {
-    "gpus": 0,
-    _PER_NODE: 0,
-    "is_linked": False,
-    "mem_mib": 0,
-    "resources": (),
-    "licenses": (),
-    "nodes": 1,
-    "nodelist": (),
-    "exclude": (),
-    "is_exclusive": False,
-}
-"""What null means in an update, for fields of a Request that cannot be None."""
+_FIELDS = fields_of(spec.Request)
 
 
 def read_request(values: Mapping[str, Any], settings: Settings) -> Request:
@@ -49,7 +36,8 @@ def read_request(values: Mapping[str, Any], settings: Settings) -> Request:
 
 def request_name(key: str) -> str:
     """The name in a Request, or in the rest of a job, of a field of the JSON."""
-    return _RENAMED.get(key, key)
+    field = _FIELDS.get(key)
+    return key if field is None else field.attribute
 
 
 def request_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +45,7 @@ def request_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: UsageError for names, lists and labels that cannot be read.
     """
-    wanted = {request_name(key): values[key] for key in REQUEST_FIELDS if key in values}
+    wanted = {request_name(key): values[key] for key in _FIELDS if key in values}
     for key in ("nodelist", "exclude"):
         if key in wanted:
             wanted[key] = _nodes(key, wanted[key])

@@ -6,22 +6,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpusched.access import Act, check
-from gpusched.api.schema import LAUNCH_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS
-from gpusched.api.validate import Submission, check_fields, read_object, read_spec, store_environment
+from gpusched.api.schema import SPEC_FIELDS, check_fields, read_object
+from gpusched.api.validate import Submission, read_spec, store_environment
 from gpusched.errors import Refused, UsageError
 from gpusched.lifecycle.transitions import refuse_to_repeat
+from gpusched.model import spec
 from gpusched.model.commands import Caller
 from gpusched.model.execution import unpack_environment
 from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
 from gpusched.model.settings import Settings
+from gpusched.model.spec import GPU_KEYS, fields_of
 from gpusched.model.value import asdict, replace
 from gpusched.ports import Store
 from gpusched.scheduler.admission import limit_as_asked
 
-_GPUS = {"gpus": 0, "gpus_per_node": 0, "gpu_fraction": None, "gpu_type": None}
-"""One wish in several values: whoever says any of them anew takes back all of them."""
 _OF_GPUS = ("vram_mib", "min_vram_mib", "is_linked")
-_OURS = {"gpus_linked": "is_linked", "exclusive": "is_exclusive"}
 _PARTS = frozenset({"request", "retry", "launch"})
 _ANEW: dict[str, Any] = {
     "key": None,
@@ -93,27 +92,28 @@ def _retry_values(old: RetryRule, raw: Mapping[str, Any], changes: Mapping[str, 
     kept = {name: value for name, value in asdict(old).items() if name not in raw}
     if "retry_on" in kept:
         kept["retry_on"] = list(kept["retry_on"])
-    return {**kept, **{name: changes[name] for name in RETRY_FIELDS if name in changes}}
+    return {**kept, **{name: changes[name] for name in fields_of(spec.RetryRule) if name in changes}}
 
 
 def _request_values(old: Request, raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The resources as a submission says them: the old ones, with those that are given in their place."""
     kept: dict[str, Any] = asdict(old)
-    is_new_wish = not _GPUS.keys().isdisjoint(raw)
+    is_new_wish = not GPU_KEYS.isdisjoint(raw)
     if is_new_wish and changes.get("gpus", 1) == 0 and not changes.get("gpus_per_node"):
         kept.update(dict.fromkeys(_OF_GPUS))
     values = {}
-    for name in REQUEST_FIELDS:
-        if name == "gpus" or (is_new_wish and name in _GPUS):
+    fields = fields_of(spec.Request)
+    for name, field in fields.items():
+        if name == "gpus" or (is_new_wish and name in GPU_KEYS):
             continue
-        value = kept["gpus"] if name == "gpus_per_node" else kept[_OURS.get(name, name)]
+        value = kept["gpus"] if name == "gpus_per_node" else kept[field.attribute]
         if name in ("licenses", "resources"):
             value = dict(value)
         elif isinstance(value, tuple):
             value = list(value)
         if value is not None and name not in raw:
             values[name] = value
-    return {**values, **{name: changes[name] for name in REQUEST_FIELDS if name in changes}}
+    return {**values, **{name: changes[name] for name in fields if name in changes}}
 
 
 def _launch(
@@ -127,7 +127,7 @@ def _launch(
 ) -> Launch:
     given = {
         name: getattr(fresh, name)
-        for name in LAUNCH_FIELDS
+        for name in fields_of(spec.Launch)
         if name in raw and name not in ("env", "env_named", "script")
     }
     if "env" in changes:

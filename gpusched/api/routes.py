@@ -20,7 +20,7 @@ from gpusched.api.handlers import (
     queues,
     reservations,
 )
-from gpusched.api.schema import SPEC_FIELDS
+from gpusched.api.schema import SPEC_FIELDS, json_schema
 from gpusched.model.commands import AGAIN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -317,7 +317,7 @@ ROUTES: tuple[Route, ...] = (
         "adopted: id, gpus, uuids",
         body={
             "pid": {"type": "integer", "minimum": 1},
-            **{name: SPEC_FIELDS[name].json_schema() for name in cluster.ADOPTION_FIELDS},
+            **{name: json_schema(SPEC_FIELDS[name]) for name in cluster.ADOPTION_FIELDS},
         },
     ),
     Route(
@@ -349,7 +349,7 @@ ROUTES: tuple[Route, ...] = (
         reservations.reserve,
         "Keep GPUs, cores and memory for some people, once or again and again.",
         "reservation, notes",
-        body={name: field.json_schema() for name, field in reservations.FIELDS.items()},
+        body={name: json_schema(field) for name, field in reservations.FIELDS.items()},
     ),
     Route(
         "POST",

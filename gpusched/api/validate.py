@@ -9,30 +9,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
-from math import isfinite
 from typing import Any
 
 from gpusched.api.alerting import read_alerting, read_parts
 from gpusched.api.arrays import read_array
 from gpusched.api.interactive import read_interactive
-from gpusched.api.resources import RESETS, read_request, request_name, request_values
-from gpusched.api.schema import (
-    JOB_FIELDS,
-    MAX_NAME,
-    MAX_UNITS,
-    REQUEST_FIELDS,
-    RETRY_FIELDS,
-    SPEC_FIELDS,
-    UPDATE_FIELDS,
-    Field,
-)
+from gpusched.api.resources import read_request, request_name, request_values
+from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS, check_fields, check_text, read_object
 from gpusched.errors import Refused, UsageError
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.lifecycle.retry import parse_retry_on
+from gpusched.model import spec as declared
 from gpusched.model.execution import pack_environment
-from gpusched.model.job import TIME_LIMIT_WORDS, JobSpec, Launch, Notice, Request, RetryRule
+from gpusched.model.job import JobSpec, Launch, Notice, Request, RetryRule
 from gpusched.model.settings import Settings
-from gpusched.model.units import closest, printable
+from gpusched.model.spec import MAX_NAME, TIME_LIMIT_WORDS, fields_of
+from gpusched.model.units import printable
 from gpusched.model.value import replace
 
 _ARGV_LIMIT = 1 << 20
@@ -49,123 +41,6 @@ class Submission:
     payloads: dict[str, bytes]
     env_excluded: tuple[str, ...] = ()
     """Variables that are left out of their environment."""
-
-
-def read_object(value: object, what: str) -> dict[str, Any]:
-    """A JSON object, or a usage error that says what should have been one."""
-    if not isinstance(value, dict):
-        raise UsageError(f"{what} must be a JSON object", "see GET /v1/openapi.json")
-    return value
-
-
-def check_fields(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Every value checked for type and range. Null means absent. Raises: UsageError."""
-    checked = {}
-    for name, value in values.items():
-        field = fields.get(name)
-        if field is None:
-            near = closest(name, fields)
-            hint = f"did you mean {near!r}?" if near else "known fields: " + ", ".join(sorted(fields))
-            raise UsageError(f"unknown field {printable(name, 60)!r}", hint)
-        if value is None and field.nullable:
-            continue
-        _check_length(name, value, field)
-        checked[name] = _check(name, value, field)
-    return checked
-
-
-def _check_length(name: str, value: Any, field: Field) -> None:
-    """Refuse texts of a length that nobody means: what they are compared with or made into grows with it."""
-    if isinstance(value, str):
-        size = len(value)
-    elif isinstance(value, (list, dict)):
-        size = sum(len(word) + 1 for word in value if isinstance(word, str))
-    else:
-        return
-    if size > field.most:
-        raise UsageError(f"{name} has {size} characters; at most {field.most} are taken", "write it shorter")
-
-
-def _check(name: str, value: Any, field: Field) -> Any:
-    kind = field.kind
-    if kind == "string":
-        if not isinstance(value, str):
-            raise _wrong(name, value, "a text")
-        if "\0" in value and name != "script":
-            raise UsageError(f"{name} holds a NUL byte, which no path, name or argument can", "remove it")
-        if field.choices and value not in field.choices:
-            raise _wrong(name, value, "one of " + ", ".join(field.choices))
-        _check_text(name, value)
-    elif kind == "boolean":
-        if not isinstance(value, bool):
-            raise _wrong(name, value, "true or false")
-    elif kind in ("integer", "number"):
-        _check_number(name, value, field)
-    elif kind == "strings":
-        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-            raise _wrong(name, value, "a list of texts")
-        if any("\0" in word for word in value):
-            raise UsageError(f"{name} holds a NUL byte, which no argument can", "remove it")
-        _check_text(name, "".join(value))
-    elif kind == "map":
-        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-            raise _wrong(name, value, "an object of texts")
-        if not _stands_for_bytes("".join((*value, *value.values()))):
-            for key, text in value.items():
-                _check_text(f"{name}.{key}", key)
-                _check_text(f"{name}.{key}", text)
-    elif kind == "counts":
-        if not isinstance(value, dict):
-            raise _wrong(name, value, "an object of names and whole numbers")
-        for key, count in value.items():
-            _check_text(f"{name}.{key}", key)
-            _check_number(f"{name}.{printable(key, 60)}", count, _COUNT)
-    else:
-        notice = read_object(value, name)
-        if set(notice) != {"signal", "before_s", "main_only"}:
-            raise _wrong(name, sorted(notice), "an object with signal, before_s and main_only")
-        _check_number("notice.signal", notice["signal"], Field("integer", "", 1, 64))
-        _check_number("notice.before_s", notice["before_s"], LAUNCH_NOTICE_BEFORE)
-        if not isinstance(notice["main_only"], bool):
-            raise _wrong("notice.main_only", notice["main_only"], "true or false")
-    return value
-
-
-def _check_text(name: str, value: str) -> None:
-    if not _stands_for_bytes(value):
-        raise UsageError(f"{printable(name, 60)} holds a text that stands for no bytes", "remove it")
-
-
-def _stands_for_bytes(text: str) -> bool:
-    try:
-        text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-_COUNT = Field("integer", "", 1, MAX_UNITS)
-LAUNCH_NOTICE_BEFORE = Field("integer", "", 0, JOB_FIELDS["time_limit_s"].high)
-
-
-def _check_number(name: str, value: Any, field: Field) -> None:
-    if value in field.words:
-        return
-    whole = field.kind == "integer"
-    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not is_number or (isinstance(value, float) and not isfinite(value)):
-        wanted = ", ".join(("a whole number" if whole else "a number", *field.words[:-1]))
-        raise _wrong(name, value, " or ".join((wanted, *field.words[-1:])))
-    low, high = field.low, field.high
-    if low is not None and (value < low or (field.exclusive_low and value <= low)):
-        least = f"above {low:g}" if field.exclusive_low else f"at least {low:g}"
-        raise UsageError(f"{name} is {printable(str(value), 60)}; it must be {least}", "see gsub --help")
-    if high is not None and value > high:
-        raise UsageError(f"{name} is {printable(str(value), 60)}; it must be at most {high:g}", "see gsub --help")
-
-
-def _wrong(name: str, value: object, wanted: str) -> UsageError:
-    return UsageError(f"{name} is {printable(repr(value), 60)}; it must be {wanted}", "see gsub --help")
 
 
 def read_submission(
@@ -189,7 +64,7 @@ def read_submission(
         if any("\0" in line for line in batch):
             raise UsageError("a batch line holds a NUL byte, which no command can", "remove it")
         for line in batch:
-            _check_text("batch", line)
+            check_text("batch", line)
         if values.get("array") is not None or values.get("sweep") is not None:
             raise UsageError("a batch has a job for each line and can be no array", "submit them one by one")
         values.setdefault("argv", ["/bin/sh"])
@@ -220,23 +95,27 @@ def read_spec(
     name = values.get("name") or launch.script_name or command or "job"
     if len(name) > MAX_NAME:
         raise UsageError(f"the job name has {len(name)} characters; at most {MAX_NAME} are kept", "use -J")
-    job = {key: values[key] for key in JOB_FIELDS if key in values and key not in ("name", "hold")}
+    job = {**given_of(declared.JobSpec, values), "name": name}
     job.setdefault("queue", settings.default.queue)
     job.update(limit_values(job))
     check_words(job)
     request = read_request(values, settings)
     interactive, retry = read_interactive(values, request, _read_retry(values), settings)
     return JobSpec(
-        name=name,
         request=request,
         launch=launch,
         retry=retry,
         interactive=interactive,
-        hold=values.get("hold", False),
         alerting=read_alerting(values),
         array=read_array(values),
         **job,
     )
+
+
+def given_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the values say of a part of a job, by its attributes."""
+    found = {field.attribute: values[name] for name, field in fields_of(kind).items() if name in values}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
 def limit_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,11 +128,7 @@ def limit_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_words(values: Mapping[str, Any]) -> None:
-    """Names are single words; a dependency follows its grammar. Raises: UsageError."""
-    for key in ("queue", "account", "qos", "reservation"):
-        word = values.get(key)
-        if word is not None and (not word.isprintable() or not word or " " in word or len(word) > MAX_NAME):
-            raise UsageError(f"{key} is {printable(repr(word), 60)}; it must be one word", "see gsub --help")
+    """Texts with a form of their own follow it. Raises: UsageError."""
     snapshot = values.get("snapshot")
     if snapshot is not None and not _SNAPSHOT.fullmatch(snapshot):
         raise UsageError(f"snapshot is {printable(repr(snapshot), 60)}; it must be 32 hexadecimal digits", "")
@@ -277,7 +152,7 @@ def check_words(values: Mapping[str, Any]) -> None:
 
 
 def _read_retry(values: Mapping[str, Any]) -> RetryRule:
-    wanted = {key: values[key] for key in RETRY_FIELDS if key in values}
+    wanted = given_of(declared.RetryRule, values)
     if "retry_on" in wanted:
         try:
             wanted["retry_on"] = parse_retry_on(",".join(wanted["retry_on"]))
@@ -303,31 +178,18 @@ def _read_launch(
         if not folder.startswith("/"):
             raise UsageError(f"{name} is {printable(folder, 100)!r}; it must be absolute", "use -D /path")
     notice = values.get("notice")
+    env_sha = env_sha or store_environment(values.get("env", {}), settings, payloads)
     rest = {
-        key: values[key]
-        for key in (
-            "script_name",
-            "umask",
-            "stdout",
-            "stderr",
-            "open_mode",
-            "stop_signal",
-            "grace_s",
-            "gpu_ids",
-            "submit_dir",
-            "log_max_mib",
-            "log_keep",
-        )
-        if key in values
+        "script_name": None,
+        **given_of(declared.Launch, values),
+        "argv": tuple(argv),
+        "script_sha": script_sha,
+        "env_sha": env_sha,
+        "work_dir": work_dir,
+        "notice": None if notice is None else Notice(**notice),
     }
-    return Launch(
-        argv=tuple(argv),
-        script_sha=script_sha,
-        env_sha=env_sha or store_environment(values.get("env", {}), settings, payloads),
-        work_dir=work_dir,
-        notice=None if notice is None else Notice(**notice),
-        **{"script_name": None, **rest},
-    )
+    rest.pop("env_named", None)
+    return Launch(**rest)
 
 
 def sift_environment(
@@ -417,24 +279,14 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
     check_words(changes)
     if not given:
         raise UsageError("nothing to change", "for example: gctl update 42 time=2h")
-    changes = {**{key: value for key, value in changes.items() if key not in REQUEST_FIELDS}, **request_values(changes)}
+    requested = fields_of(declared.Request)
+    changes = {**{key: value for key, value in changes.items() if key not in requested}, **request_values(changes)}
     changes.update(read_parts(changes))
     if "cpus" in changes:
         changes["cpus"] = float(changes["cpus"])
-    resets: dict[str, Any] = {
-        **RESETS,
-        "cpus": settings.default.cpus,
-        "nice": 0,
-        "retries": 0,
-        "queue": settings.default.queue,
-        "account": "",
-        "qos": "",
-        "ignore_idle": False,
-        "notify": (),
-        "notify_to": (),
-    }
-    for key in (request_name(name) for name, value in given.items() if value is None):
+    resets = {"cpus": settings.default.cpus, "queue": settings.default.queue}
+    for key in (key for key, value in given.items() if value is None):
         if key == "name":
             raise UsageError("a job cannot be without a name", "for example: gctl update 42 name=train")
-        changes[key] = resets.get(key)
+        changes[request_name(key)] = resets.get(key, UPDATE_FIELDS[key].default)
     return {**changes, **limit_values(changes)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpusched.cli import output, script, submission
-from gpusched.cli.parse import Option, Table, apply
+from gpusched.cli.parse import Table, apply
 from gpusched.cli.query import quote
 from gpusched.cli.repeat import take_snapshot
 from gpusched.cli.submission import over
@@ -18,6 +18,7 @@ from gpusched.client import Connection, connect
 from gpusched.config.toml_lines import lines_of
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.lifecycle.pipelines import STEP_NAME, STEP_NAMES, find_circle, parse_needs
+from gpusched.model.option import Option
 from gpusched.model.pipeline import StepNeeds
 from gpusched.model.units import closest, parse_pipeline_id, printable
 

@@ -11,7 +11,7 @@ from gpusched.cli.options import gctl_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import check_names, folded_ids, mine, quote
 from gpusched.cli.tables import Column
-from gpusched.cli.updates import ACTIONS, CLEARED, UPDATES
+from gpusched.cli.updates import ACTIONS, UPDATES, read_change
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.model.units import format_amount, format_duration, format_size_mib, gpu_list, plural, printable, split_ids
@@ -205,11 +205,8 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
         key = name.lower().replace("_", "-")
         if key not in UPDATES:
             raise UsageError(f"{printable(name, 40)!r} cannot be updated", "there are: " + ", ".join(UPDATES))
-        if not text:
-            changes[CLEARED.get(key, key.replace("-", "_"))] = None
-            continue
         try:
-            changes.update(UPDATES[key](text))
+            changes.update(read_change(key, text))
         except ValueError as error:
             raise UsageError(f"{key}: {error}", ACTIONS["update"]) from None
     if not changes:

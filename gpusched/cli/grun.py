@@ -10,8 +10,8 @@ import sys
 import time
 
 from gpusched.cli import output
-from gpusched.cli.foreground import OWN, grun_table
 from gpusched.cli.gwait import call_patiently, ending, wait_until_done
+from gpusched.cli.job_options import OWN_OF_GRUN, grun_table
 from gpusched.cli.parse import parse
 from gpusched.cli.submission import captured, current_folder, named_variables, say_excluded, spec_of, umask
 from gpusched.client import connect, reach
@@ -93,7 +93,7 @@ def body(words: list[str]) -> int:
 
 
 def _spec(values: Values, argv: list[str]) -> dict[str, Any]:
-    spec = spec_of({key: value for key, value in values.items() if key not in OWN})
+    spec = spec_of({key: value for key, value in values.items() if key not in OWN_OF_GRUN})
     spec.setdefault("work_dir", current_folder())
     spec["env"], spec["env_named"] = captured(values), named_variables(values)
     spec["umask"] = umask()
@@ -299,7 +299,7 @@ def _note(values: Values, text: str) -> None:
         output.note("grun", text)
 
 
-ALLOWED = (OWN - {"keep", "lease_s"}) | {"work_dir", "extra_env"}
+ALLOWED = (OWN_OF_GRUN - {"keep", "lease_s"}) | {"work_dir", "extra_env"}
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from gpusched.cli import output, script
-from gpusched.cli.gsub_options import gsub_table
+from gpusched.cli.job_options import gsub_table
 from gpusched.cli.notify_targets import say_nobody
 from gpusched.cli.parse import Mistakes, parse
 from gpusched.cli.repeat import check_key, check_resubmission, keep_snapshots, say_found, take_snapshot

@@ -9,9 +9,10 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from gpusched.cli.options import TABLES
-from gpusched.cli.parse import Option, Table
+from gpusched.cli.parse import Table
 from gpusched.cli.updates import ACTIONS, UPDATES
 from gpusched.errors import UsageError
+from gpusched.model.option import Option
 
 WIDTH = 100
 _COLUMN = 28

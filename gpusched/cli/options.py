@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from gpusched.cli.common import STATES, common_options, pager_option, selection_options
-from gpusched.cli.parse import Option, Table, decimal, text, whole, words_of
-from gpusched.cli.readers import (
-    choice,
-    every,
-    ids_of,
-    instant,
-    seconds,
-    signal_option,
-    since,
-    size,
-)
+from gpusched.cli.parse import Table
+from gpusched.model.option import Option, choice, decimal, whole, words
+from gpusched.model.syntax import signal_number
+from gpusched.model.units import parse_duration_s, parse_size_mib, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,104 +19,52 @@ def gq_table() -> Table:
     return Table(
         "gq",
         [
-            Option(
-                "-a", "--all", sets={"states": ["all"]}, section="Which jobs", help="in every state, ended ones too"
-            ),
+            Option("-a --all  in every state, ended ones too", "Which jobs", sets={"states": ["all"]}),
             *selection_options(),
-            Option("--me", sets={"me": True}, section="Which jobs", help="mine"),
+            Option("--me  mine", "Which jobs"),
             Option(
-                "-s",
-                "--state",
-                "--states",
-                "-t",
-                metavar="STATES",
-                read=words_of("states"),
-                section="Which jobs",
+                "-s --state --states -t STATES  in these states, long or short: RUNNING, PD; default: all that have "
+                "not ended",
+                "Which jobs",
+                words,
+                key="states",
                 completes=STATES,
-                help="in these states, long or short: RUNNING, PD; default: all that have not ended",
+            ),
+            Option("-j --job --jobs IDS  these; @ is your last one", "Which jobs", split_ids, key="ids"),
+            Option("--limit N  only the newest N", "Which jobs", whole(1, 10_000_000)),
+            Option(
+                "-o --format FORMAT  Slurm's % fields, as '%i %j %T'; %.8i is 8 wide to the right, %8i to the left",
+                show,
             ),
             Option(
-                "-j",
-                "--job",
-                "--jobs",
-                metavar="IDS",
-                read=ids_of("ids"),
-                section="Which jobs",
-                help="these; @ is your last one",
+                "-S --sort KEYS  by these keys of the JSON: submit_at, -priority; default: running first, then the "
+                "next to start; with --json, --quiet and -o by id",
+                show,
+                words,
             ),
             Option(
-                "--limit",
-                metavar="N",
-                read=whole("limit", 1, 10_000_000),
-                section="Which jobs",
-                help="only the newest N",
+                "-r --all-rows  one row a job; default: pending jobs of one user that look the same share a row, as "
+                "in 412-9999 (9,588 jobs). --json, --quiet and -o have one a job anyway",
+                show,
             ),
-            Option(
-                "-o",
-                "--format",
-                metavar="FORMAT",
-                read=text("format"),
-                section=show,
-                help="Slurm's % fields, as '%i %j %T'; %.8i is 8 wide to the right, %8i to the left",
-            ),
-            Option(
-                "-S",
-                "--sort",
-                metavar="KEYS",
-                read=words_of("sort"),
-                section=show,
-                help="by these keys of the JSON: submit_at, -priority; default: running first, then the next to start; "
-                "with --json, --quiet and -o by id",
-            ),
-            Option(
-                "-r",
-                "--all-rows",
-                sets={"all_rows": True},
-                section=show,
-                help="one row a job; default: pending jobs of one user that look the same share a row, as in "
-                "412-9999 (9,588 jobs). --json, --quiet and -o have one a job anyway",
-            ),
-            Option(
-                "-l",
-                "--long",
-                sets={"long": True},
-                section=show,
-                help="why each job waits, in words; for the facts see --why",
-            ),
-            Option("--noheader", sets={"noheader": True}, section=show, help="no line of titles"),
+            Option("-l --long  why each job waits, in words; for the facts see --why", show),
+            Option("--noheader  no line of titles", show),
             pager_option(),
             Option(
-                "-w",
-                "--watch",
-                sets={"watch": True},
-                section=show,
-                help="keep showing, once a second, a very long queue less often; with --json one document a line",
+                "-w --watch  keep showing, once a second, a very long queue less often; with --json one document a "
+                "line",
+                show,
             ),
             Option(
-                "--why",
-                metavar="ID",
-                read=text("why"),
-                section=show,
-                help="why one job waits, with the facts, when it starts, and what would make it start now",
+                "--why ID  why one job waits, with the facts, when it starts, and what would make it start now", show
             ),
             Option(
-                "--tree",
-                sets={"tree": True},
-                section=show,
-                help="each job below those that it waits for, and the steps of pipelines below their pipeline",
+                "--tree  each job below those that it waits for, and the steps of pipelines below their pipeline", show
             ),
             Option(
-                "--start",
-                sets={"start": True},
-                section=show,
-                help="when waiting jobs start: from when, until when at the latest; N/A where nobody knows",
+                "--start  when waiting jobs start: from when, until when at the latest; N/A where nobody knows", show
             ),
-            Option(
-                "--priority",
-                sets={"priority": True},
-                section=show,
-                help="the parts of each waiting job's priority, and the tier of its QOS",
-            ),
+            Option("--priority  the parts of each waiting job's priority, and the tier of its QOS", show),
             *common_options(),
         ],
     )
@@ -134,27 +75,13 @@ def gcancel_table() -> Table:
     return Table(
         "gcancel",
         [
-            Option(
-                "-s",
-                "--signal",
-                metavar="SIG",
-                read=signal_option("signal"),
-                help="only send this signal, by name or number",
-            ),
-            Option("-b", "--batch", sets={"main_only": True}, help="the signal goes to the job's first process only"),
+            Option("-s --signal SIG  only send this signal, by name or number", read=signal_number),
+            Option("-b --batch  the signal goes to the job's first process only", key="main_only"),
             *selection_options(),
-            Option(
-                "-t",
-                "--state",
-                metavar="STATES",
-                read=words_of("states"),
-                section="Which jobs",
-                completes=STATES,
-                help="in these states",
-            ),
-            Option("--me", sets={"me": True}, section="Which jobs", help="mine"),
-            Option("--all", sets={"all": True}, section="Which jobs", help="all of mine"),
-            Option("-y", "--yes", sets={"yes": True}, help="do not ask before ending more than one job"),
+            Option("-t --state STATES  in these states", "Which jobs", words, key="states", completes=STATES),
+            Option("--me  mine", "Which jobs"),
+            Option("--all  all of mine", "Which jobs"),
+            Option("-y --yes  do not ask before ending more than one job"),
             *common_options(),
         ],
     )
@@ -165,7 +92,7 @@ def gwait_table() -> Table:
     return Table(
         "gwait",
         [
-            Option("--timeout", metavar="TIME", read=seconds("timeout_s"), help="give up after this long, with code 1"),
+            Option("--timeout TIME  give up after this long, with code 1", read=parse_duration_s, key="timeout_s"),
             *common_options(),
         ],
     )
@@ -177,31 +104,16 @@ def glogs_table() -> Table:
     return Table(
         "glogs",
         [
-            Option("-f", "--follow", sets={"follow": True}, help="all runs from the first on, until all have ended"),
+            Option("-f --follow  all runs from the first on, until all have ended"),
             Option(
-                "-n",
-                "--lines",
-                metavar="N",
-                read=whole("lines", 0, 1_000_000_000),
-                help="only the last N lines of each job; with -f those of its current run, and then more",
+                "-n --lines N  only the last N lines of each job; with -f those of its current run, and then more",
+                read=whole(0, 1_000_000_000),
             ),
-            Option("--no-prefix", sets={"no_prefix": True}, help="do not begin lines with the job they are of"),
-            Option("--quiet", sets={"quiet": True}, help="the output and nothing else, no remarks on stderr"),
-            Option(
-                "--run",
-                metavar="N",
-                read=whole("run", 1, 1_000_000),
-                section=which,
-                help="of this attempt; default: the last, with -f all",
-            ),
-            Option(
-                "--since-run",
-                metavar="N",
-                read=whole("since_run", 1, 1_000_000),
-                section=which,
-                help="of this attempt and all later ones; 1 is all",
-            ),
-            Option("--err", sets={"err": True}, section=which, help="the error file instead of the output"),
+            Option("--no-prefix  do not begin lines with the job they are of"),
+            Option("--quiet  the output and nothing else, no remarks on stderr"),
+            Option("--run N  of this attempt; default: the last, with -f all", which, whole(1, 1_000_000)),
+            Option("--since-run N  of this attempt and all later ones; 1 is all", which, whole(1, 1_000_000)),
+            Option("--err  the error file instead of the output", which),
             *common_options("--json", "--quiet"),
         ],
     )
@@ -212,13 +124,10 @@ def gshow_table() -> Table:
     return Table(
         "gshow",
         [
-            Option("--script", sets={"script": True}, help="print the script as it was submitted"),
+            Option("--script  print the script as it was submitted"),
             Option(
-                "--graph",
-                metavar="FORM",
-                read=choice("graph", "mermaid", "dot"),
-                completes="mermaid dot",
-                help="of a pipeline: its steps as a graph, for Mermaid or for Graphviz (dot)",
+                "--graph FORM  of a pipeline: its steps as a graph, for Mermaid or for Graphviz (dot)",
+                read=choice("mermaid", "dot"),
             ),
             *common_options("--quiet"),
         ],
@@ -231,10 +140,8 @@ def ginfo_table() -> Table:
         "ginfo",
         [
             Option(
-                "--foreign",
-                sets={"foreign": True},
-                section="What to show",
-                help="processes on GPUs that are no jobs: whose, since when, and how many jobs wait for them",
+                "--foreign  processes on GPUs that are no jobs: whose, since when, and how many jobs wait for them",
+                "What to show",
             ),
             *common_options(),
         ],
@@ -249,51 +156,21 @@ def ghist_table() -> Table:
         [
             *selection_options(),
             Option(
-                "-s",
-                "--state",
-                metavar="STATES",
-                read=words_of("states"),
-                section="Which jobs",
-                completes=STATES,
-                help="that ended in these states",
+                "-s --state STATES  that ended in these states", "Which jobs", words, key="states", completes=STATES
             ),
-            Option("-j", "--job", metavar="IDS", read=ids_of("ids"), section="Which jobs", help="these"),
+            Option("-j --job IDS  these", "Which jobs", split_ids, key="ids"),
             Option(
-                "--since",
-                metavar="WHEN",
-                read=since,
-                section="Which jobs",
-                help="that ended since: 7d, 12h, or a date 2026-11-01; default 7d; of --usage the time since then",
+                "--since WHEN  that ended since: 7d, 12h, or a date 2026-11-01; default 7d; of --usage the time since "
+                "then",
+                "Which jobs",
+                _since,
             ),
-            Option(
-                "--limit",
-                metavar="N",
-                read=whole("limit", 1, 10_000_000),
-                section="Which jobs",
-                help="only the newest N",
-            ),
-            Option(
-                "--efficiency",
-                sets={"efficiency": True},
-                section=show,
-                help="how much of what was booked was used: cores, memory, GPUs",
-            ),
-            Option(
-                "--usage",
-                sets={"usage": True},
-                section=show,
-                help="sums of all that ran since then: GPU, core and memory hours, jobs, runs, mean wait",
-            ),
-            Option(
-                "--by",
-                metavar="KEY",
-                read=choice("by", "user", "account", "queue"),
-                section=show,
-                completes="user account queue",
-                help="sum by user (default), account or queue",
-            ),
+            Option("--limit N  only the newest N", "Which jobs", whole(1, 10_000_000)),
+            Option("--efficiency  how much of what was booked was used: cores, memory, GPUs", show),
+            Option("--usage  sums of all that ran since then: GPU, core and memory hours, jobs, runs, mean wait", show),
+            Option("--by KEY  sum by user (default), account or queue", show, choice("user", "account", "queue")),
             pager_option(),
-            Option("--csv", sets={"csv": True}, section="Output", help="comma-separated values"),
+            Option("--csv  comma-separated values", "Output"),
             *common_options(),
         ],
     )
@@ -302,64 +179,38 @@ def ghist_table() -> Table:
 def _reserve_options() -> list[Option]:
     when, what, who = "With reserve: when", "With reserve: what", "With reserve: for whom"
     return [
-        Option("--start", metavar="TIME", read=instant("start_at"), section=when, help="begin, as in gsub --begin"),
-        Option("--duration", metavar="TIME", read=seconds("duration_s"), section=when, help="how long: 4h"),
-        Option("--every", metavar="PERIOD", read=every, section=when, help="again every hour, day, week, or 2d"),
-        Option("--until", metavar="TIME", read=instant("until_at"), section=when, help="none begins after this"),
-        Option(
-            "-g",
-            "--gpus",
-            metavar="N",
-            read=whole("gpus", 1, 1024),
-            section=what,
-            help="so many GPUs; those are chosen that disturb least",
-        ),
-        Option("--gpu", metavar="LIST", read=words_of("cards"), section=what, help="these GPUs: 0,1 or UUIDs"),
-        Option("--node", sets={"is_node": True}, section=what, help="the whole node"),
-        Option(
-            "-c",
-            "--cpus",
-            metavar="N",
-            read=decimal("cpus", 0, 65536),
-            section=what,
-            help="cores; default: the same part of them as of the GPUs",
-        ),
-        Option("--mem", metavar="SIZE", read=size("mem_mib"), section=what, help="host memory; default: likewise"),
-        Option(
-            "--maint",
-            sets={"is_maintenance": True},
-            section=what,
-            help="the whole node for maintenance: no job runs into it; -m says why",
-        ),
-        Option("--users", metavar="NAMES", read=words_of("users"), section=who, help="users who may use it"),
-        Option("--accounts", metavar="NAMES", read=words_of("accounts"), section=who, help="accounts that may use it"),
-        Option(
-            "--ignore-jobs",
-            sets={"ignore_jobs": True},
-            section=when,
-            help="also when running jobs may reach into it; they are left alone",
-        ),
+        Option("--start TIME  begin, as in gsub --begin", when, key="start_at"),
+        Option("--duration TIME  how long: 4h", when, parse_duration_s, key="duration_s"),
+        Option("--every PERIOD  again every hour, day, week, or 2d", when, _every, key="every_s"),
+        Option("--until TIME  none begins after this", when, key="until_at"),
+        Option("-g --gpus N  so many GPUs; those are chosen that disturb least", what, whole(1, 1024)),
+        Option("--gpu LIST  these GPUs: 0,1 or UUIDs", what, words, key="cards"),
+        Option("--node  the whole node", what, key="is_node"),
+        Option("-c --cpus N  cores; default: the same part of them as of the GPUs", what, decimal(0, 65536)),
+        Option("--mem SIZE  host memory; default: likewise", what, parse_size_mib, key="mem_mib"),
+        Option("--maint  the whole node for maintenance: no job runs into it; -m says why", what, key="is_maintenance"),
+        Option("--users NAMES  users who may use it", who, words),
+        Option("--accounts NAMES  accounts that may use it", who, words),
+        Option("--ignore-jobs  also when running jobs may reach into it; they are left alone", when),
     ]
 
 
 def _hold_options() -> list[Option]:
     which = "With hold or release: which jobs"
     return [
-        Option("-u", "--user", metavar="NAMES", read=words_of("of_users"), section=which, help="of these users"),
-        Option("-n", "--name", metavar="NAMES", read=words_of("names"), section=which, help="with these names"),
-        Option("-q", "--queue", metavar="NAMES", read=words_of("queues"), section=which, help="in these queues"),
+        Option("-u --user NAMES  of these users", which, words, key="of_users"),
+        Option("-n --name NAMES  with these names", which, words, key="names"),
+        Option("-q --queue NAMES  in these queues", which, words, key="queues"),
         Option(
-            "-t",
-            "--state",
-            metavar="STATES",
-            read=words_of("states"),
-            section=which,
+            "-t --state STATES  in these states; default: hold pending jobs, release held ones",
+            which,
+            words,
+            key="states",
             completes=STATES,
-            help="in these states; default: hold pending jobs, release held ones",
         ),
-        Option("--me", sets={"me": True}, section=which, help="mine; account --me: those that I may submit to"),
-        Option("--all", sets={"all": True}, section=which, help="all of mine"),
-        Option("-y", "--yes", sets={"yes": True}, section=which, help="do not ask before more than one job"),
+        Option("--me  mine; account --me: those that I may submit to", which),
+        Option("--all  all of mine", which),
+        Option("-y --yes  do not ask before more than one job", which),
     ]
 
 
@@ -369,41 +220,37 @@ def gctl_table() -> Table:
         "gctl",
         [
             *_hold_options(),
-            Option(
-                "--hold",
-                sets={"hold": True},
-                section="With requeue",
-                help="let the jobs wait until they are released",
-            ),
-            Option(
-                "--judge",
-                sets={"judge": True},
-                section="With preset",
-                help="replay the last weeks under every preset now; for admins",
-            ),
-            Option(
-                "-m",
-                "--message",
-                metavar="TEXT",
-                read=text("message"),
-                help="with drain or reserve: why, for all to see",
-            ),
+            Option("--hold  let the jobs wait until they are released", "With requeue"),
+            Option("--judge  replay the last weeks under every preset now; for admins", "With preset"),
+            Option("-m --message TEXT  with drain or reserve: why, for all to see"),
             *_reserve_options(),
             *common_options(),
         ],
     )
 
 
+def _since(text: str) -> float:
+    """A length of time back from now, or an instant."""
+    from gpusched.instants import parse_since
+
+    return parse_since(text)
+
+
+def _every(text: str) -> int:
+    """`hour`, `day`, `week`, or a length of time."""
+    return {"hour": 3600, "day": 86400, "week": 604800}.get(text.strip().lower()) or parse_duration_s(text)
+
+
 def _gsub_table() -> Table:
     """gsub"""
-    from gpusched.cli.gsub_options import gsub_table  # many, and for gsub alone
+    from gpusched.cli.job_options import gsub_table  # many, and for jobs alone
 
     return gsub_table()
 
 
 def _grun_table() -> Table:
     """grun"""
-    from gpusched.cli.foreground import grun_table  # it takes most of gsub's
+    from gpusched.cli.job_options import grun_table  # it takes most of gsub's
 
     return grun_table()
 

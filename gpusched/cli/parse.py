@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpusched.errors import GpuschedError, UsageError
+from gpusched.model.option import Option, Several
 from gpusched.model.units import closest, printable
 
 TYPE_CHECKING = False
@@ -11,41 +12,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     Values = dict[str, Any]
-    Reader = Callable[[str], Values]
-
-
-class Option:
-    """One option: its spellings, what it takes, what it sets.
-
-    `read` turns the text after the option into the values it sets and raises ValueError with a sentence;
-    an option without `metavar` is a flag and sets `sets`.
-    """
-
-    __slots__ = ("completes", "help", "metavar", "names", "read", "section", "sets")
-
-    def __init__(
-        self,
-        *names: str,
-        help: str,  # noqa: A002  the word that every parser library uses
-        metavar: str = "",
-        read: Reader | None = None,
-        sets: Values | None = None,
-        section: str = "Options",
-        completes: str = "",
-    ) -> None:
-        self.names = names
-        self.help = help
-        self.metavar = metavar
-        self.read = read
-        self.sets = sets
-        self.section = section
-        self.completes = completes
-        """What a shell may offer for the value: `file`, `dir`, or words separated by blanks."""
-
-    @property
-    def long(self) -> str:
-        """The long spelling, for messages."""
-        return next((name for name in self.names if name.startswith("--")), self.names[0])
 
 
 class Table:
@@ -54,6 +20,8 @@ class Table:
     def __init__(self, command: str, options: Sequence[Option]) -> None:
         self.command = command
         self.options = tuple(options)
+        for option in options:
+            option.bind()
         self._by_name = {name: option for option in options for name in option.names}
 
     def find(self, name: str) -> Option:
@@ -193,9 +161,8 @@ def _apply(table: Table, option: Option, text: str, values: Values, mistakes: Mi
 
 def apply(table: Table, option: Option, text: str, values: Values) -> None:
     """Read one option's text into the values. Lists and maps of several uses are joined. Raises: UsageError."""
-    assert option.read is not None
     try:
-        found = option.read(text)
+        found = read(option, text)
     except ValueError as error:
         raise UsageError(f"{option.long}: {error}", f"see: {table.command} --help") from None
     for key, value in found.items():
@@ -206,6 +173,17 @@ def apply(table: Table, option: Option, text: str, values: Values) -> None:
             before.extend(value)
         else:
             values[key] = value
+
+
+def read(option: Option, text: str) -> Values:
+    """What an option's text sets. Raises: ValueError."""
+    if option.key.endswith("_at"):
+        from gpusched.instants import parse_instant  # needs the clock and the calendar
+
+        return {option.key: parse_instant(text)}
+    assert option.read is not None
+    value = option.read(text)
+    return value if isinstance(value, Several) else {option.key: value}
 
 
 def split_words(line: str) -> list[str]:
@@ -247,48 +225,3 @@ def split_words(line: str) -> list[str]:
     if word is not None:
         words.append("".join(word))
     return words
-
-
-# --- readers that several tables use -----------------------------------------------------------------
-
-
-def text(key: str) -> Reader:
-    """Any text."""
-    return lambda value: {key: value}
-
-
-def words_of(key: str) -> Reader:
-    """Words separated by commas; several uses add up."""
-    return lambda value: {key: [word for word in value.split(",") if word]}
-
-
-def whole(key: str, low: int, high: int) -> Reader:
-    """A whole number within a range."""
-
-    def read(value: str) -> Values:
-        digits = value.removeprefix("-").removeprefix("+")
-        if not (digits.isascii() and digits.isdigit()):
-            raise ValueError(f"{printable(value, 40)!r} is not a whole number")
-        number = int(value) if len(value) < 19 else (high + 1 if value[0] != "-" else low - 1)
-        if not low <= number <= high:
-            raise ValueError(f"{printable(value, 40)} is out of range; it must be from {low} to {high}")
-        return {key: number}
-
-    return read
-
-
-def decimal(key: str, low: float, high: float) -> Reader:
-    """A number within a range."""
-
-    def read(value: str) -> Values:
-        try:
-            number = float(value) if value.isascii() and "_" not in value else float("nan")
-        except ValueError:
-            number = float("nan")
-        if number != number:
-            raise ValueError(f"{printable(value, 40)!r} is not a number")
-        if not low <= number <= high:
-            raise ValueError(f"{printable(value, 40)} is out of range; it must be from {low:g} to {high:g}")
-        return {key: number}
-
-    return read

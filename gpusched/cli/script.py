@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpusched.cli.gsub_options import ONLY_TYPED
+from gpusched.cli.job_options import ONLY_TYPED
 from gpusched.cli.parse import Mistakes, parse, split_words
 from gpusched.errors import Refused, UsageError
 from gpusched.model.units import printable

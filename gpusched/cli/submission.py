@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from gpusched.cli.gsub_options import ONLY_TYPED
+from gpusched.cli.job_options import ONLY_TYPED
 from gpusched.cli.output import note
 from gpusched.cli.parse import Mistakes, apply
-from gpusched.cli.where import GPU_KEYS
 from gpusched.errors import Refused, UsageError
+from gpusched.model.spec import FIELDS, GPU_KEYS
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -18,67 +18,14 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Table, Values
 
-_SPEC = [
-    "name",
-    "gpus",
-    "gpus_per_node",
-    "gpu_fraction",
-    "gpu_type",
-    "gpus_linked",
-    "vram_mib",
-    "min_vram_mib",
-    "gpu_ids",
-    "cpus",
-    "mem_mib",
-    "resources",
-    "licenses",
-    "nodes",
-    "nodelist",
-    "exclude",
-    "constraint",
-    "prefer",
-    "exclusive",
-    "time_limit_s",
-    "queue",
-    "account",
-    "qos",
-    "reservation",
-    "deadline_at",
-    "nice",
-    "dependency",
-    "never_satisfied",
-    "begin_at",
-    "hold",
-    "key",
-    "retries",
-    "backoff_s",
-    "backoff_factor",
-    "backoff_max_s",
-    "retry_on",
-    "requeue",
-    "fallback",
-    "ignore_idle",
-    "notice",
-    "grace_s",
-    "stdout",
-    "stderr",
-    "open_mode",
-    "log_max_mib",
-    "log_keep",
-    "notify",
-    "notify_to",
-    "array",
-    "sweep",
-    "max_fails",
-]
 _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """What a job gets of the environment with --export=NONE: enough to find programs and files."""
 
 
 def spec_of(values: Values) -> dict[str, Any]:
     """What the daemon is told of a job, but for its program and surroundings. Raises: UsageError."""
-    # What is None was taken back by a later option.
-    spec = {key: values[key] for key in _SPEC if values.get(key) is not None}
+    # What is None was taken back by a later option. A snapshot is named once it has been taken.
+    spec = {key: values[key] for key in FIELDS if values.get(key) is not None and key != "snapshot"}
     if "work_dir" in values:
         spec["work_dir"] = os.path.abspath(values["work_dir"])
     if values.get("mem_per_cpu_mib") is not None:

@@ -21,9 +21,10 @@ from gpusched.lifecycle import arrays
 from gpusched.lifecycle.dependencies import Never, Satisfied, evaluate, parse_dependency
 from gpusched.lifecycle.transitions import new_job
 from gpusched.model.commands import NEVER, Caller
-from gpusched.model.job import DEFAULT, MAXIMUM, Job, JobSpec
+from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Plan, Prediction, Snapshot
+from gpusched.model.spec import DEFAULT, MAXIMUM
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_list
 from gpusched.model.value import replace

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec.structs import asdict, fields
 
+from gpusched.model.option import REQUIRED, Field, field
+
 if TYPE_CHECKING:
     from dataclasses import replace
 
@@ -30,10 +32,10 @@ else:
         return lambda kind: kind
 
 
-__all__ = ["Value", "asdict", "convert", "decode", "encode", "fields", "plain", "replace"]
+__all__ = ["Value", "asdict", "convert", "declared", "decode", "encode", "fields", "plain", "replace"]
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field, field))
 class Value(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """A frozen value. Equal are values of one class with equal fields."""
 
@@ -93,3 +95,20 @@ def _misfit(error: msgspec.ValidationError, place: str = "") -> ValueError:
     text, _, path = str(error).partition(" - at ")
     where = path.replace("`", "").replace("$" if place else "$.", place).removeprefix("$") or place
     return ValueError(f"{where + ': ' if where else ''}{text[:1].lower()}{text[1:]}")
+
+
+def declared(kind: type, *, cache_hash: bool = False, **defaults: Value) -> Any:
+    """The value that a class of `gpusched.model.spec` declares, as a class of `gpusched.model.job`.
+
+    Args: defaults: of attributes that are values themselves.
+    """
+    hints = {name: hint for name, hint in kind.__annotations__.items() if not hint.startswith("ClassVar")}
+    parts: dict[str, Any] = {"__module__": "gpusched.model.job", "__annotations__": hints, **defaults}
+    for name, part in vars(kind).items():
+        if isinstance(part, Field):
+            if name in hints and part.default is not REQUIRED:
+                parts[name] = part.default
+        elif name not in ("__dict__", "__weakref__"):
+            parts.setdefault(name, part)
+    make: Any = type(Value)
+    return make(kind.__name__, (Value,), parts, cache_hash=cache_hash)

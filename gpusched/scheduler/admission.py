@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpusched.model.cluster import NodeView
-from gpusched.model.job import AUTO, DEFAULT, MAXIMUM, TIME_LIMIT_WORDS, UNLIMITED, JobSpec, Request
+from gpusched.model.job import JobSpec, Request
 from gpusched.model.settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, Settings, chain_of
+from gpusched.model.spec import AUTO, DEFAULT, MAXIMUM, TIME_LIMIT_WORDS, UNLIMITED
 from gpusched.model.units import (
     MOST_CHOICES,
     choose,

@@ -36,10 +36,11 @@ from copy import copy
 from math import inf, log2
 from typing import Protocol
 
-from gpusched.model.job import NICE_MAX, NICE_MIN, Job, Request
+from gpusched.model.job import Job, Request
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Urgency
+from gpusched.model.spec import NICE_MAX, NICE_MIN
 from gpusched.model.value import Value
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, amounts_of, orders_of

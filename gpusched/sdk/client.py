@@ -25,7 +25,7 @@ from gpusched.tail import Tail
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from gpusched.sdk.options import JobOptions
+    from gpusched.sdk.job_options import JobOptions
 
 
 PATIENCE_S = 30.0

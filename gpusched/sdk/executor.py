@@ -31,7 +31,7 @@ from gpusched.sdk.options import spec_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from gpusched.sdk.options import JobOptions
+    from gpusched.sdk.job_options import JobOptions
 
 
 P = ParamSpec("P")

@@ -4,129 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from pathlib import PurePath
-from typing import Any, TypedDict
+from typing import Any
 
 from gpusched.errors import UsageError
 from gpusched.instants import parse_instant
-from gpusched.model.job import TIME_LIMIT_WORDS
+from gpusched.model.spec import FIELDS, TIME_LIMIT_WORDS, UPDATABLE
 from gpusched.model.units import closest, parse_duration_s, parse_size_mib
 
-
-class JobOptions(TypedDict, total=False):
-    """Keywords of `Client.submit` and `Executor`: the API's fields, and gsub's long options where they are handier.
-
-    Those with another meaning than the API's field of the same name say so. Sizes are texts (`"8G"`) or MiB;
-    times are texts (`"4h"`), `timedelta` or seconds; instants are texts (`"now+1hour"`), `datetime` or epoch seconds.
-    """
-
-    name: str
-    gpus: int | float | str
-    """`2`, `0.5` of one card, `"a100:2"`; on all nodes together."""
-    gpus_per_node: int
-    gpu_type: str
-    gpus_linked: bool
-    vram: str | int
-    min_vram: str | int
-    gpu_ids: str
-    cpus: float
-    mem: str | int
-    resources: Mapping[str, int]
-    licenses: Mapping[str, int]
-    nodes: int
-    nodelist: Sequence[str]
-    exclude: Sequence[str]
-    constraint: str
-    prefer: str
-    exclusive: bool
-    time: str | timedelta | float
-    """Time limit; `"auto"` for one that jobs like it keep, `"unlimited"` for none whatever the default."""
-    queue: str
-    account: str
-    qos: str
-    reservation: str
-    nice: int
-    dependency: str
-    begin: str | datetime | float
-    deadline: str | datetime | float
-    hold: bool
-    array: str
-    """Tasks, as `"0-9%4"`; the answer is the array, its tasks are `42_7`."""
-    sweep: Sequence[str]
-    """`["lr=1e-3,1e-4", "seed=0..4"]`."""
-    max_fails: int
-    never_satisfied: str
-    fallback: str
-    ignore_idle: bool
-    key: str
-    snapshot: bool | str
-    """Keep the code as it is: True, or `git`, `copy`, as `gsub --snapshot`."""
-    retries: int
-    backoff: str | timedelta | float
-    backoff_factor: float
-    backoff_max: str | timedelta | float
-    retry_on: Sequence[str]
-    requeue: bool
-    stop_signal: int
-    grace: str | timedelta | float
-    output: str | os.PathLike[str]
-    error: str | os.PathLike[str]
-    open_mode: str
-    notify: Sequence[str]
-    """What to tell you of: `["end", "fail"]`, `["all"]`."""
-    notify_to: Sequence[str]
-    log_max: str | int
-    """An output file that has grown to this size is put aside."""
-    log_keep: int
-    chdir: str | os.PathLike[str]
-    """Working directory; the current one when it is not given."""
-    env: Mapping[str, str]
-    """The whole environment, as for `subprocess`; this process's own when it is not given."""
-    extra_env: Mapping[str, str]
-    """Added to the environment."""
-
-
-_SIZES = {"vram": "vram_mib", "min_vram": "min_vram_mib", "mem": "mem_mib", "log_max": "log_max_mib"}
-_TIMES = {"time": "time_limit_s", "backoff": "backoff_s", "backoff_max": "backoff_max_s", "grace": "grace_s"}
-_INSTANTS = {"begin": "begin_at", "deadline": "deadline_at"}
-_PATHS = {"output": "stdout", "error": "stderr"}
-_API_NAMES = frozenset(
-    {
-        *_SIZES.values(),
-        *_TIMES.values(),
-        *_INSTANTS.values(),
-        *_PATHS.values(),
-        *("gpu_fraction", "notice", "submit_dir"),
-    }
-)
-"""Fields of a submission that JobOptions calls otherwise, or not at all."""
-_FIXED = frozenset(
-    {
-        *("gpu_ids", "hold", "array", "sweep", "max_fails", "key", "snapshot", "backoff", "backoff_factor"),
-        *("backoff_max", "retry_on", "requeue", "stop_signal", "grace", "output", "error", "open_mode", "log_max"),
-        *("log_keep", "chdir", "env", "extra_env"),
-    }
-)
-"""What a job keeps as it was submitted."""
-OPTIONS = frozenset(JobOptions.__annotations__) | _API_NAMES
+_NAMES = {name: field.name for field in FIELDS.values() if field.keyword for name in (field.name, field.keyword)}
+"""The field of the API by its keyword, and by its own name."""
+_OF_THE_PROCESS = ("chdir", "env", "extra_env", "snapshot")
+"""Options that are no fields, or stand for what `spec_of` or the client looks up."""
+OPTIONS = frozenset({*_NAMES, *_OF_THE_PROCESS}) - {"work_dir"}
 """Names that a submission takes."""
-CHANGES = (frozenset(JobOptions.__annotations__) - _FIXED) | {
-    "gpu_fraction",
-    "vram_mib",
-    "min_vram_mib",
-    "mem_mib",
-    "time_limit_s",
-    "begin_at",
-    "deadline_at",
-    "throttle",
-}
+CHANGES = frozenset({name for name, field in _NAMES.items() if field in UPDATABLE} | {"throttle"})
 """Names that an update takes."""
 _MEANT = {"work_dir": "chdir", "cwd": "chdir", "partition": "queue", "cpus_per_task": "cpus", "job_name": "name"}
 """Names that other schedulers and the API have for an option."""
 _KEPT_OUT = ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES")
-"""Not the job's business: it is told anew which scheduler to talk to, and which GPUs are its own."""
+"""Not the job's business: it is given its own scheduler and GPUs."""
 
 
 def check_names(function: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -156,7 +54,7 @@ def spec_of(options: Mapping[str, Any], function: str = "submit", own: Iterable[
         )
     spec: dict[str, Any] = {}
     for name, value in options.items():
-        if value is not None and name not in ("env", "extra_env", "chdir", "snapshot"):
+        if value is not None and name not in _OF_THE_PROCESS:
             spec.update(_read(name, value))
     spec["work_dir"] = os.path.abspath(options.get("chdir") or os.getcwd())
     env = dict(os.environ if options.get("env") is None else options["env"])
@@ -177,7 +75,7 @@ def changes_of(changes: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in changes.items():
         if value is None:
-            found[(_SIZES | _TIMES | _INSTANTS).get(name, name)] = None
+            found[_NAMES.get(name, name)] = None
         else:
             found.update(_read(name, value))
         if name == "gpus" and value is not None:
@@ -194,24 +92,21 @@ def _read(name: str, value: Any) -> dict[str, Any]:
         raise UsageError(f"{name}={value!r}: {error}", "see JobOptions in docs/reference/python.md") from None
 
 
-def _field(name: str, value: Any) -> dict[str, Any]:
-    if name in _SIZES:
-        return {_SIZES[name]: parse_size_mib(value) if isinstance(value, str) else value}
-    if name in _TIMES:
-        if name == "time" and isinstance(value, str) and value.lower() in TIME_LIMIT_WORDS:
-            return {"time_limit_s": value.lower()}
-        seconds = _seconds(value, ", or as auto" if name == "time" else "")
-        return {_TIMES[name]: int(seconds) if name == "time" else seconds}
-    if name in _INSTANTS:
-        if isinstance(value, str):
-            return {_INSTANTS[name]: parse_instant(value)}
-        return {_INSTANTS[name]: value.timestamp() if isinstance(value, datetime) else value}
-    if name in _PATHS:
-        return {_PATHS[name]: os.fspath(value)}
-    if name == "gpus":
+def _field(keyword: str, value: Any) -> dict[str, Any]:
+    if keyword == "gpus":
         return _gpus(value)
-    if isinstance(value, PurePath):
-        return {name: str(value)}
+    name = _NAMES.get(keyword, keyword)
+    if isinstance(value, str) and keyword != name:
+        # By its own name a field is taken as the API takes it.
+        return {name: _read_text(name, value)}
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, float) and name == "time_limit_s":
+        return {name: int(value)}
+    if isinstance(value, datetime):
+        return {name: value.timestamp()}
+    if isinstance(value, os.PathLike):
+        return {name: os.fspath(value)}
     if isinstance(value, Mapping):
         return {name: dict(value)}
     if isinstance(value, Iterable) and not isinstance(value, str):
@@ -219,10 +114,15 @@ def _field(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
-def _seconds(value: Any, also: str) -> float:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return parse_duration_s(value, also) if isinstance(value, str) else value
+def _read_text(name: str, text: str) -> Any:
+    """A size, a length of time or an instant as people write it; other texts are as they are."""
+    if name.endswith("_mib"):
+        return parse_size_mib(text)
+    if name.endswith("_at"):
+        return parse_instant(text)
+    if name == "time_limit_s":
+        return text.lower() if text.lower() in TIME_LIMIT_WORDS else parse_duration_s(text, ", or as auto")
+    return parse_duration_s(text) if name.endswith("_s") else text
 
 
 def _gpus(value: Any) -> dict[str, Any]:

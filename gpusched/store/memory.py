@@ -12,9 +12,10 @@ from gpusched.errors import BrokenInvariant, GpuschedError
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import Clearance, GpuReading
 from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
-from gpusched.model.job import NICE_MAX, NICE_MIN, Job, JobEvent, Run
+from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
+from gpusched.model.spec import NICE_MAX, NICE_MIN
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter

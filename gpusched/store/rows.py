@@ -114,11 +114,15 @@ class Columns(Generic[V]):
 IDENTITY_COLUMNS = ("id", "uid", "user", "submit_at")
 _JOBS = Columns(Job, without=("spec",), first=IDENTITY_COLUMNS)
 _STATES = Columns(Job, without=("spec", *IDENTITY_COLUMNS))
-EXTRAS = (
-    *("array", "fallback", "alerting", "interactive", "snapshot", "step", "ignore_idle", "never_satisfied"),
-    *("fallback_of", "adopted", "time_limit_source"),
+_SPEC_COLUMNS = frozenset(
+    {
+        *("name", "request", "launch", "retry", "account", "queue", "nice", "time_limit_s", "begin_at", "dependency"),
+        *("hold", "qos", "deadline_at", "reservation", "key", "pipeline"),
+    }
 )
-"""Parts of a spec that few jobs have: one document of those that are not the default."""
+"""Parts of a spec with a column each."""
+EXTRAS = tuple(name for name in JobSpec.__struct_fields__ if name not in _SPEC_COLUMNS)
+"""The others, which few jobs have: one document of those that are not the default."""
 _SPECS = Columns(JobSpec, without=EXTRAS)
 _EXTRAS = {one.name: one for one in fields(JobSpec) if one.name in EXTRAS}
 _SHARED = tuple(_SPECS.names.index(name) for name in ("request", "launch", "retry"))

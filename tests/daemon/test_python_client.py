@@ -19,7 +19,8 @@ import gpusched
 from gpusched.api.render import JOB_FIELDS
 from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS
 from gpusched.errors import DaemonUnreachable, NotFound, Refused, UsageError, WaitTimeout
-from gpusched.sdk.options import CHANGES, OPTIONS, JobOptions, changes_of, spec_of
+from gpusched.sdk.job_options import JobOptions
+from gpusched.sdk.options import CHANGES, OPTIONS, changes_of, spec_of
 from gpusched.sdk.values import JobInfo
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.cli.gsub_options import gsub_table
+from gpusched.cli.job_options import gsub_table
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
 from gpusched.notify.targets import Targets, read_targets
 

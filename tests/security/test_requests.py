@@ -15,8 +15,7 @@ from gpusched.api.arrays import MOST_IDS, read_array
 from gpusched.api.rate_limits import BUSY_PART, FREE_S, Pace
 from gpusched.api.requests import MOST_NAMES, MOST_PARTS, check_parts
 from gpusched.api.resources import request_values
-from gpusched.api.schema import SPEC_FIELDS
-from gpusched.api.validate import check_fields
+from gpusched.api.schema import SPEC_FIELDS, check_fields
 from gpusched.errors import Refused, TooMany, UsageError
 from gpusched.model.commands import Caller
 from gpusched.model.hostlist import expand

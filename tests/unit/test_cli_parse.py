@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.gsub_options import gsub_table
+from gpusched.cli.job_options import gsub_table
 from gpusched.cli.options import TABLES, gq_table
-from gpusched.cli.parse import Option, parse, split_words
-from gpusched.cli.updates import UPDATES
+from gpusched.cli.parse import parse, split_words
+from gpusched.cli.updates import read_change
 from gpusched.errors import UsageError
+from gpusched.model.option import Option
 
 GPUS = {"gpus": None, "gpu_fraction": None, "gpu_type": None}
 
@@ -203,6 +204,6 @@ def test_a_table_names_each_option_once_and_explains_it(command: str) -> None:
 
 
 def test_updates_keep_the_kind_of_card_but_not_a_fraction() -> None:
-    assert UPDATES["gpus"]("2") == {"gpus": 2, "gpu_fraction": None}
-    assert UPDATES["gpus"]("a100:2") == {"gpus": 2, "gpu_fraction": None, "gpu_type": "a100"}
-    assert UPDATES["gpus"]("0.5") == {"gpus": 1, "gpu_fraction": 0.5}
+    assert read_change("gpus", "2") == {"gpus": 2, "gpu_fraction": None}
+    assert read_change("gpus", "a100:2") == {"gpus": 2, "gpu_fraction": None, "gpu_type": "a100"}
+    assert read_change("gpus", "0.5") == {"gpus": 1, "gpu_fraction": 0.5}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpusched.api.schema import JOB_FIELDS, REQUEST_FIELDS, RETRY_FIELDS, SPEC_FIELDS, UPDATE_FIELDS
+from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS
 from gpusched.cli import gctl, submission
-from gpusched.cli.gsub_options import gsub_table
+from gpusched.cli.job_options import gsub_table
 from gpusched.cli.parse import parse
 from gpusched.cli.script import directives
 from gpusched.cli.updates import UPDATES
@@ -82,7 +82,7 @@ def test_a_deadline_is_an_instant_like_begin() -> None:
         ("--res =1", "write scratch=2"),
         ("--res a,,b", "'a,,b' is not NAME"),
         ("--exclusive=user", "--exclusive takes no value"),
-        ("--gres=mps:1", "'mps:1' is no GPU, as in gpu:2 or gpu:a100:2; other resources are asked for with --res"),
+        ("--gres=mps:1", "'mps:1' is not a GPU, as in gpu:2 or gpu:a100:2; request other resources with --res"),
         ("--gpus-per-node 1.5", "neither a number of GPUs nor a share of one"),
         ("--deadline soon", "'soon' is not an instant"),
         ("-n 2", "a job has one on each node"),
@@ -116,8 +116,6 @@ def test_what_is_typed_takes_the_place_of_what_the_script_says(script: str, type
 
 
 def test_everything_that_the_api_takes_can_be_asked_for_and_updated_at_the_prompt() -> None:
-    # The copy of a snapshot is made by the prompt and named in what it sends.
-    assert {*JOB_FIELDS, *REQUEST_FIELDS, *RETRY_FIELDS} - {"snapshot"} <= set(submission._SPEC)
     line = (
         "-N 2 -g 4 --gpus-per-node 2 --gpus-linked --res a=1 -L b -w c,d -x e -C f --prefer g --exclusive "
         "--qos h --reservation i --deadline @1766600000"

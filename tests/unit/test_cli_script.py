@@ -10,7 +10,7 @@ import pytest
 from fake_daemon import FakeDaemon
 
 from gpusched.cli import gsub
-from gpusched.cli.gsub_options import gsub_table
+from gpusched.cli.job_options import gsub_table
 from gpusched.cli.script import check, directives
 from gpusched.errors import Refused, UsageError
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.cli.dag import PipelineText, read
-from gpusched.cli.gsub_options import gsub_table
+from gpusched.cli.job_options import gsub_table
 from gpusched.errors import Refused, UsageError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.cli.gsub_options import gsub_table
+from gpusched.cli.job_options import gsub_table
 from gpusched.cli.parse import parse
 from gpusched.errors import UsageError
 from gpusched.model.units import closest

@@ -12,9 +12,9 @@ from gpusched.api.auth import caller_of
 from gpusched.api.handlers.queues import queues_and_loans
 from gpusched.api.handlers.reservations import reservations
 from gpusched.api.requests import check_keys, read_body, respond
-from gpusched.api.schema import SPEC_FIELDS
+from gpusched.api.schema import SPEC_FIELDS, check_fields
 from gpusched.api.service import service_of
-from gpusched.api.validate import check_fields, read_spec
+from gpusched.api.validate import read_spec
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.lifecycle.failures import is_hardware

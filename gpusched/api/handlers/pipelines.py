@@ -12,24 +12,27 @@ from gpusched.api import validate
 from gpusched.api.auth import caller_of
 from gpusched.api.handlers.jobs import change, with_task_ids
 from gpusched.api.requests import check_keys, read_body, respond, words
-from gpusched.api.schema import MAX_NAME, MAX_NEEDS, SPEC_FIELDS, Field
+from gpusched.api.schema import SPEC_FIELDS, check_fields, json_schema, read_object
 from gpusched.api.service import service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused, UsageError, UserError
 from gpusched.lifecycle import pipelines as policy
 from gpusched.model.commands import PipelineStep, ResumePipeline, SubmitPipeline
 from gpusched.model.job import Job, JobSpec
+from gpusched.model.option import Field
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import Settings
+from gpusched.model.spec import MAX_NAME
 from gpusched.model.units import parse_pipeline_id, printable
 from gpusched.model.value import replace
 
 MAX_SOURCE = 16 << 20
+MAX_NEEDS = 1 << 16
 _STEP_FIELDS = {
     "step": Field("string", "Name of the step, unique in the pipeline.", nullable=False),
     "needs": Field("string", "Other steps in Slurm's words: prep, afterany:train:test.", most=MAX_NEEDS),
     "where": Field("string", "What messages call it: file and line."),
-    "environment": Field("integer", "Place of its environment, from 0.", 0, 1e9),
+    "environment": Field("integer", "Place of its environment, from 0.", (0, 1e9)),
 }
 _OF_THE_PIPELINE = ("env", "env_named", "key")
 """Fields of a job that a step does not have."""
@@ -37,7 +40,7 @@ _OF_THE_PIPELINE = ("env", "env_named", "key")
 
 def step_schema() -> dict[str, Any]:
     """A step in JSON Schema's words, as the OpenAPI document shows it."""
-    parts = {name: field.json_schema() for name, field in _STEP_FIELDS.items()}
+    parts = {name: json_schema(field) for name, field in _STEP_FIELDS.items()}
     spec = {"$ref": "#/components/schemas/Spec"}
     return {"type": "object", "additionalProperties": False, "properties": {**parts, "spec": spec}}
 
@@ -59,7 +62,7 @@ async def submit(request: web.Request) -> web.Response:
     shas = []
     excluded: set[str] = set()
     for environment, names in zip(environments, named, strict=True):
-        checked = validate.check_fields({"env": environment, "env_named": names}, SPEC_FIELDS)
+        checked = check_fields({"env": environment, "env_named": names}, SPEC_FIELDS)
         env, left_out = validate.sift_environment(
             checked.get("env", {}), checked.get("env_named", ()), service.settings
         )
@@ -126,11 +129,11 @@ class _Reader:
         return steps
 
     def _step(self, given: Any) -> PipelineStep:
-        given = validate.read_object(given, "a step")
+        given = read_object(given, "a step")
         check_keys(given, *_STEP_FIELDS, "spec")
         spec = given.get("spec")
         plain = {key: value for key, value in given.items() if key != "spec"}
-        checked = validate.check_fields(plain, _STEP_FIELDS)
+        checked = check_fields(plain, _STEP_FIELDS)
         name = checked.get("step", "")
         shown = printable(name, 100)
         where = printable(checked.get("where") or f"step {shown}", 300)
@@ -141,7 +144,7 @@ class _Reader:
         except ValueError as error:
             raise UsageError(f"{where}: {error}", "write needs as: prep, afterany:train") from None
         try:
-            spec = with_task_ids(validate.read_object(spec, "spec"), self._viewer)
+            spec = with_task_ids(read_object(spec, "spec"), self._viewer)
             made = self._spec(spec, checked.get("environment", 0))
         except Refused as error:
             raise Refused(f"{where}: {error.message}", error.hint) from None
@@ -152,7 +155,7 @@ class _Reader:
         return PipelineStep(name, made, needs, where)
 
     def _spec(self, given: Mapping[str, Any], place: int) -> JobSpec:
-        values = validate.check_fields(given, SPEC_FIELDS)
+        values = check_fields(given, SPEC_FIELDS)
         for key in _OF_THE_PIPELINE:
             if key in values:
                 raise UsageError(f"{key} is not for a step of a pipeline", "take it out")

@@ -10,13 +10,14 @@ from aiohttp import web
 from gpusched.access import is_private
 from gpusched.api.auth import caller_of
 from gpusched.api.requests import check_keys, read_body, respond
-from gpusched.api.schema import MAX_CPUS, MAX_GPUS, MAX_INSTANT, Field
+from gpusched.api.schema import check_fields
 from gpusched.api.service import service_of
-from gpusched.api.validate import check_fields
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.model.commands import Reserve, Unreserve
+from gpusched.model.option import Field
 from gpusched.model.snapshot import CalendarEntry
+from gpusched.model.spec import MAX_CPUS, MAX_GPUS, MAX_INSTANT
 from gpusched.model.units import MAX_MIB, printable
 from gpusched.scheduler.calendar import next_window
 
@@ -24,15 +25,15 @@ MAX_WINDOW_S = 366 * 86400
 
 FIELDS: Mapping[str, Field] = {
     "name": Field("string", "Name of the reservation; jobs ask for it by this.", nullable=False),
-    "start_at": Field("number", "When its first window begins, UTC epoch seconds.", 0, MAX_INSTANT, nullable=False),
-    "duration_s": Field("integer", "How long a window is, in seconds.", 1, MAX_WINDOW_S, nullable=False),
-    "every_s": Field("integer", "From one window to the next, in seconds; absent for a single one.", 1, MAX_WINDOW_S),
-    "until_at": Field("number", "No window begins at or after this instant.", 0, MAX_INSTANT),
-    "gpus": Field("integer", "So many cards of one node.", 1, MAX_GPUS),
+    "start_at": Field("number", "When its first window begins, UTC epoch seconds.", (0, MAX_INSTANT), nullable=False),
+    "duration_s": Field("integer", "How long a window is, in seconds.", (1, MAX_WINDOW_S), nullable=False),
+    "every_s": Field("integer", "From one window to the next, in seconds; absent for a single one.", (1, MAX_WINDOW_S)),
+    "until_at": Field("number", "No window begins at or after this instant.", (0, MAX_INSTANT)),
+    "gpus": Field("integer", "This many GPUs of one node.", (1, MAX_GPUS)),
     "cards": Field("strings", "These cards: index, node:index or UUID."),
     "is_node": Field("boolean", "A whole node.", nullable=False),
-    "cpus": Field("number", "Cores; absent: in proportion to the cards.", 0, MAX_CPUS),
-    "mem_mib": Field("integer", "Host memory in MiB; absent: in proportion to the cards.", 0, MAX_MIB),
+    "cpus": Field("number", "Cores; absent: in proportion to the cards.", (0, MAX_CPUS)),
+    "mem_mib": Field("integer", "Host memory in MiB; absent: in proportion to the cards.", (0, MAX_MIB)),
     "users": Field("strings", "Users who may use it."),
     "accounts": Field("strings", "Accounts whose jobs may use it."),
     "is_maintenance": Field("boolean", "The whole node, for nobody.", nullable=False),

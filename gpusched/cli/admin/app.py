@@ -15,11 +15,12 @@ from gpusched import __version__, paths
 from gpusched.cli import output, tables
 from gpusched.cli import simulation_options as options
 from gpusched.cli.admin.system import app as system_app
-from gpusched.cli.readers import size, time_limit
+from gpusched.cli.parse import read
 from gpusched.cli.tuning import tune
 from gpusched.client import connect, start_daemon
 from gpusched.errors import DaemonUnreachable, NotReady, Refused, UsageError, UserError
-from gpusched.model.units import format_duration, gpu_list, parse_duration_s, printable
+from gpusched.model.spec import FIELDS
+from gpusched.model.units import format_duration, gpu_list, printable
 
 _SHOWN_IDS = 5
 
@@ -379,11 +380,7 @@ def restore_command(
     put_back(file, not no_hold, as_json)
 
 
-_READERS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "time": time_limit,
-    "vram": size("vram_mib"),
-    "grace": lambda value: {"grace_s": float(parse_duration_s(value))},
-}
+_OPTIONS = {option.long: option for field in FIELDS.values() for option in field.options}
 
 
 @app.command()
@@ -436,7 +433,7 @@ def adopt(
         if value is None:
             continue
         try:
-            body.update(_READERS[key](value) if key in _READERS else {key: value})
+            body.update(read(_OPTIONS[f"--{key}"], value))
         except ValueError as error:
             raise UsageError(f"--{key}: {error}", "see: gpusched adopt --help") from None
     with connect() as client:

@@ -11,8 +11,9 @@ from gpusched.lifecycle.arrays import jobs_in
 from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_dependency
 from gpusched.lifecycle.transitions import ends_unsatisfied
 from gpusched.model.commands import Caller
-from gpusched.model.job import AUTO, DEFAULT, Job, JobSpec
+from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
+from gpusched.model.spec import AUTO, DEFAULT
 from gpusched.model.units import format_duration, printable
 from gpusched.model.value import replace
 from gpusched.predict import limits

@@ -24,15 +24,8 @@ from gpusched.model.commands import (
     Caller,
     Submit,
 )
-from gpusched.model.job import (
-    AUTO,
-    Job,
-    JobEvent,
-    JobSpec,
-    Launch,
-    Request,
-    RetryRule,
-)
+from gpusched.model.job import Job, JobEvent, JobSpec, Launch, Request, RetryRule
+from gpusched.model.spec import AUTO
 from gpusched.model.states import JobState
 from gpusched.model.units import name_some, plural, printable
 

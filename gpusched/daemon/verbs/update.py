@@ -23,31 +23,25 @@ from gpusched.model.commands import (
     Caller,
     Update,
 )
-from gpusched.model.job import AUTO, DEFAULT, MAXIMUM, Alerting, Job, JobEvent, Request, gpus_of_each_node
+from gpusched.model.job import Alerting, Job, JobEvent, Launch, Request, RetryRule
+from gpusched.model.option import RUNNING
+from gpusched.model.spec import AUTO, DEFAULT, FIELDS, MAXIMUM, gpus_of_each_node
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, printable
 from gpusched.model.value import replace
 from gpusched.scheduler.admission import limit_as_asked
 
 UPDATABLE_WHILE_RUNNING = frozenset(
-    {
-        "name",
-        "time_limit_s",
-        "time_limit_source",
-        "nice",
-        "retries",
-        "throttle",
-        "fallback",
-        "ignore_idle",
-        "notify",
-        "notify_to",
-    }
+    {"time_limit_source", *(n for n, field in FIELDS.items() if field.update == RUNNING)}
 )
-REWRITING = frozenset({"name", "fallback", "notify", "notify_to"})
-"""Changes of what runs as the owner, where it writes, and who is told of it."""
-_REQUEST_FIELDS = frozenset(Request.__struct_fields__)
-_WORDS = {"gpu_fraction": "gpus", "gpu_type": "gpus", "never_satisfied": "kill-on-invalid-dep"}
-"""Fields whose word for `gctl update` is another one."""
+REWRITING = frozenset(name for name, field in FIELDS.items() if field.owner_only)
+"""Changes of what runs as the owner, where it writes, and who is notified of it."""
+_WORDS = {field.attribute: field.word for field in FIELDS.values()}
+_PARTS: dict[str, frozenset[str]] = {
+    part: frozenset(kind.__struct_fields__)
+    for part, kind in (("request", Request), ("retry", RetryRule), ("launch", Launch))
+}
+"""By attribute of a spec, the attributes of the value in it."""
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 """What a submission gets by default, and a change of it anew."""
 
@@ -157,7 +151,7 @@ def _recorded(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fixed(field: str, job: Job) -> Refused:
-    word, shown = _word(field), job.shown_id
+    word, shown = _WORDS.get(field, field), job.shown_id
     hint = f"cancel it and submit it again: gcancel {shown}"
     if job.spec.retry.requeue and job.spec.interactive is None:
         hint = (
@@ -185,13 +179,6 @@ def _cannot_outlast(job: Job) -> Refused:
 def _dependency_of(job: Job) -> tuple[str | None, str | None]:
     """What it waits for, and what becomes of it when that cannot come."""
     return job.spec.dependency, job.spec.never_satisfied
-
-
-def _word(name: str) -> str:
-    """A field as it is typed for `gctl update`."""
-    if name in _WORDS:
-        return _WORDS[name]
-    return name.removesuffix("_at").removesuffix("_mib").replace("_", "-")
 
 
 def _shown(name: str, value: object) -> str:
@@ -223,14 +210,12 @@ def _gpus_on_each_node(changes: dict[str, Any], nodes_before: int) -> dict[str, 
 def _changed(job: Job, changes: dict[str, Any]) -> Job:
     spec = job.spec
     changes = _gpus_on_each_node(changes, spec.request.nodes)
-    request_changes = {name: value for name, value in changes.items() if name in _REQUEST_FIELDS}
-    rest = {name: value for name, value in changes.items() if name not in _REQUEST_FIELDS}
-    if request_changes:
-        rest["request"] = replace(spec.request, **request_changes)
+    rest = dict(changes)
+    for part, names in _PARTS.items():
+        if found := {name: rest.pop(name) for name in names & rest.keys()}:
+            rest[part] = replace(getattr(spec, part), **found)
     if "throttle" in rest and spec.array is not None:
         rest["array"] = replace(spec.array, throttle=rest.pop("throttle"))
-    if "retries" in rest:
-        rest["retry"] = replace(spec.retry, retries=rest.pop("retries"))
     if "notify" in rest or "notify_to" in rest:
         rest["alerting"] = _alerting(job, rest.pop("notify", None), rest.pop("notify_to", None))
     job = replace(job, spec=replace(spec, **rest))

@@ -18,8 +18,9 @@ from gpusched.lifecycle import idle, transitions
 from gpusched.lifecycle.idle import Activity, GpuLoadReading, IdleStep, IdleStreak
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.execution import NoteOrder
-from gpusched.model.job import NICE_MAX, Job, JobEvent, Run
+from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import Settings
+from gpusched.model.spec import NICE_MAX
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration
 from gpusched.model.value import replace

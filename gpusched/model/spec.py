@@ -1,0 +1,805 @@
+"""What a submission says of a job. Each field stands here once, and all that knows of it is made from this:
+
+the attribute of the value that `model.job` makes of the class, the field of the request with its check and its error,
+the OpenAPI document, options of gsub and grun with help and completion, `#GSUB` and `#SBATCH` lines, `gctl update`,
+keywords in Python, the reference pages. "Add an option" in docs/contributing.md shows it by an example.
+
+The prompt reads these classes as plain data; msgspec, which takes longer to import than gsub to submit, makes values
+of them in `model.job`.
+"""
+
+from __future__ import annotations
+
+from gpusched.model.option import PENDING, RUNNING, Field, Option, counts, field
+from gpusched.model.syntax import (
+    events,
+    gpus,
+    gpus_of_node,
+    gres,
+    hosts,
+    kill_on_invalid_dep,
+    log_max,
+    mail_type,
+    memory,
+    nodes,
+    notice,
+    time_limit,
+)
+from gpusched.model.units import MAX_MIB, MAX_SECONDS, format_amount, plural
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ClassVar
+
+    from gpusched.model.value import Value
+else:
+    Value = object
+
+NICE_MIN, NICE_MAX = -10_000, 10_000
+MAX_GPUS = 1024
+MAX_CPUS = 65536
+MAX_NODES = 4096
+MAX_NAME = 200
+MAX_LIST = 1 << 16
+MAX_OWN = 1 << 62
+"""For what has a limit of its own."""
+MAX_INSTANT = 32503680000.0
+"""Year 3000: a begin time above is a mistake in units."""
+
+AUTO, UNLIMITED, DEFAULT, MAXIMUM = "auto", "unlimited", "default", "maximum"
+TIME_LIMIT_WORDS = (AUTO, UNLIMITED)
+"""What a submission may say in place of a time limit."""
+TIME_LIMIT_SOURCES = (*TIME_LIMIT_WORDS, DEFAULT, MAXIMUM)
+"""Where a time limit comes from that was not stated: similar jobs, the wish for none, the settings' default, and the
+longest that the queue or QOS allows."""
+
+WHAT, RES, WHEN, MANY, WHERE = "What to run", "Resources", "When", "Many tasks", "Where"
+FAIL, FILES, SLURM = "Failure and end", "Files", "Slurm spellings"
+"""Sections of the help."""
+
+_EVENTS = (
+    "begin end fail retry preempt time_limit_80 held pending gpu_idle vram_over gpu_unbooked gpu_intruder queue_empty"
+)
+"""Those of `model.alerts`, which few submissions import."""
+
+
+class Request(Value):
+    """Resources of one job. Equal requests are one object in the daemon's memory.
+
+    GPUs come as whole cards (`gpus` >= 1 and neither `gpu_fraction` nor `vram_mib`), as a fraction of
+    one card (`gpus` == 1 and `gpu_fraction`), or as slices by memory (`vram_mib` on each of `gpus` cards).
+    """
+
+    _section = RES
+
+    gpus: int = field(
+        "integer",
+        "GPUs on all nodes together, the same number on each; 0 for none.",
+        (0, MAX_GPUS),
+        "-g -G --gpus N  GPUs: 2, a100:2, a share of one card, 0.5, or a MIG instance, 1g.10gb; default 0",
+        read=gpus,
+        default=0,
+        update=PENDING,
+        python="int | float | str",
+    )
+    """Number of cards on each node; 0 means a job that must not see a GPU."""
+    gpu_fraction: float | None = field(
+        "number", "Share of one card.", (0, 1), exclusive_low=True, default=None, update=PENDING, word="gpus"
+    )
+    """Share of one card, above 0 and below 1, booked in both VRAM and time."""
+    gpu_type: str | None = field("string", "Part of the GPU's model name.", default=None, update=PENDING, word="gpus")
+    """Matches a card whose model name contains this, ignoring case, blanks and dashes."""
+    vram_mib: int | None = field(
+        "integer",
+        "VRAM on each card, sharing it, in MiB.",
+        (1, MAX_MIB),
+        "--vram SIZE  book only this much VRAM on each card and share it with other jobs of yours",
+        default=None,
+        update=PENDING,
+    )
+    """VRAM booked on each card; the rest of the card may serve other slices of the same user."""
+    min_vram_mib: int | None = field(
+        "integer",
+        "Least VRAM of each card, in MiB.",
+        (1, MAX_MIB),
+        "--min-vram SIZE  only cards with at least this much VRAM",
+        default=None,
+        update=PENDING,
+    )
+    cpus: float = field(
+        "number",
+        "Cores on each node; 0 books none.",
+        (0, MAX_CPUS),
+        "-c --cpus --cpus-per-task N  cores; 0 books none, a fraction a part of one; default 1",
+        default=1.0,
+        update=PENDING,
+    )
+    mem_mib: int = field(
+        "integer",
+        "Host memory on each node in MiB; 0 books none.",
+        (0, MAX_MIB),
+        "-m --mem SIZE  host memory, as 8G, 8GiB or 8192 (MiB); default: none booked",
+        read=memory,
+        default=0,
+        update=PENDING,
+    )
+    nodes: int = field(
+        "integer",
+        "Nodes, all at once.",
+        (1, MAX_NODES),
+        (
+            "-N --nodes N  this many nodes at once; -g counts the GPUs of all together, -c and -m are per node; "
+            "default 1"
+        ),
+        read=nodes,
+        section=WHERE,
+        default=1,
+        update=PENDING,
+        is_shared=False,
+    )
+    """A gang: this many nodes at once, each with all of the above."""
+    gpus_per_node: ClassVar[int | None] = field(
+        "integer",
+        "GPUs on each node; in place of `gpus`.",
+        (0, MAX_GPUS),
+        (
+            "--gpus-per-node N  GPUs of each node, in place of -g; with -g and without -N it says how many nodes "
+            "there are"
+        ),
+        read=gpus_of_node,
+        section=WHERE,
+        also=(Option("--gres gpu[:TYPE]:N  as --gpus-per-node", SLURM, gres),),
+        default=0,
+        update=PENDING,
+        is_shared=False,
+    )
+    tail_gpus: int = 0
+    """Of a gang: one more node with this many GPUs, fewer than the others have; 0 is no such node."""
+    is_linked: bool = field(
+        "boolean",
+        "The cards of each node must be linked with each other.",
+        option="--gpus-linked  only cards that are linked with each other (NVLink), or else next to the same memory",
+        name="gpus_linked",
+        default=False,
+        update=PENDING,
+    )
+    """The cards of each node must be linked with each other (NVLink, or else one NUMA node)."""
+    resources: tuple[tuple[str, int], ...] = field(
+        "counts",
+        "Custom resources on each node: names and numbers.",
+        option=(
+            "--res NAME=N  this much of a resource that nodes have by [node] resources in the config; may be repeated"
+        ),
+        read=counts("scratch=2"),
+        default=(),
+        update=PENDING,
+    )
+    """Custom resources of a node, names and numbers, sorted by name, on each node."""
+    licenses: tuple[tuple[str, int], ...] = field(
+        "counts",
+        "Licenses of the whole cluster: names and numbers.",
+        option="-L --licenses LIST  licenses of [license] in the config: matlab:2,ansys",
+        read=counts("matlab:2,ansys"),
+        default=(),
+        update=PENDING,
+    )
+    """Names and numbers, sorted by name, booked once for the whole cluster."""
+    nodelist: tuple[str, ...] = field(
+        "strings",
+        "Only these nodes; a text may name several, as gpu[01-03].",
+        option="-w --nodelist NODES  only these nodes: lab1,gpu[01-03]",
+        read=hosts,
+        section=WHERE,
+        most=MAX_LIST,
+        default=(),
+        update=PENDING,
+    )
+    exclude: tuple[str, ...] = field(
+        "strings",
+        "None of these nodes; a text may name several.",
+        option="-x --exclude NODES  none of these nodes",
+        read=hosts,
+        section=WHERE,
+        most=MAX_LIST,
+        default=(),
+        update=PENDING,
+    )
+    constraint: str | None = field(
+        "string",
+        "Labels a node must have: a100&nvlink, imagenet|coco, !old.",
+        option=(
+            "-C --constraint LABELS  only nodes with these labels of [node] labels: 'nvlink&!old|h100', where & "
+            "binds tighter than |"
+        ),
+        section=WHERE,
+        default=None,
+        update=PENDING,
+    )
+    """Labels a node must have: `a100&nvlink`, `imagenet|coco`, `!old`; `&` binds tighter than `|`."""
+    prefer: str | None = field(
+        "string",
+        "As constraint, but nodes without them will do.",
+        option="--prefer LABELS  prefer nodes with these labels; others will do",
+        section=WHERE,
+        default=None,
+        update=PENDING,
+    )
+    is_exclusive: bool = field(
+        "boolean",
+        "Nothing else runs on the job's nodes.",
+        option="--exclusive  no other job on the same nodes",
+        section=WHERE,
+        name="exclusive",
+        default=False,
+        update=PENDING,
+    )
+
+    @property
+    def shares_cards(self) -> bool:
+        """Whether the job takes slices rather than whole cards."""
+        return self.gpu_fraction is not None or self.vram_mib is not None
+
+    def contradiction(self) -> str | None:
+        """A sentence when the parts do not go together, whatever the machines are."""
+        if self.gpu_fraction is not None and self.gpus != 1:
+            fraction = format_amount(self.gpu_fraction)
+            return f"a fraction of {fraction} is of one card, but {self.gpus} GPUs were asked for"
+        if self.gpu_fraction is not None and self.vram_mib is not None:
+            return "a fraction of a card and an amount of VRAM were both asked for"
+        if not self.gpus:
+            for name, value in (
+                ("VRAM", self.vram_mib),
+                ("a least VRAM", self.min_vram_mib),
+                ("the type " + repr(self.gpu_type), self.gpu_type),
+            ):
+                if value is not None:
+                    return f"{name} is asked for, but no GPU"
+            if self.is_linked:
+                return "linked GPUs are asked for, but no GPU"
+        return self._contradiction_of_nodes()
+
+    def _contradiction_of_nodes(self) -> str | None:
+        if self.nodelist:
+            left = [name for name in self.nodelist if name not in self.exclude]
+            if not left:
+                return "every node that is asked for is excluded as well"
+            if len(left) < self.nodes:
+                named = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+                return f"{self.nodes} nodes are asked for, but only {len(left)} may be used: {named}"
+        return None
+
+
+def gpus_of_each_node(total: int | None, per_node: int | None, nodes: int) -> int | None:
+    """GPUs on each node of a gang, from their number in all, on each node, or both; None when neither is given.
+
+    Raises: ValueError when the total does not divide evenly, or the two do not agree.
+    """
+    if total is None:
+        return per_node
+    if total % nodes:
+        low = total - total % nodes
+        near = f"{low} or {low + nodes}" if low else str(nodes)
+        raise ValueError(
+            f"{plural(total, 'GPU')} cannot be spread evenly over {nodes} nodes; the nearest that can: {near}"
+        )
+    each = total // nodes
+    if per_node not in (None, each):
+        where = f"each of {nodes} nodes" if nodes > 1 else "one node"
+        raise ValueError(f"{plural(total, 'GPU')} in all and {per_node} on {where} do not agree")
+    return each
+
+
+class RetryRule(Value):
+    """When and how often a failed run is tried again."""
+
+    _section = FAIL
+
+    retries: int = field(
+        "integer",
+        "Attempts after the first.",
+        (0, 1000),
+        "--retries N  attempts after the first that fails; default 0",
+        default=0,
+        update=RUNNING,
+        is_shared=False,
+    )
+    """Attempts after the first that count against the job."""
+    backoff_s: float = field(
+        "number",
+        "Wait before the first retry, in seconds.",
+        (0, MAX_SECONDS),
+        "--backoff TIME  wait before the first retry; default 10s",
+        default=10.0,
+        is_shared=False,
+    )
+    backoff_factor: float = field(
+        "number",
+        "Growth of the wait from retry to retry.",
+        (1, 1000),
+        "--backoff-factor X  each wait is this many times the one before; default 2",
+        default=2.0,
+        is_shared=False,
+    )
+    backoff_max_s: float = field(
+        "number",
+        "Longest wait between retries, in seconds.",
+        (0, MAX_SECONDS),
+        "--backoff-max TIME  longest wait; default 10m",
+        default=600.0,
+        is_shared=False,
+    )
+    retry_on: tuple[str, ...] = field(
+        "strings",
+        "Classes of failure that are retried.",
+        option=(
+            "--retry-on LIST  exit, signal, oom, timeout, node_fail, all, codes 3 or 10-20, SIGSEGV; default "
+            "exit,signal,oom,node_fail"
+        ),
+        default=("exit", "signal", "oom", "node_fail"),
+        is_shared=False,
+    )
+    """Classes: exit, signal, oom, timeout, node_fail; an exit code `3` or range `10-20`; a name `SIGSEGV`."""
+    requeue: bool = field(
+        "boolean",
+        "Repeat for free a run lost to the machine.",
+        option="--requeue  repeat for free a run lost to the machine (default)",
+        also=(Option("--no-requeue  do not", FAIL, sets={"requeue": False}, is_shared=False),),
+        default=True,
+        is_shared=False,
+    )
+    """Whether a run lost to the machine is repeated without using up a retry."""
+
+
+class Notice(Value):
+    """A signal sent some time before the time limit, or first at a stop before it (`--signal [B:]SIG[@s]`)."""
+
+    signal: int
+    before_s: int
+    main_only: bool
+    """True for `B:`: only the job's first process gets it, not the whole tree."""
+
+
+class Launch(Value):
+    """How a run is started. Texts may hold lone surrogates for bytes that are not UTF-8."""
+
+    _section = FILES
+
+    argv: tuple[str, ...] = field(
+        "strings", "Command and arguments; with a script its arguments only.", most=MAX_OWN, keyword=None
+    )
+    script_sha: str | None = field(
+        "string", "Text of the script, beginning with #!.", name="script", most=MAX_OWN, keyword=None
+    )
+    """SHA-256 of the script's text in the payload table; None for a plain command."""
+    script_name: str | None = field("string", "What the user calls the script.", keyword=None)
+    """What the user called the script: file name, `stdin` or `wrap`."""
+    env_sha: str = field("map", "Captured environment.", name="env", most=MAX_OWN, keyword=None)
+    """SHA-256 of the captured environment in the payload table."""
+    env_named: ClassVar[tuple[str, ...]] = field(
+        "strings", "Variables of env that [submit] env_exclude does not leave out.", most=MAX_OWN, keyword=None
+    )
+    work_dir: str = field(
+        "string",
+        "Working directory, absolute.",
+        option="-D --chdir DIR  working directory; default: the current one",
+        section=WHAT,
+        completes="dir",
+        keyword="chdir",
+        python="str | os.PathLike[str]",
+    )
+    umask: int = field("integer", "File mode mask of the submitter.", (0, 0o777), default=0o022, keyword=None)
+    stdout: str | None = field(
+        "string",
+        "Output pattern.",
+        option=(
+            "-o --output FILE  output, in a folder that is made if it is missing; %j id, %A_%a array and task, %x "
+            "name, %u user, %N node, %5j padded; default gpusched-%j.out, of a task gpusched-%A_%a.out"
+        ),
+        completes="file",
+        default=None,
+        keyword="output",
+        python="str | os.PathLike[str]",
+    )
+    """Output pattern (`%j %A %a %x %u %N`); None means `gpusched-%j.out`."""
+    stderr: str | None = field(
+        "string",
+        "Error pattern; absent: into the output.",
+        option="-e --error FILE  errors; default: into the output",
+        completes="file",
+        default=None,
+        keyword="error",
+        python="str | os.PathLike[str]",
+    )
+    open_mode: str | None = field(
+        "string",
+        "What to do with a file that exists.",
+        option="--open-mode MODE  append or truncate for all runs; default: each retry gets a file of its own",
+        choices=("append", "truncate"),
+        default=None,
+    )
+    """`truncate`, `append`, or None: the first run truncates, later runs get a numbered suffix."""
+    notice: Notice | None = field(
+        "notice",
+        "Signal some time before the time limit, or first when the job is stopped before.",
+        option=(
+            "--signal [B:]SIG[@S]  send a signal S seconds (default 60) before the time limit, or first, instead "
+            "of TERM, when the job is preempted, requeued or cancelled before; B: to the first process only"
+        ),
+        read=notice,
+        section=FAIL,
+        default=None,
+        python="Mapping[str, Any]",
+    )
+    stop_signal: int | None = field(
+        "integer",
+        "First signal when the job is stopped; unless set TERM, before the time limit that of `notice`.",
+        (1, 64),
+        default=None,
+    )
+    grace_s: float | None = field(
+        "number",
+        "Between the first signal and KILL, in seconds.",
+        (0, 86400),
+        "--grace TIME  between the first signal and KILL when the job is stopped; default 30s",
+        section=FAIL,
+        default=None,
+    )
+    """Between the first signal and KILL; None is the setting `grace_s`."""
+    gpu_ids: str | None = field(
+        "string",
+        "Form of CUDA_VISIBLE_DEVICES.",
+        option="--gpu-ids FORM  form of CUDA_VISIBLE_DEVICES: index (default) or uuid",
+        section=RES,
+        choices=("index", "uuid"),
+        default=None,
+    )
+    """`index` or `uuid` in CUDA_VISIBLE_DEVICES; None is the setting `gpu_ids`."""
+    submit_dir: str | None = field(
+        "string", "Folder of relative outputs, absolute; the working directory unless it is given.", default=None
+    )
+    """Where relative outputs are, and the job's own folder in its environment; None is `work_dir`."""
+    log_max_mib: int | None = field(
+        "integer",
+        "Rotate an output file when it has grown to this size, in MiB.",
+        (1, MAX_MIB),
+        (
+            "--log-max SIZE[:KEEP]  rename an output file to FILE.old1 when it has grown to SIZE, and keep KEEP "
+            "of them; default: no limit; 3 kept"
+        ),
+        read=log_max,
+        default=None,
+        is_shared=False,
+    )
+    """An output file that has grown to this size is renamed and a new one begun; None lets it grow."""
+    log_keep: int = field(
+        "integer", "How many rotated files are kept; 0 empties the file instead.", (0, 100), default=3
+    )
+
+
+class ArraySpec(Value):
+    """Many tasks of one submission: what `-a` or `--sweep` asks for."""
+
+    _section = MANY
+
+    tasks: str = field(
+        "string",
+        "Tasks in Slurm's words, 0-9,20-30:2%4; %4 lets four of them run at once.",
+        option=(
+            "-a --array TASKS  one task for each number: 0-9, 1,3,5 or 0-30:2; 0-99%4 runs at most 4 at once; the "
+            "number is in GPUSCHED_ARRAY_TASK_ID and SLURM_ARRAY_TASK_ID"
+        ),
+        name="array",
+        most=1 << 14,
+        is_shared=False,
+    )
+    """Task numbers in canonical form, `0-9,20-30:2`; see `model.tasks`."""
+    throttle: int | None = field(
+        "integer",
+        "Of an array: at most this many tasks run at once; null for no limit.",
+        (1, 4_000_000),
+        default=None,
+        update=RUNNING,
+        keyword=None,
+    )
+    max_fails: int | None = field(
+        "integer",
+        "When more tasks than this have failed, the rest is cancelled.",
+        (0, 4_000_000),
+        "--max-fails N  when more than N tasks have failed, cancel the rest; default: go on",
+        default=None,
+        is_shared=False,
+    )
+    sweep: tuple[tuple[str, tuple[str, ...]], ...] = field(
+        "strings",
+        "NAME=VALUES: lr=1e-3,1e-4 or seed=0..4; every combination is a task.",
+        option=(
+            "--sweep NAME=VALUES  one task for each value, lr=1e-3,1e-4 or seed=0..4, in the variable of that "
+            "name and in place of {lr} in the command; may be repeated: every combination is a task"
+        ),
+        read=lambda text: [text],
+        most=1 << 18,
+        default=(),
+        is_shared=False,
+    )
+    """Names and values; task K has the K-th combination, the last name changing fastest."""
+
+
+class Alerting(Value):
+    """Who is notified of what about a job (`--notify`)."""
+
+    _section = FAIL
+
+    on: tuple[str, ...] = field(
+        "strings",
+        "Events the owner is notified of: begin, end, fail, ..., all.",
+        option=(
+            f"--notify LIST  notify you of {_EVENTS.replace(' ', ', ')}, or all, through the targets of your "
+            "notify.toml; of an array's tasks each with array_tasks"
+        ),
+        read=events,
+        completes=f"{_EVENTS} all",
+        also=(
+            Option(
+                "--mail-type LIST  as --notify; ALL is begin, end, fail, retry and preempt",
+                SLURM,
+                mail_type,
+                completes="BEGIN END FAIL REQUEUE TIME_LIMIT_80 ALL NONE",
+                is_shared=False,
+            ),
+        ),
+        name="notify",
+        default=(),
+        update=RUNNING,
+        owner_only=True,
+    )
+    """Words of `model.alerts`, sorted: begin, end, fail, ..."""
+    targets: tuple[str, ...] = field(
+        "strings",
+        "Only these targets of the owner, or mail addresses.",
+        option=(
+            "--notify-to NAMES  only these of your targets, or mail addresses; default: all targets that want the event"
+        ),
+        also=(Option("--mail-user ADDRESS  as --notify-to", SLURM, is_shared=False),),
+        name="notify_to",
+        most=MAX_LIST,
+        default=(),
+        update=RUNNING,
+        owner_only=True,
+    )
+    """Names of targets in the user's own configuration; none means all of them."""
+
+
+class ClientProcess(Value):
+    """The process that a job in the foreground was submitted by."""
+
+    pid: int
+    start_ticks: int
+    """Clock ticks from the boot to its start, which tells it from a later process with the same pid."""
+    boot_id: str
+
+
+class AdoptedProcess(Value):
+    """The process that became a job while it ran (`gpusched adopt`); it and what is below it are the run."""
+
+    pid: int
+    start_ticks: int
+    """Clock ticks from the boot to its start, which tells it from a later process with the same pid."""
+    boot_id: str
+
+
+class Interactive(Value):
+    """A job in the foreground of a client (`grun`)."""
+
+    pty: bool = field(
+        "string",
+        "The job waits for a client before it starts, and has a terminal or three pipes for it.",
+        name="interactive",
+        choices=("pty", "pipes"),
+        default=False,
+        keyword=None,
+    )
+    keep: bool = field(
+        "boolean",
+        "It goes on when its client is gone; else it ends with that, and with the submitting process while it waits.",
+        default=False,
+        keyword=None,
+    )
+    lease_s: int | None = field(
+        "integer",
+        "It ends after this many seconds without activity; 0 for never.",
+        (0, MAX_SECONDS),
+        default=None,
+        keyword=None,
+    )
+    client: ClientProcess | None = None
+    """Unless it is kept, it is not started when this process is gone; None when that is not known."""
+
+
+class JobSpec(Value):
+    """All that a submission says, after validation."""
+
+    _section = WHEN
+
+    name: str = field(
+        "string",
+        "Name of the job.",
+        option="-J --name --job-name NAME  name of the job; default: the script's or the command's",
+        section=WHAT,
+        update=RUNNING,
+        owner_only=True,
+    )
+    request: Request
+    launch: Launch
+    retry: RetryRule = RetryRule()
+    time_limit_s: int | None = field(
+        "integer",
+        "Time limit in seconds; auto for one that jobs like it keep, unlimited for none, null for the default.",
+        (1, MAX_SECONDS),
+        (
+            "-t --time TIME  time limit: 90s, 30m, 4h, 2d, HH:MM:SS, D-HH:MM; a bare number is minutes; auto: one "
+            "that 95 % of jobs like it keep; 0: none; default: the queue's, or none"
+        ),
+        read=time_limit,
+        words=TIME_LIMIT_WORDS,
+        default=None,
+        update=RUNNING,
+        keyword="time",
+    )
+    time_limit_source: str = ""
+    """Of a submission that gives no length: one of `TIME_LIMIT_SOURCES`; empty where it gives one, or none applies."""
+    queue: str = field(
+        "word",
+        "Queue the job waits in.",
+        option="-q --queue NAME  queue; default: default",
+        also=(Option("-p --partition NAME  as --queue", SLURM),),
+        default="default",
+        update=PENDING,
+    )
+    account: str = field(
+        "word",
+        "Account the usage goes to.",
+        option=(
+            "-A --account NAME  account the usage goes to; default: the only one that lists you; see gctl account --me"
+        ),
+        default="",
+        update=PENDING,
+    )
+    nice: int = field(
+        "integer",
+        "Lowers the priority; below 0 raises it.",
+        (NICE_MIN, NICE_MAX),
+        "--nice N  go behind others by N points, or before them with N below 0; default 0",
+        default=0,
+        update=RUNNING,
+    )
+    dependency: str | None = field(
+        "string",
+        "Slurm's syntax, afterok:41,afterany:42.",
+        option=(
+            "-d --dependency LIST  afterok:41, afterany:41:42, afternotok:41, after:41 (started), after:41+10 (10 "
+            "minutes later), singleton (no earlier job of this name is left); join with , (all) or ? (any)"
+        ),
+        most=8192,
+        default=None,
+        update=PENDING,
+    )
+    """Slurm's syntax, `afterok:1:2,afterany:3`, tasks with their ids, `afterok:42_7=50`; checked at submission."""
+    never_satisfied: str | None = field(
+        "string",
+        "What becomes of it when its dependency can never come true.",
+        option=(
+            "--kill-on-invalid-dep yes|no  end the job when its dependency can never come true, or keep it; "
+            "default: [life] never_satisfied of the config"
+        ),
+        read=kill_on_invalid_dep,
+        completes="yes no",
+        choices=("cancel", "wait"),
+        default=None,
+        update=PENDING,
+    )
+    """`cancel` or `wait` when its dependency can never come true; None is the setting `life.never_satisfied`."""
+    begin_at: float | None = field(
+        "number",
+        "Not before this instant, UTC epoch seconds.",
+        (0, MAX_INSTANT),
+        "--begin WHEN  not before: 2h from now as now+2h, 18:00, 2026-12-24T18:00",
+        default=None,
+        update=PENDING,
+    )
+    hold: bool = field(
+        "boolean",
+        "Keep the job from starting until it is released.",
+        option="-H --hold  wait for gctl release",
+        default=False,
+        is_shared=False,
+    )
+    qos: str = field(
+        "word",
+        "Quality of service.",
+        option="--qos NAME  quality of service; default: [default] qos of the config, else none",
+        default="",
+        update=PENDING,
+    )
+    """Quality of service; empty is the setting `default.qos`, or none."""
+    reservation: str | None = field(
+        "word",
+        "Runs inside this reservation only.",
+        option="--reservation NAME  inside this reservation only; list them with: gctl reserve",
+        default=None,
+        update=PENDING,
+    )
+    deadline_at: float | None = field(
+        "number",
+        "To have ended by this instant, UTC epoch seconds.",
+        (0, MAX_INSTANT),
+        "--deadline WHEN  to have ended by then, as --begin; a job that no longer can ends as DEADLINE",
+        default=None,
+        update=PENDING,
+    )
+    """To have ended by this instant: a job that no longer can, by its time limit, ends as DEADLINE."""
+    array: ArraySpec | None = None
+    fallback: str | None = field(
+        "string",
+        "Shell line that runs once after the last failure, as a job of its own.",
+        option=(
+            "--fallback LINE  shell line that runs once after the last failure, as a job of its own with the same "
+            "request"
+        ),
+        section=FAIL,
+        most=MAX_OWN,
+        default=None,
+        update=RUNNING,
+        owner_only=True,
+        is_shared=False,
+    )
+    ignore_idle: bool = field(
+        "boolean",
+        "Its GPUs may be idle for as long as it likes.",
+        option="--ignore-idle  idle GPUs are no reason to warn or to act, see [idle] in the config",
+        section=FAIL,
+        default=False,
+        update=RUNNING,
+    )
+    alerting: Alerting | None = None
+    interactive: Interactive | None = None
+    key: str | None = field(
+        "string",
+        "Submitting the same key again, by the same user, finds the job of the first time.",
+        option=(
+            "--key TEXT  submitting the same key again, by the same user, returns the job of the first time, "
+            "ended or not"
+        ),
+        section=WHAT,
+        default=None,
+        is_shared=False,
+    )
+    snapshot: str | None = field(
+        "string", "Name of the copy of the code that the working directory is in.", default=None, python="bool | str"
+    )
+    """Name of the frozen copy of the code that every run starts in (`--snapshot`)."""
+    pipeline: str | None = None
+    """Id of the pipeline that it is a step of."""
+    step: str | None = None
+    """Its name in the pipeline."""
+    fallback_of: int | None = None
+    """Id of the failed job that it runs as the fallback of."""
+    adopted: AdoptedProcess | None = None
+    """It ran before it was a job, so it has one run, cannot be started again, and its exit code is unknown."""
+
+    @property
+    def limit_source(self) -> str | None:
+        """Where the time limit comes from, `user` where it was stated; None where there is none."""
+        return self.time_limit_source or (None if self.time_limit_s is None else "user")
+
+
+def fields_of(kind: type) -> dict[str, Field]:
+    """The fields of a request that this class declares, by their names in JSON."""
+    return {one.name: one for one in vars(kind).values() if isinstance(one, Field)}
+
+
+PARTS = (Request, RetryRule, JobSpec, ArraySpec, Launch, Interactive, Alerting)
+FIELDS: dict[str, Field] = {name: one for kind in PARTS for name, one in fields_of(kind).items()}
+"""Every field of a submission or an update, by its name in JSON."""
+UPDATABLE: dict[str, Field] = {name: one for name, one in FIELDS.items() if one.update}
+GPU_KEYS = frozenset({"gpus", "gpus_per_node", "gpu_fraction", "gpu_type"})
+"""One wish in several values: whoever says any of them again takes back the others said before."""

@@ -1,0 +1,128 @@
+"""Options of jobs whose text has a syntax of its own, much of it Slurm's: `a100:2`, `B:USR1@60`, `100M:5`."""
+
+from __future__ import annotations
+
+from gpusched.model.option import Several, decimal, whole
+from gpusched.model.units import parse_duration_s, parse_size_mib, printable
+
+
+def gpus(text: str) -> Several:
+    """`2`, `a100:2`, `a100`, `0.5`, `a100:0.5`, `1g.10gb`. Sets all of it, so that nothing of an earlier -g stays."""
+    kind, colon, count = text.rpartition(":")
+    is_profile = "g." in count  # of a MIG instance, 1g.10gb
+    if not colon and (is_profile or (not count[:1].isdigit() and count[:1] not in (".", "-", "+"))):
+        kind, count = count, "1"
+    found = Several(gpus=None, gpu_fraction=None, gpu_type=kind or None)
+    if "." not in count:
+        return Several(found, gpus=whole(0, 1024)(count))
+    fraction = decimal(0.0, 1024.0)(count)
+    if not 0 < fraction <= 1:
+        shown = printable(text, 40)
+        raise ValueError(f"{shown!r} is neither a number of GPUs nor a share of one; write -g 2, -g 0.5 or -g 0")
+    return Several(found, gpu_fraction=fraction)
+
+
+def gpus_of_node(text: str) -> Several:
+    """As -g, but on each node: `2`, `a100:2`, `0.5`."""
+    found = gpus(text)
+    count = 1 if found["gpu_fraction"] is not None else found["gpus"]
+    kind = {"gpu_type": found["gpu_type"]} if found["gpu_type"] else {}
+    return Several(gpus_per_node=count, gpu_fraction=found["gpu_fraction"], **kind)
+
+
+def gres(text: str) -> Several:
+    """Slurm's `gpu:2` and `gpu:a100:2`, on each node."""
+    name, _, rest = text.partition(":")
+    if name != "gpu":
+        raise ValueError(
+            f"{printable(text, 40)!r} is not a GPU, as in gpu:2 or gpu:a100:2; request other resources with --res"
+        )
+    return gpus_of_node(rest or "1")
+
+
+def memory(text: str) -> Several:
+    """Host memory of the job; takes the place of an earlier amount for each core."""
+    return Several(mem_mib=parse_size_mib(text), mem_per_cpu_mib=None)
+
+
+def memory_per_core(text: str) -> Several:
+    """Host memory for each core; takes the place of an earlier amount for the job."""
+    return Several(mem_mib=None, mem_per_cpu_mib=parse_size_mib(text))
+
+
+def nodes(text: str) -> int:
+    """A number of nodes; Slurm's range only when both ends are the same."""
+    low, dash, high = text.partition("-")
+    if dash and low and high and low != high:
+        raise ValueError(f"{printable(text, 40)!r} is a range, which is not supported; write -N {printable(low, 10)}")
+    return int(whole(1, 4096)(low if dash and low == high else text))
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Slurm's list of nodes, `lab1,gpu[01-03]`. A tuple: of several uses the last one counts, as in Slurm."""
+    from gpusched.model.hostlist import expand  # few submissions name nodes
+
+    return tuple(expand(text))
+
+
+def time_limit(text: str) -> int | str:
+    """Slurm's words for no limit, `auto`, or a length of time."""
+    word = text.strip().lower()
+    if word in ("0", "unlimited", "infinite", "none"):
+        return "unlimited"
+    return word if word == "auto" else parse_duration_s(text, ", or as auto")
+
+
+def notice(text: str) -> Several:
+    """`[B:]SIG[@seconds]`, 60 seconds when they are not given, as in Slurm."""
+    main_only = text[:2].upper() == "B:"
+    name, at, before = (text[2:] if main_only else text).partition("@")
+    before_s = whole(0, 65535)(before) if at else 60
+    return Several(notice={"signal": signal_number(name), "before_s": before_s, "main_only": main_only})
+
+
+def signal_number(name: str) -> int:
+    """Number of a signal by name, with or without SIG, or by number. Raises: ValueError."""
+    import signal  # most command lines name none
+
+    word = name.upper()
+    if word.isascii() and word.isdigit() and 1 <= int(word[:4]) <= 64:
+        return int(word)
+    found = getattr(signal, word if word.startswith("SIG") else "SIG" + word, None)
+    if not isinstance(found, signal.Signals):
+        raise ValueError(f"{printable(name, 40)!r} is not a signal; write TERM, SIGUSR1 or 10")
+    return int(found)
+
+
+def log_max(text: str) -> Several:
+    """`100M` or `100M:5`: a size, and how many rotated files are kept; None takes back an earlier number."""
+    size, colon, keep = text.partition(":")
+    return Several(log_max_mib=parse_size_mib(size), log_keep=whole(0, 100)(keep) if colon else None)
+
+
+def events(text: str) -> list[str]:
+    """Events to be notified of, as the daemon reads them too: here a mistake is reported with its place."""
+    from gpusched.model.alerts import parse_events  # few submissions ask for it
+
+    return list(parse_events(text))
+
+
+def mail_type(text: str) -> list[str]:
+    """Slurm's words; its ALL is less than ours."""
+    words = text.split(",")
+    return events(",".join("begin,end,fail,requeue" if word.strip().upper() == "ALL" else word for word in words))
+
+
+def kill_on_invalid_dep(text: str) -> str:
+    """Slurm's `yes` and `no`."""
+    word = text.strip().lower()
+    if word not in ("yes", "no"):
+        raise ValueError(f"{printable(text, 40)!r} is neither yes nor no")
+    return "cancel" if word == "yes" else "wait"
+
+
+def only_one(text: str) -> Several:
+    """Slurm's number of tasks: a job has one on each node."""
+    if text not in ("1", "1-1"):
+        raise ValueError(f"{printable(text, 40)!r} tasks are requested; a job has one on each node")
+    return Several()
