@@ -138,7 +138,7 @@ class LocalEngine:
         tickets = [known.ticket for known in runs if known.ticket is not None]
         if tickets:
             self.start(tickets)
-        self._track(runs, "it was to end before it was started")
+        self._track(runs, "it was stopped before it was started")
         if self._events:
             self._poller.fire()
         self._poller.rearm()
@@ -612,7 +612,7 @@ class LocalEngine:
             # It may have been claimed in the folder that is gone, and is about to say that it started.
             return
         if tracked.server != self._servers or self._server is None:
-            self._resolve(tracked, "what was to start it was gone before it was started")
+            self._resolve(tracked, "its launcher was gone before it was started")
             return
         record = self._read(tracked) if now - tracked.since > CHECK_S else None
         if record is not None and record.pid is not None:

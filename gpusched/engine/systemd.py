@@ -146,10 +146,10 @@ class Bus:
                         hello: bytes = message_bus.Hello().serialise(serial=HELLO_SERIAL)
                         self._greeting = memoryview(BEGIN + hello)
             except (AuthenticationError, FDNegotiationError) as error:
-                self._lose(f"it does not know this user: {error}")
+                self._lose(f"it rejected this user: {error}")
             except Exception as error:
                 # Not a message: whoever is there does not speak D-Bus.
-                self._lose(f"it sent what cannot be read: {error}")
+                self._lose(f"it sent something unreadable: {error}")
         return messages
 
     @staticmethod
@@ -327,7 +327,9 @@ class UnitLauncher:
         for name, call in list(self._calls.items()):
             if call.claim_until is not None and call.claim_until < now:
                 del self._calls[name]
-                self._refused.append((call.run, f"the supervisor of {name} did not come; see: journalctl -u {name}"))
+                self._refused.append(
+                    (call.run, f"the supervisor of {name} did not claim its run; see: journalctl -u {name}")
+                )
         return bool(self._bus.lost) or (self._owes_answers() and now - self._heard_at > SILENCE_S)
 
     def is_stuck(self, waited_s: float) -> bool:
@@ -405,7 +407,7 @@ def manager_version() -> str:
     try:
         bus = Bus(SYSTEM_BUS)
     except OSError as error:
-        raise OSError(f"nobody answers at {SYSTEM_BUS}: {error.strerror}") from None
+        raise OSError(f"no answer at {SYSTEM_BUS}: {error.strerror}") from None
     try:
         serial = bus.call(Properties(MANAGER).get("Version"))
         until = time.monotonic() + ANSWER_S
@@ -416,7 +418,7 @@ def manager_version() -> str:
             for message in bus.receive():
                 if bus.answers(message) == serial:
                     if message.header.message_type is MessageType.error:
-                        raise OSError(f"systemd does not say its version: {message.body}")
+                        raise OSError(f"systemd does not report its version: {message.body}")
                     return str(message.body[0][1])
         raise OSError(f"systemd does not answer on the bus: {bus.lost or f'nothing came within {ANSWER_S:g} s'}")
     finally:

@@ -46,7 +46,7 @@ Ask = Callable[..., tuple[Any, int]]
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """None is what the driver does not tell. What it fails to tell for once stays as it was."""
+    """None: the driver does not report it. What it fails to report once stays as it was."""
 
     mig: bool | None = None
     mig_pending: bool | None = None
@@ -59,7 +59,6 @@ class Modes:
 
 
 def read_modes(ask: Ask, before: Modes) -> Modes:
-    """All of it anew."""
     mig, mig_pending = before.mig, before.mig_pending
     found, code = ask("nvmlDeviceGetMigMode")
     if code == 0:
@@ -84,7 +83,7 @@ def read_modes(ask: Ask, before: Modes) -> Modes:
 
 
 def _repairs(ask: Ask, before: Modes) -> tuple[bool | None, bool | None]:
-    """Whether a repair of memory waits for a reset, and whether one has failed."""
+    """Whether a memory repair is pending a reset, and whether one has failed."""
     rows, code = ask("nvmlDeviceGetRemappedRows")
     if code == 0:
         return bool(rows[2]), bool(rows[3])
@@ -114,7 +113,7 @@ class _Identity:
 
 
 class Device:
-    """Reads one device; remembers who it is, so that it still has a name when it is lost."""
+    """Reads one device; remembers its identity, so that it still has a name when it is lost."""
 
     def __init__(
         self,
@@ -138,12 +137,12 @@ class Device:
 
     @property
     def uuid(self) -> str | None:
-        """The device's UUID when it was ever read."""
+        """The device's UUID if it was ever read."""
         return self._identity.uuid if self._identity else None
 
     @property
     def present(self) -> Present | None:
-        """The device as others may ask about it; None while it does not answer."""
+        """The device as others may query it; None while it does not answer."""
         if self._handle is None or self._identity is None:
             return None
         return Present(self._identity.uuid, self._index, self._handle, self._identity.pci_bus_id)

@@ -65,7 +65,6 @@ class XidListener:
         return found
 
     def close(self) -> None:
-        """Stop listening."""
         if self._watch is not None:
             self._watch.close()
 
@@ -112,16 +111,16 @@ class XidWatch:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it listened once and does not any more."""
+        """Whether it listened once and no longer does."""
         return self._thread is not None and not self._thread.is_alive()
 
     @property
     def drained_at(self) -> float | None:
-        """Events from before this instant have been received; None when nobody listens."""
+        """Events from before this instant have been received; None when not listening."""
         return self._drained_at if self._thread is not None and self._thread.is_alive() else None
 
     def leave(self) -> None:
-        """Stop listening when the current wait is over, without waiting for that."""
+        """Stop listening after the current wait, without waiting for that."""
         self._closing.set()
 
     def close(self) -> None:
@@ -208,7 +207,6 @@ class KernelLog:
         return heard
 
     def close(self) -> None:
-        """Let go of the log."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)

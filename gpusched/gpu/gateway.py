@@ -28,7 +28,7 @@ _SENTENCES = {
     16: "the GPU must be reset before it can be used again",
     17: "the operating system has blocked the request to the NVIDIA driver",
     VERSIONS_DIFFER: (
-        "the NVIDIA driver was updated, but its old kernel module is still loaded: jobs that run go on, for new ones "
+        "the NVIDIA driver was updated, but its old kernel module is still loaded: running jobs go on; for new ones, "
         "reboot or reload the nvidia modules when no process uses a GPU"
     ),
     999: "the NVIDIA driver reports an unknown error; in a container, its devices may have been taken away",
@@ -36,7 +36,7 @@ _SENTENCES = {
 
 
 def error_text(code: int) -> str:
-    """What an NVML error code means to somebody who waits for a GPU."""
+    """What an NVML error code means to the owner of a waiting job."""
     return _SENTENCES.get(code, f"the NVIDIA driver reports error {code}")
 
 

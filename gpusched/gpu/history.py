@@ -14,7 +14,7 @@ from gpusched.model.units import card_index, format_duration, format_size_mib, g
 
 
 class Heat:
-    """Whether a card has been too hot for long; it is well again when it was cool for as long."""
+    """Whether a GPU has been too hot for long; it recovers after being cool for as long."""
 
     def __init__(self) -> None:
         self.is_hot = False
@@ -22,7 +22,7 @@ class Heat:
         """Since when the opposite of `is_hot` was measured."""
 
     def fold(self, at: float, sample: GpuSample, settings: GpuSettings) -> None:
-        """Take in a sample. One without a temperature says nothing."""
+        """Take in a sample. One without a temperature changes nothing."""
         if not settings.hot_s:
             self.is_hot, self._other_since = False, None
             return
@@ -42,7 +42,7 @@ def ailments(sample: GpuSample, is_hot: bool, settings: GpuSettings, clearance: 
     found = []
     errors = new_errors(sample, clearance)
     if settings.ecc_errors and errors >= settings.ecc_errors:
-        told = f"{errors} memory error{'' if errors == 1 else 's'} that could not be corrected"
+        told = f"{errors} uncorrectable memory error{'' if errors == 1 else 's'}"
         index = card_index(sample.index)
         found.append(
             f"{told}; reset it (nvidia-smi -r -i {index}), or accept that: gctl undrain {gpu_label(sample.index)}"
@@ -54,13 +54,13 @@ def ailments(sample: GpuSample, is_hot: bool, settings: GpuSettings, clearance: 
     if is_hot and settings.hot_s:
         limit = "" if sample.slowdown_c is None else f" ({sample.slowdown_c:.0f} C)"
         found.append(
-            f"it was too hot{limit} for {format_duration(settings.hot_s)} and slows down; look at its fans and its air"
+            f"it was too hot{limit} for {format_duration(settings.hot_s)} and throttles; check its fans and airflow"
         )
     return tuple(found)
 
 
 def new_errors(sample: GpuSample, clearance: Clearance | None) -> int:
-    """Memory errors that nobody has accepted yet; 0 when they are not told."""
+    """Memory errors not accepted yet; 0 when the driver reports none."""
     errors = sample.ecc_errors or 0
     accepted = clearance.ecc_errors or 0 if clearance is not None else 0
     # A reset starts the count again.
@@ -68,7 +68,7 @@ def new_errors(sample: GpuSample, clearance: Clearance | None) -> int:
 
 
 def remark(sample: GpuSample) -> str | None:
-    """What is worth a word and keeps nobody out."""
+    """A note for people that excludes no job."""
     if sample.remap_pending:
         return _waits_for_reset(sample)
     if sample.mps is False and not sample.mig_enabled:
@@ -133,7 +133,6 @@ class GpuHistory:
         self._owned: dict[str, dict[int, float | None]] = {}
 
     def adopt(self, settings: GpuSettings) -> None:
-        """Judge by these settings from now on."""
         self._settings = settings
 
     # --- folding --------------------------------------------------------------------------------
@@ -293,12 +292,11 @@ class GpuHistory:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the device is gone."""
         return self.sample.is_lost or self.is_missing
 
     @property
     def is_instance(self) -> bool:
-        """Whether it is a part of a card, by MIG."""
+        """Whether it is a MIG instance."""
         return self.sample.mig_parent is not None
 
     @property
@@ -308,7 +306,7 @@ class GpuHistory:
 
     @property
     def can_share(self) -> bool:
-        """Whether the card admits more than one process, of more than one job."""
+        """Whether processes of more than one job can use the GPU."""
         return self.sample.compute_mode == 0 and not self.sample.mig_enabled and not self.is_instance
 
     @property
@@ -360,19 +358,19 @@ class GpuHistory:
         return None
 
     def obstacle(self) -> str | None:
-        """Why its mode lets no job run here."""
+        """Why its mode allows no job here."""
         if self.sample.mig_enabled:
             count = self.sample.mig_instances
             if count:
                 return f"MIG is on: {count} instance{'s are' if count > 1 else ' is'} in its place"
             make = f"nvidia-smi mig -i {self.sample.index} -cgi PROFILE -C"
-            return f"MIG is on and it has no instance; make some with: {make}, or switch MIG off"
+            return f"MIG is on without instances; create some with: {make}, or switch MIG off"
         if self.sample.mig_pending:
-            return f"MIG is to be switched on, which waits for a reset: nvidia-smi -r -i {self.sample.index}"
+            return f"MIG is switched on after a reset: nvidia-smi -r -i {self.sample.index}"
         if self.sample.compute_mode == _PROHIBITED:
             return "its compute mode is prohibited; allow jobs with: nvidia-smi -c 0"
         if self.sample.compute_mode == _EXCLUSIVE and self.intruders:
-            return f"its compute mode admits one process, taken by {self._names(self.intruders[:1])}"
+            return f"its compute mode allows one process, taken by {self._names(self.intruders[:1])}"
         return None
 
     def suspicion(self) -> str | None:
@@ -384,18 +382,18 @@ class GpuHistory:
         return f"suspect: {'; '.join(found)}" if found else None
 
     def remark(self) -> str | None:
-        """What is worth a word and keeps nobody out."""
+        """A note for people that excludes no job."""
         return remark(self.sample)
 
     def probation(self) -> str | None:
-        """Why a card that is well is not used yet."""
+        """Why a healthy GPU is not used yet."""
         wanted = self._settings.free_polls
         if self._good_polls < wanted:
-            return f"read well in {self._good_polls} of the {wanted} readings in a row that its first use wants"
+            return f"healthy in {self._good_polls} of {wanted} readings in a row, needed before its first use"
         return None
 
     def intrusion(self, now: float) -> str | None:
-        """Why a job that wants the whole card should not have it."""
+        """Why a whole-GPU job should not have it."""
         foreign_mib, intruding_mib = self._foreign_peak_mib(now), self.intruding_mib(now)
         if intruding_mib > self.foreign_limit_mib:
             unbooked_mib = intruding_mib - foreign_mib
@@ -408,13 +406,11 @@ class GpuHistory:
             busy = f"{100 * (self.sample.utilisation or 0.0):.0f} % busy with"
             return f"{what} use: {busy} {self._names(self.intruders)}"
         if self._free_polls < self._settings.free_polls:
-            return (
-                f"seen free in {self._free_polls} of the {self._settings.free_polls} readings in a row that are wanted"
-            )
+            return f"free in {self._free_polls} of {self._settings.free_polls} readings in a row needed"
         return None
 
     def _foreign_use(self, mib: int) -> str:
-        """The part of an intrusion that is of no job."""
+        """The part of an intrusion that belongs to no job."""
         foreign = [process for process in self.intruders if process.run is None]
         if foreign:
             return f"foreign use of {format_size_mib(mib)}: {self._names(foreign)}"
@@ -426,7 +422,7 @@ class GpuHistory:
         return f"foreign use of {format_size_mib(mib)} within the last {window}"
 
     def _unbooked_use(self, mib: int) -> str:
-        """The part of an intrusion that is of jobs."""
+        """The part of an intrusion that belongs to jobs."""
         is_gone = not any(process.run is not None for process in self.intruders)
         window = f" within the last {format_duration(self._settings.foreign_peak_s)}" if is_gone else ""
         return f"unbooked use of {format_size_mib(mib)}{window}: {self._jobs_of(self._unbooked)}"

@@ -48,7 +48,6 @@ class Instances:
         self._known_at = float("-inf")
 
     def forget(self) -> None:
-        """MIG is off, or the card is gone."""
         self._known, self._known_at = (), float("-inf")
 
     def read(self, now: float, handle: Any, parent: GpuSample) -> tuple[GpuSample, ...]:

@@ -36,7 +36,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(slots=True)
 class LibraryFile:
-    """The file of NVML that this process has loaded, as it was then."""
+    """The file of NVML that this process has loaded, as it was at that time."""
 
     path: str
     stamp: Stamp
@@ -118,7 +118,7 @@ class NvmlSource:
         self._retry_at = float("-inf")
 
     def read(self) -> GpuReading:
-        """One reading of all devices; each that fails says so by itself."""
+        """One reading of all devices; a failing device is reported by itself."""
         at, now = self._clock(), self._monotonic()
         if self._nvml is None and now >= self._retry_at:
             self._failure = self._connect()
@@ -129,12 +129,12 @@ class NvmlSource:
         if self._library is not None and self._library.was_replaced(now):
             # What is loaded goes on for a while, but no new process can use the GPUs: say so before one tries.
             self.close()
-            return GpuReading(at, "nvml", error="the NVIDIA driver's library was replaced; it is asked anew")
+            return GpuReading(at, "nvml", error="the NVIDIA driver's library was replaced; reading it again")
         try:
             read = [device.read_all(now) for device in self._devices]
         except DriverGone:
             self.close()
-            return GpuReading(at, "nvml", error="the NVIDIA driver was unloaded or reloaded; it is asked again soon")
+            return GpuReading(at, "nvml", error="the NVIDIA driver was unloaded or reloaded; retrying soon")
         samples = tuple(card for card, *_ in read)
         samples = self._with_openers(self._with_faults(self._placed(samples, now), now), now)
         notes = []
@@ -152,7 +152,7 @@ class NvmlSource:
         )
 
     def _placed(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
-        """The samples with the links and the NUMA nodes of their cards."""
+        """The samples with links and NUMA nodes."""
         if self._topology is None:
             return samples
         spots = self._topology.spots(now, [found for device in self._devices if (found := device.present)])
@@ -186,7 +186,7 @@ class NvmlSource:
         return min((until for until in (events_until, log_until) if until is not None), default=None)
 
     def _with_openers(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
-        """The samples with those who may hold the memory that no listed process does."""
+        """The samples with the processes that may hold memory no listed process holds."""
         asked = {sample.uuid: f"/dev/nvidia{sample.minor}" for sample in samples if _has_hidden_use(sample)}
         if not asked:
             self._openers, self._openers_at = {}, float("-inf")
@@ -205,7 +205,6 @@ class NvmlSource:
         return tuple(told)
 
     def close(self) -> None:
-        """Let go of the driver."""
         xids, self._xids = self._xids, None
         if xids is not None:
             xids.close()
@@ -249,7 +248,6 @@ class NvmlSource:
 
 
 def _of_card(card: GpuSample, read: list[tuple[GpuSample, ...]]) -> tuple[GpuSample, ...]:
-    """The MIG instances of a card."""
     return next((found[1:] for found in read if found[0].uuid == card.uuid), ())
 
 

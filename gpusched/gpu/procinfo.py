@@ -26,7 +26,7 @@ def is_alive(pid: int) -> bool:
 
 
 def describe(pid: int, vram_mib: int | None) -> GpuProcess:
-    """The process with user, start and name as far as they are visible."""
+    """The process with user, start and name, as far as visible."""
     folder = f"/proc/{pid}"
     try:
         user = user_name(os.stat(folder).st_uid)

@@ -20,14 +20,14 @@ _NAMED = 3
 
 @dataclass(slots=True)
 class GpuRelease:
-    """One run that has ended on one card, not yet proven gone."""
+    """An ended run on one GPU, not yet proven gone."""
 
     run: str
     began_at: float
     former: dict[int, float | None] = field(default_factory=dict)
     """Pids that were seen as the run's, with their start times against pid reuse."""
     is_dirty: bool = False
-    why: str = "no reading since the run has ended"
+    why: str = "no reading since the run ended"
 
     def state(self, now: float, wait_s: float) -> str:
         """`waiting`, or `dirty` once the wait is over."""
@@ -41,7 +41,7 @@ class GpuRelease:
 def remains(
     release: GpuRelease, sample: GpuSample, usage: GpuUsage, others: Bookings, before_mib: int, baseline_mib: int
 ) -> str | None:
-    """What the run still holds, as a sentence; None when the card is clean of it.
+    """What the run still holds, as a sentence; None when the GPU is clean of it.
 
     Args: others: bookings of runs that have not ended; before_mib: unexplained memory before the run.
     """
@@ -62,7 +62,7 @@ def remains(
     if held_mib <= baseline_mib:
         return None
     held = format_size_mib(held_mib)
-    text = f"{held} of its memory did not come back after run {release.run}; no process is seen to hold it"
+    text = f"{held} of its memory was not released after run {release.run}; no visible process holds it"
     return text + (f", but open: {openers}" if (openers := named_openers(sample)) else "")
 
 

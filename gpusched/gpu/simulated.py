@@ -97,7 +97,6 @@ class SimulatedSource:
             self._world = _load(self._path, socket)
 
     def read(self) -> GpuReading:
-        """One reading, as the description stands now."""
         self._refresh()
         world = self._world
         at = self._clock()
@@ -142,8 +141,6 @@ class SimulatedSource:
 
 
 class _World:
-    """A parsed description."""
-
     def __init__(
         self,
         gpus: tuple[GpuSample, ...] = (),
@@ -165,7 +162,7 @@ class _World:
 
 
 def _since(xids: tuple[Xid, ...], told: int, at: float) -> tuple[Xid, ...]:
-    """The faults after the first `told`; events happen when they are told of."""
+    """The faults after the first `told`; events happen when they are reported."""
     return tuple(xid if xid.sequence is not None else replace(xid, at=at) for xid in xids[told:])
 
 
@@ -245,7 +242,7 @@ def _profiles(text: str, parts: str) -> tuple[str, ...]:
 
 
 def _divided(card: GpuSample, profiles: tuple[str, ...]) -> tuple[GpuSample, ...]:
-    """The card with MIG on, and its instances, all empty."""
+    """The card with MIG on, and its empty instances."""
     card = replace(card, mig_enabled=True, mig_instances=len(profiles), utilisation=None, memory_utilisation=None)
     made = []
     for slot, profile in enumerate(profiles):
@@ -315,7 +312,7 @@ class _Jobs:
         return self._pids is not None
 
     def pid_of(self, job_id: int) -> int | None:
-        """A process of the job; None when there is none."""
+        """A process of the job; None when it has none."""
         if self._pids is None:
             self._pids = procinfo.processes_of_jobs(self._socket)
         return self._pids.get(job_id)
@@ -504,11 +501,10 @@ class _Reader:
         self.jobs = jobs
 
     def inner(self, value: object, what: str) -> _Reader:
-        """Reads an object that is a part of this one."""
+        """Reads an object within this one."""
         return _Reader(value, what, self.jobs)
 
     def has(self, key: str) -> bool:
-        """Whether the key is there and not yet taken."""
         return key in self._left
 
     def is_null(self, key: str) -> bool:

@@ -60,14 +60,11 @@ class SourceChoice:
 
 
 class NoGpus:
-    """The source of a machine without GPUs."""
-
     def read(self) -> GpuReading:
-        """An empty reading."""
         return GpuReading(time.time(), "none")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Holds nothing."""
 
 
 def choose(settings: GpuSettings, environ: Mapping[str, str]) -> SourceChoice:
@@ -81,7 +78,7 @@ def choose(settings: GpuSettings, environ: Mapping[str, str]) -> SourceChoice:
             f"the GPU source {settings.source!r} is unknown", f"gpu.source is one of: {', '.join(SOURCES)}"
         )
     if settings.source == "simulated" and not fake:
-        raise UsageError("simulated GPUs are asked for, but not described", f"for example: {FAKE_GPUS}=4x24GiB")
+        raise UsageError("simulated GPUs are configured, but not described", f"for example: {FAKE_GPUS}=4x24GiB")
     if settings.source in ("auto", "simulated") and fake:
         from gpusched.gpu.simulated import is_path
 
@@ -145,7 +142,7 @@ MPS_NAME = "nvidia-cuda-mps"
 
 
 def is_mps_running(folder: str, proc: str = "/proc") -> bool:
-    """Whether a control daemon lives whose pipes are in this folder."""
+    """Whether a live control daemon has its pipes in this folder."""
     if not (_is_ours(os.path.realpath(os.path.dirname(folder))) and _is_ours(folder)):
         return False
     try:
@@ -166,7 +163,7 @@ def is_mps_running(folder: str, proc: str = "/proc") -> bool:
 
 
 def _is_ours(folder: str) -> bool:
-    """Whether nobody else can replace what is in it; the sticky bit keeps each to their own."""
+    """Whether no other user can replace what is in it; the sticky bit keeps each user to their own files."""
     try:
         found = os.lstat(folder)
     except OSError:
@@ -176,7 +173,7 @@ def _is_ours(folder: str) -> bool:
 
 
 class WithMps:
-    """A source that also tells of which cards an MPS control daemon runs for."""
+    """A source that also reports which GPUs have an MPS control daemon."""
 
     def __init__(self, source: GpuSource, folder: str) -> None:
         self._source = source
@@ -192,7 +189,6 @@ class WithMps:
         return replace(reading, gpus=gpus)
 
     def close(self) -> None:
-        """Let go of the source."""
         self._source.close()
 
 

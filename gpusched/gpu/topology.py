@@ -24,7 +24,7 @@ _SCOPE_NODE, _MASK_WORDS, _WORD_BITS = 0, 16, 64
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where one card is. None is unknown, or has no links."""
+    """Where one card is. None: unknown, or no links."""
 
     link_group: int | None = None
     """Lowest index of the cards that it is linked with, itself included."""
@@ -35,7 +35,7 @@ NOWHERE = Spot()
 
 
 def sysfs_numa(pci_bus_id: str) -> int | None:
-    """NUMA node of a PCI device as the kernel knows it; None where it has none or does not tell."""
+    """NUMA node of a PCI device as the kernel knows it; None where it reports none."""
     domain, _, rest = pci_bus_id.lower().partition(":")
     try:
         with open(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node", "rb") as file:
@@ -46,7 +46,7 @@ def sysfs_numa(pci_bus_id: str) -> int | None:
 
 
 class Topology:
-    """Remembers what was read, so that a card that is lost stays where it was."""
+    """Remembers what was read, so that a lost card stays where it was."""
 
     def __init__(self, nvml: Gateway) -> None:
         self._nvml = nvml

@@ -42,8 +42,6 @@ class RunMeter:
 
 @dataclass(frozen=True, slots=True)
 class RunGpuUse:
-    """One run on one card at one instant."""
-
     run: str
     share: GpuShare
     sample: GpuSample
@@ -52,7 +50,6 @@ class RunGpuUse:
     """Unexplained memory before the run."""
 
     def vram_mib(self) -> int | None:
-        """Memory of the run on this card."""
         seen = self.usage.ours.get(self.run, 0)
         if self.run in self.usage.ours and seen is not None:
             return seen
@@ -64,8 +61,6 @@ class RunGpuUse:
 
 
 class UsageMeter:
-    """Adds up one run."""
-
     __slots__ = ("_at", "_busy_s", "_energy_j", "_last_known", "_peak_mib", "_power_w", "_seen_s", "_utilisation")
 
     def __init__(self) -> None:
@@ -79,7 +74,6 @@ class UsageMeter:
         self._energy_j: float | None = None
 
     def add(self, at: float, uses: Sequence[RunGpuUse]) -> None:
-        """One reading of all the run's cards."""
         amounts = [amount for use in uses if (amount := use.vram_mib()) is not None]
         if amounts:
             self._peak_mib = max(self._peak_mib or 0, sum(amounts))
@@ -101,7 +95,6 @@ class UsageMeter:
         self._at = at
 
     def result(self) -> RunMeter:
-        """The sums so far."""
         mean = self._busy_s / self._seen_s if self._seen_s > 0 else self._last_known
         return RunMeter(self._peak_mib, mean, self._energy_j)
 
@@ -127,7 +120,6 @@ class GpuTracker:
         self._now = 0.0
 
     def adopt(self, settings: GpuSettings, poll_s: float) -> None:
-        """Judge by these settings from now on."""
         self._settings = settings
         self._stale_after_s = max(3 * poll_s, 2 * settings.deadline_s)
         for card in self._cards.values():
@@ -170,16 +162,14 @@ class GpuTracker:
                 # back.
                 del self._cards[uuid]
                 continue
-            what = (
-                "the MIG instance is not there any more" if card.is_instance else "the driver does not list it any more"
-            )
+            what = "the MIG instance is gone" if card.is_instance else "the driver no longer lists it"
             card.miss(reading.at, f"lost: {what}", booked.get(uuid, ()), is_missing=True)
         self._measure(reading.at, booked)
 
     def unreadable(self, reading: GpuReading) -> str | None:
         """Why a reading says nothing about any card. That none is listed, as while the driver is reloaded, does not."""
         if reading.error is None and not reading.gpus and self._cards:
-            return "the driver lists no GPU any more"
+            return "the driver no longer lists any GPU"
         return reading.error
 
     def identified(self, reading: GpuReading) -> GpuReading:
@@ -209,7 +199,7 @@ class GpuTracker:
         self._drains = drains
 
     def set_clearances(self, clearances: Mapping[str, Clearance]) -> None:
-        """By GPU UUID, what somebody has said is well."""
+        """By GPU UUID, what an administrator has accepted."""
         self._clearances = clearances
         for uuid, card in self._cards.items():
             card.clearance = clearances.get(uuid)
@@ -220,7 +210,6 @@ class GpuTracker:
         return card is not None and card.is_instance and card.missed_polls > 1
 
     def is_drained(self, uuid: str) -> bool:
-        """Whether somebody or something has taken the card out."""
         return uuid in self._drains
 
     def reconcile_releases(self, ended: Mapping[str, Run], now: float) -> None:
@@ -243,7 +232,7 @@ class GpuTracker:
             self._ended.discard(handle)
 
     def begin_release(self, uuid: str, run: str, now: float) -> None:
-        """A run has ended: wait for a reading after `now` that shows the card clean of it."""
+        """A run has ended: wait for a reading after `now` that shows the GPU clean of it."""
         card = self._cards.get(uuid)
         if card is not None and card.is_instance and card.is_missing:
             return  # its memory went with it
@@ -252,7 +241,7 @@ class GpuTracker:
         self._meters.pop(run, None)
 
     def is_released(self, run: str) -> bool:
-        """Whether the cards of an ended run are watched at all: of others nothing is proven."""
+        """Whether the GPUs of an ended run are being watched; of others nothing is proven."""
         return run in self._ended
 
     # --- what goes out --------------------------------------------------------------------------
@@ -268,7 +257,7 @@ class GpuTracker:
         )
 
     def is_measured(self, uuid: str, now: float) -> bool:
-        """Whether the last sample of the card is good and not too old to be true now."""
+        """Whether the last good sample is recent enough to be true now."""
         card = self._cards.get(uuid)
         return card is not None and card.fault(now, self._stale_after_s) is None
 
@@ -303,7 +292,7 @@ class GpuTracker:
         return None if meter is None else meter.result()
 
     def views(self, now: float) -> tuple[GpuView, ...]:
-        """All GPUs ever read, by index, as the policy sees them at `now`."""
+        """All GPUs ever read, by index, as the scheduler sees them at `now`."""
         views = [self._view(uuid, card, now) for uuid, card in self._cards.items()]
         views.sort(key=lambda view: (view.index, view.uuid))
         return tuple(views)
@@ -341,7 +330,7 @@ class GpuTracker:
         )
 
     def _drained(self, uuid: str, card: GpuHistory) -> str | None:
-        """Why somebody or something has taken it out, or the card that it is a part of."""
+        """Why it, or the card that it is part of, was drained."""
         return self._drains.get(uuid) or self._drains.get(card.sample.mig_parent or uuid)
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:

@@ -29,7 +29,7 @@ Bookings = Sequence[tuple[str, GpuShare]]
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """What is on one card, split by owner, in MiB."""
+    """What is on one GPU, split by owner, in MiB."""
 
     ours: Mapping[str, int | None]
     """By visible processes of each run that booked the card; None when the driver does not tell for one of them."""
@@ -50,7 +50,7 @@ class GpuUsage:
 
     @property
     def is_blurred(self) -> bool:
-        """Whether what runs hold is laid to the charge of a server of MPS."""
+        """Whether an MPS server holds the memory of the runs, so that it cannot be attributed."""
         return self.server_mib > _SERVER_MIB
 
 
@@ -113,7 +113,7 @@ def _slice_mib(share: GpuShare, total_mib: int) -> int:
 
 
 def share_uses(sample: GpuSample, usage: GpuUsage, booked: Bookings, total_mib: int | None) -> tuple[ShareUse, ...]:
-    """What each run that shares the card holds of it; a run with a whole card is left out.
+    """What each run that shares the GPU holds of it; runs with a whole GPU are left out.
 
     Memory that nobody visible holds is laid to nobody's charge: it may be what an ended run has not given back yet.
     Args: total_mib: bookable memory of the card.
@@ -135,7 +135,7 @@ def share_uses(sample: GpuSample, usage: GpuUsage, booked: Bookings, total_mib: 
 
 
 def foreign_mib(usage: GpuUsage, baseline_mib: int) -> int:
-    """Memory of no job. What nobody visible holds counts above the baseline that any card shows."""
+    """Memory that belongs to no job. What no visible process holds counts above the usual baseline."""
     foreign_mib = usage.visible_mib - sum(usage.unbooked.values())
     if usage.rest_mib > baseline_mib or usage.has_blind_spot:
         return foreign_mib + usage.rest_mib
@@ -163,5 +163,8 @@ def _watched(sample: GpuSample | None, settings: GpuSettings) -> tuple[str, str]
     if any(process.vram_mib is None for process in sample.processes):
         return Enforcement.NONE, "the driver does not tell how much some process holds"
     if settings.vram_over == "warn":
-        return Enforcement.WATCHED, "who holds more is told, and goes on"
-    return Enforcement.WATCHED, f"who holds more is told, and ended {format_duration(settings.vram_over_grace_s)} later"
+        return Enforcement.WATCHED, "jobs that hold more are warned, and go on"
+    return (
+        Enforcement.WATCHED,
+        f"jobs that hold more are warned, and ended {format_duration(settings.vram_over_grace_s)} later",
+    )

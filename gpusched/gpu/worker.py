@@ -123,11 +123,10 @@ class GpuWorker:
         return ready
 
     def adopt(self, settings: GpuSettings) -> None:
-        """Wait for readings as long as these settings say; the source of readings stays."""
+        """Use these settings' deadline from now on; the source stays."""
         self._deadline_s = settings.deadline_s
 
     def fileno(self) -> int:
-        """Descriptor to watch for reading."""
         return self._answers
 
     def read_blocking(self, timeout_s: float) -> GpuReading:

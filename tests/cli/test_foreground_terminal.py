@@ -186,7 +186,7 @@ def test_a_second_client_is_refused_with_a_sentence_and_the_first_goes_on(sh: Sh
         screen.see(PROMPT)
         done = sh.type("grun", "--attach", last_id(sh, "two"))
         assert done.code == 1
-        assert f"somebody is attached to it already: process {screen.process.pid}" in done.err
+        assert f"another client is attached: process {screen.process.pid}" in done.err
         assert f"hint: have that one leave first: kill {screen.process.pid}" in done.err
         screen.press("echo still-$((1+1))\r")
         screen.see("still-2")

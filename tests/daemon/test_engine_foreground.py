@@ -202,7 +202,7 @@ def test_who_only_asks_is_told_who_is_there_and_does_not_take_the_place(bench: L
 def test_the_second_is_refused_in_words(bench: LocalBench) -> None:
     cat(bench, "1.1")
     Talker(bench, "1.1").receive(WELCOME)
-    assert Talker(bench, "1.1").receive(REFUSED) == b"somebody is attached to it already: process %d" % os.getpid()
+    assert Talker(bench, "1.1").receive(REFUSED) == b"another client is attached: process %d" % os.getpid()
 
 
 def test_a_session_goes_on_over_a_restart_of_the_engine(bench: LocalBench) -> None:

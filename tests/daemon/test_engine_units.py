@@ -138,7 +138,7 @@ def test_a_supervisor_that_does_not_come_is_not_waited_for_for_ever(
     monkeypatch.setattr("gpusched.engine.systemd.CLAIM_S", 0.2)
     bench.systemd.starts_nothing = True
     bench.start("1.1")
-    assert "did not come; see: journalctl -u gpusched-1.1.service" in never_started(bench, "1.1").detail
+    assert "did not claim its run; see: journalctl -u gpusched-1.1.service" in never_started(bench, "1.1").detail
 
 
 def test_a_ticket_of_another_release_is_not_read(bench: StandInBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,7 @@ def test_what_a_card_says_of_itself_is_shown_and_acted_on(make_daemon: Callable[
     wait_until(lambda: shown()["state"] == "idle", what="the old fault to be passed over")
     write(ecc_errors=3)
     wait_until(lambda: shown()["state"] == "suspect", what="the errors to make it suspect")
-    assert shown()["why"].startswith("suspect: 3 memory errors that could not be corrected; reset it")
+    assert shown()["why"].startswith("suspect: 3 uncorrectable memory errors; reset it")
     job_id = daemon.submit("/bin/true", gpus=1)
     daemon.call("POST", "/v1/undrain", {"targets": ["0"]})
     (job,) = daemon.wait(job_id)

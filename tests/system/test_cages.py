@@ -240,5 +240,5 @@ def test_a_run_whose_limit_cannot_be_set_is_not_started_without_it(bench: CagedB
     end = bench.end_of("1.1")
     assert end.start_at is None
     assert end.launch_error is not None
-    assert end.launch_error.startswith("cannot give it processors of its own: ")
+    assert end.launch_error.startswith("cannot pin it to its CPUs: ")
     assert not bench.leaf("1.1").exists()

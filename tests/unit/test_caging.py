@@ -221,7 +221,7 @@ def test_without_the_kernels_cpusets_no_run_has_processors_of_its_own() -> None:
     assert cage.cpus == ()
     facts = isolation(found, PINS)
     assert (facts["cpus"], facts["memory"]) == ("weight", "cgroup")
-    assert facts["why_not"] == "no processors of their own: its control groups are without cpuset"
+    assert facts["why_not"] == "no processors of their own: its control groups lack cpuset"
     assert isolation(found, SETTINGS)["why_not"] is None
 
 

@@ -83,7 +83,7 @@ def test_one_of_another_user_is_refused(tmp_path: Path, process: subprocess.Pope
     made = supervisor(tmp_path, process.pid, uid=os.getuid() + 1)
     assert made.look() == {}
     made = supervisor(tmp_path, process.pid, uid=os.getuid() + 1)
-    assert made.start() == f"process {process.pid} is no longer one of eva"
+    assert made.start() == f"process {process.pid} no longer belongs to eva"
 
 
 def test_nobody_is_told_how_it_ended(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:

@@ -72,7 +72,9 @@ def foreground(*, keep: bool = False, client: tuple[int, int, str] | None = None
 
 
 @pytest.mark.parametrize(
-    ("keep", "sentence"), [(False, "'its client did not come within 0.2 s'"), (True, "None")], ids=["not kept", "kept"]
+    ("keep", "sentence"),
+    [(False, "'its client did not attach within 0.2 s'"), (True, "None")],
+    ids=["not kept", "kept"],
 )
 def test_a_run_waits_for_its_client_only_so_long(
     make: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch, keep: bool, sentence: str

@@ -28,13 +28,13 @@ CLEARED = Clearance(UUID, 5.0, 3)
 SICK: dict[str, tuple[GpuSample, GpuSettings, Clearance | None, str | None]] = {
     "nothing is told": (sample(), SETTINGS, None, None),
     "nothing is wrong": (sample(ecc_errors=0, remap_failed=False, remap_pending=False), SETTINGS, None, None),
-    "a memory error": (sample(ecc_errors=1), SETTINGS, None, "1 memory error that could not be corrected; reset it"),
-    "more of them": (sample(ecc_errors=3), SETTINGS, None, "3 memory errors that could not be corrected; reset it"),
+    "a memory error": (sample(ecc_errors=1), SETTINGS, None, "1 uncorrectable memory error; reset it"),
+    "more of them": (sample(ecc_errors=3), SETTINGS, None, "3 uncorrectable memory errors; reset it"),
     "fewer than count": (sample(ecc_errors=3), replace(SETTINGS, ecc_errors=4), None, None),
     "accepted ones": (sample(ecc_errors=3), SETTINGS, CLEARED, None),
-    "new ones beside accepted ones": (sample(ecc_errors=5), SETTINGS, CLEARED, "2 memory errors"),
-    "new ones after a reset": (sample(ecc_errors=2), SETTINGS, CLEARED, "2 memory errors"),
-    "cleared without a count": (sample(ecc_errors=2), SETTINGS, Clearance(UUID, 5.0), "2 memory errors"),
+    "new ones beside accepted ones": (sample(ecc_errors=5), SETTINGS, CLEARED, "2 uncorrectable memory errors"),
+    "new ones after a reset": (sample(ecc_errors=2), SETTINGS, CLEARED, "2 uncorrectable memory errors"),
+    "cleared without a count": (sample(ecc_errors=2), SETTINGS, Clearance(UUID, 5.0), "2 uncorrectable memory errors"),
     "errors that nobody counts": (sample(ecc_errors=3), OFF, None, None),
     "a failed repair": (sample(remap_failed=True), SETTINGS, None, "could not be replaced; the card needs repair"),
     "a failed repair, switched off": (sample(remap_failed=True), OFF, None, None),
@@ -115,7 +115,7 @@ def test_a_hot_card_says_so_with_its_limit() -> None:
     for at in (0.0, 30.0, 60.0):
         tracker.observe(reading(at, sample(temperature_c=95.0, slowdown_c=92.0)), {}, {})
     assert tracker.status(UUID).why == (
-        "suspect: it was too hot (92 C) for 1:00 and slows down; look at its fans and its air"
+        "suspect: it was too hot (92 C) for 1:00 and throttles; check its fans and airflow"
     )
 
 
@@ -131,10 +131,10 @@ def test_a_card_whose_mig_mode_changes_is_not_used_until_it_has_settled() -> Non
 
     assert [seen(at)[0] for at in (1, 2)] == ["unknown", "idle"]
     state, why = seen(3, mig_pending=True)
-    assert (state, why) == ("drained", "MIG is to be switched on, which waits for a reset: nvidia-smi -r -i 0")
+    assert (state, why) == ("drained", "MIG is switched on after a reset: nvidia-smi -r -i 0")
     assert seen(4, mig_pending=True, mig_enabled=True)[0] == "drained"
     assert seen(5, mig_pending=False, mig_enabled=True)[0] == "drained"
-    assert seen(6, mig_pending=False)[1] == "read well in 1 of the 2 readings in a row that its first use wants"
+    assert seen(6, mig_pending=False)[1] == "healthy in 1 of 2 readings in a row, needed before its first use"
     assert seen(7, mig_pending=False) == ("idle", None)
 
 
@@ -144,7 +144,7 @@ def test_a_job_on_a_card_whose_mode_is_to_change_goes_on_and_the_card_says_why()
     status = tracker.status(UUID)
     assert status.state == "allocated"
     assert status.why is not None
-    assert status.why.startswith("MIG is to be switched on")
+    assert status.why.startswith("MIG is switched on after a reset")
 
 
 # --- in the daemon ----------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def test_a_divided_card_is_no_gpu_and_says_what_is_in_its_place() -> None:
     assert parent.why_not == "MIG is on: 1 instance is in its place"
     assert (instance.why_not, instance.can_share, instance.mig_profile) == (None, False, "2g.20gb")
     tracker.observe(reading(2.0, sample("GPU-0", mig_enabled=True)), {}, {})
-    assert (tracker.views(2.0)[0].why_not or "").startswith("MIG is on and it has no instance; make some with: ")
+    assert (tracker.views(2.0)[0].why_not or "").startswith("MIG is on without instances; create some with: ")
 
 
 def test_an_instance_is_forgotten_when_it_is_gone_and_nobody_has_it() -> None:

@@ -161,8 +161,13 @@ def test_variables_of_the_submitter_do_not_lead_past_the_limit() -> None:
 
 WORDS: dict[str, tuple[GpuSample | None, str | None, str, str]] = {
     "under MPS": (sample(mps=True), "MPS", "MPS", "CUDA gives it no more"),
-    "its daemon has gone": (sample(mps=False), "MPS", "watched", "its MPS control daemon is gone; who holds more"),
-    "started without, where one runs now": (sample(mps=True), None, "watched", "who holds more is told, and ended"),
+    "its daemon has gone": (sample(mps=False), "MPS", "watched", "its MPS control daemon is gone; jobs that hold more"),
+    "started without, where one runs now": (
+        sample(mps=True),
+        None,
+        "watched",
+        "jobs that hold more are warned, and ended",
+    ),
     "no list of processes": (sample(processes=None), None, "none", "which process holds how much"),
     "an amount that is not told": (sample(processes=[(7, None)]), None, "none", "how much some process holds"),
     "not read": (None, "MPS", "none", "its MPS control daemon is gone"),

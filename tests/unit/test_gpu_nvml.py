@@ -512,7 +512,7 @@ def test_an_updated_driver_is_asked_anew_and_told_with_the_version_that_is_loade
     assert made.source.read().error is None
     library.unlink()
     made.now += 100
-    assert made.source.read().error == "the NVIDIA driver's library was replaced; it is asked anew"
+    assert made.source.read().error == "the NVIDIA driver's library was replaced; reading it again"
     made.nvml.init_code = 18
     error = made.source.read().error
     assert error is not None

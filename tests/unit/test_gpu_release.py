@@ -68,13 +68,13 @@ def test_process_that_outlives_its_run_for_a_moment_is_not_foreign_then_or_later
     ("found", "state", "why"),
     [
         (sample(vram_used_mib=256), "clean", ""),
-        (sample(vram_used_mib=257), "waiting", "257M of its memory did not come back after run 1.1; no process"),
+        (sample(vram_used_mib=257), "waiting", "257M of its memory was not released after run 1.1; no visible process"),
         (sample(vram_used_mib=50, processes=[(7, 50)]), "waiting", "process 7 of run 1.1 still holds 50M"),
         (sample(vram_used_mib=50, processes=[(7, None)]), "waiting", "process 7 of run 1.1 still holds an unknown"),
-        (sample(vram_used_mib=None), "waiting", "no reading since the run has ended"),
-        (sample(error="it must be reset"), "waiting", "no reading since the run has ended"),
+        (sample(vram_used_mib=None), "waiting", "no reading since the run ended"),
+        (sample(error="it must be reset"), "waiting", "no reading since the run ended"),
         (sample(vram_used_mib=5200, processes=[(8, 5000)]), "clean", ""),
-        (sample(vram_used_mib=5000, processes=None), "waiting", "did not come back"),
+        (sample(vram_used_mib=5000, processes=None), "waiting", "was not released"),
         (sample(vram_used_mib=100, processes=None), "clean", ""),
         (sample(vram_used_mib=9000, unified_memory=True), "clean", ""),
         (sample(vram_used_mib=9000, unified_memory=True, processes=None), "clean", ""),
@@ -142,7 +142,7 @@ def test_who_has_the_card_open_is_named_when_the_driver_lists_nobody() -> None:
         assert after(tracker, sample(vram_used_mib=8000, openers=openers), at=at) == "dirty"
         (view,) = tracker.views(at)
         assert view.why_not is not None
-        assert "no process is seen to hold it, but open: 7 (python, of eva)" in view.why_not
+        assert "no visible process holds it, but open: 7 (python, of eva)" in view.why_not
     assert view.why_not.endswith(", 8, 9 and 1 more")
 
 

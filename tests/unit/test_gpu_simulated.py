@@ -244,7 +244,7 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
     ("settings", "why"),
     [
         (GpuSettings(source="magic"), "'magic' is unknown"),
-        (GpuSettings(source="simulated"), "asked for, but not described"),
+        (GpuSettings(source="simulated"), "configured, but not described"),
     ],
 )
 def test_a_choice_that_makes_no_sense(settings: GpuSettings, why: str) -> None:

@@ -36,7 +36,7 @@ def test_a_card_that_was_never_read_is_not_there() -> None:
 
 def test_a_card_is_used_after_enough_good_readings() -> None:
     tracker = seen(sample())
-    assert "read well in 1 of the 2 readings" in (view(tracker).why_not or "")
+    assert "healthy in 1 of 2 readings" in (view(tracker).why_not or "")
     assert tracker.status(UUID).state == "unknown"
     tracker.observe(reading(101.0, sample()), {}, {})
     assert view(tracker) == GpuView(UUID, 0, "A100", 24576)
@@ -52,13 +52,13 @@ def test_a_card_is_used_after_enough_good_readings() -> None:
         ({"vram_total_mib": None}, "its memory cannot be read", "unknown"),
         (
             {"mig_enabled": True},
-            "MIG is on and it has no instance; make some with: nvidia-smi mig -i 0 -cgi PROFILE -C, or switch MIG off",
+            "MIG is on without instances; create some with: nvidia-smi mig -i 0 -cgi PROFILE -C, or switch MIG off",
             "drained",
         ),
         ({"compute_mode": 2}, "its compute mode is prohibited; allow jobs with: nvidia-smi -c 0", "drained"),
         (
             {"compute_mode": 3, "processes": [(7, 100, "eva")]},
-            "its compute mode admits one process, taken by pid 7 (eva, 100M)",
+            "its compute mode allows one process, taken by pid 7 (eva, 100M)",
             "drained",
         ),
     ],
@@ -99,7 +99,7 @@ def test_a_driver_that_does_not_answer_stops_placement_until_it_has_answered_aga
     assert view(tracker, 102.0).why_not == "no answer from the driver for 3.0 s"
     assert tracker.status(UUID).state == "unknown"
     tracker.observe(reading(103.0, sample()), {}, {})
-    assert "in 1 of the" in (view(tracker, 103.0).why_not or "")
+    assert "in 1 of" in (view(tracker, 103.0).why_not or "")
     tracker.observe(reading(104.0, sample()), {}, {})
     assert view(tracker, 104.0).why_not is None
 
@@ -122,7 +122,7 @@ def test_a_card_that_vanishes_from_the_list_is_lost_and_the_others_are_not() -> 
         tracker.observe(reading(100.0 + second, *(both if second < 2 else both[:1])), {}, {})
     here, gone = tracker.views(102.0)
     assert (here.is_present, here.why_not) == (True, None)
-    assert (gone.is_present, gone.why_not) == (False, "lost: the driver does not list it any more")
+    assert (gone.is_present, gone.why_not) == (False, "lost: the driver no longer lists it")
     assert tracker.status("GPU-1").state == "lost"
 
 
@@ -220,7 +220,7 @@ def test_without_a_peak_window_a_card_must_be_seen_free_often_enough() -> None:
     tracker = GpuTracker(replace(SETTINGS, foreign_peak_s=0.0))
     busy = sample(vram_used_mib=6000, processes=[(7, 6000)])
     seen(busy, busy, sample(), tracker=tracker)
-    assert view(tracker, 103.0).why_not_whole == "seen free in 1 of the 2 readings in a row that are wanted"
+    assert view(tracker, 103.0).why_not_whole == "free in 1 of 2 readings in a row needed"
     tracker.observe(reading(103.0, sample()), {}, {})
     assert view(tracker, 103.0).why_not_whole is None
 
@@ -308,7 +308,7 @@ def test_a_card_is_free_again_soon_after_its_strangers_have_stopped_working() ->
     tracker = seen(*[sample(utilisation=0.9, **small)] * 2)
     assert "90 % busy with pid 7 (eva, 300M)" in (view(tracker, 102.0).why_not_whole or "")
     tracker.observe(reading(102.0, sample(utilisation=0.1, **small)), {}, {})
-    assert "seen free in 1 of the 2 readings in a row that are wanted" in (view(tracker, 102.0).why_not_whole or "")
+    assert "free in 1 of 2 readings in a row needed" in (view(tracker, 102.0).why_not_whole or "")
     tracker.observe(reading(103.0, sample(utilisation=0.1, **small)), {}, {})
     assert view(tracker, 103.0).why_not_whole is None
 

@@ -215,7 +215,7 @@ def test_what_runs_under_mps_is_not_laid_to_its_server() -> None:
 
 def test_a_gpu_that_admits_one_process_names_the_job() -> None:
     (view,) = seen((1, 100), compute_mode=3).views(1.0)
-    assert view.why_not == "its compute mode admits one process, taken by job 1, which did not book it"
+    assert view.why_not == "its compute mode allows one process, taken by job 1, which did not book it"
 
 
 def test_a_run_on_a_mig_instance_is_no_intruder_on_its_card_and_is_one_on_the_next_instance() -> None:

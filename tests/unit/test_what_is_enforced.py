@@ -62,13 +62,13 @@ def test_without_version_2_nothing_is_limited(tree: Tree) -> None:
     for launcher in ("systemd", "fork"):
         found = isolation.look(launcher)
         assert not found.is_limited
-        assert found.why_not == "this machine has no control groups of version 2 alone"
+        assert found.why_not == "this machine does not use control groups version 2 alone"
 
 
 def test_under_systemd_each_run_has_its_units(tree: Tree) -> None:
     assert isolation.look("systemd") == Isolation("systemd", is_limited=True, can_pin=True)
     tree.fill(tree.mount, controllers="cpuset cpu")
-    assert isolation.look("systemd").why_not == "its control groups are without memory and pids"
+    assert isolation.look("systemd").why_not == "its control groups lack memory and pids"
 
 
 def test_a_control_group_that_was_given_to_the_daemon_has_those_of_runs(tree: Tree) -> None:
@@ -91,7 +91,7 @@ def test_a_control_group_that_is_anothers_is_left_alone(tree: Tree) -> None:
     found = isolation.look("fork")
     assert not found.is_limited
     assert found.why_not is not None
-    assert "is not its own; with systemd, let it start the runs as units" in found.why_not
+    assert "is not delegated to it; under systemd, let systemd start runs as units" in found.why_not
     assert not (tree.own / "gpusched-daemon").exists()
 
 
@@ -109,7 +109,7 @@ def test_a_control_group_without_controllers_or_that_cannot_be_written_is_told(t
     tree.fill(tree.own, controllers="memory pids")
     assert not isolation.look("fork").can_pin
     tree.fill(tree.own, controllers="cpu")
-    assert isolation.look("fork").why_not == "its control groups are without memory and pids"
+    assert isolation.look("fork").why_not == "its control groups lack memory and pids"
     (tree.own / "gpusched-daemon").rmdir()
     (tree.own / "gpusched-daemon").write_text("in the way")
     why_not = isolation.look("fork").why_not
@@ -120,7 +120,7 @@ def test_a_control_group_without_controllers_or_that_cannot_be_written_is_told(t
 def test_a_kernel_without_device_rules_still_limits(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(device_rule, "load", lambda code, name="": (_ for _ in ()).throw(OSError(1, "not permitted")))
-    assert isolation._why_no_device_rules() == "the kernel takes no device rule: not permitted"
+    assert isolation._why_no_device_rules() == "the kernel accepts no device rules: not permitted"
 
 
 # --- in ginfo -----------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def split_own_cgroup() -> str:
     """
     own = path_of()
     if own is None or not is_unified():
-        raise LaunchError("cannot limit it: this machine has no control groups of version 2 alone")
+        raise LaunchError("cannot limit it: this machine does not use control groups version 2 alone")
     if own.endswith(f"/{SUPERVISOR_LEAF}"):
         return os.path.dirname(own)
     move_all(own, f"{own}/{SUPERVISOR_LEAF}")
@@ -190,10 +190,10 @@ class RunCgroup:
                 if is_needed or os.path.exists(f"{self.path}/{name}"):
                     write(self.path, name, value)
             if cage["gpu_minors"] is not None:
-                what = "keep it off the GPUs of others"
+                what = "keep it off other jobs' GPUs"
                 self._shut_off_devices()
             if cage["private_tmp"]:
-                what = "make a /tmp of its own"
+                what = "make its private /tmp"
                 from gpusched.engine.linux import mounts
 
                 self.tmp = mounts.make(run)
@@ -272,11 +272,11 @@ def _limits(cage: dict[str, Any], is_alone: bool) -> list[tuple[str, str, object
             # A kernel that does not count swap has no such file.
             limits.append(("keep it out of swap", "memory.swap.max", 0, False))
     if cage["oom_kills_job"]:
-        limits.append(("have it killed as a whole", "memory.oom.group", 1, False))
+        limits.append(("have it killed as one group", "memory.oom.group", 1, False))
     if cage["tasks"] is not None:
         limits.append(("limit its tasks", "pids.max", cage["tasks"], True))
     if cage["cpus"]:
-        limits.append(("give it processors of its own", "cpuset.cpus", ",".join(map(str, cage["cpus"])), True))
+        limits.append(("pin it to its CPUs", "cpuset.cpus", ",".join(map(str, cage["cpus"])), True))
     if not is_alone:
-        limits.append(("weigh its part of the processors", "cpu.weight", cage["cpu_weight"], False))
+        limits.append(("set its CPU weight", "cpu.weight", cage["cpu_weight"], False))
     return limits

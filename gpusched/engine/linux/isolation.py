@@ -22,7 +22,7 @@ def look(launcher: str) -> Isolation:
     folder: str | None = None
     there = tuple((cgroup.read(cgroup.MOUNT, "cgroup.controllers") or "").split())
     if not cgroup.is_unified():
-        trouble: str | None = "this machine has no control groups of version 2 alone"
+        trouble: str | None = "this machine does not use control groups version 2 alone"
     elif launcher == "systemd":
         trouble = _missing(there)
     else:
@@ -38,14 +38,14 @@ def look(launcher: str) -> Isolation:
 
 def _missing(there: tuple[str, ...]) -> str | None:
     missing = [name for name in _NEEDED if name not in there]
-    return f"its control groups are without {' and '.join(missing)}" if missing else None
+    return f"its control groups lack {' and '.join(missing)}" if missing else None
 
 
 def _own_folder() -> tuple[str | None, tuple[str, ...], str | None]:
     """Where leaves of runs can be made and with which controllers, or why nowhere."""
     own = cgroup.path_of()
     if own is None:
-        return None, (), "the daemon's control group cannot be told"
+        return None, (), "the daemon's control group is unknown"
     if os.path.basename(own) == DAEMON_LEAF:
         # It was made by an earlier daemon, which this one was started beside.
         own = os.path.dirname(own)
@@ -54,10 +54,10 @@ def _own_folder() -> tuple[str | None, tuple[str, ...], str | None]:
         return (
             None,
             (),
-            f"the daemon's control group {own} is not its own; with systemd, let it start the runs as units",
+            f"the daemon's control group {own} is not delegated to it; under systemd, let systemd start runs as units",
         )
     if is_root and os.path.exists("/run/systemd/system"):
-        return None, (), "the daemon is in the root of systemd's control groups, which are systemd's"
+        return None, (), "the daemon is in the root control group, which systemd manages"
     others = [] if is_root else [pid for pid in cgroup.pids(own) if not _is_ours(pid)]
     if others:
         process = proctree.read_process(others[0])
@@ -99,7 +99,7 @@ def _why_no_device_rules() -> str | None:
     try:
         os.close(device_rule.load(device_rule.program(device_rule.guard_rule({}))))
     except OSError as error:
-        return f"the kernel takes no device rule: {error.strerror or error}"
+        return f"the kernel accepts no device rules: {error.strerror or error}"
     return None
 
 

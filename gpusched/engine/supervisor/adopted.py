@@ -68,7 +68,7 @@ class AdoptedSupervisor(Supervisor):
         if not proctree.lives(pid, start_ticks):
             return f"process {pid} had ended before it was adopted"
         if proctree.real_uid(pid) != self.ticket["uid"]:
-            return f"process {pid} is no longer one of {self.ticket['user']}"
+            return f"process {pid} no longer belongs to {self.ticket['user']}"
         self.job_pid = pid
         self.births = {pid: start_ticks}
         self.look()

@@ -207,7 +207,7 @@ class Session:
             raise ValueError
         self.guests.remove(guest)
         if self.client is not None:
-            guest.say(REFUSED, f"somebody is attached to it already: process {self.client.pid}".encode())
+            guest.say(REFUSED, f"another client is attached: process {self.client.pid}".encode())
             guest.leave()
             return
         self.client = guest

@@ -34,10 +34,10 @@ def account_of(uid: int, user: str) -> pwd.struct_passwd:
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
-        raise LaunchError(f"cannot start as user {user}: this machine has no account with uid {uid} any more") from None
+        raise LaunchError(f"cannot start as user {user}: this machine has no account with uid {uid}") from None
     if account.pw_name != user:
         # A number that was given to somebody else after its owner had left.
-        raise LaunchError(f"cannot start as user {user}: uid {uid} is the account {account.pw_name} now")
+        raise LaunchError(f"cannot start as user {user}: uid {uid} now belongs to account {account.pw_name}")
     return account
 
 
@@ -395,7 +395,7 @@ def _hear(report: int, pid: int) -> str:
     poll.register(report, select.POLLIN)
     if not poll.poll(BECOME_S * 1000):
         os.kill(pid, signal.SIGKILL)
-        return f"its first process did not become its program within {BECOME_S:g} s"
+        return f"its first process did not start its program within {BECOME_S:g} s"
     # Closed by the exec when all went well.
     return os.read(report, 65536).decode("utf-8", "surrogateescape")
 

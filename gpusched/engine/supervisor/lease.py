@@ -68,7 +68,7 @@ class Lease:
         """Shown at the terminal before the run ends."""
         left_s = max(1.0, self.active_at + self.lease_s - now)
         return (
-            f"nothing has happened here for {length(now - self.active_at)}; "
+            f"no activity here for {length(now - self.active_at)}; "
             f"this job ends in {length(left_s)} unless you type something"
         )
 

@@ -224,7 +224,7 @@ class Supervisor:
                 break
             left_s = until - time.monotonic()
             if left_s <= 0:
-                return None if self.session.keeps else f"its client did not come within {interactive.ATTACH_S:g} s"
+                return None if self.session.keeps else f"its client did not attach within {interactive.ATTACH_S:g} s"
             self.listen(self.session, min(left_s, interactive.LOOK_S))
         return None
 
