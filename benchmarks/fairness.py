@@ -21,8 +21,7 @@ from gpusched.model.settings import AccountSettings
 from gpusched.model.value import replace
 from gpusched.simulate import planner_run
 from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.metrics import USER, groups
-from gpusched.simulate.outcome import Outcome
+from gpusched.simulate.outcome import USER, Outcome, groups
 from gpusched.simulate.policies import Policy
 from gpusched.simulate.trace import TraceJob
 
@@ -43,7 +42,7 @@ FLOOD_JOBS, FLOOD_RUN_S = 2000, 600
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GoalResult:
     """One goal, and what a policy makes of it."""
 
     case: str
@@ -91,14 +90,14 @@ def two_users() -> tuple[list[TraceJob], tuple[NodeView, ...]]:
     return jobs, nodes_of("1x1")
 
 
-def judge_two_users(policy: Policy) -> Verdict:
+def judge_two_users(policy: Policy) -> GoalResult:
     """How long the light user waits."""
     jobs, nodes = two_users()
     outcome = simulated(jobs, nodes, policy)
     waits_s = [wait_s for job, wait_s in zip(jobs, outcome.wait_s, strict=True) if job.user == "light"]
     shown = " and ".join(f"{wait_s / HOUR_S:.1f} h" for wait_s in waits_s)
     longest = f"{max(waits_s) / HOUR_S:.1f} h"
-    return Verdict(
+    return GoalResult(
         "two users", max(waits_s), LIGHT_WAIT_S, longest, f"the light user's two jobs wait {shown}; goal: 3 h each"
     )
 
@@ -136,7 +135,7 @@ def flood(at_s: float = DAY_S + 10 * HOUR_S) -> list[TraceJob]:
     return [made(1_000_000 + i, at_s + 0.3 * i, FLOOD_RUN_S, 1, FLOODER) for i in range(FLOOD_JOBS)]
 
 
-def judge_thirty_users(policy: Policy, replays: int = 8) -> tuple[Verdict, Verdict]:
+def judge_thirty_users(policy: Policy, replays: int = 8) -> tuple[GoalResult, GoalResult]:
     """By how much the flood makes others wait longer: all of them together, and whoever's wait grows most.
 
     Figures are growths as parts of the mean wait without the flood, averaged over disturbed replays of the same trace.
@@ -154,7 +153,7 @@ def judge_thirty_users(policy: Policy, replays: int = 8) -> tuple[Verdict, Verdi
     flood_s = mean(after.pop(FLOODER))
     del before[FLOODER]
     usual_s, flooded_s = (mean(map(mean, waits.values())) for waits in (before, after))
-    together = Verdict(
+    together = GoalResult(
         "thirty users, together",
         flooded_s / usual_s - 1,
         GROWTH,
@@ -165,7 +164,7 @@ def judge_thirty_users(policy: Policy, replays: int = 8) -> tuple[Verdict, Verdi
     grown = {user: growth(before[user], after[user]) for user in before}
     worst = max(grown, key=lambda user: grown[user])
     harmed = sum(part > GROWTH for part in grown.values())
-    each = Verdict(
+    each = GoalResult(
         "thirty users, each",
         grown[worst],
         GROWTH,
@@ -214,7 +213,7 @@ def group_shares(days: int = 10) -> tuple[list[TraceJob], tuple[NodeView, ...]]:
     return jobs, nodes
 
 
-def judge_group_shares(policy: Policy, narrow: float = 1.0, wide: float = 1.0, days: int = 10) -> Verdict:
+def judge_group_shares(policy: Policy, narrow: float = 1.0, wide: float = 1.0, days: int = 10) -> GoalResult:
     """How far what each account is served is from its part, after the first fifth of the time.
 
     Args: narrow, wide: shares of the accounts.
@@ -235,7 +234,7 @@ def judge_group_shares(policy: Policy, narrow: float = 1.0, wide: float = 1.0, d
         f"short narrow jobs get {part:.0%} of the GPU time and are due {due:.0%}, long wide ones {1 - part:.0%} of "
         f"{1 - due:.0%}; goal: within {SHARE_TOLERANCE:.0%} of it"
     )
-    return Verdict(name, figure, SHARE_TOLERANCE, f"{part:.0%}, {1 - part:.0%}", text)
+    return GoalResult(name, figure, SHARE_TOLERANCE, f"{part:.0%}, {1 - part:.0%}", text)
 
 
 def served_gpu_s(outcome: Outcome, begin_s: float, end_s: float) -> dict[str, float]:
@@ -250,7 +249,7 @@ def served_gpu_s(outcome: Outcome, begin_s: float, end_s: float) -> dict[str, fl
 _SHARES = ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0))
 
 
-def judge(policy: Policy, replays: int = 8, days: int = 10, only: str = "") -> Iterator[Verdict]:
+def judge(policy: Policy, replays: int = 8, days: int = 10, only: str = "") -> Iterator[GoalResult]:
     """All of them whose names contain a word.
 
     Args:

@@ -35,11 +35,12 @@ import msgspec
 
 import gpusched
 from benchmarks.cases import EXAMPLES, Case, cases_of, cut, disturbed, without_estimate
-from benchmarks.fairness import Verdict, judge, simulated
+from benchmarks.fairness import GoalResult, judge, simulated
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.presets import PRESETS
-from gpusched.simulate import metrics
 from gpusched.simulate.cluster import largest, nodes_of
+from gpusched.simulate.measures import Schedule
+from gpusched.simulate.outcome import size_of
 from gpusched.simulate.policies import Policy, policies_of
 from gpusched.simulate.trace import TraceJob, read_trace
 
@@ -109,11 +110,11 @@ class Summary:
 def figures_of(jobs: Sequence[TraceJob], case: Case, policy: Policy) -> Figures:
     """What one schedule is worth."""
     outcome = simulated(jobs, case.nodes, policy)
-    worth = metrics.worth(outcome, metrics.size_of(case.nodes, jobs))
+    made = Schedule(policy.name, outcome, size_of(case.nodes, jobs))
     by = "user" if len({job.user for job in jobs}) > 1 else "queue"
     is_alone = len({getattr(job, by) for job in jobs}) < 2
-    fairness = worth.user_fairness if by == "user" else worth.queue_fairness
-    return Figures(worth.completion_s.mean, worth.wide_wait_s, worth.wait_s.most, None if is_alone else fairness)
+    fairness = made.user_fairness if by == "user" else made.queue_fairness
+    return Figures(made.completion_s.mean, made.wide_wait_s, made.wait_s.most, None if is_alone else fairness)
 
 
 @cache
@@ -276,7 +277,7 @@ def gather(paths: Sequence[Path], nodes: str | None) -> list[Case]:
     return list(cases_of(Path(named) if named else EXAMPLES))
 
 
-def table(found: Mapping[str, Sequence[Ratios]], judged: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
+def table(found: Mapping[str, Sequence[Ratios]], judged: Mapping[str, Sequence[GoalResult]]) -> Iterator[str]:
     """Lines in Markdown: of each policy geometric means with the worst case behind, and what the fairness cases say."""
     cases = [verdict.case for verdict in next(iter(judged.values()), ())]
     titles = ["preset", *(f"{what}: typical, worst" for what in GOALS), "fairness: mean, lowest", *cases]
@@ -343,7 +344,7 @@ def main(argv: Sequence[str]) -> int:
         for summary in summaries(by_policy[policy.name]):
             print(f"{policy.name}: {summary}", flush=True)
             holds &= summary.holds or place > 0
-    verdicts: dict[str, list[Verdict]] = {}
+    verdicts: dict[str, list[GoalResult]] = {}
     for place, policy in enumerate(policies):
         verdicts[policy.name] = list(judge(policy, replays=2 * asked.replays, only=asked.only))
         for one in verdicts[policy.name]:

@@ -33,6 +33,10 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.spec import FIELDS
 from gpusched.model.value import Value, fields
+from gpusched.simulate.measures import NOTES, by_section
+from gpusched.simulate.outcome import PARTS
+
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 
 def pages() -> dict[str, str]:
@@ -42,6 +46,7 @@ def pages() -> dict[str, str]:
         "settings.md": settings_page(),
         "metrics.md": metrics_page(),
         "snapshot.md": snapshot_page(),
+        "simulation.md": simulation_page(),
         "openapi.json": json.dumps(build(), indent=1) + "\n",
         "../../gpusched/sdk/job_options.py": keywords_module(),
     }
@@ -161,6 +166,29 @@ def snapshot_page() -> str:
                 meaning = re.sub(r"\bNone\b", "null", " ".join(said.get(one.name, "").split()))
                 lines.append(f"| `{one.name}` | {_in_words(hints[one.name])} | {meaning} |")
     return "\n".join(lines) + "\n"
+
+
+def simulation_page() -> str:
+    """The page as it is, with the tables of measures from their declarations."""
+    page = (DOCS / "simulation.md").read_text(encoding="utf-8")
+    first, end = "<!-- measures", "<!-- end of measures -->"
+    head = page[: page.index("\n", page.index(first)) + 1]
+    lines: list[str] = []
+    for section, columns in by_section():
+        lines += [
+            "",
+            f"## {section}",
+            "",
+            "| name | unit | formula | line of `--details` | source |",
+            "|---|---|---|---|---|",
+        ]
+        for one in columns:
+            shown = [line for _, line, _ in one.numbers if line]
+            named = f"{shown[0]}, ..." if one.unit != "jobs" and len(shown) == len(PARTS) else "; ".join(shown)
+            lines.append(f"| `{one.name}` | {one.unit} | {one.formula} | {named} | {one.source} |")
+        if section in NOTES:
+            lines += ["", NOTES[section]]
+    return head + "\n".join(lines) + "\n\n" + page[page.index(end) :]
 
 
 def _kinds_within(kind: Any) -> list[Any]:

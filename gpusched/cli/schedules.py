@@ -5,133 +5,144 @@ from __future__ import annotations
 import csv
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from gpusched.cli import output, tables
+from gpusched.cli.tables import Column
 from gpusched.model.units import format_duration, printable
-from gpusched.simulate import report
-from gpusched.simulate.comparison import Comparison, sentence
+from gpusched.simulate.comparison import Comparison
 from gpusched.simulate.event_loop import Progress
-from gpusched.simulate.report import Schedule
+from gpusched.simulate.measures import QueueResult, Schedule, detail_lines
 from gpusched.simulate.trace import Trace
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_HEADINGS = ["POLICY", "WAIT", "P95", "COMPLETION", "SLOWDOWN", "MAKESPAN", "UTIL", "FAIRNESS", "STARTS"]
-_PARTIES = ["JOBS", "WAIT", "SLOWDOWN", "SHARE", "MOST"]
-_GAINS = ["JOBS", "WAIT", "WAS", "SLOWDOWN", "WAS", "TIMES"]
+ByQueue = Mapping[str, Sequence[QueueResult]]
+"""By policy."""
 
-Compared = tuple[str, str, Comparison]
-"""Two policies, the one before first, and who gains and loses."""
+_SCHEDULE = (
+    Column("POLICY", lambda one: printable(one.policy)),
+    Column("WAIT", lambda one: format_duration(one.wait_s.mean), right=True),
+    Column("P95", lambda one: format_duration(one.wait_s.p95), right=True),
+    Column("COMPLETION", lambda one: format_duration(one.completion_s.mean), right=True),
+    Column("SLOWDOWN", lambda one: f"{one.slowdown.mean:.2f}", right=True),
+    Column("MAKESPAN", lambda one: format_duration(one.makespan_s), right=True),
+    Column("UTIL", lambda one: f"{one.utilisation:.1%}", right=True),
+    Column("FAIRNESS", lambda one: f"{one.user_fairness:.2f}", right=True),
+    Column("STARTS", lambda one: one.starts_sha),
+)
+_GROUP = (
+    Column("JOBS", lambda row: f"{row[1].jobs:,}", right=True),
+    Column("WAIT", lambda row: format_duration(row[1].wait_s), right=True),
+    Column("SLOWDOWN", lambda row: f"{row[1].slowdown:.2f}", right=True),
+    Column("SHARE", lambda row: f"{row[2].mean:.1%}" if row[2] else "-", right=True),
+    Column("MOST", lambda row: f"{row[2].most:.1%}" if row[2] else "-", right=True),
+)
+"""Of rows (name, group, dominant share or None)."""
+_GAIN = (
+    Column("JOBS", lambda one: f"{one.after.jobs:,}", right=True),
+    Column("WAIT", lambda one: format_duration(one.after.wait_s), right=True),
+    Column("WAS", lambda one: format_duration(one.before.wait_s), right=True),
+    Column("SLOWDOWN", lambda one: f"{one.after.slowdown:.2f}", right=True),
+    Column("WAS", lambda one: f"{one.before.slowdown:.2f}", right=True),
+    Column("TIMES", lambda one: f"{one.times:.2f}", right=True),
+)
+_BY_QUEUE = (
+    Column("QUEUE", lambda row: printable(row[1].queue) or "-"),
+    Column("POLICY", lambda row: str(row[0])),
+    Column("JOBS", lambda row: f"{row[1].jobs:,}", right=True),
+    Column("WAIT", lambda row: format_duration(row[1].wait_s), right=True),
+    Column("P95", lambda row: format_duration(row[1].wait_p95_s), right=True),
+    Column("COMPLETION", lambda row: format_duration(row[1].completion_s), right=True),
+    Column("FAILED", lambda row: f"{row[1].failed:,}", right=True),
+    Column("PREEMPTED", lambda row: f"{row[1].preempted:,}", right=True),
+    Column("LOST", lambda row: format_duration(row[1].lost_gpu_s), right=True),
+)
 
 
 def print_schedules(schedules: Sequence[Schedule]) -> None:
-    """A line for each policy."""
-    lines = [
-        [
-            printable(one.policy),
-            format_duration(one.worth.wait_s.mean),
-            format_duration(one.worth.wait_s.p95),
-            format_duration(one.worth.completion_s.mean),
-            f"{one.worth.slowdown.mean:.2f}",
-            format_duration(one.worth.makespan_s),
-            f"{one.worth.utilisation:.1%}",
-            f"{one.worth.user_fairness:.2f}",
-            one.starts_sha,
-        ]
-        for one in schedules
-    ]
-    tables.print_table(_HEADINGS, lines, frozenset(range(1, 8)))
+    """A line per policy."""
+    sys.stdout.write(tables.listing(_SCHEDULE, schedules))
 
 
 def print_details(schedules: Sequence[Schedule]) -> None:
-    """A line for each measure, a column for each policy."""
+    """A line per measure, a column per policy."""
     titles = ["MEASURE", *(printable(one.policy) for one in schedules)]
-    tables.print_table(titles, report.lines(schedules), frozenset(range(1, len(titles))))
+    tables.print_table(titles, detail_lines(schedules), frozenset(range(1, len(titles))))
 
 
-def print_parties(schedules: Sequence[Schedule]) -> None:
-    """Each user (or queue) under each policy: mean wait, mean slowdown, and what it held of the cluster."""
+def print_groups(schedules: Sequence[Schedule]) -> None:
+    """Each user (or queue) under each policy: mean wait, mean slowdown and share of the cluster."""
     for one in schedules:
-        shares = {} if one.timed is None else one.timed.dominant_share
-        lines = [
-            [
-                printable(name) or "-",
-                f"{group.jobs:,}",
-                format_duration(group.wait_s),
-                f"{group.slowdown:.2f}",
-                *((f"{shares[name].mean:.1%}", f"{shares[name].most:.1%}") if name in shares else ("-", "-")),
-            ]
-            for name, group in report.parties(one).items()
+        name = Column(one.what.upper(), lambda row: printable(row[0]) or "-")
+        rows = [(name, group, one.dominant_share.get(name)) for name, group in one.groups.items()]
+        sys.stdout.write(f"\n{printable(one.policy)}\n{tables.listing((name, *_GROUP), rows)}")
+
+
+def print_by_queue(found: ByQueue) -> None:
+    """Each queue under each policy; nothing if only the planner was simulated."""
+    if found:
+        queues = [one.queue for one in next(iter(found.values()))]
+        rows = [
+            (name, one) for queue in queues for name, listed in found.items() for one in listed if one.queue == queue
         ]
-        sys.stdout.write(f"\n{printable(one.policy)}\n")
-        tables.print_table([one.what.upper(), *_PARTIES], lines, frozenset(range(1, 6)))
+        sys.stdout.write(f"\n{tables.listing(_BY_QUEUE, rows)}")
 
 
-def print_sentences(compared: Sequence[Compared]) -> None:
-    """Who gains and who loses, in a sentence for each two policies; none where there is but one user or queue."""
-    told = [sentence(found, before, after) for before, after, found in compared if len(found.listed) > 1]
+def print_sentences(compared: Sequence[Comparison]) -> None:
+    """Who gains and who loses, a sentence per pair of policies; none if there is only one user or queue."""
+    told = [f"{printable(str(found))}\n" for found in compared if len(found.listed) > 1]
     if told:
-        sys.stdout.write("\n" + "".join(f"{printable(one)}\n" for one in told))
+        sys.stdout.write("\n" + "".join(told))
 
 
-def print_gains(compared: Sequence[Compared]) -> None:
-    """Each user (or queue) under both of two policies, who gains most first."""
-    for before, after, found in compared:
-        sys.stdout.write(f"\n{printable(f'{after} instead of {before}')}\n")
-        lines = [
-            [
-                printable(one.name) or "-",
-                f"{one.after.jobs:,}",
-                format_duration(one.after.wait_s),
-                format_duration(one.before.wait_s),
-                f"{one.after.slowdown:.2f}",
-                f"{one.before.slowdown:.2f}",
-                f"{one.times:.2f}",
-            ]
-            for one in found.listed
-        ]
-        tables.print_table([found.what.upper(), *_GAINS], lines, frozenset(range(1, 7)))
+def print_gains(compared: Sequence[Comparison]) -> None:
+    """Each user (or queue) under both of two policies, the largest gain first."""
+    for found in compared:
+        name = Column(found.what.upper(), lambda one: printable(one.name) or "-")
+        sys.stdout.write(f"\n{printable(f'{found.after} instead of {found.before}')}\n")
+        sys.stdout.write(tables.listing((name, *_GAIN), found.listed))
 
 
 def print_csv(schedules: Sequence[Schedule]) -> None:
-    """A row for each policy under the names of the measures; what is not known is empty."""
-    rows = [report.row(one) for one in schedules]
+    """A row per policy; unknown values are empty."""
+    rows = [one.row() for one in schedules]
     writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
 
 
-def print_gains_csv(compared: Sequence[Compared]) -> None:
-    """A row for each user (or queue) and each two policies."""
+def print_gains_csv(compared: Sequence[Comparison]) -> None:
+    """A row per user (or queue) and pair of policies."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     names = ("wait_s_before", "wait_s_after", "slowdown_before", "slowdown_after")
     writer.writerow(("before", "after", "what", "name", "jobs", *names))
-    for before, after, found in compared:
+    for found in compared:
         for one in found.listed:
             numbers = one.before.wait_s, one.after.wait_s, one.before.slowdown, one.after.slowdown
-            writer.writerow((before, after, found.what, printable(one.name), one.before.jobs, *numbers))
+            writer.writerow((found.before, found.after, found.what, printable(one.name), one.before.jobs, *numbers))
 
 
-def print_document(trace: Trace, schedules: Sequence[Schedule], compared: Sequence[Compared], **more: Any) -> None:
-    """One JSON document of everything."""
-    output.print_json(
-        {
-            "trace": trace.name,
-            "dropped": {why: {"count": one.count, "first": one.named} for why, one in trace.dropped.items()},
-            "notes": trace.notes,
-            "policies": [report.document(one) for one in schedules],
-            "gains": [report.comparison_document(*one) for one in compared],
-            **more,
-        }
-    )
+def print_document(
+    trace: Trace, schedules: Sequence[Schedule], compared: Sequence[Comparison], by_queue: ByQueue
+) -> None:
+    """One JSON document with everything."""
+    document = {
+        **trace.document(),
+        "policies": [one.document() for one in schedules],
+        "gains": [one.document() for one in compared],
+    }
+    if by_queue:
+        document["by_queue"] = {name: [asdict(one) for one in found] for name, found in by_queue.items()}
+    output.print_json(document)
 
 
 def print_remarks(trace: Trace) -> None:
-    """What was left out of a trace and what was put right, on stderr."""
+    """What was left out of a trace and what was corrected, on stderr."""
     for why, one in trace.dropped.items():
         sys.stderr.write(f"gpusched: {printable(f'left out, {why}: {one}')}\n")
     for note in trace.notes:

@@ -1,27 +1,39 @@
-"""What a simulation is asked for: jobs, machines, policies, and by which of the two ways it goes."""
+"""gpusched simulate: reads and checks what is asked for, replays it under each policy, prints the result."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from gpusched import paths
+from gpusched.cli import output, schedules, tables
+from gpusched.cli.tables import Column
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
+from gpusched.model.units import parse_duration_s
 from gpusched.model.value import Value
-from gpusched.simulate import daemon_run, planner_run, predicting
+from gpusched.simulate import daemon_run, packing, planner_run, plots
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
+from gpusched.simulate.comparison import compare_users
 from gpusched.simulate.daemon_run import Mishaps
 from gpusched.simulate.event_loop import Progress
-from gpusched.simulate.fitting import leave_out_what_cannot_fit
-from gpusched.simulate.metrics import size_of
-from gpusched.simulate.outcome import Outcome
-from gpusched.simulate.policies import DEFAULT, PRESENT, Policy, policies_of, refuse_fast
-from gpusched.simulate.rules import check_exact
-from gpusched.simulate.segments import pick, segments_of
-from gpusched.simulate.trace import Trace, read_trace, with_estimates
+from gpusched.simulate.measures import QueueResult, Schedule, queue_results
+from gpusched.simulate.occupancy import Series
+from gpusched.simulate.outcome import Outcome, size_of
+from gpusched.simulate.policies import (
+    DEFAULT,
+    PRESENT,
+    Policy,
+    check_exact,
+    leave_out_what_cannot_fit,
+    policies_of,
+    refuse_fast,
+)
+from gpusched.simulate.trace import Trace, parse_rows, read_trace, select_rows, with_estimates
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,7 @@ def prepare(asked: Asked) -> Simulation:
     if asked.rules is not None:
         check_exact(asked.rules, names, trace.jobs)
     if asked.rows:
-        pick(trace, segments_of(asked.rows))
+        select_rows(trace, parse_rows(asked.rows))
     nodes = _machines(asked, trace)
     for policy in policies:
         if is_whole:
@@ -106,7 +118,7 @@ def prepare(asked: Asked) -> Simulation:
                     f"{policy.name} knows how long each job will run, and the daemon does not",
                     "leave --tick out, or name another policy",
                 )
-            if policy.predict not in (None, predicting.OWN, predicting.NONE):
+            if policy.predict not in (None, planner_run.OWN_PREDICTION, planner_run.NO_PREDICTION):
                 raise UsageError(
                     f"{policy.name} is to predict by {policy.predict}, and with --tick the daemon does so by itself",
                     "leave that out",
@@ -178,3 +190,131 @@ def _machines(asked: Asked, trace: Trace) -> tuple[NodeView, ...]:
     if trace.procs is not None:
         return processors(trace.procs)
     raise UsageError(f"{trace.name} does not say how large its machine is", "--nodes 8x8xA100")
+
+
+# --- gpusched simulate ------------------------------------------------------------------------------
+
+
+def show_simulation(
+    asked: Asked,
+    *,
+    wait_bound: str | None = None,
+    details: bool = False,
+    with_gains: bool = False,
+    by: str | None = None,
+    plot: str | None = None,
+    as_csv: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Print what each policy makes of a trace; see `gpusched simulate --help`."""
+    if by not in (None, "user", "queue"):
+        raise UsageError(f"--by {by!r} is neither user nor queue", "--by user")
+    if as_csv and as_json:
+        raise UsageError("--csv and --json are two forms of the same", "give one of them")
+    wait_bound_s = None if wait_bound is None else _duration_s(wait_bound)
+    folder = None if plot is None else plots.folder_of(plot)
+    simulation = prepare(asked)
+    first = simulation.policies[0].name
+    if with_gains and len(simulation.policies) < 2:
+        raise UsageError(f"--gains compares two policies, and {first} is one", f"--policy {first},sjf+easy --gains")
+    measured: list[Schedule] = []
+    compared, drawn = [], []
+    by_queue: dict[str, list[QueueResult]] = {}
+    reference = None
+    keeps_places = details or by is not None or as_json or as_csv or folder is not None
+    for policy in simulation.policies:
+        with schedules.progress(policy.name) as progress:
+            outcome = simulation.run(policy, keeps_places=keeps_places, progress=progress)
+        series = None if folder is None else Series()
+        made = Schedule(policy.name, outcome, simulation.size, wait_bound_s, series, by)
+        measured.append(made.finish())
+        if simulation.is_whole:
+            by_queue[policy.name] = queue_results(outcome)
+        if reference is None:
+            reference = outcome
+        else:
+            compared.append(compare_users(first, reference, policy.name, outcome, by))
+        if series is not None:
+            drawn.append(plots.Drawn(policy.name, outcome, series, by))
+    if folder is not None:
+        plots.write(folder, drawn)
+    if as_json:
+        schedules.print_document(simulation.trace, measured, compared, by_queue)
+        return
+    if as_csv and with_gains:
+        schedules.print_gains_csv(compared)
+    elif as_csv:
+        schedules.print_csv(measured)
+    else:
+        (schedules.print_details if details else schedules.print_schedules)(measured)
+        if by is not None:
+            schedules.print_groups(measured)
+        schedules.print_by_queue(by_queue)
+        schedules.print_sentences(compared)
+        if with_gains:
+            schedules.print_gains(compared)
+    schedules.print_remarks(simulation.trace)
+
+
+def _duration_s(text: str) -> int:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(str(error), "--wait-bound 4h") from None
+
+
+# --- gpusched simulate --pack -----------------------------------------------------------------------
+
+_EXAMPLE = "gpusched simulate --pack nodes.csv pods.csv --policy first,pack"
+
+_PACKED = (
+    Column("STRATEGY", lambda row: row[0]),
+    Column("ALLOCATED", lambda row: f"{fmean(run.at_end for run in row[1]):.2%}", right=True),
+    Column("LEAST", lambda row: f"{min(run.at_end for run in row[1]):.2%}", right=True),
+    Column("MOST", lambda row: f"{max(run.at_end for run in row[1]):.2%}", right=True),
+    Column("AT 100 %", lambda row: f"{fmean(run.at_full for run in row[1]):.2%}", right=True),
+    Column("FRAGMENTS", lambda row: f"{fmean(run.fragments for run in row[1]):.2%}", right=True),
+    Column("DROPPED", lambda row: f"{fmean(run.dropped for run in row[1]):,.0f}", right=True),
+    Column("MS/JOB", lambda row: f"{1e3 * sum(one.seconds for one in row[1]) / _tried(row[1]):.2f}", right=True),
+)
+"""Of rows (strategy, one result per order of arrival)."""
+
+
+def _tried(runs: Sequence[packing.Filled]) -> int:
+    return sum(run.placed + run.dropped for run in runs)
+
+
+def show_packing(
+    pack: tuple[str, str] | None, policy: str | None, orders: int | None, as_json: bool, others: Sequence[str]
+) -> None:
+    """Print a line for each strategy. Raises: UsageError, and what reading the two files raises."""
+    if pack is None:
+        raise UsageError("--orders is about orders of arrival, and nothing is packed", _EXAMPLE)
+    if others:
+        raise UsageError(f"--pack fills a cluster without a clock, where {others[0]} has no meaning", _EXAMPLE)
+    rules = packing.RULES if policy is None else tuple(policy.split(","))
+    for rule in rules:
+        if rule not in packing.RULES:
+            raise UsageError(f"{rule!r} names no strategy that is known: {', '.join(packing.RULES)}", _EXAMPLE)
+    if orders is not None and orders < 1:
+        raise UsageError(f"--orders {orders} leaves nothing to try", "--orders 10")
+    nodes, jobs = packing.cluster_of(Path(pack[0])), packing.jobs_of(Path(pack[1]))
+    capacity = sum(len(node.gpus) for node in nodes)
+    if not capacity:
+        raise UsageError(f"{pack[0]} names no GPU", f"head {pack[0]}")
+    if not any(map(packing.gpus_asked, jobs)):
+        raise UsageError(f"{pack[1]} asks for no GPU", f"head {pack[1]}")
+    typical, wanted = packing.usual(jobs), packing.wanted_of(jobs)
+    rows = []
+    for rule in rules:
+        runs = []
+        for seed in range(packing.FIRST_SEED, packing.FIRST_SEED + (orders or 1)):
+            coming = packing.arrivals(jobs, packing.DEMAND * capacity, seed)
+            with schedules.progress(rule) as progress:
+                runs.append(packing.fill(nodes, coming, rule, typical, wanted=wanted, seed=seed, progress=progress))
+        rows.append((rule, runs))
+    if as_json:
+        strategies = [{"strategy": rule, "orders": [asdict(run) for run in runs]} for rule, runs in rows]
+        output.print_json({"nodes": len(nodes), "gpus": capacity, "jobs": len(jobs), "strategies": strategies})
+    else:
+        sys.stdout.write(tables.listing(_PACKED, rows))

@@ -20,10 +20,10 @@ from gpusched.model.value import replace
 if TYPE_CHECKING:
     from gpusched.cli.simulation import Asked, Simulation
     from gpusched.model.settings import PrioritySettings, Settings
-    from gpusched.simulate.objective import Objective, Score
+    from gpusched.simulate.comparison import SignFlipResult
     from gpusched.simulate.outcome import Outcome
-    from gpusched.simulate.significance import Verdict
     from gpusched.simulate.trace import TraceJob
+    from gpusched.simulate.tuning import Objective, Score
 
 TODAY, PLAIN, FOUND = "today", "fcfs+easy", "found"
 
@@ -80,11 +80,11 @@ def tune(
     """
     from gpusched.cli.simulation import Asked
     from gpusched.simulate.daemon_run import Mishaps
-    from gpusched.simulate.objective import EXAMPLE, objective_of
     from gpusched.simulate.policies import DEFAULT, PRESENT
+    from gpusched.simulate.tuning import GOAL_EXAMPLE, objective_of
 
     if not goal:
-        raise UsageError("nothing says what the settings are to be good for", EXAMPLE)
+        raise UsageError("nothing says what the settings are to be good for", GOAL_EXAMPLE)
     if tries < 1:
         raise UsageError(f"--tries {tries} tries nothing", "--tries 40")
     file = None if write is None else _writable(write)
@@ -129,7 +129,7 @@ class _Report:
     today: PrioritySettings
     searched: Mapping[str, Score]
     held_out: Mapping[str, Score]
-    verdict: Verdict
+    verdict: SignFlipResult
     """Of what was found against today's, over parts of the jobs held out."""
 
     @property
@@ -150,7 +150,7 @@ def _tune(
 ) -> None:
     from gpusched.cli import schedules
     from gpusched.cli.simulation import prepare
-    from gpusched.simulate.rules import rules_of
+    from gpusched.simulate.policies import rules_of
     from gpusched.simulate.tuning import Search, beyond_chance, split
 
     simulation = prepare(asked)
@@ -310,9 +310,7 @@ def _print_document(report: _Report, simulation: Simulation, written: str | None
     trace = simulation.trace
     output.print_json(
         {
-            "trace": trace.name,
-            "dropped": {why: {"count": one.count, "first": one.named} for why, one in trace.dropped.items()},
-            "notes": trace.notes,
+            **trace.document(),
             "goal": str(report.goal),
             "tries": report.tries,
             "seed": report.seed,

@@ -10,8 +10,7 @@ from pathlib import Path
 from gpusched.errors import UsageError, UserError
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.units import closest, format_size_mib, plural, printable
-from gpusched.simulate.tables import rows_of
-from gpusched.simulate.trace import whole
+from gpusched.simulate.trace import rows_of, whole
 
 _SHAPE = re.compile(r"(\d+)x(\d+)(?:x([A-Za-z0-9_.-]+?))?(?:-(\d+)GiB)?(?::(\d+))?")
 _EXAMPLE = "--nodes 8x8xA100"

@@ -41,8 +41,7 @@ from gpusched.scheduler.admission import open_to_all
 from gpusched.scheduler.priority import rank_period_s
 from gpusched.simulate.event_loop import Progress, play
 from gpusched.simulate.outcome import Attempt, Outcome, RunLog
-from gpusched.simulate.rules import request_of
-from gpusched.simulate.trace import CUT, TraceJob
+from gpusched.simulate.trace import CUT, TraceJob, request_of
 from gpusched.store.memory import MemoryStore
 
 FAILED = frozenset({"failed", "node_fail", "boot_fail"})

@@ -7,10 +7,11 @@ All that depends on time (fragments, shares, balance, what Gantt shows) is worke
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from operator import attrgetter
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
@@ -192,48 +193,88 @@ class RunLog:
         return at
 
 
-class Walk:
-    """A finished schedule on the clock once more: a body of `event_loop.play` with hooks for begins and ends.
+# --- statistics -----------------------------------------------------------------------------------
 
-    At each instant first `end`, then `arrive`, then `begin`. A run that takes no time ends as its instant comes again.
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The distribution of one number over all jobs; percentiles by nearest rank."""
+
+    mean: float
+    median: float
+    p95: float
+    p99: float
+    most: float
+
+
+PARTS = ("mean", "median", "p95", "p99", "most")
+"""The fields of `Spread`."""
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and percentiles of at least one value."""
+    ordered = sorted(values)
+    count = len(ordered)
+
+    def at(percent: int) -> float:
+        return float(ordered[max(0, -(-count * percent // 100) - 1)])
+
+    return Spread(sum(ordered) / count, at(50), at(95), at(99), float(ordered[-1]))
+
+
+def jain(values: Iterable[float]) -> float:
+    """Jain's index of fairness: (sum of x)^2 / (n x sum of x^2); 1 of nothing.
+
+    Source: Jain, Chiu and Hawe, A Quantitative Measure of Fairness (1984).
     """
+    known = list(values)
+    squares = sum(value * value for value in known)
+    return sum(known) ** 2 / (len(known) * squares) if squares else 1.0
 
-    def __init__(self, runs: RunLog) -> None:
-        self.runs = runs
-        self._begins = sorted(range(len(runs)), key=runs.begin_s.__getitem__)
-        self._ends = sorted(range(len(runs)), key=lambda run: (runs.end_s[run], runs.begin_s[run]))
-        self._begun = bytearray(len(runs))
-        self._next_begin = self._next_end = 0
 
-    def next_at(self, arrives_at: float) -> float:
-        """The next arrival, begin or end."""
-        at, runs = arrives_at, self.runs
-        if self._next_begin < len(self._begins):
-            at = min(at, runs.begin_s[self._begins[self._next_begin]])
-        if self._next_end < len(self._ends):
-            at = min(at, runs.end_s[self._ends[self._next_end]])
-        return at
+def width(job: TraceJob) -> float:
+    """GPUs that a job holds (a fraction of one as a fraction); its processors if it has none."""
+    return (job.gpus if job.gpu_fraction is None else job.gpu_fraction) or job.procs
 
-    def advance(self, now: float) -> None:
-        """Move on, and end the runs that end now."""
-        end_s, ends, begun = self.runs.end_s, self._ends, self._begun
-        while self._next_end < len(ends) and end_s[ends[self._next_end]] == now and begun[ends[self._next_end]]:
-            self.end(ends[self._next_end])
-            self._next_end += 1
 
-    def arrive(self, job: int) -> None:
-        """A job waits from now on."""
+def size_of(nodes: Iterable[NodeView], jobs: Iterable[TraceJob]) -> float:
+    """GPUs of the cluster; its cores if no job asks for a GPU."""
+    if any(job.gpus for job in jobs):
+        return sum(len(node.gpus) for node in nodes)
+    return sum(node.cpus for node in nodes)
 
-    def settle(self, now: float) -> None:
-        """Begin the runs that begin now."""
-        begin_s, begins = self.runs.begin_s, self._begins
-        while self._next_begin < len(begins) and begin_s[begins[self._next_begin]] == now:
-            self._begun[begins[self._next_begin]] = 1
-            self.begin(begins[self._next_begin])
-            self._next_begin += 1
 
-    def begin(self, run: int) -> None:
-        """A run begins."""
+USER: Callable[[TraceJob], str] = attrgetter("user")
+QUEUE: Callable[[TraceJob], str] = attrgetter("queue")
 
-    def end(self, run: int) -> None:
-        """A run ends."""
+
+def grouping(jobs: Sequence[TraceJob], wanted: str | None = None) -> tuple[str, Callable[[TraceJob], str]]:
+    """How to group jobs: `user` or `queue` as wanted; else by user, or by queue if there is only one user."""
+    if wanted == "user" or (wanted is None and len({job.user for job in jobs}) > 1):
+        return "user", USER
+    return "queue", QUEUE
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The jobs of one user or queue; both times are means."""
+
+    jobs: int
+    wait_s: float
+    slowdown: float
+
+
+def groups(outcome: Outcome, by: Callable[[TraceJob], str]) -> dict[str, Group]:
+    """The jobs of each user, queue or whatever `by` returns, sorted by name."""
+    sums: dict[str, list[float]] = {}
+    for name, wait_s, slowdown in zip(map(by, outcome.jobs), outcome.wait_s, outcome.slowdown, strict=True):
+        found = sums.get(name)
+        if found is None:
+            found = sums[name] = [0, 0, 0.0]
+        found[0] += 1
+        found[1] += wait_s
+        found[2] += slowdown
+    return {
+        name: Group(int(count), waits_s / count, slowdowns / count)
+        for name, (count, waits_s, slowdowns) in sorted(sums.items())
+    }

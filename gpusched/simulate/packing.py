@@ -29,8 +29,7 @@ from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint
 from gpusched.scheduler.strategies.fragmentation import COVERED, Fragmentation, Typical
 from gpusched.scheduler.strategies.scarce_gpus import Scarce, scarce_of, scarcity_of
 from gpusched.simulate.cluster import read_nodes
-from gpusched.simulate.tables import read_pods
-from gpusched.simulate.trace import TraceJob
+from gpusched.simulate.trace import TraceJob, read_pods
 
 RANDOM = "random"
 RULES = (RANDOM, *STRATEGIES)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
 
-from gpusched.errors import BrokenInvariant
+from gpusched.errors import BrokenInvariant, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
+from gpusched.model.value import replace
+from gpusched.predict.predictor import (
+    METHODS,
+    EndedRun,
+    FamilyKeys,
+    JudgedRun,
+    Overruns,
+    PredictionJudge,
+    RunTimeGuess,
+    RunTimes,
+    at_least,
+)
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.queue import JobClass
 from gpusched.simulate.event_loop import Progress, play
 from gpusched.simulate.outcome import Outcome, RunLog
-from gpusched.simulate.predicting import Foresight
-from gpusched.simulate.rules import request_of
-from gpusched.simulate.trace import TraceJob
+from gpusched.simulate.trace import CUT, TraceJob, request_of
 
 
 def run(
@@ -145,3 +155,181 @@ class _Keys:
                 found_class = known[mark] = planner.own_class(self.of(job))
             found.append(found_class)
         return found
+
+
+EXACT_PREDICTION = "exact"
+"""Every job is known to run as long as it will."""
+
+OWN_PREDICTION = "own"
+"""As the daemon: `mean` for jobs without a limit; for others `mixed`, while that has been better than their user's
+limits, and no shorter than runs that were ended at their limits make likely."""
+
+NO_PREDICTION = "none"
+"""Nothing: jobs have the limits that their users gave, and of one without nobody knows how long it runs."""
+
+PREDICTIONS = (*METHODS, OWN_PREDICTION, NO_PREDICTION, EXACT_PREDICTION)
+
+
+def check_prediction(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
+    """Whether an order can go by what is predicted in this way; None: by nothing. Raises: UsageError when not."""
+    if name is not None and name not in PREDICTIONS:
+        text = f"{name!r} is no way to predict that is known: {', '.join(PREDICTIONS)}"
+        raise UsageError(text, "--policy fcfs+sjbf --predict similar")
+    if name in (None, NO_PREDICTION) and order == "spf" and not orders_by_run_time:
+        raise UsageError("the order spf goes by predictions, and none were asked for", "--predict mixed")
+    if name not in (None, NO_PREDICTION) and orders_by_run_time:
+        text = f"sjf_exact knows every run time, and {name} is a way to guess them"
+        raise UsageError(text, f"--policy spf+easy --predict {name}")
+
+
+class _Group:
+    """Jobs that are one class without predictions, and what is predicted of them."""
+
+    __slots__ = ("guess", "job", "job_class", "kind", "limit_s", "marks", "user", "waiting")
+
+    def __init__(self, job_class: JobClass, job: TraceJob, marks: tuple[Hashable, ...], limit_s: int | None) -> None:
+        self.job_class = job_class
+        self.job = job
+        """One of them."""
+        self.user = _whose(job)
+        self.marks = marks
+        """From those of jobs very much like it to those of everybody's."""
+        self.kind = self.user, job.name, job.procs, job.gpus
+        """Its family, as far as a trace tells."""
+        self.limit_s = limit_s
+        self.guess: RunTimeGuess | None = None
+        self.waiting = 0
+
+
+class Foresight:
+    """The classes of the jobs of a trace, and what is predicted of them from one instant to the next.
+
+    Args: key_of: what a job is to the policy, without any prediction.
+    """
+
+    def __init__(
+        self, name: str, jobs: Sequence[TraceJob], planner: Planner, key_of: Callable[[TraceJob], ClassKey]
+    ) -> None:
+        self._jobs = jobs
+        self._planner = planner
+        self._key_of = key_of
+        self._past = RunTimes()
+        self.has_limits = any(job.estimate_s != job.run_s for job in jobs)
+        own = "mixed" if self.has_limits else "mean"
+        self._method = (
+            None
+            if name == EXACT_PREDICTION
+            else _nothing
+            if name == NO_PREDICTION
+            else METHODS[own if name == OWN_PREDICTION else name]
+        )
+        self._judge = PredictionJudge() if name == OWN_PREDICTION and self.has_limits else None
+        """Of whether guesses are gone by; None: they are."""
+        self._overruns = Overruns()
+        self._said_s: dict[int, int] = {}
+        """What running jobs were guessed to run as they started, where that is judged."""
+        self._known: dict[Hashable, _Group] = {}
+        """By what makes jobs alike."""
+        self._groups: list[_Group | None] = [None] * len(jobs)
+        """Of each job that has arrived and has not ended."""
+        self._waiting: dict[str, dict[_Group, None]] = {}
+        """By user those with pending jobs."""
+        self._changed: dict[str, None] = {}
+        """Users who have seen a job end since the last look."""
+
+    def _new_group(self, job: TraceJob) -> _Group:
+        limit_s = job.estimate_s if self.has_limits else None
+        job_class = self._planner.own_class(replace(self._key_of(job), time_limit_s=limit_s))
+        user, size = _whose(job), (job.procs, job.gpus)
+        marks: tuple[Hashable, ...]
+        if self.has_limits:
+            marks = (user, job.name, limit_s, size), (user, job.name, limit_s), (user,)
+        else:
+            marks = (user, job.name, size), (user, job.name), (size,), ()
+        return _Group(job_class, job, marks, limit_s)
+
+    def _group_of(self, number: int) -> _Group:
+        group = self._groups[number]
+        assert group is not None  # it has arrived
+        return group
+
+    def _guess(self, group: _Group) -> RunTimeGuess | None:
+        """How long these will run, judged by those that have ended; None where that is not gone by."""
+        if self._method is None:
+            return RunTimeGuess(group.job.run_s, group.job.run_s)
+        if self._judge is None or group.limit_s is None:
+            return self._method(self._past, group.marks, group.limit_s)
+        is_better = self._judge.is_better(group.user)
+        guess = self._method(self._past, group.marks, group.limit_s) if is_better else None
+        least_s = self._overruns.least_s(group.kind, group.user, group.limit_s)
+        return at_least(guess, group.limit_s, least_s)
+
+    def arrived(self, number: int) -> JobClass:
+        """The class of a job that arrives; by what it is guessed to run, all that wait with it are."""
+        job = self._jobs[number]
+        # An exact guess is of one run time alone.
+        lengths = job.estimate_s if self.has_limits else None, job.run_s if self._method is None else None
+        mark = (*job.mark, job.name, *lengths)
+        group = self._known.get(mark)
+        if group is None:
+            group = self._known[mark] = self._new_group(job)
+        self._groups[number] = group
+        self._think(group)
+        if not group.waiting:
+            self._waiting.setdefault(group.user, {})[group] = None
+        group.waiting += 1
+        return group.job_class
+
+    def started(self, number: int) -> None:
+        """A job waits no longer."""
+        group = self._group_of(number)
+        group.waiting -= 1
+        if self._judge is not None and self._method is not None:
+            said = self._method(self._past, group.marks, group.limit_s)
+            self._said_s[number] = self._jobs[number].estimate_s if said is None else said.plan_s
+        if not group.waiting:
+            del self._waiting[group.user][group]
+
+    def ended(self, number: int) -> None:
+        """A job has ended, and everybody may know how long it ran."""
+        job, group = self._jobs[number], self._group_of(number)
+        self._groups[number] = None
+        marks = group.marks
+        if self._judge is not None:
+            self._judge.add(group.user, JudgedRun(self._said_s.pop(number), job.estimate_s, job.run_s))
+            is_cut = job.outcome == CUT and job.run_s >= job.estimate_s
+            if is_cut:
+                # As the daemon learns it: those with the same limit take as long, and others longer.
+                marks = marks[:1]
+            if not (is_cut and _goes_on(job)):
+                self._overruns.learn(group.kind, group.user, EndedRun(job.run_s, job.estimate_s, is_cut))
+        if self._method is not None:
+            self._past.learn(marks, job.run_s)
+            self._changed[group.user] = None
+
+    def renew(self) -> None:
+        """Tell the policy what is to be thought now of those that wait, where a job of the same user has ended."""
+        for user in self._changed:
+            for group in self._waiting.get(user, ()):
+                self._think(group)
+        self._changed.clear()
+
+    def _think(self, group: _Group) -> None:
+        guess = self._guess(group)
+        if guess != group.guess:
+            group.guess = guess
+            known = (None, None) if guess is None else (guess.expected_s, guess.plan_s)
+            self._planner.predict(group.job_class, *known)
+
+
+def _nothing(past: RunTimes, marks: FamilyKeys, limit_s: int | None) -> None:
+    """No guess."""
+
+
+def _goes_on(job: TraceJob) -> bool:
+    """Whether it asked to be run again at its limit."""
+    return job.spec is not None and "timeout" in job.spec.retry.retry_on
+
+
+def _whose(job: TraceJob) -> str:
+    return job.user or job.queue

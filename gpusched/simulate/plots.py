@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusched.errors import UserError
-from gpusched.simulate.event_loop import play
-from gpusched.simulate.metrics import party, size_of
-from gpusched.simulate.metrics_over_time import Series
-from gpusched.simulate.outcome import Outcome, RunLog, Walk
+from gpusched.simulate.event_loop import Walk, play
+from gpusched.simulate.occupancy import Series
+from gpusched.simulate.outcome import Outcome, RunLog, grouping, size_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +39,7 @@ class Drawn:
     outcome: Outcome
     series: Series
     by: str | None = None
-    """Whose colours and shares, `user` or `queue`; None: as `metrics.party` has it."""
+    """Whose colours and shares, `user` or `queue`; None: as `outcome.grouping` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ def _gantt(axes: Axes, drawn: Drawn) -> None:
 
     outcome, runs = drawn.outcome, drawn.outcome.runs
     assert runs is not None  # as `Drawn` has it
-    what, name_of = party(outcome.jobs, drawn.by)
+    what, name_of = grouping(outcome.jobs, drawn.by)
     names = sorted({name_of(job) for job in outcome.jobs})
     colour_of = {name: number % _COLOURS for number, name in enumerate(names)}
     colours = colormaps["tab20"]
@@ -206,7 +205,7 @@ def means_over_time(
 
 
 def _shares(axes: Axes, drawn: Drawn) -> None:
-    what, _ = party(drawn.outcome.jobs, drawn.by)
+    what, _ = grouping(drawn.outcome.jobs, drawn.by)
     _, unit_s = _unit(drawn.series)
     begin_s, end_s = drawn.series.at_s[0], drawn.series.at_s[-1]
     lines = []

@@ -9,7 +9,9 @@ present               with the settings that the daemon of this machine reads
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from gpusched import paths
@@ -17,12 +19,25 @@ from gpusched.config import load_settings
 from gpusched.config.load import CONFIG_VARIABLE
 from gpusched.daemon.auto_preset import read_state
 from gpusched.errors import NotFound, UsageError
+from gpusched.model.cluster import NodeView
+from gpusched.model.job import JobSpec, Launch
 from gpusched.model.presets import PRESETS, preset
-from gpusched.model.settings import AUTO, Settings
+from gpusched.model.settings import AUTO, PlacementSettings, PrioritySettings, Settings
+from gpusched.model.units import plural
 from gpusched.model.value import Value, replace
-from gpusched.simulate import predicting
+from gpusched.scheduler.admission import (
+    Tally,
+    account_refusal,
+    default_account,
+    open_to_all,
+    qos_of,
+    time_limit,
+    why_refused,
+)
+from gpusched.scheduler.infeasible import refusal
+from gpusched.simulate import planner_run
 from gpusched.simulate.daemon_run import may_preempt
-from gpusched.simulate.rules import rules_of
+from gpusched.simulate.trace import BadTrace, Trace, TraceJob, request_of
 
 DEFAULT, PRESENT = "default", "present"
 
@@ -60,7 +75,9 @@ def _policy_of(text: str, config: Path | None, predict: str | None, *, is_exact:
     name, _, own = text.partition(":")
     found = _named(name, config)
     found = replace(found, name=text, predict=own or predict or (None if is_exact else found.predict))
-    predicting.check(found.predict, found.settings.priority.order, orders_by_run_time=found.orders_by_run_time)
+    planner_run.check_prediction(
+        found.predict, found.settings.priority.order, orders_by_run_time=found.orders_by_run_time
+    )
     return found
 
 
@@ -87,7 +104,9 @@ def _named(name: str, config: Path | None) -> Policy:
 
 def _of_daemon(name: str, settings: Settings) -> Policy:
     """One that predicts as the daemon does under these settings."""
-    return Policy(name, settings, predict=predicting.OWN if settings.priority.predict else predicting.NONE)
+    return Policy(
+        name, settings, predict=planner_run.OWN_PREDICTION if settings.priority.predict else planner_run.NO_PREDICTION
+    )
 
 
 def refuse_fast(policy: Policy) -> None:
@@ -106,3 +125,184 @@ def refuse_fast(policy: Policy) -> None:
             f"under the policy {policy.name} {why}, which the fast simulation does not do",
             "let all that the daemon does happen: --tick",
         )
+
+
+ORDERS = {"fcfs": "fifo", "sjf": "sjf", "saf": "saf", "spf": "spf", "sjf_exact": "spf"}
+"""Names of the literature and ours."""
+
+BACKFILLS = {"none": (False, 1), "greedy": (True, 0), "easy": (True, 1), "sjbf": (True, 1), "cons": (True, 1_000_000)}
+"""Whether others pass the first that is blocked, and for how many something is kept; with sjbf the shortest first."""
+
+PLACEMENTS = {"best": "pack", "first": "first", "spread": "spread"}
+
+EXACT = {
+    "swf": (("fcfs", "sjf", "saf", "sjf_exact"), ("none", "greedy", "easy", "cons"), ("best",)),
+    "gang": (("fcfs", "sjf"), ("none", "greedy", "easy"), ("best", "first", "spread")),
+}
+"""Orders, backfills and placements for which the rules determine every start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """One policy by the names of its parts."""
+
+    order: str = "fcfs"
+    backfill: str = "none"
+    placement: str = "best"
+
+    @property
+    def orders_by_run_time(self) -> bool:
+        """Whether the order knows how long each job will run."""
+        return self.order == "sjf_exact"
+
+    def settings(self) -> Settings:
+        """What makes the daemon's policy keep these rules."""
+        is_on, depth = BACKFILLS[self.backfill]
+        return Settings(
+            priority=PrioritySettings(
+                order=ORDERS[self.order],
+                backfill=is_on,
+                backfill_depth=depth,
+                backfill_order="shortest" if self.backfill == "sjbf" else "line",
+                backfill_elsewhere=False,
+                backfill_by="prediction",
+                max_wait_s=inf,
+                fence_s=inf,
+            ),
+            placement=PlacementSettings(strategy=PLACEMENTS[self.placement]),
+        )
+
+
+def rules_of(text: str) -> Rules:
+    """The rules of a name. Raises: UsageError for a part that is not known, naming those that are."""
+    rest, _, placement = text.partition("/")
+    order, _, backfill = rest.partition("+")
+    rules = Rules(order, backfill or "none", placement or "best")
+    for what, name, known in (
+        ("order", rules.order, ORDERS),
+        ("backfill", rules.backfill, BACKFILLS),
+        ("placement", rules.placement, PLACEMENTS),
+    ):
+        if name not in known:
+            raise UsageError(f"{text!r} names no {what} that is known: {', '.join(known)}", "--policy fcfs+easy")
+    return rules
+
+
+def check_exact(kind: str, policies: Iterable[str], jobs: Sequence[TraceJob]) -> None:
+    """That these policies on these jobs give one schedule alone by the rules of this kind, `swf` or `gang`.
+
+    Raises: UsageError for another kind, a policy or a request that the rules do not cover, and jobs of the other kind.
+    """
+    if kind not in EXACT:
+        raise UsageError(f"{kind!r} names no rules that are known: {', '.join(EXACT)}", "--rules swf")
+    for policy in policies:
+        rules = rules_of(policy)
+        parts = rules.order, rules.backfill, rules.placement
+        for name, known in zip(parts, EXACT[kind], strict=True):
+            if name not in known:
+                raise UsageError(
+                    f"the rules {kind} do not say what {name!r} of {policy} is: {', '.join(known)}",
+                    "--policy fcfs+easy",
+                )
+    wants_gpus = kind == "gang"
+    other = next((job.id for job in jobs if bool(job.gpus) is not wants_gpus), None)
+    if other is not None:
+        what, better = ("no GPU", "swf") if wants_gpus else ("GPUs", "gang")
+        raise UsageError(
+            f"job {other} asks for {what}, which is not by the rules {kind}", f"--rules {better}, or leave it out"
+        )
+    more = next((job.id for job in jobs if job.cpus or job.mem_mib or job.gpu_fraction is not None), None)
+    if more is not None:
+        raise UsageError(
+            f"job {more} asks for cores, memory or a part of a card, which the rules {kind} do not know",
+            "leave --rules out",
+        )
+
+
+Why = tuple[str, str]
+"""What kind of reason, and the reason."""
+
+_NOBODY = Tally()
+_MOST_REASONS = 5
+
+
+def leave_out_what_cannot_fit(
+    trace: Trace, nodes: Sequence[NodeView], policies: Sequence[Policy], *, is_admitted: bool
+) -> None:
+    """Leave out of all policies what any of them could never run, so that they are compared on the same jobs.
+
+    Args: is_admitted: whether queues, accounts and QOS have their say.
+    Raises: BadTrace when nothing is left.
+    """
+    known: dict[object, Why | None] = {}
+    kept, left_out = [], []
+    for job in trace.jobs:
+        # Most jobs are like another one: nothing is made anew for those.
+        mark: object = (job.procs, job.gpus, job.cpus, job.mem_mib, job.gpu_fraction, job.spec)
+        if is_admitted:
+            mark = mark, job.user, job.account, job.queue, job.estimate_s
+        if mark not in known:
+            spec = _spec(job, nodes)
+            found = (_why_not(policy, spec, job, nodes, is_admitted) for policy in policies)
+            known[mark] = next((why for why in found if why is not None), None)
+        why = known[mark]
+        if why is None:
+            kept.append(job)
+        else:
+            left_out.append((job, why))
+    _tell(trace, left_out)
+    if not kept:
+        text = "; ".join(f"{reason}: {one}" for reason, one in trace.dropped.items())
+        raise BadTrace(f"no job of {trace.name} can be replayed ({text})", "give a larger cluster, or other settings")
+    trace.jobs = kept
+
+
+def _tell(trace: Trace, left_out: Sequence[tuple[TraceJob, Why]]) -> None:
+    """Count and name them by reason; where there are many reasons of a kind, the first stands for all of them."""
+    texts: dict[str, dict[str, None]] = {}
+    for _, (kind, text) in left_out:
+        texts.setdefault(kind, {})[text] = None
+    for job, (kind, text) in left_out:
+        listed = texts[kind]
+        if len(listed) > _MOST_REASONS:
+            text = f"the first of {len(listed)} reasons: {next(iter(listed))}"
+        trace.drop(f"{kind}, {text}", job.id)
+
+
+def _why_not(policy: Policy, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeView], is_admitted: bool) -> Why | None:
+    found = refusal(spec.request, nodes, policy.settings)
+    if found is not None:
+        is_gang = job.spec is None and (spec.request.nodes > 1 or spec.request.tail_gpus)
+        return (
+            "does not fit",
+            f"asked for {plural(job.gpus, 'GPU')} of nodes that give them together" if is_gang else found.text,
+        )
+    if not is_admitted:
+        return None
+    settings = replace(policy.settings, account=open_to_all(policy.settings.account))
+    asked = _completed(spec, job.user, settings)
+    found = account_refusal(asked.account, job.user, (), settings) or why_refused(asked, job.user, settings, _NOBODY)
+    return None if found is None else (f"refused by the policy {policy.name}", found.text)
+
+
+def _completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:
+    account = spec.account or default_account(user, (), settings) or user
+    spec = replace(spec, queue=spec.queue or settings.default.queue)
+    return replace(spec, account=account, qos=qos_of(spec, settings), time_limit_s=time_limit(spec, settings).seconds)
+
+
+def _spec(job: TraceJob, nodes: Sequence[NodeView]) -> JobSpec:
+    if job.spec is not None:
+        return job.spec
+    # Without a queue it goes to that of the settings, which each policy may have in another way.
+    return JobSpec(
+        job.name or "job",
+        request_of(job, nodes),
+        _LAUNCH,
+        queue=job.queue,
+        account=job.account,
+        time_limit_s=job.estimate_s,
+    )
+
+
+_LAUNCH = Launch(("job",), None, None, "", "/")

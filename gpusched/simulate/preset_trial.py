@@ -29,12 +29,10 @@ from gpusched.ports import Changes
 from gpusched.scheduler.preset_choice import PresetGain, PresetWorth, TrialResult
 from gpusched.simulate import daemon_run
 from gpusched.simulate.cluster import largest
-from gpusched.simulate.fitting import leave_out_what_cannot_fit
+from gpusched.simulate.comparison import sign_flip_test
 from gpusched.simulate.history import trace_of
-from gpusched.simulate.metrics import width
-from gpusched.simulate.outcome import Outcome
-from gpusched.simulate.policies import Policy
-from gpusched.simulate.significance import compare
+from gpusched.simulate.outcome import Outcome, width
+from gpusched.simulate.policies import Policy, leave_out_what_cannot_fit
 from gpusched.simulate.trace import Trace, TraceJob
 from gpusched.store.memory import MemoryStore
 
@@ -106,7 +104,7 @@ def judge(lines: Iterable[bytes]) -> TrialResult:
     gains = {}
     for name, outcome in outcomes.items():
         if name != request.in_force:
-            made = compare(before, outcome, mean_completion_s, comparisons=len(CHOICES) - 1)
+            made = sign_flip_test(before, outcome, mean_completion_s, comparisons=len(CHOICES) - 1)
             gains[name] = PresetGain(made.parts, made.better, made.worse, made.p)
     return TrialResult(len(trace.jobs), worth, gains)
 

@@ -29,7 +29,7 @@ from gpusched.scheduler.infeasible import describe, describe_where
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.whatif import alternatives
-from gpusched.simulate.rules import rules_of
+from gpusched.simulate.policies import rules_of
 
 LARGEST_MIB = 256
 """Of a file: a queue of 100,000 jobs of which no two are alike takes a fifth of that."""

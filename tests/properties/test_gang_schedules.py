@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "simulate"))
 
 from plain import Gang, gang_schedule
 
-from gpusched.simulate import cluster, planner_run, rules
+from gpusched.simulate import cluster, planner_run, policies
 from gpusched.simulate.trace import TraceJob
 
 
-@pytest.mark.parametrize("placement", rules.PLACEMENTS)
+@pytest.mark.parametrize("placement", policies.PLACEMENTS)
 @pytest.mark.parametrize("backfill", ["none", "greedy", "easy"])
 @pytest.mark.parametrize("order", ["fcfs", "sjf"])
 @given(seed=st.integers(0, 1 << 32))
@@ -33,6 +33,6 @@ def test_every_gang_starts_when_the_rules_say(order, backfill, placement, seed):
     ]
     jobs.sort(key=lambda one: one.submit)
     trace = [TraceJob(str(number), one.submit, one.run, one.run, gpus=one.gpus) for number, one in enumerate(jobs)]
-    chosen = rules.rules_of(f"{order}+{backfill}/{placement}").settings()
+    chosen = policies.rules_of(f"{order}+{backfill}/{placement}").settings()
     found = planner_run.run(trace, cluster.nodes_of(f"{nodes}x4"), chosen)
     assert list(found.start_s) == gang_schedule(jobs, nodes, 4, order, backfill, placement)

@@ -15,8 +15,8 @@ from gpusched.model.settings import AccountSettings, PrioritySettings, Settings
 from gpusched.model.value import Value, replace
 from gpusched.simulate import daemon_run
 from gpusched.simulate.cluster import nodes_of
+from gpusched.simulate.planner_run import OWN_PREDICTION
 from gpusched.simulate.policies import Policy
-from gpusched.simulate.predicting import OWN
 from gpusched.simulate.trace import TraceJob
 
 HOUR_S = 3600
@@ -77,7 +77,9 @@ def part_of_first(
     }
     settings = Settings(priority=priority, account=accounts)
     outcome = (
-        daemon_run.run(jobs, NODES, settings) if tick else simulated(jobs, NODES, Policy("x", settings, predict=OWN))
+        daemon_run.run(jobs, NODES, settings)
+        if tick
+        else simulated(jobs, NODES, Policy("x", settings, predict=OWN_PREDICTION))
     )
     last_s = {
         name: max(start_s for job, start_s in zip(jobs, outcome.start_s, strict=True) if job.account == name)

@@ -11,9 +11,8 @@ import tracemalloc
 import pytest
 
 from benchmarks.cases import EXAMPLES
-from gpusched.simulate import cluster, planner_run, report, rules
-from gpusched.simulate.metrics import size_of
-from gpusched.simulate.outcome import RunLog
+from gpusched.simulate import cluster, measures, planner_run, policies
+from gpusched.simulate.outcome import RunLog, size_of
 from gpusched.simulate.trace import read_trace
 
 MOST_TIMES = 3.0
@@ -22,11 +21,11 @@ MOST_TIMES = 3.0
 
 def costs(trace, machines):
     """Seconds of the processor: simulated, where each ran put down once more, measured; and how many jobs."""
-    settings = rules.rules_of("fcfs+easy").settings()
+    settings = policies.rules_of("fcfs+easy").settings()
     began = time.process_time()
     outcome = planner_run.run(trace.jobs, machines, settings, keeps_places=True)
     simulated = time.process_time()
-    report.measure("fcfs+easy", outcome, size_of(machines, trace.jobs), wait_bound_s=3600)
+    measures.Schedule("fcfs+easy", outcome, size_of(machines, trace.jobs), wait_bound_s=3600).finish()
     measured = time.process_time()
     runs = outcome.runs
     assert runs is not None
@@ -63,7 +62,7 @@ def test_measuring_a_large_trace_is_no_dearer_than_simulating_it(trace_file, nam
 @pytest.mark.timeout(900)
 def test_a_job_of_a_large_trace_takes_less_than_a_kilobyte(trace_file):
     path = trace_file("philly_jobs.csv.gz")
-    machines, settings = cluster.nodes_of("64x8"), rules.rules_of("fcfs+easy").settings()
+    machines, settings = cluster.nodes_of("64x8"), policies.rules_of("fcfs+easy").settings()
     tracemalloc.start()
     trace = read_trace(path)
     del trace.jobs[10_000:]

@@ -6,16 +6,15 @@ import pytest
 
 from benchmarks import fairness as fair
 from gpusched.model.settings import PrioritySettings, Settings
-from gpusched.simulate.metrics import size_of
-from gpusched.simulate.outcome import Outcome
+from gpusched.simulate.outcome import Outcome, size_of
+from gpusched.simulate.planner_run import OWN_PREDICTION
 from gpusched.simulate.policies import Policy, policies_of
-from gpusched.simulate.predicting import OWN
 
 (FIRST_COME,) = policies_of(["fcfs+easy"])
 SHARES_RULE = Policy(
     "shares rule",
     Settings(priority=PrioritySettings(order="multifactor", weight_fairshare=100_000.0, backfill_by="limit")),
-    predict=OWN,
+    predict=OWN_PREDICTION,
 )
 """Whoever has used least of their share goes first, whatever else speaks for a job."""
 

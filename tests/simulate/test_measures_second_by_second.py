@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain import usable
 
-from gpusched.simulate import cluster, planner_run, rules
-from gpusched.simulate.metrics_over_time import over_time
+from gpusched.simulate import cluster, planner_run, policies
+from gpusched.simulate.measures import Schedule
 from gpusched.simulate.trace import TraceJob
 
 
@@ -57,9 +57,9 @@ def pieces_of(jobs, size):
 @given(worlds())
 def test_a_walk_over_moments_finds_what_counting_seconds_finds(world):
     jobs, count, size, policy = world
-    made_settings = rules.rules_of(policy).settings()
+    made_settings = policies.rules_of(policy).settings()
     outcome = planner_run.run(jobs, cluster.nodes_of(f"{count}x{size}"), made_settings, keeps_places=True)
-    made = over_time(outcome)
+    made = Schedule("a", outcome, count * size)
     ends = outcome.end_s
     begin, end = min(job.submit_s for job in jobs), max(ends)
     usual = pieces_of(jobs, size)

@@ -18,11 +18,11 @@ from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState
 from gpusched.scheduler.request_units import RequestUnits
-from gpusched.simulate import cluster, planner_run, rules
-from gpusched.simulate.fragments import Fragments
-from gpusched.simulate.metrics_over_time import Series, Share, over_time
+from gpusched.simulate import cluster, occupancy, planner_run, policies
+from gpusched.simulate.measures import Schedule
+from gpusched.simulate.occupancy import Fragments, Series, Share
 from gpusched.simulate.outcome import Outcome, RunLog
-from gpusched.simulate.trace import TraceJob
+from gpusched.simulate.trace import TraceJob, request_of
 
 
 def job(submit_s, run_s, gpus=1, user="ann", **more):
@@ -31,6 +31,10 @@ def job(submit_s, run_s, gpus=1, user="ann", **more):
 
 def on(node, *cards, cpus=0.0, mem_mib=0):
     return Placement(node, tuple(GpuShare(f"{node}-{card}", card) for card in cards), cpus, mem_mib)
+
+
+def over_time(outcome, series=None, by=None):
+    return Schedule("a", outcome, 1, series=series, by=by)
 
 
 def schedule(jobs, nodes, *runs):
@@ -115,7 +119,7 @@ def test_what_is_usable_is_what_trying_every_choice_finds(data):
     layout = ClusterLayout(nodes, Settings())
     draft = ClusterState(layout)
     kinds = sorted(data.draw(st.sets(st.integers(1, count * size), min_size=1, max_size=4)))
-    needs = [RequestUnits.of(rules.request_of(job(0, 1, gpus), nodes), 1) for gpus in kinds]
+    needs = [RequestUnits.of(request_of(job(0, 1, gpus), nodes), 1) for gpus in kinds]
     known = Fragments(draft, needs)
     waiting = dict.fromkeys(range(len(kinds)), 0)
     held = {}
@@ -168,7 +172,7 @@ def test_what_is_usable_is_what_could_be_booked(data):
         job(0, 1, 1 if part else gpus, gpu_fraction=part, cpus=cpus, mem_mib=mem_mib)
         for gpus, part, cpus, mem_mib in data.draw(st.lists(asked, min_size=1, max_size=4))
     ]
-    needs = [RequestUnits.of(rules.request_of(one, layout.nodes), number % 2) for number, one in enumerate(jobs)]
+    needs = [RequestUnits.of(request_of(one, layout.nodes), number % 2) for number, one in enumerate(jobs)]
     known = Fragments(draft, needs)
     waiting = set()
     held = []
@@ -212,7 +216,7 @@ def test_a_part_of_a_card_is_of_use_to_its_own_user_only():
     layout = ClusterLayout((node,), Settings())
     draft = ClusterState(layout)
     half = job(0, 1, gpu_fraction=0.5)
-    known = Fragments(draft, [RequestUnits.of(rules.request_of(half, (node,)), uid) for uid in (1, 2)])
+    known = Fragments(draft, [RequestUnits.of(request_of(half, (node,)), uid) for uid in (1, 2)])
     draft.book(AllocationUnits(0, 1, 0, 0, (CardShare(0, False, 0, 400_000),)))
     known.changed(0)
     known.waits(1, 1)
@@ -224,7 +228,7 @@ def test_a_part_of_a_card_is_of_use_to_its_own_user_only():
 def test_cores_and_memory_can_strand_a_gpu():
     node = NodeView("n", 4.0, 1024, (GpuView("u0", 0, "T4", None), GpuView("u1", 1, "T4", None)))
     draft = ClusterState(ClusterLayout((node,), Settings()))
-    known = Fragments(draft, [RequestUnits.of(rules.request_of(job(0, 1, cpus=3.0, mem_mib=64), (node,)), 1)])
+    known = Fragments(draft, [RequestUnits.of(request_of(job(0, 1, cpus=3.0, mem_mib=64), (node,)), 1)])
     known.waits(0, 1)
     assert known.usable() == 2_000_000
     draft.book(AllocationUnits(0, 1, 2000, 0, (CardShare(0, True),)))
@@ -235,7 +239,7 @@ def test_cores_and_memory_can_strand_a_gpu():
 def test_a_job_without_gpus_wants_none():
     draft = ClusterState(ClusterLayout(cluster.nodes_of("1x2"), Settings()))
     jobs = job(0, 1, 0, cpus=1.0), job(0, 1)
-    known = Fragments(draft, [RequestUnits.of(rules.request_of(one, draft.layout.nodes), 1) for one in jobs])
+    known = Fragments(draft, [RequestUnits.of(request_of(one, draft.layout.nodes), 1) for one in jobs])
     known.waits(0, 1)
     assert not known.is_wanted
     known.waits(1, 1)
@@ -363,12 +367,14 @@ def test_the_series_of_a_schedule():
 
 def test_a_schedule_that_does_not_know_where_is_refused():
     with pytest.raises(BrokenInvariant, match="where its jobs ran"):
-        over_time(Outcome([job(0, 10)], [0], 1))
+        occupancy.over_time(Outcome([job(0, 10)], [0], 1))
 
 
 def test_the_walk_agrees_with_the_sums_of_the_jobs():
     jobs = [job(number * 7, 30 + number % 11 * 10, 1 + number % 9, f"u{number % 3}") for number in range(300)]
-    outcome = planner_run.run(jobs, cluster.nodes_of("3x8"), rules.rules_of("fcfs+easy").settings(), keeps_places=True)
+    outcome = planner_run.run(
+        jobs, cluster.nodes_of("3x8"), policies.rules_of("fcfs+easy").settings(), keeps_places=True
+    )
     series = Series()
     over_time(outcome, series)
     spans = [after - before for before, after in zip(series.at_s, series.at_s[1:], strict=False)]

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from gpusched.errors import UsageError
-from gpusched.simulate.objective import Score, Term, objective_of
 from gpusched.simulate.outcome import Outcome
 from gpusched.simulate.trace import TraceJob
+from gpusched.simulate.tuning import Score, Term, objective_of
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_summary_has_the_worst_case_and_the_geometric_mean():
 
 def test_a_table_has_a_row_for_each_policy():
     rows = [Ratios("a", "fair", 0.5, None, 1.0, 0.25), Ratios("b", "fair", 2.0, None, 4.0, 0.75)]
-    verdict = orders.Verdict("two users", 7200.0, 10800.0, "2.0 h", "a sentence")
+    verdict = orders.GoalResult("two users", 7200.0, 10800.0, "2.0 h", "a sentence")
     head, line, row = orders.table({"fair": rows}, {"fair": [verdict]})
     assert head.count("|") == line.count("|") == row.count("|")
     assert row == "| `fair` | 1.00, 2.00 | - | 2.00, 4.00 | 0.50, 0.25 | 2.0 h |"

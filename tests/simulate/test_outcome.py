@@ -11,9 +11,9 @@ from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.snapshot import Placement
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare
-from gpusched.simulate import cluster, planner_run, rules
-from gpusched.simulate.event_loop import play
-from gpusched.simulate.outcome import RunLog, Walk
+from gpusched.simulate import cluster, planner_run, policies
+from gpusched.simulate.event_loop import Walk, play
+from gpusched.simulate.outcome import RunLog
 from gpusched.simulate.trace import TraceJob
 
 
@@ -111,7 +111,7 @@ def test_a_run_that_cannot_have_been_is_refused():
 
 def test_a_simulation_says_where_each_ran_and_is_the_same_schedule():
     jobs = [job(0, 10, 12), job(1, 5, 2), job(2, 5, 8)]
-    machines, settings = cluster.nodes_of("2x8"), rules.rules_of("fcfs+easy").settings()
+    machines, settings = cluster.nodes_of("2x8"), policies.rules_of("fcfs+easy").settings()
     bare, known = (planner_run.run(jobs, machines, settings, keeps_places=keeps) for keeps in (False, True))
     assert bare.runs is None
     runs = known.runs
@@ -125,7 +125,7 @@ def test_a_simulation_says_where_each_ran_and_is_the_same_schedule():
 
 
 def test_a_job_takes_less_than_a_kilobyte():
-    machines, settings = cluster.nodes_of("16x8"), rules.rules_of("fcfs+easy").settings()
+    machines, settings = cluster.nodes_of("16x8"), policies.rules_of("fcfs+easy").settings()
     count = 3000
     tracemalloc.start()
     jobs = [job(number * 40, 100 + number % 977, 1 + number % 8, user=f"u{number % 7}") for number in range(count)]

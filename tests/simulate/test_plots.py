@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpusched.errors import UserError
-from gpusched.simulate import cluster, planner_run, plots, rules
-from gpusched.simulate.metrics_over_time import Series, over_time
+from gpusched.simulate import cluster, planner_run, plots, policies
+from gpusched.simulate.occupancy import Series, over_time
 from gpusched.simulate.plots import Bar
 from gpusched.simulate.trace import TraceJob
 
@@ -16,7 +16,7 @@ def job(submit_s, run_s, gpus=0, procs=0, user="ann"):
 
 
 def simulated(jobs, machines):
-    return planner_run.run(jobs, machines, rules.rules_of("fcfs").settings(), keeps_places=True)
+    return planner_run.run(jobs, machines, policies.rules_of("fcfs").settings(), keeps_places=True)
 
 
 def test_a_job_on_neighbouring_cards_is_one_bar():

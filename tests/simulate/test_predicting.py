@@ -16,9 +16,8 @@ from gpusched.predict.predictor import LEAST_JUDGED
 from gpusched.scheduler.queue import PendingQueue
 from gpusched.simulate import cluster, planner_run
 from gpusched.simulate.outcome import Outcome
-from gpusched.simulate.policies import policies_of
-from gpusched.simulate.predicting import NAMES
-from gpusched.simulate.rules import rules_of
+from gpusched.simulate.planner_run import PREDICTIONS
+from gpusched.simulate.policies import policies_of, rules_of
 from gpusched.simulate.trace import TraceJob, read_trace
 
 POLICIES = ["fcfs+easy", "fcfs+sjbf", "spf+sjbf", "spf+cons", "saf+none"]
@@ -44,7 +43,7 @@ def schedule(jobs, policy, predict):
 
 
 @hypothesis_settings(max_examples=60)
-@given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(POLICIES), name=st.sampled_from(NAMES[:-1]))
+@given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(POLICIES), name=st.sampled_from(PREDICTIONS[:-1]))
 def test_nothing_is_known_before_it_has_ended(seed, policy, name):
     dice = Random(seed)
     jobs = some_jobs(dice)
@@ -62,7 +61,7 @@ def test_nothing_is_known_before_it_has_ended(seed, policy, name):
 
 
 @hypothesis_settings(max_examples=30)
-@given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(POLICIES), name=st.sampled_from(NAMES))
+@given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(POLICIES), name=st.sampled_from(PREDICTIONS))
 def test_no_processor_is_given_twice_whatever_is_predicted(seed, policy, name):
     jobs = some_jobs(Random(seed))
     starts = schedule(jobs, policy, name)

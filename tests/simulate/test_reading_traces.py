@@ -9,7 +9,7 @@ import pytest
 from benchmarks.cases import EXAMPLES, example_names
 from gpusched.errors import NotFound, UserError
 from gpusched.simulate.cluster import largest, nodes_of, read_nodes
-from gpusched.simulate.rules import request_of, rules_of
+from gpusched.simulate.policies import request_of, rules_of
 from gpusched.simulate.trace import BadTrace, read_trace, with_estimates
 
 SWF = """; MaxProcs: 8

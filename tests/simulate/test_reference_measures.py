@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from reference_measures import GANG, RIGID
 
-from gpusched.simulate import cluster, metrics, planner_run, rules
+from gpusched.simulate import cluster, measures, planner_run, policies
+from gpusched.simulate.outcome import size_of
 from gpusched.simulate.trace import read_trace, with_estimates
 
 
@@ -13,7 +14,9 @@ from gpusched.simulate.trace import read_trace, with_estimates
 def test_gangs(name, policy, trace_file):
     base, _, shape = name.partition("@")
     nodes, jobs = cluster.nodes_of(shape), read_trace(trace_file(f"{base}.csv.gz")).jobs
-    made = metrics.worth(planner_run.run(jobs, nodes, rules.rules_of(policy).settings()), metrics.size_of(nodes, jobs))
+    made = measures.Schedule(
+        "a", planner_run.run(jobs, nodes, policies.rules_of(policy).settings()), size_of(nodes, jobs)
+    )
     found = (
         round(made.wait_s.mean, 1),
         round(made.completion_s.mean, 1),
@@ -29,12 +32,12 @@ def test_gangs(name, policy, trace_file):
 def test_rigid_jobs(policy, trace_file):
     trace = read_trace(trace_file("kth_sp2.swf.gz"))
     text, _, estimate = policy.partition(", est=")
-    chosen = rules.rules_of(text)
+    chosen = policies.rules_of(text)
     jobs = with_estimates(trace.jobs, "exact" if estimate == "run" else "given")
     outcome = planner_run.run(
         jobs, cluster.processors(100), chosen.settings(), orders_by_run_time=chosen.orders_by_run_time
     )
-    made = metrics.worth(outcome, 100)
+    made = measures.Schedule("a", outcome, 100)
     found = (
         round(made.wait_s.mean, 3),
         round(made.slowdown.mean, 4),

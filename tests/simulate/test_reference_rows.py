@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from reference import REFERENCE
 
-from gpusched.simulate import cluster, planner_run, rules
+from gpusched.simulate import cluster, planner_run, policies
 from gpusched.simulate.trace import Trace, read_trace, with_estimates
 
 FILES = {"lublin_256": "lublin_256.swf.gz", "kth_sp2": "kth_sp2.swf.gz", "hpc2n": "hpc2n.swf.gz"}
@@ -39,7 +39,7 @@ def test_the_schedule_is_that_of_the_reference(name, policy, trace_file):
     base, _, shape = name.partition("@")
     trace, nodes = on_cluster(trace_file(FILES.get(base, f"{base}.csv.gz")), shape)
     text, _, estimate = policy.partition(", est=")
-    chosen = rules.rules_of(text)
+    chosen = policies.rules_of(text)
     jobs = with_estimates(trace.jobs, "exact" if estimate == "run" else "given")
     outcome = planner_run.run(jobs, nodes, chosen.settings(), orders_by_run_time=chosen.orders_by_run_time)
     assert outcome.starts_sha == REFERENCE[name][policy]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.cases import EXAMPLES
-from gpusched.simulate import cluster, metrics, planner_run, rules
-from gpusched.simulate.comparison import compare
-from gpusched.simulate.outcome import Outcome
+from gpusched.simulate import cluster, measures, planner_run, policies
+from gpusched.simulate.comparison import compare_users
+from gpusched.simulate.outcome import Outcome, jain
 from gpusched.simulate.trace import TraceJob, read_trace
 
 
@@ -17,7 +17,7 @@ def job(submit_s, run_s, *, gpus=1, user="ann", queue="q"):
 
 def test_two_jobs_by_hand():
     jobs = [job(0, 100), job(50, 5, gpus=8, user="bob")]
-    made = metrics.worth(Outcome(jobs, [0, 100], 2), 8)
+    made = measures.Schedule("a", Outcome(jobs, [0, 100], 2), 8)
     assert (made.wait_s.mean, made.wait_s.median, made.wait_s.p95, made.wait_s.most) == (25, 0, 50, 50)
     assert (made.completion_s.mean, made.completion_s.p99) == (77.5, 100)
     assert (made.slowdown.mean, made.slowdown.most) == ((1 + 5.5) / 2, 5.5)
@@ -30,8 +30,8 @@ def test_two_jobs_by_hand():
 
 def test_the_mean_wait_and_slowdown_are_those_of_the_reference():
     trace = read_trace(EXAMPLES / "muri_trace1.csv.gz")
-    outcome = planner_run.run(trace.jobs, cluster.nodes_of("8x8"), rules.rules_of("sjf+easy/best").settings())
-    made = metrics.worth(outcome, 64)
+    outcome = planner_run.run(trace.jobs, cluster.nodes_of("8x8"), policies.rules_of("sjf+easy/best").settings())
+    made = measures.Schedule("a", outcome, 64)
     assert round(made.wait_s.mean, 1) == 998555.2
     assert round(made.completion_s.mean, 1) == 1249006.9
     assert round(made.slowdown.mean, 3) == 73.179
@@ -42,7 +42,9 @@ def test_the_mean_wait_and_slowdown_are_those_of_the_reference():
 def test_who_gains_and_who_loses():
     jobs = [job(0, 10, user="ann"), job(0, 10, user="bob")]
     before, after = Outcome(jobs, [0, 10], 2), Outcome(jobs, [10, 0], 2)
-    assert [(one.name, one.before.slowdown, one.after.slowdown) for one in compare(before, after).listed] == [
+    assert [
+        (one.name, one.before.slowdown, one.after.slowdown) for one in compare_users("a", before, "b", after).listed
+    ] == [
         ("bob", 2, 1),
         ("ann", 1, 2),
     ]
@@ -50,4 +52,4 @@ def test_who_gains_and_who_loses():
 
 @pytest.mark.parametrize(("values", "index"), [([1, 1, 1], 1), ([1, 0, 0, 0], 0.25), ([], 1), ([0, 0], 1)])
 def test_jains_index(values, index):
-    assert metrics.jain(values) == pytest.approx(index)
+    assert jain(values) == pytest.approx(index)

@@ -7,9 +7,8 @@ from copy import copy
 import pytest
 
 from benchmarks.cases import EXAMPLES
-from gpusched.simulate import cluster, metrics, planner_run, rules
-from gpusched.simulate.segments import pick, segments_of
-from gpusched.simulate.trace import read_trace
+from gpusched.simulate import cluster, measures, planner_run, policies
+from gpusched.simulate.trace import parse_rows, read_trace, select_rows
 
 DRAWN = (1981, 2756, 4299, 8850, 3316, 2714, 5228, 7762, 4022, 7085)
 """Where the ten sequences begin in which RLScheduler was compared with others."""
@@ -20,24 +19,24 @@ OTHERS = tuple(range(400, 8900, 850))
 
 def mean_slowdown(trace, policy, rows):
     part = copy(trace)
-    pick(part, rows)
-    chosen = rules.rules_of(policy)
+    select_rows(part, rows)
+    chosen = policies.rules_of(policy)
     outcome = planner_run.run(part.jobs, cluster.processors(part.procs), chosen.settings())
-    return metrics.worth(outcome, part.procs).slowdown.mean
+    return measures.Schedule("a", outcome, part.procs).slowdown.mean
 
 
 def test_each_part_is_scheduled_as_if_it_were_alone():
     trace = read_trace(EXAMPLES / "muri_trace1.csv.gz")
-    nodes, settings = cluster.nodes_of("2x8"), rules.rules_of("fcfs+easy").settings()
+    nodes, settings = cluster.nodes_of("2x8"), policies.rules_of("fcfs+easy").settings()
     trace.keep_those_that_fit(gpus=16, procs=0)
     alone = []
     for rows in ((700, 90), (10, 150)):
         part = copy(trace)
-        pick(part, [rows])
+        select_rows(part, [rows])
         outcome = planner_run.run(part.jobs, nodes, settings)
         alone += [start - job.submit_s for start, job in zip(outcome.start_s, part.jobs, strict=True)]
     both = copy(trace)
-    pick(both, segments_of(["700:90", "10:150"]))
+    select_rows(both, parse_rows(["700:90", "10:150"]))
     outcome = planner_run.run(both.jobs, nodes, settings)
     assert [start - job.submit_s for start, job in zip(outcome.start_s, both.jobs, strict=True)] == alone
     assert [job.id for job in both.jobs] == [job.id for job in (*trace.jobs[700:790], *trace.jobs[10:160])]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.scheduler.preset_choice import ALPHA
+from gpusched.simulate.comparison import LEAST_IN_PART, LEAST_PARTS, PARTS, SignFlipResult, sign_flip_p, sign_flip_test
 from gpusched.simulate.outcome import Outcome
-from gpusched.simulate.significance import LEAST_IN_PART, LEAST_PARTS, PARTS, Verdict, compare, sign_flip_p
 from gpusched.simulate.trace import TraceJob
 
 
@@ -44,35 +44,35 @@ def test_fractions_that_add_up_to_the_same_in_another_order_count_as_equal() -> 
 
 
 def test_a_gain_in_every_part_is_beyond_chance() -> None:
-    found = compare(schedule([600] * 240), schedule([500] * 240), mean_wait)
+    found = sign_flip_test(schedule([600] * 240), schedule([500] * 240), mean_wait)
     assert (found.parts, found.better, found.p) == (PARTS, PARTS, 1 / 4096)
     assert found.is_significant
     assert str(found) == "better in 12 of 12 parts, chance does as well in 1 of 4,096 tries"
 
 
 def test_the_same_schedule_is_no_gain() -> None:
-    found = compare(schedule([600] * 240), schedule([600] * 240), mean_wait)
+    found = sign_flip_test(schedule([600] * 240), schedule([600] * 240), mean_wait)
     assert (found.better, found.p, found.is_significant) == (0, 1.0, False)
 
 
 def test_a_loss_is_never_significant() -> None:
-    found = compare(schedule([500] * 240), schedule([600] * 240), mean_wait)
+    found = sign_flip_test(schedule([500] * 240), schedule([600] * 240), mean_wait)
     assert (found.better, found.p) == (0, 1.0)
 
 
 def test_one_good_week_is_chance_however_good_it_was() -> None:
     before, after = [600] * 240, [600] * 240
     before[:20] = [100_000] * 20
-    found = compare(schedule(before), schedule(after), mean_wait)
+    found = sign_flip_test(schedule(before), schedule(after), mean_wait)
     assert (found.better, found.p) == (1, 0.5)
     assert str(found) == "better in 1 and worse in 0 of 12 parts, chance does as well in every second try"
 
 
 def test_comparisons_are_paid_for() -> None:
-    once = compare(schedule([600] * 240), schedule([500] * 240), mean_wait)
-    thrice = compare(schedule([600] * 240), schedule([500] * 240), mean_wait, comparisons=3)
+    once = sign_flip_test(schedule([600] * 240), schedule([500] * 240), mean_wait)
+    thrice = sign_flip_test(schedule([600] * 240), schedule([500] * 240), mean_wait, comparisons=3)
     assert thrice.p == 3 * once.p
-    assert compare(schedule([5] * 240), schedule([6] * 240), mean_wait, comparisons=3).p == 1.0
+    assert sign_flip_test(schedule([5] * 240), schedule([6] * 240), mean_wait, comparisons=3).p == 1.0
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_comparisons_are_paid_for() -> None:
     ],
 )
 def test_parts_have_enough_jobs_or_there_are_none(jobs: int, parts: int) -> None:
-    found = compare(schedule([600] * jobs), schedule([500] * jobs), mean_wait)
+    found = sign_flip_test(schedule([600] * jobs), schedule([500] * jobs), mean_wait)
     assert (found.parts, found.better) == (parts, parts)
     assert found.is_significant is (parts > 0)
     if not parts:
@@ -101,20 +101,20 @@ def test_each_part_has_equally_many_of_the_jobs_that_count() -> None:
         sizes.append(sum(job.user == "ann" for job in part.jobs))
         return 0.0
 
-    compare(schedule([1] * 1000, users), schedule([1] * 1000, users), loss, lambda job: job.user == "ann")
+    sign_flip_test(schedule([1] * 1000, users), schedule([1] * 1000, users), loss, lambda job: job.user == "ann")
     assert sum(sizes) == 2 * users.count("ann")
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_parts_follow_the_submissions_whatever_the_order_of_the_file() -> None:
-    ordered = compare(schedule([*range(240)]), schedule([100] * 240), mean_wait)
+    ordered = sign_flip_test(schedule([*range(240)]), schedule([100] * 240), mean_wait)
     numbers = list(range(240))
     Random(3).shuffle(numbers)
 
     def shuffled(outcome: Outcome) -> Outcome:
         return Outcome([outcome.jobs[n] for n in numbers], [outcome.start_s[n] for n in numbers], 0)
 
-    assert compare(shuffled(schedule([*range(240)])), shuffled(schedule([100] * 240)), mean_wait) == ordered
+    assert sign_flip_test(shuffled(schedule([*range(240)])), shuffled(schedule([100] * 240)), mean_wait) == ordered
 
 
 def test_where_neither_is_better_it_is_hardly_ever_said_that_one_is() -> None:
@@ -122,7 +122,7 @@ def test_where_neither_is_better_it_is_hardly_ever_said_that_one_is() -> None:
     for _ in range(rounds):
         before = [int(random.lognormvariate(6, 2)) for _ in range(240)]
         after = [int(random.lognormvariate(6, 2)) for _ in range(240)]
-        found += compare(schedule(before), schedule(after), mean_wait).is_significant
+        found += sign_flip_test(schedule(before), schedule(after), mean_wait).is_significant
     assert found / rounds < 1.6 * ALPHA
 
 
@@ -131,10 +131,10 @@ def test_the_better_one_is_found_in_spite_of_noise() -> None:
     for _ in range(rounds):
         before = [int(random.lognormvariate(6, 1)) for _ in range(240)]
         after = [int(0.7 * random.lognormvariate(6, 1)) for _ in range(240)]
-        found += compare(schedule(before), schedule(after), mean_wait).is_significant
+        found += sign_flip_test(schedule(before), schedule(after), mean_wait).is_significant
     assert found / rounds > 0.8
 
 
 def test_a_verdict_says_how_often_chance_does_as_well() -> None:
-    assert str(Verdict(12, 11, 1, 0.002)) == "better in 11 of 12 parts, chance does as well in 1 of 500 tries"
-    assert str(Verdict(12, 8, 4, 0.2)) == "better in 8 of 12 parts, chance does as well in 1 of 5 tries"
+    assert str(SignFlipResult(12, 11, 1, 0.002)) == "better in 11 of 12 parts, chance does as well in 1 of 500 tries"
+    assert str(SignFlipResult(12, 8, 4, 0.2)) == "better in 8 of 12 parts, chance does as well in 1 of 5 tries"

@@ -16,9 +16,8 @@ from gpusched.model.settings import PrioritySettings, QueueSettings, Settings
 from gpusched.model.value import replace
 from gpusched.simulate import planner_run
 from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.objective import Score, objective_of
 from gpusched.simulate.trace import TraceJob
-from gpusched.simulate.tuning import Search, is_better, knobs_of, section_of, split
+from gpusched.simulate.tuning import Score, Search, is_better, knobs_of, objective_of, section_of, split
 
 NODES = nodes_of("1x4")
 

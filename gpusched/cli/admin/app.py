@@ -207,7 +207,7 @@ def simulate(
     example: gpusched simulate kth_sp2.swf.gz --policy fcfs+easy,sjf+easy
     """
     if pack is not None or orders is not None:
-        from gpusched.cli.packing import show_packing
+        from gpusched.cli.simulation import show_packing
 
         others = {
             "a trace": trace,
@@ -231,8 +231,7 @@ def simulate(
         }
         show_packing(pack, policy, orders, as_json, [name for name, value in others.items() if value])
         return
-    from gpusched.cli.simulating import show  # nothing that the other commands need
-    from gpusched.cli.simulation import Asked
+    from gpusched.cli.simulation import Asked, show_simulation  # nothing that the other commands need
     from gpusched.simulate.daemon_run import Mishaps
 
     asked = Asked(
@@ -250,7 +249,7 @@ def simulate(
         rows=rows or (),
         mishaps=Mishaps(fail_rate, seed, retries),
     )
-    show(
+    show_simulation(
         asked,
         wait_bound=wait_bound,
         details=details,

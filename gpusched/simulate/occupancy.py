@@ -9,20 +9,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import sqrt
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import NodeView
 from gpusched.model.value import replace
-from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState
+from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState, LayoutGpu
+from gpusched.scheduler.filters import pool
 from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
 from gpusched.scheduler.strategies.fragmentation import Fragmentation, most_typical
-from gpusched.simulate.event_loop import play
-from gpusched.simulate.fragments import Fragments
-from gpusched.simulate.metrics import Spread, jain, party, spread, width
-from gpusched.simulate.outcome import Outcome, RunLog, Walk
-from gpusched.simulate.rules import request_of
-from gpusched.simulate.trace import TraceJob
+from gpusched.simulate.event_loop import Walk, play
+from gpusched.simulate.outcome import Outcome, RunLog, grouping, width
+from gpusched.simulate.trace import TraceJob, request_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +48,28 @@ class Series:
     """Dominant share of each user from each instant on at which it changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class OverTime:
-    """Measures that depend on who held what, when."""
-
-    fragmentation: float
-    """Of the idle room while somebody waited for room, the part that nobody who waited could use."""
-    fgd_fragmentation: float | None
-    """Of the idle GPUs, the part that the usual jobs of the trace could not use; None where nobody asks for any."""
-    node_spread: float
-    """Standard deviation over the nodes of how much each was used in all."""
-    node_spread_now: float
-    """The same at each instant, and then the mean over time."""
-    finish_time_fairness: Spread
-    """Per job, its completion time over that on a fair share of the cluster to itself; at most 1 is fair."""
-    unfair: float
-    """Part of the jobs that took longer than on a fair share."""
-    dominant_share: dict[str, Share]
-    dominant_fairness: float
-    """Jain's index of the means."""
-
-
 def over_time(outcome: Outcome, series: Series | None = None, by: str | None = None) -> OverTime:
     """The measures of a schedule that knows where its jobs ran (`planner_run.run(keeps_places=True)`).
 
     Args:
-        series: to be filled, when that is wanted.
-        by: whose shares, `user` or `queue`; None: as `metrics.party` has it.
+        series: filled with values over time if given.
+        by: whose shares, `user` or `queue`; None: see `outcome.grouping`.
     Raises: BrokenInvariant for a schedule that does not know.
     """
     if outcome.runs is None:
         raise BrokenInvariant("a schedule that does not know where its jobs ran")
-    world = _World(outcome.runs, outcome.jobs, by, series)
-    play([job.submit_s for job in outcome.jobs], world)
-    return world.measures(outcome)
+    walk = OverTime(outcome, outcome.runs, by, series)
+    play([job.submit_s for job in outcome.jobs], walk)
+    return walk
 
 
-class _World(Walk):
-    """The cluster at one instant of the walk, and what has been summed up until then."""
+class OverTime(Walk):
+    """The cluster at one instant of the walk, and sums up to it; once played to the end, measures of the schedule."""
 
-    def __init__(self, runs: RunLog, jobs: Sequence[TraceJob], by: str | None, series: Series | None) -> None:
+    def __init__(self, outcome: Outcome, runs: RunLog, by: str | None, series: Series | None) -> None:
         super().__init__(runs)
-        self.jobs = jobs
+        self.outcome = outcome
+        self.jobs = jobs = outcome.jobs
         self.series = series
         self.layout = layout = runs.layout
         self.draft = ClusterState(layout)
@@ -192,21 +171,32 @@ class _World(Walk):
         series.waiting.append(self.waiting)
         self.shares.note(series.shares)
 
-    def measures(self, outcome: Outcome) -> OverTime:
-        rhos = list(self._rhos(outcome))
-        shares = self.shares.measures()
-        return OverTime(
-            fragmentation=self.stranded_s / self.idle_s if self.idle_s else 0.0,
-            fgd_fragmentation=None if self.fgd is None else self.fgd.measure(),
-            node_spread=self.balance.spread_of_all(),
-            node_spread_now=self.balance.spread_now_s / max(1, self.balance.passed_s),
-            finish_time_fairness=spread(rhos),
-            unfair=sum(rho > 1 for rho in rhos) / len(rhos),
-            dominant_share=shares,
-            dominant_fairness=jain(share.mean for share in shares.values()),
-        )
+    @property
+    def fragmentation(self) -> float:
+        """Fraction of the idle room that no pending job could use, while any waited for room."""
+        return self.stranded_s / self.idle_s if self.idle_s else 0.0
 
-    def _rhos(self, outcome: Outcome) -> list[float]:
+    @property
+    def fgd_fragmentation(self) -> float | None:
+        """Fraction of the idle GPUs that the usual jobs could not use; None if no job asks for GPUs."""
+        return None if self.fgd is None else self.fgd.measure()
+
+    @property
+    def node_spread(self) -> float:
+        """Standard deviation over the nodes of their mean use."""
+        return self.balance.spread_of_all()
+
+    @property
+    def node_spread_now(self) -> float:
+        """Mean over time of the standard deviation over the nodes of their use."""
+        return self.balance.spread_now_s / max(1, self.balance.passed_s)
+
+    @property
+    def dominant_share(self) -> dict[str, Share]:
+        return self.shares.measures()
+
+    @cached_property
+    def rhos(self) -> list[float]:
         """Per job, completion time over that on one n-th of the cluster, n jobs there at a time while it was there.
 
         A job that is wider than its share runs longer there, in proportion. Source: Mahajan et al., Themis: Fair and
@@ -215,7 +205,7 @@ class _World(Walk):
         size = self.balance.room / (WHOLE_CARD if self.is_of_cards else 1000)
         rhos = []
         for number, job in enumerate(self.jobs):
-            took_s = outcome.completion_s[number]
+            took_s = self.outcome.completion_s[number]
             rivals = self.crowd_before_s[number] / took_s if took_s else 1.0
             ideal_s = job.run_s * max(1.0, width(job) * rivals / size)
             rhos.append(took_s / ideal_s)
@@ -312,7 +302,7 @@ class _Shares:
 
     def __init__(self, layout: ClusterLayout, jobs: Sequence[TraceJob], by: str | None) -> None:
         self._totals = (len(layout.cards) * WHOLE_CARD, sum(layout.millicpus), sum(layout.mem_mib))
-        _, name_of = party(jobs, by)
+        _, name_of = grouping(jobs, by)
         self._name_of = [name_of(job) for job in jobs]
         names = sorted(set(self._name_of))
         self._held = {name: [0, 0, 0] for name in names}
@@ -422,3 +412,261 @@ def _idle_on(draft: ClusterState, node: int) -> int:
         elif not draft.wholes[number]:
             room += WHOLE_CARD
     return room
+
+
+_CardState = tuple[int, int, int]
+"""Kind of the card, room in millionths, user whose slices are on it (-1: none)."""
+
+_MOST_KNOWN = 50_000
+"""States that are remembered; then those in which no node is are forgotten."""
+
+
+@dataclass(slots=True)
+class _Shape:
+    """What one kind of job asks for: so many nodes with a piece each, and perhaps one more with a smaller piece."""
+
+    nodes: int
+    piece: int
+    tail: int | None
+    waiting: int = 0
+
+    @property
+    def is_gang(self) -> bool:
+        return self.nodes > 1 or self.tail is not None
+
+
+class _State:
+    """One case of a node: how much of it is idle, which pieces fit, and how much each choice of them could use."""
+
+    __slots__ = ("cards", "fits", "idle", "nodes", "usable")
+
+    def __init__(self, cards: tuple[_CardState, ...], idle: int, fits: int) -> None:
+        self.cards = cards
+        self.idle = idle
+        self.fits = fits
+        """A bit for each piece."""
+        self.nodes = 0
+        """How many are in this state."""
+        self.usable: dict[int, int] = {0: 0}
+        """By the bits of those pieces that somebody wants and that fit."""
+
+
+class Fragments:
+    """Idle and stranded room of a cluster while jobs come and go.
+
+    Args:
+        draft: what is booked; after it was changed on a node, `changed` is to be told.
+        needs: what each kind of job asks for; it is named by its place here.
+    """
+
+    def __init__(self, draft: ClusterState, needs: Sequence[RequestUnits]) -> None:
+        self._draft, self._layout = draft, draft.layout
+        self._is_of_cards = any(need.request.gpus for need in needs)
+        self._pieces: list[RequestUnits] = []
+        numbers: dict[object, int] = {}
+        self._shapes = [self._shape(need, numbers) for need in needs]
+        self._gang_bits = 0
+        self._able: dict[int, int] = {}
+        """For each piece of a gang, on how many nodes it fits now."""
+        for shape in self._shapes:
+            if shape.is_gang:
+                for piece in filter(None, (1 << shape.piece, 0 if shape.tail is None else 1 << shape.tail)):
+                    self._gang_bits |= piece
+                    self._able[piece] = 0
+        self._gangs: dict[int, _Shape] = {}
+        """Kinds of gangs of which somebody waits."""
+        self._singles: dict[int, int] = {}
+        """Bits of pieces of other jobs for which somebody waits, and how many."""
+        self._mask, self._usable, self.idle = 0, 0, 0
+        """`idle` is what nobody holds, in millionths of a card, or thousandths of a core."""
+        self._takes, self._kind_of = _kinds_of_cards(self._layout, self._pieces)
+        self._admits, self._host_of = _kinds_of_nodes(self._layout, self._pieces)
+        self._alike = [self._kind_of_all(node) for node in range(len(self._layout.nodes))]
+        """Per node, of which kind all its cards are; None where they are of several, or there are none."""
+        self._states: dict[object, _State] = {}
+        self._state_of: list[_State] = []
+        for node in range(len(self._layout.nodes)):
+            state = self._state(node)
+            self._state_of.append(state)
+            self._count(state, 1)
+
+    def _shape(self, need: RequestUnits, numbers: dict[object, int]) -> _Shape:
+        request = need.request
+        tail = self._number(need.of_tail(), numbers) if request.tail_gpus else None
+        return _Shape(request.nodes, self._number(need, numbers), tail)
+
+    def _number(self, need: RequestUnits, numbers: dict[object, int]) -> int:
+        request = need.request
+        mark = (request.gpus, need.micros, request.vram_mib, need.millicpus, request.mem_mib, need.kind, need.where)
+        mark_of_user = (*mark, need.uid if need.is_slice else -1)
+        if mark_of_user not in numbers:
+            numbers[mark_of_user] = len(self._pieces)
+            self._pieces.append(need)
+        return numbers[mark_of_user]
+
+    # --- what changes ---------------------------------------------------------------------------
+
+    def waits(self, kind: int, count: int) -> None:
+        """So many jobs of a kind wait more than before; fewer, when it is below 0."""
+        shape = self._shapes[kind]
+        need = self._pieces[shape.piece]
+        if not (need.request.gpus if self._is_of_cards else need.millicpus):
+            return
+        shape.waiting += count
+        if shape.is_gang:
+            if shape.waiting:
+                self._gangs[kind] = shape
+            else:
+                self._gangs.pop(kind, None)
+            return
+        bit = 1 << shape.piece
+        left = self._singles.get(bit, 0) + count
+        if left:
+            self._singles[bit] = left
+        else:
+            self._singles.pop(bit, None)
+
+    def changed(self, node: int) -> None:
+        """Something was booked or given back on a node."""
+        before, after = self._state_of[node], self._state(node)
+        if before is not after:
+            self._count(before, -1)
+            self._count(after, 1)
+            self._state_of[node] = after
+
+    def _count(self, state: _State, sign: int) -> None:
+        state.nodes += sign
+        self.idle += sign * state.idle
+        self._usable += sign * self._usable_in(state)
+        gangs = state.fits & self._gang_bits
+        while gangs:
+            bit = gangs & -gangs
+            self._able[bit] += sign
+            gangs ^= bit
+
+    # --- what it comes to -----------------------------------------------------------------------
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody waits who asks for any."""
+        return bool(self._singles or self._gangs)
+
+    def usable(self) -> int:
+        """Of what is idle, how much somebody who waits could take now, in the unit of `idle`."""
+        mask = 0
+        for bit in self._singles:
+            mask |= bit
+        for shape in self._gangs.values():
+            piece = 1 << shape.piece
+            if self._able[piece] < shape.nodes:
+                continue
+            if shape.tail is None:
+                mask |= piece
+            elif self._able[1 << shape.tail] > shape.nodes:
+                # What has room for a piece has room for the smaller one, so that one node more is left.
+                mask |= piece | 1 << shape.tail
+        if mask != self._mask:
+            self._mask = mask
+            self._usable = sum(state.nodes * self._usable_in(state) for state in self._states.values() if state.nodes)
+        return self._usable
+
+    def _usable_in(self, state: _State) -> int:
+        chosen = self._mask & state.fits
+        usable = state.usable.get(chosen)
+        if usable is None:
+            numbers = [number for number in range(len(self._pieces)) if chosen >> number & 1]
+            usable = state.usable[chosen] = (
+                sum(card[1] for card in state.cards if any(self._takes_of(number, card) for number in numbers))
+                if self._is_of_cards
+                else state.idle
+            )
+        return usable
+
+    def _takes_of(self, piece: int, card: _CardState) -> bool:
+        kind, room, owner = card
+        wanted = self._takes[kind][piece]
+        return bool(wanted) and wanted <= room and owner in (-1, self._pieces[piece].uid)
+
+    # --- states ---------------------------------------------------------------------------------
+
+    def _state(self, node: int) -> _State:
+        draft = self._draft
+        millicpus, mem_mib = draft.free_millicpus[node], draft.free_mem_mib[node]
+        alike = self._alike[node]
+        if alike is None or draft.shared_cards[node]:
+            cards = tuple(sorted(self._card_state(card) for card in self._layout.cards_of[node]))
+            mark: object = (self._host_of[node], millicpus, mem_mib, cards)
+        else:
+            cards = ()
+            mark = (self._host_of[node], millicpus, mem_mib, alike, draft.free_cards[node])
+        state = self._states.get(mark)
+        if state is None:
+            if len(self._states) >= _MOST_KNOWN:
+                self._states = {mark: one for mark, one in self._states.items() if one.nodes}
+            cards = cards or tuple(sorted(self._card_state(card) for card in self._layout.cards_of[node]))
+            idle = sum(room for _, room, _ in cards) if self._is_of_cards else millicpus
+            fits = self._fits(self._host_of[node], millicpus, mem_mib, cards)
+            state = self._states[mark] = _State(cards, idle, fits)
+        return state
+
+    def _kind_of_all(self, node: int) -> int | None:
+        kinds = {self._kind_of[card.number] for card in self._layout.cards_of[node]}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    def _card_state(self, card: LayoutGpu) -> _CardState:
+        draft, number = self._draft, card.number
+        if draft.wholes[number]:
+            return self._kind_of[number], 0, -1
+        if not draft.slices[number]:
+            return self._kind_of[number], WHOLE_CARD, -1
+        room = WHOLE_CARD - draft.micros[number]
+        if card.slice_total_mib:
+            left_mib = self._layout.slice_limits[number] - draft.vram_mib[number]
+            room = min(room, left_mib * WHOLE_CARD // card.slice_total_mib)
+        return self._kind_of[number], max(0, room), draft.owner[number]
+
+    def _fits(self, host: int, millicpus: int, mem_mib: int, cards: tuple[_CardState, ...]) -> int:
+        fits = 0
+        for number, need in enumerate(self._pieces):
+            if (
+                self._admits[host][number]
+                and need.millicpus <= millicpus
+                and need.request.mem_mib <= mem_mib
+                and sum(self._takes_of(number, card) for card in cards) >= need.request.gpus
+            ):
+                fits |= 1 << number
+        return fits
+
+
+def _kinds_of_cards(layout: ClusterLayout, pieces: Sequence[RequestUnits]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Per kind of card what each piece takes of one in millionths, 0 if it cannot use such a card; the kind of each."""
+    may = [{card.number for cards in pool(layout, need).cards_of for card in cards} for need in pieces]
+    kinds: dict[tuple[int, ...], int] = {}
+    kind_of = []
+    for card in layout.cards:
+        takes = tuple(
+            _takes(need, card) if need.request.gpus and card.number in cards else 0
+            for need, cards in zip(pieces, may, strict=True)
+        )
+        kind_of.append(kinds.setdefault(takes, len(kinds)))
+    return list(kinds), kind_of
+
+
+def _kinds_of_nodes(layout: ClusterLayout, pieces: Sequence[RequestUnits]) -> tuple[list[tuple[bool, ...]], list[int]]:
+    """Per kind of node whether each piece may be on one; the kind of each node."""
+    may = [{place.node for place in pool(layout, need).places} for need in pieces]
+    kinds: dict[tuple[bool, ...], int] = {}
+    kind_of = []
+    for node in range(len(layout.nodes)):
+        admits = tuple(node in nodes for nodes in may)
+        kind_of.append(kinds.setdefault(admits, len(kinds)))
+    return list(kinds), kind_of
+
+
+def _takes(need: RequestUnits, card: LayoutGpu) -> int:
+    if not need.is_slice:
+        return WHOLE_CARD
+    of_vram = 0
+    if need.request.vram_mib is not None:
+        of_vram = -(-need.request.vram_mib * WHOLE_CARD // max(1, card.slice_total_mib or 1))
+    return max(1, need.micros, of_vram)
