@@ -76,7 +76,7 @@ def _planner(scheduler: Scheduler) -> Finding:
 
 
 def _isolation(scheduler: Scheduler) -> Finding:
-    found = scheduler.cager.isolation
+    found = scheduler.limiter.isolation
     facts = isolation(found, scheduler.settings.isolation)
     kinds = ("memory", "tasks", "cpus", "gpus")
     text = ", ".join(f"{kind} {facts[kind]}" for kind in kinds) + f"; launcher: {found.launcher}"
@@ -111,7 +111,7 @@ def _access(scheduler: Scheduler) -> Finding:
 def _checkpoints(scheduler: Scheduler) -> Finding:
     folder = scheduler.settings.life.checkpoint_dir or scheduler.site.checkpoints
     try:
-        why_not = why_unsafe(folder, for_others=scheduler.cager.isolation is not PERSONAL)
+        why_not = why_unsafe(folder, for_others=scheduler.limiter.isolation is not PERSONAL)
     except FileNotFoundError:
         why_not = None
     except OSError as error:

@@ -262,7 +262,7 @@ class DaemonFacade:
 
     def isolation(self) -> dict[str, Any]:
         """What the kernel keeps runs to, kind by kind."""
-        return isolation(self.scheduler.cager.isolation, self.scheduler.settings.isolation)
+        return isolation(self.scheduler.limiter.isolation, self.scheduler.settings.isolation)
 
     def enforcement(self, sample: GpuSample | None, limit: str | None) -> tuple[str, str]:
         """What holds a run on this card to its VRAM: a word of `Enforcement`, and what that means here."""

@@ -272,7 +272,7 @@ def _serve(
             clock=clock,
             launcher=chosen.make,
             pam=paths.is_system(),
-            cages=isolation.folder,
+            run_cgroups=isolation.folder,
         )
         scheduler = Scheduler(
             store=store,
@@ -289,7 +289,7 @@ def _serve(
             step=crash_step(None if paths.is_system() else os.environ.get(VARIABLE)),
             read_settings=file.read,
             plugins=plugins,
-            cager=RunLimiter(isolation, read_processors(), pinned_cpus),
+            limiter=RunLimiter(isolation, read_processors(), pinned_cpus),
             check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
         )
         dispatcher = Dispatcher(scheduler)

@@ -100,7 +100,7 @@ class Scheduler:
         step: Callable[[str], None] = lambda name: None,
         read_settings: Callable[[], Loaded] | None = None,
         plugins: Plugins | None = None,
-        cager: RunLimiter | None = None,
+        limiter: RunLimiter | None = None,
         check_every: int = 0,
     ) -> None:
         self.store = store
@@ -111,7 +111,7 @@ class Scheduler:
         self.host = host
         self.plugins = Plugins() if plugins is None else plugins
         self.extensions = self.plugins.extensions()
-        self.cager = RunLimiter() if cager is None else cager
+        self.limiter = RunLimiter() if limiter is None else limiter
         self.plan = _NO_PLAN
         self.ticks = 0
         self.recent_tick_s: deque[float] = deque(maxlen=512)
@@ -837,12 +837,12 @@ class Scheduler:
         return now - self._read_at > self.settings.daemon.poll_s
 
     def _kept_to(self, job: Job, run: Run) -> tuple[JobEvent, ...]:
-        """Make the cage of a run; what its story says of it."""
+        """Set the limits of a run; returns the event that records them."""
         samples = {gpu.uuid: gpu for gpu in (self._reading.gpus if self._reading else ())}
-        cage = self.cager.cage(run, self.settings.isolation, samples, self.world.open_runs)
-        if cage is None:
+        limits = self.limiter.limits_for(run, self.settings.isolation, samples, self.world.open_runs)
+        if limits is None:
             return ()
-        return (JobEvent(job.id, self._clock.now(), "note", describe(cage), run.number),)
+        return (JobEvent(job.id, self._clock.now(), "note", describe(limits), run.number),)
 
     def _ticket(self, job: Job, run: Run) -> Ticket:
         launch = job.spec.launch
@@ -853,8 +853,8 @@ class Scheduler:
         except KeyError:
             raise CannotStart("its script or environment is missing from the database") from None
         past = past_environment(job, run, self.store)
-        cage = self.cager.known(run.id)
-        return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past, cage)
+        limits = self.limiter.known(run.id)
+        return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past, limits)
 
     # --- answers about waiting jobs ---------------------------------------------------------------
 

@@ -36,12 +36,12 @@ START_TIMEOUT_S = 5.0
 """A fork server that owes an answer and has not answered any ticket for so long is replaced."""
 
 
-def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, cages: str | None = None) -> dict[str, Any]:
+def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, run_cgroups: str | None = None) -> dict[str, Any]:
     """A ticket in built-in types, by its fields. Its environment also says which run it is, by which its processes are
     found.
 
-    Args: pam: whether a PAM session is opened; cages: the control group that the run's is made in; None: that of its
-    supervisor's unit.
+    Args: pam: whether a PAM session is opened; run_cgroups: the control group in which the run's is made; None:
+    that of its supervisor's unit.
     """
     # The environment is large, and need not be copied twice.
     facts: dict[str, Any] = value.plain(replace(ticket, env={}), builtin_types=(bytes,))
@@ -53,8 +53,8 @@ def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, cages: str | Non
         PROGRESS_VARIABLE: progress_path(spool, ticket.run),
     }
     facts["pam"] = pam
-    if ticket.cage is not None:
-        facts["cage"]["folder"] = cages
+    if ticket.limits is not None:
+        facts["limits"]["folder"] = run_cgroups
     return facts
 
 

@@ -75,14 +75,14 @@ class LocalEngine:
         clock: Clock,
         launcher: Callable[[str, str, int], Launcher] = ForkServer,
         pam: bool = False,
-        cages: str | None = None,
+        run_cgroups: str | None = None,
     ) -> None:
         """Make the spool and start the launcher.
 
         Args: boot_id: of this boot of the kernel, without blanks; clock: dates losses; launcher: makes one, from
         the spool, the boot id and the event pipe's end for writing; pam: limits.conf holds for other users' jobs, if
-        there is a PAM file for them; cages: control group in which runs that are kept to something have theirs; None:
-        each in its unit's.
+        there is a PAM file for them; run_cgroups: control group in which runs with limits have theirs;
+        None: each in its unit's.
         Raises: OSError when the spool cannot be made or the launcher not be started.
         """
         self._make_launcher = launcher
@@ -95,7 +95,7 @@ class LocalEngine:
         """Monotonic instant at which the spool was last found removed."""
         self._spool_error = ""
         self._boot_id = boot_id
-        self._cages = cages
+        self._run_cgroups = run_cgroups
         self._clock = clock
         self._events: list[EngineEvent] = []
         self._spares = SpareRecords()
@@ -179,7 +179,7 @@ class LocalEngine:
         for ticket in tickets:
             if ticket.run not in self._runs:
                 # Made first: a ticket that cannot be written down leaves nothing behind, and may come again.
-                facts = ticket_facts(ticket, self._spool, self._pam, self._cages)
+                facts = ticket_facts(ticket, self._spool, self._pam, self._run_cgroups)
                 facts["spare"] = self._spares.take()
                 server.send(ticket, facts)
                 tracked = TrackedRun(ticket.run, Phase.ASKED, now, server=self._servers)
@@ -627,16 +627,16 @@ class LocalEngine:
         orphaned = [tracked for tracked in self._runs if tracked.phase is Phase.ORPHANED]
         if not orphaned:
             return
-        if self._cages is not None:
+        if self._run_cgroups is not None:
             for tracked in orphaned:
-                kill_leaf(leaf_of(self._cages, tracked.run))
+                kill_leaf(leaf_of(self._run_cgroups, tracked.run))
         lost = [OrphanedRun(tracked.run, tracked.supervisor, tracked.witnessed, tracked.left) for tracked in orphaned]
         alive = {w.supervisor for w in self._runs if w.phase in ALIVE}
         spared = frozenset(pid for pid in (*alive, self.server_pid) if pid is not None)
         left = kill_orphans(lost, self._spool, spared)
         for tracked in orphaned:
             tracked.left = left[tracked.run]
-            if tracked.left or self._lives_in_its_leaf(tracked):
+            if tracked.left or self._lives_in_its_cgroup(tracked):
                 self._look_again(tracked)
                 continue
             detail = f"its supervisor (pid {tracked.supervisor}) ended without a result"
@@ -650,11 +650,11 @@ class LocalEngine:
         """Whether processes of a run are alive that the spool does not know of."""
         return bool(find_orphans([OrphanedRun(run, None, witnessed=False)], self._spool, frozenset()))
 
-    def _lives_in_its_leaf(self, tracked: TrackedRun) -> bool:
-        """Whether its cage holds a process yet, which takes long to die; an empty one is removed, or stays, empty."""
-        if self._cages is None:
+    def _lives_in_its_cgroup(self, tracked: TrackedRun) -> bool:
+        """Whether its control group still holds a process, which takes long to die; an empty one is removed."""
+        if self._run_cgroups is None:
             return False
-        leaf = leaf_of(self._cages, tracked.run)
+        leaf = leaf_of(self._run_cgroups, tracked.run)
         return not remove_leaf(leaf, patience_s=0.1) and is_populated(leaf)
 
     # --- files ------------------------------------------------------------------------------------------

@@ -212,8 +212,8 @@ def properties(ticket: Ticket, names: UnitNames, program: Program, fds: Sequence
         ("OOMPolicy", ("s", "continue")),
         # A limit of its own would make systemd's default a limit of jobs.
         ("TasksMax", ("t", MAX_UINT64)),
-        # All else of a cage is set by the supervisor, on the job's part alone.
-        *([] if ticket.cage is None else [("CPUWeight", ("t", ticket.cage.cpu_weight))]),
+        # All else of its limits is set by the supervisor, on the job's part alone.
+        *([] if ticket.limits is None else [("CPUWeight", ("t", ticket.limits.cpu_weight))]),
     ]
 
 

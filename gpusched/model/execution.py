@@ -8,7 +8,7 @@ from gpusched.model.job import AdoptedProcess, Interactive, Notice
 from gpusched.model.value import Value
 
 
-class Cage(Value):
+class RunLimits(Value):
     """What a run is kept to by the kernel. Every part that is unset leaves the run as free as its user."""
 
     mem_mib: int | None = None
@@ -77,7 +77,7 @@ class Ticket(Value):
     """Put an output file aside when it has grown to this size; None lets it grow."""
     log_keep: int = 3
     """How many of those put aside are kept."""
-    cage: Cage | None = None
+    limits: RunLimits | None = None
     """None: only what is booked and what its environment says keeps it apart from others."""
     adopt: AdoptedProcess | None = None
     """Nothing is to be started: this process, which runs already, is the run from now on, with what is below it."""
@@ -182,7 +182,7 @@ class RunEnded(Value, tag_field="event", tag="ended"):
     suspended_s: float = 0.0
     """How long it stood still, all times together."""
     oom_kills: int = 0
-    """Processes of it that the kernel killed for want of host memory; known of a run in a cage only."""
+    """Processes of it that the kernel killed for want of host memory; known of a run with limits only."""
     at_mem_limit: bool = False
     """They were killed at the run's own limit, and not because the machine's memory ran out."""
     mem_limit_mib: int | None = None

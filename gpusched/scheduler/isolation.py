@@ -1,11 +1,11 @@
-"""What a run is kept to, and which processors are its own. Pure: facts in, a cage out."""
+"""Limits of a run, and the CPUs it is pinned to. Pure: facts in, limits out."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
 from gpusched.model.cluster import GpuSample, Processor
-from gpusched.model.execution import Cage
+from gpusched.model.execution import RunLimits
 from gpusched.model.job import Run
 from gpusched.model.settings import IsolationSettings
 from gpusched.model.units import format_size_mib, plural
@@ -15,10 +15,10 @@ _WEIGHT_PER_CORE = 100
 _LEAST_WEIGHT, _MOST_WEIGHT = 10, 10_000
 
 
-def cage_of(
+def limits_of(
     run: Run, settings: IsolationSettings, gpus: Iterable[GpuSample | None], cpus: tuple[int, ...] = ()
-) -> Cage:
-    """The cage of a run with what it has booked.
+) -> RunLimits:
+    """The limits of a run with what it has booked.
 
     Args: gpus: its GPUs; with one that is unknown, or whose device nodes are, none is shut off. cpus: ids that were
     chosen for it.
@@ -33,7 +33,7 @@ def cage_of(
     )
     is_known = len(known) == len(samples) and len(mig) == len(instances)
     weight = round(run.cpus * _WEIGHT_PER_CORE)
-    return Cage(
+    return RunLimits(
         mem_mib=_mem_limit_mib(run, settings),
         swap=settings.swap,
         oom_kills_job=settings.oom_kills == "job",
@@ -52,18 +52,18 @@ def _mem_limit_mib(run: Run, settings: IsolationSettings) -> int | None:
     return settings.default_mem_mib
 
 
-def describe(cage: Cage) -> str:
+def describe(limits: RunLimits) -> str:
     """For the job's story: `kept to 4G of memory, 16384 tasks, CPUs 0-3, its own GPUs`."""
     parts = []
-    if cage.mem_mib is not None:
-        parts.append(f"{format_size_mib(cage.mem_mib)} of memory")
-    if cage.tasks is not None:
-        parts.append(plural(cage.tasks, "task"))
-    if cage.cpus:
-        parts.append(f"CPUs {as_list(cage.cpus)}")
-    if cage.gpu_minors is not None:
-        parts.append("the GPUs that it was given" if cage.gpu_minors else "no GPU")
-    if cage.private_tmp:
+    if limits.mem_mib is not None:
+        parts.append(f"{format_size_mib(limits.mem_mib)} of memory")
+    if limits.tasks is not None:
+        parts.append(plural(limits.tasks, "task"))
+    if limits.cpus:
+        parts.append(f"CPUs {as_list(limits.cpus)}")
+    if limits.gpu_minors is not None:
+        parts.append("the GPUs that it was given" if limits.gpu_minors else "no GPU")
+    if limits.private_tmp:
         parts.append("a /tmp of its own")
     return "kept to " + ", ".join(parts) if parts else "kept to nothing but its part of the processors"
 

@@ -205,12 +205,12 @@ def test_a_run_is_not_lost_while_its_cage_holds_a_process(bench: LocalBench, tmp
     started = bench.ready("1.1")
     bench.engine.close()
     os.kill(started.supervisor_pid, signal.SIGKILL)
-    leaf = tmp_path / "cages" / "gpusched-1.1"
+    leaf = tmp_path / "run_cgroups" / "gpusched-1.1"
     leaf.mkdir(parents=True)
     populated, kill = leaf / "cgroup.events", leaf / "cgroup.kill"
     populated.write_text("populated 1\nfrozen 0\n")
     kill.write_text("")
-    bench.engine = LocalEngine(bench.spool, boot_id=BOOT, clock=WallClock(), cages=str(leaf.parent))
+    bench.engine = LocalEngine(bench.spool, boot_id=BOOT, clock=WallClock(), run_cgroups=str(leaf.parent))
     bench.engine.adopt([open_run("1.1", started)])
     for _ in range(3):
         bench.wait(lambda: kill.read_text() == "1", what="that it is killed")

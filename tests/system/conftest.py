@@ -17,7 +17,7 @@ from gpusched.engine.linux import cgroup
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "daemon"))
 
-from cages import CagedBench, made_cgroup
+from limited_runs import LimitedBench, made_cgroup
 
 
 def _trouble() -> str | None:
@@ -69,11 +69,11 @@ def gpu_nodes() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def bench(own_cgroup: str) -> Iterator[CagedBench]:
+def bench(own_cgroup: str) -> Iterator[LimitedBench]:
     cgroup.enable(own_cgroup)
     # Not below pytest's own folder, into which other users may not go.
-    folder = Path(tempfile.mkdtemp(prefix="gpusched-cages-"))
-    made = CagedBench(folder, own_cgroup)
+    folder = Path(tempfile.mkdtemp(prefix="gpusched-run_cgroups-"))
+    made = LimitedBench(folder, own_cgroup)
     yield made
     made.close()
     shutil.rmtree(folder)

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from cages import LET_THROUGH, PATIENCE_S, PYTHON, REFUSED, REPORTS_OPENING, USER, CagedBench
+from limited_runs import LET_THROUGH, PATIENCE_S, PYTHON, REFUSED, REPORTS_OPENING, USER, LimitedBench
 from support import wait_until
 
 from gpusched.engine.linux import guard
@@ -86,7 +86,7 @@ def test_the_guard_survives_systemds_reload_and_its_own_settings_of_the_slice(
 @NEEDS_SYSTEMD
 @pytest.mark.skipif(not has_person(), reason=f"there is no user {PERSON}; name one with GPUSCHED_TEST_USER")
 def test_a_job_gets_out_by_its_users_own_manager_only_without_the_guard(
-    bench: CagedBench, gpu_nodes: list[str]
+    bench: LimitedBench, gpu_nodes: list[str]
 ) -> None:
     uid = pwd.getpwnam(PERSON).pw_uid
     had_linger = os.path.exists(f"/var/lib/systemd/linger/{PERSON}")

@@ -14,7 +14,7 @@ from gpusched.model.cluster import GpuSample, Isolation, Processor
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import IsolationSettings
 from gpusched.model.value import replace
-from gpusched.scheduler.isolation import as_list, cage_of, choose_cpus, describe
+from gpusched.scheduler.isolation import as_list, choose_cpus, describe, limits_of
 from gpusched.testing import job, run
 
 SETTINGS = IsolationSettings()
@@ -34,50 +34,50 @@ def sample(at: int, **changes: object) -> GpuSample:
 
 
 def test_memory_that_is_asked_for_is_the_limit() -> None:
-    assert cage_of(booked(mem_mib=2048), SETTINGS, ()).mem_mib == 2048
-    assert cage_of(booked(mem_mib=0), SETTINGS, ()).mem_mib is None
+    assert limits_of(booked(mem_mib=2048), SETTINGS, ()).mem_mib == 2048
+    assert limits_of(booked(mem_mib=0), SETTINGS, ()).mem_mib is None
     with_default = replace(SETTINGS, default_mem_mib=512)
-    assert cage_of(booked(mem_mib=0), with_default, ()).mem_mib == 512
-    assert cage_of(booked(mem_mib=2048), with_default, ()).mem_mib == 2048
-    assert cage_of(booked(mem_mib=2048), replace(SETTINGS, mem=False), ()).mem_mib is None
+    assert limits_of(booked(mem_mib=0), with_default, ()).mem_mib == 512
+    assert limits_of(booked(mem_mib=2048), with_default, ()).mem_mib == 2048
+    assert limits_of(booked(mem_mib=2048), replace(SETTINGS, mem=False), ()).mem_mib is None
 
 
 @pytest.mark.parametrize(("cpus", "weight"), [(0, 10), (0.5, 50), (1, 100), (8, 800), (256, 10_000)])
 def test_the_weight_follows_the_cores(cpus: float, weight: int) -> None:
-    assert cage_of(booked(cpus=cpus), SETTINGS, ()).cpu_weight == weight
+    assert limits_of(booked(cpus=cpus), SETTINGS, ()).cpu_weight == weight
 
 
 def test_no_limit_of_tasks_is_none() -> None:
-    assert cage_of(booked(), SETTINGS, ()).tasks == SETTINGS.tasks
-    assert cage_of(booked(), replace(SETTINGS, tasks=0), ()).tasks is None
+    assert limits_of(booked(), SETTINGS, ()).tasks == SETTINGS.tasks
+    assert limits_of(booked(), replace(SETTINGS, tasks=0), ()).tasks is None
 
 
 def test_the_gpus_of_a_run_are_known_by_minor_and_one_unknown_opens_all() -> None:
     three, one = sample(4), sample(6)
-    assert cage_of(booked(), SETTINGS, (three, one)).gpu_minors == (1, 3)
-    assert cage_of(booked(), SETTINGS, ()).gpu_minors == ()
-    assert cage_of(booked(), SETTINGS, (three, None)).gpu_minors is None
-    assert cage_of(booked(), SETTINGS, (three, replace(one, minor=None))).gpu_minors is None
-    assert cage_of(booked(), replace(SETTINGS, devices=False), (three,)).gpu_minors is None
-    assert cage_of(booked(), SETTINGS, (three,)).mig == ()
+    assert limits_of(booked(), SETTINGS, (three, one)).gpu_minors == (1, 3)
+    assert limits_of(booked(), SETTINGS, ()).gpu_minors == ()
+    assert limits_of(booked(), SETTINGS, (three, None)).gpu_minors is None
+    assert limits_of(booked(), SETTINGS, (three, replace(one, minor=None))).gpu_minors is None
+    assert limits_of(booked(), replace(SETTINGS, devices=False), (three,)).gpu_minors is None
+    assert limits_of(booked(), SETTINGS, (three,)).mig == ()
 
 
 def test_a_mig_instance_is_its_card_and_its_own_two_nodes() -> None:
     instance = sample(7, mig_profile="2g.20gb", mig_gi=3, mig_ci=0)
-    cage = cage_of(booked(), SETTINGS, (instance,))
-    assert (cage.gpu_minors, cage.mig) == ((0,), ((0, 3, 0),))
+    limits = limits_of(booked(), SETTINGS, (instance,))
+    assert (limits.gpu_minors, limits.mig) == ((0,), ((0, 3, 0),))
     # One of which the driver does not say by which nodes it is opened could not be opened at all.
-    assert cage_of(booked(), SETTINGS, (replace(instance, mig_ci=None),)).gpu_minors is None
+    assert limits_of(booked(), SETTINGS, (replace(instance, mig_ci=None),)).gpu_minors is None
 
 
 def test_a_cage_in_words() -> None:
-    cage = cage_of(booked(mem_mib=4096), replace(SETTINGS, private_tmp=True), (sample(1),), (0, 1, 2, 3))
-    assert describe(cage) == (
+    limits = limits_of(booked(mem_mib=4096), replace(SETTINGS, private_tmp=True), (sample(1),), (0, 1, 2, 3))
+    assert describe(limits) == (
         "kept to 4G of memory, 16384 tasks, CPUs 0-3, the GPUs that it was given, a /tmp of its own"
     )
-    assert describe(cage_of(booked(), SETTINGS, ())) == "kept to 16384 tasks, no GPU"
+    assert describe(limits_of(booked(), SETTINGS, ())) == "kept to 16384 tasks, no GPU"
     free = replace(SETTINGS, tasks=0, devices=False)
-    assert describe(cage_of(booked(), free, ())) == "kept to nothing but its part of the processors"
+    assert describe(limits_of(booked(), free, ())) == "kept to nothing but its part of the processors"
 
 
 @given(st.sets(st.integers(0, 300)))
@@ -157,68 +157,68 @@ PINS = replace(SETTINGS, pin_cpus=True)
 
 
 def test_runs_have_no_processor_in_common() -> None:
-    cager = RunLimiter(FULL, TWO_SOCKETS)
+    limiter = RunLimiter(FULL, TWO_SOCKETS)
     runs = {one.id: one for one in (booked(number, cpus=4.0) for number in range(1, 6))}
-    cages = [cager.cage(one, PINS, {}, runs) for one in runs.values()]
-    chosen = [set(cage.cpus) for cage in cages if cage is not None]
+    limits = [limiter.limits_for(one, PINS, {}, runs) for one in runs.values()]
+    chosen = [set(limits.cpus) for limits in limits if limits is not None]
     assert [len(ids) for ids in chosen] == [4, 4, 4, 4, 0]
     assert len(set.union(*chosen)) == 16
     # The end of one gives its own back.
     del runs["2.1"]
     late = booked(6, cpus=4.0)
-    cage = cager.cage(late, PINS, {}, {**runs, late.id: late})
-    assert cage is not None
-    assert set(cage.cpus) == chosen[1]
+    limits = limiter.limits_for(late, PINS, {}, {**runs, late.id: late})
+    assert limits is not None
+    assert set(limits.cpus) == chosen[1]
 
 
 def test_processors_of_runs_of_an_earlier_daemon_are_asked_for() -> None:
-    cager = RunLimiter(FULL, TWO_SOCKETS, {41: (0, 8)}.get)  # type: ignore[arg-type]
+    limiter = RunLimiter(FULL, TWO_SOCKETS, {41: (0, 8)}.get)  # type: ignore[arg-type]
     before = booked(1, cpus=2.0, pid=41)
     late = booked(2, cpus=2.0)
-    cage = cager.cage(late, PINS, {}, {before.id: before, late.id: late})
-    assert cage is not None
-    assert cage.cpus == (1, 9)
+    limits = limiter.limits_for(late, PINS, {}, {before.id: before, late.id: late})
+    assert limits is not None
+    assert limits.cpus == (1, 9)
 
 
 def test_a_run_is_next_to_its_gpu_and_its_cage_is_known() -> None:
-    cager = RunLimiter(FULL, TWO_SOCKETS)
+    limiter = RunLimiter(FULL, TWO_SOCKETS)
     one = booked(1, gpus=1, cpus=2.0)
     samples = {"GPU-0": sample(0, numa=1)}
-    cage = cager.cage(one, PINS, samples, {one.id: one})
-    assert cage is not None
-    assert (cage.cpus, cage.gpu_minors) == ((4, 12), (7,))
-    assert cager.known(one.id) is cage
-    assert cager.known("9.9") is None
+    limits = limiter.limits_for(one, PINS, samples, {one.id: one})
+    assert limits is not None
+    assert (limits.cpus, limits.gpu_minors) == ((4, 12), (7,))
+    assert limiter.known(one.id) is limits
+    assert limiter.known("9.9") is None
 
 
 def test_a_start_that_comes_again_elsewhere_has_the_cage_of_where_it_is_now() -> None:
-    cager = RunLimiter(FULL, TWO_SOCKETS)
+    limiter = RunLimiter(FULL, TWO_SOCKETS)
     samples = {f"GPU-{index}": sample(index, numa=1 - index, minor=index) for index in range(2)}
     for index, cpus in enumerate(((4, 12), (0, 8))):
         one = replace(booked(1, cpus=2.0), gpus=(GpuShare(f"GPU-{index}", index),))
-        cage = cager.cage(one, PINS, samples, {})
-        assert cage is not None
-        assert (cage.cpus, cage.gpu_minors) == (cpus, (index,))
-        assert cager.known(one.id) is cage
-    assert cager.cage(one, replace(PINS, enforce=False), samples, {}) is None
-    assert cager.known(one.id) is None
+        limits = limiter.limits_for(one, PINS, samples, {})
+        assert limits is not None
+        assert (limits.cpus, limits.gpu_minors) == (cpus, (index,))
+        assert limiter.known(one.id) is limits
+    assert limiter.limits_for(one, replace(PINS, enforce=False), samples, {}) is None
+    assert limiter.known(one.id) is None
 
 
 def test_what_cannot_be_enforced_is_in_no_cage() -> None:
     one = booked(gpus=1, mem_mib=100)
-    assert RunLimiter().cage(one, SETTINGS, {}, {}) is None
-    assert RunLimiter(FULL).cage(one, replace(SETTINGS, enforce=False), {}, {}) is None
+    assert RunLimiter().limits_for(one, SETTINGS, {}, {}) is None
+    assert RunLimiter(FULL).limits_for(one, replace(SETTINGS, enforce=False), {}, {}) is None
     no_rules = replace(FULL, why_not_devices="the kernel takes no device rule")
-    cage = RunLimiter(no_rules).cage(one, SETTINGS, {"GPU-0": sample(0)}, {})
-    assert cage is not None
-    assert (cage.mem_mib, cage.gpu_minors) == (100, None)
+    limits = RunLimiter(no_rules).limits_for(one, SETTINGS, {"GPU-0": sample(0)}, {})
+    assert limits is not None
+    assert (limits.mem_mib, limits.gpu_minors) == (100, None)
 
 
 def test_without_the_kernels_cpusets_no_run_has_processors_of_its_own() -> None:
     found = replace(FULL, can_pin=False)
-    cage = RunLimiter(found, TWO_SOCKETS).cage(booked(cpus=2.0), PINS, {}, {})
-    assert cage is not None
-    assert cage.cpus == ()
+    limits = RunLimiter(found, TWO_SOCKETS).limits_for(booked(cpus=2.0), PINS, {}, {})
+    assert limits is not None
+    assert limits.cpus == ()
     facts = isolation(found, PINS)
     assert (facts["cpus"], facts["memory"]) == ("weight", "cgroup")
     assert facts["why_not"] == "no processors of their own: its control groups lack cpuset"

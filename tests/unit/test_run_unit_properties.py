@@ -11,7 +11,7 @@ from gpusched.engine.systemd import Program, properties
 
 
 def told(**ticket: Any) -> dict[str, Any]:
-    base = {"run": "7.2", "grace_s": 30.0, "leftover_grace_s": 2.0, "private_tmp": False, "cage": None, **ticket}
+    base = {"run": "7.2", "grace_s": 30.0, "leftover_grace_s": 2.0, "private_tmp": False, "limits": None, **ticket}
     program = Program(("/opt/a$b/python", "-c", "import $x; main()", "100%"), {"PATH": "/bin"})
     return dict(properties(SimpleNamespace(**base), UnitNames(), program, (0, 1, 2)))  # type: ignore[arg-type]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from gpusched.engine.linux.guard import guarded
 from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, Isolation, Processor
-from gpusched.model.execution import Cage
+from gpusched.model.execution import RunLimits
 from gpusched.model.job import Run
 from gpusched.model.settings import IsolationSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
-from gpusched.scheduler.isolation import cage_of, choose_cpus
+from gpusched.scheduler.isolation import choose_cpus, limits_of
 
 
 def with_limit(placement: Placement, reading: GpuReading | None, settings: Settings) -> Placement:
@@ -59,7 +59,7 @@ def isolation(found: Isolation, settings: IsolationSettings) -> dict[str, Any]:
 
 
 class RunLimiter:
-    """Makes cages as far as this machine can enforce them.
+    """Sets the limits of runs as far as this machine can enforce them.
 
     Args: processors: of this machine. ask: which processors alone the processes of a run may use, by the pid of its
     first one, for runs of an earlier daemon; empty when it may use any.
@@ -74,21 +74,21 @@ class RunLimiter:
         self.isolation = found
         self._processors = processors
         self._ask = ask
-        self._cages: dict[str, Cage] = {}
+        self._limits: dict[str, RunLimits] = {}
         self._held: dict[str, tuple[int, ...]] = {}
 
-    def cage(
+    def limits_for(
         self,
         run: Run,
         settings: IsolationSettings,
         samples: Mapping[str, GpuSample],
         open_runs: Mapping[str, Run],
-    ) -> Cage | None:
+    ) -> RunLimits | None:
         """Of a run that is about to start; None when nothing is enforced here.
 
         A start that could not be recorded comes again under the same id, and may be elsewhere: nothing of it is kept.
         """
-        self._cages.pop(run.id, None)
+        self._limits.pop(run.id, None)
         self._held.pop(run.id, None)
         if not self.isolation.is_limited or not settings.enforce:
             return None
@@ -97,17 +97,17 @@ class RunLimiter:
         cpus: tuple[int, ...] = ()
         if settings.pin_cpus and self.isolation.can_pin:
             cpus = choose_cpus(self._processors, run.cpus, self._taken(open_runs.values()), near)
-        cage = cage_of(run, settings, gpus, cpus)
+        limits = limits_of(run, settings, gpus, cpus)
         if self.isolation.why_not_devices is not None:
-            cage = replace(cage, gpu_minors=None)
-        self._cages = {known: one for known, one in self._cages.items() if known in open_runs}
-        self._cages[run.id] = cage
+            limits = replace(limits, gpu_minors=None)
+        self._limits = {known: one for known, one in self._limits.items() if known in open_runs}
+        self._limits[run.id] = limits
         self._held[run.id] = cpus
-        return cage
+        return limits
 
-    def known(self, run: str) -> Cage | None:
+    def known(self, run: str) -> RunLimits | None:
         """That of a run, as it was made when it was last about to start."""
-        return self._cages.get(run)
+        return self._limits.get(run)
 
     def _taken(self, runs: Iterable[Run]) -> Collection[int]:
         """Processors that are some other run's own."""

@@ -17,7 +17,7 @@ from gpusched.daemon.launch.environment import (
 )
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import values_of
-from gpusched.model.execution import Cage, Ticket
+from gpusched.model.execution import RunLimits, Ticket
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.settings import Settings
 from gpusched.ports import Store
@@ -40,7 +40,7 @@ def make_ticket(
     settings: Settings,
     index_of: Mapping[str, int],
     past: Mapping[str, str] = _NO_PAST,
-    cage: Cage | None = None,
+    limits: RunLimits | None = None,
 ) -> Ticket:
     """Everything an engine needs to start this run."""
     spec: JobSpec = job.spec
@@ -74,7 +74,7 @@ def make_ticket(
         log_max_mib=launch.log_max_mib,
         log_keep=launch.log_keep,
         # What an adopted process was started in stays as it is.
-        cage=cage if spec.adopted is None else None,
+        limits=limits if spec.adopted is None else None,
         adopt=spec.adopted,
     )
 

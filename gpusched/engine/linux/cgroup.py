@@ -17,6 +17,7 @@ from gpusched.engine.linux.as_user import LaunchError, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 
@@ -170,14 +171,14 @@ def split_own_cgroup() -> str:
 class RunCgroup:
     """A leaf with its limits set and nobody in it yet. Raises: LaunchError."""
 
-    def __init__(self, cage: dict[str, Any], run: str) -> None:
-        self.cage = cage
+    def __init__(self, limits: dict[str, Any], run: str) -> None:
+        self.limits = limits
         self.tmp: list[str] = []
         self.peak_bytes = 0
         self.look_at: float | None = None
         what = "make its control group"
         try:
-            folder = cage["folder"]
+            folder = limits["folder"]
             self.path = leaf_of(folder, run) if folder is not None else f"{split_own_cgroup()}/{JOB_LEAF}"
             os.mkdir(self.path)
             # Programs that size themselves by their limits, as Java does, read them here.
@@ -185,14 +186,14 @@ class RunCgroup:
         except OSError as error:
             raise LaunchError(f"cannot {what}: {text_of(error)}") from None
         try:
-            for limit in _limits(cage, is_alone=folder is None):
-                what, name, value, is_needed = limit
+            for file in _files(limits, is_alone=folder is None):
+                what, name, value, is_needed = file
                 if is_needed or os.path.exists(f"{self.path}/{name}"):
                     write(self.path, name, value)
-            if cage["gpu_minors"] is not None:
+            if limits["gpu_minors"] is not None:
                 what = "keep it off other jobs' GPUs"
                 self._shut_off_devices()
-            if cage["private_tmp"]:
+            if limits["private_tmp"]:
                 what = "make its private /tmp"
                 from gpusched.engine.linux import mounts
 
@@ -206,8 +207,8 @@ class RunCgroup:
     def _shut_off_devices(self) -> None:
         from gpusched.engine.linux import device_rule as rules
 
-        minors: tuple[int, ...] = self.cage["gpu_minors"]
-        caps = rules.mig_caps(self.cage["mig"])
+        minors: tuple[int, ...] = self.limits["gpu_minors"]
+        caps = rules.mig_caps(self.limits["mig"])
         rule = rules.job_rule(minors, caps, rules.driver_majors(), rules.drm_nodes(minors))
         program = rules.load(rules.program(rule))
         try:
@@ -244,7 +245,7 @@ class RunCgroup:
         if kills:
             facts["oom_kills"] = kills
             facts["at_mem_limit"] = bool(number(self.path, "memory.events", "oom"))
-            facts["mem_limit_mib"] = self.cage["mem_mib"]
+            facts["mem_limit_mib"] = self.limits["mem_mib"]
         if usage_us is not None:
             facts["cpu_s"] = usage_us / 1e6
         if peak:
@@ -260,23 +261,21 @@ class RunCgroup:
             mounts.remove(self.tmp)
 
 
-def _limits(cage: dict[str, Any], is_alone: bool) -> list[tuple[str, str, object, bool]]:
-    """What to set: how that is called when it fails, the file, its value, and whether the file must be there.
+def _files(limits: dict[str, Any], is_alone: bool) -> Iterator[tuple[str, str, object, bool]]:
+    """The files to set: what each does, for the error, its name, its value, and whether it must be there.
 
-    Args: is_alone: no other run's leaf is beside it, so that weights mean nothing here.
+    Args: is_alone: no other run's group is beside it, so that weights have no effect here.
     """
-    limits: list[tuple[str, str, object, bool]] = []
-    if cage["mem_mib"] is not None:
-        limits.append(("limit its memory", "memory.max", cage["mem_mib"] << 20, True))
-        if not cage["swap"]:
+    if limits["mem_mib"] is not None:
+        yield "limit its memory", "memory.max", limits["mem_mib"] << 20, True
+        if not limits["swap"]:
             # A kernel that does not count swap has no such file.
-            limits.append(("keep it out of swap", "memory.swap.max", 0, False))
-    if cage["oom_kills_job"]:
-        limits.append(("have it killed as one group", "memory.oom.group", 1, False))
-    if cage["tasks"] is not None:
-        limits.append(("limit its tasks", "pids.max", cage["tasks"], True))
-    if cage["cpus"]:
-        limits.append(("pin it to its CPUs", "cpuset.cpus", ",".join(map(str, cage["cpus"])), True))
+            yield "keep it out of swap", "memory.swap.max", 0, False
+    if limits["oom_kills_job"]:
+        yield "have it killed as one group", "memory.oom.group", 1, False
+    if limits["tasks"] is not None:
+        yield "limit its tasks", "pids.max", limits["tasks"], True
+    if limits["cpus"]:
+        yield "pin it to its CPUs", "cpuset.cpus", ",".join(map(str, limits["cpus"])), True
     if not is_alone:
-        limits.append(("set its CPU weight", "cpu.weight", cage["cpu_weight"], False))
-    return limits
+        yield "set its CPU weight", "cpu.weight", limits["cpu_weight"], False

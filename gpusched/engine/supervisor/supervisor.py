@@ -257,10 +257,10 @@ class Supervisor:
         try:
             start_at, started = time.time(), time.monotonic()
             streams = None if self.session is None else self.session.open_streams()
-            if self.ticket["cage"] is not None:
+            if self.ticket["limits"] is not None:
                 from gpusched.engine.linux import cgroup  # a personal daemon's runs have none
 
-                self.box = cgroup.RunCgroup(self.ticket["cage"], self.run)
+                self.box = cgroup.RunCgroup(self.ticket["limits"], self.run)
             if home.oom_scores is not None:
                 home.oom_scores.begin_start()
             try:

@@ -1,4 +1,4 @@
-"""Runs of another user, each in a cage, under the real engine."""
+"""Runs of another user, each with limits, under the real engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine_bench import BOOT, Does, LocalBench, WallClock
 
 from gpusched.engine.linux import cgroup
 from gpusched.engine.local import LocalEngine
-from gpusched.model.execution import Cage
+from gpusched.model.execution import RunLimits
 
 PATIENCE_S = 600.0
 """An emulated machine is 15 to 70 times slower."""
@@ -49,25 +49,25 @@ def made_cgroup() -> Iterator[str]:
         assert cgroup.remove(folder), folder
 
 
-class CagedBench(LocalBench):
-    """Runs of another user, each in a cage."""
+class LimitedBench(LocalBench):
+    """Runs of another user, each with limits."""
 
-    def __init__(self, folder: Path, cages: str) -> None:
-        self.cages = cages
+    def __init__(self, folder: Path, run_cgroups: str) -> None:
+        self.run_cgroups = run_cgroups
         folder.chmod(0o777)
         super().__init__(folder)
 
     def make(self) -> LocalEngine:
-        return LocalEngine(self.spool, boot_id=BOOT, clock=WallClock(), cages=self.cages)
+        return LocalEngine(self.spool, boot_id=BOOT, clock=WallClock(), run_cgroups=self.run_cgroups)
 
     def run(self, run: str, *argv: str, user: str = USER, **kept: Any) -> None:
-        """Start a command as another user in a cage."""
+        """Start a command as another user with limits."""
         uid = pwd.getpwnam(user).pw_uid
-        self.start(run, _NOTHING, argv=argv, uid=uid, user=user, cage=Cage(**kept), grace_s=PATIENCE_S)
+        self.start(run, _NOTHING, argv=argv, uid=uid, user=user, limits=RunLimits(**kept), grace_s=PATIENCE_S)
 
     def leaf(self, run: str) -> Path:
         """The control group of a run."""
-        return Path(cgroup.leaf_of(self.cages, run))
+        return Path(cgroup.leaf_of(self.run_cgroups, run))
 
     def until(self, run: str, *kinds: type[E], timeout_s: float = PATIENCE_S) -> E:
         return super().until(run, *kinds, timeout_s=timeout_s)

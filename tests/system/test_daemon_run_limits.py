@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cages import LET_THROUGH, PATIENCE_S, PYTHON, REFUSED, REPORTS_OPENING, made_cgroup
+from limited_runs import LET_THROUGH, PATIENCE_S, PYTHON, REFUSED, REPORTS_OPENING, made_cgroup
 from people import SystemDaemon
 from support import wait_until
 
