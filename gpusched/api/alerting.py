@@ -24,7 +24,9 @@ def read_alerting(values: Mapping[str, Any]) -> Alerting | None:
         return alerting
     if alerting.targets:
         shown = printable(alerting.targets[0], 60)
-        raise UsageError(f"{shown} is to be told, but nothing of what", f"add --notify, with {', '.join(EVENTS)}")
+        raise UsageError(
+            f"{shown} is a target of alerts, but no event is named", f"add --notify, with {', '.join(EVENTS)}"
+        )
     return None
 
 
@@ -44,7 +46,7 @@ def read_parts(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
                 shown = printable(repr(target), 60)
                 raise UsageError(f"{shown} is neither a target nor a mail address", "see docs/howto/alerts.md")
         if len(targets) > MOST_TARGETS:
-            raise UsageError(f"{len(targets)} targets for one job; at most {MOST_TARGETS} are told", "name fewer")
+            raise UsageError(f"{len(targets)} targets for one job; at most {MOST_TARGETS} are allowed", "name fewer")
     return found
 
 

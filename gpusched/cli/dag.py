@@ -75,7 +75,7 @@ def read(path: str, given: Mapping[str, str], table: Table) -> PipelineText:
     except UnicodeEncodeError:
         raise UsageError(f"{shown} is no text in UTF-8", "convert it with: iconv -t utf-8") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{shown} is no TOML: {error}", HINT) from None
+        raise UsageError(f"{shown} is not valid TOML: {error}", HINT) from None
     return _Reader(shown, source, document, given, table).read()
 
 

@@ -22,16 +22,16 @@ def say_nobody(command: str, named: Sequence[str]) -> None:
     try:
         found = read_targets(paths.notify_file())
     except TargetsError as error:
-        output.note(command, f"nobody will be told before this is mended: {error.message}")
+        output.note(command, f"no alerts will be sent until this is fixed: {error.message}")
         return
     if not found.exists:
         file = printable(found.file)
-        output.note(command, f"there is no {file} yet, so nobody will be told; make it as docs/howto/alerts.md shows")
+        output.note(command, f"there is no {file}, so no alerts will be sent; create it as in docs/howto/alerts.md")
     elif not named and not found.targets:
-        output.note(command, f"nobody will be told: {printable(found.why_nobody())}")
+        output.note(command, f"no alerts will be sent: {printable(found.why_nobody())}")
     for name in named if found.exists else ():
         if found.named(name) is None:
-            output.note(command, f"{printable(name)} will not be told: {printable(found.why_nobody(name))}")
+            output.note(command, f"{printable(name)} will get no alerts: {printable(found.why_nobody(name))}")
 
 
 def problems_in_targets() -> list[UserError]:
@@ -48,11 +48,11 @@ def problems_in_targets() -> list[UserError]:
         return list(error.problems)
     problems: list[UserError] = []
     if found.exists and is_open_to_others(file):
-        problems.append(UsageError(f"file {file} holds secrets and others may read it", f"chmod 600 {file}"))
+        problems.append(UsageError(f"file {file} holds secrets and is readable by others", f"chmod 600 {file}"))
     for target in found.targets.values():
         known = understands(target.url)
         if known is None:
-            problems.append(UsageError(f"file {file}: nobody can be told: {MISSING}", HINT))
+            problems.append(UsageError(f"file {file}: no alerts can be sent: {MISSING}", HINT))
             break
         if not known:
             scheme = target.url.partition("://")[0]

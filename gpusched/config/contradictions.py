@@ -40,12 +40,12 @@ def _in_tree(section: str, tree: Mapping[str, _InTree]) -> Iterator[Contradictio
     told: set[str] = set()
     for name, one in tree.items():
         if one.parent is not None and one.parent not in tree:
-            path, text = (section, name, "parent"), f"{section} {name} is below {one.parent}, which is no {section}"
+            path, text = (section, name, "parent"), f"{section} {name} is below {one.parent}, which does not exist"
             yield path, text, _meant(one.parent, tree, f"add [{section}.{one.parent}], or leave the parent out")
         circle = _circle_from(name, tree)
         if circle and not told & set(circle):
             told |= set(circle)
-            text = f"the {section}s are above each other in a circle: {' -> '.join((*circle, circle[0]))}"
+            text = f"the {section}s form a cycle: {' -> '.join((*circle, circle[0]))}"
             yield (section, name, "parent"), text, f"leave out the parent of one of them: {', '.join(circle)}"
 
 
@@ -161,7 +161,7 @@ def _in_qos(qos: QosSettings, known: Mapping[str, QosSettings]) -> Iterator[Cont
         if name == qos.name:
             yield path, f"QOS {name} would preempt itself", f"take {name} out of its list"
         elif name not in known:
-            text = f"QOS {qos.name} may preempt {name}, which is no QOS"
+            text = f"QOS {qos.name} may preempt {name}, which does not exist"
             yield path, text, _meant(name, known, f"add [qos.{name}], or take it out of the list")
         elif known[name].tier >= qos.tier:
             text = (
@@ -174,15 +174,15 @@ def _in_qos(qos: QosSettings, known: Mapping[str, QosSettings]) -> Iterator[Cont
 def _in_defaults(settings: Settings) -> Iterator[Contradiction]:
     queue, qos = settings.default.queue, settings.default.qos
     if settings.queue and queue not in settings.queue:
-        text = f"jobs that name no queue go to {queue}, and there is no such queue"
+        text = f"default.queue is {queue}, which does not exist"
         hint = f"set [default] queue to one of them, or add [queue.{queue}]: {', '.join(settings.queue)}"
         yield ("default", "queue"), text, _meant(queue, settings.queue, hint)
     elif any(one.parent == queue != one.name for one in settings.queue.values()):
         leaves = _leaves(settings.queue)
-        text = f"jobs that name no queue go to {queue}, which has queues below it and takes no jobs itself"
+        text = f"default.queue is {queue}, which has queues below it and takes no jobs itself"
         yield ("default", "queue"), text, f"set [default] queue to one of: {', '.join(leaves)}"
     if qos and qos not in settings.qos:
-        text = f"jobs that name no QOS get {qos}, and there is no such QOS"
+        text = f"default.qos is {qos}, which does not exist"
         yield ("default", "qos"), text, _meant(qos, settings.qos, f"add [qos.{qos}]")
 
 
@@ -191,13 +191,13 @@ def _in_foreign(settings: Settings) -> Iterator[Contradiction]:
     foreign = settings.foreign
     if foreign.kill_after_s is not None and not foreign.message:
         text = (
-            f"foreign.kill_after_s is {foreign.kill_after_s:g} and foreign.message is empty: processes of no job "
-            "would be ended without a word to their owners"
+            f"foreign.kill_after_s is {foreign.kill_after_s:g} and foreign.message is empty: foreign processes "
+            "would be killed without alerting their owners"
         )
-        yield ("foreign", "kill_after_s"), text, "say how they are told, for example: message = ['write', 'mail']"
+        yield ("foreign", "kill_after_s"), text, "set how to alert them, for example: message = ['write', 'mail']"
     for name in foreign.exempt_queues:
         if settings.queue and name not in settings.queue:
-            text = f"exempt_queues names {name}, which is no queue"
+            text = f"exempt_queues names {name}, which does not exist"
             yield ("foreign", "exempt_queues"), text, _meant(name, settings.queue, f"add [queue.{name}]")
 
 
@@ -214,7 +214,7 @@ def _unknown_accounts(settings: Settings) -> Iterator[Contradiction]:
         for name, one in table.items():
             for account in one.accounts:
                 if account not in settings.account:
-                    text = f"{section} {name} is for account {account}, which is no account"
+                    text = f"{section} {name} is for account {account}, which does not exist"
                     hint = _meant(account, settings.account, f"add [account.{account}], or take it out of the list")
                     yield (section, name, "accounts"), text, hint
 

@@ -203,7 +203,7 @@ class AlertOutbox:
         # Once for a user, also when several of their jobs end in one turn.
         if job.uid not in self._armed and job.uid not in arming:
             arming.add(job.uid)
-            what = AlertCause("queue_empty", f"none of the jobs of {job.user} waits or runs any more")
+            what = AlertCause("queue_empty", f"all jobs of {job.user} have ended")
             self._add(turn.changes, replace(alerts.alert_of(job, what, None, turn.now), state="armed"), turn)
 
     def _alert_queue_empty(self, turn: TickTransaction, uid: int, job: Job) -> None:
@@ -215,7 +215,7 @@ class AlertOutbox:
         if armed is None or any(user == job.user for _, user in turn.world.active.tally.by_queue_user):
             return
         last = f"{job.shown_id} ({job.spec.name}), {job.state}"
-        what = AlertCause("queue_empty", f"none of your jobs waits or runs any more; the last was {last}")
+        what = AlertCause("queue_empty", f"all your jobs have ended; the last was {last}")
         facts = alerts.facts_of(job, what, None, turn.now)
         turn.changes.alerts[armed.key] = replace(armed, state="waiting", at=turn.now, facts=facts)
 
@@ -238,7 +238,7 @@ class AlertOutbox:
         before = [one for one in known.values() if one is not None]
         alert = admin_alert(news, now, os.geteuid(), settings.alert.admin, before)
         if alert is None and settings.alert.admin:
-            log.warning("the administrator is not told, having heard of it often enough: %s", news.message)
+            log.warning("admin alert suppressed, the same was sent often enough: %s", news.message)
         return alert
 
     def _add(self, changes: Changes, alert: Alert, turn: TickTransaction) -> bool:
@@ -252,10 +252,11 @@ class AlertOutbox:
             if alert.uid not in full:
                 # Once in a turn: a user may have thousands end at once.
                 full.add(alert.uid)
-                log.warning("%s is not told: %d alerts of this user wait already", alert.key, self._waiting[alert.uid])
+                waiting = self._waiting[alert.uid] + fresh[alert.uid]
+                log.warning("%s dropped: this user has %d unsent alerts", alert.key, waiting)
             self.dropped += 1
             if alert.job_id is not None:
-                text = f"{alert.event} is not told: too many alerts wait"
+                text = f"{alert.event} alert dropped: too many unsent alerts"
                 turn.add_events(JobEvent(alert.job_id, turn.now, "note", text, alert.run))
             return False
         changes.alerts[alert.key] = alert

@@ -135,10 +135,10 @@ class Dispatcher:
         # Whoever takes a target out of the file does not tell us.
         oldest = self._scheduler.now() - self._scheduler.settings.alert.give_up_s - _FORGET_S
         self.troubles = {mark: one for mark, one in self.troubles.items() if one.at >= oldest}
-        parts = [f"{one.target or 'nobody'}: {one.error}" for one in self.troubles.values()]
+        parts = [f"{one.target or 'no target'}: {one.error}" for one in self.troubles.values()]
         parts += [courier.trouble for courier in self._couriers.values() if courier.trouble]
         if self._scheduler.alerts.dropped:
-            parts.append(f"{self._scheduler.alerts.dropped} were dropped because too many waited")
+            parts.append(f"{self._scheduler.alerts.dropped} alerts were dropped: too many were unsent")
         return "; ".join(parts) or None
 
     def close(self) -> None:
@@ -225,23 +225,23 @@ class Dispatcher:
             self.troubles.pop((alert.uid, FILE), None)
             return
         self.troubles[mark] = Trouble(report["target"], report["error"], self._scheduler.now())
-        again = f"the next try is in {report['next_s']:.0f} s" if outcome == "failed" else "given up"
+        again = f"next attempt in {report['next_s']:.0f} s" if outcome == "failed" else "given up"
         log.warning(
-            "%s could not be told to %s: %s; %s", alert.key, report["target"] or "anybody", report["error"], again
+            "could not send %s to %s: %s; %s", alert.key, report["target"] or "any target", report["error"], again
         )
 
 
 def _story(report: Report, alert: Alert) -> str | None:
     """What the job's story says of it; None when that is nothing new."""
     outcome, tries = report.get("outcome"), report.get("tries", 0)
-    target = report.get("target") or "anybody"
+    target = report.get("target") or "any target"
     if outcome == "told":
-        return f"told {target} of {alert.event}" + (f", at try {tries}" if tries > 1 else "")
+        return f"sent {alert.event} to {target}" + (f", at attempt {tries}" if tries > 1 else "")
     if outcome == "gave_up":
-        after = f" after {tries} tries" if tries > 1 else ""
-        return f"could not tell {target} of {alert.event}{after}: {report['error']}"
+        after = f" after {tries} attempts" if tries > 1 else ""
+        return f"could not send {alert.event} to {target}{after}: {report['error']}"
     if outcome == "failed" and tries == 1:
-        return f"could not tell {target} of {alert.event} yet: {report['error']}; it is tried again"
+        return f"could not send {alert.event} to {target} yet: {report['error']}; will retry"
     return None
 
 

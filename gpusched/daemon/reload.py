@@ -72,7 +72,7 @@ def reread(
 def check_promises(settings: Settings) -> None:
     """Refuse settings whose queues are promised what contradicts each other, or is no promise. Raises: UsageError."""
     for path, text in (*quota_problems(settings, None), *cells.cell_problems(settings)):
-        raise UsageError(f"{path}: {text}", "mend the config file; see what it says with: gpusched config show")
+        raise UsageError(f"{path}: {text}", "fix the config file; see what it says with: gpusched config show")
 
 
 def _check_machines(loaded: Loaded, nodes: tuple[NodeView, ...]) -> None:
@@ -111,7 +111,7 @@ def _named(section: Any) -> Mapping[str, Any]:
 
 log = getLogger("gpusched.daemon")
 _RELOAD = "then: sudo systemctl reload gpusched"
-_HINT = f"mend the config file (gpusched config check says all of it), {_RELOAD}"
+_HINT = f"fix the config file (gpusched config check says all of it), {_RELOAD}"
 RUNNING_PER_USER = 1000
 """Of a scheduler for all: whoever asks for no core could otherwise have a hundred thousand supervisors of root's."""
 

@@ -65,9 +65,9 @@ def alert_causes(
     if before is not None and "retry" in wanted:
         if after.failures > before.failures:
             retries = f"{after.failures} of {after.spec.retry.retries} retries used"
-            yield AlertCause("retry", f"run {last} {_how(runs.get(last))}; it is tried again, {retries}", last)
+            yield AlertCause("retry", f"run {last} {_how(runs.get(last))}; will be retried, {retries}", last)
         if after.requeues > before.requeues and not after.hold:
-            yield AlertCause("retry", f"run {last} was lost: {_how(runs.get(last))}; it is repeated", last)
+            yield AlertCause("retry", f"run {last} was lost: {_how(runs.get(last))}; will be requeued", last)
     if _is_newly_held(before, after) and wanted & {"held", "fail"}:
         message = f"{after.reason_text}; find the cause, then: gctl release {after.shown_id}"
         yield AlertCause("held", message, last, ("fail",) if "fail" in wanted else ())
@@ -92,7 +92,7 @@ def wanted_of(job: Job) -> frozenset[str]:
 
 def _ended(job: Job, wanted: frozenset[str]) -> Iterator[AlertCause]:
     """One alert, however many words ask for it."""
-    message = f"{job.state}: {job.reason_text or 'no reason is known'}"
+    message = f"{job.state}: {job.reason_text or 'unknown reason'}"
     if job.is_array and has_failed(job):
         # However many: one alert for all of them.
         message += f"; see which with: gq -j {job.id} -s F,TO,OOM,NF"
@@ -126,7 +126,7 @@ def _makes_room(before: Job | None, after: Job) -> bool:
 
 
 def _how(run: Run | None) -> str:
-    return "did not end well" if run is None or run.outcome is None else f"{run.outcome}: {run.reason_text}"
+    return "failed" if run is None or run.outcome is None else f"{run.outcome}: {run.reason_text}"
 
 
 def _where(run: Run | None) -> str:
@@ -173,7 +173,7 @@ def limit_alert(job: Job, run: Run) -> AlertCause:
 def pending_alert(job: Job, now: float, why: str | None) -> AlertCause:
     """What is told then; `why` is why it waits."""
     waited = format_duration(now - max(job.queued_at, job.eligible_at))
-    return AlertCause("pending", f"it has waited for {waited}: {why or 'no reason is known'}", job.run + 1)
+    return AlertCause("pending", f"pending for {waited}: {why or 'unknown reason'}", job.run + 1)
 
 
 # --- rows of the outbox -------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def admin_alert(
     if count >= MOST_IN_QUIET:
         return None
     is_last = count == MOST_IN_QUIET - 1
-    message = news.message + ("; should it go on, nothing more is told of it for an hour" if is_last else "")
+    message = news.message + ("; further alerts about this are suppressed for an hour" if is_last else "")
     return Alert(
         key=f"{news.mark}{now:.3f}",
         event=news.event,

@@ -10,36 +10,36 @@ from gpusched.model.value import Value
 EVENTS: Mapping[str, str] = MappingProxyType(
     {
         "begin": "a run of the job has started",
-        "end": "the job has ended, well or not",
-        "fail": "the job has ended badly, and will not be tried again",
-        "retry": "a run has failed or was lost, and the job is tried again",
-        "preempt": "a run of the job had to make room for another job, or was requeued by hand",
+        "end": "the job has ended, successfully or not",
+        "fail": "the job has failed and will not be retried",
+        "retry": "a run failed or was lost, and the job is retried",
+        "preempt": "a run of the job was preempted or requeued by hand",
         "time_limit_80": "a run has used 80 % of its time limit",
-        "held": "the job is held, because its runs met the same GPU fault again and again",
-        "pending": "the job has waited for `[alert] pending_s` since it could have started",
-        "gpu_idle": "the GPUs of a run do nothing",
+        "held": "the job is held because its runs hit the same GPU fault repeatedly",
+        "pending": "the job has been pending for `[alert] pending_s` since it became eligible",
+        "gpu_idle": "the GPUs of a run are idle",
         "vram_over": "a run holds more of a shared GPU's memory than it booked",
-        "gpu_unbooked": "a run is on a GPU that it did not book",
-        "gpu_intruder": "a foreign process, or a job that did not book it, is on a GPU of a run",
-        "queue_empty": "none of your jobs waits or runs any more",
+        "gpu_unbooked": "a run uses a GPU it did not book",
+        "gpu_intruder": "a foreign process, or a job that did not book it, uses a GPU of a run",
+        "queue_empty": "all your jobs have ended",
     }
 )
 """What a job can be told of with --notify, and what it means."""
 
 OWNER_EVENTS: Mapping[str, str] = MappingProxyType(
-    {"gpu_foreign": "a process of yours, which is no job, is on a GPU that others wait for"}
+    {"gpu_foreign": "a process of yours outside any job uses a GPU that pending jobs need"}
 )
 """What users of the machine are told who may never have asked, see `[foreign]`."""
 
 ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
     {
         "gpu_lost": "a GPU, or the driver for all of them, no longer answers",
-        "gpu_suspect": "a GPU gets no jobs because something is wrong with it",
+        "gpu_suspect": "a GPU is suspect and gets no jobs",
         "gpu_drained": "a GPU or a node was drained",
-        "job_held": "jobs were held, because the same GPU fault met their runs again and again",
-        "daemon_restarted": "the daemon has started on a job table that had jobs before",
+        "job_held": "jobs were held because their runs hit the same GPU fault repeatedly",
+        "daemon_restarted": "the daemon has restarted with an existing job table",
         "database": "the job table cannot be written",
-        "foreign_ended": "a process that was no job was ended for those who wait for its GPU, as `[foreign]` says",
+        "foreign_ended": "a foreign process was killed for pending jobs, as set in `[foreign]`",
     }
 )
 """What those are told whom `[alert] admin` names."""
@@ -66,7 +66,7 @@ FACTS: Mapping[str, str] = MappingProxyType(
         "at": "when it happened",
         "job": "id of the job: `42`, of an array's task `42_7`",
         "name": "name of the job",
-        "user": "whose job it is",
+        "user": "owner of the job",
         "account": "account of the job",
         "queue": "queue of the job",
         "state": "state of the job, as `gq` shows it",
@@ -130,5 +130,5 @@ def parse_events(text: str) -> tuple[str, ...]:
             found.add(word)
         else:
             near = f"the nearest is {_OTHERS[word]}" if word in _OTHERS else f"write {', '.join(EVENTS)} or all"
-            raise ValueError(f"{part.strip()[:40]!r} is nothing to be told of; {near}")
+            raise ValueError(f"{part.strip()[:40]!r} is not an event; {near}")
     return tuple(sorted(found))

@@ -85,7 +85,7 @@ class SendAttempt:
             return SendResult(**json.loads(self._said))
         except (ValueError, TypeError):
             how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
-            return SendResult(False, f"the process that sends ended with {how}")
+            return SendResult(False, f"the sending process ended with {how}")
 
     def end(self) -> None:
         """Kill the child."""
@@ -201,7 +201,7 @@ def without_secrets(text: str, url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return "the address cannot be taken apart, so that nothing of the answer is shown"
+        return "the address cannot be parsed, so the answer is not shown"
     host = parts.hostname or ""
     words = [url, parts.username or "", *parts.path.split("/")]
     words += [pair.partition("=")[2] for pair in parts.query.split("&")]

@@ -113,7 +113,7 @@ def _outcome_in(said: dict[str, Any], key: str) -> Report | None:
     if outcome == "told":
         return report
     error = said.get("error")
-    report["error"] = printable(error, _MOST_TEXT) if isinstance(error, str) else "no reason is known"
+    report["error"] = printable(error, _MOST_TEXT) if isinstance(error, str) else "unknown reason"
     if "failures" in said or outcome == "failed":
         failures = said.get("failures")
         report["failures"] = max(1, min(failures, 1 << 16)) if isinstance(failures, int) else 1
@@ -258,11 +258,11 @@ class Courier:
             except subprocess.TimeoutExpired:
                 self._close_output()
         if self._output.is_invalid:
-            self._fail("the process that sends alerts says what makes no sense", kill=True)
+            self._fail("the alert sender wrote invalid output", kill=True)
         elif has_ended:
             self._finish(child.returncode)
         elif self._monotonic() > self._deadline:
-            self._fail("the process that sends alerts does not end", kill=True)
+            self._fail("the alert sender does not end", kill=True)
         return reports
 
     def close(self) -> None:
@@ -277,7 +277,7 @@ class Courier:
         try:
             fd = os.open(self._receipts, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            self._fail(f"the receipts of alerts cannot be kept in {self._receipts}: {error.strerror}")
+            self._fail(f"cannot write alert receipts to {self._receipts}: {error.strerror}")
             return []
         try:
             try:
@@ -296,7 +296,7 @@ class Courier:
             os.ftruncate(fd, 0)
             self._spawn(fd, waiting, now)
         except (OSError, subprocess.SubprocessError, KeyError) as error:
-            self._fail(f"the process that sends alerts cannot be started: {error}")
+            self._fail(f"cannot start the alert sender: {error}")
         finally:
             os.close(fd)
         return []
@@ -385,7 +385,7 @@ class Courier:
     def _finish(self, code: int) -> None:
         if code or not self._output.has_ended:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._fail(f"the process that sends alerts has ended ({how})")
+            self._fail(f"the alert sender ended ({how})")
             return
         next_s = self._output.next_s
         self._again_at = self._monotonic() + (_LEFT_S if next_s is None else next_s)

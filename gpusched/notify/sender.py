@@ -295,7 +295,7 @@ class Sender:
                     letter.url, letter.title, letter.body, self._settings.timeout_s, (self._receipts, told)
                 )
             except OSError as error:
-                result = SendResult(False, f"no process: {error.strerror}")
+                result = SendResult(False, f"cannot start a process: {error.strerror}")
                 self._report(self._batch.settle(delivery, result, time.time()))
                 continue
             self._under_way[delivery.target] = (delivery, attempt)

@@ -33,18 +33,18 @@ TITLES: Mapping[str, str] = {
     "begin": "job {job} ({name}) has started",
     "end": "job {job} ({name}): {state}",
     "fail": "job {job} ({name}): {state}",
-    "retry": "job {job} ({name}) is tried again",
-    "preempt": "job {job} ({name}) had to make room",
-    "time_limit_80": "job {job} ({name}) comes near its time limit",
+    "retry": "job {job} ({name}) will be retried",
+    "preempt": "job {job} ({name}) was preempted",
+    "time_limit_80": "job {job} ({name}) is near its time limit",
     "held": "job {job} ({name}) is held",
-    "pending": "job {job} ({name}) still waits",
+    "pending": "job {job} ({name}) is still pending",
     "gpu_idle": "job {job} ({name}) leaves its GPUs idle",
     "vram_over": "job {job} ({name}) uses more GPU memory than it booked",
     "gpu_unbooked": "job {job} ({name}) uses a GPU that it did not book",
     "gpu_intruder": "job {job} ({name}) is not alone on its GPU",
-    "queue_empty": "no job of {user} is left",
+    "queue_empty": "all jobs of {user} have ended",
     "test": "a test",
-    "gpu_foreign": "a process on GPU {gpus} of {node} that is no job",
+    "gpu_foreign": "a foreign process on GPU {gpus} of {node}",
 }
 ADMIN_TITLE = "{event} on {node}"
 TITLE_PREFIX = "gpusched: "
@@ -68,16 +68,16 @@ def problem_of(template: str) -> str | None:
     try:
         parts = list(Formatter().parse(template))
     except ValueError:
-        return "has a brace without its partner; write {{ or }} for a brace of your own"
+        return "has an unmatched brace; write {{ or }} for a literal brace"
     for _, name, form, conversion in parts:
         if name is None:
             continue
         if name not in FACTS:
             near = closest(name, FACTS)
             hint = f"did you mean {{{near}}}?" if near else "known are: " + ", ".join(FACTS)
-            return f"uses {{{name[:40]}}}, which is no fact; {hint}"
+            return f"uses {{{name[:40]}}}, which is not a fact; {hint}"
         if form or conversion:
-            return f"asks for a form of {{{name}}}; a name alone is what may stand in braces"
+            return f"formats {{{name}}}; only a name may stand in braces"
     return None
 
 
@@ -185,7 +185,7 @@ def read_targets(file: str) -> Targets:
         reason = (error.strerror or str(error)).lower()
         raise TargetsError([UsageError(f"{file} cannot be read: {reason}", f"see: ls -l {file}")]) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise TargetsError([UsageError(f"{file} is no TOML: {_without_text(error)}", HINT)]) from None
+        raise TargetsError([UsageError(f"{file} is not valid TOML: {_without_text(error)}", HINT)]) from None
     return _Reader(file, lines).read(document)
 
 
@@ -235,7 +235,9 @@ class _Reader:
             if not isinstance(table, dict):
                 self._refuse(f"target.{printable(name, 40)} is a table; write [target.NAME] before its keys", *key)
             elif not name or not name.isprintable() or set(name) & set(" ,@"):
-                self._refuse(f"{printable(name, 40)!r} is no name of a target; write one word without , and @", *key)
+                self._refuse(
+                    f"{printable(name, 40)!r} is not a valid target name; write one word without , and @", *key
+                )
             else:
                 target = self._read_target(name, table)
                 if target is not None:
@@ -308,7 +310,7 @@ class _Reader:
         if mark and rest and scheme.isalnum():
             return True
         # The value may be a secret that was written in another form: it is not repeated.
-        self._refuse(f"{'.'.join(key)} is no address such as ntfy://my-topic or mailto://...", *key)
+        self._refuse(f"{'.'.join(key)} is not an address such as ntfy://my-topic or mailto://...", *key)
         return False
 
     def _unknown(self, word: str, where: str, known: tuple[str, ...], *key: str) -> None:

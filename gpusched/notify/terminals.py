@@ -65,9 +65,9 @@ def write_to_terminals(text: str, folder: str = _FOLDER) -> int:
         told += is_told
         deaf += not is_told
     if not told:
-        why = f"{deaf} of them take no messages (mesg n)" if deaf else "none is open"
+        why = f"{deaf} refuse messages (mesg n)" if deaf else "none is open"
         # Later it would be about what is no longer so.
-        raise Unreached(f"no terminal of theirs: {why}", is_final=True)
+        raise Unreached(f"no terminal to write to: {why}", is_final=True)
     return told
 
 

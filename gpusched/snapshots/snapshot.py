@@ -219,7 +219,7 @@ def freeze(
     if not os.path.isdir(place):
         raise Refused(f"there is no folder {printable(work_dir)}", "name another one with -D")
     if place == b"/":
-        raise Refused("the whole machine cannot be kept", "go to the folder of your code, or name it with -D")
+        raise Refused("cannot take a snapshot of /", "go to the folder of your code, or name it with -D")
     listing = list_tree(place, mode)
     _check_size(listing, limits)
     if place != listing.root:

@@ -66,7 +66,7 @@ def start_in_copy(call: Call, socket_path: str, spec: dict[str, Any], mode: str)
     notes = ways_out(spec, root, tree)
     for what, names in (
         ("sockets, pipes and devices are not in the snapshot", found.about["left_out"]),
-        ("written to while it was copied, so its copy may be half of one", found.about.get("unsettled", ())),
+        ("changed while it was copied, so the copy may be incomplete", found.about.get("unsettled", ())),
     ):
         if names:
             notes.append(f"{what}: {', '.join(printable(name, 80) for name in names[:3])}")
@@ -142,7 +142,7 @@ def ways_out(spec: Mapping[str, Any], root: str, tree: str) -> list[str]:
     goes_back = _GOES_BACK.search(script)
     if goes_back:
         texts.append(
-            f"the script goes to ${goes_back[1]}, out of the snapshot: it starts in the copy without that line"
+            f"the script changes to ${goes_back[1]}, out of the snapshot: remove that line to start in the copy"
         )
     words = [word for word in spec.get("argv") or () if _kept(word, root, tree)]
     home = os.path.expanduser("~")
@@ -155,7 +155,7 @@ def ways_out(spec: Mapping[str, Any], root: str, tree: str) -> list[str]:
         if _kept(path, root, tree):
             words.append(word)
     texts += [
-        f"{printable(word, 200)} is used where it is, not as it is in the snapshot: name it relative to the folder"
+        f"{printable(word, 200)} is used in place, not from the snapshot: use a path relative to the folder"
         for word in list(dict.fromkeys(words))[:_MOST]
     ]
     return texts

@@ -56,7 +56,7 @@ def backup(database: str, target: str) -> BackupSummary:
     """
     check_library()
     if not os.path.exists(database):
-        raise NotFound(f"there is no database {database} yet", "the first gsub makes it; see: gpusched doctor")
+        raise NotFound(f"there is no database {database} yet", "the first gsub creates it; see: gpusched doctor")
     target = os.path.abspath(target)
     _refuse_target(database, target)
     with _explained(target):
@@ -98,7 +98,7 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
     if not os.path.isfile(source):
         raise NotFound(f"there is no file {source}", "name a backup that was made with: gpusched backup FILE")
     if os.path.exists(database) and os.path.samefile(source, database):
-        raise Refused(f"{source} is the database itself, no backup of it", "name a backup")
+        raise Refused(f"{source} is the database itself, not a backup", "name a backup")
     part, taken = f"{database}.restoring", f"{database}.taken"
     with _explained(source):
         os.makedirs(os.path.dirname(database), mode=0o700, exist_ok=True)
@@ -151,7 +151,7 @@ def _refuse_target(database: str, target: str) -> None:
     if os.path.realpath(target) in own:
         raise Refused(f"{target} is the database itself", "name another file")
     if os.path.lexists(target) and not _is_ours(target):
-        raise Refused(f"{target} is there already and is no backup of gpusched", "name another file, or remove it")
+        raise Refused(f"{target} exists and is not a gpusched backup", "name another file, or remove it")
 
 
 def _check_trusted(source: str, found: os.stat_result) -> None:
@@ -165,7 +165,7 @@ def _check_trusted(source: str, found: os.stat_result) -> None:
     else:
         return
     raise Refused(
-        f"{source} {who}, who could have its jobs run as anybody",
+        f"{source} {who}, who could make its jobs run as any user",
         f"if you know what is in it, make it yours: install -m 600 {source} OWN_COPY, and restore that",
     )
 
@@ -202,7 +202,7 @@ def _check_sound(db: sqlite3.Connection, path: str) -> None:
     if problems != ["ok"]:
         raise damaged(path, "; ".join(problems))
     if db.execute("PRAGMA foreign_key_check").fetchone() is not None:
-        raise damaged(path, "it has records of jobs that are gone")
+        raise damaged(path, "it has records of deleted jobs")
 
 
 def _counts(db: sqlite3.Connection) -> tuple[int, int]:

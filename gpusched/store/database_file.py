@@ -63,7 +63,7 @@ class DatabaseFile:
             return self._gone("deleted", RESCUED, connection)
         except OSError as error:
             return StoreBroken(
-                f"the database {self.path} cannot be reached any more ({(error.strerror or str(error)).lower()}); "
+                f"the database {self.path} can no longer be reached ({(error.strerror or str(error)).lower()}); "
                 "nothing is recorded",
                 f"look at its folder: ls -ld {os.path.dirname(self.path)}",
             )
@@ -219,7 +219,7 @@ def _explain_os_error(error: OSError, path: str) -> GpuschedError:
 
 
 def _hint_for_read_only(path: str) -> str:
-    return f"check the folder with: ls -ld {_folder(path)}; another place is chosen by GPUSCHED_HOME"
+    return f"check the folder with: ls -ld {_folder(path)}; or choose another place with GPUSCHED_HOME"
 
 
 def disk_full(path: str) -> StoreFull:
@@ -234,15 +234,15 @@ def damaged(path: str, detail: str) -> StoreBroken:
     """The file is damaged, or no database of ours."""
     return StoreBroken(
         f"the database {path} is damaged ({detail})",
-        f"look closer with: gpusched doctor; to start anew, move it away: mv {path} {path}.damaged",
+        f"look closer with: gpusched doctor; to start afresh, move it away: mv {path} {path}.damaged",
     )
 
 
 def not_ours(path: str, tables: list[str]) -> StoreBroken:
     """The file is a database of something else."""
     return StoreBroken(
-        f"{path} is a database, but not of gpusched: it holds {', '.join(tables[:3])}",
-        f"move it away: mv {path} {path}.other; or choose another place by GPUSCHED_HOME",
+        f"{path} is a database, but not gpusched's: it holds {', '.join(tables[:3])}",
+        f"move it away: mv {path} {path}.other; or choose another place with GPUSCHED_HOME",
     )
 
 

@@ -65,8 +65,8 @@ def open_to_read(path: str) -> SqliteStore:
             raise not_ours(path, ["other tables"])
         if found.is_older:
             raise NotReady(
-                f"the database {path} is of an older release",
-                "have the daemon of this one bring it up to date: gpusched daemon start",
+                f"the database {path} was written by an older release",
+                "start the daemon of this release to upgrade it: gpusched daemon start",
             )
         if found.schema is not None and found.schema > len(MIGRATIONS):
             raise too_new(path, found.schema, len(MIGRATIONS), __version__)
@@ -81,7 +81,7 @@ def open_to_read(path: str) -> SqliteStore:
 
 def _not_yours(path: str) -> Forbidden:
     return Forbidden(
-        f"the history in {path} is not yours to read", "ask whoever it belongs to: an admin may copy it, or use sudo"
+        f"the history in {path} is not readable by you", "ask its owner or an admin for a copy, or use sudo"
     )
 
 

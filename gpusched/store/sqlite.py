@@ -222,7 +222,7 @@ class SqliteStore:
                 f"{side_file} was deleted or replaced while the daemon runs ({log_text}); nothing is recorded",
                 f"restart the daemon: {RESTART}",
             )
-        log.warning("%s was deleted or replaced; nothing is lost, it was made again", side_file)
+        log.warning("%s was deleted or replaced; nothing is lost, it was recreated", side_file)
         file.forget_side_files()
         file.note_write()
         return None
@@ -392,7 +392,7 @@ class SqliteStore:
         if problems != ["ok"]:
             return f"the database {self._path} is damaged: {'; '.join(map(str, problems))}"
         if orphans:
-            return f"the database {self._path} has {len(orphans)} records of jobs that are gone"
+            return f"the database {self._path} has {len(orphans)} records of deleted jobs"
         return None
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ def test_who_has_no_targets_is_told_so_at_once_and_the_output_stays_what_it_is(o
     done = own.type("gsub", "--parsable", "--notify=end", "--", "true")
     assert (done.code, done.out) == (0, "1\n")
     assert done.err == (
-        f"gsub: there is no {own.home}/notify.toml yet, so nobody will be told; make it as docs/howto/alerts.md shows\n"
+        f"gsub: there is no {own.home}/notify.toml, so no alerts will be sent; create it as in docs/howto/alerts.md\n"
     )
     targets(own, '[target.x]\nurl = "json://127.0.0.1:9"\n')
     assert own.type("gsub", "--notify=end", "--", "true").err == ""
@@ -69,14 +69,14 @@ def test_who_has_no_targets_is_told_so_at_once_and_the_output_stays_what_it_is(o
 @pytest.mark.parametrize(
     ("file", "to", "says"),
     [
-        ("", "", "nobody will be told: {file} names no target"),
-        ('[target.x]\nurl = "json://h"\n', "x,y", "y will not be told: {file} has no target of this name"),
-        ("", "a@b.org", "a@b.org will not be told: {file} has no mail server, as in: mail = 'mailto://smtp.lab.org'"),
+        ("", "", "no alerts will be sent: {file} names no target"),
+        ('[target.x]\nurl = "json://h"\n', "x,y", "y will get no alerts: {file} has no target of this name"),
+        ("", "a@b.org", "a@b.org will get no alerts: {file} has no mail server, as in: mail = 'mailto://smtp.lab.org'"),
         (
             '[target.x]\nurl = "json://h"\ntitle = "{nmae}"\n',
             "x",
-            "nobody will be told before this is mended: file {file}, line 3: target.x.title uses {{nmae}}, "
-            "which is no fact; did you mean {{name}}?",
+            "no alerts will be sent until this is fixed: file {file}, line 3: target.x.title uses {{nmae}}, "
+            "which is not a fact; did you mean {{name}}?",
         ),
     ],
 )
@@ -110,7 +110,7 @@ def test_whom_to_tell_what_can_be_changed_later(own: Shell) -> None:
         own.ok("gctl", "update", "1", "notify=begin")
         own.ok("gctl", "update", "1", nobody)
         assert json.loads(own.ok("gshow", "--json", "1"))["jobs"][0]["spec"]["alerting"] is None
-    for wrong, says in (("notify=ends", "'ends' is nothing to be told of"), ("notify-to=a b", "'a b' is neither")):
+    for wrong, says in (("notify=ends", "'ends' is not an event"), ("notify-to=a b", "'a b' is neither")):
         done = own.type("gctl", "update", "1", wrong)
         assert (done.code, says in done.err) == (2, True)
 
@@ -118,9 +118,9 @@ def test_whom_to_tell_what_can_be_changed_later(own: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--notify", "ends"), "--notify: 'ends' is nothing to be told of"),
+        (("--notify", "ends"), "--notify: 'ends' is not an event"),
         (("--mail-type=TIME_LIMIT_90",), "the nearest is time_limit_80"),
-        (("--mail-user=a@b.org",), "a@b.org is to be told, but nothing of what"),
+        (("--mail-user=a@b.org",), "a@b.org is a target of alerts, but no event is named"),
         (("--notify=end", "--notify-to=a b"), "'a b' is neither a target nor a mail address"),
         (("--notify=end", "--notify-to=a@b.c?to=d@e.f"), "'a@b.c?to=d@e.f' is neither a target nor a mail address"),
     ],
@@ -189,7 +189,7 @@ def test_config_check_and_doctor_know_the_file_and_config_show_none_of_its_secre
     file = targets(own, f'[target.good]\nurl = "{web.url()}"\ntitle = "{{nmae}}"\n')
     done = own.type("gpusched", "config", "check")
     assert done.code == 2
-    said = f"file {file}, line 3: target.good.title uses {{nmae}}, which is no fact; did you mean {{name}}?"
+    said = f"file {file}, line 3: target.good.title uses {{nmae}}, which is not a fact; did you mean {{name}}?"
     assert said in done.err
     assert said in own.type("gpusched", "doctor").out
     targets(own, '[target.good]\nurl = "nosuchservice://5ecret"\n')

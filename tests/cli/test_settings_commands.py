@@ -84,12 +84,12 @@ def test_check_tells_everything_that_is_wrong_in_the_order_of_the_file(alone: Sh
     assert done.code == 2
     assert errors == [
         f"gpusched: error: file {path}, line 3: queue default is guaranteed 2 gpus and may hold at most 1",
-        f"gpusched: error: file {path}, line 6: queue.a.factor is 3; it must be at least 0 and at most 1",
+        f"gpusched: error: file {path}, line 6: queue.a.factor is 3; it must be a number of at least 0 and at most 1",
     ]
     write(alone, "[queue.default]\n[queue.a]\nparent = 'defualt'\n")
     done = alone.type("gpusched", "config", "check", "--json")
     (problem,) = json.loads(done.out)["problems"]
-    assert problem["message"].endswith("line 3: queue a is below defualt, which is no queue")
+    assert problem["message"].endswith("line 3: queue a is below defualt, which does not exist")
     assert problem["hint"] == "did you mean default?"
     assert (done.code, done.err) == (2, "")
 

@@ -369,7 +369,7 @@ def test_orphans_are_found(store: SqliteStore) -> None:
     store.commit(Changes(jobs={3: job(3)}, events=[JobEvent(3, NOW, "note", "x")]))
     store._db.execute("PRAGMA foreign_keys = OFF")
     store._db.execute("DELETE FROM jobs")
-    assert "1 records of jobs that are gone" in str(store.check())
+    assert "1 records of deleted jobs" in str(store.check())
 
 
 def test_a_place_that_cannot_be_written_is_refused_with_its_name() -> None:

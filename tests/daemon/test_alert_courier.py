@@ -160,7 +160,7 @@ def test_a_sender_that_dies_is_replaced_after_a_pause_that_grows(desk: Desk, web
         assert pid is not None
         os.killpg(pid, signal.SIGKILL)
         desk.wait_idle()
-        assert desk.courier.trouble == "the process that sends alerts has ended (signal 9)"
+        assert desk.courier.trouble == "the alert sender ended (signal 9)"
         desk.submit()
         assert desk.courier.due_s() == pytest.approx(pause_s)
         desk.now += pause_s - 0.1
@@ -305,7 +305,7 @@ def test_a_sender_that_says_what_makes_no_sense_is_replaced(desk: Desk, web: Web
             out.write(b"x" * 30_000)
             desk.poll()
     assert desk.courier.is_idle
-    assert desk.courier.trouble == "the process that sends alerts says what makes no sense"
+    assert desk.courier.trouble == "the alert sender wrote invalid output"
     web.hold.set()
 
 
@@ -365,7 +365,7 @@ def test_a_sender_that_does_not_end_is_ended(desk: Desk, web: WebReceiver) -> No
     desk.now += 1000
     desk.poll()
     assert desk.courier.is_idle
-    assert desk.courier.trouble == "the process that sends alerts does not end"
+    assert desk.courier.trouble == "the alert sender does not end"
     web.hold.set()
     wait_until(lambda: is_free(desk.folder / "told"), what="its tries to be ended with it")
 

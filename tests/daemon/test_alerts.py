@@ -88,8 +88,8 @@ def test_the_beginning_and_the_end_of_a_job_are_told(make_daemon: Callable[..., 
     assert web.titles == [f"gpusched: job {job} (train) has started", f"gpusched: job {job} (train): COMPLETED"]
     assert "COMPLETED: exit code 0" in web.messages[1]["message"]
     assert str(daemon.home) in web.messages[1]["message"]
-    wait_until(lambda: "told hook of end" in story(daemon, job), what="the story")
-    assert "told hook of begin" in story(daemon, job)
+    wait_until(lambda: "sent end to hook" in story(daemon, job), what="the story")
+    assert "sent begin to hook" in story(daemon, job)
 
 
 def test_a_failure_is_told_once_though_two_words_ask_for_it(
@@ -103,7 +103,7 @@ def test_a_failure_is_told_once_though_two_words_ask_for_it(
     )
     wait_until(lambda: len(web.messages) == 2 and len(ends.messages) == 1, what="messages")
     # Each try is a process of its own.
-    assert sorted(web.titles) == [f"gpusched: job {job} (x) is tried again", f"gpusched: job {job} (x): FAILED"]
+    assert sorted(web.titles) == [f"gpusched: job {job} (x) will be retried", f"gpusched: job {job} (x): FAILED"]
     assert ends.titles == [f"gpusched: job {job} (x): FAILED"]
     ends.close()
 
@@ -157,8 +157,8 @@ def test_a_service_that_fails_twice_is_told_at_the_third_try(
     job = daemon.submit("true", notify=["end"])
     wait_until(lambda: bool(web.messages), what="a message")
     assert web.refused == 2
-    wait_until(lambda: "told hook of end, at try 3" in story(daemon, job), what="the story")
-    failed = [text for text in story(daemon, job) if "could not tell hook of end yet" in text]
+    wait_until(lambda: "sent end to hook, at attempt 3" in story(daemon, job), what="the story")
+    failed = [text for text in story(daemon, job) if "could not send end to hook yet" in text]
     assert len(failed) == 1
     assert "500" in failed[0]
     assert doctor(daemon)["level"] == "ok"
@@ -174,7 +174,7 @@ def test_a_target_that_hangs_is_reported_and_delays_neither_jobs_nor_other_targe
         wait_until(lambda: len(web.messages) == 1, what="the good target to be told")
         second = daemon.submit("true", notify=["end"])
         assert daemon.wait(second, timeout_s=10)[0]["state"] == "COMPLETED"
-        wait_until(lambda: any("could not tell hangs" in text for text in story(daemon, first)), what="the story")
+        wait_until(lambda: any(" to hangs" in text for text in story(daemon, first)), what="the story")
         wait_until(lambda: len(web.messages) == 2, what="the good target to be told again")
         check = doctor(daemon)
         assert check["level"] == "warn"
@@ -187,7 +187,7 @@ def test_secrets_are_in_no_log_no_story_and_no_answer(make_daemon: Callable[...,
     targets(daemon, to(web) + '[target.gone]\nurl = "json://us3r:pa55@127.0.0.1:9/gone-5ecret?x=query-5ecret"\n')
     web.codes = [500]
     job = daemon.submit("true", notify=["end"])
-    wait_until(lambda: sum("could not tell" in text for text in story(daemon, job)) == 2, what="the story")
+    wait_until(lambda: sum("could not send" in text for text in story(daemon, job)) == 2, what="the story")
     said = json.dumps([daemon.job(job), daemon.call("GET", "/v1/doctor"), daemon.call("GET", "/v1/status")])
     for file in (daemon.home / "log" / "gpuschedd.log", daemon.home / "daemon.out"):
         said += file.read_text()
@@ -214,9 +214,9 @@ def test_a_kill_between_the_change_and_the_sending_loses_and_doubles_nothing(
     web.hold.set()
     if victim != "sender":
         daemon.start()
-    wait_until(lambda: "told hook of end" in story(daemon, job), what="the story")
+    wait_until(lambda: "sent end to hook" in story(daemon, job), what="the story")
     second = daemon.submit("true", name="y", notify=["end"])
-    wait_until(lambda: "told hook of end" in story(daemon, second), what="the second story")
+    wait_until(lambda: "sent end to hook" in story(daemon, second), what="the second story")
     assert web.titles == [f"gpusched: job {job} (x): COMPLETED", f"gpusched: job {second} (y): COMPLETED"]
 
 
@@ -233,7 +233,7 @@ def test_a_daemon_that_dies_before_the_commit_tells_of_the_end_once(
     daemon.start()
     wait_until(lambda: bool(web.messages), what="a message")
     daemon.wait("1")
-    wait_until(lambda: "told hook of end" in story(daemon, "1"), what="the story")
+    wait_until(lambda: "sent end to hook" in story(daemon, "1"), what="the story")
     assert len(web.messages) == 1
 
 
@@ -249,7 +249,7 @@ def test_an_end_is_told_once_though_the_daemon_dies_or_fails_after_the_commit(
     if not how:
         daemon.reap()
         daemon.start()
-    wait_until(lambda: "told hook of end" in story(daemon, job), what="the story")
+    wait_until(lambda: "sent end to hook" in story(daemon, job), what="the story")
     wait_until(lambda: doctor(daemon)["text"] == "none to be sent", what="an empty outbox")
     assert web.titles == [f"gpusched: job {job} (x): COMPLETED"]
 
@@ -277,8 +277,8 @@ def test_most_of_a_time_limit_and_a_long_wait_are_told_once_each_over_a_restart(
     targets(daemon, to(web))
     running = daemon.submit("sleep", "60", name="r", cpus=1, time_limit_s=5, notify=["time_limit_80"])
     waiting = daemon.submit("true", name="w", cpus=1, notify=["pending"])
-    wait_until(lambda: "told hook of time_limit_80" in story(daemon, running), what="the limit to come near")
-    wait_until(lambda: "told hook of pending" in story(daemon, waiting), what="the wait to be told of")
+    wait_until(lambda: "sent time_limit_80 to hook" in story(daemon, running), what="the limit to come near")
+    wait_until(lambda: "sent pending to hook" in story(daemon, waiting), what="the wait to be told of")
     daemon.kill()
     daemon.start()
     daemon.wait(waiting)
@@ -293,7 +293,7 @@ def test_a_job_with_nobody_to_tell_says_so_in_its_story(make_daemon: Callable[..
     daemon = make_daemon(config=QUICK)
     job = daemon.submit("true", notify=["end"])
     wait_until(
-        lambda: f"could not tell anybody of end: there is no {daemon.home}/notify.toml" in story(daemon, job),
+        lambda: f"could not send end to any target: there is no {daemon.home}/notify.toml" in story(daemon, job),
         what="the story",
     )
 
@@ -339,7 +339,7 @@ def test_more_alerts_than_the_outbox_holds_are_dropped_and_counted(
     web.hold.clear()
     ids = [daemon.submit("true", notify=["end"]) for _ in range(4)]
     daemon.wait(*ids)
-    dropped = [job for job in ids if "end is not told: too many alerts wait" in story(daemon, job)]
+    dropped = [job for job in ids if "end alert dropped: too many unsent alerts" in story(daemon, job)]
     assert len(dropped) == 2
     assert "2 were dropped" in str(doctor(daemon)["text"])
     web.hold.set()
@@ -368,7 +368,7 @@ def test_random_kills_of_daemon_and_sender_lose_no_alert_and_double_none_that_ha
             daemon.kill()
             daemon.start()
     daemon.wait(*ids)
-    wait_until(lambda: all("told hook of end" in story(daemon, job) for job in ids), timeout_s=40, what="every story")
+    wait_until(lambda: all("sent end to hook" in story(daemon, job) for job in ids), timeout_s=40, what="every story")
     assert {title.split()[2] for title in web.titles} == set(ids)
     # What a killed sender was sending comes to its end.
     assert len(web.titles) <= len(ids) + kills

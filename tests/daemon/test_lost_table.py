@@ -162,7 +162,7 @@ def test_a_lost_write_ahead_log_loses_nothing(home: Home, suffixes: tuple[str, .
         os.unlink(f"{home.table}{suffix}")
     waiting = home.daemon.submit("/bin/true", hold=True, stdout="/dev/null")
     assert int(waiting) == int(home.running) + 1
-    assert home.log_lines("nothing is lost, it was made again")
+    assert home.log_lines("nothing is lost, it was recreated")
     home.daemon.kill()
     home.end_running()
     home.daemon.start()

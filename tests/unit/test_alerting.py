@@ -159,7 +159,7 @@ def test_a_job_that_waits_too_long_is_told_once_with_the_reason() -> None:
     assert keys(lab) == []
     lab.turn(1)
     assert keys(lab) == [f"{job}.1 pending"]
-    assert facts(lab, f"{job}.1 pending")["message"].startswith("it has waited for 10:00: ")
+    assert facts(lab, f"{job}.1 pending")["message"].startswith("pending for 10:00: ")
     tell_all(lab)
     lab.turn(5000)
     lab.turn(600)
@@ -247,7 +247,7 @@ def test_nor_at_the_same_instant_and_that_is_logged_once(caplog: pytest.LogCaptu
     )
     assert [row.uid for row in lab.store.load_alerts()].count(BOB.uid) == 1
     assert len(keys(lab)) == 3
-    assert caplog.text.count("is not told") == 1
+    assert caplog.text.count("begin dropped") == 1
 
 
 # --- the administrator --------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_a_card_that_comes_and_goes_is_told_three_times_an_hour_and_the_last_tim
     tell_all(lab)
     told = messages(lab, "gpu_lost")
     assert len(told) == 3
-    last = "; should it go on, nothing more is told of it for an hour"
+    last = "; further alerts about this are suppressed for an hour"
     assert [text.endswith(last) for text in told] == [False, False, True]
     # Of another card it is told all the same.
     lab.lost = {0}
@@ -416,19 +416,19 @@ def test_what_was_told_is_not_handed_over_again_while_it_cannot_be_recorded() ->
     lab.store.is_full = False
     dispatcher.reconcile()
     assert keys(lab) == []
-    assert "told phone of begin" in [event.text for event in lab.store.events(job)]
+    assert "sent begin to phone" in [event.text for event in lab.store.events(job)]
 
 
 @pytest.mark.parametrize(
     ("report", "text"),
     [
-        ({"outcome": "told", "tries": 3}, "told phone of begin, at try 3"),
+        ({"outcome": "told", "tries": 3}, "sent begin to phone, at attempt 3"),
         (
             {"outcome": "failed", "tries": 1, "error": "500", "next_s": 5},
-            "could not tell phone of begin yet: 500; it is tried again",
+            "could not send begin to phone yet: 500; will retry",
         ),
         ({"outcome": "failed", "tries": 2, "error": "500", "next_s": 5}, None),
-        ({"outcome": "gave_up", "tries": 9, "error": "500"}, "could not tell phone of begin after 9 tries: 500"),
+        ({"outcome": "gave_up", "tries": 9, "error": "500"}, "could not send begin to phone after 9 attempts: 500"),
     ],
 )
 def test_the_story_says_what_is_new(report: dict[str, Any], text: str | None) -> None:

@@ -75,7 +75,7 @@ class Desk:
         assert {row.key: row for row in self.lab.store.load_alerts()} == self.lab.scheduler.alerts.rows == {}
         assert self.sent == ["1.1 end", "2.1 end"]
         stories = [event.text for job_id in (1, 2) for event in self.lab.store.events(job_id)]
-        assert stories.count("told a of end") == 2
+        assert stories.count("sent end to a") == 2
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -147,7 +147,7 @@ def test_targets_without_end_that_a_user_claims_are_not_recorded(monkeypatch: py
         desk.dispatcher.reconcile()
     assert desk.lab.scheduler.alerts.rows["1.1 end"].settled == ("t0", "t1", "t2")
     stories = [event.text for event in desk.lab.store.events(1)]
-    assert sum(text.startswith("told t") for text in stories) == 3
+    assert sum(text.startswith("sent end to t") for text in stories) == 3
 
 
 def test_a_memory_that_cannot_follow_the_table_is_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def test_a_retry_names_the_run_that_failed_even_when_the_next_one_starts_in_the_
     after = running(retry={"retries": 3}, run=2, failures=1)
     found = told(before, after, closed(before, JobState.FAILED), run(after, number=2))
     assert [f"{what.event} {what.run}" for what in found] == ["retry 1", "begin 2"]
-    assert found[0].message == "run 1 FAILED: exit code 3; it is tried again, 1 of 3 retries used"
+    assert found[0].message == "run 1 FAILED: exit code 3; will be retried, 1 of 3 retries used"
 
 
 def test_a_run_that_was_lost_is_told_as_a_retry() -> None:
@@ -225,10 +225,10 @@ def test_words_are_read_in_any_case_and_either_spelling(text: str, found: tuple[
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("ends", "'ends' is nothing to be told of; write begin, end"),
-        ("STAGE_OUT", "'STAGE_OUT' is nothing"),
+        ("ends", "'ends' is not an event; write begin, end"),
+        ("STAGE_OUT", "'STAGE_OUT' is not an event"),
         ("TIME_LIMIT_90", "the nearest is time_limit_80"),
-        ("end,TIME_LIMIT", "'TIME_LIMIT' is nothing to be told of; the nearest is fail"),
+        ("end,TIME_LIMIT", "'TIME_LIMIT' is not an event; the nearest is fail"),
     ],
 )
 def test_unknown_words_are_refused_with_the_nearest(text: str, says: str) -> None:

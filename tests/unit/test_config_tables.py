@@ -172,20 +172,20 @@ CONTRADICTIONS = {
     "queues in a circle": (
         "[queue.default]\n[queue.a]\nparent = 'b'\n[queue.b]\nparent = 'a'",
         3,
-        "the queues are above each other in a circle: a -> b -> a",
+        "the queues form a cycle: a -> b -> a",
     ),
-    "a queue above itself": ("[queue.default]\nparent = 'default'", 2, "in a circle: default -> default"),
+    "a queue above itself": ("[queue.default]\nparent = 'default'", 2, "form a cycle: default -> default"),
     "accounts in a circle": (
         "[account.a]\nparent = 'c'\n[account.b]\nparent = 'a'\n[account.c]\nparent = 'b'",
         2,
-        "in a circle: a -> c -> b -> a",
+        "form a cycle: a -> c -> b -> a",
     ),
     "an unknown parent": (
         "[queue.default]\n[queue.vision]\nparent = 'defualt'",
         3,
-        "queue vision is below defualt, which is no queue",
+        "queue vision is below defualt, which does not exist",
     ),
-    "an unknown account above": ("[account.a]\nparent = 'zzz'", 2, "account a is below zzz, which is no account"),
+    "an unknown account above": ("[account.a]\nparent = 'zzz'", 2, "account a is below zzz, which does not exist"),
     "a guarantee above the maximum": (
         "[queue.default]\nguaranteed_gpus = 4\nmax_gpus = 2",
         2,
@@ -232,33 +232,41 @@ CONTRADICTIONS = {
         3,
         "max_running_per_user of QOS x is 3, but max_jobs_per_user is 2",
     ),
-    "a default queue that is misspelt": ("[default]\nqueue = 'bacth'\n[queue.batch]", 2, "go to bacth, and there is"),
+    "a default queue that is misspelt": ("[default]\nqueue = 'bacth'\n[queue.batch]", 2, "default.queue is bacth, which does"),
     "promises below a queue with a dot in its name": (
         "[default]\nqueue = 'a'\n[queue.'lab.x']\n\nguaranteed_gpus = 1\n"
         "[queue.a]\nparent = 'lab.x'\nguaranteed_gpus = 2",
         5,
         "the queues below lab.x are guaranteed 2 GPUs, but it has only 1",
     ),
-    "a default QOS where there is none": ("[default]\nqos = 'normal'", 2, "get normal, and there is no such QOS"),
-    "processes are ended without a word": ("[foreign]\nkill_after_s = 60", 2, "would be ended without a word"),
+    "a default QOS where there is none": (
+        "[default]\nqos = 'normal'",
+        2,
+        "default.qos is normal, which does not exist",
+    ),
+    "processes are ended without a word": (
+        "[foreign]\nkill_after_s = 60",
+        2,
+        "foreign processes would be killed without alerting",
+    ),
     "a queue that is exempt and is none": (
         "[queue.default]\n[foreign]\nexempt_queues = ['defualt']",
         3,
-        "exempt_queues names defualt, which is no queue",
+        "exempt_queues names defualt, which does not exist",
     ),
     "a QOS for an unknown account": ("[account.a]\n[qos.x]\naccounts = ['b']", 3, "qos x is for account b"),
     "cells above the maximum": ("[queue.default]\nmax_gpus = 4\ncells = ['4', 'n1:2']", 3, "are 6 GPUs"),
-    "an unknown default queue": ("[queue.batch]", 1, "jobs that name no queue go to default, and there is no such"),
+    "an unknown default queue": ("[queue.batch]", 1, "default.queue is default, which does not exist"),
     "a default queue that is no leaf": (
         "[queue.default]\n[queue.a]\nparent = 'default'",
         1,
         "which has queues below it and takes no jobs itself",
     ),
-    "an unknown default QOS": ("[default]\nqos = 'norml'\n[qos.normal]", 2, "jobs that name no QOS get norml"),
+    "an unknown default QOS": ("[default]\nqos = 'norml'\n[qos.normal]", 2, "default.qos is norml"),
     "a QOS that preempts an unknown one": (
         "[qos.x]\ntier = 1\npreempts = ['low']",
         3,
-        "low, which is no QOS",
+        "low, which does not exist",
     ),
     "a QOS that preempts itself": ("[qos.x]\npreempts = ['x']", 2, "QOS x would preempt itself"),
     "a QOS that preempts its equal": (
@@ -269,7 +277,7 @@ CONTRADICTIONS = {
     "a queue for an unknown account": (
         "[account.physics]\n[queue.default]\naccounts = ['physic']",
         3,
-        "queue default is for account physic, which is no account",
+        "queue default is for account physic, which does not exist",
     ),
     "a longer default limit than the default queue's": (
         "[default]\ntime_limit_s = 100\n[queue.default]\nmax_time_s = 50",

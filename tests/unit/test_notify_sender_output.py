@@ -75,7 +75,7 @@ def test_texts_are_cut_and_made_fit_to_print() -> None:
     (report,) = heard({**FAILED, "failures": 10**30})
     assert report["failures"] == 1 << 16
     (report,) = heard({**FAILED, "error": {}, "next_s": float("inf")})
-    assert (report["error"], report["next_s"]) == ("no reason is known", 0.0)
+    assert (report["error"], report["next_s"]) == ("unknown reason", 0.0)
 
 
 def test_a_line_without_an_end_and_a_story_without_an_end_make_no_sense() -> None:

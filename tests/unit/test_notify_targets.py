@@ -64,26 +64,26 @@ def test_no_file_is_no_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("[target.x]\nurl = 'ntfy://a'\ntitle = '{nmae}'", 3, "uses {nmae}, which is no fact; did you mean {name}?"),
+        ("[target.x]\nurl = 'ntfy://a'\ntitle = '{nmae}'", 3, "uses {nmae}, which is not a fact; did you mean {name}?"),
         ("[template.fail]\nbody = '{zzz}'", 2, "known are: event, message"),
-        ("[template]\nbody = '{name'", 2, "has a brace without its partner"),
-        ("[template]\nbody = '{name!r}'", 2, "asks for a form of {name}"),
-        ("[template]\nbody = '{exit_code:>5}'", 2, "asks for a form of {exit_code}"),
-        ("[template]\nbody = '{name.__class__}'", 2, "uses {name.__class__}, which is no fact"),
-        ("[template]\nbody = '{0}'", 2, "uses {0}, which is no fact"),
+        ("[template]\nbody = '{name'", 2, "has an unmatched brace"),
+        ("[template]\nbody = '{name!r}'", 2, "formats {name}"),
+        ("[template]\nbody = '{exit_code:>5}'", 2, "formats {exit_code}"),
+        ("[template]\nbody = '{name.__class__}'", 2, "uses {name.__class__}, which is not a fact"),
+        ("[template]\nbody = '{0}'", 2, "uses {0}, which is not a fact"),
         ("[template]\nbody = 3", 2, "must be a text"),
         ("[template.ends]\nbody = 'x'", 1, "has no ends; did you mean end?"),
         ("[template.end]\nbdy = 'x'", 2, "[template.end] has no bdy; did you mean body?"),
-        ("[target.x]\nurl = 'ntfy://a'\non = ['ends']", 3, "'ends' is nothing to be told of"),
+        ("[target.x]\nurl = 'ntfy://a'\non = ['ends']", 3, "'ends' is not an event"),
         ("[target.x]\nurl = 'ntfy://a'\non = 'end'", 3, "must be a list of texts"),
         ("[target.x]\non = ['end']", 1, "target x has no url"),
-        ("[target.x]\nurl = 's3cret'", 2, "target.x.url is no address"),
-        ("[target.x]\nurl = ['ntfy://s3cret']", 2, "target.x.url is no address"),
+        ("[target.x]\nurl = 's3cret'", 2, "target.x.url is not an address"),
+        ("[target.x]\nurl = ['ntfy://s3cret']", 2, "target.x.url is not an address"),
         ("[target.x]\nurl = 'ntfy://a'\ncolour = 1", 3, "has no colour"),
-        ("[target.'a b']\nurl = 'ntfy://a'", 1, "is no name of a target"),
+        ("[target.'a b']\nurl = 'ntfy://a'", 1, "is not a valid target name"),
         ("target = 3", 1, "target is a section"),
         ("[target]\nx = 3", 2, "target.x is a table"),
-        ("mail = 'smtp.lab'", 1, "mail is no address"),
+        ("mail = 'smtp.lab'", 1, "mail is not an address"),
         ("[tragets.x]\nurl = 'ntfy://a'", 1, "it has no tragets; did you mean target?"),
     ],
 )
@@ -104,7 +104,7 @@ def test_all_mistakes_are_told_in_the_order_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_toml_or_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(TargetsError, match="is no TOML"):
+    with pytest.raises(TargetsError, match="is not valid TOML"):
         read_targets(write(tmp_path, "[target"))
     with pytest.raises(TargetsError, match="cannot be read: is a directory"):
         read_targets(str(tmp_path))
@@ -141,7 +141,7 @@ def test_a_template_is_filled_with_facts_and_nothing_in_a_fact_is_read_again() -
         ("mailto://me:p4@h.org", "login me with p4 at h.org", "login me with *** at h.org"),
         ("mailto://alice:x@h.org?pass=quer%20y", "alice quer y quer%20y", "*** *** ***"),
         ("ntfy://topic@localhost", "localhost refused", "localhost refused"),
-        ("json://[s3cret", "no s3cret", "the address cannot be taken apart, so that nothing of the answer is shown"),
+        ("json://[s3cret", "no s3cret", "the address cannot be parsed, so the answer is not shown"),
         ("json://127.0.0.1:80/a", "127.0.0.1 refused", "127.0.0.1 refused"),
     ],
 )

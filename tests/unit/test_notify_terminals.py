@@ -135,4 +135,4 @@ def test_a_try_says_why_nobody_was_reached(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(terminals, "_terminals", lambda folder: [])
     result = send(terminals.TERMINALS, "title", "body")
     assert (result.is_told, result.is_final) == (False, True)
-    assert result.error == "no terminal of theirs: none is open"
+    assert result.error == "no terminal to write to: none is open"

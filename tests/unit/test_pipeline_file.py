@@ -226,7 +226,7 @@ def test_a_variable_that_the_file_has_not(folder: Path) -> None:
 
 
 def test_what_is_no_toml_and_what_is_not_there(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"p.toml is no TOML: .*line 1"):
+    with pytest.raises(UsageError, match=r"p.toml is not valid TOML: .*line 1"):
         load(folder, "x = = 1\n")
     with pytest.raises(Refused, match="there is no pipeline file q.toml"):
         read("q.toml", {}, gsub_table())
