@@ -58,7 +58,7 @@ class Manager(ServiceManager):
         super().__init__({})
         self.said: list[str] = []
 
-    def tell(self, *fields: str) -> None:
+    def notify(self, *fields: str) -> None:
         self.said += fields
 
 

@@ -85,7 +85,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
         return _error(UsageError("something in the request is nested too deeply", "write it flatter"))
     except Exception:
         log.exception("%s %s", request.method, request.path)
-        return _error(BrokenInvariant("the daemon met an error of its own", "the log has it: gpusched daemon status"))
+        return _error(BrokenInvariant("the daemon hit an internal error", "the log has it: gpusched daemon status"))
 
 
 async def _warn(request: web.Request, response: web.StreamResponse) -> None:

@@ -25,11 +25,11 @@ def allocation_of_run(
 
     A run that the policy has suspended keeps memory, GPUs and what is counted by number, and gives its cores back,
     also while it is ended after that. One that its owner has suspended keeps all, or it could not go on at will.
-    Its limit does not count the time it has stood still. Its start is moved on by that time, so that usage does not
+    Its limit does not count suspended time. Its start is moved on by that time, so that usage does not
     count it either, unless it kept GPUs from others meanwhile.
     """
     if job is None:
-        # A run whose job nobody knows is ended at the next adoption; until then it holds what it booked.
+        # A run without a known job is ended at the next adoption; until then it holds what it booked.
         return _bare(run)
     spec = job.spec
     start_at = run.start_at if run.start_at is not None else run.intent_at
@@ -109,7 +109,7 @@ def usage_with_run(
 ) -> Usage | None:
     """The usage of the job's account and user with this run that has just ended; None when it adds nothing.
 
-    A run that stood still is charged for the time that it moved, or for all of it if it kept GPUs meanwhile. One
+    A suspended run is charged for the time that it ran, or for all of it if it kept GPUs meanwhile. One
     whose work was taken from it by a preemption is not charged.
     """
     if not counts_for_usage(run):

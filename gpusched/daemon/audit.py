@@ -1,6 +1,6 @@
-"""The record of what was done to what is another's, and of what was refused: lines of JSON for root alone.
+"""The audit record of actions on other users' jobs and of refusals: lines of JSON, readable by root alone.
 
-Two files, each rotated by size: deeds are not pushed out by refusals, of which any user can make a million. Of one
+Two files, each rotated by size: refusals, which any user can cause by the million, do not push out actions. Of one
 user's refusals the first of each minute are written one by one; the rest of the minute is one line with their number.
 """
 
@@ -50,7 +50,7 @@ class Audit:
         """Lines that could not be written since the last one that could."""
 
     def record(self, event: AuditEvent) -> None:
-        """Record what somebody did, or was not let do."""
+        """Record an action or a refused attempt."""
         target = {"target": event.target} | ({} if event.owner is None else {"owner": event.owner})
         if event.refused is not None:
             self._refuse(event.caller, {"what": event.what, **target, "why": event.refused})

@@ -121,7 +121,7 @@ class AutoPreset:
         self._child: subprocess.Popen[bytes] | None = None
         self._deadline = 0.0
         self._ending: list[subprocess.Popen[bytes]] = []
-        """Killed and not reaped yet: nobody waits for them."""
+        """Killed and not reaped yet."""
         self._answer = b""
         self._judged = ""
         """The preset that the others are compared with in the judgement under way."""
@@ -196,7 +196,7 @@ class AutoPreset:
     def judge_now(self) -> None:
         """Have it judged now. Raises: Refused while it is."""
         if self.is_judging:
-            raise Refused("the presets are being judged", "see what comes of it with: gctl preset")
+            raise Refused("the presets are being evaluated", "see the result with: gctl preset")
         self._is_asked = True
 
     # --- what the loop calls --------------------------------------------------------------------
@@ -221,7 +221,7 @@ class AutoPreset:
         return self._export is not None
 
     def close(self) -> None:
-        """End what is under way; the next daemon begins anew."""
+        """End what is under way; the next daemon starts over."""
         self._let_go()
 
     # --- the steps ------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class AutoPreset:
             file.close()
             self._file = None
         self._answer, self._deadline = b"", self._monotonic() + WALL_S
-        log.info("preset: the jobs of the last weeks (%d) are replayed under every preset", self._exported[0])
+        log.info("preset: replaying the jobs of the last weeks (%d) under every preset", self._exported[0])
 
     def _follow(self, child: subprocess.Popen[bytes]) -> None:
         has_ended = child.poll() is not None
@@ -409,7 +409,7 @@ class AutoPreset:
                 os.fsync(fd)
             os.replace(draft, self._path)
         except OSError as error:
-            log.warning("preset: what was decided cannot be kept in %s: %s", self._path, error.strerror)
+            log.warning("preset: cannot save the decision in %s: %s", self._path, error.strerror)
 
     def _say(self) -> None:
         log.info("preset: %s", sentence(self.document()))

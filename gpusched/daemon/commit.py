@@ -1,4 +1,4 @@
-"""What one tick has gathered so far: rows to commit, and signals to send afterwards."""
+"""The transaction of one tick: rows to commit together, and signals to send afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Signal = SignalOrder | NoteOrder | StopOrder
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """What somebody did to what is another's, or was not let do, for the audit record."""
+    """An action on another user's job or process, or a refused attempt, for the audit record."""
 
     caller: Caller
     what: str
@@ -41,7 +41,7 @@ class AuditEvent:
 
 
 class TickTransaction:
-    """Collects changes and keeps the world in step with them, so that later steps see earlier ones.
+    """Collects changes and keeps the memory in step with them, so that later steps see earlier ones.
 
     Args: view_nodes: the nodes as they are when it is called. advise_limit: the time limit that jobs like this one of
     a user keep.
@@ -82,12 +82,12 @@ class TickTransaction:
         """For the administrator, with this commit."""
 
     def audit(self, caller: Caller, act: Act, job: Job) -> None:
-        """Have it recorded, with the commit, that this was done to another's job."""
+        """Record, with the commit, an action on another user's job."""
         if caller.uid != job.uid:
             self.audit_events.append(AuditEvent(caller, str(act), f"job {job.shown_id}", job.user))
 
     def audit_hidden(self, caller: Caller, job: Job) -> None:
-        """Have it recorded that the caller named a job of which they must not know."""
+        """Record that the caller named a job that is hidden from them."""
         self.audit_events.append(AuditEvent(caller, "name", f"job {job.shown_id}", job.user, "hidden by private_data"))
 
     def put_job(self, job: Job, *events: JobEvent) -> None:
@@ -138,7 +138,7 @@ class TickTransaction:
         self.world.put_run(run)
 
     def put(self, job: Job, run: Run, events: Iterable[JobEvent]) -> None:
-        """Record a step of the lifecycle: the job if it has changed, the run, and what is to be told of them."""
+        """Record a step of the lifecycle: the job if it has changed, the run, and their events."""
         if job is not self.world.jobs.get(job.id):
             self.put_job(job)
         self.put_run(run)
@@ -147,6 +147,14 @@ class TickTransaction:
     def add_events(self, *events: JobEvent) -> None:
         """Add to the jobs' stories."""
         self.changes.events.extend(events)
+
+    def notify(self, job: Job, run: Run, kind: str, text: str, sent: str | None = None) -> JobEvent:
+        """Notify the owner of a job by its story and, in the foreground, at its terminal: there by `sent`, if given."""
+        event = JobEvent(job.id, self.now, kind, text, run.number)
+        if job.spec.interactive is not None:
+            self.signal(run.id, NoteOrder(f"job {job.shown_id}: {sent or text}"))
+        self.put_job(job, event)
+        return event
 
     def charge(self, usage: Usage | None) -> None:
         """Record what an account and user have used; None is nothing new."""
@@ -201,7 +209,7 @@ class TickTransaction:
     def signal(self, run: str, order: Signal) -> None:
         """Send this after the commit, at most once: a daemon that is killed in between has not sent it.
 
-        Whatever lasts (a stop, a suspension, a time limit) is recorded with the job instead, see `reconcile`.
+        What lasts (a stop, a suspension, a time limit) is recorded with the job instead, see `reconcile`.
         """
         self.signals.append((run, order))
 
@@ -247,7 +255,7 @@ class TickTransaction:
             return
         after, events = transitions.cancel(job, self.now, by)
         if after is job and run_id(job.id, job.run) in self.world.open_runs:
-            # Cancelled before, and told so; this person is impatient.
+            # Cancelled before: repeat the stop at once.
             self.signal(run_id(job.id, job.run), StopOrder("cancel"))
         self.put_job(after, *events)
 
@@ -255,7 +263,7 @@ class TickTransaction:
         """Give up the tasks that have no row; the others are left alone. It ends when those have."""
         if array.state is JobState.PENDING:
             for task in self.world.awaited_tasks(array):
-                # Somebody waits for this one: what became of it has to be told by a row.
+                # Another job depends on this one, so its end needs a row.
                 after, events = transitions.give_up(task, self.now, code, text)
                 self.put_job(after, *events)
         after, story = arrays.stop(self.world.jobs[array.id], self.now, code, text)
@@ -360,7 +368,7 @@ class TickTransaction:
         return False
 
     def _with_cause(self, array: Job) -> Job:
-        """An array that was never cancelled as one, of which every cancelled task could never have started."""
+        """An array that was never cancelled as one, and whose cancelled tasks could never have started."""
         tasks = self.jobs(JobFilter(arrays=frozenset({array.id})))
         reasons = {task.reason for task in tasks if task.state is JobState.CANCELLED}
         if reasons == {ReasonCode.DEPENDENCY_NEVER_SATISFIED}:

@@ -46,7 +46,7 @@ class Dependents:
         self._namesakes = Singletons()
         self._singletons: set[int] = set()
         self._touched: set[int] = set()
-        """Jobs whose dependency may have come true, or never will, since somebody asked last."""
+        """Jobs whose dependency may have come true, or never will, since the last call."""
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._expressions
@@ -59,7 +59,7 @@ class Dependents:
         self._parents.update(parents)
 
     def unknown(self, ids: Iterable[int]) -> set[int]:
-        """Those of these jobs that nobody follows, so that what was once learned of them may be out of date."""
+        """Those of these jobs that no job follows, so that what was once learned of them may be out of date."""
         return {job_id for job_id in ids if job_id not in self._children}
 
     def watch(self, job: Job, jobs: Mapping[int, Job]) -> None:
@@ -205,7 +205,7 @@ class Dependents:
             for job_id in line:
                 if job_id in self._singletons:
                     found[job_id] |= frozenset(before)
-                    # Whoever comes later waits for this one, and with it for those before.
+                    # Later ones wait for this one, and with it for those before.
                     before = []
                 before.append(job_id)
         return found
@@ -249,7 +249,7 @@ class Singletons:
             heapify(heap)
 
     def end(self) -> None:
-        """Nobody asks any more."""
+        """No job needs them any more."""
         self._is_kept = False
         self._mark_of.clear()
         self._heaps.clear()
@@ -367,7 +367,7 @@ class TaskDependencies:
             self._groups.group(array_id).ready = None
 
     def _let_go(self, parent: int) -> None:
-        """Forget how the tasks of an array end that nobody follows."""
+        """Forget how the tasks of an array end that no job follows."""
         if not self._children.get(parent):
             self._children.pop(parent, None)
             self._ended.pop(parent, None)
@@ -419,7 +419,7 @@ class TaskDependencies:
 
     def take_touched(self) -> list[int]:
         """Arrays with tasks that may start now and might not before, by id."""
-        # Learned for somebody who then did not follow it task by task.
+        # Learned for a job that then did not follow it task by task.
         for parent in self._ended.keys() - self._children.keys():
             self._let_go(parent)
         touched, self._touched = sorted(self._touched), set()

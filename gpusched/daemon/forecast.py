@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler
 
 SEEN_JOBS = 5000
-"""About how many waiting jobs a question looks at; those far behind are not told apart."""
+"""About how many waiting jobs a question looks at; those far behind are not distinguished."""
 SEEN_ARRIVALS = 500
 _Mark = TypeVar("_Mark")
 
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """How long jobs will run, by id; None for those of which too little is known."""
+    """Predicted run times of jobs, by id; None for those with too little history."""
 
     jobs: Mapping[int, Job]
     run_times_s: Mapping[Family, tuple[float, ...]]
@@ -308,7 +308,7 @@ LEAST_GAIN_S = 600.0
 LEAST_PART = 0.1
 """Nor is one that saves less than this part of the wait."""
 CYCLES = 20
-"""Plans for each of the futures: somebody waits at a prompt."""
+"""Plans for each of the futures: a user waits at the prompt."""
 
 
 def limit_hint(job: Job, scheduler: Scheduler) -> Callable[[], LimitHint | None] | None:

@@ -27,7 +27,7 @@ from gpusched.scheduler.admission import Tally
 
 @dataclass(slots=True)
 class ArrayTasks:
-    """What is known of one array beside its row."""
+    """What is known of an array besides its row."""
 
     all: TaskSet
     left: TaskSet
@@ -70,7 +70,7 @@ class PendingTasks:
         return sum(other < number for other in group.ready)
 
     def first(self, most: int) -> list[int]:
-        """The first so many."""
+        """The first `most`."""
         return list(islice(self, most))
 
 
@@ -179,7 +179,7 @@ class JobCounts:
         self.tally = Tally(self._queues, self._queue_users, self._qos_users)
 
     def add(self, spec: JobSpec, user: str, jobs: int = 1) -> None:
-        """So many more jobs of this kind; less with a negative number."""
+        """Add jobs of this kind; a negative number removes them."""
         for counter, mark in (
             (self._queues, spec.queue),
             (self._queue_users, (spec.queue, user)),
@@ -189,7 +189,7 @@ class JobCounts:
 
     @contextmanager
     def with_more(self, spec: JobSpec, user: str, jobs: int) -> Iterator[Tally]:
-        """The tally as it would be with so many more (or less) of these, for a while."""
+        """The tally as it would be with this many more (or fewer) of these, for a while."""
         self.add(spec, user, jobs)
         try:
             yield self.tally
@@ -211,7 +211,7 @@ class QueueStats:
         self.by_queue: Counter[tuple[JobState, str]] = Counter()
         self.by_user: Counter[tuple[JobState, str]] = Counter()
         self.held: Counter[ReasonCode] = Counter()
-        """Pending jobs that somebody holds."""
+        """Held pending jobs."""
         self.asleep: Counter[ReasonCode] = Counter()
         """Pending jobs that wait for an instant, or for what cannot come true."""
         self._asleep: dict[int, tuple[ReasonCode, int]] = {}
@@ -237,7 +237,7 @@ class QueueStats:
             _count(self.held, held_code(job), jobs)
 
     def sleep(self, job: Job, why: ReasonCode) -> None:
-        """A pending job that nobody holds is in no line because of this."""
+        """A pending job that is not held is not queued for this reason."""
         self.wake(job.id)
         self._asleep[job.id] = why, job_count(job)
         _count(self.asleep, why, job_count(job))
@@ -275,7 +275,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def soonest(self, most: int) -> list[tuple[float, int]]:
-        """The next so many, soonest first; some may mean nothing any more."""
+        """The next `most`, soonest first; some may mean nothing any more."""
         return nsmallest(most, self._heap)
 
     def until(self, now: float) -> Iterator[int]:
@@ -284,7 +284,7 @@ class Timers:
             yield heappop(self._heap)[1]
 
     def prune(self, jobs: int, is_live: Callable[[float, int], bool]) -> None:
-        """Drop what means nothing any more, once that is more than is needed for so many jobs."""
+        """Drop what means nothing any more, once there are more than that many jobs need."""
         if len(self._heap) > 2 * jobs + _SPARE:
             self._heap = [alarm for alarm in self._heap if is_live(*alarm)]
             heapify(self._heap)
@@ -355,7 +355,7 @@ class ClassQueue:
         self._view = None
 
     def front(self, most: int) -> PendingClass:
-        """As `view`, but showing at most so many jobs."""
+        """As `view`, but showing at most `most` jobs."""
         return PendingClass(self._key, self._first(most), len(self))
 
     def view(self) -> PendingClass:
@@ -389,7 +389,7 @@ class PendingQueues:
     def add(self, job: Job, key: ClassKey, tasks: PendingTasks | None = None, alike: Hashable = None) -> None:
         """Put a job that is in no line into that of its class; an array with the line of its tasks.
 
-        Args: alike: a mark that it shares with jobs which are predicted as it is.
+        Args: alike: a mark that it shares with jobs that are predicted together.
         """
         self._put((job.queued_at, job.id), key, tasks, alike)
 
@@ -454,7 +454,7 @@ class PendingQueues:
             self._put(entry, after, tasks, alike)
 
     def take_changed(self) -> dict[ClassKey, PendingClass | None]:
-        """The classes that have changed since this was last asked, as they are now; None: nobody is in it any more."""
+        """The classes that have changed since the last call, as they are now; None: empty."""
         changed, self._changed = self._changed, {}
         queues = self._queues
         return {key: queues[key].view() if key in queues else None for key in changed}
@@ -473,7 +473,7 @@ class PendingQueues:
         return ((key, len(queue)) for key, queue in self._queues.items())
 
     def views(self, most: int | None = None) -> tuple[PendingClass, ...]:
-        """All classes, by their first job; each up to its front, or about so many jobs in all."""
+        """All classes, by their first job; each up to its front, or about `most` jobs in all."""
         if most is None:
             views = [queue.view() for queue in self._queues.values()]
         else:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from logging import getLogger
 from typing import Any
 
-from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.service_manager import ServiceManager
@@ -20,13 +19,13 @@ from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.watch.checkpoints import CheckpointKeeper
 from gpusched.daemon.watch.clients import ClientWatch
 from gpusched.daemon.watch.estimates import Estimator
-from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.idle import ActivityReader
 from gpusched.daemon.watch.pruning import Pruner
 from gpusched.engine.going_down import machine_goes_down
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.commands import Caller, Reload
+from gpusched.model.units import plural
 from gpusched.ports import HostSource
 from gpusched.ports.daemon import Server
 
@@ -75,8 +74,6 @@ class Loop:
         scheduler.on_release = self._request_gpus
         scheduler.listeners.append(self._clients.changed)
         scheduler.listeners.append(self._checkpoints.changed)
-        self.audit: Audit | None = None
-        self.foreign: ForeignProcessWatch | None = None
         self.auto_preset: AutoPreset | None = None
         self._export: asyncio.TimerHandle | None = None
         """Set while the history is exported for it."""
@@ -105,15 +102,14 @@ class Loop:
             "idle evidence": self._activity.poll,
             "clients": self._clients.poll,
             "checkpoint folders": self._checkpoints.poll,
-            "foreign processes": self._poll_foreign,
             "alerts": self._reconcile_alerts,
             "shutdown": self._poll_shutdown,
             "service status": self._show_status,
-            "audit": self._poll_audit,
             "pruning schedule": self._schedule_pruning,
             "preset": self._poll_preset,
         }
-        """What each poll looks at, by name and in this order. Each is on its own: one that raises stops no other."""
+        """What each poll looks at, by name and in this order; `main` adds what only some daemons have. Each is on its
+        own: one that raises stops no other."""
         self.after_tick: dict[str, Callable[[], None]] = {
             "GPU request after ends": self._request_after_tick,
             "retry": self._retry_backlog,
@@ -180,7 +176,7 @@ class Loop:
         loop.add_reader(fd, on_readable)
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback or task raised, and nobody was there to catch it."""
+        """A callback or task raised an exception that nothing caught."""
         error = context.get("exception")
         if isinstance(error, Exception):
             self._failures.note("event loop", error)
@@ -188,7 +184,7 @@ class Loop:
             log.error("event loop: %s", context["message"])
 
     def _reload(self) -> None:
-        """SIGHUP: whoever may send it is the owner or root. The tick logs what comes of it."""
+        """SIGHUP, which only the owner or root may send. The tick logs the result."""
         self._manager.reloading()
         self._scheduler.submit(Reload(Caller(os.geteuid(), "SIGHUP")), lambda answer: self._manager.ready())
         self.wake()
@@ -200,7 +196,7 @@ class Loop:
         if self._farewell is not None:
             return
         # The answer may take longer than a stop usually may.
-        self._manager.still_at_it("asked to stop; looking whether the machine is being shut down")
+        self._manager.still_at_it("asked to stop; checking whether the machine is shutting down")
         if not self._failures.run("shutdown", self._go_down):
             # Whatever is wrong with the question, the daemon was asked to stop.
             self.stop()
@@ -210,7 +206,7 @@ class Loop:
             self.stop()
             return
         grace_s = self._scheduler.settings.daemon.shutdown_grace_s
-        log.info("the machine is being shut down: %d runs are ended", len(self._scheduler.world.open_runs))
+        log.info("the machine is shutting down: ending %d runs", len(self._scheduler.world.open_runs))
         self._scheduler.go_down(grace_s)
         self._farewell = asyncio.get_running_loop().call_later(grace_s + _LAST_WORDS_S, self.stop)
         self.wake()
@@ -221,7 +217,7 @@ class Loop:
             return
         left = len(self._scheduler.world.open_runs)
         if self._farewell is not None:
-            self._manager.still_at_it(f"the machine is being shut down: {left} runs are coming to their end")
+            self._manager.still_at_it(f"the machine is shutting down: {plural(left, 'run')} still running")
             if not left and self._scheduler.is_quiet:
                 self.stop()
             return
@@ -229,7 +225,7 @@ class Loop:
         if now - self._last_look_up >= _LOOK_UP_S:
             self._last_look_up = now
             if not self._goes_down():
-                log.warning("runs were ended as by a shutdown of the machine, which stays up: jobs are started again")
+                log.warning("runs were ended for a shutdown of the machine, which stays up: starting jobs again")
                 self._scheduler.stay_up()
 
     def _show_status(self) -> None:
@@ -244,7 +240,7 @@ class Loop:
             self._scheduler.tick()
             self._manager.alive()
         except GpuschedError as error:
-            # It looked at everything; starting anew would not help.
+            # It looked at everything; a restart would not help.
             self._manager.alive()
             log.error("tick: %s", error.message)
         except Exception as error:
@@ -339,7 +335,7 @@ class Loop:
 
     def _observe_table(self) -> None:
         if self._scheduler.store.lost() is None and self._scheduler.store.changed():
-            log.warning("the job table was changed from outside; reading it anew")
+            log.warning("the job table was changed from outside; reloading it")
             self._scheduler.reload()
 
     def _observe_host(self) -> None:
@@ -350,20 +346,12 @@ class Loop:
         if self._scheduler.has_work or elapsed_s >= self._scheduler.settings.daemon.idle_poll_s:
             self._request_gpus()
 
-    def _poll_foreign(self) -> None:
-        if self.foreign is not None:
-            self.foreign.poll()
-
-    def _poll_audit(self) -> None:
-        if self.audit is not None:
-            self.audit.poll()
-
     def _schedule_pruning(self) -> None:
         if self._bite is None:
             self._bite = asyncio.get_running_loop().call_later(_BITE_GAP_S, self._prune)
 
     def _prune(self) -> None:
-        """Between ticks, and not when one is due: whoever waits for it goes first, and the next poll tries again."""
+        """Between ticks, and not when one is due: that goes first, and the next poll tries again."""
         self._bite = None
         if self._due is None:
             self._failures.run("pruning", self._take_bite)

@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None, manager: ServiceManager | None = None) -> int:
-    """Run the daemon in the foreground until it is told to stop. Returns the process exit code."""
+    """Run the daemon in the foreground until it is stopped. Returns the process exit code."""
     options = build_parser().parse_args(argv)
     if manager is None:
         manager = ServiceManager()
@@ -117,14 +117,14 @@ def main(argv: list[str] | None = None, manager: ServiceManager | None = None) -
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         report.failed(
-            NotReady(f"the daemon cannot start: {error.strerror}{where}", "gpusched doctor looks at every path")
+            NotReady(f"the daemon cannot start: {error.strerror}{where}", "check every path with: gpusched doctor")
         )
         return 1
     return 0
 
 
 class _Report:
-    """Tells whoever started the daemon that it is ready, or why it is not."""
+    """Reports to the starting process that the daemon is ready, or why it is not."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -158,7 +158,7 @@ def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
         lock.acquire(timeout=0)
     except Timeout:
         raise DaemonBusy(
-            f"another daemon already runs for {paths.state_dir()}", "see it with: gpusched daemon status"
+            f"another daemon is already running for {paths.state_dir()}", "see it with: gpusched daemon status"
         ) from None
     try:
         file = SettingsFile(read_state(paths.preset_file()).in_force)
@@ -206,7 +206,7 @@ def _make_folders() -> None:
     os.chmod(paths.state_dir(), 0o711)
     os.chmod(os.path.dirname(paths.log_file()), 0o700)
     os.chmod(paths.runtime_dir(), 0o755)
-    # Root makes the folders in it: whoever could make one might be there before the job that has its number.
+    # Root makes the folders in it: a user who could make one might take that of another job.
     os.chmod(paths.checkpoint_dir(), 0o711)
 
 
@@ -240,10 +240,10 @@ def _begin(settings: Settings, manager: ServiceManager) -> tuple[LauncherChoice,
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
     if chosen.kind == "fork" and paths.is_system() and manager.unit is not None and is_locked_in():
         raise NotReady(
-            f"runs would be locked in with the daemon: {chosen.text}",
-            "unlock it: gpusched system install, which reads [daemon] launcher; or have systemd start them",
+            f"runs could not leave the daemon's sandbox: {chosen.text}",
+            "lift it with: gpusched system install, which reads [daemon] launcher; or let systemd start the runs",
         )
-    log.info("runs are started by: %s", chosen.text)
+    log.info("launcher: %s", chosen.text)
     return chosen, Plugins.load(settings.plugins)
 
 
@@ -285,7 +285,7 @@ def _serve(
             ),
             boot_id=sample.boot_id,
             host=sample,
-            # Of a test's own daemon alone: what serves others dies on nobody's word.
+            # Only a test's own daemon: one that serves others has no such hook.
             step=crash_step(None if paths.is_system() else os.environ.get(VARIABLE)),
             read_settings=file.read,
             plugins=plugins,
@@ -362,11 +362,13 @@ async def _loop(
     loop = Loop(scheduler, worker, host, dispatcher, manager)
     loop.auto_preset = auto_preset
     facts = _facts(manager.unit, launcher)
+    audit = foreign = None
     if paths.is_system():
-        loop.audit = Audit(os.path.dirname(paths.log_file()), time.time, lambda: scheduler.settings.access)
-        scheduler.record_audit = loop.audit.record
-        loop.foreign = ForeignProcessWatch(scheduler)
-        dispatcher.listeners.append(loop.foreign.heard)
+        audit = Audit(os.path.dirname(paths.log_file()), time.time, lambda: scheduler.settings.access)
+        scheduler.record_audit = audit.record
+        foreign = ForeignProcessWatch(scheduler)
+        dispatcher.listeners.append(foreign.heard)
+        loop.observers |= {"foreign processes": foreign.poll, "audit": audit.poll}
         _allow_connections(scheduler.settings.limit.connections)
     daemon = DaemonFacade(
         scheduler,
@@ -375,20 +377,20 @@ async def _loop(
         facts=facts,
         presets=auto_preset,
         progress=ProgressReader(paths.spool_dir(), time.time),
-        audit=loop.audit,
-        foreign=loop.foreign,
+        audit=audit,
+        foreign=foreign,
         serves_all=paths.is_system(),
     )
     server = HttpServer(Service(daemon))
     try:
         await loop.run(server, paths.socket_path(), report.ready)
     finally:
-        if loop.audit is not None:
-            loop.audit.close()
+        if audit is not None:
+            audit.close()
 
 
 def _allow_connections(connections: int) -> None:
-    """Let this process hold so many open, and its own files. Jobs do not inherit it: their fork server runs already."""
+    """Allow this many connections and the daemon's own files. Jobs do not inherit it: their fork server is running."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OWN_FILES
     if soft < wanted:

@@ -39,13 +39,13 @@ class PlannerSync:
     ) -> Planner:
         """The planner as the memory is now.
 
-        Args: outline: nodes and windows of now. whole: all of it, for a planner that has to be made anew.
+        Args: outline: nodes and windows of now. whole: all of it, for a planner that has to be rebuilt.
         """
         planner = self._planner
         is_other = world is not self._world or settings is not self._settings or extensions is not self._extensions
         if planner is None or is_other:
             return self._remake(world, whole(outline.now, outline.nodes), settings, extensions)
-        # What has changed is told once: a planner that fails halfway is made anew.
+        # Changes are passed on once: a planner that fails halfway is rebuilt.
         self._planner = None
         planner.apply(events.NodesChanged(outline.nodes))
         planner.apply(events.WindowsChanged(outline.windows))
@@ -59,7 +59,7 @@ class PlannerSync:
         return planner
 
     def forget(self) -> None:
-        """Make the planner anew for the next plan."""
+        """Rebuild the planner for the next plan."""
         self._planner = None
 
     def _remake(self, world: DaemonState, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:

@@ -21,7 +21,7 @@ def waiting_reason(job: Job, world: DaemonState, plan: Plan, now: float) -> Reas
     key = world.class_of(job.id)
     reason = None if key is None else plan.reasons.get(key)
     if reason is None:
-        return Reason(ReasonCode.NONE, "is about to be looked at")
+        return Reason(ReasonCode.NONE, "is about to be scheduled")
     if reason.code is ReasonCode.PRIORITY:
         return reason
     ahead = world.position_in_class(job)
@@ -60,10 +60,10 @@ def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | Non
     if job.hold is not None:
         code = held_code(job)
         if code is ReasonCode.JOB_HELD_ADMIN:
-            return Reason(code, "held by an admin or operator, who alone can let it go")
+            return Reason(code, "held by an admin or operator, who alone can release it")
         if code is ReasonCode.JOB_HELD_GPU_FAULT:
             return Reason(code, f"{job.reason_text}; find the cause, then: gctl release {job.shown_id}")
-        return Reason(code, f"held; let it go with: gctl release {job.shown_id}")
+        return Reason(code, f"held; release it with: gctl release {job.shown_id}")
     verdict = world.dependency_state(job)
     if isinstance(verdict, Never):
         return Reason(ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text, _dependency_of(job))
@@ -73,7 +73,7 @@ def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | Non
         text = f"begins in {format_duration(verdict.at - now)}, {verdict.text}"
         return Reason(ReasonCode.DEPENDENCY, text, {**_dependency_of(job), "eligible_at": verdict.at})
     if job.spec.array is not None and world.waits_for_counterparts(job):
-        text = "waits for the tasks of the same numbers to complete"
+        text = "waits for the corresponding tasks to complete"
         return Reason(ReasonCode.DEPENDENCY, text, _dependency_of(job))
     return _by_time(job, now) if job.eligible_at > now else None
 
@@ -88,4 +88,4 @@ def _by_time(job: Job, now: float) -> Reason:
     if job.run:
         text = f"run {job.run} failed ({job.reason_text or job.reason}); the next one begins in {wait}"
         return Reason(ReasonCode.RETRY_DELAY, text, {**facts, "run": job.run})
-    return Reason(ReasonCode.BEGIN_TIME, f"asked to begin in {wait}", facts)
+    return Reason(ReasonCode.BEGIN_TIME, f"begins in {wait}, as requested", facts)

@@ -121,7 +121,7 @@ class Reconciler:
         self._ended.update(dict.fromkeys(ended))
 
     def look_at_all(self, world: DaemonState) -> None:
-        """Every open run may be out of line: the memory was read anew, or what all are to be has changed."""
+        """Every open run may be out of line: the memory was reloaded, or what all are to be has changed."""
         self._changed.update(dict.fromkeys(sorted(world.open_runs)))
 
     def carry_out(self, engine: Engine, world: DaemonState, settings: Settings, now: float) -> None:

@@ -51,11 +51,11 @@ def reread(
 ) -> Reloaded:
     """The settings that are to run from now on. Raises: Forbidden, Refused, UsageError; the running ones stay.
 
-    Args: nodes_under: the machines as they would be with these settings; none while nobody knows their GPUs.
+    Args: nodes_under: the machines as they would be with these settings; none while their GPUs are unknown.
     """
     check_admin(command.caller, "reload the settings", running)
     if read is None:
-        raise Refused("this scheduler was not started from a config file", "restart it with other settings")
+        raise Refused("this scheduler has no config file", "restart it with other settings")
     loaded = read()
     wanted = loaded.settings
     check_promises(wanted)
@@ -82,7 +82,7 @@ def _check_machines(loaded: Loaded, nodes: tuple[NodeView, ...]) -> None:
         return
     layout = ClusterLayout(nodes, settings)
     for path, text in (*quota_problems(settings, capacity_of(layout)), *cells.cell_problems(settings, layout)):
-        raise Refused(f"{loaded.place_of(path)}: {text}", "promise less, or see what there is with: ginfo")
+        raise Refused(f"{loaded.place_of(path)}: {text}", "promise less, or see what exists with: ginfo")
 
 
 def _differing(one: Settings, other: Settings) -> list[str]:
@@ -113,7 +113,7 @@ log = getLogger("gpusched.daemon")
 _RELOAD = "then: sudo systemctl reload gpusched"
 _HINT = f"fix the config file (gpusched config check says all of it), {_RELOAD}"
 RUNNING_PER_USER = 1000
-"""Of a scheduler for all: whoever asks for no core could otherwise have a hundred thousand supervisors of root's."""
+"""For the system's scheduler: jobs without cores could otherwise mean a hundred thousand supervisors."""
 
 
 class SettingsFile:
@@ -185,7 +185,7 @@ class SettingsFile:
             else:
                 os.unlink(draft)
         except (OSError, UsageError) as error:
-            log.warning("no copy of the settings was kept: %s", error)
+            log.warning("could not keep a copy of the settings: %s", error)
 
     def _last_accepted(self) -> tuple[Settings, float] | None:
         try:
@@ -212,7 +212,7 @@ def _completed(loaded: Loaded) -> Loaded:
 
 
 def _check_trusted(file: str) -> None:
-    """Refuse settings that somebody other than root may write: what they say runs as root."""
+    """Refuse settings that users other than root may write: what they say runs as root."""
     for path in (file, os.path.dirname(file)):
         try:
             found = os.stat(path)
@@ -220,6 +220,6 @@ def _check_trusted(file: str) -> None:
             continue
         if found.st_uid != 0 or found.st_mode & 0o022:
             raise NotReady(
-                f"{path} can be written to by others than root, and the daemon of root does what it says",
+                f"{path} is writable by users other than root, and root's daemon executes what it says",
                 f"chown root {path} && chmod go-w {path}",
             )

@@ -1,4 +1,4 @@
-"""What became of runs: events of the engine go through the lifecycle; cards stay booked until they are proven clean."""
+"""Events of runs go through the lifecycle; GPUs stay booked until they are proven clean."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from gpusched.scheduler.infeasible import refusal
 
 log = getLogger("gpusched.daemon")
 Judge = Callable[[Job, Run, TickTransaction], Run]
-"""Says who is to blame for the end of a run: the run with another outcome, or the same."""
+"""Finds the cause of a run's end: returns the run with another outcome, or the same run."""
 _VERDICT = "verdict"
 
 
 class RunEvents:
-    """Carries out what is known about runs and their cards, tick by tick."""
+    """Applies what is known about runs and their GPUs, tick by tick."""
 
     def __init__(
         self,
@@ -143,14 +143,17 @@ class RunEvents:
         return {share.uuid: self._tracker.release_state(share.uuid, now, run.id) for share in run.gpus}
 
     def _judged(self, job: Job, run: Run, tx: TickTransaction) -> Run:
-        """The ended run with whoever is to blame. A judge that raises has no say, and keeps no run from its end."""
+        """The ended run with the cause of its failure. A judge that raises has no say, and lets the run end."""
         for judge in self._judges:
             try:
-                run = judge(job, run, tx)
+                after = judge(job, run, tx)
             except Exception as error:
                 self._failures.note(_VERDICT, error)
-            else:
-                self._failures.recovered(_VERDICT)
+                continue
+            self._failures.recovered(_VERDICT)
+            if after is not run:
+                run = tx.changes.runs[run.id] = after
+                tx.add_events(JobEvent(job.id, tx.now, "note", f"{run.outcome}: {run.reason_text}", run.number))
         return run
 
     def recorded(self) -> None:
@@ -168,7 +171,7 @@ class RunEvents:
             what = "GPU " + ", ".join(gpu_label(share.index) for share in shares)
             after, story = transitions.lose_gpu(tx.world.jobs[run.job_id], tx.now, what)
             if story:
-                log.error("run %s is ended: it lost %s", run.id, what)
+                log.error("ending run %s: it lost %s", run.id, what)
                 tx.put_job(after, *story)
 
 

@@ -27,7 +27,7 @@ _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (log
 
 
 class ServiceManager:
-    """systemd as seen by one service of it; nobody when there is none."""
+    """systemd as seen by one of its services; does nothing without systemd."""
 
     def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
         """Takes its variables out of the environment: they are for this process, and children would speak for it."""
@@ -39,7 +39,7 @@ class ServiceManager:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         is_watched = bool(address) and watchdog_us.isdecimal() and watched_pid in ("", str(os.getpid()))
         self.watchdog_s: float | None = int(watchdog_us) / 1e6 if is_watched else None
-        """So long after the last sign of life this process is ended and started anew; None: never."""
+        """This long after the last sign of life systemd restarts this process; None: never."""
         self.unit = _unit() if environ.get("INVOCATION_ID") else None
         """Name of the service, such as `gpusched.service`; None when systemd did not start this process."""
         self._alive_at = float("-inf")

@@ -1,7 +1,7 @@
-"""The daemon's memory: active jobs, their classes, what is held, who waits for whom.
+"""The daemon's memory: active jobs, their classes, their dependencies, what runs hold.
 
 Nothing here is truth. `DaemonState.load` rebuilds all of it from the store, which is also what happens when
-a commit fails or somebody else wrote to the table.
+a commit fails or another process wrote to the table.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class DaemonState:
         """When open runs have last said that their work is saved."""
         self.drains: dict[str, str] = {}
         self.clearances: dict[str, Clearance] = {}
-        """GPUs that somebody said are well, by UUID."""
+        """GPUs that were cleared as healthy, by UUID."""
         self.usage: dict[tuple[str, str], Usage] = {}
         """Of ended runs, by account and user."""
         self.calendar: dict[str, CalendarEntry] = {}
@@ -352,7 +352,7 @@ class DaemonState:
         return list(found.values())
 
     def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
-        """All classes with eligible jobs, by their first job; each up to its front, or about so many jobs in all."""
+        """All classes with eligible jobs, by their first job; each up to its front, or about `most` jobs in all."""
         return self._lines.views(most)
 
     def waiting_reasons(self, reasons: Mapping[ClassKey, Reason]) -> Counter[ReasonCode]:
@@ -362,7 +362,7 @@ class DaemonState:
             code = reasons[key].code if key in reasons else ReasonCode.NONE
             found[code] += 1
             found[code.of_followers] += jobs - 1
-        # Whoever is not held, has no instant to wait for and is in no line waits for other jobs.
+        # A job that is not held, waits for no instant and is not queued waits for other jobs.
         found[ReasonCode.DEPENDENCY] += self.census.pending - found.total()
         return +found
 
@@ -380,7 +380,7 @@ class DaemonState:
         """Let the jobs that this one waits for be as urgent as it is, as long as it waits for them."""
         if job.id not in self._dependents:
             return
-        # A held job would not start if they had ended, so nobody has to hurry for it.
+        # A held job would not start if they had ended, so it passes nothing on.
         targets: tuple[int, ...] = ()
         if isinstance(verdict, Unsatisfied) and job.state is JobState.PENDING and job.hold is None:
             targets = verdict.ids
@@ -503,7 +503,7 @@ class DaemonState:
         return self._dependents.is_named(job_id)
 
     def is_needed(self, job: Job) -> bool:
-        """Whether something unfinished needs the record of an ended job: who waits for it, its fallback, its array."""
+        """Whether an unfinished job needs the record of an ended one: a dependent, its fallback, its array."""
         return self.is_named(job.id) or any(one in self.jobs for one in (job.id, job.array_id, job.fallback_id))
 
     def awaited_tasks(self, array: Job) -> list[Job]:
@@ -512,7 +512,7 @@ class DaemonState:
         return [task for job_id in named if job_id not in self.jobs and (task := self.find(job_id)) is not None]
 
     def dependent_jobs(self, most: int) -> list[tuple[Job, Expression, dict[int, Parent]]]:
-        """Jobs that wait for others alone, with their dependency and what is known of those; the oldest so many."""
+        """The oldest `most` jobs that wait only for others, with their dependency and what is known of those."""
         found: list[tuple[Job, Expression, dict[int, Parent]]] = []
         for job_id in self._dependents:
             job = self.jobs.get(job_id)

@@ -129,7 +129,7 @@ class Scheduler:
         self.intruders = IntruderWatch()
         self.gpu_faults = GpuFaults()
         self.record_audit: Callable[[AuditEvent], None] = lambda event: None
-        """Called after a commit with each thing that was done to what is another's."""
+        """Called after a commit with each of its audit events."""
         self.on_release: Callable[[], None] | None = None
         """Called when runs have ended whose GPUs a reading can show clean that begins now; has one taken."""
         self.settings_listeners: list[Callable[[Settings], None]] = []
@@ -145,7 +145,7 @@ class Scheduler:
         self._culprit: object = None
         """The event or the reply of the command that a tick broke off at."""
         self._is_behind = False
-        """The memory may not be what is in the table, and could not be read anew."""
+        """The memory may differ from the table, and could not be reloaded."""
         self._planner = PlannerSync()
         self._reconciler = Reconciler(self._ticket, self.failures)
         self._carried = Changes()
@@ -161,7 +161,7 @@ class Scheduler:
         self._plan_by: float | None = None
         """When ends have to be planned at the latest that wait for the reading which shows their GPUs clean."""
         self._check_every = check_every
-        """Compare the planner with the table after every so many ticks; 0: never."""
+        """Compare the planner with the table each time after this many ticks; 0: never."""
         self._recorded_at: float | None = None
         """Of the last tick, where all of it was recorded."""
         self._look_again = True
@@ -200,7 +200,7 @@ class Scheduler:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the memory and the table say the same, and nobody waits for a tick."""
+        """Whether the memory and the table agree, and no tick is awaited."""
         return not (self.has_backlog or self._carried or self.trouble)
 
     def observe_gpus(self, reading: GpuReading) -> None:
@@ -251,7 +251,7 @@ class Scheduler:
         self._reconciler.shutdown_grace_s = None
 
     def files_of(self, run: str) -> tuple[str, ...]:
-        """Logs of an open run, where it keeps its work, and what is dated by what somebody types."""
+        """Files that show activity of an open run: its logs, its checkpoint folder, the socket dated by typed input."""
         found = self.world.open_runs.get(run)
         if found is None:
             return ()
@@ -373,7 +373,7 @@ class Scheduler:
                 self.failures.run("table", self.reload)
         if found:
             self._look_again = True
-            error = BrokenInvariant(f"its state was not that of the job table and was rebuilt: {'; '.join(found)}")
+            error = BrokenInvariant(f"its state differed from the job table and was rebuilt: {'; '.join(found)}")
             self.failures.note("planner", error)
         else:
             self.failures.recovered("planner")
@@ -472,7 +472,7 @@ class Scheduler:
             raise
         except Exception:
             hint = "see its log, and with gq what is recorded"
-            self._give_up(events, queue, BrokenInvariant("the daemon met an error of its own", hint))
+            self._give_up(events, queue, BrokenInvariant("the daemon hit an internal error", hint))
             raise
         return tx, answers
 
@@ -490,7 +490,7 @@ class Scheduler:
         lost = self.store.lost()
         if lost is None:
             if self._is_table_lost:
-                log.warning("the job table is back; recording goes on")
+                log.warning("the job table is back; recording resumes")
                 self._is_table_lost, self.trouble, self._look_again = False, None, True
             return
         self._is_table_lost = True
@@ -506,7 +506,7 @@ class Scheduler:
         self.meters.received(news)
 
     def _reconcile(self) -> None:
-        # Only what is committed counts, and a memory that could not be read anew may be ahead of that.
+        # Only what is committed counts, and a memory that could not be reloaded may be ahead of that.
         if not self._is_behind:
             self._reconciler.carry_out(self.engine, self.world, self.settings, self._clock.now())
 
@@ -536,23 +536,23 @@ class Scheduler:
             reloaded = reread(command, self.settings, self._read_settings, self._nodes_under)
         except GpuschedError as error:
             if not isinstance(error, Forbidden):
-                # That one is in the record of refusals, where nobody can drown out what the log says.
+                # That one is in the audit record of refusals, which cannot flood the log.
                 log.error("the settings were not reloaded: %s", error.message)
             return error
         except Exception as error:
             self.failures.note("settings", error)
-            return BrokenInvariant("the daemon met an error of its own; the settings are as before", "see its log")
+            return BrokenInvariant("the daemon hit an internal error; the settings are unchanged", "see its log")
         self.settings = reloaded.settings
         self._look_again = True
         self.failures.run("audit", self.record_audit, AuditEvent(command.caller, "reload", "the settings"))
         if not self.failures.run("settings", self._adopt_settings):
-            # Whatever was kept by the old ones is made anew by these.
+            # Rebuild what was made with the old ones.
             self._is_behind = True
         for listener in self.settings_listeners:
             self.failures.run(_name_of(listener), listener, self.settings)
         log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
         if reloaded.fixed:
-            log.warning("these settings count after a restart only: %s", ", ".join(reloaded.fixed))
+            log.warning("these settings apply only after a restart: %s", ", ".join(reloaded.fixed))
         for note in reloaded.notes:
             log.warning("%s", note)
         return reloaded.answer()
@@ -583,7 +583,7 @@ class Scheduler:
                 self._run_events.apply(tx, event)
             except BrokenInvariant as error:
                 # One impossible event must not stop the others; a restart hands it out again.
-                log.error("event %s is left out: %s", event, error.message)
+                log.error("skipping event %s: %s", event, error.message)
         self._culprit = None
         if tx.releasing and self.on_release is not None:
             # Before the plan and the commit: it is read meanwhile.
@@ -697,7 +697,7 @@ class Scheduler:
             self.meters.gpus.hold(tx.now, self.world.holds.values(), tx.nodes)
 
     def _give_up(self, events: list[EngineEvent], queue: list[Asked], error: GpuschedError) -> None:
-        """Nothing of this tick was recorded: the memory is ahead of the table, so it is read anew.
+        """Nothing of this tick was recorded: the memory is ahead of the table, so it is reloaded.
 
         The events come again, their results stay in the spool, and no client is told that anything
         was recorded. Where it is one event or command that raises, the others are not kept up by it.
@@ -706,7 +706,7 @@ class Scheduler:
         culprit = self._culprit
         self._backlog = [event for event in events if event is not culprit] + self._backlog
         if len(self._backlog) < len(events):
-            log.error("event %s is left out: it cannot be applied; a restart hands it out again", culprit)
+            log.error("skipping event %s: it cannot be applied; a restart delivers it again", culprit)
         refused = [asked for asked in queue if asked[1] is culprit] if culprit is not None else [*queue, *self._queue]
         if culprit is None:
             self._queue.clear()
@@ -725,7 +725,7 @@ class Scheduler:
             self._carried = Changes()
 
     def reload(self) -> None:
-        """Somebody else wrote to the table: forget the memory and read it anew."""
+        """Another process wrote to the table: reload the memory."""
         self._is_behind = self._look_again = True
         self._plan_by = self._recorded_at = None
         if (lost := self.store.lost()) is not None:

@@ -234,7 +234,7 @@ def unbooked_text(intruder: Intruder, job: Job, booked: Sequence[GpuShare], sett
     else:
         text += "no GPU; ask for one with -g 1"
     if settings.astray == "end":
-        text += f"; it is ended if that goes on for {format_duration(settings.vram_over_grace_s)}"
+        text += f"; its run will be ended if this continues for {format_duration(settings.vram_over_grace_s)}"
     return text
 
 

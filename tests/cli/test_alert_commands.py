@@ -96,8 +96,8 @@ def test_whom_to_tell_what_can_be_changed_later(own: Shell) -> None:
     refused = own.type("gctl", "update", "1", "notify-to=phone")
     assert refused.code == 1
     assert refused.err == (
-        "gctl: error: phone is to be told of job 1, but nothing of what\n"
-        "gctl: hint: say of what: gctl update 1 notify=end notify-to=phone\n"
+        "gctl: error: phone is a target of job 1 without events to report\n"
+        "gctl: hint: name the events: gctl update 1 notify=end notify-to=phone\n"
     )
     own.ok("gctl", "update", "1", "notify=FAIL,end", "notify-to=phone,desk")
     assert alerting(own, "1") == {"on": ["end", "fail"], "targets": ["phone", "desk"]}

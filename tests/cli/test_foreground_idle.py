@@ -40,10 +40,10 @@ def test_who_types_is_spared_and_who_has_gone_is_told_and_ended(own: Shell) -> N
         while time.monotonic() < until:
             screen.press_until("here\r", "here")
             time.sleep(0.05)
-            if until == math.inf and b"job 1: its GPUs have done nothing for " in screen.shown:
+            if until == math.inf and b"job 1: its GPUs have been idle for " in screen.shown:
                 until = time.monotonic() + TYPED_S
         assert job(own, "1")["state"] == "RUNNING"
-        screen.see("job 1 was ended: cancelled by the scheduler: its GPUs have done nothing for ")
+        screen.see("job 1 was ended: cancelled by the scheduler: its GPUs have been idle for ")
         assert screen.end() > 128
     found = job(own, "1")
     assert (found["state"], found["reason"]) == ("CANCELLED", "GpuIdle")
@@ -55,7 +55,7 @@ def test_one_whose_lease_ends_it_sooner_is_left_to_it(own: Shell) -> None:
         Screen(own, "grun", "--lease", "1h", "-g", "1", "--pty", "cat"),
         Screen(own, "grun", "-g", "1", "--pty", "cat") as other,
     ):
-        other.see("its GPUs have done nothing for ")
+        other.see("its GPUs have been idle for ")
         found = {one["foreground"]["lease_s"]: one["idle_at"] for one in (job(own, "1"), job(own, "2"))}
         assert found[3600] is None
         assert found[43200] is not None

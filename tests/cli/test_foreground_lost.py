@@ -76,7 +76,7 @@ def test_a_client_that_is_killed_in_the_queue_takes_its_job_with_it(own: Shell, 
     process.wait()
     found = ended(own, job_id)
     assert how(found) == LOST
-    assert found["reason_text"] == f"its client, process {process.pid}, was gone before it began"
+    assert found["reason_text"] == f"its client, process {process.pid}, was gone before the job began"
     assert found["run"] == 0
     assert job(own, "1")["state"] == "RUNNING"
 

@@ -70,7 +70,7 @@ def test_other_work_under_a_key_is_refused(sh: Shell, tmp_path: Path) -> None:
     ):
         done = sh.type("gsub", "--key", "k-other", *words)
         assert done.code == 1
-        assert f"the key 'k-other' belongs to job {held}, which has another {what}" in done.err
+        assert f"the key 'k-other' belongs to job {held}, which has a different {what}" in done.err
 
 
 def test_the_same_work_on_other_terms_is_the_same_job_and_says_so(sh: Shell) -> None:

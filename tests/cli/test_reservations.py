@@ -124,7 +124,7 @@ def test_it_survives_a_restart_of_the_daemon(own: Shell) -> None:
 def test_refusals_say_what_to_type_next(own: Shell) -> None:
     reserve(own, "course", "--start", "now+1h", "--gpu", "0")
     again = ("--start", "now+1h", "--duration", "1h", "--users", ME)
-    assert "there is a reservation course already" in refused(own, "gctl", "reserve", "course", *again, "-g", "1")
+    assert "reservation course exists already" in refused(own, "gctl", "reserve", "course", *again, "-g", "1")
     assert "course keeps lab1:0" in refused(own, "gctl", "reserve", "b", *again, "--gpu", "0")
     past = refused(own, "gctl", "reserve", "b", "--start", f"@{int(time.time()) - 3600}", *again[2:], "-g", "1")
     assert re.search(r"would begin 1:0\d:\d\d ago", past)
@@ -134,7 +134,7 @@ def test_refusals_say_what_to_type_next(own: Shell) -> None:
     assert f"job {running} of {ME} has no time limit" in text
     assert "--ignore-jobs" in text
     made = own.type("gctl", "reserve", "b", *again, "--gpu", "1", "--ignore-jobs")
-    assert made.err == f"gctl: job {running} of {ME} has no time limit, and is left alone\n"
+    assert made.err == f"gctl: job {running} of {ME} has no time limit, and is not affected\n"
     assert "'nope' is invalid" in refused(own, "gsub", "--reservation", "nope", "-t", "5m", "--", "true")
     assert "1:00:00 long" in refused(own, "gsub", "--reservation", "course", "-t", "2h", "--", "true")
 

@@ -147,10 +147,10 @@ def test_users_and_queues_that_do_not_exist_are_named(sh: Shell) -> None:
 def test_queue_that_is_not_configured_is_a_name_and_said_to_be(sh: Shell) -> None:
     done = sh.type("gsub", "-H", "-p", "gpuu", "--parsable", "--", "true")
     job_id = done.out.strip()
-    assert done.err == "gsub: no queues are configured, so queue gpuu is only a name\n"
+    assert done.err == "gsub: no queues are configured, so queue gpuu is just a name\n"
     assert sh.ok("gq", "--quiet", "-q", "gpuu").split() == [job_id]
     done = sh.type("gctl", "update", job_id, "queue=other")
-    assert done.err == "gctl: no queues are configured, so queue other is only a name\n"
+    assert done.err == "gctl: no queues are configured, so queue other is just a name\n"
     assert sh.type("gctl", "update", job_id, "queue=default").err == ""
     sh.ok("gcancel", job_id)
     assert sh.type("gq", "-a", "-q", "default").code == 0

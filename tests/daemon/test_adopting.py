@@ -107,7 +107,7 @@ def test_process_on_a_gpu_that_uses_the_hosts_memory_books_no_more_than_is_left(
     process = strangers.start()
     stand_on(lab, strangers, 0, process.pid, vram="3GiB", unified_memory=True)
     lab.wait_state(lab.submit("sleep", "1000", mem_mib=20 * 1024), "RUNNING")
-    assert "its GPU uses the host's memory, of which 4G is left to book, not 24G" in refusal(lab, process.pid)
+    assert "its GPU uses host memory, of which 4G is left to book, not 24G" in refusal(lab, process.pid)
     job = lab.wait_state(adopt(lab, process.pid, vram_mib=4 * 1024), "RUNNING")
     assert lab.call("GET", "/v1/cluster")["nodes"][0]["mem_booked_mib"] == 24 * 1024
     be_watched(lab, job["id"], process.pid)
@@ -227,7 +227,7 @@ def test_who_cannot_be_adopted(lab: Daemon, strangers: Strangers) -> None:
     gone = strangers.start("pass")
     gone.wait()
     assert refusal(lab, gone.pid) == f"there is no process {gone.pid}"
-    assert refusal(lab, idle.pid) == f"neither process {idle.pid} nor any that it has started is on a GPU"
+    assert refusal(lab, idle.pid) == f"neither process {idle.pid} nor any of its descendants is on a GPU"
     assert f"gpusched adopt {child}" in hint_of(lab, leader)
     assert "is, or has started, the scheduler's daemon" in refusal(lab, lab.process.pid)
     assert "pid is 'x'" in refusal(lab, "x")

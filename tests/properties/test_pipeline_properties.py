@@ -84,5 +84,5 @@ def test_a_pipeline_comes_to_its_end(dice: Random) -> None:
     assert all(job.state is JobState.COMPLETED or name in stands.not_needed for name, job in steps_now.items()) == (
         stands.state == "COMPLETED"
     )
-    assert "each of its steps has completed" in answer.message, (answer, steps_now)
+    assert "all of its steps have completed" in answer.message, (answer, steps_now)
     assert not fallbacks_of(jobs_of(lab))

@@ -148,7 +148,7 @@ def test_astray_end_ends_the_job_after_the_grace_and_does_not_try_again(lab: Acc
     lab.use(job_id, 1, 20 * GIB)
     live(lab, 30)
     (text,) = told(lab, job_id, "unbooked")
-    assert text.endswith("; it is ended if that goes on for 0:30")
+    assert text.endswith("; its run will be ended if this continues for 0:30")
     assert lab.job(job_id).state is JobState.RUNNING
     live(lab, 40)
     job = lab.job(job_id)

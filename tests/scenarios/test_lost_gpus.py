@@ -211,7 +211,7 @@ def test_admin_hears_once_of_a_driver_that_answers_for_no_gpu(accidents: MakeLab
     for _ in range(6):
         lab.turn(11)
     (alert,) = lab.store.load_alerts()
-    assert dict(alert.facts)["message"] == "no GPU of n1 can be read: the driver no longer lists any GPU"
+    assert dict(alert.facts)["message"] == "cannot read the GPUs of n1: the driver no longer lists any GPU"
     lab.nvml.init_code = 0
 
 

@@ -257,7 +257,7 @@ def test_a_batch_is_taken_whole_or_not_at_all_and_says_how_many_would_do() -> No
     lab.submit(queue="short")
     (answer,) = lab.ask(batch(3, queue="short"))
     assert isinstance(answer, Refused)
-    assert answer.message.startswith("only 2 of these 3 jobs would be taken; then user ann may have 3 jobs")
+    assert answer.message.startswith("only 2 of these 3 jobs would be accepted; then user ann may have 3 jobs")
     assert len(lab.store.jobs(JobFilter())) == 1
     (answer,) = lab.ask(batch(2, queue="short"))
     assert len(answer["ids"]) == 2

@@ -365,7 +365,7 @@ def test_a_driver_that_answers_for_no_card_is_told_of_and_one_late_reading_is_no
         lab.gpu_error = None
         lab.turn(1)
         assert len(messages(lab, "gpu_lost")) == told
-    assert messages(lab, "gpu_lost") == ["no GPU of n1 can be read: driver and library do not fit together: reboot"]
+    assert messages(lab, "gpu_lost") == ["cannot read the GPUs of n1: driver and library do not fit together: reboot"]
 
 
 def test_without_a_target_the_administrator_is_told_nothing() -> None:

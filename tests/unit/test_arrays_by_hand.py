@@ -380,7 +380,7 @@ def test_nobody_touches_the_tasks_of_another() -> None:
 def test_each_task_counts_against_the_limits_on_jobs() -> None:
     lab = Lab(cpus=1, queue={"q": QueueSettings("q", max_jobs=10)})
     submit(lab, "0-7", queue="q")
-    with pytest.raises(Refused, match="only 2 of these 3 jobs would be taken"):
+    with pytest.raises(Refused, match="only 2 of these 3 jobs would be accepted"):
         submit(lab, "0-2", queue="q")
     submit(lab, "0-1", queue="q")
     lab.turn(11)
@@ -391,7 +391,7 @@ def test_each_task_counts_against_the_limits_on_jobs() -> None:
 def test_an_array_may_be_too_large() -> None:
     lab = Lab(limit=LimitSettings(array=10))
     submit(lab, "0-9")
-    with pytest.raises(Refused, match="the array has 11 tasks; at most 10 are taken"):
+    with pytest.raises(Refused, match="the array has 11 tasks; the limit is 10"):
         submit(lab, "0-10")
 
 
@@ -437,7 +437,7 @@ def test_each_task_waits_for_the_task_of_the_same_number() -> None:
     second = submit(lab, "0-2", dependency=f"aftercorr:{first}", nice=-100, caller=ROOT)
     reason = lab.scheduler.reason_for(lab.job(second))
     assert reason is not None
-    assert reason.text == "waits for the tasks of the same numbers to complete"
+    assert reason.text == "waits for the corresponding tasks to complete"
     lab.turn(11)
     assert (states(lab, first), states(lab, second)) == ({0: COMPLETED}, {0: RUNNING})
     run_out(lab)

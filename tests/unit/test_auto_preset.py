@@ -383,7 +383,7 @@ def test_the_export_can_be_read_and_nothing_else(night: Night) -> None:
 def test_an_admin_can_have_it_judged_at_once(night: Night) -> None:
     night.processes.answer(result(throughput=0.2))
     night.auto.judge_now()
-    with pytest.raises(Refused, match="being judged"):
+    with pytest.raises(Refused, match="being evaluated"):
         night.auto.judge_now()
     night.is_judged()
     assert night.auto.state.candidate == "throughput"

@@ -43,7 +43,7 @@ def test_the_owner_is_told_once_and_the_run_is_marked_until_it_works() -> None:
     (run,) = lab.store.runs([job_id])
     assert run.idle_step == 1
     assert run.idle_at == pytest.approx(began, abs=2 * POLL_S)
-    assert [text.partition(" for ")[0] for text in story(lab, job_id)] == ["its GPUs have done nothing"]
+    assert [text.partition(" for ")[0] for text in story(lab, job_id)] == ["its GPUs have been idle"]
     lab.load[0] = 0.9
     pass_time(lab, 1)
     assert lab.store.runs([job_id])[0].idle_at is None
@@ -109,7 +109,7 @@ def test_by_policy_it_is_cancelled_and_has_no_fallback() -> None:
     job = lab.job(job_id)
     assert (job.state, job.reason, job.fallback_id) == (JobState.CANCELLED, ReasonCode.GPU_IDLE, None)
     assert job.reason_text is not None
-    assert "have done nothing" in job.reason_text
+    assert "have been idle" in job.reason_text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.launch.environment import LaunchSite, job_environment, visible_devices
+from gpusched.daemon.launch.environment import LaunchSite, captured, job_environment, visible_devices
 from gpusched.daemon.launch.ticket import make_ticket
 from gpusched.lifecycle.output_paths import expand_pattern, output_paths
 from gpusched.model.execution import pack_environment, unpack_environment
@@ -99,14 +99,15 @@ def test_visible_devices_are_looked_up_at_launch() -> None:
 
 
 def test_a_job_without_gpus_is_shown_none_and_told_so() -> None:
-    env = job_environment(a_job(), a_run(), {"CUDA_VISIBLE_DEVICES": "7"}, SITE, Settings(), {})
+    base = captured(pack_environment({"CUDA_VISIBLE_DEVICES": "7"}))
+    env = job_environment(a_job(), a_run(), base, SITE, Settings(), {})
     assert env["CUDA_VISIBLE_DEVICES"] == ""
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "SLURM_JOB_GPUS" not in env
 
 
 def test_an_enclosing_jobs_variables_do_not_leak() -> None:
-    env = job_environment(a_job(), a_run(), {"SLURM_PROCID": "5", "SLURM_ARRAY_JOB_ID": "1"}, SITE, Settings(), {})
+    env = job_environment(a_job(), a_run(), captured(b"SLURM_PROCID=5\0SLURM_ARRAY_JOB_ID=1\0"), SITE, Settings(), {})
     assert env["SLURM_PROCID"] == "0"
     assert "SLURM_ARRAY_JOB_ID" not in env
 
@@ -121,7 +122,7 @@ def test_a_repeated_run_knows_its_past() -> None:
     job = replace(a_job(), run=3)
     base = {"GPUSCHED_PREVIOUS_SIGNAL": "of the job that submitted this one"}
     past = {"GPUSCHED_PREVIOUS_EXIT_CODE": "9"}
-    env = job_environment(job, a_run(number=3), base, SITE, Settings(), {}, past)
+    env = job_environment(job, a_run(number=3), captured(pack_environment(base)), SITE, Settings(), {}, past)
     assert "GPUSCHED_PREVIOUS_SIGNAL" not in env
     assert (env["SLURM_RESTART_COUNT"], env["GPUSCHED_PREVIOUS_EXIT_CODE"]) == ("2", "9")
 

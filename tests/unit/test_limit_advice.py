@@ -281,7 +281,7 @@ def test_an_update_to_auto_is_worked_out_while_the_job_waits() -> None:
     assert answer["notes"] == ["time limit 1:30:00: half again as long as the longest of 4 jobs like it"]
     running = lab.submit(launch=TRAIN, request=request(gpus=1))
     lab.turn(1)
-    with pytest.raises(Refused, match="time=auto is worked out only while a job waits"):
+    with pytest.raises(Refused, match="time=auto works only while a job is pending"):
         asked(lab, Update(ANN, (running,), change))
 
 

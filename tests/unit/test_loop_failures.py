@@ -54,8 +54,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopBench
     lab = a_lab()
     lab.submit()
     with loop_bench(lab, tmp_path) as made:
-        made.loop.audit = Audit(str(tmp_path), lab.clock.now, AccessSettings)
-        made.loop.foreign = ForeignProcessWatch(lab.scheduler)
+        made.loop.observers["audit"] = Audit(str(tmp_path), lab.clock.now, AccessSettings).poll
+        made.loop.observers["foreign processes"] = ForeignProcessWatch(lab.scheduler).poll
         yield made
 
 

@@ -64,11 +64,11 @@ def test_it_is_kept_over_a_restart_with_its_message() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"users": ("ann",)}, "nobody runs jobs in a maintenance window"),
-        ({"accounts": ("lab",)}, "nobody runs jobs in a maintenance window"),
-        ({"gpus": 1}, "of the whole node"),
-        ({"cards": ("0",)}, "of the whole node"),
-        ({"cpus": 2.0}, "of the whole node"),
+        ({"users": ("ann",)}, "no jobs run in a maintenance window"),
+        ({"accounts": ("lab",)}, "no jobs run in a maintenance window"),
+        ({"gpus": 1}, "covers the whole node"),
+        ({"cards": ("0",)}, "covers the whole node"),
+        ({"cpus": 2.0}, "covers the whole node"),
         ({"message": "x" * 2001}, "longer than"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_job_that_runs_into_it_is_in_the_way() -> None:
     assert isinstance(found, Refused)
     assert "no time limit" in found.message
     assert "--ignore-jobs" in found.hint
-    assert "left alone" in maintain(lab, ignore_jobs=True)["notes"][0]
+    assert "not affected" in maintain(lab, ignore_jobs=True)["notes"][0]
 
 
 def test_everybody_is_told_of_drains_and_of_maintenance_that_is_near() -> None:
@@ -120,7 +120,7 @@ def test_maintenance_and_reservations_overlap_and_nothing_runs_meanwhile() -> No
     assert made["notes"] == []
     answer = maintain(lab)
     assert not isinstance(answer, Refused), answer
-    assert answer["notes"] == ["reservation course is at the same time; nothing runs in it during maintenance upgrade"]
+    assert answer["notes"] == ["reservation course overlaps; nothing runs in it during maintenance upgrade"]
     lab.turn(60)
     short = lab.submit(time_limit_s=600, request=request(gpus=1), reservation="course")
     long = lab.submit(time_limit_s=7200, request=request(gpus=1), reservation="course")
@@ -147,8 +147,8 @@ def test_reservation_is_made_beside_maintenance_on_cards_of_its_own() -> None:
     at = lab.clock.now() + HOUR
     for name in ("first", "second"):
         (made,) = lab.ask(Reserve(ROOT, name, at, 3600, gpus=1, users=("ann",)))
-        assert [note.partition(";")[0] for note in made["notes"]] == [f"reservation {name} is at the same time"]
+        assert [note.partition(";")[0] for note in made["notes"]] == [f"reservation {name} overlaps"]
     (refused,) = lab.ask(Reserve(ROOT, "third", at, 3600, gpus=1, users=("ann",)))
     assert isinstance(refused, Refused), "two reservations never share a card"
     (other,) = lab.ask(Reserve(ROOT, "again", at, 3600, is_maintenance=True))
-    assert "maintenance upgrade is at the same time" in " ".join(other["notes"])
+    assert "maintenance upgrade overlaps" in " ".join(other["notes"])

@@ -22,7 +22,7 @@ BEFORE = '    """The daemon itself."""\n'
 PROBE = """
 import json
 from gpusched.config import SETTINGS, load_settings, problems_in
-from gpusched.daemon.reloading import reread
+from gpusched.daemon.reload import reread
 from gpusched.model.commands import Caller, Reload
 from tools.reference import settings_page
 from gpusched.model.settings import Settings

@@ -52,8 +52,8 @@ def test_who_holds_too_much_is_told_and_ended_and_asks_for_more_next_time() -> N
     live(lab, 15)
     (told,) = story(lab, job_id, "vram")
     assert told == (
-        "it holds 20G of GPU 0, of which it booked 8G; ask for what it needs: --vram 20G; it is ended if that goes on "
-        "for 0:30"
+        "it holds 20G of GPU 0, of which it booked 8G; ask for what it needs: --vram 20G; its run will be ended if "
+        "this continues for 0:30"
     )
     assert lab.job(job_id).state is JobState.RUNNING
     assert [alert.event for alert in lab.scheduler.alerts.rows.values()] == ["vram_over"]

@@ -88,7 +88,7 @@ def test_a_step_that_runs_again_is_not_held_and_has_no_deadline_that_is_past() -
     assert (lab.job(again["a"]).spec.deadline_at, lab.job(again["b"]).spec.deadline_at) == (None, now + 1000)
     assert {lab.job(job_id).state for job_id in again.values()} == {JobState.RUNNING}
     told = [event.text for event in lab.store.events(again["a"])]
-    assert told[0].endswith("after job 1, without its deadline, which it cannot meet any more")
+    assert told[0].endswith("after job 1, without its deadline, which it can no longer meet")
 
 
 def test_a_step_that_cannot_run_again_is_named() -> None:

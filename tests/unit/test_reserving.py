@@ -77,18 +77,18 @@ def test_what_is_kept(parts: dict[str, Any], expected: object) -> None:
 
 
 REFUSED = {
-    "a name with blanks": (wanted("my course"), "cannot be the name"),
-    "a name that is an option": (wanted("-x"), "cannot be the name"),
-    "nobody": (wanted(users=()), "nobody could use"),
-    "nothing": (wanted(cpus=None), "nothing is to be reserved"),
-    "two ways at once": (wanted(gpus=1, cards=("0",)), "said more than once"),
-    "a whole node with cores": (wanted(is_node=True, cpus=2.0), "has all of its cores"),
+    "a name with blanks": (wanted("my course"), "not a valid name"),
+    "a name that is an option": (wanted("-x"), "not a valid name"),
+    "nobody": (wanted(users=()), "no one could use"),
+    "nothing": (wanted(cpus=None), "the reservation names no resources"),
+    "two ways at once": (wanted(gpus=1, cards=("0",)), "given twice"),
+    "a whole node with cores": (wanted(is_node=True, cpus=2.0), "includes all of its cores"),
     "a window that is over": (wanted(begins_in=-2 * HOUR), "would begin 2:00:00 ago"),
     "a window that has begun long ago": (wanted(begins_in=-120), "would begin 2:00 ago"),
-    "an end without a period": (wanted(until_at=NOW + DAY), "comes only once"),
+    "an end without a period": (wanted(until_at=NOW + DAY), "does not recur"),
     "an end before the begin": (wanted(every_s=DAY, until_at=NOW + 60), "end before it begins"),
-    "windows that overlap each other": (wanted(lasts=2 * HOUR, every_s=HOUR), "cannot come every 1:00:00"),
-    "windows without number": (wanted(lasts=60, every_s=120), "cannot come every 2:00"),
+    "windows that overlap each other": (wanted(lasts=2 * HOUR, every_s=HOUR), "cannot recur every 1:00:00"),
+    "windows without number": (wanted(lasts=60, every_s=120), "cannot recur every 2:00"),
     "more cards than there are": (wanted(gpus=3), "asked to reserve 3 GPUs; there are 2"),
     "more cores than there are": (wanted(gpus=1, cpus=9.0), "has not that many CPUs"),
 }
@@ -108,7 +108,7 @@ def test_refusals(command: Reserve, text: str) -> None:
 def test_a_card_that_is_not_there_is_not_found() -> None:
     with pytest.raises(NotFound, match="'7' is neither a node nor a GPU"):
         ask(Lab(), wanted(cards=("7",)))
-    with pytest.raises(NotFound, match="'n1' is no GPU"):
+    with pytest.raises(NotFound, match="'n1' is not a GPU"):
         ask(Lab(), wanted(cards=("n1",)))
 
 
@@ -126,7 +126,7 @@ def test_only_the_owner_may() -> None:
 def test_a_name_is_free_again_when_the_reservation_is_over() -> None:
     lab = Lab()
     ask(lab, wanted())
-    with pytest.raises(Refused, match="there is a reservation course already"):
+    with pytest.raises(Refused, match="reservation course exists already"):
         ask(lab, wanted(begins_in=DAY))
     ask(lab, wanted("other", begins_in=3 * HOUR))
     lab.turn(2 * HOUR)
@@ -173,13 +173,13 @@ def test_running_jobs_that_may_reach_into_it_are_named() -> None:
         ask(lab, wanted("two", gpus=1))
     assert "--ignore-jobs" in (caught.value.hint or "")
     answer = ask(lab, wanted("two", gpus=1, ignore_jobs=True))
-    assert answer["notes"] == [f"job {endless} of ann has no time limit, and is left alone"]
+    assert answer["notes"] == [f"job {endless} of ann has no time limit, and is not affected"]
 
 
 def test_an_account_that_is_not_configured_is_a_remark_only() -> None:
     lab = Lab(account={"vision": AccountSettings("vision")})
     answer = ask(lab, wanted(accounts=("vision", "visoin")))
-    assert answer["notes"] == ["there is no account visoin yet"]
+    assert answer["notes"] == ["account visoin does not exist yet"]
 
 
 # --- using one, and taking it out ---------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_a_job_that_goes_first_in_ones_own_queue_does_not_go_first_in_that_of_ot
     (moved,) = answer["ids"]
     (refused,) = lab.ask(Update(BOB, (moved,), {"queue": "batch"}))
     assert isinstance(refused, Forbidden)
-    assert refused.message.startswith("nice -100 would put the job before those of others, and bob is neither")
+    assert refused.message.startswith("nice -100 would put the job ahead of other users' jobs, and bob is neither")
     assert lab.job(moved).spec.queue == "vision"
     assert lab.ask(Update(BOB, (moved,), {"queue": "speech"}))[0]["changed"] == [str(moved)]
     assert lab.ask(Update(BOB, (moved,), {"queue": "batch", "nice": 0}))[0]["changed"] == [str(moved)]

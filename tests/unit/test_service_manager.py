@@ -207,7 +207,7 @@ def test_runs_are_not_forked_into_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(main.paths, "_root", "")
     monkeypatch.setattr(main, "is_locked_in", lambda: True)
     settings = Settings(daemon=DaemonSettings(launcher="fork"))
-    with pytest.raises(NotReady, match="runs would be locked in with the daemon") as caught:
+    with pytest.raises(NotReady, match="runs could not leave the daemon.s sandbox") as caught:
         main._begin(settings, manager)
     assert "gpusched system install" in caught.value.hint
 

@@ -147,7 +147,7 @@ def test_when_the_machine_goes_down_runs_are_waited_for(run: Run, monkeypatch: p
     monkeypatch.setattr(lab.scheduler, "tick", ticking)
     said = run(lab, lambda: True, term)
     assert (lab.job(1).state, lab.job(1).reason) == (JobState.PENDING, ReasonCode.NODE_DOWN)
-    assert any("1 runs are coming to their end" in word for word in said)
+    assert any("1 run still running" in word for word in said)
     assert any(word.startswith("EXTEND_TIMEOUT_USEC=") for word in said)
 
 

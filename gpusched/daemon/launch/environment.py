@@ -18,7 +18,7 @@ from gpusched.ports import JobFilter, Store
 
 @dataclass(frozen=True, slots=True)
 class LaunchSite:
-    """What jobs are told about where they run."""
+    """Where jobs run, as their environment shows it."""
 
     node: str
     socket: str
@@ -79,27 +79,10 @@ def job_environment(
     index_of: Mapping[str, int],
     past: Mapping[str, str] = _NO_PAST,
 ) -> dict[str, str]:
-    """The whole environment of a run: what was captured, then what gpusched and Slurm's readers need.
+    """The whole environment of a run: what was captured, then what gpusched and readers of SLURM_* need.
 
-    `past` are the variables that tell of earlier runs, see `past`.
+    Args: base: see `captured`. past: the variables that tell of earlier runs, see `past_environment`.
     """
-    return _environment(job, run, _without_enclosing(base), site, settings, index_of, past)
-
-
-def _without_enclosing(base: Mapping[str, str]) -> dict[str, str]:
-    """A captured environment without what is left over from an enclosing job: it would name the wrong allocation."""
-    return {key: value for key, value in base.items() if key not in _PAST and not key.startswith(("SLURM_", "SLURMD_"))}
-
-
-def _environment(
-    job: Job,
-    run: Run,
-    base: Mapping[str, str],
-    site: LaunchSite,
-    settings: Settings,
-    index_of: Mapping[str, int],
-    past: Mapping[str, str],
-) -> dict[str, str]:
     spec = job.spec
     request = spec.request
     env = dict(base)
@@ -167,7 +150,7 @@ def _environment(
 
 
 def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
-    """What a task is told of itself and its array; of a sweep, its values under their names."""
+    """The variables of a task: itself, its array and, in a sweep, its values under their names."""
     tasks = tasks_of(array.tasks)
     first = tasks.ranges[0]
     facts = {
@@ -183,9 +166,14 @@ def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
 
 
 @lru_cache(maxsize=4)
-def _captured(environment: bytes) -> Mapping[str, str]:
-    """A stored environment as runs get it; jobs that were submitted together have one and the same."""
-    return MappingProxyType(_without_enclosing(unpack_environment(environment)))
+def captured(environment: bytes) -> Mapping[str, str]:
+    """A stored environment without what is left over from an enclosing job: it would name the wrong allocation.
+
+    Jobs that were submitted together have one and the same.
+    """
+    found = unpack_environment(environment).items()
+    prefixes = ("SLURM_", "SLURMD_")
+    return MappingProxyType({key: value for key, value in found if key not in _PAST and not key.startswith(prefixes)})
 
 
 def past_environment(job: Job, run: Run, store: Store) -> dict[str, str]:

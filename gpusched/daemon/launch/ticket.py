@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from gpusched.daemon.launch.environment import (
     _NO_PAST,
     LaunchSite,
-    _captured,
-    _environment,
+    captured,
     checkpoint_folder,
+    job_environment,
 )
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import values_of
@@ -53,7 +53,7 @@ def make_ticket(
         user=job.user,
         argv=tuple(fill(word, values_of(job)) for word in launch.argv),
         script=_script(job, script),
-        env=_environment(job, run, _captured(environment), site, settings, index_of, past),
+        env=job_environment(job, run, captured(environment), site, settings, index_of, past),
         work_dir=launch.work_dir,
         snapshot=spec.snapshot,
         umask=launch.umask,

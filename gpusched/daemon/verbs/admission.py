@@ -30,7 +30,7 @@ from gpusched.scheduler.infeasible import Refusal, refusal
 
 
 def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
-    """The submission with its account, QOS and time limit filled in, so that nobody need look at settings again."""
+    """The submission with its account, QOS and time limit filled in, so that no one needs the settings again."""
     account = spec.account or account_by_default(owner, settings) or owner.user
     qos = qos_of(spec, settings)
     limit = time_limit(spec, settings)
@@ -100,7 +100,7 @@ def _with_auto_limit(spec: JobSpec, user: str, tx: TickTransaction) -> tuple[Job
 def queue_notes(queues: Iterable[str], settings: Settings) -> list[str]:
     """What to say of queues that jobs name where none is configured: a typo would otherwise pass for one."""
     named = set() if settings.queue else {*queues} - {settings.default.queue}
-    return [f"no queues are configured, so queue {printable(name, 60)} is only a name" for name in sorted(named)]
+    return [f"no queues are configured, so queue {printable(name, 60)} is just a name" for name in sorted(named)]
 
 
 def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> None:
@@ -130,7 +130,7 @@ def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings)
     if nice is None or nice >= 0 or manages(caller, queue, settings):
         return
     raise Forbidden(
-        f"nice {nice} would put the job before those of others, and {caller.user} is neither an admin nor an "
+        f"nice {nice} would put the job ahead of other users' jobs, and {caller.user} is neither an admin nor an "
         f"operator of queue {queue}",
         f"use 0 or more, or ask {admins(settings)}",
     )
@@ -142,7 +142,7 @@ def check_size(specs: Sequence[JobSpec], tx: TickTransaction) -> None:
     for spec in specs:
         if spec.array is not None and jobs_in(spec) > most:
             raise Refused(
-                f"the array has {jobs_in(spec)} tasks; at most {most} are taken",
+                f"the array has {jobs_in(spec)} tasks; the limit is {most}",
                 "split it, or raise [limit] array in the config file",
             )
 
@@ -152,7 +152,9 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
     old, new = before.spec, after.spec
     problem = new.request.contradiction()
     if problem:
-        raise Refused(f"job {after.shown_id} cannot be changed so: {problem}", f"see it with: gshow {after.shown_id}")
+        raise Refused(
+            f"job {after.shown_id} cannot be changed like this: {problem}", f"see it with: gshow {after.shown_id}"
+        )
     if new.request != old.request:
         check_can_fit(new, tx)
     is_moved = new.reservation not in (None, old.reservation)
@@ -184,7 +186,7 @@ def _asks(spec: JobSpec) -> tuple[object, ...]:
 
 
 def check_admitted(spec: JobSpec, user: str, tx: TickTransaction, jobs: int = 1) -> None:
-    """Refuse so many like jobs when their queue, account or QOS does not admit all of them."""
+    """Refuse similar jobs unless their queue, account and QOS admit all of them."""
 
     refused = slice_refusal(spec, user, tx.nodes, tx.settings)
     if refused is not None:
@@ -205,11 +207,11 @@ def check_admitted(spec: JobSpec, user: str, tx: TickTransaction, jobs: int = 1)
         fit, too_many = (middle, too_many) if found(middle - 1) is None else (fit, middle)
     refused = found(fit)
     if refused is not None:
-        raise Refused(f"only {fit} of these {jobs} jobs would be taken; then {refused.text}", refused.hint)
+        raise Refused(f"only {fit} of these {jobs} jobs would be accepted; then {refused.text}", refused.hint)
 
 
 def check_account(spec: JobSpec, owner: Caller, tx: TickTransaction, option: str = "-A") -> None:
-    """Refuse an account that the owner of the job is no member of, whoever asks for it."""
+    """Refuse an account that the owner of the job is not a member of, whoever the caller is."""
     found = account_refusal(spec.account, owner.user, account_groups(owner, tx.settings), tx.settings, option)
     if found is not None:
         raise Refused(found.text, found.hint)
@@ -237,13 +239,13 @@ def check_deadline(spec: JobSpec, eligible_at: float) -> None:
     if left_s < 0:
         raise Refused(
             f"the deadline is {format_duration(-left_s)} before the job could start",
-            "name a later one with --deadline",
+            "choose a later --deadline",
         )
     if left_s < (spec.time_limit_s or 0):
         raise Refused(
             f"the job may run {format_duration(spec.time_limit_s)}, but its deadline is "
             f"{format_duration(left_s)} after it could start",
-            f"ask for less time: -t {format_duration(int(left_s))}" if left_s >= 1 else "name a later --deadline",
+            f"ask for less time: -t {format_duration(int(left_s))}" if left_s >= 1 else "choose a later --deadline",
         )
 
 
@@ -281,7 +283,7 @@ def check_circle(after: Job, tx: TickTransaction) -> None:
     """Refuse a changed dependency or name by which jobs would wait for each other."""
     cycle = find_cycle(tx.world.edges_with(after))
     if cycle:
-        # Whoever is in a circle waits, so it is active.
+        # Jobs in a cycle are pending, so they are active.
         names = [job.shown_id for job_id in cycle if (job := tx.world.find(job_id)) is not None]
         raise Refused(
             "the jobs would wait for each other: " + " -> ".join(names),

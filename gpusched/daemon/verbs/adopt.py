@@ -57,7 +57,9 @@ def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.
             f"process {pid} belongs to {user}, not to {caller.user}", f"let {user} type: gpusched adopt {pid}"
         )
     if uid != os.geteuid() and os.geteuid() != 0:
-        raise Refused(f"process {pid} belongs to {user}, and this daemon can watch its own user's only", _SEE)
+        raise Refused(
+            f"process {pid} belongs to {user}, and this daemon can adopt only processes of its own user", _SEE
+        )
     if proctree.has_other_rights(pid):
         # What root would read of it, and show, is not its owner's to know.
         raise Refused(f"process {pid} ({printable(process.name)}) has rights that are not {user}'s", _SEE)
@@ -72,27 +74,27 @@ def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | N
     process, uid, user = check_rights(pid, caller, is_an_admin)
     argv = _command(pid)
     if not argv:
-        raise Refused(f"process {pid} ({printable(process.name)}) is one of the kernel's own", _SEE)
+        raise Refused(f"process {pid} ({printable(process.name)}) is a kernel thread", _SEE)
     if is_of_the_system(process.name):
-        raise Refused(f"process {pid} ({printable(process.name)}) serves the machine or its display", _SEE)
+        raise Refused(f"process {pid} ({printable(process.name)}) is a system or display service", _SEE)
     below = proctree.descendants(pid)
     if os.getpid() in below or os.getpid() == pid:
         raise Refused(f"process {pid} is, or has started, the scheduler's daemon", _SEE)
     # What another user's became, below, is no part of the run, and no card of theirs is booked for it.
     tree = frozenset({pid, *(one for one in below if proctree.real_uid(one) == uid)})
     if len(tree) > _MOST_PROCESSES:
-        raise Refused(f"process {pid} has started more than {_MOST_PROCESSES} processes that still run", _SEE)
+        raise Refused(f"process {pid} has more than {_MOST_PROCESSES} running descendants", _SEE)
     cards = _cards(tree, reading, pid)
     own = [process for gpu in (reading.gpus if reading else ()) for process in gpu.processes or ()]
     if process.session == pid and pid not in {one.pid for one in own}:
         there = min(one.pid for one in own if one.pid in tree)
         raise Refused(
-            f"process {pid} ({printable(process.name)}) leads a session and is on no GPU itself: a login shell, "
-            "or what else keeps running in it, is not to end with a job",
+            f"process {pid} ({printable(process.name)}) leads a session and is not on a GPU itself: a login shell, "
+            "or whatever else runs in it, must not end with a job",
             f"adopt what is on the GPU: gpusched adopt {there}",
         )
     if caller.pid == pid or caller.pid in below:
-        raise Refused(f"process {pid} has started the command that you have typed, and would end with the job", _SEE)
+        raise Refused(f"process {pid} is an ancestor of this command, which would end with the job", _SEE)
     return AdoptableProcess(
         process=AdoptedProcess(pid, process.start_ticks, boot_id),
         uid=uid,
@@ -109,8 +111,8 @@ def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | N
 
 def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[OccupiedGpu, ...]:
     if reading is None or reading.error is not None:
-        why = "they were not read yet" if reading is None else reading.error
-        raise Refused(f"which GPUs process {pid} is on cannot be told: {why}", "see: gpusched doctor")
+        why = "the GPUs have not been read yet" if reading is None else reading.error
+        raise Refused(f"cannot tell which GPUs process {pid} is on: {why}", "see: gpusched doctor")
     found = []
     for gpu in reading.gpus:
         held = [process.vram_mib for process in gpu.processes or () if process.pid in tree]
@@ -122,12 +124,12 @@ def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[
             found.append(OccupiedGpu(gpu.uuid, gpu.index, total_mib, used_mib))
     if found:
         return tuple(found)
-    # What a lost card has on it nobody can tell, nor use.
+    # A lost card reports no processes, and no one can use it.
     blind = [gpu_label(gpu.index) for gpu in reading.gpus if gpu.processes is None and not gpu.is_lost]
     if blind:
-        text = f"the driver does not tell which processes are on GPU {', '.join(blind)}"
-        raise Refused(f"whether process {pid} is on a GPU is not known: {text}", "see: gpusched doctor")
-    raise Refused(f"neither process {pid} nor any that it has started is on a GPU", _SEE)
+        text = f"the driver does not report which processes are on GPU {', '.join(blind)}"
+        raise Refused(f"cannot tell whether process {pid} is on a GPU: {text}", "see: gpusched doctor")
+    raise Refused(f"neither process {pid} nor any of its descendants is on a GPU", _SEE)
 
 
 def check_is_no_job(pid: int, engine: Engine) -> None:
@@ -159,7 +161,7 @@ def _command(pid: int) -> tuple[str, ...]:
 
 
 def _link(path: str) -> str | None:
-    """Where a link of /proc leads; None when that is not told, or has been removed since."""
+    """Where a link of /proc leads; None when that is hidden, or was removed since."""
     try:
         target = os.readlink(path)
     except OSError:
@@ -255,7 +257,7 @@ def _check_host_memory(placement: Placement, found: AdoptableProcess, tx: TickTr
     if wanted_mib > max(0, left_mib):
         left = format_size_floor(left_mib) if left_mib > 0 else "none"
         raise Refused(
-            f"process {found.process.pid} cannot be a job now: its GPU uses the host's memory, of which {left} is left "
+            f"process {found.process.pid} cannot be a job now: its GPU uses host memory, of which {left} is left "
             f"to book, not {format_size_mib(wanted_mib)}",
             f"book a part of it with --vram, at most {left}" if left_mib > 0 else "wait until other jobs have ended",
         )
@@ -278,8 +280,8 @@ def _share(card: OccupiedGpu, spec: JobSpec, tx: TickTransaction, caller: Caller
     if card.used_mib is not None and card.used_mib > wanted_mib:
         raise Refused(
             f"process {found.process.pid} holds {format_size_mib(card.used_mib)} of GPU {gpu_label(card.index)} "
-            f"already, more than {format_size_mib(wanted_mib)}",
-            f"book as much, or the whole card: gpusched adopt {found.process.pid}",
+            f"already, more than the {format_size_mib(wanted_mib)} requested",
+            f"book that much, or the whole card: gpusched adopt {found.process.pid}",
         )
     headroom_mib = tx.settings.gpu.share_headroom_mib
     if card.total_mib is not None and beside_mib + wanted_mib > card.total_mib - headroom_mib:
@@ -305,7 +307,7 @@ def _booked(card: OccupiedGpu, job_id: int, tx: TickTransaction, caller: Caller)
 
 
 def wanted(found: AdoptableProcess, values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a submission that stands for the process: `values` are those that somebody typed."""
+    """The fields of a submission that stands for the process: `values` are the typed ones."""
     return {
         "name": found.name or "process",
         "gpus": len(found.cards),
@@ -327,6 +329,6 @@ def check_changes(job: Job, changes: dict[str, Any]) -> None:
     for name in ("retries", "fallback"):
         if changes.get(name):
             raise Refused(
-                f"job {job.shown_id} was adopted while it ran: {name} would start what cannot be started again",
+                f"job {job.shown_id} was adopted while it ran and cannot be started again, so {name} does not apply",
                 f"see it with: gshow {job.shown_id}",
             )

@@ -103,7 +103,7 @@ def lose_clients(command: LoseClients, tx: TickTransaction) -> dict[str, Any]:
     for job_id in command.ids:
         job = tx.world.jobs.get(job_id)
         if job is not None and (client := awaited(job)) is not None:
-            text = f"its client, process {client.pid}, was gone before it began"
+            text = f"its client, process {client.pid}, was gone before the job began"
             after, events = transitions.give_up(job, tx.now, ReasonCode.CLIENT_LOST, text)
             tx.put_job(after, *events)
     return {}

@@ -130,12 +130,12 @@ def resume(command: ResumePipeline, tx: TickTransaction) -> dict[str, Any]:
     again = policy.to_resume(jobs)
     if not again:
         active = sum(not job.state.is_final for job in steps.values())
-        text = f"{active} of its steps still wait or run" if active else "each of its steps has completed"
-        raise Refused(f"nothing of {pipeline.id} has to run again: {text}", f"see it with: gshow {pipeline.id}")
+        text = f"{active} of its steps are still pending or running" if active else "all of its steps have completed"
+        raise Refused(f"no step of {pipeline.id} needs to run again: {text}", f"see it with: gshow {pipeline.id}")
     for fallback in policy.fallbacks_of(jobs):
         if not fallback.state.is_final and fallback.spec.step in again:
             raise Refused(
-                f"the fallback of step {fallback.spec.step}, job {fallback.id}, is {fallback.state} yet",
+                f"the fallback of step {fallback.spec.step}, job {fallback.id}, is still {fallback.state}",
                 f"wait for it with: gwait {fallback.id}, or end it with: gcancel {fallback.id}",
             )
     check_room(len(again), caller, tx)
@@ -152,7 +152,7 @@ def resume(command: ResumePipeline, tx: TickTransaction) -> dict[str, Any]:
         spec = replace(fresh[name], dependency=policy.moved(steps[name], names, ids))
         text = f"submitted by {caller.user} to resume step {name} of {pipeline.id}, after job {steps[name].id}"
         if spec.deadline_at != steps[name].spec.deadline_at:
-            text += ", without its deadline, which it cannot meet any more"
+            text += ", without its deadline, which it can no longer meet"
         ids[name] = _make(spec, f"{text}{limit and f'; {limit}'}", caller, tx)
     _turn_over(steps, again, names, ids, tx)
     said = [f"step {name}: {limit}" for name, limit in zip(again, limits, strict=True) if limit]
@@ -191,5 +191,5 @@ def _turn_over(
         tx.world.replace_dependency(after)
         tx.world.learn_parents(tx.jobs, [dependency] if dependency else [])
         tx.put_job(
-            after, JobEvent(job.id, tx.now, "updated", f"dependency={as_typed(dependency)}, as others run again")
+            after, JobEvent(job.id, tx.now, "updated", f"dependency={as_typed(dependency)}, as other steps run again")
         )

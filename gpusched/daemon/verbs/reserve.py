@@ -61,8 +61,8 @@ def _reserve(command: Reserve, tx: TickTransaction) -> dict[str, Any]:
     jobs = [conflict for conflict in found if conflict.job_id is not None]
     if jobs and not command.ignore_jobs:
         raise Refused(
-            f"what is to be reserved would not be free at the start: {_named(jobs)}",
-            "wait, end them, reserve another time or other cards, or make it all the same with --ignore-jobs",
+            f"the reserved resources would not be free at the start: {_named(jobs)}",
+            "wait, end the jobs, choose another time or other cards, or reserve anyway with --ignore-jobs",
         )
     for over in [one.name for one in tx.world.calendar.values() if next_window(one, tx.now) is None]:
         _put(over, None, tx)
@@ -74,57 +74,57 @@ def _check_words(command: Reserve, tx: TickTransaction) -> None:
     name, known = command.name, tx.world.calendar
     if not _NAME.fullmatch(name):
         raise Refused(
-            f"{name!r} cannot be the name of a reservation", "use up to 64 letters, digits, dots, dashes, underscores"
+            f"{name!r} is not a valid name for a reservation", "use up to 64 letters, digits, dots, dashes, underscores"
         )
     live = {one.name for one in known.values() if next_window(one, tx.now) is not None}
     if name in live:
-        raise Refused(f"there is a reservation {name} already", f"take it out first: gctl unreserve {name}")
+        raise Refused(f"reservation {name} exists already", f"remove it first: gctl unreserve {name}")
     if len(live) >= MOST_ENTRIES:
-        raise Refused(f"the calendar is full: it has {len(live)} reservations", f"take some out; {_LIST}")
+        raise Refused(f"the calendar is full: it has {len(live)} reservations", f"remove some; {_LIST}")
     if len(command.message) > LONGEST_MESSAGE:
         raise Refused(f"the message is longer than {LONGEST_MESSAGE} characters", "use -m 'why'")
     if command.is_maintenance:
         _check_maintenance(command)
         return
     if not (command.users or command.accounts):
-        hint = "say who may: --users ann,bob or --accounts course; for maintenance use --maint"
-        raise Refused("nobody could use the reservation", hint)
+        hint = "name its users with --users ann,bob or --accounts course; for maintenance use --maint"
+        raise Refused("no one could use the reservation", hint)
     ways = sum((command.gpus is not None, bool(command.cards), command.is_node))
     if ways > 1:
-        raise Refused("what to reserve was said more than once", "use one of --gpus, --gpu and --node")
+        raise Refused("the resources to reserve are given twice", "use one of --gpus, --gpu and --node")
     if not (command.gpus or command.cards or command.is_node or command.cpus):
-        raise Refused("nothing is to be reserved", "say what: --gpus 2, --gpu 0,1, --node or -c 8")
+        raise Refused("the reservation names no resources", "use --gpus 2, --gpu 0,1, --node or -c 8")
     if command.is_node and (command.cpus is not None or command.mem_mib is not None):
-        raise Refused("a whole node has all of its cores and memory", "leave out -c and --mem, or --node")
+        raise Refused("a whole node includes all of its cores and memory", "leave out -c and --mem, or --node")
 
 
 def _check_maintenance(command: Reserve) -> None:
     if command.users or command.accounts:
-        raise Refused("nobody runs jobs in a maintenance window", "leave out --users and --accounts, or --maint")
+        raise Refused("no jobs run in a maintenance window", "leave out --users and --accounts, or --maint")
     if command.gpus or command.cards or command.cpus is not None or command.mem_mib is not None:
-        hint = "leave out --gpus, --gpu, -c and --mem; to take out single GPUs use: gctl drain"
-        raise Refused("maintenance is of the whole node", hint)
+        hint = "leave out --gpus, --gpu, -c and --mem; for single GPUs use: gctl drain"
+        raise Refused("maintenance covers the whole node", hint)
 
 
 def _check_times(command: Reserve, now: float) -> None:
     start_at, duration_s, every_s = command.start_at, command.duration_s, command.every_s
     if start_at < now - LATE_S:
         raise Refused(
-            f"the reservation would begin {format_duration(now - start_at)} ago", "name an instant to come: --start now"
+            f"the reservation would begin {format_duration(now - start_at)} ago", "use a future time, or --start now"
         )
     if duration_s < 1:
-        raise Refused(f"a reservation of {duration_s} s is none", "say how long: --duration 4h")
+        raise Refused(f"a reservation of {duration_s} s is too short", "give a length: --duration 4h")
     if every_s is not None and every_s < max(duration_s, SHORTEST_PERIOD_S):
         least = format_duration(max(duration_s, SHORTEST_PERIOD_S))
         raise Refused(
-            f"it cannot come every {format_duration(every_s)}: its windows are {format_duration(duration_s)} long, "
-            "and may come once an hour at most",
+            f"it cannot recur every {format_duration(every_s)}: its windows are {format_duration(duration_s)} long, "
+            "and may recur once an hour at most",
             f"use --every {least} or more",
         )
     if command.until_at is not None and every_s is None:
-        raise Refused("an end was named for a reservation that comes only once", "say how often: --every week")
+        raise Refused("--until was given for a reservation that does not recur", "add a period: --every week")
     if command.until_at is not None and command.until_at <= start_at:
-        raise Refused("the reservation would end before it begins", "name a later instant with --until")
+        raise Refused("the reservation would end before it begins", "choose a later --until")
 
 
 def _with_place(bare: CalendarEntry, command: Reserve, tx: TickTransaction) -> CalendarEntry:
@@ -140,7 +140,7 @@ def _with_place(bare: CalendarEntry, command: Reserve, tx: TickTransaction) -> C
         (sum(view.is_present and view.mig_profile is None for view in node.gpus) for node in tx.nodes), default=0
     )
     if command.cards:
-        raise Refused("the cards are not of one node", "make one reservation for each node")
+        raise Refused("the cards are on different nodes", "make one reservation for each node")
     if command.gpus is not None and command.gpus > most:
         raise Refused(f"asked to reserve {plural(command.gpus, 'GPU')}; there are {most}", "see them with: ginfo")
     raise Refused(
@@ -152,7 +152,7 @@ def _with_place(bare: CalendarEntry, command: Reserve, tx: TickTransaction) -> C
 def _card(tx: TickTransaction, word: str) -> str:
     uuid = tx.resolve_device(word)
     if not any(view.uuid == uuid for node in tx.nodes for view in node.gpus):
-        raise NotFound(f"{word!r} is no GPU", "for a whole node use --node; list GPUs with: ginfo")
+        raise NotFound(f"{word!r} is not a GPU", "for a whole node use --node; list GPUs with: ginfo")
     return uuid
 
 
@@ -170,15 +170,15 @@ def _named(jobs: list[Conflict]) -> str:
 
 
 def _notes(entry: CalendarEntry, jobs: list[Conflict], tx: TickTransaction) -> list[str]:
-    notes = [f"{conflict.text}, and is left alone" for conflict in jobs]
+    notes = [f"{conflict.text}, and is not affected" for conflict in jobs]
     for other in sorted(tx.world.calendar.values(), key=lambda one: one.name):
         if other.name != entry.name and overlaps(entry, other, tx.now) is not None:
             # Two of other kinds are refused.
             upkeep, kept = (entry, other) if entry.is_maintenance else (other, entry)
             what = "maintenance" if kept.is_maintenance else "reservation"
-            notes.append(f"{what} {kept.name} is at the same time; nothing runs in it during maintenance {upkeep.name}")
+            notes.append(f"{what} {kept.name} overlaps; nothing runs in it during maintenance {upkeep.name}")
     known = tx.settings.account
-    notes += [f"there is no account {name} yet" for name in entry.accounts if known and name not in known]
+    notes += [f"account {name} does not exist yet" for name in entry.accounts if known and name not in known]
     return notes
 
 

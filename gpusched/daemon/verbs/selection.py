@@ -55,7 +55,7 @@ def with_tasks(jobs: list[Job], tx: TickTransaction) -> list[Job]:
 
 
 def no_job_for(caller: Caller, job_id: int, tx: TickTransaction) -> NotFound:
-    """The same for a caller; where jobs are hidden, one that was pruned is not told from those that are."""
+    """The same for a caller; where jobs are hidden, a pruned job looks the same as a hidden one."""
     return no_job(job_id, 0 if is_private("jobs", caller, tx.settings) else tx.world.next_id)
 
 

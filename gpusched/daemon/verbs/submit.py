@@ -1,4 +1,4 @@
-"""Submit jobs: how new jobs get into the table, whoever makes them."""
+"""Submit jobs: how all new jobs get into the table."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def existing(spec: JobSpec, again: str, caller: Caller, tx: TickTransaction) -> 
     for what, ours, theirs in _work(spec, job.spec):
         if ours != theirs:
             raise Refused(
-                f"{shown}, which has another {what}",
-                f"see it with: gshow {job.shown_id}, and submit this with a --key of its own",
+                f"{shown}, which has a different {what}",
+                f"see it with: gshow {job.shown_id}, or use another --key for this one",
             )
     left_out = {"time_limit_source"}
     if spec.time_limit_source == AUTO:
@@ -139,23 +139,23 @@ def _differences(ours: JobSpec, theirs: JobSpec) -> Iterator[str]:
 
 
 def check_room(jobs: int, caller: Caller, tx: TickTransaction) -> None:
-    """Refuse so many new jobs when they would pass a limit. Raises: Refused."""
+    """Refuse new jobs that would exceed a limit on their number. Raises: Refused."""
     known, limit = len(tx.world.jobs), tx.settings.limit.jobs
     if jobs > limit - known:
-        # How many jobs others have may be nobody's to know.
+        # The number of other users' jobs may be private.
         there = (
-            "" if is_private("jobs", caller, tx.settings) else f"{plural(known, 'job')} waiting or running already; "
+            "" if is_private("jobs", caller, tx.settings) else f"{plural(known, 'job')} pending or running already; "
         )
         raise Refused(
-            f"{there}{jobs} more would pass the limit of {limit} jobs that wait or run",
+            f"{there}{jobs} more would exceed the limit of {limit} pending and running jobs",
             "wait for jobs to end, or raise [limit] jobs in the config file",
         )
     own, most = tx.world.jobs_of(caller.uid), tx.settings.limit.jobs_per_user
     if jobs > most - own and not is_root(caller):
         raise Refused(
-            f"{plural(own, 'job')} of {caller.user} waiting or running already; {jobs} more would pass the limit of "
+            f"{plural(own, 'job')} of {caller.user} pending or running already; {jobs} more would exceed the limit of "
             f"{most} per user",
-            "wait for jobs to end, submit alike ones as an array (-a 0-999), which counts as one, or ask an admin to "
+            "wait for jobs to end, submit similar jobs as an array (-a 0-999), which counts as one, or ask an admin to "
             "raise [limit] jobs_per_user",
         )
 
@@ -176,7 +176,7 @@ def check_stored(payloads: Mapping[str, bytes], caller: Caller, tx: TickTransact
     if size and stored[caller.uid] + size > most * (1 << 20):
         raise Refused(
             f"the scripts and environments of {caller.user}'s jobs take {stored[caller.uid] / (1 << 20):.1f} MiB in "
-            f"the database, and with these they would pass the limit of {most:g} MiB",
+            f"the database; these would exceed the limit of {most:g} MiB",
             "submit one script with other arguments (gsub job.sh ARG), which is stored once, leave out the environment "
             "(--export=NONE), or ask an admin to raise [limit] stored_mib_per_user",
         )

@@ -43,7 +43,7 @@ _PARTS: dict[str, frozenset[str]] = {
 }
 """By attribute of a spec, the attributes of the value in it."""
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
-"""What a submission gets by default, and a change of it anew."""
+"""Defaults of a submission, which a change works out again."""
 
 
 def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
@@ -132,12 +132,12 @@ def _filled_in(
     """The job with what a submission gets by default; `limits` takes what was found for `time=auto`."""
     spec = after.spec
     if "time_limit_s" not in changes and spec.time_limit_source in (DEFAULT, MAXIMUM):
-        # Nobody asked for it: in another queue it is that of the other queue.
+        # It was a default: in another queue it is that of the other queue.
         spec = limit_as_asked(spec)
     if changes.get("time_limit_source") == AUTO and before.state is not JobState.PENDING:
         raise Refused(
-            f"job {before.shown_id} is {before.state}; time=auto is worked out only while a job waits",
-            f"say how long it may run in all: gctl update {before.shown_id} time=4h",
+            f"job {before.shown_id} is {before.state}; time=auto works only while a job is pending",
+            f"give its total run time: gctl update {before.shown_id} time=4h",
         )
     (spec,), found = with_auto_limits([spec], after.user, tx)
     limits.update(dict.fromkeys(filter(None, found)))
@@ -162,7 +162,7 @@ def _fixed(field: str, job: Job) -> Refused:
 
 
 def _raises_limit(job: Job, command: Update, tx: TickTransaction) -> bool:
-    """Whether somebody without rights over the queue wants a run to go on for longer than it was started for."""
+    """Whether a caller without rights over the queue wants a run to last longer than it was started for."""
     limit_s = job.spec.time_limit_s
     if limit_s is None or job.is_array or job.spec.adopted is not None or "time_limit_s" not in command.changes:
         return False
@@ -172,8 +172,11 @@ def _raises_limit(job: Job, command: Update, tx: TickTransaction) -> bool:
 
 def _cannot_outlast(job: Job) -> Refused:
     limit = format_duration(job.spec.time_limit_s)
-    text = f"job {job.shown_id} is {job.state}, and others count on its time limit of {limit}: it cannot be raised now"
-    return Refused(text, "ask an admin or an operator of its queue; a shorter limit is yours to set")
+    return Refused(
+        f"job {job.shown_id} is {job.state}, and other jobs are planned around its time limit of {limit}: "
+        "it cannot be raised now",
+        "ask an admin or an operator of its queue; you may set a shorter limit",
+    )
 
 
 def _dependency_of(job: Job) -> tuple[str | None, str | None]:
@@ -226,21 +229,21 @@ def _changed(job: Job, changes: dict[str, Any]) -> Job:
 
 
 def _for_task(changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes for one task that was named: what is told of an array is to be told of it alone."""
+    """The changes for one named task: alerts of an array become alerts of this task."""
     if not changes.get("notify"):
         return changes
     return {**changes, "notify": tuple(sorted({*changes["notify"], EACH_TASK}))}
 
 
 def _alerting(job: Job, on: tuple[str, ...] | None, targets: tuple[str, ...] | None) -> Alerting | None:
-    """Whom to tell what from now on; None is as before. Who is told of nothing any more is no longer named."""
+    """Targets and events from now on; None keeps them. Without events there are no targets."""
     before = job.spec.alerting or Alerting()
     now_on = before.on if on is None else on
     if now_on:
         return Alerting(now_on, before.targets if targets is None else targets)
     if targets:
         raise Refused(
-            f"{printable(targets[0], 60)} is to be told of job {job.shown_id}, but nothing of what",
-            f"say of what: gctl update {job.shown_id} notify=end notify-to={printable(targets[0], 60)}",
+            f"{printable(targets[0], 60)} is a target of job {job.shown_id} without events to report",
+            f"name the events: gctl update {job.shown_id} notify=end notify-to={printable(targets[0], 60)}",
         )
     return None

@@ -113,7 +113,7 @@ def _group_of(uid: int) -> int:
 def remove(folder: str, uid: int, *, only_empty: bool = False) -> None:
     """Take a user's folder away, and what is in it with that user's rights alone: it is theirs to make.
 
-    A link, or what belongs to somebody else, is left alone: the job did not use it.
+    A link, or another user's folder, is left alone: the job did not use it.
     """
     try:
         found = os.lstat(folder)
@@ -145,7 +145,7 @@ def remove(folder: str, uid: int, *, only_empty: bool = False) -> None:
             log.warning("the checkpoint folder %s was not removed: %s", folder, error)
     # In a folder of root's users can take nothing away themselves.
     if not _remove_empty(folder):
-        log.warning("something is left in the checkpoint folder %s; it is tried again later", folder)
+        log.warning("could not empty the checkpoint folder %s; it will be retried later", folder)
 
 
 def _remove_empty(folder: str) -> bool:

@@ -1,7 +1,7 @@
 """Clients of jobs in the foreground that wait: when one is gone, so is what it waited for, unless that is to be kept.
 
 The client is the process that submitted the job, and its identity is in the table. So it does not matter how it
-ended (KILL, a closed terminal, a restart of the machine), nor whether a daemon ran then. A process that stands still
+ended (KILL, a closed terminal, a restart of the machine), nor whether a daemon ran then. A stopped process
 (Ctrl-Z) has not ended. Once the job has begun, its supervisor sees the end of its client by itself.
 """
 
@@ -20,7 +20,7 @@ from gpusched.model.job import ClientProcess, Job
 
 
 class ClientWatch:
-    """Looks at each poll whether they live. Jobs that nobody has to be there for cost nothing."""
+    """Checks at each poll whether they live. Jobs that need no client cost nothing."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -40,7 +40,7 @@ class ClientWatch:
         """Have the jobs of those who are gone ended by the next tick."""
         world = self._scheduler.world
         if self._world is not world:
-            # The first look, or the table was read anew.
+            # The first look, or the table was reloaded.
             self._world = world
             self._clients.clear()
             self.changed(world.jobs)

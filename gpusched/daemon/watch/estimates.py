@@ -31,7 +31,7 @@ class Estimates:
         self._known: dict[int, Estimate] | None = None
 
     def forget(self) -> None:
-        """The table may have changed: read it anew when asked again."""
+        """The table may have changed: reload at the next call."""
         self._known = None
 
     def known(self) -> dict[int, Estimate]:
@@ -82,7 +82,7 @@ CYCLES = 30
 """Plans that one look ahead may cost; a job that starts later than they reach gets its estimate later."""
 _LEAST_GAP_S = 5.0
 _REST = 20
-"""A look that took a second is followed by so many seconds without one."""
+"""Seconds without a look, per second that the last one took."""
 _BUSY_TICKS = 20
 """More ticks than this since the last poll: not a quiet moment."""
 

@@ -1,8 +1,8 @@
 """Notify owners of GPU processes without a job and end them by policy: the hands of `lifecycle.foreign`.
 
-Only the system's daemon does so. What it remembers of them is in memory: after a restart they are told anew, later
-than they would have been, and nobody is ended sooner. Messages go the way of alerts, sent by processes that run as
-those who are told. Whoever waits for which card is worked out on another thread.
+Only the system's daemon does so. Its records are in memory only: after a restart the times start over, so messages come
+later and no process is ended sooner. Messages are sent like alerts, by processes that run as their recipients. Which
+jobs wait for which card is worked out on another thread.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from gpusched.scheduler.whatif import starts_on
 
 log = getLogger("gpusched.daemon")
 _LOOK_S = 5.0
-"""Between two looks at who waits for the cards of strangers: each plans the queue twice."""
+"""Between two looks at the jobs blocked by foreign processes: each plans the queue twice."""
 _MOST_WAYS = 20
 """That are remembered of one message: it is their own word."""
 _SOMEBODY = ("",)
 """In place of the queues of those who wait, while that is not known."""
 _MESSAGES = "messages to foreign users"
-"""The step that works out who waits, and tells: apart from the look at the processes, which goes on without it."""
+"""The step that works out blocked jobs and sends messages; the scan of processes goes on without it."""
 Mark = tuple[int, int]
 """Pid and start ticks."""
 
@@ -79,7 +79,7 @@ class ForeignProcessWatch:
             if way in notes.told_by or len(notes.told_by) >= _MOST_WAYS:
                 return
             notes.told_by.append(way)
-            log.info("%s was told of process %s by %s", notes.user, pid, way)
+            log.info("notified %s about process %s by %s", notes.user, pid, way)
         else:
             notes.untold = f"{way or 'notify'}: {report['error']}"
 
@@ -95,7 +95,7 @@ class ForeignProcessWatch:
             self._carry_out([step for step in steps(strangers, settings, now) if isinstance(step, ForeignEnd)], now)
         if self._is_looking or now < self._next_at:
             return
-        # As if somebody waited: is there anything to be worked out at all?
+        # As if a job were blocked: is there anything to work out at all?
         if not steps([replace(stranger, waiting=_SOMEBODY) for stranger in strangers], settings, now):
             return
         outlook = QueueForecast.of(self._scheduler)
@@ -114,7 +114,7 @@ class ForeignProcessWatch:
         except asyncio.CancelledError:
             return
         except Exception as error:
-            # Whatever is wrong with telling strangers, jobs go on.
+            # Failing messages must not stop jobs.
             self._scheduler.failures.note(_MESSAGES, error)
         else:
             self._scheduler.failures.recovered(_MESSAGES)
@@ -147,11 +147,11 @@ class ForeignProcessWatch:
                     names[process.pid] = process.name or "?"
         found = []
         seen: set[Mark] = set()
-        # One that was adopted just now is no stranger, whatever the last reading said.
+        # A process adopted just now is not foreign any more, whatever the last reading said.
         for pid in sorted(cards.keys() - scheduler.engine.owners(cards).keys()):
             process_now = proctree.read_process(pid)
             if process_now is None:
-                # Of another container, or of a simulation: nobody whom we could name.
+                # Of another container, or of a simulation: its owner is unknown.
                 continue
             mark = pid, process_now.start_ticks
             notes = self._notes.get(mark) or self._first_look(pid, now)
@@ -178,7 +178,7 @@ class ForeignProcessWatch:
         return found
 
     def _first_look(self, pid: int, now: float) -> OwnerNotes | None:
-        """None for one whose owner has no account here, as in a container: who cannot be told is not ended."""
+        """None for one whose owner has no account here, as in a container: without a message no process is ended."""
         uid = proctree.real_uid(pid)
         if uid is None:
             return None
@@ -200,7 +200,7 @@ class ForeignProcessWatch:
             ways = self._scheduler.settings.foreign.message
             notes.told_at, notes.told_by, notes.untold = now, [], None
             notes.first_told_at = notes.first_told_at or now
-            log.info("%s is told of process %d, which %d jobs wait for", notes.user, step.stranger.pid, step.jobs)
+            log.info("notifying %s about process %d, which blocks %d jobs", notes.user, step.stranger.pid, step.jobs)
             others = terminals.owners() if "wall" in ways else frozenset()
             self._scheduler.alerts.alert_users(messages(step, ways, others, self._scheduler.site.node, now))
 
@@ -231,7 +231,7 @@ class ForeignProcessWatch:
 
 
 def _closing(view: GpuView, status: GpuStatus, least_mib: int) -> Sequence[GpuProcess]:
-    """The strangers that keep whole-card jobs off a card, but for those that hold next to nothing of it."""
+    """The foreign processes that keep whole-card jobs off a card, except those that hold next to nothing of it."""
     foreign = [process for process in status.intruders if process.run is None]
     mib = sum(process.vram_mib or 0 for process in foreign)
     if view.why_not_whole is None or not (mib > view.foreign_limit_mib or view.is_foreign_busy):

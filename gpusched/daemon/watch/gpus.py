@@ -30,7 +30,7 @@ from gpusched.lifecycle.failures import (
     takes_out,
 )
 from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample, GpuState
-from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.job import Job, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_label, plural
@@ -44,7 +44,7 @@ _MOST_NAMED = 5
 
 
 class GpuFaults:
-    """Faults that the driver told of, and runs that failed early, by card."""
+    """Faults reported by the driver, and runs that failed early, by GPU."""
 
     def __init__(self) -> None:
         self._known: tuple[GpuFault, ...] = ()
@@ -130,16 +130,13 @@ class GpuFaults:
         return True
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
-        """The ended run with whoever is to blame; says so in the story. Its card may become suspect."""
+        """The ended run with the cause of its failure. Its card may become suspect."""
         faults, settings = self._with_instances(run, self._known), tx.settings.fault
         after = attribute_to_gpu(run, fault_of(run, faults, settings.xid_victim))
         self._note_faulty(job, run, faults, settings)
         if after is run:
             foreign = {gpu.uuid: gpu.foreign_mib for node in tx.nodes for gpu in node.gpus}
             after = attribute_to_foreign_use(run, foreign, tx.settings.fault.early_s, tx.settings.gpu.foreign_mib)
-        if after is not run:
-            tx.changes.runs[after.id] = after
-            tx.add_events(JobEvent(job.id, tx.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
         self._evidence = add_evidence(self._evidence, job, after, tx.settings.fault)
         for share in after.gpus:
             why = suspicion(self._evidence.get(share.uuid, ()), tx.settings.fault)
@@ -174,7 +171,7 @@ class GpuFaults:
         if uuid in tx.world.drains:
             return
         message = f"{SUSPECT}{why}; when it is well again: gctl undrain {gpu_label(index)}"
-        log.error("GPU %s (%s) is taken out: %s", gpu_label(index), uuid, why)
+        log.error("GPU %s (%s) drained: %s", gpu_label(index), uuid, why)
         self._drains[uuid] = message
         tx.drain(uuid, message)
 
@@ -190,11 +187,11 @@ def _may_be_held(job: Job) -> bool:
 
 _EVENTS = {GpuState.LOST: "gpu_lost", GpuState.SUSPECT: "gpu_suspect"}
 _UNREADABLE_AFTER = 3
-"""Readings in a row that fail as a whole before anybody is told: one may just have come too late."""
+"""Readings in a row that fail as a whole before the administrator is alerted: one may just have come too late."""
 
 
 class GpuWatch:
-    """Compares the state of each card with the one before. What is wrong at the first look is told then."""
+    """Compares the state of each card with the one before. What is wrong at the first look is reported then."""
 
     def __init__(self) -> None:
         self._bad: dict[str, str] = {}
@@ -203,13 +200,13 @@ class GpuWatch:
     def new_faults(self, tracker: GpuTracker, reading: GpuReading, node: str) -> Iterator[AdminEvent]:
         """Every card that was lost or became suspect, and the driver that answers for none of them.
 
-        Not those that are suspect because they were drained for it: that is told when it is recorded.
+        Not those that are suspect because they were drained for it: that is reported when it is recorded.
         """
         error = tracker.unreadable(reading)
         if error is not None:
             self._unreadable += 1
             if self._unreadable == _UNREADABLE_AFTER:
-                yield AdminEvent("gpu_lost", f"no GPU of {node} can be read: {error}", node)
+                yield AdminEvent("gpu_lost", f"cannot read the GPUs of {node}: {error}", node)
             return
         self._unreadable = 0
         listed = {gpu.uuid for gpu in reading.gpus}
@@ -221,7 +218,7 @@ class GpuWatch:
             status = tracker.status(gpu.uuid)
             event = _EVENTS.get(status.state)
             if gpu.mig_parent is not None and tracker.status(gpu.mig_parent).state in _EVENTS:
-                # What its card has, all instances have: that is told of the card.
+                # A fault of the card is one of all instances: it is reported for the card.
                 continue
             if event is None:
                 # One that cannot be judged now is not well yet.

@@ -62,7 +62,7 @@ class History:
         self._learned: set[str] = set()
         """Runs learned in the tick that is under way: after a commit that fails it is repeated."""
         self._changed: dict[Family, None] = {}
-        """Families of which something was learned since the last look."""
+        """Families with new runs since the last look."""
         self._turned: dict[str, None] = {}
         """Users for whom limits are gone by since the last look, or are no longer."""
         self._looked_at = -inf
@@ -157,7 +157,7 @@ class History:
         self._learned.clear()
 
     def take_changes(self, as_of: float) -> tuple[Collection[Family], Collection[str]]:
-        """Families of which something was learned since this was last asked, and users whose limits count otherwise.
+        """Families with new runs since the last call, and users whose limits count differently now.
 
         Nothing twice as of the same instant.
         """
@@ -185,8 +185,8 @@ class History:
         """How long a job will run; None where nothing is known, or its user's limits have been the better guesses.
 
         The order expects it to take no shorter than what runs like it that were ended at their limits make likely.
-        Where no limit is stated even strangers' runs say more than nothing, or than a default: who is new is not last
-        in line for that.
+        Without a stated limit even other users' runs say more than nothing, or than a default: a new user is not last
+        in line for lack of history.
         """
         limit_s = job.spec.time_limit_s
         if _stated_limit_s(job) is None:
@@ -262,15 +262,15 @@ def _stated_limit_s(job: Job) -> int | None:
 
 
 def _marks(job: Job) -> tuple[Hashable, ...]:
-    """Who is like it: its family with its limit, its family, its user's; then whoever's with as many GPUs, and all."""
+    """Groups of similar jobs, closest first: family and limit, family, user, all with as many GPUs, all."""
     kind = family(job)
     return (kind, job.spec.time_limit_s), kind, job.user, kind.gpus, ()
 
 
 _OWN = 3
-"""So many marks are of the same user: beside a limit that says more than what strangers do."""
+"""The first this many marks are of the same user; beside a limit these say more than other users' runs."""
 _CUT = 1
-"""So many marks learn of a run that was ended at its limit: those with the same limit, which hold as much as long."""
+"""The first this many marks learn from a run that was ended at its limit: those with the same limit."""
 _TELLING = frozenset({JobState.COMPLETED, JobState.TIMEOUT})
 """Ends of runs that say something of how long jobs take."""
 

@@ -17,7 +17,6 @@ from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle import idle, transitions
 from gpusched.lifecycle.idle import Activity, GpuLoadReading, IdleStep, IdleStreak
 from gpusched.model.cluster import GpuReading, GpuSample
-from gpusched.model.execution import NoteOrder
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.spec import NICE_MAX
@@ -39,7 +38,7 @@ class IdleWatch:
         self._watches: dict[str, IdleStreak] = {}
 
     def observe(self, reading: GpuReading, world: DaemonState, settings: Settings) -> None:
-        """Take in a reading; runs that stand still or are being ended are left out until they go on."""
+        """Take in a reading; suspended runs and those being ended are skipped until they continue."""
         samples = {} if reading.error is not None else {gpu.uuid: gpu for gpu in reading.gpus}
         seen: dict[str, IdleStreak] = {}
         for handle, run in world.open_runs.items():
@@ -53,7 +52,7 @@ class IdleWatch:
         self._watches = seen
 
     def suspects(self) -> list[str]:
-        """Runs with idle GPUs, of which one may want to know what else they do."""
+        """Runs with idle GPUs, whose other activity matters."""
         return [name for name, seen in self._watches.items() if seen.idle_at is not None]
 
     def note(self, activities: Mapping[str, Activity], settings: Settings) -> None:
@@ -63,7 +62,7 @@ class IdleWatch:
                 self._watches[name] = idle.add_activity(self._watches[name], activity, settings.idle)
 
     def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
-        """Record and order what is due; `tell` makes an alert of what the owner is told."""
+        """Record and order what is due; `tell` raises the owner's alert."""
         settings = tx.settings.idle
         for handle, run in list(tx.world.open_runs.items()):
             seen = self._watches.get(handle)
@@ -98,10 +97,12 @@ def _take(step: IdleStep, job: Job, run: Run, since: float, tx: TickTransaction,
     run = replace(run, idle_at=since, idle_step=int(step))
     long = format_duration(tx.now - since)
     if step is IdleStep.TOLD:
-        record_idle(job, run, f"its GPUs have done nothing for {long}", tx, tell)
+        record_idle(job, run, f"its GPUs have been idle for {long}", tx, tell)
     elif step is IdleStep.LOWERED:
         nice = min(NICE_MAX, job.spec.nice + tx.settings.idle.nice)
-        text = f"its GPUs have done nothing for {long}: nice is {nice} from its next run on, instead of {job.spec.nice}"
+        text = (
+            f"its GPUs have been idle for {long}: nice will be {nice} from its next run on, instead of {job.spec.nice}"
+        )
         tx.add_events(JobEvent(job.id, tx.now, "idle", text, run.number))
         _mark(replace(job, spec=replace(job.spec, nice=nice)), run, tx)
     else:
@@ -109,18 +110,16 @@ def _take(step: IdleStep, job: Job, run: Run, since: float, tx: TickTransaction,
 
 
 def record_idle(job: Job, run: Run, text: str, tx: TickTransaction, tell: Tell) -> None:
-    """The event `gpu_idle`: the owner is told, once for each run, by the job's story and by an alert if wanted."""
-    hint = "; end it with gcancel, or submit with --ignore-idle if that is meant"
-    tx.add_events(JobEvent(job.id, tx.now, "idle", text + hint, run.number))
-    if job.spec.interactive is not None:
-        tx.signal(run.id, NoteOrder(f"job {job.shown_id}: {text}; end it if you are done with them"))
-    _mark(job, run, tx)
+    """The event `gpu_idle`: notifies the owner once per run, in the job's story and by an alert if wanted."""
+    hint = "; end it with gcancel, or submit with --ignore-idle if this is intended"
+    tx.notify(job, run, "idle", text + hint, f"{text}; end it if you are done with them")
+    tx.put_run(run)
     tell(tx, job, text)
 
 
 def _end(job: Job, run: Run, long: str, tx: TickTransaction) -> None:
     settings = tx.settings
-    why = f"its GPUs have done nothing for {long}, nor have its processes"
+    why = f"its GPUs have been idle for {long}, and its processes did no other work"
     tx.put_run(run)
     if settings.idle.then == "requeue":
         after, story = transitions.requeue_idle(job, tx.now, why)
@@ -136,7 +135,7 @@ def _mark(job: Job, run: Run, tx: TickTransaction) -> None:
 
 
 _MOST_FILES = 1000
-"""Of a checkpoint folder, so many are looked at."""
+"""Files looked at in a checkpoint folder."""
 
 
 class ActivityReader:
@@ -152,7 +151,7 @@ class ActivityReader:
         self._is_looking = False
 
     def poll(self) -> None:
-        """Look now if it is time and somebody's GPUs are idle."""
+        """Look now if it is time and a run's GPUs are idle."""
         loop = asyncio.get_running_loop()
         settings = self._scheduler.settings.idle
         if settings.then == "off" or self._is_looking or loop.time() < self._next_at:
@@ -192,7 +191,7 @@ def _look_at_files(files: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[obje
 def marks_of(paths: tuple[str, ...]) -> tuple[object, ...] | None:
     """Something that changes when one of these files, or one in one of these folders, does; None when one hides.
 
-    A path that is not there is a mark too: it changes when somebody makes it.
+    A missing path is a mark too: it changes when the file is created.
     """
     marks: list[object] = []
     try:
@@ -212,7 +211,7 @@ def _file_mark(path: str) -> object:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    # What goes through a pipe or a terminal leaves no trace there: nobody knows. A socket is that of a foreground,
+    # What goes through a pipe or a terminal leaves no trace there: unknown. A socket is that of a foreground,
     # which its supervisor dates.
     is_dated = any(kind(found.st_mode) for kind in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISSOCK))
     if not is_dated and path != os.devnull:

@@ -1,7 +1,7 @@
 """Watches what runs hold of the cards that they share, and carries out what is due when that is more than they booked.
 
-That somebody was told is in the job's story, so that a restart tells nobody twice; since when a run is over its booking
-is measured anew after one.
+Notifications are in the job's story, so a restart repeats none; since when a run is over its booking is measured again
+after one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle import overuse
 from gpusched.lifecycle.overuse import OveruseStep, OveruseStreak, SharedGpuReading
 from gpusched.model.cluster import GpuReading, ShareFacts, ShareUse
-from gpusched.model.execution import NoteOrder
 from gpusched.model.job import Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
@@ -42,7 +41,7 @@ class OveruseWatch:
         self._looks: dict[str, deque[SharedGpuReading]] = {}
         self._shares: Mapping[str, tuple[ShareUse, ...]] = {}
         self._told: dict[tuple[str, str], float | None] = {}
-        """By run and kind, when its owner was told; None: not yet, and the story has been looked at."""
+        """By run and kind, when its owner was notified; None: not yet, and the story has been read."""
 
     def observe(self, reading: GpuReading, tracker: GpuTracker, world: DaemonState, settings: Settings) -> None:
         """Take in a reading that the tracker has folded."""
@@ -65,7 +64,7 @@ class OveruseWatch:
         self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
 
     def reload(self) -> None:
-        """The memory was made again from the table: what an owner was told counts as far as it is recorded there."""
+        """The memory was rebuilt from the table: only notifications that are recorded there count."""
         self._told = {}
 
     def facts(self, run: Run, reading: GpuReading | None, settings: Settings) -> dict[str, ShareFacts]:
@@ -89,13 +88,13 @@ class OveruseWatch:
             return None
         text = f"it holds {overuse.overuse_text(seen.worst)}"
         if settings.gpu.vram_over != "kill":
-            return f"{text}; nothing is done about that"
+            return f"{text}; no action is configured"
         told_at = self._told.get((run.id, OVER))
         left_s = max(seen.since, now if told_at is None else told_at) + settings.gpu.vram_over_grace_s - now
-        return f"{text}; its run is ended in {format_duration(max(0.0, left_s))} unless it gives some back"
+        return f"{text}; its run will be ended in {format_duration(max(0.0, left_s))} unless it frees some"
 
     def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
-        """Record and order what is due; `tell` makes an alert of what an owner is told."""
+        """Record and order what is due; `tell` raises the owner's alert."""
         settings = tx.settings
         if settings.gpu.vram_over == "ignore":
             return
@@ -114,7 +113,7 @@ class OveruseWatch:
             if step is OveruseStep.TOLD:
                 self._warn(job, run, seen.worst, tx, tell)
             elif step is OveruseStep.ENDED:
-                log.warning("run %s is ended: it held %s", run.id, overuse.overuse_text(seen.worst))
+                log.warning("ending run %s: it held %s", run.id, overuse.overuse_text(seen.worst))
                 after, story = overuse.end_overuse(job, seen.worst, tx.now)
                 tx.put_job(after, *story)
             self._warn_neighbours(run_id, tx)
@@ -124,11 +123,10 @@ class OveruseWatch:
         text = f"it holds {overuse.overuse_text(use)}"
         hint = f"; ask for what it needs: --vram {format_size_mib(_asking_mib(use))}"
         if tx.settings.gpu.vram_over == "kill":
-            hint += f"; it is ended if that goes on for {format_duration(tx.settings.gpu.vram_over_grace_s)}"
-        tx.add_events(JobEvent(job.id, tx.now, OVER, text + hint, run.number))
-        if job.spec.interactive is not None:
-            tx.signal(run.id, NoteOrder(f"job {job.shown_id}: {text}{hint}"))
-        tx.put_job(job)
+            hint += (
+                f"; its run will be ended if this continues for {format_duration(tx.settings.gpu.vram_over_grace_s)}"
+            )
+        tx.notify(job, run, OVER, text + hint)
         tell(tx, job, text + hint)
 
     def _warn_neighbours(self, over: str, tx: TickTransaction) -> None:
@@ -146,24 +144,19 @@ class OveruseWatch:
                     f"job {_name_of(worst.run, tx)} holds {overuse.overuse_text(worst)}; {left} of the "
                     f"{format_size_mib(use.booked_mib)} that this job booked there can be had"
                 )
-                tx.add_events(JobEvent(run.job_id, tx.now, CROWDED, text, run.number))
-                tx.put_job(tx.world.jobs[run.job_id])
+                tx.put_job(tx.world.jobs[run.job_id], JobEvent(run.job_id, tx.now, CROWDED, text, run.number))
 
     def _told_at(self, run: Run, kind: str, tx: TickTransaction) -> float | None:
-        """When this was told; the story is read once for each run, since that may have been before a restart."""
+        """When the owner was notified; the story is read once per run, since that may have been before a restart."""
         if (run.id, kind) not in self._told:
             told = [one.at for one in tx.store.events(run.job_id) if one.kind == kind and one.run == run.number]
             self._told[run.id, kind] = max(told, default=None)
         return self._told[run.id, kind]
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
-        """The ended run, as a victim of its neighbour if it is one; says so in the story."""
+        """The ended run, as a victim of its neighbour if it is one."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
-        after = overuse.crowded_victim(run, looks, tx.settings.gpu, lambda handle: _name_of(handle, tx))
-        if after is not run:
-            tx.changes.runs[after.id] = after
-            tx.add_events(JobEvent(job.id, tx.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
-        return after
+        return overuse.crowded_victim(run, looks, tx.settings.gpu, lambda handle: _name_of(handle, tx))
 
 
 def _name_of(handle: str, tx: TickTransaction) -> str:
@@ -176,5 +169,5 @@ def _asking_mib(use: ShareUse) -> int:
 
 
 def gap_s(settings: Settings) -> float:
-    """After a longer pause between two readings nobody knows what was in between."""
+    """A longer pause between two readings says nothing of the time in between."""
     return max(_LEAST_GAP_S, 3 * settings.daemon.poll_s)

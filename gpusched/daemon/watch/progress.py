@@ -1,4 +1,4 @@
-"""Reads how far runs are, for people who look: never in the tick, never for runs that nobody looks at.
+"""Reads the progress of runs on demand: never in the tick, never for runs that no one asks about.
 
 A run says so in the file that GPUSCHED_PROGRESS names, or by a bar at the end of its output. Both are files of the
 user, so they are opened in a way that has no effect and leads nowhere else, and only their ends are read; in a thread
@@ -118,7 +118,7 @@ class ProgressReader:
             self._seen = {handle: seen for handle, seen in self._seen.items() if handle in runs}
 
     def of(self, handle: str) -> ShownProgress | None:
-        """How far a run is; None when it does not say, or nobody has looked."""
+        """The progress of a run; None when it reports none, or it was not read."""
         seen = self._seen.get(handle)
         if seen is None or seen.said is None or seen.said.progress is None:
             return None

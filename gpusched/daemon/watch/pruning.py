@@ -1,6 +1,6 @@
 """Forgetting jobs that ended long ago, a few at a time, in moments in which nothing else is to be done.
 
-A round walks over the ended jobs, the oldest first; then scripts and environments that nobody needs any more go, and
+A round walks over the ended jobs, the oldest first; then unused scripts and environments go, and
 space is given back to the disk. Each bite is one transaction between two ticks, when the memory and the table say the
 same. A daemon that is killed meanwhile has lost nothing: the next round finds what is left.
 """
@@ -48,7 +48,7 @@ BITE_S = 0.002
 _DAY_S = 86400.0
 _LEAST, _MOST = 16, 512
 _WALKED_AT_ONCE = 8
-"""Rows are read so many times faster than they are deleted."""
+"""How much faster rows are read than deleted."""
 _FIRST = (float("-inf"), 0)
 
 
@@ -103,7 +103,7 @@ class Pruner:
             pass
         if self.pruned > before:
             self._has_left_payloads = True
-            log.info("history: %d jobs that ended long ago were forgotten", self.pruned - before)
+            log.info("history: pruned %d old jobs", self.pruned - before)
         if self._has_left_payloads and time.monotonic() >= self._sweep_after:
             yield from self._sweep()
             self._has_left_payloads = False

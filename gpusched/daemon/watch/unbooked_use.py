@@ -1,6 +1,6 @@
 """Watches jobs on GPUs that they did not book, and intruders on GPUs that jobs did; carries out what is due.
 
-That an owner was told is in the job's story, so that a restart tells nobody twice; since when an intruder is there is
+Notifications are in the job's story, so a restart repeats none; since when an intruder is there is
 measured again after one.
 """
 
@@ -31,7 +31,6 @@ from gpusched.lifecycle.overuse import (
     unbooked_victim,
 )
 from gpusched.model.cluster import GpuReading
-from gpusched.model.execution import NoteOrder
 from gpusched.model.job import Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
@@ -40,7 +39,7 @@ log = getLogger("gpusched.daemon")
 Notify = Callable[[TickTransaction, Job, str, str, str], None]
 """Raises an alert about a job: the event, what it is about among others of that event, the text."""
 UNBOOKED, INTRUDER = "unbooked", "intruder"
-"""Kinds of events in a job's story: it is on a GPU that it did not book; somebody else is on one that it did."""
+"""Kinds of events in a job's story: it uses a GPU that it did not book; an intruder is on one that it booked."""
 _MOST_LOOKS = 200
 
 
@@ -51,7 +50,7 @@ class IntruderWatch:
         self._sightings: dict[tuple[str, str | int], Sighting] = {}
         self._looks: dict[str, deque[UnbookedReading]] = {}
         self._stories: dict[str, list[JobEvent]] = {}
-        """By run, what its owner was told of intruders."""
+        """By run, the notifications of its owner."""
         self._is_fresh = False
         """A reading has come since the last look at what is due."""
 
@@ -88,13 +87,13 @@ class IntruderWatch:
         return sorted(found, key=lambda one: (one.index, one.process.pid))
 
     def reload(self) -> None:
-        """The memory was made again from the table: what an owner was told counts as far as it is recorded there."""
+        """The memory was rebuilt from the table: only notifications that are recorded there count."""
         self._stories = {}
 
     # --- in a tick --------------------------------------------------------------------------------
 
     def carry_out(self, tx: TickTransaction, notify: Notify) -> None:
-        """Record and order what is due, once for each reading; `notify` makes an alert of what an owner is told."""
+        """Record and order what is due, once for each reading; `notify` raises the owner's alert."""
         if not self._is_fresh:
             return
         self._is_fresh = False
@@ -115,10 +114,10 @@ class IntruderWatch:
         if step is UnbookedStep.TELL:
             text = unbooked_text(one, job, run.gpus, tx.settings.gpu)
             log.warning("job %s: %s", job.shown_id, text)
-            self._record(job, run, UNBOOKED, text, tx)
+            self._stories[run.id].append(tx.notify(job, run, UNBOOKED, text))
             notify(tx, job, "gpu_unbooked", one.uuid, text)
         elif step is UnbookedStep.END:
-            log.warning("run %s is ended: it used GPU %d, which it did not book", run.id, one.index)
+            log.warning("ending run %s: it used GPU %d, which it did not book", run.id, one.index)
             after, story = end_unbooked_use(job, one, tx.now)
             tx.put_job(after, *story)
 
@@ -129,21 +128,13 @@ class IntruderWatch:
         if job is None or self._told_at(run, INTRUDER, mark, tx) is not None:
             return
         text = intruder_text(one, _names(tx.world))
-        # Whoever reads the story sees in it what that person may; a message has to say less from the beginning.
+        # The story is filtered for its reader; a message must leave private names out from the start.
         sent = text if one.run is None else _veiled(text, one.run, job, tx)
-        self._record(job, run, INTRUDER, text, tx, sent)
+        self._stories[run.id].append(tx.notify(job, run, INTRUDER, text, sent))
         notify(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
 
-    def _record(self, job: Job, run: Run, kind: str, text: str, tx: TickTransaction, sent: str | None = None) -> None:
-        event = JobEvent(job.id, tx.now, kind, text, run.number)
-        self._stories[run.id].append(event)
-        tx.add_events(event)
-        if job.spec.interactive is not None:
-            tx.signal(run.id, NoteOrder(f"job {job.shown_id}: {sent or text}"))
-        tx.put_job(job)
-
     def _told_at(self, run: Run, kind: str, mark: str, tx: TickTransaction) -> float | None:
-        """When this was told; the story is read once for each run, since that may have been before a restart."""
+        """When the owner was notified; the story is read once per run, since that may have been before a restart."""
         if run.id not in self._stories:
             story = tx.store.events(run.job_id)
             kinds = (UNBOOKED, INTRUDER)
@@ -152,17 +143,13 @@ class IntruderWatch:
         return max(told, default=None)
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
-        """The ended run, as a victim of a job that did not book its GPU if it is one; says so in the story."""
+        """The ended run, as a victim of a job that did not book its GPU if it is one."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
-        after = unbooked_victim(run, looks, tx.settings.gpu, _names(tx.world))
-        if after is not run:
-            tx.changes.runs[after.id] = after
-            tx.add_events(JobEvent(job.id, tx.now, "note", f"{after.outcome}: {after.reason_text}", after.number))
-        return after
+        return unbooked_victim(run, looks, tx.settings.gpu, _names(tx.world))
 
 
 def _running(handle: str, world: DaemonState) -> tuple[Run | None, Job | None]:
-    """An open run and its job, when nobody has begun to end it."""
+    """An open run and its job, unless it is being ended."""
     run = world.open_runs.get(handle)
     job = None if run is None else world.jobs.get(run.job_id)
     return (run, job) if job is not None and job.state is JobState.RUNNING else (None, None)

@@ -49,7 +49,7 @@ def show(operands: list[str], values: Values) -> int:
     elif found["setting"] != "auto" and not found["is_judging"]:
         output.note("gctl", "the presets have not been judged on this machine yet; to do it now: gctl preset --judge")
     if found["is_judging"]:
-        output.note("gctl", "the last weeks are being replayed; see what comes of it with: gctl preset")
+        output.note("gctl", "the last weeks are being replayed; see the result with: gctl preset")
     return 0
 
 
