@@ -18,6 +18,7 @@ from gpusched.paths import make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from gpusched.cli.parse import Values
@@ -101,7 +102,7 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
     """Lines of `gq --why` about what is to come; none for a job that does not wait."""
     if why["state"] != "PENDING":
         return []
-    lines = []
+    lines = _priority(why)
     if why.get("place") is not None:
         lines.append(f"place in the queue: {why['place']} of {why['of']}")
     condition = " and what it waits for succeeds" if why["reason"] == "Dependency" else ""
@@ -120,6 +121,30 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
         lines.append(f"expected to run {expected}")
     lines.extend(_advice(why["id"], one, now) for one in why.get("alternatives", ()))
     return lines
+
+
+def _priority(why: dict[str, Any]) -> list[str]:
+    """What the job's place in the order of its queue is made of; nothing in orders without parts."""
+    if why.get("order") in ORDERS_BY_WEIGHT:
+        return [f"priority: {priority_text(why['priority'])}"]
+    found = why.get("response")
+    if not found:
+        return []
+    expected = "unknown" if found["expected_s"] is None else format_duration(found["expected_s"])
+    return [
+        f"response ratio: {found['ratio']:.2f} (turn {found['turn']}, share {found['share']:.2f}, waited "
+        f"{format_duration(found['waited_s'])}, expected {expected}, urgency {found['urgency']:.2f})"
+    ]
+
+
+ORDERS_BY_WEIGHT = ("multifactor", "hybrid", "priority")
+"""Orders in which the parts of the weighted sum count."""
+
+
+def priority_text(priority: Mapping[str, float]) -> str:
+    """`13682.0 (age 0.0, fairshare 500.0)`."""
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in priority.items() if name != "total")
+    return f"{priority['total']:.1f} ({parts})"
 
 
 def expected_text(expected: dict[str, Any] | None) -> str:

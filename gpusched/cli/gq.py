@@ -224,9 +224,6 @@ def _why(client: Connection, values: Values) -> int:
             sys.stdout.write("".join(f"  {key}: {printable(str(one['why']))}\n" for one in value))
             continue
         sys.stdout.write(f"  {printable(str(key))}: {printable(_fact(key, value))}\n")
-    if why["priority"]:
-        parts = ", ".join(f"{key} {value:.1f}" for key, value in why["priority"].items() if key != "total")
-        sys.stdout.write(f"  priority: {why['priority']['total']:.1f} ({parts})\n")
     sys.stdout.write("".join(f"  {printable(line)}\n" for line in why_lines(why, time.time())))
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpusched import quickjson
 from gpusched.cli import output, tables
+from gpusched.cli.forecast import ORDERS_BY_WEIGHT, priority_text
 from gpusched.client import connect
 from gpusched.config.schema import SETTINGS, value_of
 from gpusched.errors import NotFound, UsageError, UserError
@@ -23,9 +24,6 @@ from gpusched.simulate.replay import Replay, differences, is_same, notes, read_r
 
 RECORDED = "recorded"
 """What the settings of the file itself are called."""
-
-_BY_PRIORITY = ("multifactor", "hybrid", "priority")
-"""Orders in which the parts of a priority have a say."""
 
 
 # --- debug snapshot -------------------------------------------------------------------------------
@@ -256,8 +254,7 @@ def _print_job(replay: Replay, one: Mapping[str, Any]) -> None:
             _say(f"  kept for it on {_where(one['reservation'])}, from: {when}")
     if one["place"] is not None:
         _say(f"  place in line: {one['place']} of {one['of']}, order {one['order']}")
-    if one["order"] in _BY_PRIORITY:
-        parts = ", ".join(f"{name} {value:.1f}" for name, value in one["priority"].items() if name != "total")
-        _say(f"  priority: {one['priority']['total']:.1f} ({parts})")
+    if one["order"] in ORDERS_BY_WEIGHT:
+        _say(f"  priority: {priority_text(one['priority'])}")
     for help_ in one.get("would_help", ()):
         _say(f"  {help_['text']}")

@@ -257,21 +257,20 @@ class CycleRules:
         Predictions of what runs on one node and the other change with each end. A job that followed them from node to
         node would have drained many of them in vain.
         """
-        fence_at, fence_s = self.planner.fences.get(entry[1]), self.settings.priority.fence_s
-        if fence_at is not None and self.now >= fence_at:
-            if guard is None and only is None and not self.timeline.reservations:
-                reservation = self._keep_room(entry, need, duration_s, fence_at)
-            elif self.now >= self.settled_at(fence_at):
-                reservation = self.timeline.reserve_for_good(entry[1], need, duration_s, guard, only)
-            else:
-                reservation = self.timeline.reserve(entry[1], need, duration_s, guard, only)
+        job_id, timeline = entry[1], self.timeline
+        fence_at, fence_s = self.planner.fences.get(job_id), self.settings.priority.fence_s
+        is_fenced = fence_at is not None and self.now >= fence_at
+        if fence_at is not None and is_fenced and guard is None and only is None and not timeline.reservations:
+            reservation = self._keep_room(entry, need, duration_s, fence_at)
         else:
-            reservation = self.timeline.reserve(entry[1], need, duration_s, guard, only)
+            is_settled = fence_at is not None and self.now >= self.settled_at(fence_at)
+            reserve = timeline.reserve_for_good if is_settled else timeline.reserve
+            reservation = reserve(job_id, need, duration_s, guard, only)
         if reservation is None or fence_s == inf:
             return reservation
         if fence_at is None:
             fence_at = max(self.now + fence_s, reservation.start_at or self.now)
-        elif self.now >= fence_at:
+        elif is_fenced:
             reservation.pass_until = -inf
         reservation.fence_at = fence_at
         return reservation

@@ -50,6 +50,25 @@ def test_what_is_proposed_helps_when_it_is_typed(lab: Shell) -> None:
         time.sleep(0.1)
 
 
+def test_why_prints_the_parts_that_its_order_counts(lab: Shell) -> None:
+    text = lab.ok("gq", "--why", "3")
+    assert re.search(
+        r"^  response ratio: \d+\.\d\d \(turn 1, share 1\.00, waited 0:\d\d, expected 3:00:00, ", text, re.M
+    )
+    assert "  priority: " not in text
+    config = lab.home / "config.toml"
+    config.write_text(config.read_text() + 'order = "multifactor"\n')
+    lab.ok("gctl", "reload")
+    text = lab.ok("gq", "--why", "3")
+    assert re.search(r"^  priority: \d+\.\d \(age \d+\.\d, fairshare ", text, re.MULTILINE)
+    assert "response ratio" not in text
+    config.write_text(config.read_text().replace("multifactor", "fifo"))
+    lab.ok("gctl", "reload")
+    text = lab.ok("gq", "--why", "3")
+    assert "  priority: " not in text
+    assert "response ratio" not in text
+
+
 def test_the_place_and_the_start_are_said(lab: Shell) -> None:
     text = lab.ok("gq", "--why", "2")
     assert "  place in the queue: 1 of 2\n" in text
@@ -230,7 +249,7 @@ def test_until_when_others_may_delay_a_job_is_said(tmp_path: Path, own: Shell) -
             instants = sorted(name for name in facts if name in ("reserves_at", "delay_ends_at"))
             text = re.sub(r" of \d+\n", " of N\n", sh.ok("gq", "--why", job))
             text = re.sub(r"(\d{4}-\d\d-\d\dT)?(?<!\d)\d\d:\d\d(?!\d)", "<TIME>", text)
-            shown.append(f"# {title}: {', '.join(instants)}\n" + re.sub(r"  priority: .*\n", "", text))
+            shown.append(f"# {title}: {', '.join(instants)}\n" + re.sub(r"  response ratio: .*\n", "", text))
         finally:
             stopped(sh)
     compare("gq-why-bounds.txt", "\n".join(shown))

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.api.handlers.jobs import filter_of, selected
+from gpusched.api.handlers.queues import response_json
 from gpusched.api.render import (
     accuracy_json,
     alternative_json,
@@ -40,7 +41,8 @@ async def why(request: web.Request) -> web.Response:
     reason = scheduler.reason_for(job)
     # A task that runs is not in the line that its array waits in.
     key = scheduler.world.class_of(job.id) if job.state is JobState.PENDING else None
-    parts = scheduler.ranking().priority(key or class_key(job), job.queued_at)
+    is_pending, ranking = job.state is JobState.PENDING, scheduler.ranking()
+    parts = ranking.priority(key or class_key(job), job.queued_at)
     text = reason.text if reason else (job.reason_text or f"is {job.state}")
     facts = service.facts_of([job])(job)
     found = facts.findings
@@ -57,7 +59,9 @@ async def why(request: web.Request) -> web.Response:
         "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
         "text": viewer.text(text),
         "facts": viewer.facts(plain(reason.facts)) if reason else {"vram_limit": limits} if limits else {},
-        "priority": {"total": parts.total, **dict(parts.parts)} if job.state is JobState.PENDING else None,
+        "priority": {"total": parts.total, **dict(parts.parts)} if is_pending else None,
+        "order": ranking.order_of(job.spec.queue) if is_pending else None,
+        "response": response_json(scheduler, job) if is_pending and viewer.sees_all_of(job) else None,
         "position": scheduler.position(job) if key is not None else None,
     }
     document.update(await _ahead_of(viewer, job))

@@ -74,7 +74,7 @@ def priority_rows(scheduler: SchedulerState, jobs: Iterable[Job]) -> list[dict[s
                 "priority": found.total,
                 "tier": ranking.tier(key),
                 "parts": dict(found.parts),
-                "response": _response_json(scheduler, job),
+                "response": response_json(scheduler, job),
             }
         )
     if is_by_weight:
@@ -82,7 +82,7 @@ def priority_rows(scheduler: SchedulerState, jobs: Iterable[Job]) -> list[dict[s
     return rows
 
 
-def _response_json(scheduler: SchedulerState, job: Job) -> dict[str, Any] | None:
+def response_json(scheduler: SchedulerState, job: Job) -> dict[str, Any] | None:
     """Of an eligible job what its place in the order `response_ratio` is made of; None where it has another order."""
     planner, key = scheduler.planner(), scheduler.world.class_of(job.id)
     if key is None or planner.ranking.order_of(key.queue) != _BY_RESPONSE:
