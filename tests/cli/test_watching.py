@@ -94,7 +94,7 @@ def test_gq_shows_what_runs_and_why_the_rest_waits(own: Shell) -> None:
     user = text.splitlines()[1].split()[2]
     compare("gq.txt", re.sub(" +", " ", tidy(text)))
     why = re.sub(r"until \S+;", "until <INSTANT>;", own.ok("gq", "--why", second))
-    compare("gq-why.txt", re.sub(r"waited \d+:\d\d", "waited <WAITED>", tidy(why)))
+    compare("gq-why.txt", tidy(why))
     places = re.sub(r"(\d{4}-\d\d-\d\dT)?(?<![\d:])\d\d:\d\d(?!:)", "<INSTANT>", own.ok("gq", "--priority"))
     compare("gq-priority.txt", re.sub(" +", " ", re.sub(r"\d+\.\d+", "N", tidy(places))))
     assert own.ok("gq", "--quiet", "-s", "PD").split() == [second, held]
