@@ -232,7 +232,11 @@ CONTRADICTIONS = {
         3,
         "max_running_per_user of QOS x is 3, but max_jobs_per_user is 2",
     ),
-    "a default queue that is misspelt": ("[default]\nqueue = 'bacth'\n[queue.batch]", 2, "default.queue is bacth, which does"),
+    "a default queue that is misspelt": (
+        "[default]\nqueue = 'bacth'\n[queue.batch]",
+        2,
+        "default.queue is bacth, which does",
+    ),
     "promises below a queue with a dot in its name": (
         "[default]\nqueue = 'a'\n[queue.'lab.x']\n\nguaranteed_gpus = 1\n"
         "[queue.a]\nparent = 'lab.x'\nguaranteed_gpus = 2",
