@@ -76,9 +76,9 @@ def body(words: list[str]) -> int:
     if action == "reload":
         return _reload(rest, values)
     if action == "preset":
-        from gpusched.cli import presets  # tables that no other action prints
+        from gpusched.cli import preset  # tables that no other action prints
 
-        return presets.show(rest, values)
+        return preset.show(rest, values)
     if action == "reserve":
         return reserve(rest, values)
     if action == "unreserve":

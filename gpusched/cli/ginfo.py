@@ -124,7 +124,7 @@ def _print(cluster: dict[str, Any]) -> None:
         sys.stdout.write(f"limits of runs: {_limits(node['isolation'])}\n")
         for remark in node["notes"]:
             sys.stdout.write(f"note: {printable(remark)}\n")
-    from gpusched.cli.presets import line_of
+    from gpusched.cli.preset import line_of
 
     sys.stdout.write(f"preset: {line_of(cluster['preset'])}\n")
     if not gpus:

@@ -14,7 +14,7 @@ from preset_builders import history, result
 from shell import Shell
 from support import wait_until
 
-from gpusched.cli import presets
+from gpusched.cli import preset
 from gpusched.model import value
 from gpusched.model.value import replace
 from gpusched.scheduler.preset_choice import Judgement, PresetState, decide
@@ -155,4 +155,4 @@ def test_a_mistake_is_one_sentence_and_a_hint(own: Shell, words: tuple[str, ...]
 
 def test_what_a_daemon_says_is_made_printable() -> None:
     found = {"setting": "auto", "in_force": "fair", "why": "a\x1b[31mb", "judged_at": None, "problem": "\x1b[31m"}
-    assert "\x1b" not in presets.line_of(found)
+    assert "\x1b" not in preset.line_of(found)

@@ -323,7 +323,7 @@ def test_a_mistake_is_one_sentence_and_a_hint(typed, alike, words, text):
 
 def test_how_far_it_is_never_goes_back_and_comes_to_its_end(tmp_path, monkeypatch):
     from gpusched.cli import schedules
-    from gpusched.cli import tuning as command
+    from gpusched.cli import tune as command
 
     told: list[tuple[int, int]] = []
 

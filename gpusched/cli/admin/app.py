@@ -13,10 +13,10 @@ import typer
 
 from gpusched import __version__, paths
 from gpusched.cli import output, tables
-from gpusched.cli import simulation_options as options
+from gpusched.cli import tune as options
 from gpusched.cli.admin.system import app as system_app
 from gpusched.cli.parse import read
-from gpusched.cli.tuning import tune
+from gpusched.cli.tune import tune
 from gpusched.client import connect, start_daemon
 from gpusched.errors import DaemonUnreachable, NotReady, Refused, UsageError, UserError
 from gpusched.model.spec import FIELDS
@@ -297,7 +297,7 @@ def replay(
 
     example: gpusched replay now.json --job 42 --policy fcfs+easy
     """
-    from gpusched.cli.replaying import show  # nothing that the other commands need
+    from gpusched.cli.replay import show  # nothing that the other commands need
 
     policies = [] if policy is None else policy.split(",")
     show(file, job=job, policies=policies, config=config, as_json=as_json, is_quiet=quiet)
@@ -624,7 +624,7 @@ def debug_snapshot(
 
     example: gpusched debug snapshot now.json
     """
-    from gpusched.cli.replaying import write  # nothing that the other commands need
+    from gpusched.cli.replay import write  # nothing that the other commands need
 
     write(file)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpusched.cli import output, tables
-from gpusched.cli import simulation_options as options
 from gpusched.errors import UsageError
 from gpusched.model.units import printable
 from gpusched.model.value import replace
@@ -25,13 +24,65 @@ if TYPE_CHECKING:
     from gpusched.simulate.trace import TraceJob
     from gpusched.simulate.tuning import Objective, Score
 
+
+Trace = Annotated[
+    str | None,
+    typer.Argument(metavar="[TRACE]", help="A log in SWF, a table (CSV) of GPU jobs, or what sacct -P prints."),
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option("--nodes", metavar="SHAPE", help="8x8xA100: nodes, GPUs of each, model; 100p: that many processors."),
+]
+Cluster = Annotated[
+    str | None, typer.Option("--cluster", metavar="FILE", help="Nodes from a file, JSON or the table of openb.")
+]
+Predict = Annotated[
+    str | None,
+    typer.Option("--predict", metavar="NAME", help="How run times are guessed under policies that name no way."),
+]
+Exact = Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")]
+Rules = Annotated[
+    str | None,
+    typer.Option(
+        "--rules",
+        metavar="KIND",
+        help="By which every start is determined: swf, rigid jobs on processors, or gang, whole GPUs on nodes, run "
+        "times known; what leaves a start open is refused.",
+    ),
+]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rows", metavar="FIRST:COUNT", help="Of the trace so many jobs from this one on; again for further parts."
+    ),
+]
+FromHistory = Annotated[
+    bool, typer.Option("--from-history", help="The jobs that gpusched itself has run here; goes by --tick.")
+]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="WHEN", help="Of the history, those submitted since: 30d, a date.")
+]
+Tick = Annotated[
+    bool,
+    typer.Option(
+        "--tick", help="Let all that the daemon does happen: admission, failures, retries, preemption. Slower."
+    ),
+]
+FailRate = Annotated[
+    float, typer.Option("--fail-rate", metavar="PART", help="So many runs of 1 fail whose end is not known.")
+]
+Retries = Annotated[
+    int, typer.Option("--retries", metavar="N", help="How often a failed job of a trace is tried again.")
+]
+
+
 TODAY, PLAIN, FOUND = "today", "fcfs+easy", "found"
 
 
 def tune(
-    trace: options.Trace = None,
-    nodes: options.Nodes = None,
-    cluster: options.Cluster = None,
+    trace: Trace = None,
+    nodes: Nodes = None,
+    cluster: Cluster = None,
     goal: Annotated[
         str,
         typer.Option(
@@ -52,14 +103,14 @@ def tune(
             "--config", metavar="FILE", help="Today's settings; else those that are in force on this machine."
         ),
     ] = None,
-    predict: options.Predict = None,
-    exact: options.Exact = False,
-    rows: options.Rows = None,
-    from_history: options.FromHistory = False,
-    since: options.Since = None,
-    tick: options.Tick = False,
-    fail_rate: options.FailRate = 0.0,
-    retries: options.Retries = 0,
+    predict: Predict = None,
+    exact: Exact = False,
+    rows: Rows = None,
+    from_history: FromHistory = False,
+    since: Since = None,
+    tick: Tick = False,
+    fail_rate: FailRate = 0.0,
+    retries: Retries = 0,
     seed: Annotated[
         int,
         typer.Option(
