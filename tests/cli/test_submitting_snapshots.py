@@ -115,7 +115,7 @@ def test_code_that_is_not_taken_from_the_copy_is_told(sh: Shell, code: Path) -> 
     word, path = (code / "o").read_text().split()
     assert (word, path) == ("old", f"{shown(sh, job_id)['work_dir']}/m.py")
     told = sh.type("gsub", "--snapshot", "--hold", "--", "cat", f"{code}/m.py", cwd=code)
-    assert f"{code}/m.py is used where it is, not as it is in the snapshot" in told.err
+    assert f"{code}/m.py is used in place, not from the snapshot" in told.err
     assert sh.type("gsub", "--quiet", "--snapshot", "--hold", "--", "cat", f"{code}/m.py", cwd=code).err == ""
 
 
@@ -134,7 +134,7 @@ def test_steps_of_a_pipeline_find_their_modules_in_the_copy_and_only_those_with_
     jobs = json.loads(done.out)["jobs"]
     assert sh.ok("glogs", jobs["a"]).strip() == f"{shown(sh, jobs['a'])['work_dir']}/m.py"
     assert sh.ok("glogs", jobs["b"]).strip() == f"{code}/m.py"
-    assert f"{code} is used where it is" in done.err
+    assert f"{code} is used in place" in done.err
 
 
 def test_a_pipeline_whose_copy_is_gone_is_not_resumed(sh: Shell, code: Path) -> None:

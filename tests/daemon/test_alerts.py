@@ -284,8 +284,8 @@ def test_most_of_a_time_limit_and_a_long_wait_are_told_once_each_over_a_restart(
     daemon.wait(waiting)
     wait_until(lambda: doctor(daemon)["text"] == "none to be sent", what="an empty outbox")
     assert sorted(web.titles) == [
-        f"gpusched: job {running} (r) comes near its time limit",
-        f"gpusched: job {waiting} (w) still waits",
+        f"gpusched: job {running} (r) is near its time limit",
+        f"gpusched: job {waiting} (w) is still pending",
     ]
 
 

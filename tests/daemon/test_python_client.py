@@ -434,7 +434,7 @@ def test_a_snapshot_warns_of_what_is_not_taken_from_it(
     code = tmp_path / "code"
     code.mkdir()
     (code / "m.py").write_text("")
-    with pytest.warns(UserWarning, match=r"m\.py is used where it is") as caught:
+    with pytest.warns(UserWarning, match=r"m\.py is used in place") as caught:
         job = client.submit(["cat", f"{code}/m.py"], snapshot="copy", chdir=code, hold=True)
     assert caught[0].filename == __file__
     assert job.work_dir.startswith(f"{daemon.home}/snapshots/")

@@ -242,6 +242,6 @@ def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) 
     connection.commit()
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StoreBroken, match="not of gpusched: it holds jobs"):
+    with pytest.raises(StoreBroken, match="not gpusched's: it holds jobs"):
         SqliteStore.open(path)
     assert path.read_bytes() == before
