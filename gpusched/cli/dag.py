@@ -377,13 +377,13 @@ def submit(table: Table, given: Values, operands: list[str]) -> int:
     name = "dag" if "dag" in given else "resume"
     for key in _NOT_WITH:
         if key in given:
-            raise UsageError(f"--{name} and --{key.replace('_', '-')} were both given", "give one thing to run")
+            raise UsageError(f"--{name} and --{key.replace('_', '-')} were both given", "use one of them")
     if operands:
-        raise UsageError(f"--{name} and {printable(operands[0], 40)} were both given", "give one thing to run")
+        raise UsageError(f"--{name} and {printable(operands[0], 40)} were both given", "use one of them")
     if name == "resume":
         return _resume(given)
     if "resume" in given:
-        raise UsageError("--dag and --resume were both given", "give one thing to run")
+        raise UsageError("--dag and --resume were both given", "use one of them")
     request, modes = _request(read(given["dag"], given.get("vars", {}), table), table, given)
     with connect() as client:
         if given.get("dry_run"):

@@ -173,7 +173,11 @@ def follow(client: Connection, ids: list[str], wish: Wish) -> int:
     except KeyboardInterrupt:
         if not wish.is_quiet:
             one = len(ids) == 1
-            go_on = f"job {ids[0]} goes on, end it with: gcancel {ids[0]}" if one else "the jobs go on"
+            go_on = (
+                f"job {ids[0]} is not affected; cancel it with: gcancel {ids[0]}"
+                if one
+                else "the jobs are not affected"
+            )
             output.note(wish.command, f"stopped following; {go_on}")
         return 130
     return following.exit_code()
@@ -253,7 +257,7 @@ class Followed:
 
     def _begin(self, run: dict[str, Any]) -> None:
         if self._run:
-            self._note(f"run {self._run} ended; run {run['run']} begins")
+            self._note(f"run {self._run} ended; run {run['run']} started")
         self._run = run["run"]
         self._tail = Tail(path_of(run, self._wish), self.job["log_keep"])
         begin(self._tail, self._lines)
@@ -290,7 +294,7 @@ class Followed:
         if job["state"] != "PENDING" or self._tail is not None or reason in ("None", self._told):
             return
         self._told = reason
-        self._note(f"job {job['id']} waits ({job['reason']}): {printable(job['reason_text'] or '')}")
+        self._note(f"job {job['id']} is pending ({job['reason']}): {printable(job['reason_text'] or '')}")
 
     def _note(self, text: str) -> None:
         if not self._wish.is_quiet:
@@ -382,7 +386,8 @@ class Following:
             if array["state"] == "PENDING" and reason not in ("None", self._told.get(array["id"])):
                 self._told[array["id"]] = reason
                 output.note(
-                    self._wish.command, f"array {array['id']} waits ({reason}): {printable(array['reason_text'] or '')}"
+                    self._wish.command,
+                    f"array {array['id']} is pending ({reason}): {printable(array['reason_text'] or '')}",
                 )
 
     def exit_code(self) -> int:

@@ -92,9 +92,9 @@ def _bound(facts: dict[str, Any], now: float) -> list[str]:
     reserves_at, delay_ends_at = (facts.get(name) for name in BOUNDS)
     if reserves_at is not None and reserves_at > now:
         at = instant(_up(reserves_at, now), now)
-        return [f"others may start before it until {at}; then room is reserved for it"]
+        return [f"other jobs may start ahead of it until {at}; after that, resources are reserved for it"]
     if delay_ends_at is not None and delay_ends_at > now:
-        return [f"others may delay it until {instant(_up(delay_ends_at, now), now)} at most"]
+        return [f"other jobs may delay it until {instant(_up(delay_ends_at, now), now)} at most"]
     return []
 
 
@@ -104,19 +104,21 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
         return []
     lines = _priority(why)
     if why.get("place") is not None:
-        lines.append(f"place in the queue: {why['place']} of {why['of']}")
-    condition = " and what it waits for succeeds" if why["reason"] == "Dependency" else ""
+        lines.append(f"position in the queue: {why['place']} of {why['of']}")
+    condition = " and its dependencies succeed" if why["reason"] == "Dependency" else ""
     lines.append(f"start: {_start(why.get('start'), now, condition)}")
     lines.extend(_likely(why.get("start"), now))
     lines.extend(_bound(why.get("facts", {}), now))
     accuracy = why.get("accuracy")
     if why.get("start") and accuracy and accuracy["count"] >= _ENOUGH:
         lines.append(
-            f"such estimates so far: {accuracy['inside']:.0%} of {accuracy['count']} jobs started inside their range; "
+            f"accuracy so far: {accuracy['inside']:.0%} of {accuracy['count']} jobs started within their range, "
             f"half of them within {format_duration(accuracy['median_error_s'])} of its beginning"
         )
         if accuracy.get("likely_count", 0) >= _ENOUGH:
-            lines[-1] += f"; {accuracy['likely_inside']:.0%} of {accuracy['likely_count']} in that of four in five"
+            lines[-1] += (
+                f"; {accuracy['likely_inside']:.0%} of {accuracy['likely_count']} within the range for four in five"
+            )
     if expected := expected_text(why.get("expected")):
         lines.append(f"expected to run {expected}")
     lines.extend(_advice(why["id"], one, now) for one in why.get("alternatives", ()))
@@ -156,10 +158,10 @@ def expected_text(expected: dict[str, Any] | None) -> str:
     if by is None:
         return length
     if by == "prediction" and not expected["is_stated"]:
-        return f"{length}, as jobs like it did"
+        return f"{length}, like similar jobs"
     if by == "overruns":
         limit = format_duration(expected["time_limit_s"])
-        return f"{length} and not {limit}: {plural(expected['overruns'], 'job')} like it reached their time limit"
+        return f"{length} instead of {limit}: {plural(expected['overruns'], 'similar job')} reached the time limit"
     said = expected["predictions"]
     text = f"{length}, as predicted" if by == "prediction" else f"{length}, its time limit"
     if said["runs"] < _ENOUGH_RUNS or not expected["is_stated"]:
@@ -177,14 +179,14 @@ def _likely(start: dict[str, Any] | None, now: float) -> list[str]:
         return []
     first, last = ends(start["likely_low_at"], start["likely_high_at"], now)
     between = f"at {last}" if first == last else f"between {first} and {last}"
-    return [f"four in five that were told so started {between}"]
+    return [f"four in five jobs with this estimate started {between}"]
 
 
 def limit_lines(found: dict[str, Any]) -> list[str]:
     """The line of `gsub --dry-run` about a time limit that was not stated; none for one that was, or without."""
     if found["limit_text"]:
         return [found["limit_text"]]
-    words = {"default": "the default", "maximum": "the longest that is allowed"}.get(found["time_limit_source"] or "")
+    words = {"default": "the default", "maximum": "the maximum"}.get(found["time_limit_source"] or "")
     return [] if words is None else [f"time limit {format_duration(found['time_limit_s'])}, {words}"]
 
 
@@ -195,7 +197,7 @@ def forecast_lines(found: dict[str, Any]) -> list[str]:
     now = time.time()
     span = {"low_at": found["start_low_at"], "high_at": found["start_at"]}
     is_known = any(at is not None for at in span.values())
-    condition = " and what it waits for succeeds" if found["reason"] == "Dependency" else ""
+    condition = " and its dependencies succeed" if found["reason"] == "Dependency" else ""
     return [
         f"start: {_start(span if is_known else None, now, condition)}",
         *(one["text"] for one in found["alternatives"]),
@@ -207,12 +209,12 @@ def _start(found: dict[str, Any] | None, now: float, condition: str = "") -> str
         return "unknown"
     first, last = ends(found["low_at"], found["high_at"], now)
     if not last:
-        return f"{first}, if runs take as long as usual{condition}; nobody knows the latest"
+        return f"{first}, if jobs run as long as usual{condition}; the latest start is unknown"
     if first == last:
-        return f"{last} at the latest, if nothing that is submitted later goes before it{condition}"
+        return f"{last} at the latest, if no later submission goes ahead of it{condition}"
     return (
-        f"between {first}, if runs take as long as usual, and {last}, if they use all of their time limits and "
-        f"nothing that is submitted later goes before it{condition}"
+        f"between {first}, if jobs run as long as usual, and {last}, if they use their full time limits and "
+        f"no later submission goes ahead of it{condition}"
     )
 
 
@@ -292,10 +294,10 @@ def _text(answer: dict[str, Any] | None, job_id: str) -> str:
 
     now = time.time()
     with_limit = instant(hint["start_at"], now)
-    expected = "would start now" if with_limit == "now" else f"is expected at about {with_limit}"
+    expected = "would start now" if with_limit == "now" else f"is expected to start at about {with_limit}"
     default_s, without_at = hint["time_limit_s"], hint["start_without_at"]
     without = "without one" if default_s is None else f"with the default of {format_duration(default_s)}"
-    otherwise = "nobody knows when" if without_at is None else f"at about {instant(without_at, now)}"
+    otherwise = "at an unknown time" if without_at is None else f"at about {instant(without_at, now)}"
     return (
         f"jobs like it took {hint['usual']}; with -t {hint['typed']} it {expected}, {without} {otherwise}: "
         f"gctl update {job_id} time={hint['typed']}"

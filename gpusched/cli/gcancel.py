@@ -44,7 +44,7 @@ def body(words: list[str]) -> int:
     }
     filters = [key for key in ("users", "names", "queues", "states") if request[key]]
     if not (request["ids"] or filters or request["all"]):
-        raise UsageError("no jobs are named", "for example: gcancel 42   or: gcancel -n sweep   or: gcancel --all")
+        raise UsageError("no jobs given", "for example: gcancel 42   or: gcancel -n sweep   or: gcancel --all")
     with connect() as client:
         check_names(client, values.get("users", []), request["queues"])
         if not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty():
@@ -56,7 +56,7 @@ def body(words: list[str]) -> int:
         sys.stdout.write("".join(f"{job_id}\n" for job_id in [*answer["cancelled"], *answer["signalled"]]))
     else:
         for job_id in answer["ended"][:_TOLD]:
-            output.note("gcancel", f"job {job_id} had ended already")
+            output.note("gcancel", f"job {job_id} had already ended")
         if len(answer["ended"]) > _TOLD:
             output.note("gcancel", f"and {len(answer['ended']) - _TOLD} more")
     if answer["missing"]:
@@ -71,4 +71,4 @@ def _ask(preview: dict[str, Any]) -> None:
     if len(ids) < 2:
         return
     shown = ", ".join(map(str, ids[:10])) + (", ..." if len(ids) > 10 else "")
-    output.confirm("gcancel", f"end {len(ids)} jobs ({shown})", "nothing was cancelled")
+    output.confirm("gcancel", f"cancel {len(ids)} jobs ({shown})", "nothing was cancelled")

@@ -38,9 +38,9 @@ _DONE = {
 _TOLD = 10
 _FILTERS = ("of_users", "names", "queues", "states", "me", "all")
 _AS_IT_WAS = {
-    "hold": "was held already",
+    "hold": "was already held",
     "release": "was not held",
-    "suspend": "was suspended already",
+    "suspend": "was already suspended",
     "resume": "was not suspended",
     "undrain": "was not drained",
 }
@@ -58,21 +58,21 @@ def body(words: list[str]) -> int:
     if output.common(table, values):
         return 0
     if not operands or operands[0] not in ACTIONS:
-        what = f"{printable(operands[0], 40)!r} is no action" if operands else "no action is named"
+        what = f"unknown action {printable(operands[0], 40)!r}" if operands else "no action given"
         raise UsageError(what, "actions: " + ", ".join(ACTIONS) + "; see gctl --help")
     action, rest = operands[0], operands[1:]
     if "message" in values and action not in ("drain", "reserve"):
-        raise UsageError(f"-m goes with drain and reserve, not with {action}", "see: gctl --help")
+        raise UsageError(f"-m applies to drain and reserve, not to {action}", "see: gctl --help")
     odd = [name for name in FIELDS if name in values and action != "reserve"]
     if odd:
-        raise UsageError(f"options of reserve do not go with {action}", "see: gctl --help")
+        raise UsageError(f"options of reserve do not apply to {action}", "see: gctl --help")
     chosen = [name for name in (*_FILTERS, "yes") if name in values]
     if chosen and action not in ("hold", "release") and not (action == "account" and chosen == ["me"]):
-        raise UsageError(f"filters go with hold and release, not with {action}", "see: gctl --help")
+        raise UsageError(f"filters apply to hold and release, not to {action}", "see: gctl --help")
     if "hold" in values and action != "requeue":
-        raise UsageError(f"--hold goes with requeue, not with {action}", "to hold pending jobs: gctl hold 41")
+        raise UsageError(f"--hold applies to requeue, not to {action}", "to hold pending jobs: gctl hold 41")
     if "judge" in values and action != "preset":
-        raise UsageError(f"--judge goes with preset, not with {action}", "see: gctl --help")
+        raise UsageError(f"--judge applies to preset, not to {action}", "see: gctl --help")
     if action == "reload":
         return _reload(rest, values)
     if action == "preset":
@@ -87,9 +87,11 @@ def body(words: list[str]) -> int:
         return _show(action, rest, values)
     filters = [name for name in _FILTERS if name in values]
     if rest and filters:
-        raise UsageError("ids and filters were both given", f"name jobs, or say which: gctl {action} -n sweep")
+        raise UsageError(
+            "ids and filters were both given", f"give one or the other, for example: gctl {action} -n sweep"
+        )
     if not (rest or filters):
-        raise UsageError(f"{action} needs to know what", ACTIONS[action])
+        raise UsageError(f"{action} needs a target", ACTIONS[action])
     request: dict[str, Any]
     if action in ("drain", "undrain"):
         path = f"/v1/{action}"
@@ -160,11 +162,11 @@ def _tell(action: str, answer: dict[str, Any]) -> None:
         output.note("gctl", f"and {len(unchanged) - _TOLD} more")
     running = answer.get("running", ())
     if running:
-        go_on = "goes on until its run ends" if len(running) == 1 else "go on until their runs end"
+        go_on = "keeps running until its run ends" if len(running) == 1 else "keep running until their runs end"
         ids = " ".join(running) if len(running) <= _TOLD else "ID"
         output.note(
             "gctl",
-            f"{folded_ids(running)} {go_on}, and may not start again before it is released; to stop it now: "
+            f"{folded_ids(running)} {go_on}, and cannot start again until released; to stop now: "
             f"gctl requeue --hold {ids}, or gctl suspend {ids}",
         )
     for text in answer.get("notes", ()):
@@ -172,12 +174,12 @@ def _tell(action: str, answer: dict[str, Any]) -> None:
     for kept in answer.get("kept", ()):
         gpus, them = ("its GPU", "it") if kept["gpus"] == 1 else (f"its {kept['gpus']} GPUs", "them")
         job_id = kept["id"]
-        output.note("gctl", f"{job_id} keeps {gpus} meanwhile; to let others have {them}: gctl requeue {job_id}")
+        output.note("gctl", f"{job_id} keeps {gpus} while suspended; to free {them}: gctl requeue {job_id}")
 
 
 def _reload(rest: list[str], values: dict[str, Any]) -> int:
     if rest:
-        raise UsageError(f"reload takes no operand, not {printable(rest[0], 40)!r}", ACTIONS["reload"])
+        raise UsageError(f"reload takes no arguments, but {printable(rest[0], 40)!r} was given", ACTIONS["reload"])
     with connect() as client:
         answer = client.call("POST", "/v1/reload", {})
     if values.get("json"):
@@ -188,7 +190,7 @@ def _reload(rest: list[str], values: dict[str, Any]) -> int:
     if not answer["changed"] and not answer["needs_restart"] and not values.get("quiet"):
         output.note("gctl", "the settings have not changed")
     for path in answer["needs_restart"]:
-        output.note("gctl", f"{printable(path)} counts after a restart: {paths.restart_command()}")
+        output.note("gctl", f"{printable(path)} takes effect after a restart: {paths.restart_command()}")
     for text in answer.get("notes", ()):
         output.note("gctl", printable(text))
     return 0
@@ -204,7 +206,7 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
         name, _, text = pair.partition("=")
         key = name.lower().replace("_", "-")
         if key not in UPDATES:
-            raise UsageError(f"{printable(name, 40)!r} cannot be updated", "there are: " + ", ".join(UPDATES))
+            raise UsageError(f"{printable(name, 40)!r} cannot be updated", "what can: " + ", ".join(UPDATES))
         try:
             changes.update(read_change(key, text))
         except ValueError as error:
@@ -239,7 +241,7 @@ def reserve(names: list[str], values: Values) -> int:
             raise UsageError("the reservation has no name", _EXAMPLE)
         return _list(values)
     if len(names) > 1:
-        raise UsageError(f"unexpected word {printable(names[1], 40)!r}", _EXAMPLE)
+        raise UsageError(f"unexpected argument {printable(names[1], 40)!r}", _EXAMPLE)
     for key, option in (("start_at", "--start"), ("duration_s", "--duration")):
         if key not in asked:
             raise UsageError(f"{option} is missing", _EXAMPLE)
@@ -264,7 +266,7 @@ def reserve(names: list[str], values: Values) -> int:
 def unreserve(names: list[str], values: Values) -> int:
     """Take reservations out of the calendar."""
     if not names:
-        raise UsageError("unreserve needs to know what", "for example: gctl unreserve course")
+        raise UsageError("unreserve needs a name", "for example: gctl unreserve course")
     with connect() as client:
         answer = client.call("POST", "/v1/unreserve", {"names": names})
     if values.get("json"):
@@ -274,7 +276,7 @@ def unreserve(names: list[str], values: Values) -> int:
         sys.stdout.write(f"{printable(name)}\n" if values.get("quiet") else f"unreserved {printable(name)}\n")
     if answer["waiting"]:
         ids = ",".join(answer["waiting"])
-        output.note("gctl", f"these jobs asked for it and wait until they are moved or cancelled: {ids}")
+        output.note("gctl", f"jobs that requested it stay pending until they are moved or cancelled: {ids}")
     return 0
 
 
@@ -342,7 +344,7 @@ def _unknown_users(names: list[str]) -> list[str]:
         try:
             pwd.getpwnam(name)
         except KeyError:
-            unknown.append(f"there is no user {name} on this machine yet")
+            unknown.append(f"user {name} does not exist on this machine yet")
     return unknown
 
 
@@ -414,7 +416,7 @@ def _members(row: dict[str, Any]) -> str:
 
 def _own(own: list[str], default: str | None) -> str:
     if not own:
-        return "you are a member of no account; ask an admin to add you to one"
+        return "you are not a member of any account; ask an admin to add you to one"
     names = ", ".join(f"{printable(name)} (default)" if name == default else printable(name) for name in own)
     return f"you may submit to: {names}"
 
@@ -429,7 +431,7 @@ def _level(row: dict[str, Any]) -> str:
 def show_queues(client: Connection, names: list[str], values: Values) -> None:
     """`gctl queue`: what each queue is guaranteed, holds, borrows and lends."""
     if any("=" in name for name in names):
-        raise UsageError("queues are not changed here", "change [queue.NAME] in the config file, then: gctl reload")
+        raise UsageError("gctl does not change queues", "edit [queue.NAME] in the config file, then run: gctl reload")
     answer = client.call("GET", f"/v1/queues{_only(names, 'queue')}")
     if values.get("json"):
         output.print_json(answer)
@@ -437,7 +439,7 @@ def show_queues(client: Connection, names: list[str], values: Values) -> None:
         sys.stdout.write("".join(f"{row['name']}\n" for row in answer["queues"]))
     else:
         print_queues(answer["queues"], answer["loans"])
-        output.note("gctl", "in GPUs; queues are set in the config file, changes of it count after: gctl reload")
+        output.note("gctl", "in GPUs; to change queues, edit the config file, then run: gctl reload")
 
 
 def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> None:
@@ -460,5 +462,5 @@ def _amount(loan: dict[str, Any]) -> str:
 
 def _only(names: list[str], what: str) -> str:
     if len(names) > 1:
-        raise UsageError(f"more than one {what} is named", f"for all of them: gctl {what}")
+        raise UsageError(f"more than one {what} was given", f"list all with: gctl {what}")
     return f"?name={quote(names[0])}" if names else ""

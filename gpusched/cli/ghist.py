@@ -112,7 +112,7 @@ def _show_usage(values: Values) -> None:
     """Sums of everything that ran in the span, also of what still runs."""
     if values.get("efficiency") or "limit" in values:
         other = "--efficiency" if values.get("efficiency") else "--limit"
-        raise UsageError(f"--usage and {other} do not go together", "for example: ghist --usage --since 30d")
+        raise UsageError(f"--usage and {other} exclude each other", "for example: ghist --usage --since 30d")
     by = values.get("by", "user")
     values.setdefault("since", 0.0)  # of jobs that are named, all of their time
     with connect() as client:

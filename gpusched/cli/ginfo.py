@@ -11,7 +11,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.instants import instant
-from gpusched.model.units import format_amount, format_duration, format_size_mib, gpu_label, printable
+from gpusched.model.units import format_amount, format_duration, format_size_mib, gpu_label, plural, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _print(cluster: dict[str, Any]) -> None:
     nodes, gpus = cluster["nodes"], cluster["gpus"]
     sys.stdout.write(tables.listing(_NODES, nodes))
     for node in nodes:
-        sys.stdout.write(f"limits of runs: {_limits(node['isolation'])}\n")
+        sys.stdout.write(f"enforced limits: {_limits(node['isolation'])}\n")
         for remark in node["notes"]:
             sys.stdout.write(f"note: {printable(remark)}\n")
     from gpusched.cli.preset import line_of
@@ -191,16 +191,16 @@ def _limits(isolation: dict[str, Any]) -> str:
     """What the kernel keeps runs to, why not to more, and whom it keeps off the GPUs."""
     parts = [key for key in ("memory", "tasks") if isolation[key] == "cgroup"]
     if isolation["cpus"] != "none":
-        parts.append("own processors" if isolation["cpus"] == "own" else "weight of processors")
+        parts.append("own CPUs" if isolation["cpus"] == "own" else "CPU weight")
     if isolation["gpus"] == "device rule":
         parts.append("GPUs")
     if isolation["tmp"] == "own":
         parts.append("/tmp")
     why = "" if isolation["why_not"] is None else f" ({printable(isolation['why_not'])})"
     if not parts:
-        return f"none; requests are only booked{why}"
+        return f"none, requests are only booked{why}"
     guard = ", ".join(map(printable, isolation["guard"]))
-    return f"{', '.join(parts)}{why}; kept off the GPUs: {guard or 'nobody else, see gpusched system guard'}"
+    return f"{', '.join(parts)}{why}; kept off the GPUs: {guard or 'no other processes, see gpusched system guard'}"
 
 
 def _model(gpu: dict[str, Any]) -> str:
@@ -239,18 +239,18 @@ def show_foreign(values: Values) -> int:
         sys.stdout.write("".join(f"{pid}\n" for pid in sorted({row["pid"] for row in rows})))
         return 0
     if not rows:
-        sys.stdout.write("no process is on a GPU without a booking\n")
+        sys.stdout.write("no processes on GPUs without a booking\n")
         return 0
     columns = [*_FOREIGN_USE]
     if any(row["job"] is not None for row in rows):
         columns.append(Column("OF", lambda row: owner_of(row["job"])))
     if any(row["told_at"] is not None for row in rows):
-        columns.append(Column("TOLD", _told))
+        columns.append(Column("NOTIFIED", _told))
     sys.stdout.write(tables.listing(columns, rows))
     count = found["jobs_kept_waiting"]
     if count:
-        jobs = "1 waiting job" if count == 1 else f"{count} waiting jobs"
-        sys.stdout.write(f"{jobs} would start now without all of them\n")
+        jobs = plural(count, "pending job")
+        sys.stdout.write(f"{jobs} would start now without them\n")
     return 0
 
 
@@ -268,7 +268,7 @@ def _told(row: dict[str, Any]) -> str:
     ways = " by " + "+".join(row["told_by"]) if row["told_by"] else ""
     if not ways and row["untold"] is not None:
         ways = f" (not: {row['untold']})"
-    ended = ", being ended" if row["ending_at"] is not None else ""
+    ended = ", being terminated" if row["ending_at"] is not None else ""
     return f"{format_duration(max(0.0, time.time() - row['told_at']))} ago{printable(ways, 80)}{ended}"
 
 

@@ -96,7 +96,7 @@ def _print_job(job: dict[str, Any], place: int, wish: Wish, is_several: bool) ->
     if is_missing:
         path = printable(path_of(runs[-1], wish))
         raise Refused(
-            f"there is no file {path}; it was moved or removed, is no regular file, or the job could not create it",
+            f"cannot open {path}: it was moved or removed, is not a regular file, or the job could not create it",
             f"see where it writes with: gshow {job['id']}",
         )
 

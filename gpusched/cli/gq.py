@@ -65,7 +65,7 @@ def view(client: Connection, values: Values) -> str | bytearray | dict[str, Any]
     if values.get("tree"):
         for key in ("format", "sort", "start", "priority"):
             if key in values:
-                raise UsageError(f"--tree has an order and columns of its own, so --{key} has no effect", "give one")
+                raise UsageError(f"--tree has its own order and columns, so --{key} has no effect", "give one of them")
         from gpusched.cli.pipelines import tree_view  # few prompts ask for it
 
         return tree_view(client, asked, values)
@@ -315,7 +315,7 @@ def priorities_view(client: Connection, asked: str, values: Values) -> str | dic
         tables.Column("TIER", lambda row: str(row["tier"]), right=True),
     ]
     if answer["order"] != "multifactor":
-        output.note("gq", f"the order of the queue is {answer['order']}, not the sum of these parts")
+        output.note("gq", f"the queue is ordered by {answer['order']}, not by the sum of these parts")
     return tables.listing(columns, rows, header=not values.get("noheader"))
 
 
@@ -369,7 +369,7 @@ def _text(one: dict[str, Any], now: float) -> str:
     why = f" ({one['message']})" if one["message"] else ""
     if one["kind"] == "drain":
         return f"{one['what']} is drained{why}"
-    head = f"maintenance {one['name']} of {one['what']}"
+    head = f"maintenance {one['name']} on {one['what']}"
     if one["start_at"] <= now:
         return f"{head} until {_at(one['end_at'], now)}{why}"
     return f"{head} from {_at(one['start_at'], now)} to {_at(one['end_at'], one['start_at'])}{why}"

@@ -37,13 +37,13 @@ ANSWER_S = 10.0
 _BECAUSE = {
     "cancel": "it was cancelled",
     "timeout": "it reached its time limit",
-    "lease": "nothing happened in it for the length of its lease",
-    "preempt": "it had to make room for another job",
-    "gpu_lost": "a GPU of its was lost",
-    "shutdown": "the machine is being shut down",
-    "vram_over": "it held more GPU memory than it booked",
-    "unbooked_use": "it used a GPU that it did not book",
-    "client_lost": "its client was gone",
+    "lease": "its lease expired without activity",
+    "preempt": "it was preempted by another job",
+    "gpu_lost": "it lost a GPU",
+    "shutdown": "the machine is shutting down",
+    "vram_over": "it used more GPU memory than it booked",
+    "unbooked_use": "it used a GPU it had not booked",
+    "client_lost": "its client disconnected",
 }
 
 
@@ -67,7 +67,7 @@ def body(words: list[str]) -> int:
         return 0
     if "attach" in values:
         if operands or values.keys() - {"attach", "quiet"}:
-            raise UsageError("--attach goes with an id and nothing else", "for example: grun --attach 42")
+            raise UsageError("--attach takes a job id and no other options", "for example: grun --attach 42")
         with connect() as client:
             return _attend(client, values["attach"], values)
     if not operands and values.get("pty"):
@@ -79,11 +79,11 @@ def body(words: list[str]) -> int:
             found = call_patiently(client, "/v1/inside")["inside"]
             if found is not None:
                 return run_tasks(found["id"], values, operands)
-            _note(values, "GPUSCHED_JOB_ID is set, but this process is of no job: it starts a new one")
+            _note(values, "GPUSCHED_JOB_ID is set, but this process belongs to no job; starting a new job")
         if values.get("ntasks", 1) > 1:
             raise UsageError(
-                f"{values['ntasks']} tasks are asked for outside of a job",
-                "start them inside one: grun --pty bash, then grun -n 4 COMMAND; or give gsub a script that does",
+                f"{values['ntasks']} tasks can be started only inside a job",
+                "start a job with grun --pty bash, then run grun -n 4 COMMAND; or do so in a script for gsub",
             )
         answer = client.call("POST", "/v1/jobs", {"spec": _spec(values, operands)})
         say_excluded("grun", answer.get("env_excluded", []), values)
@@ -142,11 +142,11 @@ def _give_up(client: Connection, job_id: str, values: Values) -> None:
         client.call("POST", "/v1/jobs/cancel", {"ids": [job_id]}, timeout_s=ANSWER_S)
     except (GpuschedError, OSError):
         if values.get("keep"):
-            _say(f"the scheduler does not answer, and job {job_id} goes on waiting; end it with: gcancel {job_id}")
+            _say(f"the scheduler does not answer; job {job_id} stays pending; cancel it with: gcancel {job_id}")
         else:
-            _say(f"the scheduler does not answer; job {job_id} is cancelled as soon as it does")
+            _say(f"the scheduler does not answer; job {job_id} will be cancelled when it does")
         return
-    _say(f"job {job_id} was cancelled before it began")
+    _say(f"job {job_id} was cancelled before it started")
 
 
 def _leave(number: int, where: FrameType | None) -> None:
@@ -176,7 +176,8 @@ def _reach_run(client: Connection, job_id: str, values: Values) -> tuple[_socket
             give_up_at = give_up_at or time.monotonic() + REACH_S
             if time.monotonic() > give_up_at:
                 raise NotReady(
-                    f"job {where['id']} runs, but {where['path']} does not answer", f"end it with: gcancel {job_id}"
+                    f"job {where['id']} is running, but {where['path']} does not answer",
+                    f"end it with: gcancel {job_id}",
                 )
     finally:
         line.close()
@@ -189,7 +190,7 @@ def _await_start(client: Connection, where: dict[str, Any], line: Waiting) -> No
     if job["state"] == where["state"] and line.is_wanted:
         query = f"/v1/jobs?ids={where['id']}&fields=reason,reason_text"
         reason, text = call_patiently(client, query)["rows"][0]
-        line.show(f"job {where['id']} waits: ({reason}) {printable(text or '')}")
+        line.show(f"job {where['id']} is pending: ({reason}) {printable(text or '')}")
 
 
 def _connect(path: str) -> _socket.socket | None:
@@ -248,8 +249,8 @@ def _conclude(client: Connection, where: dict[str, Any], end: End) -> int:
     job_id = where["id"]
     if end.left_by is not None:
         if end.left_by != signal.SIGPIPE:
-            what = f"goes on; come back with: grun --attach {job_id}" if where["keep"] else "is being ended"
-            _say(f"you have left job {job_id}, which {what}")
+            what = f"keeps running; come back with: grun --attach {job_id}" if where["keep"] else "is being terminated"
+            _say(f"detached from job {job_id}, which {what}")
         return 128 + end.left_by if end.left_by else 0
     if not end.is_known:
         # The supervisor is gone without a word: the daemon finds out what became of the run.
@@ -257,7 +258,7 @@ def _conclude(client: Connection, where: dict[str, Any], end: End) -> int:
     if end.sentence:
         raise Refused(end.sentence, f"see: gshow {job_id}")
     if end.stopped_by is not None:
-        _say(f"job {job_id} was ended: {_why(client, job_id, end.stopped_by)}")
+        _say(f"job {job_id} was terminated: {_why(client, job_id, end.stopped_by)}")
     if end.signal is not None:
         return 128 + end.signal
     return end.code or (1 if end.stopped_by is not None else 0)
@@ -307,19 +308,21 @@ def run_tasks(job_id: str, values: Values, argv: list[str]) -> int:
     """Run the command here, once or several times at once; returns the highest code. Raises: UsageError, Refused."""
     if not values.keys().isdisjoint({"keep", "lease_s"}):
         raise UsageError(
-            f"this runs inside job {job_id}, whose end is also that of its tasks: --keep and --lease are the job's",
-            "leave them out, or start the job itself with them",
+            f"inside job {job_id}, --keep and --lease do not apply: its tasks end with it",
+            "leave them out, or give them when you start the job",
         )
     if not values.keys() <= ALLOWED:
         raise UsageError(
-            f"this runs inside job {job_id}, and its tasks share what the job has: they can ask for nothing more",
-            "leave the resources out, or submit another job with: gsub",
+            f"inside job {job_id}, tasks share its resources and cannot request more",
+            "leave out the resource options, or submit another job with: gsub",
         )
     env = {**os.environ, **values.get("extra_env", {})}
     try:
         os.chdir(values.get("work_dir", "."))
     except OSError as error:
-        raise Refused(f"cannot enter {printable(values['work_dir'])}: {error.strerror}", "give another -D") from None
+        raise Refused(
+            f"cannot enter {printable(values['work_dir'])}: {error.strerror}", "choose another directory with -D"
+        ) from None
     # Ignored by this interpreter, which a command must not inherit.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -332,7 +335,7 @@ def run_tasks(job_id: str, values: Values, argv: list[str]) -> int:
         return _together(count, argv, env)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise Refused(f"cannot run {printable(argv[0])}: {why}", "see where it is with: command -v") from None
+        raise Refused(f"cannot run {printable(argv[0])}: {why}", "look for it with: command -v") from None
 
 
 def _together(count: int, argv: list[str], env: dict[str, str]) -> int:

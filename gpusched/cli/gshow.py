@@ -109,7 +109,7 @@ def describe(job: dict[str, Any]) -> str:
     if job["state"] == "PENDING" and job["eligible_at"] > time.time():
         pairs.append(("Not before", instant(job["eligible_at"])))
     if job["spec"] and job["spec"]["alerting"] is not None:
-        pairs.append(("Tells", _tells(job["spec"]["alerting"])))
+        pairs.append(("Alerts", _tells(job["spec"]["alerting"])))
     pairs.extend(_related(job))
     if job["foreground"] is not None:
         pairs.extend(attended(job))
@@ -121,9 +121,9 @@ def describe(job: dict[str, Any]) -> str:
     for run in job["runs"]:
         lines.extend(_describe_run(run))
     if job["spec"] is None:
-        lines.append(f"It is a job of {job['user']}: what it runs, and its story, are not told to others.")
+        lines.append(f"This job belongs to {job['user']}; its command and history are hidden from other users.")
         return "\n".join(lines) + "\n"
-    lines.append("Story:")
+    lines.append("History:")
     lines.extend(
         f"  {instant(event['at'])}  {printable(event['text'])}" + (f" (run {event['run']})" if event["run"] else "")
         for event in job["events"]
@@ -134,7 +134,7 @@ def describe(job: dict[str, Any]) -> str:
 def _tasks(job: dict[str, Any]) -> str:
     """How many tasks of an array are in each state, and which have not begun."""
     text = ", ".join(f"{count} {state}" for state, count in job["tasks"].items())
-    left = f" (not begun: {job['tasks_left']})" if job["tasks_left"] else ""
+    left = f" (not started: {job['tasks_left']})" if job["tasks_left"] else ""
     return text + left + (f", at most {job['throttle']} at once" if job["throttle"] else "")
 
 
@@ -163,9 +163,9 @@ def _shares(job: dict[str, Any]) -> list[tuple[str, str]]:
                 held = format_size_mib(gpu["vram_used_mib"])
                 kept = f"holds {held} of {format_size_mib(gpu['vram_mib'])} booked; {kept}"
             found.append(("Shares", f"GPU {gpu_label(gpu['index'])}: {kept}"))
-    found += [("Too much", job["vram_over"])] if job["vram_over"] else []
+    found += [("VRAM", job["vram_over"])] if job["vram_over"] else []
     found += [("Unbooked", f"uses {_held(gpu)}, which it did not book") for gpu in job["unbooked_gpus"]]
-    return found + [("Intruder", f"{_intruder(one)} on {_held(one)}") for one in job["intruders"]]
+    return found + [("Foreign", f"{_intruder(one)} on {_held(one)}") for one in job["intruders"]]
 
 
 def _held(gpu: dict[str, Any]) -> str:
@@ -215,14 +215,14 @@ def _terms(job: dict[str, Any]) -> str:
 def _where(job: dict[str, Any]) -> str:
     """What it asks of nodes; empty when any one will do."""
     parts = [
-        f"{job['nodes']} nodes, each with {job['gpus_per_node']} of the GPUs and all of the rest"
+        f"{job['nodes']} nodes, each with {job['gpus_per_node']} of the GPUs and everything else in full"
         if job["nodes"] > 1
         else "",
-        f"only {','.join(job['nodelist'])}" if job["nodelist"] else "",
-        f"not {','.join(job['exclude'])}" if job["exclude"] else "",
-        f"with {job['constraint']}" if job["constraint"] else "",
-        f"rather with {job['prefer']}" if job["prefer"] else "",
-        "beside no other job" if job["exclusive"] else "",
+        f"only on {','.join(job['nodelist'])}" if job["nodelist"] else "",
+        f"not on {','.join(job['exclude'])}" if job["exclude"] else "",
+        f"requires {job['constraint']}" if job["constraint"] else "",
+        f"prefers {job['prefer']}" if job["prefer"] else "",
+        "exclusive" if job["exclusive"] else "",
     ]
     return "; ".join(part for part in parts if part)
 
@@ -230,7 +230,7 @@ def _where(job: dict[str, Any]) -> str:
 def _rotation(launch: dict[str, Any]) -> str:
     if launch["log_max_mib"] is None:
         return ""
-    return f", put aside at {format_size_mib(launch['log_max_mib'])}, {launch['log_keep']} kept"
+    return f", rotated at {format_size_mib(launch['log_max_mib'])}, {launch['log_keep']} kept"
 
 
 def _exit(job: dict[str, Any]) -> str:
@@ -279,7 +279,7 @@ def snapshot_about(job: dict[str, Any]) -> dict[str, Any] | None:
 def snapshot_line(known: dict[str, Any] | None, name: str) -> str:
     """Commit, dirty or not, number of files, where."""
     if known is None:
-        return f"{name}, which is gone or not yours"
+        return f"{name}, deleted or another user's"
     from gpusched.snapshots.snapshot import show_size
 
     commit = f"commit {known['commit'][:12]}" if known["commit"] else "no commit"
@@ -291,14 +291,14 @@ def snapshot_line(known: dict[str, Any] | None, name: str) -> str:
 def attended(job: dict[str, Any]) -> list[tuple[str, str]]:
     """Lines with their names."""
     facts = job["foreground"]
-    how = f"{'at a terminal' if facts['terminal'] else 'with its streams'}, {_who(job, facts)}"
+    how = f"{'at a terminal' if facts['terminal'] else 'with pipes'}, {_who(job, facts)}"
     if facts["keep"] and facts["client"] is not None:
-        how += "; kept when that goes"
+        how += "; keeps running after that disconnects"
     pairs = [("Foreground", how)]
     if facts["lease_s"] is not None:
         lease = format_duration(facts["lease_s"])
         if facts["lease_ends_at"] is not None:
-            lease += f", ends {_instant(facts['lease_ends_at'])} unless something happens in it"
+            lease += f", expires {_instant(facts['lease_ends_at'])} unless there is activity"
         pairs.append(("Lease", lease))
     return pairs
 
@@ -306,13 +306,13 @@ def attended(job: dict[str, Any]) -> list[tuple[str, str]]:
 def _who(job: dict[str, Any], facts: dict[str, Any]) -> str:
     client = facts["client"]
     if client is not None:
-        verb = "waits" if job["state"] == "PENDING" else "is attached"
-        return f"process {client['pid']} {verb} since {_instant(client['since_at'])}"
+        verb = "waiting" if job["state"] == "PENDING" else "attached"
+        return f"process {client['pid']} has been {verb} since {_instant(client['since_at'])}"
     if not facts["is_known"]:
-        return "its supervisor does not say who is attached"
+        return "unknown client: its supervisor does not answer"
     if facts["keep"] and job["state"] in ("PENDING", "RUNNING", "SUSPENDED"):
-        return f"nobody is attached; come back with: grun --attach {job['id']}"
-    return "nobody is attached"
+        return f"not attached; come back with: grun --attach {job['id']}"
+    return "not attached"
 
 
 def _instant(at: float) -> str:

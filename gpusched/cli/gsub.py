@@ -128,8 +128,8 @@ def _hand_in(client: Connection, request: dict[str, Any]) -> dict[str, Any]:
         client.close()
         if "key" not in request["spec"] and "dry_run" not in request:
             raise NotReady(
-                "the scheduler went away before it answered, and may have taken the job",
-                "look with: gq   With gsub --key NAME it would be submitted again by itself, and taken once",
+                "the scheduler went away before it answered and may have accepted the job",
+                "check with: gq   With gsub --key NAME a submission is repeated automatically and accepted once",
             ) from None
     with connect() as again:
         return again.call("POST", "/v1/jobs", request)
@@ -153,7 +153,7 @@ def _what(table: Table, given: Values, typed: list[str], operands: list[str], is
         return {"values": over(from_environment(table), given), "script": text, "script_name": "wrap"}
     if is_command:
         if not operands:
-            raise UsageError("there is no command after --", "for example: gsub -g 1 -- python train.py")
+            raise UsageError("no command after --", "for example: gsub -g 1 -- python train.py")
         return {"values": over(from_environment(table), given), "argv": operands}
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
@@ -195,7 +195,7 @@ def _hint_for_command(typed: list[str], words: list[str]) -> str:
 def _only(option: str, operands: list[str], has_wrap: bool) -> None:
     if operands or has_wrap:
         extra = "--wrap" if has_wrap else printable(operands[0], 40)
-        raise UsageError(f"{option} and {extra} were both given", "give one thing to run")
+        raise UsageError(f"{option} and {extra} were both given", "use one of them")
 
 
 def _batch_lines(path: str) -> list[str]:
@@ -225,8 +225,8 @@ def _say_limits(answer: dict[str, Any], values: Values) -> None:
     if job is None or "limits" in answer or not sys.stderr.isatty():
         return
     if (source := job["time_limit_source"]) in ("default", "maximum"):
-        words = "the default" if source == "default" else "the longest that is allowed"
-        output.note("gsub", f"time limit {format_duration(job['time_limit_s'])}, {words}; give another with -t")
+        words = "the default" if source == "default" else "the maximum"
+        output.note("gsub", f"time limit {format_duration(job['time_limit_s'])}, {words}; change it with -t")
 
 
 def _may_lack_a_limit(answer: dict[str, Any], values: Values) -> bool:

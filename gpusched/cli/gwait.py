@@ -40,7 +40,7 @@ def body(words: list[str]) -> int:
         return 0
     ids = [word for operand in operands for word in split_ids(operand)]
     if not ids:
-        raise UsageError("no jobs are named", "for example: gwait 41 42   or: gwait @   for your last one")
+        raise UsageError("no jobs given", "for example: gwait 41 42   or: gwait @   for your last one")
     with connect() as client:
         if "@" in ids:
             # Asked once: the last job is another as soon as one more is submitted.
@@ -57,7 +57,7 @@ def await_all(
     try:
         answer = wait_until_done(client, ids, timeout_s)
     except KeyboardInterrupt:
-        output.note(command, "stopped waiting; the jobs go on")
+        output.note(command, "stopped waiting; the jobs are not affected")
         return 130
     if values.get("json"):
         output.print_json({key: answer[key] for key in ("done", "jobs", "not_needed") if key in answer})
@@ -67,7 +67,7 @@ def await_all(
         open_ids = [
             job["id"] for job in answer["jobs"] if job["state"] in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
         ]
-        output.note(command, f"gave up waiting; not ended: {', '.join(open_ids)}")
+        output.note(command, f"timed out; still unfinished: {', '.join(open_ids)}")
     # What a pipeline left out because nothing had failed is no failure.
     bad = [
         job for job in answer["jobs"] if job["state"] != "COMPLETED" and job["id"] not in answer.get("not_needed", ())
@@ -88,7 +88,7 @@ def await_one(
     try:
         job = wait_until_done(client, [job_id], None)["jobs"][0]
     except KeyboardInterrupt:
-        output.note(command, f"stopped waiting; job {job_id} goes on, end it with: gcancel {job_id}")
+        output.note(command, f"stopped waiting; job {job_id} is not affected; cancel it with: gcancel {job_id}")
         return 130
     if as_json:
         output.print_json({"job": client.call("GET", f"/v1/jobs/{job_id}")["job"], **(also or {})})

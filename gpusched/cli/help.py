@@ -28,28 +28,28 @@ gsub [OPTIONS] --batch FILE|-
 gsub [OPTIONS] < script""",
     ),
     "grun": (
-        "Run a command or a shell on allocated GPUs in the foreground; inside a job, a task of it.",
+        "Run a command or shell in the foreground on allocated GPUs; inside a job, run tasks of it.",
         "grun -g 1 --pty bash",
         """grun [OPTIONS] COMMAND [ARGS...]
 grun [OPTIONS] --pty [COMMAND [ARGS...]]
 grun --attach ID""",
     ),
     "gq": (
-        "Show the queue: what waits and why, what runs and where.",
+        "Show the queue: running jobs and where, pending jobs and why.",
         "gq --why 42",
         "gq [OPTIONS] [IDS...]",
     ),
-    "gcancel": ("End jobs, or send them a signal.", "gcancel 42", "gcancel [OPTIONS] [IDS...]"),
+    "gcancel": ("Cancel jobs, or send them a signal.", "gcancel 42", "gcancel [OPTIONS] [IDS...]"),
     "gwait": ("Wait for jobs; the exit code is 0 only if all COMPLETED.", "gwait 41 42", "gwait [OPTIONS] IDS..."),
-    "glogs": ("Print the output of jobs, live if you like.", "glogs -f 42", "glogs [OPTIONS] [IDS...]"),
-    "gshow": ("Show everything about a job: request, runs, story.", "gshow 42", "gshow [OPTIONS] [IDS...]"),
+    "glogs": ("Print the output of jobs, or follow it live.", "glogs -f 42", "glogs [OPTIONS] [IDS...]"),
+    "gshow": ("Show everything about a job: request, runs, history.", "gshow 42", "gshow [OPTIONS] [IDS...]"),
     "ginfo": (
         "Show nodes, GPUs and queues: free, booked, used, borrowed, lent.",
         "ginfo",
         "ginfo [OPTIONS]",
     ),
     "ghist": (
-        "Show what has ended, and what it used; or who used how much.",
+        "Show finished jobs and what they used, or usage by user, account or queue.",
         "ghist --since 30d --usage",
         "ghist [OPTIONS] [IDS...]",
     ),
@@ -65,17 +65,16 @@ grun --attach ID""",
 """What each command does for its user, an example, and how it is called."""
 
 _AFTER = {
-    "gsub": """A script may hold its options in lines '#GSUB -g 1' or '#SBATCH --gpus=1' before its first command.
-The command line wins over GSUB_* variables (GSUB_TIME=4h), these win over the script. An option that is not known
-is an error.""",
-    "grun": """The exit code is the command's own, or 128 plus the signal that killed it. Without --pty standard input,
-output and error output are passed on as they are. Ctrl-C while it waits cancels the job. Inside a job the command is
-started at once, with the job's GPUs, and -g and the like make no sense.""",
-    "gq": "A number in IDS is a job; @ is your last one.",
-    "glogs": """Without an ID it is your last job's output; an array is all of its tasks that have output. With -f the
-exit code is the job's own; of several jobs it is 0 only if all COMPLETED, as with gwait; with --run it is that of
-the run.""",
-    "gcancel": "Sends TERM (or the job's own --signal) to all its processes, and KILL after the grace.",
+    "gsub": """A script may set options in lines such as '#GSUB -g 1' or '#SBATCH --gpus=1' before its first command.
+The command line overrides GSUB_* variables (GSUB_TIME=4h), which override the script. Unknown options are errors.""",
+    "grun": """The exit code is the command's own, or 128 plus the signal that killed it. Without --pty, standard input,
+output and error are passed through unchanged. Ctrl-C while the job is pending cancels it. Inside a job the command
+starts at once on the job's GPUs, and resource options such as -g are rejected.""",
+    "gq": "IDS are job ids; @ is your last job.",
+    "glogs": """Without IDS: your last job. An array stands for all of its tasks that have output. With -f the exit code
+is the job's own; for several jobs it is 0 only if all COMPLETED, as with gwait; with --run it is that run's.""",
+    "gcancel": """Sends TERM, or the signal that the job was submitted with (--signal), to all processes of the job, and
+KILL after the grace period.""",
 }
 
 

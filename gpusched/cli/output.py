@@ -51,8 +51,8 @@ def run(command: str, body: Callable[[list[str]], int], words: list[str] | None 
         if os.environ.get("GPUSCHED_DEBUG"):
             raise
         sys.stderr.write(
-            f"{command}: error: this is a bug of gpusched: {type(error).__name__}: {error}\n"
-            f"{command}: hint: report it with what GPUSCHED_DEBUG=1 {command} ... prints\n"
+            f"{command}: error: this is a bug in gpusched: {type(error).__name__}: {error}\n"
+            f"{command}: hint: report it with the output of: GPUSCHED_DEBUG=1 {command} ...\n"
         )
         return 1
 
@@ -124,7 +124,7 @@ def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:
         if one.hint and not is_repeated:
             sys.stderr.write(f"{command}: hint: {one.hint}\n")
     if len(error.mistakes) > _SHOWN:
-        sys.stderr.write(f"{command}: and {len(error.mistakes) - _SHOWN} more mistakes\n")
+        sys.stderr.write(f"{command}: and {len(error.mistakes) - _SHOWN} more errors\n")
     return error.exit_code
 
 
@@ -187,13 +187,13 @@ def confirm(command: str, question: str, refusal: str) -> None:
     sys.stderr.write(f"{command}: {question}? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Refused(refusal, "add -y to be asked no questions")
+        raise Refused(refusal, "skip the question with -y")
 
 
 def no_operands(table: Table, operands: Sequence[str]) -> None:
     """Refuse words that a command does not take. Raises: UsageError."""
     if operands:
-        raise UsageError(f"unexpected word {operands[0]!r}", f"see: {table.command} --help")
+        raise UsageError(f"unexpected argument {operands[0]!r}", f"see: {table.command} --help")
 
 
 def exit_code_of(job: dict[str, Any]) -> int:

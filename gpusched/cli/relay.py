@@ -271,8 +271,8 @@ class Relay:
             self._begin(content.split()[1] == b"pty")
         elif kind == REFUSED:
             text = content.decode("utf-8", "replace")
-            hint = f"have that one leave first: kill {text.split()[-1]}"
-            raise Refused(text, hint if self._keeps else "the job is not kept, and ends with that one")
+            hint = f"detach that client first: kill {text.split()[-1]}"
+            raise Refused(text, hint if self._keeps else "the job was started without --keep and ends with that client")
         elif kind == EXIT:
             self._take_exit(content)
 
@@ -376,7 +376,7 @@ class Relay:
             if self._interrupts >= PATIENCE:
                 return self._leave(number)
             if number == signal.SIGINT and self._interrupts == PATIENCE - 1:
-                self.say("once more leaves the job" if self._keeps else "once more ends the job")
+                self.say("once more detaches from the job" if self._keeps else "once more terminates the job")
             self._outbox += frame(SIGNAL, b"%d" % number)
             self._flush()
         return True

@@ -21,9 +21,9 @@ def check_resubmission(given: Values, operands: list[str]) -> None:
     """Refuse what says anew what is run. Raises: UsageError."""
     for name in ("wrap", "batch", "export"):
         if name in given:
-            raise UsageError(f"--resubmit and --{name} were both given", "give one thing to run; -E adds a variable")
+            raise UsageError(f"--resubmit and --{name} were both given", "use one of them; -E adds a variable")
     if operands:
-        raise UsageError(f"--resubmit and {printable(operands[0], 40)} were both given", "give one thing to run")
+        raise UsageError(f"--resubmit and {printable(operands[0], 40)} were both given", "use one of them")
     if not given["resubmit"]:
         raise UsageError("--resubmit names no job", "for example: gsub --resubmit 42   or: gsub --resubmit @")
     if given.get("snapshot", "no") != "no":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-SENTENCES = ("REASON", "WHY", "NODE/REASON", "NOTE", "JOBS", "MEANING", "TOLD")
+SENTENCES = ("REASON", "WHY", "NODE/REASON", "NOTE", "JOBS", "MEANING", "NOTIFIED")
 """Columns of sentences and lists, which take several lines at a narrow terminal; others are never cut unasked."""
 _LEAST_SENTENCE = 20
 

@@ -84,13 +84,13 @@ def test_a_user_asks_which_accounts_they_have(lab: Shell) -> None:
 
 def test_me_goes_with_no_other_table(lab: Shell) -> None:
     done = lab.type("gctl", "queue", "--me")
-    assert (done.code, "filters go with hold and release" in done.err) == (2, True)
+    assert (done.code, "filters apply to hold and release" in done.err) == (2, True)
 
 
 def test_a_member_of_no_account_is_told_whom_to_ask(lab: Shell) -> None:
     (lab.home / "config.toml").write_text('[account.theory]\nusers = ["daemon"]\n')
     done = lab.type("gctl", "account")
-    assert done.err == "gctl: you are a member of no account; ask an admin to add you to one\n"
+    assert done.err == "gctl: you are not a member of any account; ask an admin to add you to one\n"
     done = lab.type("gsub", "--", "true")
     assert done.err.splitlines() == [
         f"gsub: error: user {USER} is not a member of any account",

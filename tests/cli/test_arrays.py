@@ -60,7 +60,7 @@ def test_what_waits_is_one_line(sh: Shell) -> None:
     assert json.loads(sh.ok("gcancel", "--json", f"{array}_[1,5-7]"))["cancelled"] == [
         f"{array}_{task}" for task in (1, 5, 6, 7)
     ]
-    assert sh.type("gcancel", f"{array}_7").err == f"gcancel: job {array}_7 had ended already\n"
+    assert sh.type("gcancel", f"{array}_7").err == f"gcancel: job {array}_7 had already ended\n"
     sh.ok("gcancel", array)
     done = sh.type("gwait", array)
     assert done.code == 1

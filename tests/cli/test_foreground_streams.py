@@ -191,7 +191,7 @@ def test_the_third_ctrl_c_ends_what_ignores_them(sh: Shell, start: Start) -> Non
     assert process.stderr is not None
     said = b""
     # Two of one kind that wait are one, so the second is sent until it has come.
-    while b"once more ends the job" not in said:
+    while b"once more terminates the job" not in said:
         process.send_signal(signal.SIGINT)
         if select.select([process.stderr], [], [], 1.0)[0]:
             said += os.read(process.stderr.fileno(), 4096)
@@ -246,9 +246,9 @@ def test_a_supervisor_that_is_killed_gives_a_code_and_a_sentence(sh: Shell, star
         (("--lease", "soon", "true"), 2, "--lease"),
         (("no-such-command-at-all",), 1, "it is not in the job's PATH"),
         (("--retries", "2", "true"), 2, "unknown option '--retries'"),
-        (("-n", "2", "true"), 2, "2 tasks are asked for outside of a job"),
+        (("-n", "2", "true"), 2, "2 tasks can be started only inside a job"),
         (("-g", "77", "true"), 1, "77"),
-        (("--attach", "@", "extra"), 2, "--attach goes with an id and nothing else"),
+        (("--attach", "@", "extra"), 2, "--attach takes a job id and no other options"),
         (("-D", "/no/such/folder", "true"), 1, "cannot enter the working directory /no/such/folder"),
     ],
 )
@@ -292,7 +292,7 @@ def test_several_tasks_at_once_are_numbered_and_the_highest_code_counts(sh: Shel
 
 def test_tasks_inside_a_job_can_ask_for_nothing_more(sh: Shell) -> None:
     done = sh.type("grun", "sh", "-c", shlex.join(sh.argv("grun", "-g", "1", "true")))
-    assert (done.code, "share what the job has" in done.err) == (2, True)
+    assert (done.code, "tasks share its resources" in done.err) == (2, True)
 
 
 def test_a_variable_alone_does_not_make_it_a_task_of_somebody_elses_job(sh: Shell) -> None:
@@ -300,5 +300,5 @@ def test_a_variable_alone_does_not_make_it_a_task_of_somebody_elses_job(sh: Shel
     done = sh.type("grun", "-J", "pretends", "sh", "-c", "echo $GPUSCHED_JOB_ID", GPUSCHED_JOB_ID=holder)
     assert done.code == 0
     assert done.out.strip() == named(sh, "pretends")["id"]
-    assert "it starts a new one" in done.err
+    assert "starting a new job" in done.err
     sh.ok("gcancel", holder)

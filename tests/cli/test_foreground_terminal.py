@@ -187,7 +187,7 @@ def test_a_second_client_is_refused_with_a_sentence_and_the_first_goes_on(sh: Sh
         done = sh.type("grun", "--attach", last_id(sh, "two"))
         assert done.code == 1
         assert f"another client is attached: process {screen.process.pid}" in done.err
-        assert f"hint: have that one leave first: kill {screen.process.pid}" in done.err
+        assert f"hint: detach that client first: kill {screen.process.pid}" in done.err
         screen.press("echo still-$((1+1))\r")
         screen.see("still-2")
         screen.press("exit\r")
@@ -209,7 +209,7 @@ def test_a_lease_warns_ends_a_forgotten_shell_and_says_why(sh: Shell) -> None:
     with shell_at(sh, "--lease", "3s", "-J", "forgotten") as screen:
         screen.see(PROMPT)
         screen.see("this job ends in 1 s unless you type something")
-        screen.see("nothing happened in it for the length of its lease")
+        screen.see("its lease expired without activity")
         assert screen.end() > 128
         assert not screen.is_raw
     found = ended(sh, last_id(sh, "forgotten"))
@@ -265,7 +265,7 @@ def test_ctrl_c_while_it_waits_cancels_the_job(sh: Shell) -> None:
         screen.see("waits: (Resources)")
         screen.press("\x03")
         assert screen.end() == 130
-        assert "was cancelled before it began" in screen.shown.decode()
+        assert "was cancelled before it started" in screen.shown.decode()
     assert ended(sh, last_id(sh, "impatient"))["state"] == "CANCELLED"
     sh.ok("gcancel", holder)
 

@@ -59,12 +59,12 @@ def test_who_is_there_and_what_they_cost(crowded: Shell) -> None:
     lines = crowded.ok("ginfo", "--foreign").splitlines()
     assert lines[0].split() == ["GPU", "PID", "USER", "COMMAND", "VRAM", "AGE", "GPU-IDLE", "JOBS-KEPT"]
     assert lines[1].split()[:5] == ["0", "4711", "eva", "python", "15G"]
-    assert lines[-1] == "2 waiting jobs would start now without all of them"
+    assert lines[-1] == "2 pending jobs would start now without them"
     assert crowded.ok("ginfo", "--foreign", "--quiet") == "4711\n4712\n"
 
 
 def test_where_nobody_else_is_it_says_so(own: Shell) -> None:
-    assert own.ok("ginfo", "--foreign") == "no process is on a GPU without a booking\n"
+    assert own.ok("ginfo", "--foreign") == "no processes on GPUs without a booking\n"
 
 
 def test_a_stranger_becomes_a_job(crowded: Shell) -> None:

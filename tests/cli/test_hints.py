@@ -184,9 +184,9 @@ def test_a_default_is_shown_where_it_came_in(lab: Shell) -> None:
     )
     (lab.home / "config.toml").write_text(CONFIG + queues)
     lab.ok("gctl", "reload")
-    assert typed(lab, "gsub", "--", "true").endswith("gsub: time limit 4:00:00, the default; give another with -t\n")
+    assert typed(lab, "gsub", "--", "true").endswith("gsub: time limit 4:00:00, the default; change it with -t\n")
     shown = typed(lab, "gsub", "-q", "short", "--", "true")
-    assert shown.endswith("gsub: time limit 10:00, the default; give another with -t\n")
+    assert shown.endswith("gsub: time limit 10:00, the default; change it with -t\n")
     assert lab.type("gsub", "--", "true").err == "", "no script is told"
     assert "time limit" not in typed(lab, "gsub", "-t", "1h", "--", "true")
     assert "time limit" not in typed(lab, "gsub", "-t", "unlimited", "--", "true")

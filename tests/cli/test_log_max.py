@@ -27,7 +27,7 @@ def test_the_following_goes_through_files_put_aside(sh: Shell) -> None:
     assert (sh.work / "out.old3").exists()
     assert sh.ok("glogs", job_id) == NUMBERS + "end\n", "files put aside are printed first"
     assert sh.ok("glogs", "-n", "200000", job_id).splitlines()[0] == "300002", "and count for the last lines"
-    assert "put aside at 1M, 20 kept" in sh.ok("gshow", job_id)
+    assert "rotated at 1M, 20 kept" in sh.ok("gshow", job_id)
 
 
 def test_the_size_and_the_number_are_checked_and_kept(sh: Shell) -> None:

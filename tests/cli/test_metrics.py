@@ -66,7 +66,7 @@ def test_it_prints_a_page_in_either_format(sh: Shell) -> None:
     ("words", "told"),
     [
         (("--format", "xml"), "'xml' is not a format"),
-        (("--listen", "127.0.0.1:0", "--output", "x"), "--listen goes with neither --output nor --format"),
+        (("--listen", "127.0.0.1:0", "--output", "x"), "--listen excludes --output and --format"),
         (("--listen", "9835"), "'9835' is not an IP address and port"),
         (("--listen", "example.org:80"), "'example.org:80' is not an IP address and port"),
     ],
@@ -193,7 +193,7 @@ class Server:
         )
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
-        match = re.match(r"http://127\.0\.0\.1:(\d+)/metrics tells of ", self.line)
+        match = re.match(r"http://127\.0\.0\.1:(\d+)/metrics serves ", self.line)
         assert match, (self.line, self.process.stderr and self.process.stderr.read())
         self.port = int(match[1])
 

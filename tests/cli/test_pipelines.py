@@ -234,7 +234,7 @@ def test_a_fallback_is_part_of_the_pipeline(own: Shell) -> None:
         "gsub: error: the fallback of step train, job 3, is RUNNING yet",
     )
     waiting = own.type("gwait", "--timeout", "0.2s", pipeline)
-    assert (waiting.code, "gave up waiting; not ended: 3" in waiting.err) == (1, True)
+    assert (waiting.code, "timed out; still unfinished: 3" in waiting.err) == (1, True)
     (own.work / "go").touch()
     assert own.type("gwait", pipeline).code == 1
     document = json.loads(own.ok("gshow", "--json", pipeline))["pipelines"][0]
@@ -315,7 +315,7 @@ def test_all_that_the_daemon_refuses_is_told(own: Shell) -> None:
     assert error["message"] == "; ".join(one["message"] for one in error["mistakes"])
     assert own.ok("gq", "-a", "--quiet") == ""
     many = "".join(f'[step.s{number}]\nrun = "true"\ngpus = 99\n' for number in range(25))
-    assert own.type("gsub", "--dag", write(own, many)).err.endswith("\ngsub: and 5 more mistakes\n")
+    assert own.type("gsub", "--dag", write(own, many)).err.endswith("\ngsub: and 5 more errors\n")
 
 
 def test_values_come_from_the_line_the_step_the_defaults_and_the_script_in_this_order(own: Shell) -> None:

@@ -232,7 +232,7 @@ def test_an_update_changes_what_is_asked_and_tells_it_in_words(sh: Shell) -> Non
     assert "exclude=lab7,lab8, " in job["events"][-1]["text"]
     assert "is_exclusive=no, nodelist=none" in job["events"][-1]["text"]
     text = sh.ok("gshow", job_id)
-    assert "Where:      not lab7,lab8\n" in text
+    assert "Where:      not on lab7,lab8\n" in text
     assert "Deadline:   " in text
 
 

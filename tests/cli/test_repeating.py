@@ -140,7 +140,7 @@ def test_a_submission_without_one_says_that_it_may_have_been_taken(own: Shell) -
     done = own.type("gsub", "--hold", "--", "true")
     assert done.code == 1
     assert done.out == ""
-    assert "error: the scheduler went away before it answered, and may have taken the job" in done.err
+    assert "error: the scheduler went away before it answered and may have accepted the job" in done.err
     assert "--key" in done.err
     assert own.ok("gq", "-a", "--quiet") == ""
 

@@ -143,10 +143,10 @@ USAGE = {
     "no start": (["reserve", "x", "--duration", "1h", "-g", "1"], "--start is missing"),
     "no duration": (["reserve", "x", "--start", "now", "-g", "1"], "--duration is missing"),
     "no name": (["reserve", "--start", "now"], "the reservation has no name"),
-    "two names": (["reserve", "x", "y"], "unexpected word 'y'"),
+    "two names": (["reserve", "x", "y"], "unexpected argument 'y'"),
     "no instant": (["reserve", "x", "--start", "soon"], "'soon' is not an instant"),
     "no period": (["reserve", "x", "--every", "month"], "'month' is not a time"),
-    "nothing to take out": (["unreserve"], "unreserve needs to know what"),
+    "nothing to take out": (["unreserve"], "unreserve needs a name"),
     "options of another action": (["drain", "0", "--start", "now"], "options of reserve do not go with drain"),
 }
 

@@ -88,7 +88,7 @@ def test_why_names_each_card_that_is_out_in_a_line_of_its_own(own: Shell) -> Non
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (("adopt", "abc"), "'abc' is not the number of a process", "see who is on a GPU with: ginfo --foreign"),
+        (("adopt", "abc"), "'abc' is not a process id", "list processes on GPUs with: ginfo --foreign"),
         (("adopt",), "Missing argument 'PID'", "see: gpusched adopt --help"),
         (("system", "guard", "maybe"), "No such command 'maybe'", "see: gpusched system guard --help"),
         (("sytem",), "No such command 'sytem'. Did you mean 'system'?", "see: gpusched --help"),

@@ -75,7 +75,7 @@ def test_a_job_whose_snapshot_is_gone_fails_with_that_reason(sh: Shell, code: Pa
     job_id = freeze(sh, code, "--hold", "--retries", "2", "--", "true")
     name = shown(sh, job_id)["snapshot"]
     remove(str(Path(str(shown(sh, job_id)["work_dir"])).parent))
-    assert "gone or not yours" in sh.ok("gshow", job_id)
+    assert "deleted or another user's" in sh.ok("gshow", job_id)
     sh.ok("gctl", "release", job_id)
     done = sh.type("gwait", job_id)
     assert done.code == 1

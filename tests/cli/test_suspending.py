@@ -30,7 +30,7 @@ def test_a_job_stands_still_until_it_is_resumed(sh: Shell) -> None:
     (line,) = (line for line in sh.ok("gq", "--me", "--long").splitlines() if line.split()[0] == job_id)
     assert line.split()[3] == "S"
     assert f"resume it with: gctl resume {job_id}" in line
-    assert sh.type("gctl", "suspend", job_id).err == f"gctl: {job_id} was suspended already\n"
+    assert sh.type("gctl", "suspend", job_id).err == f"gctl: {job_id} was already suspended\n"
     waited = sh.type("gwait", "--timeout", "1s", job_id)
     assert (waited.code, job_id in waited.err) == (1, True)
     assert sh.ok("gctl", "resume", job_id) == f"resumed {job_id}\n"
@@ -100,7 +100,7 @@ def test_hold_of_a_running_job_says_that_it_goes_on(own: Shell) -> None:
     job_id = sleeper(own)
     done = own.type("gctl", "hold", job_id)
     assert done.out == f"held {job_id}\n"
-    assert f"{job_id} goes on until its run ends" in done.err
+    assert f"{job_id} keeps running until its run ends" in done.err
     assert f"gctl requeue --hold {job_id}, or gctl suspend {job_id}" in done.err
     assert state(own, job_id) == "RUNNING"
     own.ok("gctl", "release", job_id)

@@ -27,7 +27,7 @@ def test_the_plan_is_shown_and_nothing_is_done(own: Shell, root: Path) -> None:
     assert told.splitlines()[0].startswith(f"gpusched {__version__} in ")
     assert f"  write   {root}/etc/systemd/system/gpusched.service   (the scheduler)\n" in told
     assert f"  link    {root}/usr/local/bin/gsub -> " in told
-    assert "No users or groups are made." in told
+    assert "No users or groups are created." in told
     assert not root.exists()
 
 
@@ -35,7 +35,8 @@ def test_without_somebody_to_ask_a_yes_is_needed(own: Shell, root: Path) -> None
     done = own.type("gpusched", "system", "install", "--root", str(root))
     assert (done.code, done.err) == (
         1,
-        "gpusched: error: nobody can be asked here\ngpusched: hint: say yes beforehand with --yes\n",
+        "gpusched: error: standard input is not a terminal, so nothing can be confirmed\n"
+        "gpusched: hint: confirm with --yes\n",
     )
     assert f"write   {root}/etc/gpusched/config.toml" in done.out, "the plan is shown all the same"
     assert not root.exists()
@@ -46,7 +47,7 @@ def test_it_is_installed_once_and_removed(own: Shell, root: Path) -> None:
     assert own.ok("gpusched", "system", "install", *words).endswith("done\n")
     assert own.ok("gpusched", "system", "install", *words) == "nothing to do\n"
     told = own.ok("gpusched", "system", "uninstall", *words)
-    assert f"  keep    {root}/etc/gpusched   (settings; --purge takes it away)\n" in told
+    assert f"  keep    {root}/etc/gpusched   (settings; --purge deletes it)\n" in told
     assert (root / "etc/gpusched/config.toml").exists()
     assert not os.listdir(root / "usr/local/bin")
     assert own.ok("gpusched", "system", "uninstall", *words) == "nothing to do\n"
@@ -67,7 +68,7 @@ def test_a_default_time_limit_is_offered_and_written_into_a_new_config_file(own:
     assert load_settings(str(config), {}).settings.default.time_limit_s == 86400
     text = config.read_text()
     done = own.type(*words, "--default-time", "4h")
-    assert (done.code, "write into it: [default] time_limit_s = 14400" in done.err) == (2, True)
+    assert (done.code, "set in that file: [default] time_limit_s = 14400" in done.err) == (2, True)
     assert config.read_text() == text
 
 
@@ -84,13 +85,13 @@ def test_settings_that_are_wrong_are_said_before_anything_is_written(own: Shell,
 
 def test_an_empty_root_is_a_mistake(own: Shell) -> None:
     done = own.type("gpusched", "system", "install", "--root", "/", "--yes")
-    assert (done.code, "--root / is no folder below which to try it" in done.err) == (2, True)
+    assert (done.code, "--root / is not a folder to install below" in done.err) == (2, True)
 
 
 def test_it_is_roots_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for act in (system.install, system.uninstall):
-        with pytest.raises(Refused, match="is installed by root") as caught:
+        with pytest.raises(Refused, match="only root can install") as caught:
             act(root=None)
         assert caught.value.hint.startswith("sudo ")
 
@@ -98,7 +99,7 @@ def test_it_is_roots_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_systemd_it_is_said_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(system.os.path, "isdir", lambda path: path != "/run/systemd/system")
-    with pytest.raises(NotReady, match="systemd does not run this machine") as caught:
+    with pytest.raises(NotReady, match="this machine does not run systemd") as caught:
         system.install(root=None)
     assert caught.value.hint.endswith("gpuschedd --system")
 
@@ -110,7 +111,7 @@ def test_it_is_not_removed_under_running_jobs(monkeypatch: pytest.MonkeyPatch) -
     assert counts.keys() >= {"pending", "running", "completing"}
     jobs = {**counts, "pending": 3, "running": 1, "completing": 1}
     monkeypatch.setattr(system, "_status", lambda: {"jobs": jobs})
-    with pytest.raises(Refused, match="2 jobs still running, and nobody would record how they end"):
+    with pytest.raises(Refused, match="2 jobs still running, and how they end would not be recorded"):
         system.uninstall(root=None, force=False)
 
 
@@ -135,11 +136,11 @@ def test_what_root_would_run_is_looked_at_first(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(system, "_needs_systemd", lambda: None)
     monkeypatch.setattr(system, "commands_folder", lambda: "/home/ann/venv/bin")
     monkeypatch.setattr(system, "first_doubt", lambda paths: "/home/ann belongs to ann")
-    with pytest.raises(Refused, match="root must not run gpusched from here: /home/ann belongs to ann") as caught:
+    with pytest.raises(Refused, match="root must not run this installation: /home/ann belongs to ann") as caught:
         system.install(root=None)
     assert "python3 -m venv /opt/gpusched" in caught.value.hint
     monkeypatch.setattr(system, "commands_folder", lambda: "/opt/my tools")
-    with pytest.raises(Refused, match="systemd would not read"):
+    with pytest.raises(Refused, match="systemd cannot use the path"):
         system.install(root=None)
 
 

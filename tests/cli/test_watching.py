@@ -169,7 +169,7 @@ def test_gcancel_ends_jobs_by_id_and_by_filter(sh: Shell) -> None:
     assert sh.ok("gcancel", "--quiet", "-n", "gone").split() == [second]
     assert [job_of(sh, job_id)["state"] for job_id in (first, second, keep)] == ["CANCELLED", "CANCELLED", "PENDING"]
     done = sh.type("gcancel", first)
-    assert (done.code, "had ended already" in done.err) == (0, True)
+    assert (done.code, "had already ended" in done.err) == (0, True)
     assert sh.type("gcancel").code == 2
     assert sh.type("gcancel", "99999").code == 1
     assert sh.type("gcancel", "-s", "HUGE", keep).code == 2
@@ -331,7 +331,7 @@ def test_gpusched_speaks_of_its_daemon_and_settings(own: Shell) -> None:
     assert own.type("gpusched", "daemon", "status").code == 1
     assert own.ok("gpusched", "daemon", "stop") == "does not run\n"
     assert own.ok("gpusched", "daemon", "start") == "started\n"
-    assert own.ok("gpusched", "daemon", "start") == "runs already\n"
+    assert own.ok("gpusched", "daemon", "start") == "already running\n"
     assert json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["gpu_source"] == "simulated"
     assert "database:" in own.ok("gpusched", "daemon", "status")
     assert "ok   daemon" in own.ok("gpusched", "doctor")
@@ -345,7 +345,7 @@ def test_gpusched_speaks_of_its_daemon_and_settings(own: Shell) -> None:
     done = own.type("gpusched", "doctor")
     assert (done.code, "FAIL config" in done.out) == (1, True)
     (own.home / "config.toml").write_text("")
-    assert own.ok("gpusched", "daemon", "stop") == "stopped; jobs go on\n"
+    assert own.ok("gpusched", "daemon", "stop") == "stopped; jobs keep running\n"
 
 
 def test_the_demo_runs_a_job_to_its_output(sh: Shell) -> None:

@@ -71,8 +71,8 @@ def test_why_prints_the_parts_that_its_order_counts(lab: Shell) -> None:
 
 def test_the_place_and_the_start_are_said(lab: Shell) -> None:
     text = lab.ok("gq", "--why", "2")
-    assert "  place in the queue: 1 of 2\n" in text
-    assert re.search(r"  start: \S+ at the latest, if nothing that is submitted later goes before it\n", text)
+    assert "  position in the queue: 1 of 2\n" in text
+    assert re.search(r"  start: \S+ at the latest, if no later submission goes ahead of it\n", text)
     why = json.loads(lab.ok("gq", "--why", "3", "--json"))["why"]
     assert (why["place"], why["of"]) == (2, 2)
     assert why["start"]["high_at"] - time.time() == pytest.approx(3 * 3600, abs=120)
@@ -153,8 +153,8 @@ def test_what_a_job_is_expected_to_run_is_shown_while_it_waits(own: Shell) -> No
     for _ in range(2):
         own.ok("gsub", "-g", "1", "--wait", "--", "sleep", "0.1")
     own.submit("-g", "1", "--hold", "--", "sleep", "0.1")
-    assert "  expected to run 0:01, as jobs like it did\n" in own.ok("gq", "--why", "3")
-    assert re.search(r"^Expected: +to run 0:01, as jobs like it did$", own.ok("gshow", "3"), re.MULTILINE)
+    assert "  expected to run 0:01, like similar jobs\n" in own.ok("gq", "--why", "3")
+    assert re.search(r"^Expected: +to run 0:01, like similar jobs$", own.ok("gshow", "3"), re.MULTILINE)
     (job,) = json.loads(own.ok("gshow", "3", "--json"))["jobs"]
     assert (job["expected"]["by"], job["expected"]["length_s"]) == ("prediction", 1)
     (ended,) = json.loads(own.ok("gshow", "1", "--json"))["jobs"]
@@ -177,7 +177,7 @@ def test_estimates_are_recorded_and_completed(own: Shell) -> None:
 def test_a_dry_run_says_when_and_what_would_help(lab: Shell) -> None:
     lines = lab.ok("gsub", "--dry-run", "-g", "1", "-t", "3h", "--", "true").splitlines()
     assert lines[0].startswith("would wait: ")
-    assert re.fullmatch(r"start: \S+ at the latest, if nothing that is submitted later goes before it", lines[1])
+    assert re.fullmatch(r"start: \S+ at the latest, if no later submission goes ahead of it", lines[1])
     unknown = "if that is long enough: too few jobs like it have ended to tell"
     assert lines[2:] == [f"would start now with -t 1h55m ({unknown})"]
     assert not [line for line in lab.ok("gsub", "--dry-run", "-g1", "-t8h", "--", "true").splitlines() if "-t" in line]
@@ -302,7 +302,7 @@ def test_how_good_estimates_were_is_said_when_there_are_enough() -> None:
     good = {"count": 40, "inside": 0.8, "median_error_s": 75.0}
     line = why_lines(asked(start=start, accuracy=good), NOW)[-1]
     assert line == (
-        "such estimates so far: 80% of 40 jobs started inside their range; half of them within 1:15 of its beginning"
+        "accuracy so far: 80% of 40 jobs started within their range, half of them within 1:15 of its beginning"
     )
     assert len(why_lines(asked(start=start, accuracy={**good, "count": 4}), NOW)) == 1
     assert len(why_lines(asked(accuracy=good), NOW)) == 1
@@ -311,9 +311,13 @@ def test_how_good_estimates_were_is_said_when_there_are_enough() -> None:
 def test_the_range_of_four_in_five_is_said_once_it_is_known() -> None:
     start = {"low_at": NOW + 600, "high_at": NOW + 1200, "likely_low_at": NOW + 90, "likely_high_at": NOW + 1530}
     first, last = (instant(at, NOW) for at in (NOW + 90, NOW + 1530))
-    assert f"four in five that were told so started between {first} and {last}" in why_lines(asked(start=start), NOW)
+    assert f"four in five jobs with this estimate started between {first} and {last}" in why_lines(
+        asked(start=start), NOW
+    )
     good = {"count": 40, "inside": 0.5, "median_error_s": 75.0, "likely_count": 30, "likely_inside": 0.8}
-    assert why_lines(asked(start=start, accuracy=good), NOW)[-1].endswith("; 80% of 30 in that of four in five")
+    assert why_lines(asked(start=start, accuracy=good), NOW)[-1].endswith(
+        "; 80% of 30 within the range for four in five"
+    )
 
 
 OFF = {"runs": 40, "guess_factor": 1.41, "limit_factor": 12.06, "is_own": True, "is_used": True}
@@ -329,9 +333,9 @@ EXPECTED = {
     "its limit, of which little is known": ({"by": "limit", "predictions": {**OFF, "runs": 19}}, ""),
     "runs that reached their limit": (
         {"by": "overruns", "overruns": 5, "length_s": 3600, "time_limit_s": 600},
-        "1:00:00 and not 10:00: 5 jobs like it reached their time limit",
+        "1:00:00 instead of 10:00: 5 similar jobs reached the time limit",
     ),
-    "no limit": ({"by": "prediction", "is_stated": False, "time_limit_s": None}, "3:00:00, as jobs like it did"),
+    "no limit": ({"by": "prediction", "is_stated": False, "time_limit_s": None}, "3:00:00, like similar jobs"),
     "a default limit": ({"by": "limit", "is_stated": False}, ""),
     "nothing": ({"by": "unknown", "is_stated": False, "length_s": None, "time_limit_s": None}, ""),
 }
@@ -357,18 +361,18 @@ def test_of_a_job_of_somebody_else_no_more_than_the_length_is_said() -> None:
 
 def test_a_bound_is_an_instant_and_gone_once_it_is_over() -> None:
     later = why_lines(asked(facts={"reserves_at": NOW + 600}), NOW)[1:]
-    assert later == ["others may start before it until 12:11; then room is reserved for it"]
+    assert later == ["other jobs may start ahead of it until 12:11; after that, resources are reserved for it"]
     (line,) = why_lines(asked(facts={"delay_ends_at": NOW + 86_400}), NOW)[1:]
-    assert line == "others may delay it until 2026-03-06T12:01 at most"
+    assert line == "other jobs may delay it until 2026-03-06T12:01 at most"
     assert why_lines(asked(facts={"delay_ends_at": NOW - 1}), NOW)[1:] == []
     assert why_lines(asked(facts={"reserves_at": NOW - 1}), NOW)[1:] == []
 
 
 def test_both_ends_are_explained() -> None:
     both = why_lines(asked(start={"low_at": NOW + 600, "high_at": NOW + 1200}), NOW)
-    assert both[0].startswith("start: between 12:10, if runs take as long as usual, and 12:21, if ")
+    assert both[0].startswith("start: between 12:10, if jobs run as long as usual, and 12:21, if ")
     early = why_lines(asked(start={"low_at": NOW + 600, "high_at": None}), NOW)
-    assert early == ["start: 12:10, if runs take as long as usual; nobody knows the latest"]
+    assert early == ["start: 12:10, if jobs run as long as usual; the latest start is unknown"]
 
 
 def test_what_gctl_has_no_word_for_is_said_without_a_command() -> None:

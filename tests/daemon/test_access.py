@@ -143,8 +143,8 @@ def test_nobody_touches_or_reads_what_is_anothers(make: Any) -> None:
     assert (row["user"], row["state"], len(row["gpus"])) == (ANN, "RUNNING", 1)
     assert bob.call("GET", f"/v1/jobs?names={SECRET}")["jobs"] == []
     shown = describe(bob.call("GET", f"/v1/jobs/{job}")["job"])
-    assert f"It is a job of {ANN}" in shown
-    assert "Tells" not in shown
+    assert f"This job belongs to {ANN}" in shown
+    assert "Alerts" not in shown
     refused = {line["what"] for line in daemon.records("refusals.jsonl")}
     assert "POST /v1/jobs/cancel" in refused
     assert {line["user"] for line in daemon.records("refusals.jsonl")} == {BOB}

@@ -88,7 +88,7 @@ def test_what_was_backed_up_is_what_is_restored(daemon: Daemon, tmp_path: Path) 
 
     refused = gpusched(daemon, "restore", str(file))
     assert refused.returncode == 1
-    assert "a daemon runs" in refused.stderr
+    assert "a daemon is running" in refused.stderr
     assert "gpusched daemon stop" in refused.stderr
 
     daemon.kill()

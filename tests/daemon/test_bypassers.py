@@ -142,7 +142,7 @@ def test_the_owner_is_told_on_the_terminal_when_somebody_waits(make: Any, termin
         text=True,
         check=True,
     ).stdout
-    assert shown.splitlines()[0].split()[-1] == "TOLD"
+    assert shown.splitlines()[0].split()[-1] == "NOTIFIED"
     assert "ago by write" in shown
 
 

@@ -347,7 +347,7 @@ def test_an_upgrade_in_place_leaves_jobs_alone(machine: Machine) -> None:
     machine.root(f"cd {SOURCE} && /opt/gpusched/bin/pip install --quiet --no-deps --upgrade .")
     told = machine.root("gpusched system install --yes")
     assert "restart" in told
-    assert "jobs go on" in told
+    assert "jobs keep running" in told
     assert "99.0" in machine.root("gpusched daemon status")
     assert machine.job(job_id)["state"] == "RUNNING"
     assert machine.pids(job_id) == pids

@@ -304,7 +304,7 @@ def test_no_change_of_a_file_is_answered_by_more_than_a_sentence(tmp_path, monke
         path.write_text(json.dumps(document))
         code, shown = typed(monkeypatch, capsys, path, "--policy", "sjf", *(["--job", "5"] if seed % 2 else []))
         codes.add(code)
-        assert "this is a bug of gpusched" not in shown.err, (seed, shown.err)
+        assert "this is a bug in gpusched" not in shown.err, (seed, shown.err)
         assert code in (0, 1)
         if code:
             assert len(shown.err.splitlines()) == 2, shown.err

@@ -138,7 +138,7 @@ def test_status_says_what_is_open(machine: Machine, capsys: pytest.CaptureFixtur
         "user.slice   open",
         "cron.service open",
         "atd.service  not there",
-        "after a start of the machine: open",
+        "after a reboot: open",
     ]
     command.on()
     capsys.readouterr()

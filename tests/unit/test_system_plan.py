@@ -157,7 +157,7 @@ def test_systemd_is_told_what_has_changed(site: Site) -> None:
     assert commands(here, older) == restart
     (step,) = install_plan(here, older)
     assert "0.0.1" in step.why
-    assert "jobs go on" in step.why
+    assert "jobs keep running" in step.why
     assert commands(here, Service(is_enabled=True, is_active=True, version=None)) == restart
     assert commands(here, Service()) == [
         "systemctl enable --quiet gpusched.service",
@@ -300,8 +300,8 @@ def test_of_a_path_every_part_is_looked_at_and_where_links_lead(tmp_path: Path) 
     [
         (0, 0, 0o755, None),
         (0, 0, 0o775, None),
-        (1, 0, 0o755, "belongs to daemon, who could have root run anything"),
-        (0, 0, 0o757, "everybody can write"),
+        (1, 0, 0o755, "belongs to daemon, who could make root run anything"),
+        (0, 0, 0o757, "everyone can write"),
         (0, 0, 0o700, "users cannot read"),
     ],
 )

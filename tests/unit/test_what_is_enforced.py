@@ -130,11 +130,11 @@ def test_what_ginfo_says() -> None:
     settings = IsolationSettings()
     full = facts_of(Isolation("systemd", is_limited=True), settings)
     assert _limits(full) == (
-        "memory, tasks, weight of processors, GPUs; kept off the GPUs: nobody else, see gpusched system guard"
+        "memory, tasks, CPU weight, GPUs; kept off the GPUs: no other processes, see gpusched system guard"
     )
     assert _limits({**full, "guard": ["user.slice", "cron.service"], "cpus": "own", "tmp": "own"}) == (
-        "memory, tasks, own processors, GPUs, /tmp; kept off the GPUs: user.slice, cron.service"
+        "memory, tasks, own CPUs, GPUs, /tmp; kept off the GPUs: user.slice, cron.service"
     )
     without = facts_of(Isolation("fork", is_limited=True, why_not_devices="the kernel takes no device rule"), settings)
-    assert _limits(without).startswith("memory, tasks, weight of processors (the kernel takes no device rule); ")
-    assert _limits(facts_of(PERSONAL, settings)) == "none; requests are only booked (a personal daemon sets none)"
+    assert _limits(without).startswith("memory, tasks, CPU weight (the kernel takes no device rule); ")
+    assert _limits(facts_of(PERSONAL, settings)) == "none, requests are only booked (a personal daemon sets none)"

@@ -146,7 +146,7 @@ def test_another_socket_is_not_waited_for(away: Path, monkeypatch: pytest.Monkey
 def test_how_it_is_started_and_stopped_is_systemds(away: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.start_command() == "sudo systemctl start gpusched"
     assert paths.stop_command() == "sudo systemctl stop gpusched"
-    with pytest.raises(errors.Refused, match="this machine has a scheduler for everybody"):
+    with pytest.raises(errors.Refused, match="this machine has a system scheduler"):
         admin.daemon_start()
     monkeypatch.setenv("GPUSCHED_HOME", "/somewhere")
     assert paths.start_command() == "gpusched daemon start"

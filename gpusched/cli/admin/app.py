@@ -28,17 +28,17 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document with schem
 
 app = typer.Typer(
     name="gpusched",
-    help="The scheduler itself: its daemon, its health, its settings.\n\nexample: gpusched doctor",
+    help="Administer the scheduler: daemon, health, settings, backups, installation.\n\nexample: gpusched doctor",
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-daemon_app = typer.Typer(help="Start, stop and look at the daemon.", no_args_is_help=True, rich_markup_mode=None)
+daemon_app = typer.Typer(help="Start, stop and inspect the daemon.", no_args_is_help=True, rich_markup_mode=None)
 config_app = typer.Typer(help="Show and check the settings.", no_args_is_help=True, rich_markup_mode=None)
-notify_app = typer.Typer(help="Whom your jobs tell.", no_args_is_help=True, rich_markup_mode=None)
-debug_app = typer.Typer(help="For bug reports.", no_args_is_help=True, rich_markup_mode=None)
+notify_app = typer.Typer(help="Where your jobs send alerts.", no_args_is_help=True, rich_markup_mode=None)
+debug_app = typer.Typer(help="Collect information for bug reports.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(daemon_app, name="daemon")
 app.add_typer(config_app, name="config")
 app.add_typer(notify_app, name="notify")
@@ -90,10 +90,10 @@ def version() -> None:
 
 @app.command()
 def snapshots(
-    prune: Annotated[bool, typer.Option("--prune", help="Drop those that no unfinished job needs.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete those that no unfinished job needs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List your copies of code (`gsub --snapshot`): how large, since when unused, which jobs need them."""
+    """List your code snapshots (`gsub --snapshot`): size, time since last use, jobs that need them."""
     from gpusched.snapshots.retention import stored_snapshots  # nothing that the other commands need
     from gpusched.snapshots.snapshot import folder_of, show_size, sweep
 
@@ -125,7 +125,7 @@ def snapshots(
         output.print_json({"folder": home, "snapshots": rows, "dropped": dropped})
         return
     if dropped:
-        sys.stdout.write(f"dropped {len(dropped)} that no unfinished job needs\n")
+        sys.stdout.write(f"deleted {len(dropped)} that no unfinished job needs\n")
     lines = []
     for one in here:
         ids = needed.get(one.name, [])
@@ -158,7 +158,7 @@ def simulate(
     rules: options.Rules = None,
     rows: options.Rows = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="A config file, as the policy default.")
+        str | None, typer.Option("--config", metavar="FILE", help="A config file, used as the policy 'default'.")
     ] = None,
     from_history: options.FromHistory = False,
     since: options.Since = None,
@@ -166,43 +166,45 @@ def simulate(
     fail_rate: options.FailRate = 0.0,
     retries: options.Retries = 0,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Which runs fail; the same again for the same N.")
+        int, typer.Option("--seed", metavar="N", help="Seed for which runs fail; the same N gives the same failures.")
     ] = 0,
-    details: Annotated[bool, typer.Option("--details", help="Every measure, a line for each.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="All measures, one per line.")] = False,
     gains: Annotated[
-        bool, typer.Option("--gains", help="Each user (or queue) under the first policy and each of the others.")
+        bool,
+        typer.Option("--gains", help="Compare each user (or queue) under the first policy with each of the others."),
     ] = False,
     by: Annotated[
         str | None,
         typer.Option(
-            "--by", metavar="WHAT", help="user or queue: a table of each, and whom --gains and --plot tell apart."
+            "--by", metavar="WHAT", help="user or queue: one table each, also the groups of --gains and --plot."
         ),
     ] = None,
     wait_bound: Annotated[
-        str | None, typer.Option("--wait-bound", metavar="TIME", help="Count jobs that wait longer, as 30m or 4h.")
+        str | None, typer.Option("--wait-bound", metavar="TIME", help="Count jobs that wait longer than this: 30m, 4h.")
     ] = None,
     plot: Annotated[
         str | None,
-        typer.Option("--plot", metavar="DIR", help="Write pictures there: Gantt, use over time, waits, slowdowns."),
+        typer.Option("--plot", metavar="DIR", help="Write plots to this folder: Gantt, utilisation, waits, slowdowns."),
     ] = None,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV: a row for each policy, with --gains for each user.")
+        bool, typer.Option("--csv", help="Print CSV: one row per policy, or per user with --gains.")
     ] = False,
     pack: Annotated[
         tuple[str, str] | None,
         typer.Option(
             "--pack",
             metavar="NODES PODS",
-            help="Instead of a trace: fill these nodes with tasks that never leave, both tables as of openb; --policy "
+            help="Instead of a trace: fill these nodes with tasks that never end (openb tables); --policy "
             "names strategies of [placement], or random.",
         ),
     ] = None,
     orders: Annotated[
-        int | None, typer.Option("--orders", metavar="N", help="With --pack, in so many orders of arrival; default: 1.")
+        int | None,
+        typer.Option("--orders", metavar="N", help="With --pack: number of random arrival orders; default: 1."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Replay a trace on a virtual clock through the policy of the daemon, and print what the schedule is worth.
+    """Replay a trace on a virtual clock with the daemon's scheduler and print metrics of the schedule.
 
     example: gpusched simulate kth_sp2.swf.gz --policy fcfs+easy,sjf+easy
     """
@@ -267,33 +269,33 @@ app.command()(tune)
 @app.command()
 def replay(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="What gpusched debug snapshot has written; - is standard input.")
+        str, typer.Argument(metavar="FILE", help="A file written by gpusched debug snapshot; - for standard input.")
     ],
     job: Annotated[
-        str | None, typer.Option("--job", metavar="ID", help="Only what becomes of this job, why, and what would help.")
+        str | None, typer.Option("--job", metavar="ID", help="Only this job: decision, reason, and what would help.")
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
             "--policy",
             metavar="NAMES",
-            help="Also what these change: names as in gpusched simulate, put on top of the recorded settings, presets "
+            help="Compare with these policies, named as in gpusched simulate, on top of the recorded settings; presets "
             "too; default, present: the settings of --config, of this machine; several with commas.",
         ),
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="FILE", help="Also what these settings change: the policy default."),
+        typer.Option("--config", metavar="FILE", help="Compare with the settings of this file (policy 'default')."),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Ids of the jobs that start, or of one job its reason, alone.")
+        bool, typer.Option("--quiet", "-q", help="Only the ids of jobs that start, or the reason of the one job.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Have the policy decide once more on a recorded snapshot, and explain the plan; nothing is carried out.
+    """Repeat a scheduling decision from a recorded snapshot and explain the plan; nothing is executed.
 
-    Settings that say how a machine is looked at ([gpu], [node]) have done their work when it was written. Plug-ins are
-    not loaded, whatever the file names.
+    Settings about reading the machine ([gpu], [node]) have no effect, as the snapshot was taken with them. Plug-ins
+    are not loaded.
 
     example: gpusched replay now.json --job 42 --policy fcfs+easy
     """
@@ -314,17 +316,21 @@ def metrics(
     listen: Annotated[
         str | None,
         typer.Option(
-            "--listen", metavar="IP:PORT", help="Serve http://IP:PORT/metrics until stopped; port 0 takes any."
+            "--listen", metavar="IP:PORT", help="Serve http://IP:PORT/metrics until stopped; port 0 picks a free one."
         ),
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="prometheus (default) or openmetrics; HTTP asks for its own."),
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="prometheus (default) or openmetrics; over HTTP the client negotiates it.",
+        ),
     ] = None,
 ) -> None:
-    """Print numbers about the queue, GPUs, users and the daemon for Prometheus.
+    """Print metrics of the queue, GPUs, users and the daemon for Prometheus.
 
-    Exit code 1 when the daemon does not answer; FILE and HTTP then say gpusched_up 0.
+    Exit code 1 when the daemon does not answer; FILE and HTTP then report gpusched_up 0.
 
     example: gpusched metrics --listen 127.0.0.1:9835
     """
@@ -332,9 +338,7 @@ def metrics(
     from gpusched.model.metrics import FORMATS, PROMETHEUS
 
     if listen is not None and (output_file is not None or form is not None):
-        raise UsageError(
-            "--listen goes with neither --output nor --format", "leave one out; see gpusched metrics --help"
-        )
+        raise UsageError("--listen excludes --output and --format", "see: gpusched metrics --help")
     if form is not None and form not in FORMATS:
         raise UsageError(f"{printable(form, 40)!r} is not a format", f"formats: {', '.join(FORMATS)}")
     if listen is not None:
@@ -347,10 +351,12 @@ def metrics(
 
 @app.command("backup")
 def backup_command(
-    file: Annotated[str, typer.Argument(help="Where to; a backup of this name is replaced.", metavar="FILE")],
+    file: Annotated[
+        str, typer.Argument(help="Destination; an existing backup of this name is replaced.", metavar="FILE")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Copy the job table into FILE, checked, for its owner alone; the daemon may run meanwhile.
+    """Copy the job table to FILE, verified and private to its owner; the daemon may be running.
 
     example: gpusched backup ~/backups/gpusched.db
     """
@@ -361,16 +367,16 @@ def backup_command(
 
 @app.command("restore")
 def restore_command(
-    file: Annotated[str, typer.Argument(help="A file that gpusched backup has written.", metavar="FILE")],
+    file: Annotated[str, typer.Argument(help="A file written by gpusched backup.", metavar="FILE")],
     no_hold: Annotated[
-        bool, typer.Option("--no-hold", help="Let its unfinished jobs start, though they may have run meanwhile.")
+        bool, typer.Option("--no-hold", help="Let its unfinished jobs start, although they may have run since.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Put a backup in the place of the job table; stop the daemon first. The table that was there stays beside it.
+    """Replace the job table with a backup; stop the daemon first. The old table is kept beside it.
 
-    Unfinished jobs of the backup are held, since they may have run since. Jobs that came later are not known any more,
-    and the daemon ends those of them that run. No id is given a second time.
+    Unfinished jobs of the backup are held, since they may have run in the meantime. Jobs submitted after the backup are
+    unknown, and the daemon ends those still running. Job ids are never reused.
 
     example: gpusched daemon stop && gpusched restore ~/backups/gpusched.db
     """
@@ -384,33 +390,30 @@ _OPTIONS = {option.long: option for field in FIELDS.values() for option in field
 
 @app.command()
 def adopt(
-    pid: Annotated[
-        str, typer.Argument(metavar="PID", help="A process that is on a GPU, or that has started one which is.")
-    ],
+    pid: Annotated[str, typer.Argument(metavar="PID", help="A process that uses a GPU, or one of its ancestors.")],
     time_limit: Annotated[
-        str | None, typer.Option("-t", "--time", metavar="TIME", help="End it so long from now; default: the queue's.")
+        str | None,
+        typer.Option("-t", "--time", metavar="TIME", help="Time limit, counted from now; default: the queue's."),
     ] = None,
-    queue: Annotated[str | None, typer.Option("-q", "--queue", metavar="NAME", help="Queue it counts for.")] = None,
-    account: Annotated[
-        str | None, typer.Option("-A", "--account", metavar="NAME", help="Account it counts for.")
-    ] = None,
+    queue: Annotated[str | None, typer.Option("-q", "--queue", metavar="NAME", help="Queue to charge.")] = None,
+    account: Annotated[str | None, typer.Option("-A", "--account", metavar="NAME", help="Account to charge.")] = None,
     qos: Annotated[str | None, typer.Option("--qos", metavar="NAME", help="Quality of service.")] = None,
     name: Annotated[
-        str | None, typer.Option("-J", "--name", metavar="NAME", help="Name; default: the program's.")
+        str | None, typer.Option("-J", "--name", metavar="NAME", help="Job name; default: the program's.")
     ] = None,
     vram: Annotated[
         str | None,
-        typer.Option("--vram", metavar="SIZE", help="Book only this much of each of its cards; default: all of them."),
+        typer.Option("--vram", metavar="SIZE", help="GPU memory to book on each of its GPUs; default: whole GPUs."),
     ] = None,
     grace: Annotated[
-        str | None, typer.Option("--grace", metavar="TIME", help="Between TERM and KILL when it is cancelled.")
+        str | None, typer.Option("--grace", metavar="TIME", help="Time between TERM and KILL when it is cancelled.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a job of a process that is on a GPU without one: yours, or as an admin anybody's. It runs on meanwhile.
+    """Turn a running process that uses a GPU without a job into a job: your own, or as an admin anyone's.
 
-    The cards that it is on are booked for it. It has no memory or processor limits, its exit code is not known, and it
-    cannot be started again.
+    The process keeps running, and the GPUs it uses are booked for it. It has no memory or CPU limits, its exit code is
+    unknown, and it cannot be requeued.
 
     example: gpusched adopt 4711 -t 4h
     """
@@ -424,9 +427,7 @@ def adopt(
         "grace": grace,
     }
     if not (pid.isascii() and pid.isdigit()):
-        raise UsageError(
-            f"{printable(pid, 40)!r} is not the number of a process", "see who is on a GPU with: ginfo --foreign"
-        )
+        raise UsageError(f"{printable(pid, 40)!r} is not a process id", "list processes on GPUs with: ginfo --foreign")
     body: dict[str, Any] = {"pid": int(pid)}
     for key, value in wishes.items():
         if value is None:
@@ -446,38 +447,38 @@ def adopt(
 
 @daemon_app.command("start")
 def daemon_start() -> None:
-    """Start the personal daemon, if it does not run. The first gsub does it too."""
+    """Start your personal daemon if it is not running. The first gsub does so too."""
     if paths.finds_system():
         raise Refused(
-            "this machine has a scheduler for everybody, which systemd starts",
-            "start it with: sudo systemctl start gpusched; one of your own runs where GPUSCHED_HOME says",
+            "this machine has a system scheduler, which systemd starts",
+            "start it with: sudo systemctl start gpusched; for a personal one set GPUSCHED_HOME",
         )
-    typer.echo("started" if start_daemon() else "runs already")
+    typer.echo("started" if start_daemon() else "already running")
 
 
 @daemon_app.command("stop")
 def daemon_stop() -> None:
-    """Stop the daemon; running jobs go on, and the next daemon takes them over."""
+    """Stop the daemon; running jobs keep running, and the next daemon takes them over."""
     try:
         client = connect(autostart=False)
     except DaemonUnreachable:
-        typer.echo("does not run")
+        typer.echo("not running")
         return
     with client:
         daemon = client.call("GET", "/v1/status")["daemon"]
         pid = int(daemon["pid"])
         if daemon.get("unit") and paths.finds_system():
             raise Refused(
-                f"systemd keeps {daemon['unit']} running, and would start it again",
-                "stop it with: sudo systemctl stop gpusched; jobs go on",
+                f"systemd keeps {daemon['unit']} running and would restart it",
+                "stop it with: sudo systemctl stop gpusched; jobs keep running",
             )
         client.call("POST", "/v1/shutdown", {})
     deadline = time.monotonic() + 30
     while os.path.exists(f"/proc/{pid}") and _is_alive(pid):
         if time.monotonic() > deadline:
-            raise NotReady(f"the daemon (pid {pid}) is still there after 30 s", f"end it with: kill {pid}")
+            raise NotReady(f"the daemon (pid {pid}) is still running after 30 s", f"kill it with: kill {pid}")
         time.sleep(0.01)
-    typer.echo("stopped; jobs go on")
+    typer.echo("stopped; jobs keep running")
 
 
 def _is_alive(pid: int) -> bool:
@@ -490,7 +491,7 @@ def _is_alive(pid: int) -> bool:
 
 @daemon_app.command("status")
 def daemon_status(as_json: Json = False) -> None:
-    """Say whether the daemon runs, where its files are and how it does. Exit code 1 when it does not run."""
+    """Show whether the daemon is running, its files and its health. Exit code 1 when it is not running."""
     try:
         client = connect(autostart=False)
     except DaemonUnreachable as error:
@@ -523,7 +524,7 @@ _LEVELS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Look at everything that can be wrong and say what to do. Exit code 1 when something is."""
+    """Check everything that can go wrong and say how to fix it. Exit code 1 when a check fails."""
     from gpusched.cli.admin.doctor import examine
 
     checks = examine()
@@ -540,7 +541,7 @@ def doctor(as_json: Json = False) -> None:
 
 @config_app.command("show")
 def config_show(as_json: Json = False) -> None:
-    """Print every setting with its value and where it came from."""
+    """Print every setting with its value and origin."""
     from gpusched.config import load_settings
     from gpusched.daemon.auto_preset import read_state
 
@@ -558,10 +559,10 @@ def config_show(as_json: Json = False) -> None:
 
 @config_app.command("check")
 def config_check(as_json: Json = False) -> None:
-    """Read the config file and your notify.toml, and say all that is wrong with them, with file and line.
+    """Check the config file and your notify.toml and report every problem with file and line.
 
-    Exit code 2 when a file is wrong, 1 when it promises queues what the machines do not have. Warnings, such as of an
-    account without members, leave it at 0.
+    Exit code 2 when a file is invalid, 1 when its guarantees exceed the machine. Warnings, such as an account without
+    members, leave it at 0.
     """
     from gpusched.cli.admin.doctor import broken_promises, membership_warnings
     from gpusched.cli.notify_targets import problems_in_targets
@@ -589,15 +590,15 @@ def config_check(as_json: Json = False) -> None:
     if problems:
         raise typer.Exit(problems[0].exit_code)
     if not as_json:
-        typer.echo(f"{where} is fine" if os.path.exists(where) else f"there is no {where}; the defaults hold")
+        typer.echo(f"{where} is fine" if os.path.exists(where) else f"there is no {where}; the defaults apply")
 
 
 @notify_app.command("test")
 def notify_test(
-    target: Annotated[str | None, typer.Argument(help="A target of your notify.toml; default: all of them.")] = None,
+    target: Annotated[str | None, typer.Argument(help="A target of your notify.toml; default: all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Send a test message and say what became of it. Exit code 1 when a target was not reached."""
+    """Send a test message and report whether it arrived. Exit code 1 when a target was not reached."""
     from gpusched.cli.notify_targets import send_test
 
     results = send_test(target)
@@ -605,7 +606,7 @@ def notify_test(
         output.print_json({"targets": results})
     else:
         for result in results:
-            text = "told" if result["told"] else f"not told: {result['error']}"
+            text = "sent" if result["told"] else f"not sent: {result['error']}"
             typer.echo(f"{result['target']}: {printable(text)}")
     if not all(result["told"] for result in results):
         raise typer.Exit(1)
@@ -614,13 +615,14 @@ def notify_test(
 @debug_app.command("snapshot")
 def debug_snapshot(
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="Where to, for your eyes alone; default: standard output.")
+        str | None,
+        typer.Argument(metavar="[FILE]", help="Destination, readable by you alone; default: standard output."),
     ] = None,
 ) -> None:
-    """Write what the policy sees right now, settings included, as JSON: for `gpusched replay`, or a bug report.
+    """Write the scheduler's current input, settings included, as JSON: for `gpusched replay` or a bug report.
 
-    It names everybody's waiting and running jobs, their users, accounts and requests, no commands and no paths of
-    theirs. Of the machine's daemon only an admin may have it.
+    It lists all pending and running jobs with users, accounts and requests, but no commands and no paths. On a system
+    scheduler only admins may read it.
 
     example: gpusched debug snapshot now.json
     """
@@ -631,9 +633,9 @@ def debug_snapshot(
 
 @app.command()
 def demo() -> None:
-    """Run a first GPU job in a scheduler of its own, which is gone afterwards.
+    """Run a first GPU job in a temporary scheduler.
 
-    Real GPUs are used when there are any, else simulated ones.
+    Uses real GPUs if there are any, otherwise simulated ones.
     """
     from gpusched.cli.admin.demo import run_demo
 

@@ -47,8 +47,8 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
         lock.acquire(timeout=0)
     except Timeout:
         raise DaemonBusy(
-            f"a daemon runs for {paths.state_dir()}, and would go on with the table that it knows",
-            f"stop it first with: {paths.stop_command()}; its jobs go on",
+            f"a daemon is running for {paths.state_dir()} and would overwrite the restored table",
+            f"stop it first with: {paths.stop_command()}; its jobs keep running",
         ) from None
     try:
         present = runs_in(paths.spool_dir()) if os.path.isdir(paths.spool_dir()) else set()
@@ -69,19 +69,19 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
             }
         )
         return
-    sys.stdout.write(f"restored {plural(found.jobs, 'job')}; the next one is job {found.next_id}\n")
+    sys.stdout.write(f"restored {plural(found.jobs, 'job')}; the next id is {found.next_id}\n")
     if found.kept:
-        output.note("gpusched", f"the table that was there is kept as {printable(found.kept)}")
+        output.note("gpusched", f"the previous table was kept as {printable(found.kept)}")
     if found.held:
         output.note(
             "gpusched",
-            f"held, since they may have run since the backup was made: "
+            f"held, since they may have run after the backup: "
             f"{name_some('job', list(map(str, found.held)), _NAMED)}; "
-            "look at them (gq, their output), then: gctl release ID or gcancel ID",
+            "check them (gq, glogs), then: gctl release ID or gcancel ID",
         )
     if unknown:
-        output.note("gpusched", f"not in the backup, and the daemon will end them: {name_some('run', unknown, _NAMED)}")
-    output.note("gpusched", f"go on with: {paths.start_command()}")
+        output.note("gpusched", f"not in the backup, so the daemon will end them: {name_some('run', unknown, _NAMED)}")
+    output.note("gpusched", f"continue with: {paths.start_command()}")
 
 
 def _choose_table(command: str) -> None:
@@ -89,5 +89,5 @@ def _choose_table(command: str) -> None:
     if not paths.finds_system():
         return
     if os.geteuid() != 0:
-        raise Forbidden("the job table of this machine's scheduler is root's", f"ask as root: sudo {command} FILE")
+        raise Forbidden("the job table of this machine's scheduler is root's", f"run as root: sudo {command} FILE")
     paths.serve_system()

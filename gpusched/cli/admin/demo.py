@@ -25,13 +25,13 @@ def run_demo() -> int:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("GPUSCHED_", "GSUB_"))}
     env["GPUSCHED_HOME"] = home
     try:
-        _say(f"# A scheduler of its own in {home}; it is removed at the end.")
+        _say(f"# Temporary scheduler in {home}, removed at the end.")
         if os.environ.get("GPUSCHED_FAKE_GPUS"):
             env["GPUSCHED_FAKE_GPUS"] = os.environ["GPUSCHED_FAKE_GPUS"]
-            _say("# Simulated GPUs, as GPUSCHED_FAKE_GPUS says.")
+            _say("# Simulated GPUs, as set by GPUSCHED_FAKE_GPUS.")
         elif not _has_gpus(env):
             env["GPUSCHED_FAKE_GPUS"] = _SIMULATED
-            _say(f"# No GPU was found here, so two are SIMULATED: GPUSCHED_FAKE_GPUS={_SIMULATED}")
+            _say(f"# No GPU found, so two are SIMULATED: GPUSCHED_FAKE_GPUS={_SIMULATED}")
         code = _type(["ginfo"], env, home)
         code |= _type(["gsub", "--name", "hello", "-g", "1", "-t", "5m", "--follow", "--wrap", _JOB], env, home)
         code |= _type(["gq", "--all"], env, home)
@@ -39,7 +39,11 @@ def run_demo() -> int:
     finally:
         _type(["gpusched", "daemon", "stop"], env, home)
         shutil.rmtree(home, ignore_errors=True)
-    _say("# It works. Your own first job:  gsub -g 1 -- COMMAND   then:  gq" if code == 0 else "# Something failed.")
+    _say(
+        "# It works. Your own first job:  gsub -g 1 -- COMMAND   then:  gq"
+        if code == 0
+        else "# Something failed; see above."
+    )
     return 1 if code else 0
 
 

@@ -41,7 +41,7 @@ def _ask(client: Connection, form: str) -> str:
         return client.text(f"/v1/metrics?format={form}", ASK_TIMEOUT_S)
     except TimeoutError:
         raise NotReady(
-            f"the daemon has not answered for {ASK_TIMEOUT_S:g} s", "see what it does in its log: gpusched doctor"
+            f"the daemon has not answered for {ASK_TIMEOUT_S:g} s", "see its log, or: gpusched doctor"
         ) from None
     except ConnectionError as error:
         raise NotReady(f"the daemon went away: {error.strerror or error}", "try again") from None
@@ -149,7 +149,7 @@ def serve(where: str) -> None:
     """Serve until told to stop. Raises: UsageError, NotReady when the address cannot be had."""
     host, port = address(where)
     if os.geteuid() == 0 and chosen_socket()[0] == paths.SYSTEM_SOCKET:
-        say("runs as root, which it does not need: any other user may read the system's daemon too")
+        say("running as root is not necessary: any user can read the system daemon")
     asyncio.run(_serve(host, port))
 
 
@@ -165,11 +165,11 @@ async def _serve(host: str, port: int) -> None:
         except OSError as error:
             raise NotReady(
                 f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}",
-                "choose another address or port: gpusched metrics --listen 127.0.0.1:0 takes any that is free",
+                "choose another address or port; 127.0.0.1:0 picks a free port",
             ) from None
         bound = runner.addresses[0]
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        print(f"http://{shown}:{bound[1]}/metrics tells of {printable(chosen_socket()[0])}", flush=True)
+        print(f"http://{shown}:{bound[1]}/metrics serves {printable(chosen_socket()[0])}", flush=True)
         await stop.wait()
     finally:
         await runner.cleanup()

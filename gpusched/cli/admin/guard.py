@@ -33,14 +33,14 @@ app = typer.Typer(
 
 DROP_IN = "50-gpusched-guard.conf"
 _WORDS = {True: "guarded", False: "open", None: "not there"}
-_HEAD = "# Written by `gpusched system guard on`, taken away by `gpusched system guard off`.\n"
+_HEAD = "# Written by `gpusched system guard on`, removed by `gpusched system guard off`.\n"
 
 
 @app.command()
 def on() -> None:
-    """Guard the units of [isolation] guard_units now and after every start of the machine. May be repeated.
+    """Guard the units of [isolation] guard_units now and at every boot. Can be repeated.
 
-    Processes of root are let through. Who has a GPU open keeps it open.
+    Root processes are exempt. GPUs that are already open stay open.
 
     example: sudo gpusched system guard on
     """
@@ -68,12 +68,12 @@ def on() -> None:
     if changed or stale:
         run_command("systemctl", "daemon-reload")
     run_command("systemctl", "enable", "--quiet", GUARD)
-    sys.stdout.write(f"comes back with the machine: {UNITS}/{GUARD}\n")
+    sys.stdout.write(f"enabled at boot: {UNITS}/{GUARD}\n")
 
 
 @app.command()
 def off() -> None:
-    """Lift the guard now, and for good. May be repeated.
+    """Remove the guard now and from future boots. Can be repeated.
 
     example: sudo gpusched system guard off
     """
@@ -108,7 +108,7 @@ def lift() -> list[str]:
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")] = False,
 ) -> None:
-    """Say which units are guarded. Exit code 1 when one that is there is not."""
+    """Show which units are guarded. Exit code 1 when an existing unit is not."""
     units = _units()
     try:
         found = {unit: _WORDS[guard.is_on(unit)] for unit in units}
@@ -117,20 +117,20 @@ def status(
         noted = guard.guarded(units)
         found = {unit: _WORDS[unit in noted if guard.is_there(unit) else None] for unit in units}
     except OSError as error:
-        raise NotReady(f"the kernel does not say: {error.strerror}", "see: gpusched doctor") from None
+        raise NotReady(f"cannot read the state from the kernel: {error.strerror}", "see: gpusched doctor") from None
     boot = os.path.exists(f"{UNITS}/{GUARD}")
     if as_json:
         output.print_json({"guard": {"units": found, "at_boot": boot}})
     else:
         tables.print_table(("UNIT", "GPUS"), [(printable(unit), word) for unit, word in found.items()])
-        sys.stdout.write(f"after a start of the machine: {'the same' if boot else 'open'}\n")
+        sys.stdout.write(f"after a reboot: {'the same' if boot else 'open'}\n")
     if "open" in found.values():
         raise typer.Exit(1)
 
 
 @app.command(hidden=True)
 def attach(units: Annotated[list[str] | None, typer.Argument(metavar="[UNIT]...")] = None) -> None:
-    """Guard these units, or those of the settings, now. What systemd calls when the machine or a service is started."""
+    """Guard these units now, or those of the settings. systemd runs this at boot and when a service starts."""
     _needs_root()
     for unit in units or _units():
         _say(unit, _put_on(unit))
@@ -141,12 +141,12 @@ def _put_on(unit: str) -> bool | None:
         return guard.put_on(unit)
     except OSError as error:
         raise NotReady(
-            f"cannot guard {unit}: {error.strerror}", "a kernel with CONFIG_CGROUP_BPF is needed; see: gpusched doctor"
+            f"cannot guard {unit}: {error.strerror}", "this needs a kernel with CONFIG_CGROUP_BPF; see: gpusched doctor"
         ) from None
 
 
 def _say(unit: str, is_new: bool | None) -> None:
-    word = "not there" if is_new is None else "guarded" if is_new else "guarded already, anew"
+    word = "not there" if is_new is None else "guarded" if is_new else "already guarded, renewed"
     sys.stdout.write(f"{unit}: {word}\n")
 
 
@@ -154,7 +154,7 @@ def _needs_root() -> None:
     if os.geteuid() != 0:
         raise Refused("only root can guard the GPUs", f"sudo gpusched {' '.join(sys.argv[1:])}")
     if not os.path.isdir("/run/systemd/system"):
-        raise NotReady("systemd does not run this machine, so it has no units to guard", "see docs/howto/isolation.md")
+        raise NotReady("this machine does not run systemd, so it has no units to guard", "see docs/howto/isolation.md")
 
 
 def _unit_of(drop_in: str) -> str:

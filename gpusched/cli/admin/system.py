@@ -31,32 +31,34 @@ from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused,
 from gpusched.model.units import parse_duration_s, plural, printable
 
 app = typer.Typer(
-    help="The scheduler for everybody on this machine, under systemd.", no_args_is_help=True, rich_markup_mode=None
+    help="Install and remove the system scheduler, which systemd runs for all users.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 app.add_typer(guard_app, name="guard")
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; for scripts.")]
-Plan = Annotated[bool, typer.Option("--plan", help="Print what would be done, and do nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Plan = Annotated[bool, typer.Option("--plan", help="Print the plan and do nothing.")]
 Root = Annotated[
-    str | None, typer.Option("--root", metavar="DIR", help="Write below DIR and leave systemd alone, to look at it.")
+    str | None, typer.Option("--root", metavar="DIR", help="Write below DIR and leave systemd alone, for inspection.")
 ]
 
 _NEXT = """\
-The scheduler of this machine runs. Everybody on it can use it:
+The system scheduler is running. Everyone on this machine can use it:
     {example}
     gq
 Settings:   {config}   then: sudo systemctl reload gpusched
 Log:        journalctl -u gpusched
 Health:     sudo gpusched doctor
 Prometheus: sudo systemctl enable --now gpusched-metrics
-Upgrade:    install the new release in the same place, then this command again
+Upgrade:    install the new release in the same place, then run this command again
 """
 
 
 _NO_DEFAULT_TIME = (
-    "Jobs that give no time limit will have none, so that nobody knows when they end. To give them one, which -t "
-    "overrules: --default-time 1d, or later [default] time_limit_s in the config file. See docs/howto/time-limits.md."
+    "Jobs submitted without a time limit will have none, so their end is unknown. To set a default, which -t "
+    "overrides: --default-time 1d, or later [default] time_limit_s in the config file. See docs/howto/time-limits.md."
 )
 
 
@@ -70,15 +72,15 @@ def install(
         typer.Option(
             "--default-time",
             metavar="TIME",
-            help="Time limit of jobs that give none, as 1d, in a new config file; default: none.",
+            help="Default time limit of jobs, such as 1d, written to a new config file; default: none.",
         ),
     ] = None,
 ) -> None:
-    """Install the scheduler of the machine.
+    """Install the system scheduler.
 
-    It will be the installation that this command is of. Shows what it will do, asks, does it, waits until it runs. What
-    is there already is left as it is, so it can be run again at any time, as after an upgrade. Settings in
-    /etc/gpusched/config.toml are never touched.
+    Uses the installation that this command belongs to. Shows the plan, asks, carries it out and waits until the daemon
+    answers. Existing files are left as they are, so it can be run again at any time, for example after an upgrade.
+    Settings in /etc/gpusched/config.toml are never changed.
 
     example: sudo /opt/gpusched/bin/gpusched system install
     """
@@ -92,8 +94,8 @@ def install(
     site = _site(folder, below)
     service = Service() if below else look(os.environ, _running_version)
     steps = install_plan(site, service, limit_s)
-    title = f"gpusched {__version__} in {os.path.dirname(folder)} becomes the scheduler of this machine:"
-    notes = ["No users or groups are made. systemd makes /var/lib/gpusched, /run/gpusched and /etc/gpusched."]
+    title = f"gpusched {__version__} in {os.path.dirname(folder)} becomes the system scheduler:"
+    notes = ["No users or groups are created. systemd creates /var/lib/gpusched, /run/gpusched and /etc/gpusched."]
     if limit_s is None and any(step.word == "write" and step.target == site.at(CONFIG) for step in steps):
         notes.append(_NO_DEFAULT_TIME)
     notes += [] if below else _personal_daemons()
@@ -107,12 +109,12 @@ def uninstall(
     yes: Yes = False,
     plan: Plan = False,
     root: Root = None,
-    purge: Annotated[bool, typer.Option("--purge", help="Also remove settings and job table, for good.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also while jobs run; they go on, unrecorded.")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Also delete settings and job table.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even while jobs run; they continue unrecorded.")] = False,
 ) -> None:
-    """Remove the scheduler of the machine. Settings, job table and the Python environment stay where they are.
+    """Remove the system scheduler. Settings, job table and the Python environment are kept.
 
-    Refused while jobs run. Jobs that wait are kept in the table, for a later installation.
+    Refused while jobs run. Pending jobs stay in the table for a later installation.
 
     example: sudo gpusched system uninstall
     """
@@ -123,12 +125,12 @@ def uninstall(
         running = _running_jobs()
         if running and not force:
             raise Refused(
-                f"{plural(running, 'job')} still running, and nobody would record how they end",
-                "wait for them or end them (gq, gcancel); to leave them to themselves: --force",
+                f"{plural(running, 'job')} still running, and how they end would not be recorded",
+                "wait for them or cancel them (gq, gcancel); to leave them running: --force",
             )
     site = _site(commands_folder(), below)
     steps = uninstall_plan(site, Service() if below else look(os.environ, lambda: None), purge=purge)
-    _carry_out(steps, "The scheduler of this machine is removed:", [], yes=yes, plan=plan)
+    _carry_out(steps, "Removing the system scheduler:", [], yes=yes, plan=plan)
 
 
 def _carry_out(steps: list[Step], title: str, notes: list[str], *, yes: bool, plan: bool) -> bool:
@@ -144,8 +146,8 @@ def _carry_out(steps: list[Step], title: str, notes: list[str], *, yes: bool, pl
         return False
     if not yes:
         if not sys.stdin.isatty():
-            raise Refused("nobody can be asked here", "say yes beforehand with --yes")
-        if not typer.confirm("Go on?"):
+            raise Refused("standard input is not a terminal, so nothing can be confirmed", "confirm with --yes")
+        if not typer.confirm("Proceed?"):
             raise typer.Exit(1)
     for step in steps:
         if step.act is not None:
@@ -153,7 +155,7 @@ def _carry_out(steps: list[Step], title: str, notes: list[str], *, yes: bool, pl
                 step.act()
             except OSError as error:
                 raise NotReady(
-                    f"cannot {step.word} {step.target}: {error.strerror}", "mend that and run the command again"
+                    f"cannot {step.word} {step.target}: {error.strerror}", "fix this and run the command again"
                 ) from None
     sys.stdout.write("done\n")
     return True
@@ -169,7 +171,7 @@ def _below(root: str | None) -> str:
     if root is None:
         return ""
     if not root.strip("/"):
-        raise UsageError(f"--root {root} is no folder below which to try it", "leave it out for the machine itself")
+        raise UsageError(f"--root {root} is not a folder to install below", "leave it out to install on this machine")
     return os.path.abspath(root)
 
 
@@ -183,8 +185,8 @@ def _default_time(text: str | None, config: str) -> int | None:
         raise UsageError(f"--default-time: {error}", "for example: --default-time 1d") from None
     if os.path.lexists(config):
         raise UsageError(
-            f"--default-time is for a new config file, and there is {config} already",
-            f"write into it: [default] time_limit_s = {limit_s}",
+            f"--default-time is for a new config file, but {config} exists",
+            f"set in that file: [default] time_limit_s = {limit_s}",
         )
     return limit_s
 
@@ -192,25 +194,26 @@ def _default_time(text: str | None, config: str) -> int | None:
 def _needs_root(below: str) -> None:
     if os.geteuid() != 0 and not below:
         raise Refused(
-            "a scheduler for everybody is installed by root", f"sudo {sys.argv[0]} {' '.join(sys.argv[1:])}".rstrip()
+            "only root can install or remove the system scheduler",
+            f"sudo {sys.argv[0]} {' '.join(sys.argv[1:])}".rstrip(),
         )
 
 
 def _needs_systemd() -> None:
     if not os.path.isdir("/run/systemd/system"):
-        raise NotReady("systemd does not run this machine", "start the daemon yourself, as root: gpuschedd --system")
+        raise NotReady("this machine does not run systemd", "start the daemon yourself, as root: gpuschedd --system")
 
 
 def _check_trust(folder: str) -> None:
 
     if not is_plain(folder):
-        raise Refused(f"systemd would not read {folder!r} as one path", "install it in one of letters and digits")
+        raise Refused(f"systemd cannot use the path {folder!r}", "install it in a path of letters and digits")
     found = first_doubt(parts_of_installation(folder))
     if found is not None:
         raise Refused(
-            f"root must not run gpusched from here: {found}",
-            "install it where only root writes and everybody reads: sudo python3 -m venv /opt/gpusched, then "
-            "sudo /opt/gpusched/bin/pip install with what you installed here",
+            f"root must not run this installation: {found}",
+            "install it where only root can write and everyone can read: sudo python3 -m venv /opt/gpusched, then "
+            "sudo /opt/gpusched/bin/pip install the same package",
         )
 
 
@@ -221,7 +224,7 @@ def _site(folder: str, below: str) -> Site:
     settings = load_settings(config, {}).settings
     checkpoints = settings.life.checkpoint_dir
     if checkpoints is not None and not is_plain(checkpoints):
-        raise Refused(f"systemd would not read {checkpoints!r} as one path", f"name another in {config}")
+        raise Refused(f"systemd cannot use the path {checkpoints!r}", f"set another one in {config}")
     return Site(folder, below, settings.daemon.launcher, checkpoints)
 
 
@@ -298,8 +301,8 @@ def _personal_daemons() -> list[str]:
     if not found:
         return []
     return [
-        f"Schedulers of their own run for {', '.join(sorted(found))}: these go on, but commands go to the machine's "
-        "from now on; docs/howto/install.md says how to reach the old ones."
+        f"Personal schedulers of {', '.join(sorted(found))} keep running, but from now on commands use the system "
+        "scheduler; docs/howto/install.md shows how to reach the old ones."
     ]
 
 
@@ -375,11 +378,11 @@ def doubt(path: str) -> str | None:
         return f"{path}: {error.strerror}"
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid != 0:
-        return f"{path} belongs to {_user(found.st_uid)}, who could have root run anything"
+        return f"{path} belongs to {_user(found.st_uid)}, who could make root run anything"
     if stat.S_ISLNK(found.st_mode):
         return None
     if mode & 0o002:
-        return f"everybody can write {path} (mode {mode:o})"
+        return f"everyone can write {path} (mode {mode:o})"
     if mode & 0o020 and (others := _others_in(found.st_gid)):
         return f"{others} can write {path} through its group (mode {mode:o})"
     if stat.S_ISDIR(found.st_mode) and not mode & 0o001:

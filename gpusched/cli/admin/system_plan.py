@@ -53,7 +53,7 @@ def source(name: str) -> str:
         if os.path.exists(path):
             with open(path, encoding="utf-8") as file:
                 return file.read()
-    raise NotReady(f"{name} is missing from this installation", "install gpusched again with pip")
+    raise NotReady(f"{name} is missing from this installation", "reinstall gpusched with pip")
 
 
 def unit_text(name: str, site: Site) -> str:
@@ -118,10 +118,10 @@ def install_plan(site: Site, service: Service, default_time_s: int | None = None
     """
     units = [
         *_written(site, f"{UNITS}/{UNIT}", unit_text(UNIT, site), "the scheduler"),
-        *_written(site, f"{UNITS}/{METRICS}", unit_text(METRICS, site), "numbers for Prometheus; not enabled"),
+        *_written(site, f"{UNITS}/{METRICS}", unit_text(METRICS, site), "metrics for Prometheus; not enabled"),
         *_sandbox(site),
     ]
-    files = [*units, *_once(site, PAM, source("pam.d-gpusched"), "limits.conf counts for jobs")]
+    files = [*units, *_once(site, PAM, source("pam.d-gpusched"), "applies limits.conf to jobs")]
     files += _config(site, default_time_s)
     return [*files, *_links(site), *_systemd(site, service, reload=bool(units))]
 
@@ -131,7 +131,7 @@ def _sandbox(site: Site) -> Iterator[Step]:
     if site.launcher == "fork":
         yield from _written(site, FORK_CONF, source("gpusched-fork.conf"), 'no sandbox, for launcher = "fork"')
     elif os.path.exists(site.at(FORK_CONF)):
-        yield _removal(site, FORK_CONF, "runs are started by systemd, so the daemon is locked in")
+        yield _removal(site, FORK_CONF, "systemd starts the runs, so the daemon is sandboxed")
 
 
 _COMMENTED_LIMIT = "# [default]\n# time_limit_s = 86400 "
@@ -156,7 +156,7 @@ def _once(site: Site, path: str, text: str, why: str) -> Iterator[Step]:
     if found is None:
         yield Step("write", site.at(path), why, lambda: write_text(site.at(path), text))
     elif found != text:
-        yield Step("keep", site.at(path), "it is there already, and is yours")
+        yield Step("keep", site.at(path), "already there, and yours")
 
 
 def _links(site: Site) -> Iterator[Step]:
@@ -167,7 +167,7 @@ def _links(site: Site) -> Iterator[Step]:
         if os.path.realpath(link) == os.path.realpath(target) or not os.path.exists(site.folder):
             continue
         if os.path.lexists(link) and not _is_ours(link):
-            yield Step("keep", link, f"not of gpusched; call {target} by its path")
+            yield Step("keep", link, f"not from gpusched; call {target} by its path")
         else:
             yield Step("link", link, target, lambda link=link, target=target: _link(link, target))  # type: ignore[misc]
 
@@ -183,12 +183,12 @@ def _systemd(site: Site, service: Service, *, reload: bool) -> Iterator[Step]:
     if reload:
         yield _command("systemctl", "daemon-reload")
     if not service.is_enabled:
-        yield _command("systemctl", "enable", "--quiet", UNIT, why="it comes back with the machine")
+        yield _command("systemctl", "enable", "--quiet", UNIT, why="starts at boot")
     if not service.is_active:
         yield _command("systemctl", "start", UNIT, why="and waits until it answers")
     elif reload or service.version != __version__:
         other = f"{service.version} runs; " if service.version not in (None, __version__) else ""
-        yield _command("systemctl", "restart", UNIT, why=f"{other}jobs go on")
+        yield _command("systemctl", "restart", UNIT, why=f"{other}jobs keep running")
 
 
 def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
@@ -198,13 +198,13 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
     # One that is not there, because somebody took it away by hand, systemctl fails over each time.
     there = [name for name in (UNIT, METRICS) if f"{UNITS}/{name}" in units]
     if there and not site.root:
-        steps.append(_command("systemctl", "disable", "--quiet", "--now", *there, why="jobs go on"))
+        steps.append(_command("systemctl", "disable", "--quiet", "--now", *there, why="jobs keep running"))
     if service.is_active and UNIT not in there:
-        steps.append(_command("systemctl", "stop", UNIT, why="jobs go on"))
+        steps.append(_command("systemctl", "stop", UNIT, why="jobs keep running"))
     if os.path.exists(site.at(f"{UNITS}/{GUARD}")) and not site.root:
-        steps.append(Step("run", "gpusched system guard off", "logins may use the GPUs again", _lift_guard))
+        steps.append(Step("run", "gpusched system guard off", "logins can use the GPUs again", _lift_guard))
     if service.slice_tasks:
-        steps.append(Step("keep", SLICE, "jobs run in it; it is gone with the next start of the machine"))
+        steps.append(Step("keep", SLICE, "jobs run in it; it disappears at the next reboot"))
     elif service.slice_tasks is not None:
         steps.append(_command("systemctl", "stop", SLICE, why="no job is in it"))
     steps += [_removal(site, path, "") for path in units]
@@ -218,9 +218,9 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
         steps.append(_command("systemctl", "daemon-reload"))
     for path, what in ((paths.SYSTEM_CONFIG, "settings"), (paths.SYSTEM_STATE, "job table, logs of the daemon")):
         if purge and os.path.exists(site.at(path)):
-            steps.append(_removal(site, path, f"{what}: for good"))
+            steps.append(_removal(site, path, f"{what}, deleted"))
         elif os.path.exists(site.at(path)):
-            steps.append(Step("keep", site.at(path), f"{what}; --purge takes it away"))
+            steps.append(Step("keep", site.at(path), f"{what}; --purge deletes it"))
     return steps
 
 
