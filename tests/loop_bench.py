@@ -12,7 +12,7 @@ from typing import Any
 from lab import Lab
 
 from gpusched.api.server import HttpServer
-from gpusched.api.service import Service
+from gpusched.api.service import ApiService
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.loop import Loop
@@ -83,7 +83,7 @@ class LoopBench:
 
     def run(self, at_ready: Callable[[], None] = lambda: None) -> None:
         """Turn the loop until it ends by itself."""
-        service = Service(DaemonFacade(self.lab.scheduler, wake=self.loop.wake, stop=self.loop.stop))
+        service = ApiService(DaemonFacade(self.lab.scheduler, wake=self.loop.wake, stop=self.loop.stop))
         server = HttpServer(service)
 
         async def until_it_ends() -> None:

@@ -34,7 +34,7 @@ STUCK_S = 60.0
 """A client that takes in nothing of its answer for so long is cut off: the answer is in memory."""
 
 
-class Gate:
+class ConnectionLimiter:
     """Makes the protocol of each new connection, and knows all that are open."""
 
     def __init__(
@@ -47,11 +47,11 @@ class Gate:
         self._inner = inner
         self._limits = limits
         self._refused = refused
-        self._of: dict[int, set[Door]] = {}
-        self._by_inner: dict[object, Door] = {}
+        self._of: dict[int, set[LimitedConnection]] = {}
+        self._by_inner: dict[object, LimitedConnection] = {}
 
-    def __call__(self) -> Door:
-        return Door(self, self._inner())
+    def __call__(self) -> LimitedConnection:
+        return LimitedConnection(self, self._inner())
 
     def __len__(self) -> int:
         return len(self._by_inner)
@@ -73,7 +73,7 @@ class Gate:
         finally:
             door.end()
 
-    def enter(self, door: Door, uid: int, pid: int | None) -> TooMany | None:
+    def enter(self, door: LimitedConnection, uid: int, pid: int | None) -> TooMany | None:
         """Take in a new connection; why not, when there is no room."""
         caller = Caller(uid, user_name(uid), pid)
         if not is_root(caller):
@@ -86,7 +86,7 @@ class Gate:
         self._by_inner[door.inner] = door
         return None
 
-    def leave(self, door: Door) -> None:
+    def leave(self, door: LimitedConnection) -> None:
         """A connection is gone."""
         self._by_inner.pop(door.inner, None)
         doors = self._of.get(door.uid, set())
@@ -115,15 +115,15 @@ class Gate:
         return None
 
 
-class Door(asyncio.Protocol):
+class LimitedConnection(asyncio.Protocol):
     """One connection: passes everything on to aiohttp's protocol, and watches the clock."""
 
-    def __init__(self, gate: Gate, inner: asyncio.Protocol) -> None:
+    def __init__(self, limiter: ConnectionLimiter, inner: asyncio.Protocol) -> None:
         self.inner = inner
         self.uid = -1
         self.since = 0.0
         """When it became what it is, idle or in use."""
-        self._gate = gate
+        self._limiter = limiter
         self._is_in = False
         self._was_let_in = False
         self._requests = 0
@@ -154,7 +154,7 @@ class Door(asyncio.Protocol):
 
     def cut(self) -> None:
         """Close it at once."""
-        self._gate.leave(self)
+        self._limiter.leave(self)
         self._is_in = False
         self._set_timer(None)
         if self._transport is not None:
@@ -177,7 +177,7 @@ class Door(asyncio.Protocol):
             self._transport.abort()
             return
         self.uid = peer[0]
-        problem = self._gate.enter(self, *peer)
+        problem = self._limiter.enter(self, *peer)
         if problem is not None:
             self._transport.write(_answer(problem))
             self._transport.close()
@@ -191,7 +191,7 @@ class Door(asyncio.Protocol):
         for timer in (self._timer, self._stuck):
             if timer is not None:
                 timer.cancel()
-        self._gate.leave(self)
+        self._limiter.leave(self)
         self._is_in = False
         if self._was_let_in:
             self.inner.connection_lost(exc)
@@ -221,7 +221,7 @@ class Door(asyncio.Protocol):
             self.inner.resume_writing()
 
 
-def _give_up(doors: set[Door]) -> bool:
+def _give_up(doors: set[LimitedConnection]) -> bool:
     """Close the one that has been idle longest; False when none is."""
     idle = [door for door in doors if door.is_idle]
     if not idle:
@@ -245,4 +245,4 @@ def retry_after(error: TooMany) -> str:
     return str(max(1, math.ceil(error.retry_after_s)))
 
 
-GATE: web.AppKey[Gate] = web.AppKey("gate", Gate)
+CONNECTION_LIMITER: web.AppKey[ConnectionLimiter] = web.AppKey("connection_limiter", ConnectionLimiter)

@@ -35,7 +35,7 @@ _FORGET = 4096
 """Users that are remembered before those with full buckets are forgotten."""
 
 
-class Bucket:
+class TokenBucket:
     """So many tokens, which come back at a steady rate."""
 
     __slots__ = ("_at", "_left")
@@ -64,14 +64,14 @@ class Bucket:
         return self._left + (now - self._at) * rate >= most
 
 
-class Pace:
+class RateLimits:
     """Counts what each user asks for."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Args: clock: seconds that only go forward."""
         self._clock = clock
-        self._requests: dict[int, Bucket] = {}
-        self._bytes: dict[int, Bucket] = {}
+        self._requests: dict[int, TokenBucket] = {}
+        self._bytes: dict[int, TokenBucket] = {}
         self._reading: dict[int, int] = {}
 
     def request(self, caller: Caller, limit: LimitSettings) -> None:
@@ -158,14 +158,14 @@ class Pace:
             else:
                 del self._reading[caller.uid]
 
-    def _bucket(self, buckets: dict[int, Bucket], uid: int, most: float, rate: float) -> Bucket:
+    def _bucket(self, buckets: dict[int, TokenBucket], uid: int, most: float, rate: float) -> TokenBucket:
         now = self._clock()
         bucket = buckets.get(uid)
         if bucket is None:
             if len(buckets) >= _FORGET:
                 for one in [one for one, old in buckets.items() if old.is_full(most, rate, now)]:
                     del buckets[one]
-            bucket = buckets[uid] = Bucket(most, now)
+            bucket = buckets[uid] = TokenBucket(most, now)
         return bucket
 
 

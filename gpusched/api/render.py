@@ -155,7 +155,7 @@ PROGRESS_FIELDS = frozenset({"progress", "progress_text", "eta_at"})
 
 
 @dataclass(frozen=True, slots=True)
-class OfRun:
+class RunField:
     """A key that is made of the current or last run."""
 
     make: Callable[[Run, Job, JobContext], Any]
@@ -163,7 +163,7 @@ class OfRun:
     """What it is of a job that has no run."""
 
 
-JOB_FIELDS: dict[str, str | OfRun | Callable[[Job, JobContext], Any]] = {
+JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "id": "shown_id",
     "array_id": lambda job, ctx: str(job.array_id or job.id) if job.spec.array is not None else None,
     "task": "task",
@@ -196,25 +196,25 @@ JOB_FIELDS: dict[str, str | OfRun | Callable[[Job, JobContext], Any]] = {
     "end_at": "end_at",
     "preempt_at": "preempt_at",
     "suspended_at": "suspended_at",
-    "suspended_s": OfRun(lambda run, job, ctx: run.suspended_s, 0.0),
+    "suspended_s": RunField(lambda run, job, ctx: run.suspended_s, 0.0),
     "time_limit_s": "spec.time_limit_s",
     "time_limit_source": "spec.limit_source",
     "exit_code": "exit_code",
     "signal": "signal",
-    "node": OfRun(lambda run, job, ctx: run.node),
-    "gpus": OfRun(_gpus, []),
+    "node": RunField(lambda run, job, ctx: run.node),
+    "gpus": RunField(_gpus, []),
     "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
     "cpus": "spec.request.cpus",
     "mem_mib": "spec.request.mem_mib",
-    "idle_at": OfRun(lambda run, job, ctx: run.idle_at if job.state is JobState.RUNNING else None),
-    "vram_over": OfRun(lambda run, job, ctx: ctx.findings.vram_over),
-    "unbooked_gpus": OfRun(
+    "idle_at": RunField(lambda run, job, ctx: run.idle_at if job.state is JobState.RUNNING else None),
+    "vram_over": RunField(lambda run, job, ctx: ctx.findings.vram_over),
+    "unbooked_gpus": RunField(
         lambda run, job, ctx: [
             {"uuid": one.uuid, "index": one.index, "vram_mib": one.vram_mib} for one in ctx.findings.unbooked
         ],
         [],
     ),
-    "intruders": OfRun(lambda run, job, ctx: [_intruder(one, ctx) for one in ctx.findings.intruders], []),
+    "intruders": RunField(lambda run, job, ctx: [_intruder(one, ctx) for one in ctx.findings.intruders], []),
     "nodes": "spec.request.nodes",
     "gpus_per_node": "spec.request.gpus",
     "gpus_linked": "spec.request.is_linked",
@@ -258,9 +258,9 @@ class RowMaker:
         self._attributes = {name: how for name, how in made.items() if isinstance(how, str)}
         # Two more than there are names for: a getter of one attribute gives no tuple.
         self._read = attrgetter(*self._attributes.values(), "id", "id")
-        self._of_run = [(name, how.make) for name, how in made.items() if isinstance(how, OfRun)]
-        self._blank.update({name: how.without for name, how in made.items() if isinstance(how, OfRun)})
-        self._other = [(name, how) for name, how in made.items() if not isinstance(how, (str, OfRun))]
+        self._of_run = [(name, how.make) for name, how in made.items() if isinstance(how, RunField)]
+        self._blank.update({name: how.without for name, how in made.items() if isinstance(how, RunField)})
+        self._other = [(name, how) for name, how in made.items() if not isinstance(how, (str, RunField))]
 
     def __call__(self, job: Job, ctx: JobContext) -> dict[str, Any]:
         row = self._blank.copy()

@@ -16,13 +16,13 @@ from aiohttp.http import HttpProcessingError
 
 from gpusched.access import Hidden, is_admin, is_root
 from gpusched.api.auth import caller_of, known_caller
-from gpusched.api.connection_limits import GATE, Gate, retry_after
-from gpusched.api.handlers.completions import FEED, Feed
+from gpusched.api.connection_limits import CONNECTION_LIMITER, ConnectionLimiter, retry_after
+from gpusched.api.handlers.completions import FEED, CompletionFeed
 from gpusched.api.openapi import build
 from gpusched.api.rate_limits import MAX_BODY, too_many
 from gpusched.api.requests import respond
 from gpusched.api.routes import ROUTES
-from gpusched.api.service import DOCUMENT, SERVICE, Service, service_of
+from gpusched.api.service import DOCUMENT, SERVICE, ApiService, service_of
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 
 log = getLogger("gpusched.api")
@@ -39,7 +39,7 @@ HTTP_LOG = getLogger("gpusched.http")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def build_app(service: Service) -> web.Application:
+def build_app(service: ApiService) -> web.Application:
     """The application with all routes."""
     app = web.Application(middlewares=[_errors, _admit], client_max_size=MAX_BODY)
     app[SERVICE] = service
@@ -47,7 +47,7 @@ def build_app(service: Service) -> web.Application:
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     app.on_response_prepare.append(_warn)
-    app[FEED] = feed = Feed()
+    app[FEED] = feed = CompletionFeed()
     service.daemon.subscribe(service.announce)
     service.daemon.subscribe(lambda job_ids: feed.announce(job_ids, service.scheduler.world.jobs))
     return app
@@ -104,13 +104,13 @@ async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
     caller = caller_of(request)
     service.pace.request(caller, service.settings.limit)
     timed = Timed(handler(request))
-    gate = request.app.get(GATE)
+    limiter = request.app.get(CONNECTION_LIMITER)
     try:
-        if gate is None:
+        if limiter is None:
             return await timed
-        with gate.in_use(request):
+        with limiter.in_use(request):
             response = await timed
-        unread = 0 if is_root(caller) else gate.unread_of(caller.uid)
+        unread = 0 if is_root(caller) else limiter.unread_of(caller.uid)
         if unread and unread + len(getattr(response, "body", None) or b"") > UNREAD_PER_USER:
             raise too_many(f"{unread >> 20} MiB of answers to {caller.user} are not taken in", 1.0, "read them first")
         return response
@@ -150,7 +150,7 @@ def _record(request: web.Request, error: GpuschedError) -> None:
 class HttpServer:
     """Serves the API on a Unix socket: everybody on the machine when the daemon is the system's."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ApiService) -> None:
         self._app = build_app(service)
         self._mode = 0o666 if service.daemon.serves_all else 0o600
         self._runner: web.AppRunner | None = None
@@ -164,7 +164,7 @@ class HttpServer:
             self._app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S, logger=HTTP_LOG
         )
         await self._runner.setup()
-        self._listener = await _listen(gate_for(self._app, self._runner), socket_path, self._mode)
+        self._listener = await _listen(limiter_for(self._app, self._runner), socket_path, self._mode)
 
     async def close(self) -> None:
         """Let requests that are being answered end, for a moment; remove the socket."""
@@ -175,7 +175,7 @@ class HttpServer:
         _unlink(self._path)
 
 
-async def _listen(gate: Gate, socket_path: str, mode: int) -> asyncio.Server:
+async def _listen(limiter: ConnectionLimiter, socket_path: str, mode: int) -> asyncio.Server:
     _unlink(socket_path)
     folder, name = os.path.split(socket_path)
     before = os.umask(0o777 & ~mode)
@@ -185,7 +185,7 @@ async def _listen(gate: Gate, socket_path: str, mode: int) -> asyncio.Server:
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
             path = socket_path if len(os.fsencode(socket_path)) < 100 else f"/proc/self/fd/{fd}/{name}"
-            return await asyncio.get_running_loop().create_unix_server(gate, path, backlog=1024)
+            return await asyncio.get_running_loop().create_unix_server(limiter, path, backlog=1024)
         finally:
             os.close(fd)
     finally:
@@ -199,12 +199,14 @@ def _unlink(path: str) -> None:
         pass  # there was no daemon before
 
 
-def gate_for(app: web.Application, runner: web.AppRunner) -> Gate:
+def limiter_for(app: web.Application, runner: web.AppRunner) -> ConnectionLimiter:
     """The door through which this application's connections come."""
     service = app[SERVICE]
     assert runner.server is not None
-    app[GATE] = gate = Gate(runner.server, lambda: service.settings.limit, service.daemon.audit_refusal)
-    return gate
+    app[CONNECTION_LIMITER] = limiter = ConnectionLimiter(
+        runner.server, lambda: service.settings.limit, service.daemon.audit_refusal
+    )
+    return limiter
 
 
 def _error(error: GpuschedError) -> web.Response:

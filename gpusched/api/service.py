@@ -15,7 +15,7 @@ from aiohttp import web
 
 from gpusched.access import hides, is_private, is_root, no_job, unknown
 from gpusched.api.arrays import MOST_IDS, task_ids
-from gpusched.api.rate_limits import Pace, too_many
+from gpusched.api.rate_limits import RateLimits, too_many
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.errors import NotFound, UsageError
 from gpusched.lifecycle import arrays, pipelines
@@ -38,7 +38,7 @@ MOST_WATCHED = 200_000
 
 
 @dataclass(slots=True, eq=False)
-class Watch:
+class JobWatch:
     """What one client waits for: any change of some jobs, or the ends of all of them."""
 
     left: set[int] | None
@@ -61,14 +61,14 @@ class Watch:
 
 
 @dataclass(slots=True)
-class Service:
+class ApiService:
     """The daemon as its API sees it."""
 
     daemon: Daemon
-    pace: Pace = field(default_factory=lambda: Pace(time.monotonic))
+    pace: RateLimits = field(default_factory=lambda: RateLimits(time.monotonic))
     requests: dict[Request, Request] = field(default_factory=dict)
     """Equal resource requests are one object, however many jobs ask for them."""
-    watchers: dict[int, set[Watch]] = field(default_factory=dict)
+    watchers: dict[int, set[JobWatch]] = field(default_factory=dict)
     """By job, the clients that wait for it."""
     thinking: dict[int, int] = field(default_factory=dict)
     """How many questions of each user are being worked out."""
@@ -127,7 +127,7 @@ class Service:
 
         Raises: TooMany when the caller waits for too many jobs already.
         """
-        await self._watch(Watch(None), list(ids), timeout_s, caller)
+        await self._watch(JobWatch(None), list(ids), timeout_s, caller)
 
     async def ended(self, ids: Iterable[int], timeout_s: float, caller: Caller) -> None:
         """Return when all of these jobs, of which none has ended, have ended, or after the timeout.
@@ -135,9 +135,9 @@ class Service:
         Raises: TooMany when the caller waits for too many jobs already.
         """
         left = set(ids)
-        await self._watch(Watch(left), list(left), timeout_s, caller)
+        await self._watch(JobWatch(left), list(left), timeout_s, caller)
 
-    async def _watch(self, watch: Watch, ids: list[int], timeout_s: float, caller: Caller) -> None:
+    async def _watch(self, watch: JobWatch, ids: list[int], timeout_s: float, caller: Caller) -> None:
         # A task without a row changes and ends with its array.
         watched = dict.fromkeys([*ids, *filter(None, map(self._array_of, ids))])
         with self._counted(self.waiting, caller, len(watched), MOST_WATCHED, "jobs that are waited for"):
@@ -332,11 +332,11 @@ class Service:
 MOVING = frozenset({JobState.RUNNING, JobState.SUSPENDED})
 """States in which a job can be asked how far it is."""
 
-SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+SERVICE: web.AppKey[ApiService] = web.AppKey("service", ApiService)
 DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("document", dict)
 """The OpenAPI document; made from the table of routes, which names the handler that serves it."""
 
 
-def service_of(request: web.Request) -> Service:
+def service_of(request: web.Request) -> ApiService:
     """The service behind a request."""
     return request.app[SERVICE]

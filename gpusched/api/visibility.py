@@ -11,7 +11,7 @@ from aiohttp import web
 from gpusched.access import Act, Hidden, check, hides, is_admin, is_operator, is_private, may, own_accounts
 from gpusched.api.auth import caller_of
 from gpusched.api.render import JOB_FIELDS, JobContext, RowMaker, event_json, run_json
-from gpusched.api.service import Service, service_of
+from gpusched.api.service import ApiService, service_of
 from gpusched.errors import NotFound, Refused
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.model.commands import Caller
@@ -78,7 +78,7 @@ _NAMING_FACTS = frozenset({"jobs", "behind", "ahead", "users", "preempted", "pre
 class Viewer:
     """One caller's eyes, for the length of a request."""
 
-    def __init__(self, service: Service, caller: Caller) -> None:
+    def __init__(self, service: ApiService, caller: Caller) -> None:
         self.service = service
         self.caller = caller
         self._settings = service.settings
@@ -154,7 +154,7 @@ class Viewer:
             return  # told in its own words where the submission is read
         for one in conditions:
             if one.job_id and (job := self.service.find_all([one.job_id]).get(one.job_id)) and not self.sees(job):
-                raise HiddenParent(f"there is no job {one.shown_id} to depend on", "list the jobs with: gq -a")
+                raise HiddenDependency(f"there is no job {one.shown_id} to depend on", "list the jobs with: gq -a")
 
     # --- how much of them -----------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class Viewer:
         return job is not None and self.sees(job)
 
 
-class HiddenParent(Refused, Hidden):
+class HiddenDependency(Refused, Hidden):
     """A dependency on a job that the caller must not know of."""
 
     code = Refused.code

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from gpusched import __version__, paths
 from gpusched.access import user_name
 from gpusched.api.server import HttpServer
-from gpusched.api.service import Service
+from gpusched.api.service import ApiService
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
 from gpusched.daemon.dispatch import Dispatcher
@@ -381,7 +381,7 @@ async def _loop(
         foreign=foreign,
         serves_all=paths.is_system(),
     )
-    server = HttpServer(Service(daemon))
+    server = HttpServer(ApiService(daemon))
     try:
         await loop.run(server, paths.socket_path(), report.ready)
     finally:

@@ -19,7 +19,7 @@ from support import wait_until
 from gpusched.api import visibility
 from gpusched.api.handlers import cluster, jobs, queues
 from gpusched.api.handlers.reservations import listing
-from gpusched.api.service import SERVICE, Service
+from gpusched.api.service import SERVICE, ApiService
 from gpusched.cli import forecast, gctl, ghist, ginfo, gq
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.engine.simulated import SimulatedOutcome
@@ -54,7 +54,7 @@ class Direct:
 
     def __init__(self, lab: Lab) -> None:
         self.app = web.Application()
-        self.app[SERVICE] = Service(DaemonFacade(lab.scheduler))
+        self.app[SERVICE] = ApiService(DaemonFacade(lab.scheduler))
 
     def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         answer = asyncio.run(ROUTES[path.partition("?")[0]](make_mocked_request(method, path, app=self.app)))

@@ -13,8 +13,8 @@ from aiohttp import web
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.api import server
-from gpusched.api.server import build_app, gate_for
-from gpusched.api.service import MOST_QUESTIONS, Service
+from gpusched.api.server import build_app, limiter_for
+from gpusched.api.service import MOST_QUESTIONS, ApiService
 from gpusched.api.visibility import Viewer
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.errors import TooMany
@@ -35,10 +35,10 @@ def test_answers_that_nobody_takes_in_are_bounded(tmp_path: Path, monkeypatch: p
     path = str(tmp_path / "api.sock")
 
     async def ask() -> tuple[list[bytes], int]:
-        app = build_app(Service(DaemonFacade(Lab().scheduler)))
+        app = build_app(ApiService(DaemonFacade(Lab().scheduler)))
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
-        gate = gate_for(app, runner)
+        gate = limiter_for(app, runner)
         listener = await asyncio.get_running_loop().create_unix_server(gate, path)
         held = []
         for _ in range(60):
@@ -67,7 +67,7 @@ def test_answers_that_nobody_takes_in_are_bounded(tmp_path: Path, monkeypatch: p
 
 
 def test_questions_that_take_long_are_bounded() -> None:
-    service = Service(DaemonFacade(Lab().scheduler))
+    service = ApiService(DaemonFacade(Lab().scheduler))
     ann, bob = Caller(4242, "ann"), Caller(4243, "bob")
     done = threading.Event()
 
@@ -97,7 +97,7 @@ def test_a_reservation_of_others_has_no_name_where_reservations_are_private() ->
     job = lab.submit(request=request(gpus=1), time_limit_s=7200)
     reason = lab.scheduler.reason_for(lab.job(job))
     assert reason is not None
-    service = Service(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.scheduler))
     try:
         for caller, name in ((ANN, "reservation thesis"), (ROOT, "reservation thesis"), (BOB, "a reservation")):
             viewer = Viewer(service, caller)
@@ -111,7 +111,7 @@ def test_a_reservation_of_others_has_no_name_where_reservations_are_private() ->
 def test_a_list_asks_once_who_may_use_a_reservation(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(access=AccessSettings(private_data=("reservations",)))
     lab.ask(Reserve(ROOT, "thesis", lab.clock.now() + 3600, 3600, is_node=True, users=("ann",)))
-    service = Service(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.scheduler))
     asked: list[str] = []
     may_use = Viewer.may_use
 
@@ -144,7 +144,7 @@ def test_jobs_of_others_have_no_number_where_they_use_gpus_without_a_booking() -
     (alert,) = lab.scheduler.alerts.rows.values()
     assert reason is not None
     assert "another job, which did not book GPU 1," in str(dict(alert.facts)["message"])
-    service = Service(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.scheduler))
     try:
         for caller, name in ((ANN, f"job {astray}"), (ROOT, f"job {astray}"), (BOB, "another job")):
             viewer = Viewer(service, caller)
@@ -162,7 +162,7 @@ def test_jobs_of_others_have_no_number_where_they_use_gpus_without_a_booking() -
 
 def test_jobs_of_others_have_no_number_in_what_licenses_are_used_by() -> None:
     lab = Lab(license={"matlab": 1}, access=AccessSettings(private_data=("jobs",)))
-    service = Service(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.scheduler))
     lab.submit(request=request(licenses=(("matlab", 1),)))
     lab.submit(request=request(licenses=(("matlab", 1),)))
     reason = lab.scheduler.reason_for(lab.job(2))

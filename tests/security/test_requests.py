@@ -12,7 +12,7 @@ from attacks import as_user, connect, daemon_pid, resident_mib
 from people import ANN, BOB, EVE, NEEDS_ROOT, Person
 
 from gpusched.api.arrays import MOST_IDS, read_array
-from gpusched.api.rate_limits import BUSY_PART, FREE_S, Pace
+from gpusched.api.rate_limits import BUSY_PART, FREE_S, RateLimits
 from gpusched.api.requests import MOST_NAMES, MOST_PARTS, check_parts
 from gpusched.api.resources import request_values
 from gpusched.api.schema import SPEC_FIELDS, check_fields
@@ -98,8 +98,8 @@ def test_what_takes_long_to_count_or_to_read_is_refused_soon() -> None:
     check_parts(b'["' + b"123456789" * 10_000 + b'"]')
 
 
-def pace_at(times: list[float]) -> tuple[Pace, Caller, LimitSettings]:
-    return Pace(lambda: times[0]), Caller(4242, "ann"), LimitSettings(requests_per_s=10.0, requests_burst=20)
+def pace_at(times: list[float]) -> tuple[RateLimits, Caller, LimitSettings]:
+    return RateLimits(lambda: times[0]), Caller(4242, "ann"), LimitSettings(requests_per_s=10.0, requests_burst=20)
 
 
 def test_time_that_is_taken_from_others_counts_as_requests() -> None:

@@ -16,7 +16,7 @@ from lab import ANN, BOB, ROOT, Lab
 from gpusched.api import visibility
 from gpusched.api.handlers import logs
 from gpusched.api.server import build_app
-from gpusched.api.service import Service
+from gpusched.api.service import ApiService
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import SimulatedOutcome
@@ -25,7 +25,7 @@ from gpusched.model.job import ArraySpec, RetryRule
 
 
 def app_of(lab: Lab) -> web.Application:
-    return build_app(Service(DaemonFacade(lab.scheduler)))
+    return build_app(ApiService(DaemonFacade(lab.scheduler)))
 
 
 def ask(app: web.Application, ids: str, since: str = "", caller: Caller = ANN) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from lab import ANN, BOB, Lab
 
 from gpusched.api import visibility
 from gpusched.api.handlers import queues
-from gpusched.api.service import SERVICE, Service
+from gpusched.api.service import SERVICE, ApiService
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotFound, UsageError
@@ -45,8 +45,8 @@ def _ann_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visibility, "caller_of", lambda request: ANN)
 
 
-def service(lab: Lab) -> Service:
-    return Service(DaemonFacade(lab.scheduler))
+def service(lab: Lab) -> ApiService:
+    return ApiService(DaemonFacade(lab.scheduler))
 
 
 def get(lab: Lab, handler: Any, query: str = "") -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gpusched.api import requests, visibility
 from gpusched.api.handlers import jobs
 from gpusched.api.render import JOB_FIELDS, encode
 from gpusched.api.server import build_app
-from gpusched.api.service import Service
+from gpusched.api.service import ApiService
 from gpusched.cli import gq
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.model.commands import Cancel, Selection
@@ -42,7 +42,7 @@ class Api:
 
     def __init__(self, lab: Lab, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lab = lab
-        self.app = build_app(Service(DaemonFacade(lab.scheduler)))
+        self.app = build_app(ApiService(DaemonFacade(lab.scheduler)))
         monkeypatch.setattr(visibility, "caller_of", lambda request: caller)
 
     async def listing(self, query: str = "") -> bytes:

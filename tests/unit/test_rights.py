@@ -18,10 +18,10 @@ from gpusched.access import Act, may
 from gpusched.api import visibility
 from gpusched.api.handlers import daemon
 from gpusched.api.handlers.jobs import selected
-from gpusched.api.rate_limits import Bucket, Pace
+from gpusched.api.rate_limits import RateLimits, TokenBucket
 from gpusched.api.render import JOB_FIELDS
 from gpusched.api.server import build_app
-from gpusched.api.service import Service
+from gpusched.api.service import ApiService
 from gpusched.api.visibility import MASKED, PUBLIC, Viewer
 from gpusched.daemon.audit import PER_MINUTE, Audit
 from gpusched.daemon.commit import AuditEvent
@@ -140,7 +140,7 @@ def test_texts_have_no_numbers_of_hidden_jobs() -> None:
     lab = Lab(access=AccessSettings(private_data=("jobs",)))
     one, other = lab.submit(), lab.submit()
     lab.ask(lab.submission(BOB))
-    service = Service(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.scheduler))
     bob = Viewer(service, BOB)
     for text, told in {
         f"waits behind job {one}, which needs 2 GPUs": "waits behind another job, which needs 2 GPUs",
@@ -160,7 +160,7 @@ def test_the_status_counts_a_users_own_jobs_where_those_of_others_are_hidden() -
     lab.submit()
     lab.ask(lab.submission(BOB, array=ArraySpec("0-4")))
     lab.turn()
-    service = Service(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.scheduler))
 
     def counts(caller: Caller) -> dict[str, int]:
         request = make_mocked_request("GET", "/v1/status", app=build_app(service))
@@ -184,7 +184,7 @@ def test_of_jobs_by_name_no_more_are_read_than_are_asked_for(
         lab.ask(lab.submission(owner, name="train"))
     lab.turn(11)
     lab.turn(11)
-    service = Service(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.scheduler))
     wanted = JobFilter(states=frozenset({JobState.COMPLETED}), names=frozenset({"train"}), limit=2)
     read: list[int] = []
     stored = lab.store.jobs
@@ -200,7 +200,7 @@ def test_of_jobs_by_name_no_more_are_read_than_are_asked_for(
 
 
 def test_a_bucket_gives_what_it_has_and_says_how_long_the_rest_takes() -> None:
-    bucket = Bucket(10, now=0.0)
+    bucket = TokenBucket(10, now=0.0)
     assert [bucket.take(1, 10, 2.0, 0.0) for _ in range(10)] == [0.0] * 10
     assert bucket.take(1, 10, 2.0, 0.0) == 0.5
     assert bucket.take(1, 10, 2.0, 0.5) == 0.0
@@ -210,7 +210,7 @@ def test_a_bucket_gives_what_it_has_and_says_how_long_the_rest_takes() -> None:
 
 def test_one_users_requests_do_not_count_for_another_and_roots_not_at_all() -> None:
     clock = FakeClock()
-    pace, limit = Pace(clock.now), LimitSettings(requests_per_s=1, requests_burst=10)
+    pace, limit = RateLimits(clock.now), LimitSettings(requests_per_s=1, requests_burst=10)
     for _ in range(10):
         pace.request(ANN, limit)
     with pytest.raises(TooMany, match="ann makes more than 1 requests a second") as caught:
@@ -224,7 +224,7 @@ def test_one_users_requests_do_not_count_for_another_and_roots_not_at_all() -> N
 
 
 def test_bytes_on_their_way_are_given_back() -> None:
-    pace = Pace(FakeClock().now)
+    pace = RateLimits(FakeClock().now)
     with pace.body(ANN, 150 << 20):
         with pytest.raises(TooMany), pace.body(ANN, 50 << 20):
             pass

@@ -14,7 +14,7 @@ from lab import ANN, Lab
 from gpusched.api import visibility
 from gpusched.api.handlers import jobs
 from gpusched.api.server import build_app
-from gpusched.api.service import Service
+from gpusched.api.service import ApiService
 from gpusched.cli import gwait
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.model.commands import Cancel, Selection
@@ -31,16 +31,16 @@ class Waiter:
         monkeypatch.setattr(visibility, "caller_of", lambda request: ANN)
         self.lab = lab
         self.looked_up = 0
-        self.service = Service(DaemonFacade(lab.scheduler))
+        self.service = ApiService(DaemonFacade(lab.scheduler))
         self.app = build_app(self.service)
-        find_all = Service.find_all
+        find_all = ApiService.find_all
 
-        def counted(service: Service, ids: Any) -> dict[int, Job]:
+        def counted(service: ApiService, ids: Any) -> dict[int, Job]:
             found = find_all(service, ids)
             self.looked_up += len(found)
             return found
 
-        monkeypatch.setattr(Service, "find_all", counted)
+        monkeypatch.setattr(ApiService, "find_all", counted)
 
     async def wait(self, ids: str) -> dict[str, Any]:
         request = make_mocked_request("GET", f"/v1/wait?ids={ids}&timeout_s=60", app=self.app)

@@ -26,20 +26,20 @@ _MOST = 5000
 """Ends in one answer."""
 
 
-class Feed:
+class CompletionFeed:
     """The ends of each user's jobs, apart from those of others: a cursor must not tell how many these have."""
 
     def __init__(self) -> None:
         self._token = f"{os.getpid():x}-{time.time_ns():x}"
-        self._of: dict[int, Ends] = {}
+        self._of: dict[int, UserCompletions] = {}
 
-    def of(self, uid: int) -> Ends:
+    def of(self, uid: int) -> UserCompletions:
         """Those of one user."""
-        return self._of.setdefault(uid, Ends(self._token))
+        return self._of.setdefault(uid, UserCompletions(self._token))
 
-    def of_all(self, uids: Iterable[int]) -> SeveralEnds:
+    def of_all(self, uids: Iterable[int]) -> UsersCompletions:
         """Those of several users."""
-        return SeveralEnds(tuple(self.of(uid) for uid in sorted(set(uids))))
+        return UsersCompletions(tuple(self.of(uid) for uid in sorted(set(uids))))
 
     def announce(self, jobs: Mapping[int, Job], active: Mapping[int, object]) -> None:
         """Take in the jobs whose row has changed; those that are no longer active have ended."""
@@ -51,7 +51,7 @@ class Feed:
             self.of(uid).add(ids)
 
 
-class Ends:
+class UserCompletions:
     """Ids of one user's jobs in the order of their ends, numbered without gaps."""
 
     def __init__(self, token: str, kept: int = KEPT) -> None:
@@ -90,10 +90,10 @@ class Ends:
             pass  # the caller looks again either way
 
 
-class SeveralEnds:
+class UsersCompletions:
     """The ends of some users' jobs, for who may read them all: with a cursor for each of these users."""
 
-    def __init__(self, parts: tuple[Ends, ...]) -> None:
+    def __init__(self, parts: tuple[UserCompletions, ...]) -> None:
         self._parts = parts
 
     def cursor(self) -> str:
@@ -114,7 +114,7 @@ class SeveralEnds:
         return found
 
 
-FEED: web.AppKey[Feed] = web.AppKey("feed", Feed)
+FEED: web.AppKey[CompletionFeed] = web.AppKey("feed", CompletionFeed)
 
 
 async def ended(request: web.Request) -> web.Response:

@@ -9,13 +9,13 @@ from aiohttp import web
 from gpusched.access import Act
 from gpusched.api.auth import pid_of
 from gpusched.api.requests import respond
-from gpusched.api.service import Service, service_of
+from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import viewer_of
 from gpusched.model.job import Interactive, Job, split_run_id
 from gpusched.model.states import JobState
 
 
-async def foreground_json(job: Job, service: Service) -> dict[str, Any] | None:
+async def foreground_json(job: Job, service: ApiService) -> dict[str, Any] | None:
     """For `gshow`; None for a job in the background. `client` is null also when nobody knows: see `is_known`."""
     spec = job.spec.interactive
     if spec is None:
@@ -43,7 +43,7 @@ async def foreground_json(job: Job, service: Service) -> dict[str, Any] | None:
     return facts
 
 
-def _waiting(job: Job, spec: Interactive, service: Service) -> dict[str, Any] | None:
+def _waiting(job: Job, spec: Interactive, service: ApiService) -> dict[str, Any] | None:
     client = spec.client
     if client is None or not service.daemon.is_alive(client):
         return None

@@ -35,7 +35,7 @@ from gpusched.api.requests import (
     words,
 )
 from gpusched.api.resubmit import read_resubmission
-from gpusched.api.service import MOVING, Service, service_of
+from gpusched.api.service import MOVING, ApiService, service_of
 from gpusched.api.visibility import MASKED, Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.lifecycle.arrays import job_count
@@ -71,7 +71,7 @@ Change = (
 """What is done to jobs that are there."""
 
 
-async def change(service: Service, command: Change) -> dict[str, Any]:
+async def change(service: ApiService, command: Change) -> dict[str, Any]:
     """Have a command of one user applied, and count what it adds to the database. Raises: Refused."""
     limit, caller = service.settings.limit, command.caller
     service.pace.check_writing(caller, limit)
@@ -129,7 +129,7 @@ async def submit(request: web.Request) -> web.Response:
     return respond(job=viewer.job_json(job, service.facts_of([job])(job)), **found, **left_out)
 
 
-def _vram(service: Service, job: Job) -> dict[str, Any] | None:
+def _vram(service: ApiService, job: Job) -> dict[str, Any] | None:
     """What jobs like this one used of their GPUs, and what could be asked for instead; null when too few have ended."""
     scheduler = service.scheduler
     if not job.spec.request.gpus:
@@ -258,7 +258,7 @@ def _numbers_of(job: Job) -> tuple[int, ...]:
     return (job.id,) if job.array_id is None or job.task is None else (job.array_id, job.task)
 
 
-def _summary(service: Service, jobs: Iterable[Job]) -> dict[str, Any]:
+def _summary(service: ApiService, jobs: Iterable[Job]) -> dict[str, Any]:
     """How many of these jobs are in each state, pending tasks of arrays one by one, and how many GPUs are free."""
     states: Counter[str] = Counter()
     for job in jobs:
@@ -290,7 +290,7 @@ def _missing(viewer: Viewer, ids: list[int]) -> dict[str, Any]:
     return {name: those for name, those in found.items() if those}
 
 
-def filter_of(request: web.Request, service: Service, caller: Caller) -> JobFilter:
+def filter_of(request: web.Request, service: ApiService, caller: Caller) -> JobFilter:
     """The jobs that the query names; active ones unless it says otherwise. Raises: UsageError."""
     ids = service.job_ids(request.query.get("ids", ""), caller)
     states = states_of(words(request, "states"))
@@ -325,7 +325,7 @@ def selected(viewer: Viewer, wanted: JobFilter) -> list[Job]:
     return jobs if wanted.limit is None else jobs[-wanted.limit :]
 
 
-def _selected(service: Service, wanted: JobFilter) -> list[Job]:
+def _selected(service: ApiService, wanted: JobFilter) -> list[Job]:
     if wanted.states and wanted.states <= ACTIVE_STATES and not wanted.ids:
         jobs = [
             job
@@ -401,7 +401,7 @@ async def show(request: web.Request) -> web.Response:
     )
 
 
-def _wrapped(job: Job, service: Service) -> dict[str, str]:
+def _wrapped(job: Job, service: ApiService) -> dict[str, str]:
     """The shell line of `gsub --wrap` in place of the name that its script goes by."""
     launch = job.spec.launch
     if launch.script_sha is None or launch.script_name != "wrap":
@@ -497,7 +497,7 @@ def _words(body: dict[str, Any]) -> list[str]:
     return list(map(str, value))
 
 
-def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
+def _ids(service: ApiService, body: dict[str, Any], caller: Caller) -> list[int]:
     found: dict[int, None] = {}
     for word in _words(body):
         found.update(dict.fromkeys(service.named(word, caller, unfinished=True)))
@@ -506,7 +506,7 @@ def _ids(service: Service, body: dict[str, Any], caller: Caller) -> list[int]:
     return list(found)
 
 
-def _named_ids(service: Service, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
+def _named_ids(service: ApiService, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
     ids = _ids(service, body, caller)
     if not ids:
         raise UsageError("no jobs are named", "list the jobs with: gq")
@@ -609,7 +609,7 @@ def _each_once(named: Mapping[str, Sequence[int]]) -> list[int]:
     return list(dict.fromkeys(job_id for ids in named.values() for job_id in ids))
 
 
-def _as_now(named: Mapping[str, Sequence[int]], service: Service, caller: Caller) -> dict[str, Sequence[int]]:
+def _as_now(named: Mapping[str, Sequence[int]], service: ApiService, caller: Caller) -> dict[str, Sequence[int]]:
     """A pipeline gets more jobs while it is waited for: fallbacks of its steps, and steps that run again."""
     return {
         word: ids if parse_pipeline_id(word) is None else service.named(word, caller) for word, ids in named.items()

@@ -9,9 +9,9 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.handlers.completions import FEED, SeveralEnds
+from gpusched.api.handlers.completions import FEED, UsersCompletions
 from gpusched.api.requests import MAX_WAIT_S, number, respond
-from gpusched.api.service import Service, service_of
+from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.lifecycle.arrays import all_tasks, task_number
@@ -24,7 +24,7 @@ TASKS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LogVersion:
     """What a reader knows from an earlier answer: its version, taken apart."""
 
     mark: str = ""
@@ -35,7 +35,7 @@ class Known:
     """How many of the tasks it has been told of; None when it knows all, and is told of changes alone."""
 
     @classmethod
-    def read(cls, text: str) -> Known:
+    def read(cls, text: str) -> LogVersion:
         """A version as text; of anything else nothing is known."""
         mark, _, rest = text.partition("~")
         cursor, _, place = rest.partition("~")
@@ -56,7 +56,7 @@ async def logs(request: web.Request) -> web.Response:
         raise UsageError("no jobs are named", "list the jobs with: gq")
     timeout_s = number(request, "timeout_s", 0.0, 0, MAX_WAIT_S) or 0.0
     are_named = frozenset(ids)
-    known = Known.read(request.query.get("since", ""))
+    known = LogVersion.read(request.query.get("since", ""))
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
@@ -103,18 +103,18 @@ def _find(viewer: Viewer, ids: list[int]) -> list[Job]:
 
 
 def _tasks(
-    service: Service, arrays: list[Job], active: list[Job], known: Known, mark: str, feed: SeveralEnds
-) -> tuple[list[Job], Known]:
+    service: ApiService, arrays: list[Job], active: list[Job], known: LogVersion, mark: str, feed: UsersCompletions
+) -> tuple[list[Job], LogVersion]:
     """The tasks to tell of, by array and number, and what is known then."""
     now = feed.cursor()
     ended = feed.after(known.cursor) if arrays and known.cursor else []
     if ended is None:
         # Another daemon's, or too old: all over again.
-        known = Known()
+        known = LogVersion()
     if known.place is None:
         wanted = [job_id for job_id in ended or () if any(task_number(array, job_id) is not None for array in arrays)]
         found = service.find_all(wanted)
-        return sorted({**{task.id: task for task in active}, **found}.values(), key=_place), Known(mark, now, None)
+        return sorted({**{task.id: task for task in active}, **found}.values(), key=_place), LogVersion(mark, now, None)
     ids = _page(arrays, known.place)
     rows = service.scheduler.store.jobs(JobFilter(ids=frozenset(ids))) if ids else ()
     world = service.scheduler.world.jobs
@@ -123,7 +123,7 @@ def _tasks(
     return (
         sorted((world.get(job.id, job) for job in rows), key=_place),
         # The cursor is that of the beginning: what has changed since is told with the next answer.
-        Known("" if is_last and known.place else mark, known.cursor or now, None if is_last else told),
+        LogVersion("" if is_last and known.place else mark, known.cursor or now, None if is_last else told),
     )
 
 
@@ -142,7 +142,7 @@ def _place(job: Job) -> tuple[int, int]:
     return job.array_id or 0, job.task or 0
 
 
-def _runs_of(service: Service, jobs: list[Job]) -> dict[int, list[Run]]:
+def _runs_of(service: ApiService, jobs: list[Job]) -> dict[int, list[Run]]:
     """Every run of these jobs by number; of those that are open, what is known before it is written down."""
     world = service.scheduler.world
     ids = [job.id for job in jobs]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gpusched.api import connection_limits
-from gpusched.api.connection_limits import Door, Gate
+from gpusched.api.connection_limits import ConnectionLimiter, LimitedConnection
 from gpusched.model.settings import LimitSettings
 
 
@@ -39,7 +39,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
 
 
-def connect(doors: Gate, uid: int, *, in_use: bool = False) -> tuple[Door, Wire]:
+def connect(doors: ConnectionLimiter, uid: int, *, in_use: bool = False) -> tuple[LimitedConnection, Wire]:
     door, wire = doors(), Wire(uid)
     door.connection_made(wire)
     if in_use:
@@ -49,7 +49,7 @@ def connect(doors: Gate, uid: int, *, in_use: bool = False) -> tuple[Door, Wire]
 
 def test_the_only_idle_connection_makes_room_for_its_own_users_next_one() -> None:
     async def scenario() -> None:
-        doors = Gate(asyncio.Protocol, lambda: LimitSettings(connections=10))
+        doors = ConnectionLimiter(asyncio.Protocol, lambda: LimitSettings(connections=10))
         busy = [connect(doors, 1000, in_use=True)[1] for _ in range(9)]
         _, idle = connect(doors, 1001)
         new, wire = connect(doors, 1001)
