@@ -188,8 +188,8 @@ def no_job(job_id: int, next_id: int) -> NotFound:
     """The error about a job that the table does not have; one that was pruned is told from one that never was."""
     if 0 < job_id < next_id:
         return NotFound(
-            f"there is no job {job_id} any more: it ended long ago and was forgotten",
-            "how long jobs are kept is history.keep_days of: gpusched config show",
+            f"there is no job {job_id} any more: it ended long ago and was pruned",
+            "history.keep_days sets how long jobs are kept: gpusched config show",
         )
     return NotFound(f"there is no job {job_id}", "list the jobs with: gq -a")
 

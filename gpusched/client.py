@@ -274,7 +274,7 @@ def start_daemon() -> bool:
         lock = os.open(paths.start_lock(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise errors.NotReady(
-            f"the scheduler's folder {paths.state_dir()} cannot be used: {error.strerror}",
+            f"cannot use the scheduler's folder {paths.state_dir()}: {error.strerror}",
             "set GPUSCHED_HOME to a folder that you can write",
         ) from None
     try:
@@ -332,7 +332,7 @@ def _spawn() -> None:
         return
     if line.startswith("error "):
         raise error_from(quickjson.loads(line[6:]))
-    raise errors.NotReady(f"the daemon did not start{_last_word()}", f"all it said is in {paths.daemon_output()}")
+    raise errors.NotReady(f"the daemon did not start{_last_word()}", f"its output is in {paths.daemon_output()}")
 
 
 def _last_word() -> str:

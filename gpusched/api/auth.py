@@ -48,7 +48,7 @@ def caller_of(request: web.Request) -> Caller:
         return known  # type: ignore[no-any-return]
     peer = peer_of(request.transport)
     if peer is None:
-        raise Forbidden("the connection is gone", "try again")
+        raise Forbidden("the client closed the connection", "try again")
     uid, pid = peer
     if uid != os.geteuid() and not service_of(request).daemon.serves_all:
         raise Forbidden(

@@ -99,9 +99,9 @@ class ConnectionLimiter:
         own = self._of.get(caller.uid, set())
         if len(own) >= limits.connections_per_user and not _give_up(own):
             return too_many(
-                f"{caller.user} has {len(own)} connections open, all of them in use",
+                f"{caller.user} has {len(own)} connections open and all are busy",
                 1.0,
-                "end some of what waits or follows",
+                "end some commands that wait or follow",
             )
         if len(self) >= limits.connections:
             # At the cost of whoever has most: nobody keeps others out by having many.
@@ -110,7 +110,7 @@ class ConnectionLimiter:
                 _give_up(most) or any(_give_up(doors) for doors in sorted(self._of.values(), key=len, reverse=True))
             ):
                 if len(own) + 1 >= len(most):
-                    return too_many(f"all {len(self)} connections are in use", 1.0, "try again")
+                    return too_many(f"all {len(self)} connections are busy", 1.0, "try again")
                 max(most, key=lambda door: door.since).cut()
         return None
 

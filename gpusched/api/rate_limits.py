@@ -82,7 +82,7 @@ class RateLimits:
         wait_s = self._bucket(self._requests, caller.uid, most, rate).take(1.0, most, rate, self._clock())
         if wait_s:
             raise too_many(
-                f"{caller.user} makes more than {rate:g} requests a second, or some that take long",
+                f"{caller.user} makes more than {rate:g} requests per second, or expensive ones",
                 wait_s,
                 "ask for many jobs in one request: gq 1,2,3, gsub --batch FILE, gsub -a 0-99",
             )
@@ -125,7 +125,7 @@ class RateLimits:
         if wait_s:
             raise Refused(
                 f"{caller.user} has submitted {limit.submitted_mib_per_user:g} MiB of jobs, scripts, environments and "
-                "changes within a day, which is the most",
+                "changes within a day, the maximum",
                 f"wait {format_duration(wait_s)}, or ask an admin to raise [limit] submitted_mib_per_user",
             )
 
@@ -144,9 +144,9 @@ class RateLimits:
         own, all_of_them = self._reading.get(caller.uid, 0), sum(self._reading.values())
         if own + size > BODIES_PER_USER or all_of_them + size > BODIES:
             raise too_many(
-                f"{(own + size) >> 20} MiB of requests of {caller.user} are on their way at once",
+                f"{(own + size) >> 20} MiB of requests by {caller.user} are being received at once",
                 1.0,
-                "send one after the other",
+                "send them one after another",
             )
         self._reading[caller.uid] = own + size
         try:

@@ -67,9 +67,9 @@ def check_parts(content: bytes) -> None:
     else:
         parts, names = texts // 2, 0
     if parts > MOST_PARTS:
-        raise UsageError(f"the request has {parts} values; at most {MOST_PARTS} are taken", "submit less at once")
+        raise UsageError(f"the request has {parts} values; the maximum is {MOST_PARTS}", "submit less at once")
     if names > MOST_NAMES:
-        raise UsageError(f"the request has {names} names; at most {MOST_NAMES} are taken", "submit less at once")
+        raise UsageError(f"the request has {names} names; the maximum is {MOST_NAMES}", "submit less at once")
 
 
 def check_keys(body: dict[str, Any], *known: str) -> None:
@@ -151,9 +151,9 @@ async def whole_body(request: web.Request) -> bytes:
     size = request.content_length
     if "Content-Encoding" in request.headers:
         # A few bytes that unpack to gigabytes.
-        raise UsageError("the request is compressed, which none may be", "send it without Content-Encoding")
+        raise UsageError("compressed requests are not accepted", "send it without Content-Encoding")
     if size is None:
-        raise UsageError("the request does not say how long it is", "send it with Content-Length")
+        raise UsageError("the request has no Content-Length", "send it with Content-Length")
     if size > MAX_BODY:
         raise UsageError(f"the request is larger than {MAX_BODY >> 20} MiB", "submit less at once")
     wait_s = BODY_S + size / LEAST_BYTES_PER_S
@@ -162,7 +162,7 @@ async def whole_body(request: web.Request) -> bytes:
             return await asyncio.wait_for(request.read(), wait_s)
         except asyncio.TimeoutError:
             raise TooSlow(
-                f"of a request of {size} bytes not all had come after {wait_s:.0f} s", "send it anew"
+                f"only part of a request of {size} bytes arrived within {wait_s:.0f} s", "send it again"
             ) from None
         except ConnectionError:
-            raise UsageError("the connection broke before the request was whole", "send it anew") from None
+            raise UsageError("the connection broke before the whole request arrived", "send it again") from None

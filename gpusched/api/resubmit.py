@@ -47,10 +47,10 @@ def read_resubmission(
         check(caller, Act.REPEAT, job, settings)
         refuse_to_repeat(job)
         if job.spec.interactive is not None:
-            raise Refused(f"job {job.shown_id} was in the foreground of a command", "start it again with: grun")
+            raise Refused(f"job {job.shown_id} ran in the foreground of a command", "start it again with: grun")
         specs.append(_spec(job, raw, changes, settings, store, payloads))
     if len(specs) > 1 and "key" in changes:
-        raise UsageError("a key stands for one job, not for several", "repeat the jobs one by one, each with a --key")
+        raise UsageError("a key identifies one job, not several", "repeat the jobs one by one, each with a --key")
     return Submission(tuple(specs), payloads)
 
 
@@ -66,7 +66,7 @@ def _spec(
     for name in ("argv", "script", "script_name"):
         if name in changes:
             raise UsageError(
-                f"{name} cannot change when job {job.shown_id} is repeated", "submit it as a job of its own"
+                f"{name} cannot change when job {job.shown_id} is resubmitted", "submit it as a job of its own"
             )
     # What a submission of nothing but the changes would be, and what it would be without them.
     plain = read_spec({"argv": ["true"]}, settings, {})
@@ -134,7 +134,7 @@ def _launch(
         try:
             env = unpack_environment(store.payload(old.env_sha))
         except KeyError:
-            raise Refused("the environment of the old job is missing from the database", "submit it anew") from None
+            raise Refused("the environment of the old job is missing from the database", "submit it again") from None
         # What is added was named, and the old one has been sifted.
         given["env_sha"] = store_environment({**env, **changes["env"]}, settings, payloads)
     return replace(old, **given)

@@ -82,7 +82,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
     except web.HTTPException:
         raise
     except RecursionError:
-        return _error(UsageError("something in the request is nested too deeply", "write it flatter"))
+        return _error(UsageError("the request is nested too deeply", "flatten it"))
     except Exception:
         log.exception("%s %s", request.method, request.path)
         return _error(BrokenInvariant("the daemon hit an internal error", "the log has it: gpusched daemon status"))
@@ -112,7 +112,7 @@ async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
             response = await timed
         unread = 0 if is_root(caller) else limiter.unread_of(caller.uid)
         if unread and unread + len(getattr(response, "body", None) or b"") > UNREAD_PER_USER:
-            raise too_many(f"{unread >> 20} MiB of answers to {caller.user} are not taken in", 1.0, "read them first")
+            raise too_many(f"{unread >> 20} MiB of answers to {caller.user} are unread", 1.0, "read them first")
         return response
     finally:
         service.pace.spent(caller, timed.busy_s, service.settings.limit)

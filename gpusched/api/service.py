@@ -92,7 +92,7 @@ class ApiService:
 
         Raises: TooMany when the caller has several under way: they are answered one after the other, all users'.
         """
-        with self._counted(self.thinking, caller, 1, MOST_QUESTIONS, "questions about what is to come"):
+        with self._counted(self.thinking, caller, 1, MOST_QUESTIONS, "forecasts"):
             began = time.monotonic()
             try:
                 return await asyncio.get_running_loop().run_in_executor(self.thinker, question)
@@ -105,7 +105,7 @@ class ApiService:
         uid = caller.uid
         if counts.get(uid, 0) + number > most and not is_root(caller):
             raise too_many(
-                f"{caller.user} has {counts.get(uid, 0)} {what} open; at most {most} are", 1.0, "ask for less"
+                f"{caller.user} has {counts.get(uid, 0)} {what} open; the maximum is {most}", 1.0, "ask for fewer"
             )
         counts[uid] = counts.get(uid, 0) + number
         try:
@@ -140,7 +140,7 @@ class ApiService:
     async def _watch(self, watch: JobWatch, ids: list[int], timeout_s: float, caller: Caller) -> None:
         # A task without a row changes and ends with its array.
         watched = dict.fromkeys([*ids, *filter(None, map(self._array_of, ids))])
-        with self._counted(self.waiting, caller, len(watched), MOST_WATCHED, "jobs that are waited for"):
+        with self._counted(self.waiting, caller, len(watched), MOST_WATCHED, "watched jobs"):
             for job_id in watched:
                 self.watchers.setdefault(job_id, set()).add(watch)
             try:
@@ -164,7 +164,7 @@ class ApiService:
         """The id of the one job that a client wrote. Raises: NotFound, UsageError."""
         found = self.named(text, caller)
         if len(found) != 1:
-            raise UsageError(f"{printable(text, 40)!r} is more than one job", "name one, for example: 42_7")
+            raise UsageError(f"{printable(text, 40)!r} names more than one job", "name one, for example: 42_7")
         return found[0]
 
     def named(self, text: str, caller: Caller, *, unfinished: bool = False) -> list[int]:
@@ -207,7 +207,7 @@ class ApiService:
         for word in split_ids(text):
             found.update(dict.fromkeys(self.named(word, caller)))
             if len(found) > MOST_IDS and "_" in word:
-                raise UsageError(f"more than {MOST_IDS} tasks are named", "name whole arrays, or ask in parts")
+                raise UsageError(f"more than {MOST_IDS} tasks named", "name whole arrays, or split the request")
         return list(found)
 
     def not_needed(self, text: str) -> list[str]:

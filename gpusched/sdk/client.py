@@ -78,7 +78,7 @@ class Link:
                     raise
                 else:
                     raise NotReady(
-                        f"the daemon went away under {method} {path}; it may have been carried out or not",
+                        f"the daemon went away during {method} {path}, which may or may not have taken effect",
                         "look with client.jobs(); a submission with key= is safe to repeat",
                     ) from error
 
@@ -196,7 +196,7 @@ class Client:
         own = ("command", "script", "args", "key_again")
         spec = {**spec_of(options, "submit", own), **_program(command, script, args)}
         if key_again != "never" and "key" not in spec:
-            raise UsageError(f"key_again={key_again!r} says nothing without a key", "give the work a key=")
+            raise UsageError(f"key_again={key_again!r} needs a key", "pass key= as well")
         self._freeze(spec, options.get("snapshot"))
         body: dict[str, Any] = {"spec": spec, "key_again": key_again}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
@@ -207,7 +207,7 @@ class Client:
         """Record a job for each shell line, all or none of them; returns their ids in order."""
         if isinstance(lines, str):
             raise UsageError(
-                "submit_all takes many lines, not one text", f"submit one job with: submit({lines[:40]!r})"
+                "submit_all takes an iterable of lines, not one string", f"submit one job with: submit({lines[:40]!r})"
             )
         spec = spec_of(options, "submit_all", ("lines",))
         self._freeze(spec, options.get("snapshot"))
@@ -222,9 +222,9 @@ class Client:
             if given not in options:
                 del spec[name]
         if options.get("snapshot"):
-            raise UsageError("a repeated job starts in the snapshot that it had", "leave snapshot= out")
+            raise UsageError("a resubmitted job starts in its old snapshot", "leave snapshot= out")
         if options.get("env") is not None:
-            raise UsageError("a repeated job keeps its environment", "add to it with extra_env=")
+            raise UsageError("a resubmitted job keeps its environment", "add to it with extra_env=")
         if "env" in spec:
             spec["env"] = dict(options["extra_env"])
         if "work_dir" not in spec:
@@ -237,7 +237,9 @@ class Client:
 
     def _freeze(self, spec: dict[str, Any], mode: object) -> None:
         if mode not in (None, True, False, "auto", "git", "copy", "no"):
-            raise UsageError(f"snapshot={mode!r} is none of True, False, 'git', 'copy'", "True finds out by itself")
+            raise UsageError(
+                f"snapshot={mode!r} must be True, False, 'git' or 'copy'", "True chooses between git and copy"
+            )
         if mode and mode != "no":
             from gpusched.snapshots.submission import start_in_copy  # few need it
 
@@ -394,7 +396,7 @@ def _warn(answer: Mapping[str, Any]) -> None:
     for note in answer.get("notes", ()):
         warnings.warn(note, stacklevel=3)
     if names := answer.get("env_excluded"):
-        text = f"not in the job's environment: {', '.join(names)}; pass them on with extra_env="
+        text = f"left out of the job's environment: {', '.join(names)}; pass them on with extra_env="
         warnings.warn(text, stacklevel=3)
 
 
@@ -414,17 +416,17 @@ def _program(
     command: Sequence[str] | str | None, script: str | os.PathLike[str] | None, args: Sequence[str]
 ) -> dict[str, Any]:
     if (command is None) == (script is None):
-        raise UsageError("give a command or a script, one of them", 'for example: submit(["python", "train.py"])')
+        raise UsageError("give either a command or a script", 'for example: submit(["python", "train.py"])')
     if script is not None:
         path = os.fspath(script)
         try:
             with open(path, "rb") as file:
                 text = file.read().decode("utf-8", "surrogateescape")
         except OSError as error:
-            raise Refused(f"the script {path} cannot be read: {error.strerror}", f"look at: ls -l {path}") from None
+            raise Refused(f"the script {path} cannot be read: {error.strerror}", f"see: ls -l {path}") from None
         return {"script": text, "script_name": os.path.basename(path), "argv": [str(word) for word in args]}
     if args:
-        raise UsageError("args are those of a script", "put the words of a command into one list")
+        raise UsageError("args needs a script", "put the words of a command into one list")
     if isinstance(command, str):
         if not command.strip():
             raise UsageError("the command is empty", 'for example: submit("python train.py")')
@@ -444,7 +446,7 @@ def read_logs(link: Link, job_id: str, *, follow: bool, run: int | None, err: bo
     if answer["arrays"]:
         array_id = answer["arrays"][0]["id"]
         raise UsageError(
-            f"job {array_id} is an array; each of its tasks has an output of its own", f'name one: logs("{array_id}_0")'
+            f"job {array_id} is an array; each of its tasks has its own output", f'name one: logs("{array_id}_0")'
         )
     job = answer["jobs"][0]
     if follow:
@@ -461,7 +463,7 @@ def read_logs(link: Link, job_id: str, *, follow: bool, run: int | None, err: bo
     path = _path(runs[number], err)
     reader = _Reader(path, job["log_keep"])
     if not reader.begin(lines):
-        raise Refused(f"there is no file {path}; it was moved, removed or never made", f"see: gshow {job['id']}")
+        raise Refused(f"there is no file {path}; it was moved, removed or never created", f"see: gshow {job['id']}")
     return _all_of(reader)
 
 

@@ -474,7 +474,7 @@ class Executor(concurrent.futures.Executor):
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         if "key" in options:
-            raise UsageError("a key stands for one job, not for the calls of an executor", "leave key= out")
+            raise UsageError("a key identifies one job, not the calls of an executor", "leave key= out")
         if options.get("snapshot"):
             raise UsageError("calls find their code by this program's import path", "leave snapshot= out")
         command = [python, os.path.abspath(call_module.__file__)]

@@ -114,7 +114,7 @@ class CallFolder:
 def _failure(job: dict[str, Any], name: str) -> JobFailed:
     why = job["reason_text"] or job["reason"] or ""
     return JobFailed(
-        f"job {job['id']}, the call of {name}, is {job['state']}{': ' if why else ''}{why}; it has left no result",
+        f"job {job['id']}, the call of {name}, is {job['state']}{': ' if why else ''}{why}; it left no result",
         f"see its output with: glogs {job['id']}",
         job_id=job["id"],
         state=job["state"],

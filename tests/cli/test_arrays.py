@@ -164,5 +164,5 @@ def test_ids_that_are_not_there_are_named(sh: Shell) -> None:
     plain = sh.submit("-c", "0", "--", "true")
     assert f"array {array} has no task 2; it has 0-1" in sh.type("gcancel", f"{array}_2").err
     assert f"job {plain} is no array and has no tasks" in sh.type("gshow", f"{plain}_0").err
-    assert "is more than one job" in sh.type("gshow", f"{array}_[0-1]").err
+    assert "names more than one job" in sh.type("gshow", f"{array}_[0-1]").err
     sh.type("gwait", array, plain)

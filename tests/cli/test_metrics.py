@@ -24,9 +24,7 @@ from gpusched.errors import NotReady, UsageError
 
 OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
-DOWN = (
-    "# HELP gpusched_up 1 while the daemon answers; 0 says that it does not.\n# TYPE gpusched_up gauge\ngpusched_up 0\n"
-)
+DOWN = "# HELP gpusched_up 1 while the daemon answers, 0 while it does not.\n# TYPE gpusched_up gauge\ngpusched_up 0\n"
 
 
 def grown(before: str, after: str) -> bool:

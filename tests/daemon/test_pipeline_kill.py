@@ -155,13 +155,13 @@ def test_steps_that_were_kept_waiting_follow_the_resumed_ones(make_daemon: Calla
 
 
 BAD_STEPS = {
-    "a name that is none": ({"step": "a b", "spec": {}}, "no name of a step"),
+    "a name that is none": ({"step": "a b", "spec": {}}, "is not a step name"),
     "a field that there is not": ({"step": "a", "spec": {}, "x": 1}, "unknown field 'x'"),
     "needs that are no text": ({"step": "a", "needs": ["b"], "spec": {}}, "needs is"),
     "a need that is no step": ({"step": "b", "needs": "zz"}, "there is no step zz to wait for"),
-    "two of one name": ({"step": "a"}, "there are two steps a"),
+    "two of one name": ({"step": "a"}, "step a is defined twice"),
     "a circle": ({"step": "b", "needs": "b"}, "the steps wait for each other: b -> b"),
-    "an environment of its own": ({"step": "b", "spec": {"env": {}, "argv": ["true"]}}, "env is not for a step"),
+    "an environment of its own": ({"step": "b", "spec": {"env": {}, "argv": ["true"]}}, "env is not allowed in a pipeline step"),
     "an environment that there is not": ({"step": "b", "environment": 7}, "there is no environment 7"),
     "a job that is wrong": ({"step": "b", "spec": {"argv": []}}, "there is no command to run"),
 }

@@ -405,10 +405,10 @@ def test_every_field_of_a_job_is_one_that_the_daemon_gives() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda client: client.submit("true", snapshot="tar"), "snapshot='tar' is none of"),
-        (lambda client: client.submit_all("echo a"), "many lines, not one text"),
+        (lambda client: client.submit("true", snapshot="tar"), "snapshot='tar' must be True"),
+        (lambda client: client.submit_all("echo a"), "iterable of lines, not one string"),
         (lambda client: client.submit("  "), "the command is empty"),
-        (lambda client: client.submit("true", key_again="failed"), "says nothing without a key"),
+        (lambda client: client.submit("true", key_again="failed"), "needs a key"),
         (lambda client: client.submit("true", extra_env={"SEED": 1}), "the variable 'SEED' is 1; both must be texts"),
         (lambda client: client.submit("true", gpus="a100:x"), "it must be a number, as '2', or a type and a number"),
     ],

@@ -169,7 +169,7 @@ def test_what_one_user_waits_for_is_bounded(make: Any) -> None:
     crowd = Crowd(daemon.socket, BOB, [waits], 15)
     try:
         wait_until(
-            lambda: any("jobs that are waited for" in line.get("why", "") for line in daemon.records("refusals.jsonl")),
+            lambda: any("watched jobs" in line.get("why", "") for line in daemon.records("refusals.jsonl")),
             90,
             "a refusal",
         )

@@ -139,10 +139,10 @@ def test_a_story_cannot_be_told_without_end(make: Any) -> None:
         for number in range(200):
             ann.call("POST", "/v1/jobs/update", {"ids": ids, "changes": {"fallback": f"echo {number} " + "x" * 20_000}})
 
-    with pytest.raises(Refused, match="within a day, which is the most"):
+    with pytest.raises(Refused, match="within a day, the maximum"):
         change_for_ever()
     for act in ("hold", "release", "requeue"):
-        assert "which is the most" in ann.refusal("POST", f"/v1/jobs/{act}", {"ids": ids}).message
+        assert "the maximum" in ann.refusal("POST", f"/v1/jobs/{act}", {"ids": ids}).message
     # Whoever has used up theirs can still be rid of what they have.
     assert ann.call("GET", "/v1/jobs")["jobs"]
     assert sum(path.stat().st_size for path in daemon.state_dir.glob("gpusched.db*")) < 64 << 20
@@ -244,8 +244,8 @@ def test_every_refusal_has_a_sentence_and_a_record(make: Any) -> None:
                     break
             return said
 
-    assert b"requests a second" in as_user(EVE, flood)
-    assert any("requests a second" in line["why"] for line in daemon.records("refusals.jsonl") if line["user"] == EVE)
+    assert b"requests per second" in as_user(EVE, flood)
+    assert any("requests per second" in line["why"] for line in daemon.records("refusals.jsonl") if line["user"] == EVE)
 
 
 @NEEDS_ROOT

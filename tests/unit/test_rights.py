@@ -213,7 +213,7 @@ def test_one_users_requests_do_not_count_for_another_and_roots_not_at_all() -> N
     pace, limit = RateLimits(clock.now), LimitSettings(requests_per_s=1, requests_burst=10)
     for _ in range(10):
         pace.request(ANN, limit)
-    with pytest.raises(TooMany, match="ann makes more than 1 requests a second") as caught:
+    with pytest.raises(TooMany, match="ann makes more than 1 requests per second") as caught:
         pace.request(ANN, limit)
     assert caught.value.retry_after_s == 1.0
     pace.request(BOB, limit)

@@ -176,7 +176,7 @@ async def drain(request: web.Request) -> web.Response:
     check_keys(body, "targets", "message")
     message = body.get("message") or f"by {caller.user}"
     if not isinstance(message, str) or len(message) > 500:
-        raise UsageError("the message must be a text of at most 500 characters", "use -m 'why'")
+        raise UsageError("the message must be a string of at most 500 characters", "use -m 'why'")
     return respond(**await service.daemon.ask(commands.Drain(caller, _targets(body), printable(message))))
 
 
@@ -285,7 +285,9 @@ async def adopt(request: web.Request) -> web.Response:
     check_keys(body, "pid", *ADOPTION_FIELDS)
     pid = body.pop("pid", None)
     if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid <= _MOST_PID:
-        raise UsageError(f"pid is {printable(repr(pid), 40)}; it must be the number of a process", "ginfo --foreign")
+        raise UsageError(
+            f"pid is {printable(repr(pid), 40)}; it must be a process id", "list them with: ginfo --foreign"
+        )
     asked: dict[str, Any] = check_fields(body, {name: SPEC_FIELDS[name] for name in ADOPTION_FIELDS})
     settings = service.settings
     found = await service.work_out(service.daemon.adoptable(pid, caller), caller)

@@ -103,7 +103,7 @@ async def submit(request: web.Request) -> web.Response:
     left_out = {"env_excluded": submission.env_excluded} if submission.env_excluded else {}
     if body.get("dry_run"):
         if not submission.specs:
-            raise UsageError("the batch has no lines, so that there is nothing to try", "see gsub --help")
+            raise UsageError("the batch is empty, so there is nothing to try", "see gsub --help")
         outlook = await service.work_out(service.daemon.forecast(submission.specs[0], caller, key_again), caller)
         planned = new_job(service.scheduler.world.next_id, caller, submission.specs[0], service.scheduler.now())
         return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned)}, **left_out)
@@ -167,7 +167,7 @@ def _forecast(viewer: Viewer, outlook: Forecast) -> dict[str, Any]:
 def _repeated(viewer: Viewer, body: dict[str, Any]) -> tuple[validate.Submission, list[str]]:
     """The submission that repeats the jobs under `resubmit`, and their ids."""
     if body.get("batch") is not None:
-        raise UsageError("a batch and jobs to repeat were both given", "give one thing to run")
+        raise UsageError("both a batch and jobs to resubmit were given", "give only one of them")
     service, caller = viewer.service, viewer.caller
     jobs = [viewer.find(job_id) for job_id in _named_ids(service, {"ids": body["resubmit"]}, caller)]
     spec = with_task_ids(body.get("spec", {}), viewer)
@@ -483,7 +483,7 @@ def _filters(body: dict[str, Any]) -> Selection | None:
 def _texts(body: dict[str, Any], key: str) -> list[str]:
     value = body.get(key, [])
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise UsageError(f"{key} must be a list of texts", "see GET /v1/openapi.json")
+        raise UsageError(f"{key} must be a list of strings", "see GET /v1/openapi.json")
     return value
 
 
@@ -493,7 +493,7 @@ def _words(body: dict[str, Any]) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(word, (int, str)) for word in value):
         raise UsageError("ids must be a list of job ids", "see GET /v1/openapi.json")
     if len(value) > MOST_IDS:
-        raise UsageError(f"{len(value)} jobs are named; at most {MOST_IDS} are taken at once", "ask in parts")
+        raise UsageError(f"{len(value)} jobs named; the maximum per request is {MOST_IDS}", "split the request")
     return list(map(str, value))
 
 
@@ -502,7 +502,7 @@ def _ids(service: ApiService, body: dict[str, Any], caller: Caller) -> list[int]
     for word in _words(body):
         found.update(dict.fromkeys(service.named(word, caller, unfinished=True)))
         if len(found) > MOST_IDS and "_" in word:
-            raise UsageError(f"more than {MOST_IDS} tasks are named", "name whole arrays, or ask in parts")
+            raise UsageError(f"more than {MOST_IDS} tasks named", "name whole arrays, or split the request")
     return list(found)
 
 
@@ -518,7 +518,7 @@ async def _set_hold(request: web.Request, command: type[commands.Hold | commands
     check_keys(body, "ids", *_FILTERS, "dry_run")
     filters = _filters(body)
     if filters is not None and _words(body):
-        raise UsageError("ids and filters were both given", "name jobs, or say which with filters")
+        raise UsageError("both ids and filters were given", "give only one of them")
     ids = () if filters is not None else _named_ids(service, body, caller)
     return respond(**await change(service, command(caller, ids, filters, body.get("dry_run") is True)))
 

@@ -51,14 +51,16 @@ async def submit(request: web.Request) -> web.Response:
     check_keys(body, "name", "source", "environments", "env_named", "steps", "dry_run")
     name, source = _text(body, "name") or "pipeline", _text(body, "source")
     if len(name) > MAX_NAME or len(source) > MAX_SOURCE:
-        raise UsageError("the name or the text of the pipeline is too long", f"a name has {MAX_NAME} at most")
+        raise UsageError(
+            "the name or the file of the pipeline is too long", f"a name has at most {MAX_NAME} characters"
+        )
     payloads: dict[str, bytes] = {}
     environments = body.get("environments") or [{}]
     if not isinstance(environments, list):
         raise UsageError("environments must be a list of objects", "see GET /v1/openapi.json")
     named = body.get("env_named") or [[] for _ in environments]
     if not isinstance(named, list) or len(named) != len(environments):
-        raise UsageError("env_named must be a list of names for each of the environments", "see GET /v1/openapi.json")
+        raise UsageError("env_named must hold a list of names for each environment", "see GET /v1/openapi.json")
     shas = []
     excluded: set[str] = set()
     for environment, names in zip(environments, named, strict=True):
@@ -82,7 +84,7 @@ async def submit(request: web.Request) -> web.Response:
 def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key) or ""
     if not isinstance(value, str):
-        raise UsageError(f"{key} must be a text", "see GET /v1/openapi.json")
+        raise UsageError(f"{key} must be a string", "see GET /v1/openapi.json")
     return value
 
 
@@ -102,7 +104,7 @@ class _Reader:
             raise UsageError("the pipeline has no steps", "see GET /v1/openapi.json")
         if len(given) > self._settings.limit.batch:
             raise Refused(
-                f"{len(given)} steps in one pipeline; at most {self._settings.limit.batch} are taken at once",
+                f"{len(given)} steps in one pipeline; the maximum is {self._settings.limit.batch}",
                 "split it",
             )
         steps: list[PipelineStep] = []
@@ -117,7 +119,7 @@ class _Reader:
         known = {step.name: step for step in steps}
         if len(known) < len(steps):
             twice = next(step for step in steps if known[step.name] is not step)
-            raise UsageError(f"{twice.where}: there are two steps {twice.name}", "give each a name of its own")
+            raise UsageError(f"{twice.where}: step {twice.name} is defined twice", "give each step its own name")
         for step in steps:
             for name in step.needs.steps:
                 if name not in known:
@@ -125,7 +127,7 @@ class _Reader:
         circle = policy.find_circle({step.name: step.needs for step in steps})
         if circle:
             where = known[circle[0]].where
-            raise UsageError(f"{where}: the steps wait for each other: {' -> '.join(circle)}", "take one of them out")
+            raise UsageError(f"{where}: the steps wait for each other: {' -> '.join(circle)}", "remove one of them")
         return steps
 
     def _step(self, given: Any) -> PipelineStep:
@@ -138,7 +140,7 @@ class _Reader:
         shown = printable(name, 100)
         where = printable(checked.get("where") or f"step {shown}", 300)
         if not policy.STEP_NAME.fullmatch(name):
-            raise UsageError(f"{where}: {shown!r} is no name of a step", f"a name has {policy.STEP_NAMES}")
+            raise UsageError(f"{where}: {shown!r} is not a step name", f"a name has {policy.STEP_NAMES}")
         try:
             needs = policy.parse_needs(checked.get("needs", ""))
         except ValueError as error:
@@ -151,14 +153,14 @@ class _Reader:
         except (NotFound, UsageError) as error:
             raise type(error)(f"{where}: {error.message}", error.hint) from None
         if made.dependency and needs.all and (needs.is_any or "?" in made.dependency):
-            raise UsageError(f"{where}: needs and a dependency go together only as all of them", "use ',' in both")
+            raise UsageError(f"{where}: needs and a dependency combine only when all must hold", "use ',' in both")
         return PipelineStep(name, made, needs, where)
 
     def _spec(self, given: Mapping[str, Any], place: int) -> JobSpec:
         values = check_fields(given, SPEC_FIELDS)
         for key in _OF_THE_PIPELINE:
             if key in values:
-                raise UsageError(f"{key} is not for a step of a pipeline", "take it out")
+                raise UsageError(f"{key} is not allowed in a pipeline step", "remove it")
         if place >= len(self._shas):
             raise UsageError(f"there is no environment {place}", "see GET /v1/openapi.json")
         spec = validate.read_spec(values, self._settings, self._payloads, self._shas[place])
@@ -273,5 +275,5 @@ def _summary(pipeline: Pipeline, jobs: Sequence[Job]) -> dict[str, Any]:
 def _number(text: str) -> int:
     number = parse_pipeline_id(text)
     if number is None:
-        raise UsageError(f"{printable(text, 40)!r} is no pipeline; pipelines are called p42", "see: gq --tree")
+        raise UsageError(f"{printable(text, 40)!r} is not a pipeline id, such as p42", "see: gq --tree")
     return number
