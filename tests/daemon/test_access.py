@@ -300,7 +300,9 @@ def test_too_many_requests_are_put_off_and_clients_wait(make: Any) -> None:
         ann.call("GET", "/v1/jobs")
     assert time.monotonic() - began > 0.5
     bob.call("GET", "/v1/jobs")
-    put_off = [line["user"] for line in daemon.records("refusals.jsonl") if "requests per second" in line.get("why", "")]
+    put_off = [
+        line["user"] for line in daemon.records("refusals.jsonl") if "requests per second" in line.get("why", "")
+    ]
     assert set(put_off) == {ANN}
 
 

@@ -161,7 +161,10 @@ BAD_STEPS = {
     "a need that is no step": ({"step": "b", "needs": "zz"}, "there is no step zz to wait for"),
     "two of one name": ({"step": "a"}, "step a is defined twice"),
     "a circle": ({"step": "b", "needs": "b"}, "the steps wait for each other: b -> b"),
-    "an environment of its own": ({"step": "b", "spec": {"env": {}, "argv": ["true"]}}, "env is not allowed in a pipeline step"),
+    "an environment of its own": (
+        {"step": "b", "spec": {"env": {}, "argv": ["true"]}},
+        "env is not allowed in a pipeline step",
+    ),
     "an environment that there is not": ({"step": "b", "environment": 7}, "there is no environment 7"),
     "a job that is wrong": ({"step": "b", "spec": {"argv": []}}, "there is no command to run"),
 }
