@@ -109,7 +109,7 @@ def test_time_that_is_taken_from_others_counts_as_requests() -> None:
         pace.spent(ann, FREE_S, limit)
     pace.request(ann, limit)
     pace.spent(ann, FREE_S + 2.0, limit)
-    with pytest.raises(TooMany, match="take long"):
+    with pytest.raises(TooMany, match="expensive"):
         pace.request(ann, limit)
     # Whoever was quiet has used two seconds of burst; now it takes until half of all time has been everybody's.
     now[0] += 2.0 / BUSY_PART
