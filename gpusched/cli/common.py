@@ -38,5 +38,5 @@ def selection_options() -> list[Option]:
 def pager_option() -> Option:
     """Of the commands whose tables may be longer than a screen."""
     return Option(
-        "--no-pager  no GPUSCHED_PAGER, PAGER or less for a table that is longer than the terminal", "What to show"
+        "--no-pager  do not use GPUSCHED_PAGER, PAGER or less for tables longer than the terminal", "What to show"
     )

@@ -33,20 +33,19 @@ def grun_table() -> Table:
     front = "Foreground"
     own = [
         Option(
-            "--pty  run it at a terminal of its own: a shell, an editor, a debugger; ~. on a new line leaves it", front
+            "--pty  give it a terminal of its own, for a shell, editor or debugger; ~. on a new line detaches", front
         ),
-        Option("--keep  it goes on when this command is gone, by ~. or a lost connection; default: it is ended", front),
-        Option("--attach ID  come back to a job that was kept", front),
+        Option("--keep  keep the job running after ~. or a lost connection; default: it ends", front),
+        Option("--attach ID  reattach to a job started with --keep", front),
         Option(
-            "--lease TIME  end it after this long without typing and with hardly any computing, with a warning "
-            "before: 30m; none for never; default with GPUs: [interactive] lease_s of the settings, 12 hours "
-            "unless changed",
+            "--lease TIME  end the job after this long without input or noticeable CPU use, after a warning: 30m; "
+            "none for never; default with GPUs: [interactive] lease_s of the settings, initially 12 hours",
             front,
             _lease,
             key="lease_s",
         ),
-        Option("-n --ntasks N  inside a job: start it this many times at once; default 1", front, whole(1, 4096)),
-        Option("--quiet  do not say what it waits for", front),
+        Option("-n --ntasks N  inside a job: number of parallel tasks; default 1", front, whole(1, 4096)),
+        Option("--quiet  do not report why the job is pending", front),
     ]
     names = {name for option in own for name in option.names}
     shared = [option for option in gsub_table().options if option.is_shared and names.isdisjoint(option.names)]
@@ -69,18 +68,19 @@ def _own() -> list[Option]:
     return [
         Option("--wrap LINE  run this shell line", WHAT, is_shared=False),
         Option(
-            "--batch FILE  one shell line a job; - reads standard input; one transaction, ids printed in order",
+            "--batch FILE  one job per shell line of this file; - reads standard input; one transaction, ids in order",
             WHAT,
             completes="file",
             is_shared=False,
         ),
         Option(
-            "--export LIST  environment to hand over: ALL (default), NONE, or names and KEY=VALUE with commas", WHAT
+            "--export LIST  environment to pass on: ALL (default), NONE, or names and KEY=VALUE separated by commas",
+            WHAT,
         ),
-        Option("-E --env KEY=VALUE  one more variable; may be repeated", WHAT, pair("KEY=VALUE", "extra_env")),
+        Option("-E --env KEY=VALUE  an additional variable; may be repeated", WHAT, pair("KEY=VALUE", "extra_env")),
         Option(
-            "--dag FILE  a pipeline: jobs that wait for each other by name, in TOML; checked whole before any is "
-            "recorded",
+            "--dag FILE  submit a pipeline: jobs with dependencies by name, in TOML; checked as a whole before "
+            "anything is recorded",
             WHAT,
             completes="file",
             is_shared=False,
@@ -91,39 +91,39 @@ def _own() -> list[Option]:
             pair("NAME=VALUE", "vars"),
             is_shared=False,
         ),
-        Option("--resume PIPELINE  run again what of a pipeline, p42, did not finish COMPLETED", WHAT, is_shared=False),
+        Option("--resume PIPELINE  rerun the steps of a pipeline (p42) that did not complete", WHAT, is_shared=False),
         Option(
-            "--key-again WHEN  make another job for the key once the last one has failed (ended, and not "
-            "COMPLETED) or has ended in any way; default never",
+            "--key-again WHEN  create another job for the key once the last one has failed (ended other than "
+            "COMPLETED) or has ended at all; default never",
             WHAT,
             choice("never", "failed", "ended"),
             is_shared=False,
         ),
         Option(
-            "--resubmit IDS  once more what these jobs ran, ended or not: same script, arguments, environment, "
-            "folder, requests; options given here win; -E adds to the environment",
+            "--resubmit IDS  submit copies of these jobs, ended or not: same script, arguments, environment, folder, "
+            "requests; options given here override; -E adds variables",
             WHAT,
             words,
             is_shared=False,
         ),
         Option(
-            "--snapshot  keep the code as it is now, and start every run in that copy: what git tracks or does "
-            "not ignore, elsewhere (or with --snapshot=copy) the whole folder; --snapshot=no takes it back",
+            "--snapshot  copy the code as it is now and start every run in the copy: files that git tracks or does "
+            "not ignore; outside of git, or with --snapshot=copy, the whole folder; --snapshot=no overrides",
             WHAT,
             choice("auto", "git", "copy", "no"),
             sets={"snapshot": "auto"},
             is_shared=False,
         ),
         Option("-W --wait  wait and exit with the job's code", _OUTPUT, is_shared=False),
+        Option("-f --follow  print the job's output live, then exit with the job's code", _OUTPUT, is_shared=False),
         Option(
-            "-f --follow  print the job's output as it comes, then exit with the job's code", _OUTPUT, is_shared=False
+            "-v --verbose  list the variables that [submit] env_exclude removes from the job's environment", _OUTPUT
         ),
+        Option("--parsable  print only the id", _OUTPUT, key="quiet", is_shared=False),
         Option(
-            "-v --verbose  list the variables that [submit] env_exclude leaves out of the job's environment", _OUTPUT
-        ),
-        Option("--parsable  print the id alone", _OUTPUT, key="quiet", is_shared=False),
-        Option(
-            "--dry-run  submit nothing; say whether it would start now, where, or why not", _OUTPUT, is_shared=False
+            "--dry-run  do not submit; show whether and where the job would start now, or why not",
+            _OUTPUT,
+            is_shared=False,
         ),
         Option("--mem-per-cpu SIZE  host memory for each core", SLURM, memory_per_core),
         Option("-n --ntasks 1  1 is accepted", SLURM, only_one, is_shared=False),

@@ -19,12 +19,11 @@ def gq_table() -> Table:
     return Table(
         "gq",
         [
-            Option("-a --all  in every state, ended ones too", "Which jobs", sets={"states": ["all"]}),
+            Option("-a --all  in any state, including ended jobs", "Which jobs", sets={"states": ["all"]}),
             *selection_options(),
-            Option("--me  mine", "Which jobs"),
+            Option("--me  my jobs", "Which jobs"),
             Option(
-                "-s --state --states -t STATES  in these states, long or short: RUNNING, PD; default: all that have "
-                "not ended",
+                "-s --state --states -t STATES  in these states, long or short: RUNNING, PD; default: all unfinished",
                 "Which jobs",
                 words,
                 key="states",
@@ -33,38 +32,31 @@ def gq_table() -> Table:
             Option("-j --job --jobs IDS  these; @ is your last one", "Which jobs", split_ids, key="ids"),
             Option("--limit N  only the newest N", "Which jobs", whole(1, 10_000_000)),
             Option(
-                "-o --format FORMAT  Slurm's % fields, as '%i %j %T'; %.8i is 8 wide to the right, %8i to the left",
+                "-o --format FORMAT  Slurm's % fields: '%i %j %T'; %.8i is 8 wide, right-aligned; %8i left-aligned",
                 show,
             ),
             Option(
-                "-S --sort KEYS  by these keys of the JSON: submit_at, -priority; default: running first, then the "
-                "next to start; with --json, --quiet and -o by id",
+                "-S --sort KEYS  by these JSON keys: submit_at, -priority; default: running jobs, then in the order "
+                "of their start; with --json, --quiet and -o by id",
                 show,
                 words,
             ),
             Option(
-                "-r --all-rows  one row a job; default: pending jobs of one user that look the same share a row, as "
-                "in 412-9999 (9,588 jobs). --json, --quiet and -o have one a job anyway",
+                "-r --all-rows  one row per job; default: identical pending jobs of a user share a row, such as "
+                "412-9999 (9,588 jobs). --json, --quiet and -o never group",
                 show,
             ),
-            Option("-l --long  why each job waits, in words; for the facts see --why", show),
-            Option("--noheader  no line of titles", show),
+            Option("-l --long  why each job is pending, as a sentence; for details see --why", show),
+            Option("--noheader  no header line", show),
             pager_option(),
             Option(
-                "-w --watch  keep showing, once a second, a very long queue less often; with --json one document a "
-                "line",
+                "-w --watch  refresh every second, less often for a very long queue; with --json one document per line",
                 show,
             ),
-            Option(
-                "--why ID  why one job waits, with the facts, when it starts, and what would make it start now", show
-            ),
-            Option(
-                "--tree  each job below those that it waits for, and the steps of pipelines below their pipeline", show
-            ),
-            Option(
-                "--start  when waiting jobs start: from when, until when at the latest; N/A where nobody knows", show
-            ),
-            Option("--priority  the parts of each waiting job's priority, and the tier of its QOS", show),
+            Option("--why ID  why one job is pending, when it starts, and what would make it start now", show),
+            Option("--tree  jobs below their dependencies, and steps below their pipeline", show),
+            Option("--start  when pending jobs start, earliest and latest; N/A if unknown", show),
+            Option("--priority  the parts of each pending job's priority, and the tier of its QOS", show),
             *common_options(),
         ],
     )
@@ -76,12 +68,12 @@ def gcancel_table() -> Table:
         "gcancel",
         [
             Option("-s --signal SIG  only send this signal, by name or number", read=signal_number),
-            Option("-b --batch  the signal goes to the job's first process only", key="main_only"),
+            Option("-b --batch  send the signal only to the job's first process", key="main_only"),
             *selection_options(),
             Option("-t --state STATES  in these states", "Which jobs", words, key="states", completes=STATES),
-            Option("--me  mine", "Which jobs"),
-            Option("--all  all of mine", "Which jobs"),
-            Option("-y --yes  do not ask before ending more than one job"),
+            Option("--me  my jobs", "Which jobs"),
+            Option("--all  all my jobs", "Which jobs"),
+            Option("-y --yes  do not ask for confirmation when several jobs match"),
             *common_options(),
         ],
     )
@@ -104,15 +96,15 @@ def glogs_table() -> Table:
     return Table(
         "glogs",
         [
-            Option("-f --follow  all runs from the first on, until all have ended"),
+            Option("-f --follow  follow all runs from the first one until all jobs have ended"),
             Option(
-                "-n --lines N  only the last N lines of each job; with -f those of its current run, and then more",
+                "-n --lines N  only the last N lines of each job; with -f, start with those of its current run",
                 read=whole(0, 1_000_000_000),
             ),
-            Option("--no-prefix  do not begin lines with the job they are of"),
-            Option("--quiet  the output and nothing else, no remarks on stderr"),
-            Option("--run N  of this attempt; default: the last, with -f all", which, whole(1, 1_000_000)),
-            Option("--since-run N  of this attempt and all later ones; 1 is all", which, whole(1, 1_000_000)),
+            Option("--no-prefix  do not prefix lines with their job"),
+            Option("--quiet  only the output, no messages on stderr"),
+            Option("--run N  only this attempt; default: the last one, with -f all", which, whole(1, 1_000_000)),
+            Option("--since-run N  this attempt and all later ones; 1 for all", which, whole(1, 1_000_000)),
             Option("--err  the error file instead of the output", which),
             *common_options("--json", "--quiet"),
         ],
@@ -124,9 +116,9 @@ def gshow_table() -> Table:
     return Table(
         "gshow",
         [
-            Option("--script  print the script as it was submitted"),
+            Option("--script  print the script as submitted"),
             Option(
-                "--graph FORM  of a pipeline: its steps as a graph, for Mermaid or for Graphviz (dot)",
+                "--graph FORM  print the steps of a pipeline as a graph, for Mermaid or Graphviz (dot)",
                 read=choice("mermaid", "dot"),
             ),
             *common_options("--quiet"),
@@ -140,7 +132,7 @@ def ginfo_table() -> Table:
         "ginfo",
         [
             Option(
-                "--foreign  processes on GPUs that are no jobs: whose, since when, and how many jobs wait for them",
+                "--foreign  processes on GPUs outside of jobs: owner, age, and how many jobs they delay",
                 "What to show",
             ),
             *common_options(),
@@ -160,14 +152,14 @@ def ghist_table() -> Table:
             ),
             Option("-j --job IDS  these", "Which jobs", split_ids, key="ids"),
             Option(
-                "--since WHEN  that ended since: 7d, 12h, or a date 2026-11-01; default 7d; of --usage the time since "
-                "then",
+                "--since WHEN  that ended since: 7d, 12h, or a date 2026-11-01; default 7d; --usage counts from then "
+                "on",
                 "Which jobs",
                 _since,
             ),
             Option("--limit N  only the newest N", "Which jobs", whole(1, 10_000_000)),
-            Option("--efficiency  how much of what was booked was used: cores, memory, GPUs", show),
-            Option("--usage  sums of all that ran since then: GPU, core and memory hours, jobs, runs, mean wait", show),
+            Option("--efficiency  booked against used: cores, memory, GPUs", show),
+            Option("--usage  totals since then: GPU, core and memory hours, jobs, runs, mean wait", show),
             Option("--by KEY  sum by user (default), account or queue", show, choice("user", "account", "queue")),
             pager_option(),
             Option("--csv  comma-separated values", "Output"),
@@ -179,19 +171,27 @@ def ghist_table() -> Table:
 def _reserve_options() -> list[Option]:
     when, what, who = "With reserve: when", "With reserve: what", "With reserve: for whom"
     return [
-        Option("--start TIME  begin, as in gsub --begin", when, key="start_at"),
+        Option("--start TIME  start, as in gsub --begin", when, key="start_at"),
         Option("--duration TIME  how long: 4h", when, parse_duration_s, key="duration_s"),
-        Option("--every PERIOD  again every hour, day, week, or 2d", when, _every, key="every_s"),
-        Option("--until TIME  none begins after this", when, key="until_at"),
-        Option("-g --gpus N  so many GPUs; those are chosen that disturb least", what, whole(1, 1024)),
+        Option("--every PERIOD  repeat every hour, day, week, or 2d", when, _every, key="every_s"),
+        Option("--until TIME  no repetition starts after this", when, key="until_at"),
+        Option(
+            "-g --gpus N  number of GPUs; the scheduler picks those with the fewest conflicts", what, whole(1, 1024)
+        ),
         Option("--gpu LIST  these GPUs: 0,1 or UUIDs", what, words, key="cards"),
         Option("--node  the whole node", what, key="is_node"),
-        Option("-c --cpus N  cores; default: the same part of them as of the GPUs", what, decimal(0, 65536)),
-        Option("--mem SIZE  host memory; default: likewise", what, parse_size_mib, key="mem_mib"),
-        Option("--maint  the whole node for maintenance: no job runs into it; -m says why", what, key="is_maintenance"),
+        Option("-c --cpus N  cores; default: the same fraction as of the GPUs", what, decimal(0, 65536)),
+        Option(
+            "--mem SIZE  host memory; default: the same fraction as of the GPUs", what, parse_size_mib, key="mem_mib"
+        ),
+        Option(
+            "--maint  maintenance of the whole node: no job may overlap; -m gives the reason",
+            what,
+            key="is_maintenance",
+        ),
         Option("--users NAMES  users who may use it", who, words),
         Option("--accounts NAMES  accounts that may use it", who, words),
-        Option("--ignore-jobs  also when running jobs may reach into it; they are left alone", when),
+        Option("--ignore-jobs  allow overlap with running jobs, which are left alone", when),
     ]
 
 
@@ -208,9 +208,9 @@ def _hold_options() -> list[Option]:
             key="states",
             completes=STATES,
         ),
-        Option("--me  mine; account --me: those that I may submit to", which),
-        Option("--all  all of mine", which),
-        Option("-y --yes  do not ask before more than one job", which),
+        Option("--me  my jobs; account --me: accounts that I may submit to", which),
+        Option("--all  all my jobs", which),
+        Option("-y --yes  do not ask for confirmation when several jobs match", which),
     ]
 
 
@@ -220,9 +220,9 @@ def gctl_table() -> Table:
         "gctl",
         [
             *_hold_options(),
-            Option("--hold  let the jobs wait until they are released", "With requeue"),
-            Option("--judge  replay the last weeks under every preset now; for admins", "With preset"),
-            Option("-m --message TEXT  with drain or reserve: why, for all to see"),
+            Option("--hold  hold the jobs until they are released", "With requeue"),
+            Option("--judge  replay the last weeks under every preset now; admins only", "With preset"),
+            Option("-m --message TEXT  with drain or reserve: reason, shown to all users"),
             *_reserve_options(),
             *common_options(),
         ],

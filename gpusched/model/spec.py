@@ -76,7 +76,7 @@ class Request(Value):
         "integer",
         "GPUs on all nodes together, the same number on each; 0 for none.",
         (0, MAX_GPUS),
-        "-g -G --gpus N  GPUs: 2, a100:2, a share of one card, 0.5, or a MIG instance, 1g.10gb; default 0",
+        "-g -G --gpus N  GPUs: 2, a100:2, a fraction of one GPU, 0.5, or a MIG instance, 1g.10gb; default 0",
         read=gpus,
         default=0,
         update=PENDING,
@@ -93,7 +93,7 @@ class Request(Value):
         "integer",
         "VRAM on each card, sharing it, in MiB.",
         (1, MAX_MIB),
-        "--vram SIZE  book only this much VRAM on each card and share it with other jobs of yours",
+        "--vram SIZE  book only this much VRAM on each GPU and share it with other jobs of yours",
         default=None,
         update=PENDING,
     )
@@ -102,7 +102,7 @@ class Request(Value):
         "integer",
         "Least VRAM of each card, in MiB.",
         (1, MAX_MIB),
-        "--min-vram SIZE  only cards with at least this much VRAM",
+        "--min-vram SIZE  only GPUs with at least this much VRAM",
         default=None,
         update=PENDING,
     )
@@ -110,7 +110,7 @@ class Request(Value):
         "number",
         "Cores on each node; 0 books none.",
         (0, MAX_CPUS),
-        "-c --cpus --cpus-per-task N  cores; 0 books none, a fraction a part of one; default 1",
+        "-c --cpus --cpus-per-task N  cores; 0 books none, fractions are allowed; default 1",
         default=1.0,
         update=PENDING,
     )
@@ -118,7 +118,7 @@ class Request(Value):
         "integer",
         "Host memory on each node in MiB; 0 books none.",
         (0, MAX_MIB),
-        "-m --mem SIZE  host memory, as 8G, 8GiB or 8192 (MiB); default: none booked",
+        "-m --mem SIZE  host memory: 8G, 8GiB or 8192 (MiB); default: none booked",
         read=memory,
         default=0,
         update=PENDING,
@@ -127,10 +127,7 @@ class Request(Value):
         "integer",
         "Nodes, all at once.",
         (1, MAX_NODES),
-        (
-            "-N --nodes N  this many nodes at once; -g counts the GPUs of all together, -c and -m are per node; "
-            "default 1"
-        ),
+        ("-N --nodes N  number of nodes; -g is the total over all nodes, -c and -m are per node; default 1"),
         read=nodes,
         section=WHERE,
         default=1,
@@ -142,10 +139,7 @@ class Request(Value):
         "integer",
         "GPUs on each node; in place of `gpus`.",
         (0, MAX_GPUS),
-        (
-            "--gpus-per-node N  GPUs of each node, in place of -g; with -g and without -N it says how many nodes "
-            "there are"
-        ),
+        ("--gpus-per-node N  GPUs per node, instead of -g; with -g and without -N it determines the number of nodes"),
         read=gpus_of_node,
         section=WHERE,
         also=(Option("--gres gpu[:TYPE]:N  as --gpus-per-node", SLURM, gres),),
@@ -158,7 +152,7 @@ class Request(Value):
     is_linked: bool = field(
         "boolean",
         "The cards of each node must be linked with each other.",
-        option="--gpus-linked  only cards that are linked with each other (NVLink), or else next to the same memory",
+        option="--gpus-linked  only GPUs linked by NVLink, or else attached to the same NUMA node",
         name="gpus_linked",
         default=False,
         update=PENDING,
@@ -167,9 +161,7 @@ class Request(Value):
     resources: tuple[tuple[str, int], ...] = field(
         "counts",
         "Custom resources on each node: names and numbers.",
-        option=(
-            "--res NAME=N  this much of a resource that nodes have by [node] resources in the config; may be repeated"
-        ),
+        option=("--res NAME=N  amount of a resource from [node] resources in the config; may be repeated"),
         read=counts("scratch=2"),
         default=(),
         update=PENDING,
@@ -219,7 +211,7 @@ class Request(Value):
     prefer: str | None = field(
         "string",
         "As constraint, but nodes without them will do.",
-        option="--prefer LABELS  prefer nodes with these labels; others will do",
+        option="--prefer LABELS  prefer nodes with these labels, but accept others",
         section=WHERE,
         default=None,
         update=PENDING,
@@ -298,7 +290,7 @@ class RetryRule(Value):
         "integer",
         "Attempts after the first.",
         (0, 1000),
-        "--retries N  attempts after the first that fails; default 0",
+        "--retries N  retries after a failure; default 0",
         default=0,
         update=RUNNING,
         is_shared=False,
@@ -316,7 +308,7 @@ class RetryRule(Value):
         "number",
         "Growth of the wait from retry to retry.",
         (1, 1000),
-        "--backoff-factor X  each wait is this many times the one before; default 2",
+        "--backoff-factor X  factor between successive waits; default 2",
         default=2.0,
         is_shared=False,
     )
@@ -342,7 +334,7 @@ class RetryRule(Value):
     requeue: bool = field(
         "boolean",
         "Repeat for free a run lost to the machine.",
-        option="--requeue  repeat for free a run lost to the machine (default)",
+        option="--requeue  repeat runs lost to a machine failure without using a retry (default)",
         also=(Option("--no-requeue  do not", FAIL, sets={"requeue": False}, is_shared=False),),
         default=True,
         is_shared=False,
@@ -392,8 +384,8 @@ class Launch(Value):
         "string",
         "Output pattern.",
         option=(
-            "-o --output FILE  output, in a folder that is made if it is missing; %j id, %A_%a array and task, %x "
-            "name, %u user, %N node, %5j padded; default gpusched-%j.out, of a task gpusched-%A_%a.out"
+            "-o --output FILE  output file, whose folder is created if missing; %j id, %A_%a array and task, %x "
+            "name, %u user, %N node, %5j padded; default gpusched-%j.out, for tasks gpusched-%A_%a.out"
         ),
         completes="file",
         default=None,
@@ -404,7 +396,7 @@ class Launch(Value):
     stderr: str | None = field(
         "string",
         "Error pattern; absent: into the output.",
-        option="-e --error FILE  errors; default: into the output",
+        option="-e --error FILE  error output; default: same file as the output",
         completes="file",
         default=None,
         keyword="error",
@@ -413,7 +405,7 @@ class Launch(Value):
     open_mode: str | None = field(
         "string",
         "What to do with a file that exists.",
-        option="--open-mode MODE  append or truncate for all runs; default: each retry gets a file of its own",
+        option="--open-mode MODE  append or truncate, for all runs; default: each retry gets its own file",
         choices=("append", "truncate"),
         default=None,
     )
@@ -422,8 +414,8 @@ class Launch(Value):
         "notice",
         "Signal some time before the time limit, or first when the job is stopped before.",
         option=(
-            "--signal [B:]SIG[@S]  send a signal S seconds (default 60) before the time limit, or first, instead "
-            "of TERM, when the job is preempted, requeued or cancelled before; B: to the first process only"
+            "--signal [B:]SIG[@S]  send this signal S seconds (default 60) before the time limit, and in place of "
+            "TERM when the job is preempted, requeued or cancelled earlier; B: to the first process only"
         ),
         read=notice,
         section=FAIL,
@@ -463,8 +455,8 @@ class Launch(Value):
         "Rotate an output file when it has grown to this size, in MiB.",
         (1, MAX_MIB),
         (
-            "--log-max SIZE[:KEEP]  rename an output file to FILE.old1 when it has grown to SIZE, and keep KEEP "
-            "of them; default: no limit; 3 kept"
+            "--log-max SIZE[:KEEP]  rotate the output file to FILE.old1 at SIZE, keeping KEEP files; default: no "
+            "limit; 3 files"
         ),
         read=log_max,
         default=None,
@@ -505,7 +497,7 @@ class ArraySpec(Value):
         "integer",
         "When more tasks than this have failed, the rest is cancelled.",
         (0, 4_000_000),
-        "--max-fails N  when more than N tasks have failed, cancel the rest; default: go on",
+        "--max-fails N  cancel the rest when more than N tasks have failed; default: continue",
         default=None,
         is_shared=False,
     )
@@ -534,7 +526,7 @@ class Alerting(Value):
         "Events the owner is notified of: begin, end, fail, ..., all.",
         option=(
             f"--notify LIST  notify you of {_EVENTS.replace(' ', ', ')}, or all, through the targets of your "
-            "notify.toml; of an array's tasks each with array_tasks"
+            "notify.toml; array_tasks: one for each task of an array"
         ),
         read=events,
         completes=f"{_EVENTS} all",
@@ -637,7 +629,7 @@ class JobSpec(Value):
         (1, MAX_SECONDS),
         (
             "-t --time TIME  time limit: 90s, 30m, 4h, 2d, HH:MM:SS, D-HH:MM; a bare number is minutes; auto: one "
-            "that 95 % of jobs like it keep; 0: none; default: the queue's, or none"
+            "that 95 % of similar jobs meet; 0: none; default: the queue's, or none"
         ),
         read=time_limit,
         words=TIME_LIMIT_WORDS,
@@ -658,9 +650,7 @@ class JobSpec(Value):
     account: str = field(
         "word",
         "Account the usage goes to.",
-        option=(
-            "-A --account NAME  account the usage goes to; default: the only one that lists you; see gctl account --me"
-        ),
+        option=("-A --account NAME  account to charge; default: the only one that lists you; see gctl account --me"),
         default="",
         update=PENDING,
     )
@@ -668,7 +658,7 @@ class JobSpec(Value):
         "integer",
         "Lowers the priority; below 0 raises it.",
         (NICE_MIN, NICE_MAX),
-        "--nice N  go behind others by N points, or before them with N below 0; default 0",
+        "--nice N  lower the priority by N points, or raise it if N is negative; default 0",
         default=0,
         update=RUNNING,
     )
@@ -677,7 +667,7 @@ class JobSpec(Value):
         "Slurm's syntax, afterok:41,afterany:42.",
         option=(
             "-d --dependency LIST  afterok:41, afterany:41:42, afternotok:41, after:41 (started), after:41+10 (10 "
-            "minutes later), singleton (no earlier job of this name is left); join with , (all) or ? (any)"
+            "minutes later), singleton (no earlier unfinished job of this name); join with , (all) or ? (any)"
         ),
         most=8192,
         default=None,
@@ -688,7 +678,7 @@ class JobSpec(Value):
         "string",
         "What becomes of it when its dependency can never come true.",
         option=(
-            "--kill-on-invalid-dep yes|no  end the job when its dependency can never come true, or keep it; "
+            "--kill-on-invalid-dep yes|no  cancel the job when its dependency can never be satisfied, or keep it; "
             "default: [life] never_satisfied of the config"
         ),
         read=kill_on_invalid_dep,
@@ -702,14 +692,14 @@ class JobSpec(Value):
         "number",
         "Not before this instant, UTC epoch seconds.",
         (0, MAX_INSTANT),
-        "--begin WHEN  not before: 2h from now as now+2h, 18:00, 2026-12-24T18:00",
+        "--begin WHEN  earliest start: now+2h, 18:00, 2026-12-24T18:00",
         default=None,
         update=PENDING,
     )
     hold: bool = field(
         "boolean",
         "Keep the job from starting until it is released.",
-        option="-H --hold  wait for gctl release",
+        option="-H --hold  hold the job until gctl release",
         default=False,
         is_shared=False,
     )
@@ -724,7 +714,7 @@ class JobSpec(Value):
     reservation: str | None = field(
         "word",
         "Runs inside this reservation only.",
-        option="--reservation NAME  inside this reservation only; list them with: gctl reserve",
+        option="--reservation NAME  run only inside this reservation; list them with: gctl reserve",
         default=None,
         update=PENDING,
     )
@@ -732,7 +722,7 @@ class JobSpec(Value):
         "number",
         "To have ended by this instant, UTC epoch seconds.",
         (0, MAX_INSTANT),
-        "--deadline WHEN  to have ended by then, as --begin; a job that no longer can ends as DEADLINE",
+        "--deadline WHEN  must end by then, same formats as --begin; a job that can no longer make it ends as DEADLINE",
         default=None,
         update=PENDING,
     )
@@ -742,8 +732,7 @@ class JobSpec(Value):
         "string",
         "Shell line that runs once after the last failure, as a job of its own.",
         option=(
-            "--fallback LINE  shell line that runs once after the last failure, as a job of its own with the same "
-            "request"
+            "--fallback LINE  shell line to run once after the final failure, as a separate job with the same request"
         ),
         section=FAIL,
         most=MAX_OWN,
@@ -755,7 +744,7 @@ class JobSpec(Value):
     ignore_idle: bool = field(
         "boolean",
         "Its GPUs may be idle for as long as it likes.",
-        option="--ignore-idle  idle GPUs are no reason to warn or to act, see [idle] in the config",
+        option="--ignore-idle  do not alert about or act on idle GPUs, see [idle] in the config",
         section=FAIL,
         default=False,
         update=RUNNING,
@@ -766,8 +755,7 @@ class JobSpec(Value):
         "string",
         "Submitting the same key again, by the same user, finds the job of the first time.",
         option=(
-            "--key TEXT  submitting the same key again, by the same user, returns the job of the first time, "
-            "ended or not"
+            "--key TEXT  a second submission with the same key by the same user returns the first job, ended or not"
         ),
         section=WHAT,
         default=None,
