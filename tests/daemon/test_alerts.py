@@ -341,7 +341,7 @@ def test_more_alerts_than_the_outbox_holds_are_dropped_and_counted(
     daemon.wait(*ids)
     dropped = [job for job in ids if "end alert dropped: too many unsent alerts" in story(daemon, job)]
     assert len(dropped) == 2
-    assert "2 were dropped" in str(doctor(daemon)["text"])
+    assert "2 alerts were dropped" in str(doctor(daemon)["text"])
     web.hold.set()
     wait_until(lambda: len(web.messages) == 2, what="the others to be told")
 

@@ -31,8 +31,8 @@ ALLOWED: dict[str, frozenset[str]] = {
         "store": "ports model errors",
         "gpu": "ports model errors",
         "engine": "ports model errors",
-        "config": "paths scheduler ports model errors",
-        "notify": "paths config lifecycle ports model errors",
+        "config": "scheduler model errors",
+        "notify": "paths config lifecycle model errors",
         "access": "scheduler model errors",
         "daemon": "api access client paths config store gpu engine notify scheduler lifecycle plugins predict private "
         "ports model errors",
