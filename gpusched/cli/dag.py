@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpusched.cli import output, script, submission
-from gpusched.cli.parse import Table, apply
+from gpusched.cli.parse import OptionTable, apply
 from gpusched.cli.query import quote
-from gpusched.cli.repeat import take_snapshot
-from gpusched.cli.submission import over
+from gpusched.cli.submission import over, take_snapshot
 from gpusched.client import Connection, connect
 from gpusched.config.toml_lines import lines_of
 from gpusched.errors import GpuschedError, UsageError
@@ -42,7 +41,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 @dataclass
-class StepText:
+class PipelineStepText:
     """One step as the file says it."""
 
     name: str
@@ -61,10 +60,10 @@ class PipelineText:
 
     name: str
     source: str
-    steps: list[StepText] = field(default_factory=list)
+    steps: list[PipelineStepText] = field(default_factory=list)
 
 
-def read(path: str, given: Mapping[str, str], table: Table) -> PipelineText:
+def read(path: str, given: Mapping[str, str], table: OptionTable) -> PipelineText:
     """Read a file with these variables. Raises: UsageError of all mistakes, Refused when it cannot be read at all."""
     content = script.read_file(path, "pipeline file", "docs/howto/pipelines.md shows how to write one")
     source = content.decode("utf-8", "surrogateescape")
@@ -83,7 +82,7 @@ class _Reader:
     """Walks over a document once and keeps every mistake."""
 
     def __init__(
-        self, shown: str, source: str, document: dict[str, Any], given: Mapping[str, str], table: Table
+        self, shown: str, source: str, document: dict[str, Any], given: Mapping[str, str], table: OptionTable
     ) -> None:
         self._shown = shown
         self._source = source
@@ -179,7 +178,7 @@ class _Reader:
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def _read_step(self, name: str, parts: Any, base: dict[str, Any]) -> StepText | None:
+    def _read_step(self, name: str, parts: Any, base: dict[str, Any]) -> PipelineStepText | None:
         at = ("step", name)
         if not STEP_NAME.fullmatch(name):
             self._refuse(at, f"{printable(name, 60)!r} is no name of a step; use {STEP_NAMES}")
@@ -199,7 +198,7 @@ class _Reader:
         values = over(values, typed)
         values.setdefault("name", name)
         where = f"{self._where(at)}: step {name}"
-        return StepText(name, where, self._needs_text(at, parts.get("needs", "")), values, program)
+        return PipelineStepText(name, where, self._needs_text(at, parts.get("needs", "")), values, program)
 
     def _read_program(self, at: tuple[str, ...], parts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the step runs, and the values that its script's own lines set."""
@@ -277,7 +276,7 @@ class _Reader:
         self._refuse((*at, "needs"), f"step {at[1]}: needs is a list of names: ['prep', 'afterany:train']")
         return ""
 
-    def _read_needs(self, name: str, step: StepText) -> StepNeeds:
+    def _read_needs(self, name: str, step: PipelineStepText) -> StepNeeds:
         try:
             needs = parse_needs(step.needs)
         except ValueError as error:
@@ -372,7 +371,7 @@ if TYPE_CHECKING:
 _NOT_WITH = ("wrap", "batch", "resubmit", "key", "key_again", "follow")
 
 
-def submit(table: Table, given: Values, operands: list[str]) -> int:
+def submit(table: OptionTable, given: Values, operands: list[str]) -> int:
     """Submit the pipeline of --dag, or go on with that of --resume; returns the exit code."""
     name = "dag" if "dag" in given else "resume"
     for key in _NOT_WITH:
@@ -411,7 +410,7 @@ def _resume(given: Values) -> int:
         return _print(client, answer, given, "Resumed")
 
 
-def _request(pipeline: PipelineText, table: Table, given: Values) -> tuple[dict[str, Any], list[str]]:
+def _request(pipeline: PipelineText, table: OptionTable, given: Values) -> tuple[dict[str, Any], list[str]]:
     """What goes to the daemon, and which snapshot each step wants. Environments that are alike are sent once."""
     variables = submission.from_environment(table)
     typed = {key: value for key, value in given.items() if key not in ("dag", "vars")}

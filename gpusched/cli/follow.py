@@ -27,7 +27,7 @@ ASK_S_PER_JOB = 0.0005
 """Between two questions to the daemon, which answers when something has changed."""
 
 
-class News:
+class LogPoller:
     """Asks the daemon in a thread of its own, so that output is printed meanwhile, also while no daemon is there."""
 
     def __init__(self, client: Connection, ids: list[str]) -> None:
@@ -86,7 +86,7 @@ LINE_BYTES = 1 << 16
 COLOURS = (36, 33, 32, 35, 34, 31)
 
 
-class Printer:
+class PrefixedOutput:
     """Where a job's bytes go: to stdout as they are, which is what the user's own program wrote, or line by line."""
 
     def __init__(self, prefix: str = "", colour: int = 0) -> None:
@@ -117,12 +117,14 @@ class Printer:
         return self._prefix + line + b"\n"
 
 
-def printer_for(job: dict[str, Any], place: int, has_prefix: bool) -> Printer:
+def printer_for(job: dict[str, Any], place: int, has_prefix: bool) -> PrefixedOutput:
     """A printer with the prefix that the job's lines need: `[42 train] `, in a colour of its own on a terminal."""
     if not has_prefix:
-        return Printer()
+        return PrefixedOutput()
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return Printer(f"[{job['id']} {printable(job['name'], 24)}] ", COLOURS[place % len(COLOURS)] if is_coloured else 0)
+    return PrefixedOutput(
+        f"[{job['id']} {printable(job['name'], 24)}] ", COLOURS[place % len(COLOURS)] if is_coloured else 0
+    )
 
 
 LOOK_S = (0.02, 0.25)
@@ -132,7 +134,7 @@ ROUND_BYTES = 1 << 20
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "DEADLINE"}
 
 
-class Wish:
+class OutputRequest:
     """What of the output is wanted, and how."""
 
     __slots__ = ("command", "err", "has_prefix", "is_quiet", "lines", "run", "since_run")
@@ -159,15 +161,15 @@ class Wish:
 
 def follow_job(client: Connection, job_id: str, command: str) -> int:
     """Print all the output of a new job as it comes; returns the job's own code once it has ended."""
-    return follow(client, [job_id], Wish(command, since_run=1))
+    return follow(client, [job_id], OutputRequest(command, since_run=1))
 
 
-def follow(client: Connection, ids: list[str], wish: Wish) -> int:
+def follow(client: Connection, ids: list[str], wish: OutputRequest) -> int:
     """Print the output of jobs as it comes, until all have ended.
 
     Returns: of one job its own code, of several 0 only if all COMPLETED, as gwait.
     """
-    following = Following(wish, len(ids) > 1)
+    following = Follower(wish, len(ids) > 1)
     try:
         following.until_done(client, ids)
     except KeyboardInterrupt:
@@ -183,7 +185,7 @@ def follow(client: Connection, ids: list[str], wish: Wish) -> int:
     return following.exit_code()
 
 
-def selected_runs(job: dict[str, Any], wish: Wish) -> list[dict[str, Any]]:
+def selected_runs(job: dict[str, Any], wish: OutputRequest) -> list[dict[str, Any]]:
     """The runs of a job that are wanted and have started, by number; the last one unless it is said."""
     runs = [run for run in job["runs"] if run["start_at"] is not None]
     if wish.run is not None:
@@ -193,7 +195,7 @@ def selected_runs(job: dict[str, Any], wish: Wish) -> list[dict[str, Any]]:
     return runs[-1:]
 
 
-def path_of(run: dict[str, Any], wish: Wish) -> str:
+def path_of(run: dict[str, Any], wish: OutputRequest) -> str:
     """The file that a run writes to."""
     return str(run["stderr_path"] if wish.err else run["stdout_path"])
 
@@ -206,10 +208,10 @@ def begin(tail: Tail, lines: int | None) -> None:
         tail.begin_last(lines)
 
 
-class Followed:
+class FollowedJob:
     """One job of those that are followed."""
 
-    def __init__(self, printer: Printer, wish: Wish, is_one_of_several: bool) -> None:
+    def __init__(self, printer: PrefixedOutput, wish: OutputRequest, is_one_of_several: bool) -> None:
         self.job: dict[str, Any] = {}
         self._wish = wish
         self._lines = wish.lines
@@ -317,13 +319,13 @@ class Followed:
         return output.exit_code_of(self.job if run is None else {**run, "state": run["outcome"]})
 
 
-class Following:
+class Follower:
     """All the jobs that are followed, and what the daemon says about them."""
 
-    def __init__(self, wish: Wish, is_several: bool) -> None:
+    def __init__(self, wish: OutputRequest, is_several: bool) -> None:
         self._wish = wish
         self._is_several = is_several
-        self._jobs: dict[str, Followed] = {}
+        self._jobs: dict[str, FollowedJob] = {}
         self._arrays: list[dict[str, Any]] = []
         self._told: dict[str, str] = {}
         self._is_complete = False
@@ -331,7 +333,7 @@ class Following:
 
     def until_done(self, client: Connection, ids: list[str]) -> None:
         """Print until all have ended and all is printed. Raises: what the daemon refuses; BrokenPipeError."""
-        news = News(client, ids)
+        news = LogPoller(client, ids)
         poll = select.poll()
         poll.register(news.fileno(), select.POLLIN)
         try:
@@ -365,7 +367,7 @@ class Following:
             one = self._jobs.get(job["id"])
             if one is None:
                 printer = printer_for(job, len(self._jobs), self._is_several and self._wish.has_prefix)
-                one = self._jobs[job["id"]] = Followed(printer, self._wish, self._is_several)
+                one = self._jobs[job["id"]] = FollowedJob(printer, self._wish, self._is_several)
             one.learn(job)
         self._is_complete = answer["done"] or self._is_past(self._wish.run)
         self._tell_waits()

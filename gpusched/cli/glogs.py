@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.follow import FINAL, Wish, begin, follow, path_of, printer_for, selected_runs
+from gpusched.cli.follow import FINAL, OutputRequest, begin, follow, path_of, printer_for, selected_runs
 from gpusched.cli.options import glogs_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
@@ -33,7 +33,7 @@ def body(words: list[str]) -> int:
     if "run" in values and "since_run" in values:
         raise UsageError("--run and --since-run were both given", "give one of them")
     ids = [word for operand in operands for word in operand.split(",") if word] or ["@"]
-    wish = Wish(
+    wish = OutputRequest(
         "glogs",
         err=bool(values.get("err")),
         lines=values.get("lines"),
@@ -71,7 +71,7 @@ def body(words: list[str]) -> int:
     return 0
 
 
-def _print_job(job: dict[str, Any], place: int, wish: Wish, is_several: bool) -> None:
+def _print_job(job: dict[str, Any], place: int, wish: OutputRequest, is_several: bool) -> None:
     """All that is there of one job. Raises: NotFound for a run that is not; Refused when there is nothing."""
     runs = selected_runs(job, wish)
     if not runs and (wish.run is not None or (wish.since_run or 1) > 1):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
-    from gpusched.cli.relay import End
+    from gpusched.cli.relay import RunEnding
     from gpusched.client import Connection
 
 
@@ -47,7 +47,7 @@ _BECAUSE = {
 }
 
 
-class Leave(Exception):
+class Interrupted(Exception):
     """A signal asks this process to end while it waits."""
 
     def __init__(self, number: int) -> None:
@@ -115,7 +115,7 @@ def _attend(client: Connection, job_id: str, values: Values) -> int:
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         place = _reach_run(client, job_id, values)
-    except Leave as leave:
+    except Interrupted as leave:
         for number in before:
             # Said again, it would come in the middle of the cancel.
             signal.signal(number, signal.SIG_IGN)
@@ -127,11 +127,11 @@ def _attend(client: Connection, job_id: str, values: Values) -> int:
             signal.signal(number, handler)
     if place is None:
         return _judge(client, job_id)
-    from gpusched.cli.relay import Relay  # a job that never starts needs none
+    from gpusched.cli.relay import AttachClient  # a job that never starts needs none
 
     sock, where = place
     try:
-        end = Relay(sock, where["keep"]).run()
+        end = AttachClient(sock, where["keep"]).run()
     except Refused as refused:
         raise Refused(f"job {where['id']}: {refused.message}", refused.hint) from None
     return _conclude(client, where, end)
@@ -150,12 +150,12 @@ def _give_up(client: Connection, job_id: str, values: Values) -> None:
 
 
 def _leave(number: int, where: FrameType | None) -> None:
-    raise Leave(number)
+    raise Interrupted(number)
 
 
 def _reach_run(client: Connection, job_id: str, values: Values) -> tuple[_socket.socket, dict[str, Any]] | None:
     """A connection to the job's run and what is known of it; None when the job has ended without one."""
-    line = Waiting(values)
+    line = PendingLine(values)
     give_up_at = None
     try:
         while True:
@@ -183,7 +183,7 @@ def _reach_run(client: Connection, job_id: str, values: Values) -> tuple[_socket
         line.close()
 
 
-def _await_start(client: Connection, where: dict[str, Any], line: Waiting) -> None:
+def _await_start(client: Connection, where: dict[str, Any], line: PendingLine) -> None:
     path = f"/v1/wait?ids={where['id']}&state_not={where['state']}&timeout_s="
     answer = call_patiently(client, f"{path}{LOOK_S if line.was_shown else SOON_S}")
     job = answer["jobs"][0]
@@ -210,7 +210,7 @@ def _connect(path: str) -> _socket.socket | None:
     return None
 
 
-class Waiting:
+class PendingLine:
     """One line on a terminal that says why the job waits."""
 
     def __init__(self, values: Values) -> None:
@@ -244,7 +244,7 @@ class Waiting:
 # --- the end --------------------------------------------------------------------------------------------
 
 
-def _conclude(client: Connection, where: dict[str, Any], end: End) -> int:
+def _conclude(client: Connection, where: dict[str, Any], end: RunEnding) -> int:
     """Say what is worth saying, and the code."""
     job_id = where["id"]
     if end.left_by is not None:

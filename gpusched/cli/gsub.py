@@ -8,16 +8,20 @@ import sys
 from gpusched.cli import output, script
 from gpusched.cli.job_options import gsub_table
 from gpusched.cli.notify_targets import say_nobody
-from gpusched.cli.parse import Mistakes, parse
-from gpusched.cli.repeat import check_key, check_resubmission, keep_snapshots, say_found, take_snapshot
+from gpusched.cli.parse import UsageErrors, parse
 from gpusched.cli.submission import (
     captured,
+    check_key,
+    check_resubmission,
     current_folder,
     from_environment,
+    keep_snapshots,
     named_variables,
     over,
     say_excluded,
+    say_found,
     spec_of,
+    take_snapshot,
     umask,
 )
 from gpusched.client import connect
@@ -28,7 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpusched.cli.parse import Table, Values
+    from gpusched.cli.parse import OptionTable, Values
     from gpusched.client import Connection
 
 _BATCH_HINT = "give --batch a file with one shell line a job"
@@ -135,7 +139,7 @@ def _hand_in(client: Connection, request: dict[str, Any]) -> dict[str, Any]:
         return again.call("POST", "/v1/jobs", request)
 
 
-def _what(table: Table, given: Values, typed: list[str], operands: list[str], is_command: bool) -> dict[str, Any]:
+def _what(table: OptionTable, given: Values, typed: list[str], operands: list[str], is_command: bool) -> dict[str, Any]:
     """The program of the submission and the values that hold for it, in order of precedence.
 
     Args: typed: the words before the operands, for hints that repeat the line.
@@ -170,7 +174,7 @@ def _what(table: Table, given: Values, typed: list[str], operands: list[str], is
             raise UsageError("there is nothing to run: standard input is empty", "for example: gsub -g 1 train.sh")
         name = "stdin"
     script.check(content, path, lambda words: script.command_line(typed, [*words, *arguments]))
-    mistakes = Mistakes()
+    mistakes = UsageErrors()
     directives = mistakes.gather(lambda: script.directives(table, content, path))
     environment = mistakes.gather(lambda: from_environment(table))
     mistakes.check()

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from gpusched.cli.options import TABLES
-from gpusched.cli.parse import Table
+from gpusched.cli.parse import OptionTable
 from gpusched.cli.updates import ACTIONS, UPDATES
 from gpusched.errors import UsageError
 from gpusched.model.option import Option
@@ -78,7 +78,7 @@ KILL after the grace period.""",
 }
 
 
-def help_text(table: Table) -> str:
+def help_text(table: OptionTable) -> str:
     """The page that --help prints: what for, an example, how to call it, options by section."""
     about, example, usage = ABOUT[table.command]
     lines = [about, "", f"  example: {example}", ""]
@@ -97,7 +97,7 @@ def help_text(table: Table) -> str:
     return "\n".join(lines)
 
 
-def _sections(table: Table) -> dict[str, list[Option]]:
+def _sections(table: OptionTable) -> dict[str, list[Option]]:
     found: dict[str, list[Option]] = {}
     for option in table.options:
         found.setdefault(option.section, []).append(option)
@@ -115,7 +115,7 @@ def _option_lines(option: Option) -> list[str]:
 # --- completion ----------------------------------------------------------------------------------------
 
 
-def click_command(table: Table) -> click.Command:
+def click_command(table: OptionTable) -> click.Command:
     """The table as a click command; it is never run, only asked what could come next."""
     params: list[click.Parameter] = []
     for at, option in enumerate(table.options):
@@ -155,7 +155,7 @@ def _variable(command: str) -> str:
     return f"_{command.upper()}_COMPLETE"
 
 
-def completion_script(table: Table, shell: str) -> str:
+def completion_script(table: OptionTable, shell: str) -> str:
     """What to put into a shell's start-up file. Raises: UsageError for a shell that cannot be served."""
     kind = get_completion_class(shell)
     if kind is None:

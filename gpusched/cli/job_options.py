@@ -5,8 +5,7 @@ Those of the job itself come from its fields, `model.spec`; here are those of th
 
 from __future__ import annotations
 
-from gpusched.cli.common import common_options
-from gpusched.cli.parse import Table
+from gpusched.cli.parse import OptionTable, common_options
 from gpusched.model.option import Option, choice, pair, whole, words
 from gpusched.model.spec import FAIL, FIELDS, FILES, MANY, RES, SLURM, WHAT, WHEN, WHERE
 from gpusched.model.syntax import memory_per_core, only_one
@@ -23,12 +22,12 @@ OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "ntasks", "quiet", 
 """What the options set that are not gsub's."""
 
 
-def gsub_table() -> Table:
+def gsub_table() -> OptionTable:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
     return _table("gsub", _own(), [option for field in FIELDS.values() for option in field.options], common_options())
 
 
-def grun_table() -> Table:
+def grun_table() -> OptionTable:
     """grun: of gsub's options those that make sense for a job that somebody sits at, and its own."""
     front = "Foreground"
     own = [
@@ -49,13 +48,13 @@ def grun_table() -> Table:
     ]
     names = {name for option in own for name in option.names}
     shared = [option for option in gsub_table().options if option.is_shared and names.isdisjoint(option.names)]
-    return Table("grun", [*own, *shared])
+    return OptionTable("grun", [*own, *shared])
 
 
-def _table(command: str, *groups: list[Option]) -> Table:
+def _table(command: str, *groups: list[Option]) -> OptionTable:
     """The options of all groups by section, in it as they come."""
     options = [option for group in groups for option in group]
-    return Table(command, sorted(options, key=lambda option: _SECTIONS.index(option.section)))
+    return OptionTable(command, sorted(options, key=lambda option: _SECTIONS.index(option.section)))
 
 
 def _lease(text: str) -> int:

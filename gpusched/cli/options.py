@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.cli.common import STATES, common_options, pager_option, selection_options
-from gpusched.cli.parse import Table
+from gpusched.cli.parse import STATES, OptionTable, common_options, pager_option, selection_options
 from gpusched.model.option import Option, choice, decimal, whole, words
 from gpusched.model.syntax import signal_number
 from gpusched.model.units import parse_duration_s, parse_size_mib, split_ids
@@ -13,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def gq_table() -> Table:
+def gq_table() -> OptionTable:
     """gq"""
     show = "What to show"
-    return Table(
+    return OptionTable(
         "gq",
         [
             Option("-a --all  in any state, including ended jobs", "Which jobs", sets={"states": ["all"]}),
@@ -62,9 +61,9 @@ def gq_table() -> Table:
     )
 
 
-def gcancel_table() -> Table:
+def gcancel_table() -> OptionTable:
     """gcancel"""
-    return Table(
+    return OptionTable(
         "gcancel",
         [
             Option("-s --signal SIG  only send this signal, by name or number", read=signal_number),
@@ -79,9 +78,9 @@ def gcancel_table() -> Table:
     )
 
 
-def gwait_table() -> Table:
+def gwait_table() -> OptionTable:
     """gwait"""
-    return Table(
+    return OptionTable(
         "gwait",
         [
             Option("--timeout TIME  give up after this long, with code 1", read=parse_duration_s, key="timeout_s"),
@@ -90,10 +89,10 @@ def gwait_table() -> Table:
     )
 
 
-def glogs_table() -> Table:
+def glogs_table() -> OptionTable:
     """glogs"""
     which = "Which output"
-    return Table(
+    return OptionTable(
         "glogs",
         [
             Option("-f --follow  follow all runs from the first one until all jobs have ended"),
@@ -111,9 +110,9 @@ def glogs_table() -> Table:
     )
 
 
-def gshow_table() -> Table:
+def gshow_table() -> OptionTable:
     """gshow"""
-    return Table(
+    return OptionTable(
         "gshow",
         [
             Option("--script  print the script as submitted"),
@@ -126,9 +125,9 @@ def gshow_table() -> Table:
     )
 
 
-def ginfo_table() -> Table:
+def ginfo_table() -> OptionTable:
     """ginfo"""
-    return Table(
+    return OptionTable(
         "ginfo",
         [
             Option(
@@ -140,10 +139,10 @@ def ginfo_table() -> Table:
     )
 
 
-def ghist_table() -> Table:
+def ghist_table() -> OptionTable:
     """ghist"""
     show = "What to show"
-    return Table(
+    return OptionTable(
         "ghist",
         [
             *selection_options(),
@@ -214,9 +213,9 @@ def _hold_options() -> list[Option]:
     ]
 
 
-def gctl_table() -> Table:
+def gctl_table() -> OptionTable:
     """gctl"""
-    return Table(
+    return OptionTable(
         "gctl",
         [
             *_hold_options(),
@@ -241,21 +240,21 @@ def _every(text: str) -> int:
     return {"hour": 3600, "day": 86400, "week": 604800}.get(text.strip().lower()) or parse_duration_s(text)
 
 
-def _gsub_table() -> Table:
+def _gsub_table() -> OptionTable:
     """gsub"""
     from gpusched.cli.job_options import gsub_table  # many, and for jobs alone
 
     return gsub_table()
 
 
-def _grun_table() -> Table:
+def _grun_table() -> OptionTable:
     """grun"""
     from gpusched.cli.job_options import grun_table  # it takes most of gsub's
 
     return grun_table()
 
 
-TABLES: dict[str, Callable[[], Table]] = {
+TABLES: dict[str, Callable[[], OptionTable]] = {
     "gsub": _gsub_table,
     "grun": _grun_table,
     "gq": gq_table,

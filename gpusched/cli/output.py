@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
-    from gpusched.cli.parse import Table, Values
+    from gpusched.cli.parse import OptionTable, Values
 
 
 def run(command: str, body: Callable[[list[str]], int], words: list[str] | None = None) -> int:
@@ -139,7 +139,7 @@ def note_missing(command: str, answer: dict[str, Any]) -> None:
         note(command, f"there is no job {job_id}{' any more' if job_id in answer.get('pruned', ()) else ''}")
 
 
-def common(table: Table, values: Values) -> bool:
+def common(table: OptionTable, values: Values) -> bool:
     """Serve --help, --version and --completion; whether one of them was asked for."""
     if values.get("version"):
         from gpusched import __version__
@@ -190,7 +190,7 @@ def confirm(command: str, question: str, refusal: str) -> None:
         raise Refused(refusal, "skip the question with -y")
 
 
-def no_operands(table: Table, operands: Sequence[str]) -> None:
+def no_operands(table: OptionTable, operands: Sequence[str]) -> None:
     """Refuse words that a command does not take. Raises: UsageError."""
     if operands:
         raise UsageError(f"unexpected argument {operands[0]!r}", f"see: {table.command} --help")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.option import Option, Several
+from gpusched.model.option import Option, Several, choice, words
 from gpusched.model.units import closest, printable
 
 TYPE_CHECKING = False
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Values = dict[str, Any]
 
 
-class Table:
+class OptionTable:
     """The options of one command."""
 
     def __init__(self, command: str, options: Sequence[Option]) -> None:
@@ -42,7 +42,7 @@ class Table:
         raise UsageError(f"unknown option {printable(name, 60)!r}", hint)
 
 
-class Mistakes:
+class UsageErrors:
     """Mistakes of several places, to be reported together."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Mistakes:
             raise UsageError.of(self._found)
 
 
-def parse(table: Table, words: Sequence[str], *, operands_first: bool = False) -> tuple[Values, list[str], bool]:
+def parse(table: OptionTable, words: Sequence[str], *, operands_first: bool = False) -> tuple[Values, list[str], bool]:
     """Read a command line.
 
     Args: operands_first: options may follow operands; else the first operand ends the options.
@@ -77,7 +77,7 @@ def parse(table: Table, words: Sequence[str], *, operands_first: bool = False) -
     """
     values: Values = {}
     operands: list[str] = []
-    mistakes = Mistakes()
+    mistakes = UsageErrors()
     try:
         is_command = _read(table, words, operands_first, values, operands, mistakes)
     except UsageError as error:
@@ -88,12 +88,12 @@ def parse(table: Table, words: Sequence[str], *, operands_first: bool = False) -
 
 
 def _read(
-    table: Table,
+    table: OptionTable,
     words: Sequence[str],
     operands_first: bool,
     values: Values,
     operands: list[str],
-    mistakes: Mistakes,
+    mistakes: UsageErrors,
 ) -> bool:
     """Whether `--` came before the operands. Raises: UsageError where it cannot go on."""
     at = 0
@@ -129,7 +129,7 @@ def _read(
     return False
 
 
-def _short(table: Table, word: str, words: Sequence[str], at: int, values: Values, mistakes: Mistakes) -> int:
+def _short(table: OptionTable, word: str, words: Sequence[str], at: int, values: Values, mistakes: UsageErrors) -> int:
     """Bundled short options: flags one after the other, the last may take the rest or the next word."""
     for place in range(1, len(word)):
         option = table.find("-" + word[place])
@@ -146,20 +146,20 @@ def _short(table: Table, word: str, words: Sequence[str], at: int, values: Value
     return at
 
 
-def _next(table: Table, name: str, words: Sequence[str], at: int) -> tuple[str, int]:
+def _next(table: OptionTable, name: str, words: Sequence[str], at: int) -> tuple[str, int]:
     if at >= len(words):
         raise UsageError(f"{name} needs a value", f"see: {table.command} --help")
     return words[at], at + 1
 
 
-def _apply(table: Table, option: Option, text: str, values: Values, mistakes: Mistakes) -> None:
+def _apply(table: OptionTable, option: Option, text: str, values: Values, mistakes: UsageErrors) -> None:
     try:
         apply(table, option, text, values)
     except UsageError as error:
         mistakes.add(error)
 
 
-def apply(table: Table, option: Option, text: str, values: Values) -> None:
+def apply(table: OptionTable, option: Option, text: str, values: Values) -> None:
     """Read one option's text into the values. Lists and maps of several uses are joined. Raises: UsageError."""
     try:
         found = read(option, text)
@@ -225,3 +225,41 @@ def split_words(line: str) -> list[str]:
     if word is not None:
         words.append("".join(word))
     return words
+
+
+STATES = (
+    "PENDING RUNNING SUSPENDED COMPLETING COMPLETED FAILED CANCELLED TIMEOUT OUT_OF_MEMORY NODE_FAIL PREEMPTED "
+    "DEADLINE all"
+)
+
+
+def common_options(*skip: str) -> list[Option]:
+    """What every command takes, without the long spellings to skip."""
+    options = [
+        Option("--json  one JSON document with schema_version", "Output", is_shared=False),
+        Option("--quiet  bare values only", "Output", is_shared=False),
+        Option("-h --help  show this and exit", "Other"),
+        Option("--version  show the version and exit", "Other"),
+        Option(
+            "--completion SHELL  print a completion script for bash, zsh or fish; add it to your shell's start-up file",
+            "Other",
+            choice("bash", "zsh", "fish"),
+        ),
+    ]
+    return [option for option in options if option.long not in skip]
+
+
+def selection_options() -> list[Option]:
+    """Filters of the commands that take several jobs."""
+    return [
+        Option("-u --user NAMES  of these users", "Which jobs", words, key="users"),
+        Option("-n --name NAMES  with these names", "Which jobs", words, key="names"),
+        Option("-q --queue NAMES  in these queues", "Which jobs", words, key="queues"),
+    ]
+
+
+def pager_option() -> Option:
+    """Of the commands whose tables may be longer than a screen."""
+    return Option(
+        "--no-pager  do not use GPUSCHED_PAGER, PAGER or less for tables longer than the terminal", "What to show"
+    )

@@ -36,7 +36,7 @@ ROUND = ("├─ ", "└─ ", "│  ", "   ")
 PLAIN = ("|- ", "`- ", "|  ", "   ")
 
 
-class Place:
+class TreeRow:
     """A job in the tree, or the pipeline above its steps."""
 
     __slots__ = ("depth", "is_job", "job", "parent", "prefix")
@@ -68,7 +68,7 @@ def tree_view(client: Connection, asked: str, values: Values) -> str | dict[str,
 
 
 def tree_text(
-    places: Sequence[Place], pipelines: Sequence[dict[str, Any]], header: bool = True, is_long: bool = False
+    places: Sequence[TreeRow], pipelines: Sequence[dict[str, Any]], header: bool = True, is_long: bool = False
 ) -> str:
     """A table whose first column is drawn as a tree."""
     known = {one["id"]: one for one in pipelines}
@@ -82,7 +82,7 @@ def tree_text(
         """Of jobs and pipelines."""
         return Column(title, lambda at: printable((at.job if at.is_job else known[at.job["id"]])[key]), least=6)
 
-    def at_end(place: Place) -> str:
+    def at_end(place: TreeRow) -> str:
         if not place.is_job:
             return standing(known[place.job["id"]])
         return printable(where(place.job, now, place.job["reason_text"] if is_long else None))
@@ -119,7 +119,7 @@ def signs() -> tuple[str, str, str, str]:
     return ROUND if sys.stdout.isatty() and encoding == "utf8" else PLAIN
 
 
-def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> list[Place]:
+def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> list[TreeRow]:
     """The jobs in the order of the tree, those of each pipeline together.
 
     Each job is once in it: below the one that ends its longest way from a job that waits for none of these.
@@ -143,12 +143,12 @@ def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> li
             children.setdefault(pipeline, []).append(job_id)
         else:
             roots.append(job_id)
-    found: list[Place] = []
+    found: list[TreeRow] = []
     stack: list[tuple[str, str | None, int, str, str]] = [(job_id, None, 0, "", "") for job_id in reversed(roots)]
     tee, corner, bar, gap = drawn
     while stack:
         job_id, parent, depth, prefix, below = stack.pop()
-        found.append(Place(by_id[job_id], depth, parent, prefix))
+        found.append(TreeRow(by_id[job_id], depth, parent, prefix))
         under = children.get(job_id, [])
         for at, child in reversed(list(enumerate(under))):
             is_last = at == len(under) - 1

@@ -39,7 +39,7 @@ RETURN = (b"\r"[0], b"\n"[0])
 TILDE, DOT = b"~."
 
 
-class Terminal:
+class RawTerminal:
     """Standard input, if it is a terminal. A context: on leaving it, whatever happened, the mode is as before."""
 
     def __init__(self, fd: int = 0) -> None:
@@ -51,7 +51,7 @@ class Terminal:
         """Whether somebody sits there."""
         return self._before is not None
 
-    def __enter__(self) -> Terminal:
+    def __enter__(self) -> RawTerminal:
         self.make_raw()
         return self
 
@@ -107,7 +107,7 @@ def size() -> tuple[int, int]:
     return 0, 0
 
 
-class Escape:
+class EscapeFilter:
     """Finds `~.` at the begin of a line in what is typed, as ssh does; `~~` there stands for one tilde."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ WATCHED = (
 )
 
 
-class End:
+class RunEnding:
     """How the run ended, as its supervisor says; `is_known` False when it said nothing or the client left."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class End:
         """The client left by itself: 0 by `~.`, else the signal that made it."""
 
 
-class Relay:
+class AttachClient:
     """One client attached to one run."""
 
     def __init__(self, sock: _socket.socket, keeps: bool) -> None:
@@ -178,11 +178,11 @@ class Relay:
         self._is_pty = False
         self._is_open = True
         self._interrupts = 0
-        self._escape = Escape()
-        self._terminal: Terminal | None = None
-        self._end = End()
+        self._escape = EscapeFilter()
+        self._terminal: RawTerminal | None = None
+        self._end = RunEnding()
 
-    def run(self) -> End:
+    def run(self) -> RunEnding:
         """Attach, and stay until the run is over or this client has to leave. Raises: Refused."""
         self._outbox += frame(HELLO, b"%d %d %d" % (VERSION, *size()))
         wake_out, wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -221,7 +221,7 @@ class Relay:
         ready = dict(poll.poll())
         if wake_fd in ready:
             for number in os.read(wake_fd, 4096):
-                if not self._heed(number):
+                if not self._handle_signal(number):
                     return False
         for stream in self._pending:
             if stream - IN in ready and not self._write(stream):
@@ -279,7 +279,7 @@ class Relay:
     def _begin(self, is_pty: bool) -> None:
         self._is_pty = is_pty
         if is_pty:
-            self._terminal = Terminal()
+            self._terminal = RawTerminal()
             self._terminal.make_raw()
 
     def _take_exit(self, content: bytes) -> None:
@@ -358,7 +358,7 @@ class Relay:
 
     # --- signals ----------------------------------------------------------------------------------------
 
-    def _heed(self, number: int) -> bool:
+    def _handle_signal(self, number: int) -> bool:
         """A signal to this process; False when it has to leave."""
         if number == signal.SIGWINCH:
             self._resize()
@@ -367,7 +367,7 @@ class Relay:
                 self._terminal.make_raw()
                 self._resize()
         elif number == signal.SIGTSTP:
-            self._stand_still()
+            self._suspend()
         elif self._is_pty or number == signal.SIGHUP or (number == signal.SIGTERM and self._wants_to_leave()):
             return self._leave(number)
         elif self._is_open:
@@ -389,7 +389,7 @@ class Relay:
         self._outbox += frame(SIZE, b"%d %d" % size())
         self._flush()
 
-    def _stand_still(self) -> None:
+    def _suspend(self) -> None:
         if self._terminal is not None:
             self._terminal.restore()
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gpusched.cli.job_options import ONLY_TYPED
-from gpusched.cli.parse import Mistakes, parse, split_words
+from gpusched.cli.parse import UsageErrors, parse, split_words
 from gpusched.errors import Refused, UsageError
 from gpusched.model.units import printable
 
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpusched.cli.parse import Table, Values
+    from gpusched.cli.parse import OptionTable, Values
 
 _INTERPRETERS = {".py": "python", ".R": "Rscript", ".r": "Rscript", ".jl": "julia", ".pl": "perl", ".js": "node"}
 """Who runs a script, by the ending of its name; every other one is taken for one of the shell."""
@@ -69,13 +69,13 @@ def _first_line(name: str) -> str:
     return f"#!/usr/bin/env {interpreter}" if interpreter else "#!/bin/bash"
 
 
-def directives(table: Table, body: bytes, name: str) -> Values:
+def directives(table: OptionTable, body: bytes, name: str) -> Values:
     """Values of all #GSUB and #SBATCH lines before the first command.
 
     Raises: UsageError naming file, line and option of every mistake; an option that is not supported is never ignored.
     """
     values: Values = {}
-    mistakes = Mistakes()
+    mistakes = UsageErrors()
     for number, line in enumerate(body.split(b"\n"), 1):
         stripped = line.strip()
         if not stripped:
@@ -90,7 +90,7 @@ def directives(table: Table, body: bytes, name: str) -> Values:
     return values
 
 
-def _read_line(table: Table, text: str, where: str, values: Values, mistakes: Mistakes) -> None:
+def _read_line(table: OptionTable, text: str, where: str, values: Values, mistakes: UsageErrors) -> None:
     try:
         found, operands, _ = parse(table, split_words(text), operands_first=True)
     except ValueError as error:

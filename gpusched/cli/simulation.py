@@ -37,7 +37,7 @@ from gpusched.simulate.trace import Trace, parse_rows, read_trace, select_rows, 
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SimulationRequest:
     """The words of the command."""
 
     trace: str | None = None
@@ -97,7 +97,7 @@ class Simulation(Value):
         )
 
 
-def prepare(asked: Asked) -> Simulation:
+def prepare(asked: SimulationRequest) -> Simulation:
     """What was asked for, read and checked. Raises: UserError."""
     _check_words(asked)
     is_whole = asked.tick or asked.from_history
@@ -135,7 +135,7 @@ def prepare(asked: Asked) -> Simulation:
 _USUAL = ("fcfs+easy",)
 
 
-def _check_words(asked: Asked) -> None:
+def _check_words(asked: SimulationRequest) -> None:
     if asked.from_history and asked.trace is not None:
         raise UsageError(f"the trace {asked.trace} and --from-history are both jobs to replay", "give one of them")
     if not asked.from_history and asked.trace is None:
@@ -159,7 +159,7 @@ def _check_words(asked: Asked) -> None:
         raise UsageError("--exact is of traces: jobs of the history have the time limits that they had", "leave it out")
 
 
-def _history(asked: Asked) -> Trace:
+def _history(asked: SimulationRequest) -> Trace:
     from gpusched.instants import parse_since
     from gpusched.simulate.history import read_history
 
@@ -177,7 +177,7 @@ def _table() -> str:
     return paths.database()
 
 
-def _machines(asked: Asked, trace: Trace) -> tuple[NodeView, ...]:
+def _machines(asked: SimulationRequest, trace: Trace) -> tuple[NodeView, ...]:
     if asked.cluster is not None:
         return read_nodes(Path(asked.cluster))
     if asked.nodes is not None:
@@ -196,7 +196,7 @@ def _machines(asked: Asked, trace: Trace) -> tuple[NodeView, ...]:
 
 
 def show_simulation(
-    asked: Asked,
+    asked: SimulationRequest,
     *,
     wait_bound: str | None = None,
     details: bool = False,

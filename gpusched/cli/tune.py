@@ -17,7 +17,7 @@ from gpusched.model.units import printable
 from gpusched.model.value import replace
 
 if TYPE_CHECKING:
-    from gpusched.cli.simulation import Asked, Simulation
+    from gpusched.cli.simulation import Simulation, SimulationRequest
     from gpusched.model.settings import PrioritySettings, Settings
     from gpusched.simulate.comparison import SignFlipResult
     from gpusched.simulate.outcome import Outcome
@@ -129,7 +129,7 @@ def tune(
 
     example: gpusched tune kth_sp2.swf.gz --rows 0:3000 --goal 'slowdown_mean of width<=4, wait_p95 of wide <= 12h'
     """
-    from gpusched.cli.simulation import Asked
+    from gpusched.cli.simulation import SimulationRequest
     from gpusched.simulate.daemon_run import Mishaps
     from gpusched.simulate.policies import DEFAULT, PRESENT
     from gpusched.simulate.tuning import GOAL_EXAMPLE, objective_of
@@ -139,7 +139,7 @@ def tune(
     if tries < 1:
         raise UsageError(f"--tries {tries} tries nothing", "--tries 40")
     file = None if write is None else _writable(write)
-    asked = Asked(
+    asked = SimulationRequest(
         trace=trace,
         nodes=nodes,
         cluster=cluster,
@@ -197,7 +197,7 @@ class _Report:
 
 
 def _tune(
-    asked: Asked, goal: Objective, tries: int, hold_out: float, seed: int, file: Path | None, as_json: bool
+    asked: SimulationRequest, goal: Objective, tries: int, hold_out: float, seed: int, file: Path | None, as_json: bool
 ) -> None:
     from gpusched.cli import schedules
     from gpusched.cli.simulation import prepare

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.relay import Escape
+from gpusched.cli.relay import EscapeFilter
 
 
 def typed(*pieces: bytes) -> tuple[bytes, bool]:
-    escape, out = Escape(), b""
+    escape, out = EscapeFilter(), b""
     for piece in pieces:
         passed, leaves = escape.feed(piece)
         out += passed

@@ -12,9 +12,9 @@ from gpusched import __version__
 from gpusched.cli.admin import system
 from gpusched.cli.admin.system_plan import (
     COMMANDS,
-    Service,
-    Site,
-    Step,
+    InstallTarget,
+    PlanStep,
+    ServiceState,
     install_plan,
     look,
     source,
@@ -29,19 +29,19 @@ NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to own fil
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path) -> InstallTarget:
     folder = tmp_path / "venv" / "bin"
     folder.mkdir(parents=True)
     for name in COMMANDS:
         (folder / name).touch()
-    return Site(str(folder), str(tmp_path / "root"), launcher="systemd")
+    return InstallTarget(str(folder), str(tmp_path / "root"), launcher="systemd")
 
 
-def words(steps: list[Step]) -> list[str]:
+def words(steps: list[PlanStep]) -> list[str]:
     return [f"{step.word} {step.target}" for step in steps]
 
 
-def carry_out(steps: list[Step]) -> None:
+def carry_out(steps: list[PlanStep]) -> None:
     for step in steps:
         if step.act is not None:
             step.act()
@@ -51,10 +51,10 @@ def files_below(root: str) -> set[str]:
     return {str(path)[len(root) :] for path in Path(root).rglob("*") if path.is_file() or path.is_symlink()}
 
 
-def test_a_plan_that_was_carried_out_leaves_an_empty_one(site: Site) -> None:
-    steps = install_plan(site, Service())
+def test_a_plan_that_was_carried_out_leaves_an_empty_one(site: InstallTarget) -> None:
+    steps = install_plan(site, ServiceState())
     carry_out(steps)
-    assert install_plan(site, Service()) == []
+    assert install_plan(site, ServiceState()) == []
     units = "/etc/systemd/system"
     assert files_below(site.root) == {
         *(f"{units}/gpusched.service", f"{units}/gpusched-metrics.service", "/etc/pam.d/gpusched"),
@@ -64,43 +64,43 @@ def test_a_plan_that_was_carried_out_leaves_an_empty_one(site: Site) -> None:
     assert {f"{site.root}{path}" for path in files_below(site.root)} == {step.target for step in steps}
 
 
-def test_what_is_written_can_be_read_by_everybody_whatever_the_umask(site: Site) -> None:
+def test_what_is_written_can_be_read_by_everybody_whatever_the_umask(site: InstallTarget) -> None:
     before = os.umask(0o077)
     try:
-        carry_out(install_plan(site, Service()))
+        carry_out(install_plan(site, ServiceState()))
     finally:
         os.umask(before)
     for path in Path(site.root, "etc").rglob("*"):
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
 
 
-def test_settings_of_the_administrator_are_never_touched(site: Site) -> None:
+def test_settings_of_the_administrator_are_never_touched(site: InstallTarget) -> None:
     config = Path(site.root, "etc/gpusched/config.toml")
     config.parent.mkdir(parents=True)
     config.write_text("[daemon]\npoll_s = 2\n")
-    carry_out(steps := install_plan(site, Service()))
+    carry_out(steps := install_plan(site, ServiceState()))
     assert config.read_text() == "[daemon]\npoll_s = 2\n"
     assert f"keep {config}" in words(steps)
-    assert not any(step.act for step in install_plan(site, Service()))
+    assert not any(step.act for step in install_plan(site, ServiceState()))
 
 
-def test_a_unit_of_an_older_release_is_replaced(site: Site) -> None:
-    carry_out(install_plan(site, Service()))
+def test_a_unit_of_an_older_release_is_replaced(site: InstallTarget) -> None:
+    carry_out(install_plan(site, ServiceState()))
     unit = Path(site.root, "etc/systemd/system/gpusched.service")
     unit.write_text("[Service]\nType=simple\n")
-    (step,) = install_plan(site, Service())
+    (step,) = install_plan(site, ServiceState())
     assert (step.word, step.target) == ("write", str(unit))
     carry_out([step])
     assert unit.read_text() == unit_text("gpusched.service", site)
 
 
-def test_a_command_of_somebody_else_is_left_alone_and_an_old_link_is_not(site: Site) -> None:
+def test_a_command_of_somebody_else_is_left_alone_and_an_old_link_is_not(site: InstallTarget) -> None:
     bin_folder = Path(site.root, "usr/local/bin")
     bin_folder.mkdir(parents=True)
     (bin_folder / "gq").write_text("#!/bin/sh\n")
     (bin_folder / "gsub").symlink_to("/opt/older/bin/gsub")
     (bin_folder / "grun").symlink_to("/usr/bin/green-run")
-    carry_out(steps := install_plan(site, Service()))
+    carry_out(steps := install_plan(site, ServiceState()))
     assert (bin_folder / "gq").read_text() == "#!/bin/sh\n"
     assert os.readlink(bin_folder / "gsub") == f"{site.folder}/gsub"
     assert os.readlink(bin_folder / "grun") == "/usr/bin/green-run"
@@ -109,80 +109,80 @@ def test_a_command_of_somebody_else_is_left_alone_and_an_old_link_is_not(site: S
     assert f"{site.folder}/gq" in kept[1].why
 
 
-def test_removing_takes_away_what_was_installed_and_keeps_what_is_the_administrators(site: Site) -> None:
-    carry_out(install_plan(site, Service()))
+def test_removing_takes_away_what_was_installed_and_keeps_what_is_the_administrators(site: InstallTarget) -> None:
+    carry_out(install_plan(site, ServiceState()))
     state = Path(site.root, "var/lib/gpusched")
     state.mkdir(parents=True)
     (state / "gpusched.db").touch()
-    steps = uninstall_plan(site, Service(), purge=False)
+    steps = uninstall_plan(site, ServiceState(), purge=False)
     assert [step.target for step in steps if step.act is None] == [f"{site.root}/etc/gpusched", str(state)]
     carry_out(steps)
     assert files_below(site.root) == {"/etc/gpusched/config.toml", "/var/lib/gpusched/gpusched.db"}
-    assert not any(step.act for step in uninstall_plan(site, Service(), purge=False))
-    carry_out(uninstall_plan(site, Service(), purge=True))
+    assert not any(step.act for step in uninstall_plan(site, ServiceState(), purge=False))
+    carry_out(uninstall_plan(site, ServiceState(), purge=True))
     assert files_below(site.root) == set()
 
 
-def test_removing_leaves_a_pam_file_that_was_edited_and_others_commands(site: Site) -> None:
-    carry_out(install_plan(site, Service()))
+def test_removing_leaves_a_pam_file_that_was_edited_and_others_commands(site: InstallTarget) -> None:
+    carry_out(install_plan(site, ServiceState()))
     Path(site.root, "etc/pam.d/gpusched").write_text("session required pam_env.so\n")
     link = Path(site.root, "usr/local/bin/gq")
     link.unlink()
     link.write_text("#!/bin/sh\n")
-    carry_out(uninstall_plan(site, Service(), purge=True))
+    carry_out(uninstall_plan(site, ServiceState(), purge=True))
     assert files_below(site.root) == {"/etc/pam.d/gpusched", "/usr/local/bin/gq"}
 
 
-def commands(site: Site, service: Service) -> list[str]:
+def commands(site: InstallTarget, service: ServiceState) -> list[str]:
     return [step.target for step in install_plan(site, service) if step.word == "run"]
 
 
-def with_systemd(site: Site) -> Site:
+def with_systemd(site: InstallTarget) -> InstallTarget:
     """The files below the root, and systemd as on a machine."""
 
-    class Machine(Site):
+    class Machine(InstallTarget):
         def at(self, path: str) -> str:
             return site.root + path
 
     return Machine(site.folder, launcher="systemd")
 
 
-def test_systemd_is_told_what_has_changed(site: Site) -> None:
-    assert commands(site, Service()) == []
-    carry_out(install_plan(site, Service()))
+def test_systemd_is_told_what_has_changed(site: InstallTarget) -> None:
+    assert commands(site, ServiceState()) == []
+    carry_out(install_plan(site, ServiceState()))
     here = with_systemd(site)
-    assert commands(here, Service(is_enabled=True, is_active=True, version=__version__)) == []
+    assert commands(here, ServiceState(is_enabled=True, is_active=True, version=__version__)) == []
     restart = ["systemctl restart gpusched.service"]
-    older = Service(is_enabled=True, is_active=True, version="0.0.1")
+    older = ServiceState(is_enabled=True, is_active=True, version="0.0.1")
     assert commands(here, older) == restart
     (step,) = install_plan(here, older)
     assert "0.0.1" in step.why
     assert "jobs keep running" in step.why
-    assert commands(here, Service(is_enabled=True, is_active=True, version=None)) == restart
-    assert commands(here, Service()) == [
+    assert commands(here, ServiceState(is_enabled=True, is_active=True, version=None)) == restart
+    assert commands(here, ServiceState()) == [
         "systemctl enable --quiet gpusched.service",
         "systemctl start gpusched.service",
     ]
     Path(site.root, "etc/systemd/system/gpusched.service").write_text("")
-    now = Service(is_enabled=True, is_active=True, version=__version__)
+    now = ServiceState(is_enabled=True, is_active=True, version=__version__)
     assert commands(here, now) == ["systemctl daemon-reload", *restart]
 
 
-def test_systemd_is_told_of_no_unit_that_somebody_took_away_by_hand(site: Site) -> None:
-    carry_out(install_plan(site, Service()))
+def test_systemd_is_told_of_no_unit_that_somebody_took_away_by_hand(site: InstallTarget) -> None:
+    carry_out(install_plan(site, ServiceState()))
     here, units = with_systemd(site), Path(site.root, "etc/systemd/system")
 
-    def told(service: Service) -> list[str]:
+    def told(service: ServiceState) -> list[str]:
         return [step.target for step in uninstall_plan(here, service, purge=False) if step.word == "run"]
 
     disable, reload = "systemctl disable --quiet --now", "systemctl daemon-reload"
-    runs = Service(is_enabled=True, is_active=True, version=__version__)
+    runs = ServiceState(is_enabled=True, is_active=True, version=__version__)
     assert told(runs) == [f"{disable} gpusched.service gpusched-metrics.service", reload]
     (units / "gpusched-metrics.service").unlink()
     assert told(runs) == [f"{disable} gpusched.service", reload]
     (units / "gpusched.service").unlink()
-    assert told(Service(is_active=True, version=__version__)) == ["systemctl stop gpusched.service"]
-    assert told(Service()) == []
+    assert told(ServiceState(is_active=True, version=__version__)) == ["systemctl stop gpusched.service"]
+    assert told(ServiceState()) == []
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_service_that_is_tried_again_and_again_is_restarted_not_joined(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     found = look(os.environ, lambda: None)
-    assert found == Service(is_enabled=True, is_active=is_active, version=None)
+    assert found == ServiceState(is_enabled=True, is_active=is_active, version=None)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_service_that_is_tried_again_and_again_is_restarted_not_joined(
     ids=["it is empty", "jobs run in it", "nobody counts"],
 )
 def test_the_slice_of_the_runs_goes_when_no_job_is_in_it(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, wanted: list[str]
+    site: InstallTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, wanted: list[str]
 ) -> None:
     program = tmp_path / "systemctl"
     program.write_text(
@@ -227,12 +227,12 @@ def test_the_slice_of_the_runs_goes_when_no_job_is_in_it(
     assert ("gpusched.slice" in kept) is (answer == "7")
 
 
-def test_with_the_fork_launcher_there_is_no_sandbox(site: Site) -> None:
-    forking = Site(site.folder, site.root, launcher="fork")
-    carry_out(install_plan(forking, Service()))
+def test_with_the_fork_launcher_there_is_no_sandbox(site: InstallTarget) -> None:
+    forking = InstallTarget(site.folder, site.root, launcher="fork")
+    carry_out(install_plan(forking, ServiceState()))
     conf = Path(site.root, "etc/systemd/system/gpusched.service.d/10-fork.conf")
     assert conf.exists()
-    (step,) = install_plan(site, Service())
+    (step,) = install_plan(site, ServiceState())
     assert (step.word, step.target) == ("remove", str(conf))
     carry_out([step])
     assert not conf.parent.exists()
@@ -248,13 +248,13 @@ def test_the_fork_drop_in_takes_back_every_part_of_the_sandbox() -> None:
 
 
 def test_the_paths_of_the_installation_are_in_the_units() -> None:
-    site = Site("/srv/tools/bin", checkpoint_dir="/scratch/checkpoints")
+    site = InstallTarget("/srv/tools/bin", checkpoint_dir="/scratch/checkpoints")
     for name in ("gpusched.service", "gpusched-metrics.service"):
         text = unit_text(name, site)
         assert "/opt/gpusched" not in text
         assert "ExecStart=/srv/tools/bin/gpusched" in text
     assert "\nReadWritePaths=-/scratch/checkpoints\n" in unit_text("gpusched.service", site)
-    assert "ReadWritePaths" not in unit_text("gpusched.service", Site("/srv/tools/bin"))
+    assert "ReadWritePaths" not in unit_text("gpusched.service", InstallTarget("/srv/tools/bin"))
 
 
 def test_units_can_be_parsed_and_say_what_the_daemon_relies_on() -> None:

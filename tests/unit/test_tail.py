@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.follow import Printer
+from gpusched.cli.follow import PrefixedOutput
 from gpusched.model.units import put_aside
 from gpusched.tail import LONGEST_LINE, Tail
 
@@ -187,7 +187,7 @@ def test_prefixed_lines_are_whole_however_the_pieces_are_cut(pieces: list[bytes]
     with pytest.MonkeyPatch.context() as patch:
         screen = Screen()
         patch.setattr(sys, "stdout", screen)
-        printer = Printer("[7 x] ")
+        printer = PrefixedOutput("[7 x] ")
         for piece in pieces:
             printer.write(piece)
         printer.finish()
@@ -201,6 +201,6 @@ def test_prefixed_lines_are_whole_however_the_pieces_are_cut(pieces: list[bytes]
 def test_on_a_terminal_a_bar_does_not_draw_over_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(is_terminal=True)
     monkeypatch.setattr(sys, "stdout", screen)
-    printer = Printer("[7 x] ", 36)
+    printer = PrefixedOutput("[7 x] ", 36)
     printer.write(b"\r 10%\r 50%\r100%\nplain \xff\n")
     assert screen.buffer.getvalue() == b"\x1b[36m[7 x] \x1b[0m100%\n\x1b[36m[7 x] \x1b[0mplain \xff\n"

@@ -233,10 +233,10 @@ def simulate(
         }
         show_packing(pack, policy, orders, as_json, [name for name, value in others.items() if value])
         return
-    from gpusched.cli.simulation import Asked, show_simulation  # nothing that the other commands need
+    from gpusched.cli.simulation import SimulationRequest, show_simulation  # nothing that the other commands need
     from gpusched.simulate.daemon_run import Mishaps
 
-    asked = Asked(
+    asked = SimulationRequest(
         trace=trace,
         nodes=nodes,
         cluster=cluster,

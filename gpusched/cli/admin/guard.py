@@ -13,7 +13,7 @@ from gpusched.cli import output, tables
 from gpusched.cli.admin.system_plan import (
     GUARD,
     UNITS,
-    Site,
+    InstallTarget,
     commands_folder,
     read_text,
     remove,
@@ -50,7 +50,7 @@ def on() -> None:
     for unit in units:
         _say(unit, _put_on(unit))
     command = f"{os.path.join(folder, 'gpusched')} system guard attach"
-    files = {f"{UNITS}/{GUARD}": unit_text(GUARD, Site(folder))}
+    files = {f"{UNITS}/{GUARD}": unit_text(GUARD, InstallTarget(folder))}
     for unit in units:
         if unit.endswith(".service"):
             # Its control group goes when it stops, and the rule with it.

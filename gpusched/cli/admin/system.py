@@ -19,9 +19,9 @@ from gpusched import __version__, paths
 from gpusched.cli.admin.guard import app as guard_app
 from gpusched.cli.admin.system_plan import (
     CONFIG,
-    Service,
-    Site,
-    Step,
+    InstallTarget,
+    PlanStep,
+    ServiceState,
     commands_folder,
     install_plan,
     look,
@@ -92,7 +92,7 @@ def install(
         _needs_systemd()
         _check_trust(folder)
     site = _site(folder, below)
-    service = Service() if below else look(os.environ, _running_version)
+    service = ServiceState() if below else look(os.environ, _running_version)
     steps = install_plan(site, service, limit_s)
     title = f"gpusched {__version__} in {os.path.dirname(folder)} becomes the system scheduler:"
     notes = ["No users or groups are created. systemd creates /var/lib/gpusched, /run/gpusched and /etc/gpusched."]
@@ -129,11 +129,11 @@ def uninstall(
                 "wait for them or cancel them (gq, gcancel); to leave them running: --force",
             )
     site = _site(commands_folder(), below)
-    steps = uninstall_plan(site, Service() if below else look(os.environ, lambda: None), purge=purge)
+    steps = uninstall_plan(site, ServiceState() if below else look(os.environ, lambda: None), purge=purge)
     _carry_out(steps, "Removing the system scheduler:", [], yes=yes, plan=plan)
 
 
-def _carry_out(steps: list[Step], title: str, notes: list[str], *, yes: bool, plan: bool) -> bool:
+def _carry_out(steps: list[PlanStep], title: str, notes: list[str], *, yes: bool, plan: bool) -> bool:
     """Show the steps, ask, do them. False when nothing was done. Raises: Refused when nobody can be asked."""
     if not any(step.act for step in steps):
         sys.stdout.write("nothing to do\n")
@@ -161,7 +161,7 @@ def _carry_out(steps: list[Step], title: str, notes: list[str], *, yes: bool, pl
     return True
 
 
-def _remark(step: Step) -> str:
+def _remark(step: PlanStep) -> str:
     if not step.why:
         return ""
     return f" -> {step.why}" if step.word == "link" else f"   ({step.why})"
@@ -217,7 +217,7 @@ def _check_trust(folder: str) -> None:
         )
 
 
-def _site(folder: str, below: str) -> Site:
+def _site(folder: str, below: str) -> InstallTarget:
     from gpusched.config import load_settings
 
     config = f"{below}{paths.SYSTEM_CONFIG}/config.toml"
@@ -225,7 +225,7 @@ def _site(folder: str, below: str) -> Site:
     checkpoints = settings.life.checkpoint_dir
     if checkpoints is not None and not is_plain(checkpoints):
         raise Refused(f"systemd cannot use the path {checkpoints!r}", f"set another one in {config}")
-    return Site(folder, below, settings.daemon.launcher, checkpoints)
+    return InstallTarget(folder, below, settings.daemon.launcher, checkpoints)
 
 
 def example_for(cluster: dict[str, Any] | None) -> str:

@@ -28,7 +28,7 @@ _WRITTEN_FOR = "/opt/gpusched/bin/"
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class InstallTarget:
     """Where to install from and to."""
 
     folder: str
@@ -56,7 +56,7 @@ def source(name: str) -> str:
     raise NotReady(f"{name} is missing from this installation", "reinstall gpusched with pip")
 
 
-def unit_text(name: str, site: Site) -> str:
+def unit_text(name: str, site: InstallTarget) -> str:
     """A unit file with the paths of this installation."""
     text = source(name).replace(_WRITTEN_FOR, os.path.join(site.folder, ""))
     if name == UNIT and site.checkpoint_dir:
@@ -88,7 +88,7 @@ SLICE = UnitNames().slice
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """One thing to do."""
 
     word: str
@@ -99,7 +99,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceState:
     """What systemd and the daemon say right now."""
 
     is_enabled: bool = False
@@ -111,7 +111,7 @@ class Service:
     one, or where systemd does not count them."""
 
 
-def install_plan(site: Site, service: Service, default_time_s: int | None = None) -> list[Step]:
+def install_plan(site: InstallTarget, service: ServiceState, default_time_s: int | None = None) -> list[PlanStep]:
     """What is still to be done, in this order, after notes about what is kept.
 
     Args: default_time_s: time limit of jobs that give none, for a new config file.
@@ -126,7 +126,7 @@ def install_plan(site: Site, service: Service, default_time_s: int | None = None
     return [*files, *_links(site), *_systemd(site, service, reload=bool(units))]
 
 
-def _sandbox(site: Site) -> Iterator[Step]:
+def _sandbox(site: InstallTarget) -> Iterator[PlanStep]:
     """Runs that are children of the daemon must not be in its sandbox."""
     if site.launcher == "fork":
         yield from _written(site, FORK_CONF, source("gpusched-fork.conf"), 'no sandbox, for launcher = "fork"')
@@ -137,7 +137,7 @@ def _sandbox(site: Site) -> Iterator[Step]:
 _COMMENTED_LIMIT = "# [default]\n# time_limit_s = 86400 "
 
 
-def _config(site: Site, default_time_s: int | None) -> Iterator[Step]:
+def _config(site: InstallTarget, default_time_s: int | None) -> Iterator[PlanStep]:
     text, why = source("default-config.toml"), "settings, all of them commented out"
     if default_time_s is not None:
         text = text.replace(_COMMENTED_LIMIT, f"[default]\ntime_limit_s = {default_time_s}  ", 1)
@@ -145,21 +145,21 @@ def _config(site: Site, default_time_s: int | None) -> Iterator[Step]:
     return _once(site, CONFIG, text, why)
 
 
-def _written(site: Site, path: str, text: str, why: str) -> Iterator[Step]:
+def _written(site: InstallTarget, path: str, text: str, why: str) -> Iterator[PlanStep]:
     if read_text(site.at(path)) != text:
-        yield Step("write", site.at(path), why, lambda: write_text(site.at(path), text))
+        yield PlanStep("write", site.at(path), why, lambda: write_text(site.at(path), text))
 
 
-def _once(site: Site, path: str, text: str, why: str) -> Iterator[Step]:
+def _once(site: InstallTarget, path: str, text: str, why: str) -> Iterator[PlanStep]:
     """A file that belongs to the administrator from then on."""
     found = read_text(site.at(path))
     if found is None:
-        yield Step("write", site.at(path), why, lambda: write_text(site.at(path), text))
+        yield PlanStep("write", site.at(path), why, lambda: write_text(site.at(path), text))
     elif found != text:
-        yield Step("keep", site.at(path), "already there, and yours")
+        yield PlanStep("keep", site.at(path), "already there, and yours")
 
 
-def _links(site: Site) -> Iterator[Step]:
+def _links(site: InstallTarget) -> Iterator[PlanStep]:
     if site.folder == LINKS:
         return
     for name in COMMANDS:
@@ -167,9 +167,9 @@ def _links(site: Site) -> Iterator[Step]:
         if os.path.realpath(link) == os.path.realpath(target) or not os.path.exists(site.folder):
             continue
         if os.path.lexists(link) and not _is_ours(link):
-            yield Step("keep", link, f"not from gpusched; call {target} by its path")
+            yield PlanStep("keep", link, f"not from gpusched; call {target} by its path")
         else:
-            yield Step("link", link, target, lambda link=link, target=target: _link(link, target))  # type: ignore[misc]
+            yield PlanStep("link", link, target, lambda link=link, target=target: _link(link, target))  # type: ignore[misc]
 
 
 def _is_ours(link: str) -> bool:
@@ -177,7 +177,7 @@ def _is_ours(link: str) -> bool:
     return os.path.islink(link) and os.path.basename(os.readlink(link)) == os.path.basename(link)
 
 
-def _systemd(site: Site, service: Service, *, reload: bool) -> Iterator[Step]:
+def _systemd(site: InstallTarget, service: ServiceState, *, reload: bool) -> Iterator[PlanStep]:
     if site.root:
         return
     if reload:
@@ -191,9 +191,9 @@ def _systemd(site: Site, service: Service, *, reload: bool) -> Iterator[Step]:
         yield _command("systemctl", "restart", UNIT, why=f"{other}jobs keep running")
 
 
-def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
+def uninstall_plan(site: InstallTarget, service: ServiceState, *, purge: bool) -> list[PlanStep]:
     """What takes it all away again but, without `purge`, settings and job table."""
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     units = [path for path in (f"{UNITS}/{UNIT}", f"{UNITS}/{METRICS}", FORK_CONF) if os.path.exists(site.at(path))]
     # One that is not there, because somebody took it away by hand, systemctl fails over each time.
     there = [name for name in (UNIT, METRICS) if f"{UNITS}/{name}" in units]
@@ -202,9 +202,9 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
     if service.is_active and UNIT not in there:
         steps.append(_command("systemctl", "stop", UNIT, why="jobs keep running"))
     if os.path.exists(site.at(f"{UNITS}/{GUARD}")) and not site.root:
-        steps.append(Step("run", "gpusched system guard off", "logins can use the GPUs again", _lift_guard))
+        steps.append(PlanStep("run", "gpusched system guard off", "logins can use the GPUs again", _lift_guard))
     if service.slice_tasks:
-        steps.append(Step("keep", SLICE, "jobs run in it; it disappears at the next reboot"))
+        steps.append(PlanStep("keep", SLICE, "jobs run in it; it disappears at the next reboot"))
     elif service.slice_tasks is not None:
         steps.append(_command("systemctl", "stop", SLICE, why="no job is in it"))
     steps += [_removal(site, path, "") for path in units]
@@ -220,7 +220,7 @@ def uninstall_plan(site: Site, service: Service, *, purge: bool) -> list[Step]:
         if purge and os.path.exists(site.at(path)):
             steps.append(_removal(site, path, f"{what}, deleted"))
         elif os.path.exists(site.at(path)):
-            steps.append(Step("keep", site.at(path), f"{what}; --purge deletes it"))
+            steps.append(PlanStep("keep", site.at(path), f"{what}; --purge deletes it"))
     return steps
 
 
@@ -230,7 +230,7 @@ def _lift_guard() -> None:
     lift()
 
 
-def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Service:
+def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> ServiceState:
     """Ask systemd, and the daemon for its version."""
 
     def says(*words: str, unit: str = UNIT) -> str:
@@ -243,15 +243,15 @@ def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Servi
     # systemd says so of any name: one that holds nothing may not be there at all.
     has_slice = says("is-active", unit=SLICE) == "active" and tasks.isdigit()
     version_now = version() if is_active else None
-    return Service(says("is-enabled") == "enabled", is_active, version_now, int(tasks) if has_slice else None)
+    return ServiceState(says("is-enabled") == "enabled", is_active, version_now, int(tasks) if has_slice else None)
 
 
-def _removal(site: Site, path: str, why: str) -> Step:
-    return Step("remove", site.at(path), why, lambda: remove(site.at(path)))
+def _removal(site: InstallTarget, path: str, why: str) -> PlanStep:
+    return PlanStep("remove", site.at(path), why, lambda: remove(site.at(path)))
 
 
-def _command(*words: str, why: str = "") -> Step:
-    return Step("run", " ".join(words), why, lambda: run_command(*words))
+def _command(*words: str, why: str = "") -> PlanStep:
+    return PlanStep("run", " ".join(words), why, lambda: run_command(*words))
 
 
 def run_command(*words: str) -> None:
