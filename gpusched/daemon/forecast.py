@@ -47,7 +47,7 @@ _Mark = TypeVar("_Mark")
 
 
 @dataclass(frozen=True, slots=True)
-class RunTimes:
+class RunTimeForecast:
     """Predicted run times of jobs, by id; None for those with too little history."""
 
     jobs: Mapping[int, Job]
@@ -78,7 +78,7 @@ class QueueForecast:
     snapshot: Snapshot
     settings: Settings
     extensions: Extensions
-    predict: RunTimes
+    predict: RunTimeForecast
     arrivals: tuple[Arrival, ...]
     tally: Tally
 
@@ -105,7 +105,7 @@ class QueueForecast:
             snapshot,
             scheduler.settings,
             scheduler.extensions.asked_once(),
-            RunTimes(_jobs_in(snapshot, arrivals, world.jobs, newcomer), scheduler.history.run_times_s()),
+            RunTimeForecast(_jobs_in(snapshot, arrivals, world.jobs, newcomer), scheduler.history.run_times_s()),
             tuple(arrivals),
             Tally(dict(tally.by_queue), dict(tally.by_queue_user), dict(tally.by_qos_user)),
         )

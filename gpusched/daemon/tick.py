@@ -39,8 +39,7 @@ from gpusched.daemon.watch.estimates import Estimates
 from gpusched.daemon.watch.gpus import GpuFaults, GpuWatch
 from gpusched.daemon.watch.history import History
 from gpusched.daemon.watch.idle import IdleWatch
-from gpusched.daemon.watch.overuse import OveruseWatch
-from gpusched.daemon.watch.unbooked_use import IntruderWatch
+from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
 from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.gpu.tracker import GpuTracker

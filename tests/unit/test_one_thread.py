@@ -16,7 +16,7 @@ import pytest
 from lab import ANN, ROOT, Lab
 from loop_bench import loop_bench
 
-from gpusched.daemon.forecast import JobNames, QueueForecast, RunTimes
+from gpusched.daemon.forecast import JobNames, QueueForecast, RunTimeForecast
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotReady
 from gpusched.model.commands import Cancel, Drain, Reserve, Selection
@@ -28,7 +28,7 @@ from gpusched.testing import request
 
 pytestmark = pytest.mark.filterwarnings("ignore:Changing state of started")
 
-OWN = (QueueForecast, RunTimes, JobNames)
+OWN = (QueueForecast, RunTimeForecast, JobNames)
 
 
 class Strict(pickle.Pickler):

@@ -163,7 +163,7 @@ def look(spool: str, run: Run, uid: int, seen: _Seen | None, now: float, looked_
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class FileTail:
     """The end of a file."""
 
     mark: Mark
@@ -173,7 +173,7 @@ class Tail:
     """None: as it was."""
 
 
-def read_tail(path: str, owner: int, known: Mark | None) -> Tail | None:
+def read_tail(path: str, owner: int, known: Mark | None) -> FileTail | None:
     """The end of a regular file of this owner; None for anything else, a link among it."""
     try:
         # Opened for nothing first: opening a device or a pipe for reading can already do something.
@@ -186,7 +186,7 @@ def read_tail(path: str, owner: int, known: Mark | None) -> Tail | None:
             return None
         mark = (found.st_ino, found.st_size, found.st_mtime_ns)
         if mark == known:
-            return Tail(mark, found.st_mtime, None)
+            return FileTail(mark, found.st_mtime, None)
         fd = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             content = os.pread(fd, TAIL_BYTES, max(0, found.st_size - TAIL_BYTES))
@@ -196,4 +196,4 @@ def read_tail(path: str, owner: int, known: Mark | None) -> Tail | None:
         return None
     finally:
         os.close(handle)
-    return Tail(mark, found.st_mtime, content)
+    return FileTail(mark, found.st_mtime, content)
