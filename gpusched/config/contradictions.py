@@ -7,19 +7,14 @@ looks at it when it starts, at a reload, and for the doctor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from itertools import islice
 
-from gpusched.model.settings import QosSettings, QueueSettings, Settings
+from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings, chain_of
 from gpusched.model.units import closest, format_amount, plural
 from gpusched.scheduler.limits import quota_problems
 
 Contradiction = tuple[tuple[str, ...], str, str]
 """Path of the offending key, a sentence, and what to do."""
-
-
-class _InTree(Protocol):
-    @property
-    def parent(self) -> str | None: ...
 
 
 def contradictions(settings: Settings) -> Iterator[Contradiction]:
@@ -36,29 +31,18 @@ def contradictions(settings: Settings) -> Iterator[Contradiction]:
     yield from _in_foreign(settings)
 
 
-def _in_tree(section: str, tree: Mapping[str, _InTree]) -> Iterator[Contradiction]:
+def _in_tree(section: str, tree: Mapping[str, QueueSettings | AccountSettings]) -> Iterator[Contradiction]:
     told: set[str] = set()
     for name, one in tree.items():
         if one.parent is not None and one.parent not in tree:
             path, text = (section, name, "parent"), f"{section} {name} is below {one.parent}, which does not exist"
             yield path, text, _meant(one.parent, tree, f"add [{section}.{one.parent}], or leave the parent out")
-        circle = _circle_from(name, tree)
+        chain = tuple(chain_of(name, tree))
+        circle = tuple(node.name for node in chain) if chain[-1].parent == name else ()
         if circle and not told & set(circle):
             told |= set(circle)
             text = f"the {section}s form a cycle: {' -> '.join((*circle, circle[0]))}"
             yield (section, name, "parent"), text, f"leave out the parent of one of them: {', '.join(circle)}"
-
-
-def _circle_from(name: str, tree: Mapping[str, _InTree]) -> tuple[str, ...]:
-    """The circle that this one is part of, from it upwards."""
-    way = [name]
-    while (above := tree[way[-1]].parent) is not None and above in tree:
-        if above == name:
-            return tuple(way)
-        if above in way:
-            return ()
-        way.append(above)
-    return ()
 
 
 def _in_queue(queue: QueueSettings, settings: Settings) -> Iterator[Contradiction]:
@@ -88,7 +72,7 @@ def _default_time(queue: QueueSettings, queues: Mapping[str, QueueSettings]) -> 
     default_s = queue.default_time_s
     if default_s is None:
         return
-    for one in (queue, *_above(queue, queues)):
+    for one in chain_of(queue.name, queues):
         if one.max_time_s is not None and default_s > one.max_time_s:
             where = "" if one is queue else f" of queue {one.name} above it"
             text = f"default_time_s of queue {queue.name} is {default_s}, but max_time_s{where} is "
@@ -123,23 +107,13 @@ def _limits_above(queue: QueueSettings, queues: Mapping[str, QueueSettings]) -> 
         value = getattr(queue, limit)
         if value is None or (queue.max_gpus is not None and value > queue.max_gpus):
             continue
-        for above in _above(queue, queues):
+        for above in islice(chain_of(queue.name, queues), 1, None):
             if above.max_gpus is not None and value > above.max_gpus:
                 most = format_amount(above.max_gpus)
                 text = f"{limit} of queue {queue.name} is {format_amount(value)}, but queue {above.name} above "
                 hint = f"leave {limit} out, or raise max_gpus of {above.name}"
                 yield ("queue", queue.name, limit), f"{text}it may hold at most {most}", hint
                 break
-
-
-def _above(queue: QueueSettings, queues: Mapping[str, QueueSettings]) -> Iterator[QueueSettings]:
-    """The queues above this one, the next first; each once, even in a circle."""
-    passed = {queue.name}
-    name = queue.parent
-    while name is not None and name in queues and name not in passed:
-        passed.add(name)
-        yield queues[name]
-        name = queues[name].parent
 
 
 def _cards(queue: QueueSettings) -> int:

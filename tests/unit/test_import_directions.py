@@ -37,7 +37,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         "daemon": "api access client paths config store gpu engine notify scheduler lifecycle plugins predict private "
         "ports model errors",
         "api": "access scheduler lifecycle predict ports model errors",
-        "snapshots": "paths private model errors",
+        "snapshots": "paths model errors",
         "simulate": "daemon engine gpu config paths quickjson scheduler lifecycle predict store ports model errors",
         "sdk": "client snapshots paths private quickjson tail instants model errors",
         "cli": "daemon access client paths config store gpu engine scheduler lifecycle ports notify private "
