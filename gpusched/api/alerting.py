@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r"[\w!#$%&'*+/=?^`{|}~.-]+@[\w.-]+")
 
 
 def read_alerting(values: Mapping[str, Any]) -> Alerting | None:
-    """Whom to tell what of a job; None for nobody. Raises: UsageError."""
+    """Events and targets of a job's alerts; None for none. Raises: UsageError."""
     found = read_parts(values)
     alerting = Alerting(found.get("notify", ()), found.get("notify_to", ()))
     if alerting.on:

@@ -64,7 +64,7 @@ def problems_in_targets() -> list[UserError]:
 def send_test(wanted: str | None) -> list[dict[str, object]]:
     """Send a test to one target or to all, now and from here; for each what became of it.
 
-    Raises: UserError when there is nobody to tell.
+    Raises: UserError when there is no target.
     """
     import os
     import time

@@ -286,7 +286,7 @@ class _Reader:
             self._refuse(text, *self._written(key), hint=hint)
 
     def _written(self, key: Key) -> Key:
-        """The key, or the first table of those that its default is at odds with: `[queue.vision]`."""
+        """The key, or the first table that its default contradicts: `[queue.vision]`."""
         section, name = key[:2]
         if section != "default" or key in self._lines or name not in self._tables:
             return key

@@ -1,6 +1,6 @@
-"""What has to be told: raised from the changes of a turn, recorded with them, and kept until it was told.
+"""Alerts: raised from the changes of a tick, recorded with them, and kept until sent.
 
-An alert is a row of the table, written in the very commit of what it is about. Here is the memory of those rows;
+An alert is a row of the table, written in the same commit as its cause. This is the memory of those rows;
 `dispatch` hands them to the processes that send.
 
     watch      set the alarms of a job
@@ -50,14 +50,14 @@ class AlertOutbox:
         self._fresh: tuple[Changes, Counter[int], set[int]] = Changes(), Counter(), set()
         """The changes that alerts were last added to, how many of each user, and who had too many."""
         self._arming: tuple[Changes, set[int]] = Changes(), set()
-        """The changes that an armed alert was last added to, and of whom there is one."""
+        """The changes that armed alerts were last added to, and their users."""
         self._armed: dict[int, str] = {}
         self._of_job: dict[int, set[str]] = {}
         self._admin: list[Alert] = []
         self.reload(store, world, settings)
 
     def reload(self, store: Store, world: DaemonState, settings: Settings) -> None:
-        """Forget the memory and read it anew."""
+        """Read all rows again from the table."""
         self.rows = {}
         self._timers, self._waiting = Timers(), Counter()
         self._armed, self._of_job, self._view = {}, {}, None
@@ -101,7 +101,7 @@ class AlertOutbox:
             self._timers.prune(len(world.jobs), lambda at, job_id: job_id in world.jobs)
 
     def fire(self, turn: TickTransaction, plan: Plan) -> None:
-        """Raise what the alarms that have come are about; one that came too early is set anew."""
+        """Raise the alerts of expired timers; reset a timer that expired too early."""
         world = turn.world
         for job_id in sorted(set(self._timers.until(turn.now))):
             job = world.jobs.get(job_id)

@@ -1,4 +1,4 @@
-"""Keeps what is being sent in line with the outbox, and records what became of it. Nothing here waits.
+"""Sends what the outbox holds, and records the results. Nothing here waits.
 
 What is to be sent is rows of the table that wait, and nothing else: `reconcile` hands all of a user's to that user's
 courier, which sends what it is not sending already. It may be called at any time and as often as one likes; what an
@@ -92,7 +92,7 @@ class Dispatcher:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """All that waits, but for that of which it is not recorded yet that it was told."""
+        """Submit all unsent alerts, except those with a report that is not recorded yet."""
         waiting = self._seen = self._scheduler.alerts.waiting()
         if self._fleeting:
             own = os.geteuid()
@@ -142,7 +142,7 @@ class Dispatcher:
         return "; ".join(parts) or None
 
     def close(self) -> None:
-        """Record what is known and let go of the workers."""
+        """Record what is known and release the senders."""
         for courier in self._couriers.values():
             self._scheduler.failures.run("courier", self._collect, courier)
         self._record()

@@ -19,7 +19,7 @@ LIMIT_FRACTION = 0.8
 """Part of the time limit after which `time_limit_80` is told."""
 
 BACKOFF_FACTOR = 2.0
-"""Each wait between two tries to reach a target is so many times the one before."""
+"""Factor from one wait between two attempts to the next."""
 
 _GOOD_ENDS = (JobState.COMPLETED, JobState.CANCELLED)
 _OF_WHOLE = frozenset({"pending", "queue_empty"})
@@ -30,7 +30,7 @@ _OF_EITHER = frozenset({"begin", "end", "fail", "retry", "preempt"})
 
 @dataclass(frozen=True, slots=True)
 class AlertCause:
-    """Something to tell of a job."""
+    """Why an alert about a job is raised."""
 
     event: str
     message: str
@@ -143,7 +143,7 @@ def _indices(run: Run) -> str:
 
 
 def limit_alert_at(job: Job, run: Run | None) -> float | None:
-    """When the run will have used most of its time limit; None when nobody is to be told, or it does not move."""
+    """When the run will have used most of its time limit; None without such an alert, or while suspended."""
     if run is None or job.state is not JobState.RUNNING or "time_limit_80" not in wanted_of(job):
         return None
     if job.spec.time_limit_s is None:
@@ -153,7 +153,7 @@ def limit_alert_at(job: Job, run: Run | None) -> float | None:
 
 
 def pending_alert_at(job: Job, pending_s: float) -> float | None:
-    """When the job will have waited too long; None when nobody is to be told, or somebody holds it on purpose."""
+    """When the job will have been pending too long; None without such an alert, or while held."""
     if job.state is not JobState.PENDING or job.hold is not None or "pending" not in wanted_of(job):
         return None
     if job.start_at is not None and job.is_array:
@@ -171,7 +171,7 @@ def limit_alert(job: Job, run: Run) -> AlertCause:
 
 
 def pending_alert(job: Job, now: float, why: str | None) -> AlertCause:
-    """What is told then; `why` is why it waits."""
+    """The alert then; `why` is its pending reason."""
     waited = format_duration(now - max(job.queued_at, job.eligible_at))
     return AlertCause("pending", f"pending for {waited}: {why or 'unknown reason'}", job.run + 1)
 
@@ -235,7 +235,7 @@ MOST_IN_QUIET = 3
 
 @dataclass(frozen=True, slots=True)
 class AdminEvent:
-    """Something for the administrator."""
+    """An event for the admin targets."""
 
     event: str
     """A word of ADMIN_EVENTS."""
@@ -253,7 +253,7 @@ class AdminEvent:
 def admin_alert(
     news: AdminEvent, now: float, uid: int, targets: tuple[str, ...], before: Iterable[Alert]
 ) -> Alert | None:
-    """The row of the outbox; None when nobody is to be told, or enough was told of the same thing.
+    """The row of the outbox; None without targets, or when the same was sent often enough.
 
     Args: before: alerts that wait or were told, whichever.
     """

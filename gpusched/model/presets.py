@@ -1,6 +1,6 @@
 """Presets of [priority]: its other settings under one name, as defaults of their own.
 
-    fair         nobody gets much more than an equal share, whatever their jobs are like; what holds without a preset
+    fair         no user gets much more than an equal share, whatever their jobs; the default
     throughput   those that have waited longest for their length, whoever they belong to: short mean completion
     fifo         first come, first served, with EASY backfill
     slurm        multifactor priorities as a Slurm site sets them, with backfill by time limits

@@ -1,4 +1,4 @@
-"""One try to reach one address, in a process of its own: a service that hangs can be ended, and harms nobody.
+"""One try to reach one address, in a process of its own: a service that hangs can be killed without affecting others.
 
 apprise tells what went wrong only through its log, in which addresses may stand; what is passed on has every
 secret part of the address taken out.

@@ -198,7 +198,7 @@ class Courier:
         self._due_at: float | None = None
         self._epoll = select.epoll()
         self._output_fd: int | None = None
-        """What the sender says; none while nobody is to be heard."""
+        """The sender's output; None while no sender is read."""
         self.trouble: str | None = None
         """Why nothing is sent, for the doctor; None when all is well."""
 
@@ -225,9 +225,9 @@ class Courier:
         self._settings = settings
 
     def submit(self, alerts: Mapping[str, Alert]) -> list[Report]:
-        """Have these sent, all that wait for this user, the oldest first. The same again does nothing.
+        """Send these, all unsent alerts of this user, the oldest first. Submitting the same again does nothing.
 
-        Returns: reports of those of which the receipts of an earlier sender say that they were sent.
+        Returns: reports of alerts that an earlier sender's receipts show as sent.
         """
         now = self._monotonic()
         self._due_at = None
@@ -353,7 +353,7 @@ class Courier:
         return found
 
     def _collect(self, most: int) -> tuple[list[Report], bool]:
-        """What was said, at most so many reads of it; whether nothing more can come."""
+        """The output, in at most this many reads; whether it has ended."""
         reports: list[Report] = []
         while self._output_fd is not None and most:
             most -= 1
@@ -402,7 +402,7 @@ class Courier:
         log.warning("%s; the next one starts in %.0f s", why, wait_s)
 
     def _close_output(self) -> None:
-        """Hear no more of a process that is let go: its user may have kept its end, and write without end."""
+        """Stop reading a released process: its user may have kept the pipe open and write forever."""
         if self._output_fd is not None:
             self._epoll.unregister(self._output_fd)
             os.close(self._output_fd)
@@ -438,7 +438,7 @@ def may_settle(alert: Alert, target: str) -> bool:
 
 
 def _file_of(data: bytes) -> int:
-    """A file in memory with this, to be read from its beginning. Not a pipe, of which a user's share may be used up."""
+    """A file in memory, to be read from its beginning. Not a pipe: a user's pipe quota may be used up."""
     fd = os.memfd_create("alerts")
     try:
         with open(fd, "wb", closefd=False) as file:

@@ -1,8 +1,8 @@
 """The process that sends one batch of a user's alerts and ends; it runs as that user and reads that user's file.
 
 It finds alerts in its stdin, a line of JSON each, and writes what became of them to stdout, last of all in how many
-seconds the rest is due. Each try is a child of its own, at most one for a target at a time. When nobody reads stdout
-any more it begins no further try. What `-c` runs is `main(json)`.
+seconds the rest is due. Each try is a child of its own, at most one for a target at a time. When no one reads stdout
+any more, it begins no further attempt. What `-c` runs is `main(json)`.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Batch:
         return self._targets
 
     def _names(self, order: AlertOrder) -> list[str]:
-        """Targets of the alert; why there is nobody is reported. Raises: TargetsError."""
+        """Targets of the alert; reports why there is none. Raises: TargetsError."""
         targets = self._targets_of(order)
         asked = order.alert.targets
         found: list[Target] = []
@@ -305,7 +305,7 @@ class Sender:
     def _wait(self) -> None:
         events = select.poll()
         if self._is_heard:
-            # Of this one only that the daemon has let go of its end.
+            # Only to see that the daemon has closed its end.
             events.register(STDOUT, 0)
         now = time.monotonic()
         wait_s = self._settings.timeout_s

@@ -324,7 +324,7 @@ class _Reader:
         self._problems.append((line, UsageError(f"{place}: {text}", HINT)))
 
     def _line(self, key: Key) -> int:
-        """Of the key, else of the first thing in it, else of the table that it is in; 0 when nobody knows."""
+        """Of the key, else of the first thing in it, else of the table that it is in; 0 when unknown."""
         for length in range(len(key), 0, -1):
             found = [line for known, line in self._lines.items() if known[:length] == key[:length]]
             if found:

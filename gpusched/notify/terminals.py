@@ -1,7 +1,7 @@
 """Ways to reach a user of this machine that need no service: their terminals, and mail to their name.
 
 All of it runs as that user, in a process of its own with a deadline. A terminal is written to only if it is one, below
-/dev/pts, is that user's, and takes messages (`mesg y`). One that stands still takes what fits and keeps nobody.
+/dev/pts, is that user's, and takes messages (`mesg y`). A stopped one takes what fits and blocks no one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def write_to_terminals(text: str, folder: str = _FOLDER) -> int:
         try:
             is_told = _write(path, message)
         except OSError:
-            # Closed just now, or full because it stands still.
+            # Closed just now, or full because it is stopped.
             is_told = False
         told += is_told
         deaf += not is_told

@@ -15,7 +15,7 @@ from gpusched.model.units import printable
 
 IGNORE_FILE = b".gpuschedignore"
 _DROPPED = (b"__pycache__",)
-"""Made anew by whoever needs it, and wrong beside files of another age."""
+"""Rebuilt by whatever needs it, and stale beside older files."""
 _OWN_LOG = re.compile(rb"gpusched-\d+(_\d+)?\.out(\.\d+)?")
 """What jobs write here by default: it would make every snapshot another one."""
 _GIT_ENV = {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -157,7 +157,7 @@ def _add_repository(listing: Listing, prefix: bytes, patterns: list[str]) -> Non
         if os.path.exists(os.path.join(listing.root, path, b".git")):
             _add_repository(listing, path, patterns)
         elif os.path.isdir(os.path.join(listing.root, path)):
-            # A submodule that nobody has fetched is an empty folder.
+            # A submodule that was never fetched is an empty folder.
             listing.folders.add(path)
 
 

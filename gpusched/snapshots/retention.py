@@ -14,7 +14,7 @@ ABOUT = "about.json"
 _ABANDONED_S = 86400
 """Unfinished copies of processes that were killed."""
 _YOUNG_S = 3600
-"""One that was chosen so lately may be on its way to the daemon with a submission."""
+"""One chosen this recently may belong to a submission the daemon has not received yet."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ def prune(
 ) -> list[str]:
     """Drop snapshots that no unfinished job needs.
 
-    Those that nothing was submitted with for so many days, and when there is more than `total_mib` in all, those
+    Those not submitted with for `keep_days`, and when there is more than `total_mib` in all, those
     used longest ago. A job that waits, runs or may be tried again is unfinished. Returns the names of what was dropped.
     """
     now = time.time()
     if not _due(home, now, keep_days, total_mib, set()):
         return []
-    # Asked before the lock: nobody who submits shall wait for it. What is chosen anew meanwhile is young.
+    # Asked before the lock, so that no submission waits for it. A snapshot chosen meanwhile is young.
     names = needed()
     dropped = []
     with alone():

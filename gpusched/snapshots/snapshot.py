@@ -24,7 +24,7 @@ _FICLONE = 0x40049409
 """Linux: share the blocks of a file until one of both is written to."""
 _BLOCK = 1 << 20
 _TRIES = 3
-"""A file that is written to while it is copied is copied again; one that never stands still is a log."""
+"""A file that is written to while it is copied is copied again; one that keeps changing is a log."""
 
 
 @dataclass
@@ -157,7 +157,7 @@ def _digest(fd: int, size: int) -> bytes:
 
 
 def copy_content(reader: int, writer: int, size: int) -> None:
-    """Copy so many bytes at most: a log may grow for as long as somebody reads it."""
+    """Copy at most `size` bytes: a log may grow as long as it is read."""
     os.ftruncate(writer, 0)
     try:
         fcntl.ioctl(writer, _FICLONE, reader)

@@ -61,14 +61,14 @@ def backup(database: str, target: str) -> BackupSummary:
     _refuse_target(database, target)
     with _explained(target):
         is_safe = _is_ours_alone(os.path.dirname(target))
-        # Else it is made beside the table, where nobody can put another file in its place.
+        # Otherwise it is made beside the table, where no other user can replace it.
         part = f"{target if is_safe else database}.part-{os.getpid()}"
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         try:
             with closing(_open(database, "ro")) as source, closing(sqlite3.connect(part)) as copy:
                 with _explained(database):
                     _check_version(source, database)
-                # In one step: writers go on meanwhile, and their changes do not make it begin anew.
+                # In one step: writers continue, and their changes do not restart it.
                 source.backup(copy)
                 copy.execute("PRAGMA journal_mode = DELETE")
                 _check_sound(copy, database)
@@ -90,7 +90,7 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
     The copy is brought up to the schema of this release; ids that were given since the backup are not given again.
 
     Args: hold: put unfinished jobs on hold, since they may have run meanwhile. ids_in_use: ids that are known to be in
-    use from elsewhere. by: whom the story of those jobs names.
+    use from elsewhere. by: the user named in the history of those jobs.
     Raises: NotFound, Refused, StoreBroken when the backup is damaged, of a newer release or something else; StoreFull.
     """
     check_library()
@@ -304,14 +304,14 @@ _PIECE = 1 << 20
 
 
 def _is_ours_alone(folder: str) -> bool:
-    """Whether nobody else can put anything into a folder, or another one in its place."""
+    """Whether no other user can create files in a folder, or replace it."""
     own = {0, os.geteuid()}
     step, is_last = os.path.realpath(folder), True
     while True:
         found = os.stat(step)
         if found.st_uid not in own:
             return False
-        # In a folder such as /tmp nobody takes away what is another's; what is not there yet, anybody makes.
+        # In a sticky folder such as /tmp no one removes another's file, but anyone may create a missing one.
         if found.st_mode & 0o022 and (is_last or not found.st_mode & stat.S_ISVTX):
             return False
         if step == "/":

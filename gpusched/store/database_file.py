@@ -22,7 +22,7 @@ REPLACED = ".replaced"
 RESTART = "gpusched daemon stop; gpusched daemon start (on a server: systemctl restart gpusched)"
 SIDE_FILES = ("-wal", "-shm")
 COPY_AGAIN_S = 60.0
-"""Between tries to make a copy, each of which fills what is left of a full disk."""
+"""Between attempts to make a copy: each fills what is left of a full disk."""
 _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
 _CHANGES = slice(24, 28)

@@ -279,7 +279,7 @@ class MemoryStore:
     # --- letting go -------------------------------------------------------------------------------
 
     def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
-        """The first so many jobs that ended before an instant, by end and id, behind this end and id."""
+        """The first `limit` jobs that ended before an instant, by end and id, after this end and id."""
         ended = ((job.end_at, job.id, job) for job in self._jobs.values() if job.end_at is not None)
         found = sorted(one for one in ended if one[0] < before and one[:2] > after)
         return [job for _, _, job in found[:limit]]
@@ -302,14 +302,14 @@ class MemoryStore:
             self._pipelines.pop(number, None)
 
     def used_payloads(self, after: int, limit: int) -> tuple[int | None, set[str]]:
-        """What the next so many jobs behind this id need: the last id, None at the end, and SHA-256s."""
+        """What the next `limit` jobs after this id need: the last id, None at the end, and SHA-256s."""
         ids = sorted(job_id for job_id in self._jobs if job_id > after)[:limit]
         launches = [self._jobs[job_id].spec.launch for job_id in ids]
         shas = {sha for launch in launches for sha in (launch.script_sha, launch.env_sha) if sha is not None}
         return (ids[-1] if ids else None), shas
 
     def payload_shas(self, after: str, limit: int) -> list[str]:
-        """The next so many SHA-256s of stored scripts and environments."""
+        """The next `limit` SHA-256s of stored scripts and environments."""
         return sorted(sha for sha in self._payloads if sha > after)[:limit]
 
     def drop_payloads(self, shas: Iterable[str]) -> None:

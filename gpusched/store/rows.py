@@ -107,7 +107,7 @@ class Columns(Generic[V]):
         return parts
 
     def read(self, row: Row) -> V:
-        """The value in these columns, none of which is missing. Raises: as `values`."""
+        """The value in these columns, all of them present. Raises: as `values`."""
         return self._kind(**dict(zip(self.names, self.values(row), strict=True)))
 
 

@@ -319,7 +319,7 @@ class SqliteStore:
     # --- jobs that ended long ago --------------------------------------------------------------------
 
     def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
-        """The first so many jobs that ended before an instant, by end and id, behind this end and id."""
+        """The first `limit` jobs that ended before an instant, by end and id, after this end and id."""
         return self._rows(rows.JobReader().job, sql.ENDED_JOBS, (before, *after, limit))
 
     def pipeline_ends(self, pipeline: str) -> list[tuple[int, float | None]]:
@@ -333,12 +333,12 @@ class SqliteStore:
             db.execute(sql.PRUNE_PIPELINES, (dumps(list(pipelines)),))
 
     def used_payloads(self, after: int, limit: int) -> tuple[int | None, set[str]]:
-        """What the next so many jobs behind this id need: the last id, None at the end, and SHA-256s."""
+        """What the next `limit` jobs after this id need: the last id, None at the end, and SHA-256s."""
         found = self._rows(tuple, sql.USED_PAYLOADS, (after, limit))
         return (found[-1][0] if found else None), {sha for row in found for sha in row[1:] if sha is not None}
 
     def payload_shas(self, after: str, limit: int) -> list[str]:
-        """The next so many SHA-256s of stored scripts and environments."""
+        """The next `limit` SHA-256s of stored scripts and environments."""
         return [sha for (sha,) in self._rows(tuple, sql.PAYLOAD_SHAS, (after, limit))]
 
     def drop_payloads(self, shas: Iterable[str]) -> None:
