@@ -38,16 +38,16 @@ def show(operands: list[str], values: Values) -> int:
         return 0
     sys.stdout.write(f"preset: {line_of(found)}\n")
     if found["next_at"] is not None and not found["is_judging"]:
-        sys.stdout.write(f"judged next: {instant(found['next_at'])}\n")
+        sys.stdout.write(f"next trial: {instant(found['next_at'])}\n")
     if found["problem"] and found["setting"] != "auto":
-        output.note("gctl", f"the last judgement came to nothing: {printable(found['problem'])}")
+        output.note("gctl", f"the last trial failed: {printable(found['problem'])}")
     if found["jobs"] is not None:
         jobs, since = plural(found["jobs"], "job"), instant(found["jobs_since_at"])
         sys.stdout.write(f"\n{jobs} that ended since {since}, replayed under every preset:\n")
         rows = [_row(one, found) for one in found["presets"]]
         tables.print_table(_TITLES, rows, frozenset(range(2, len(_TITLES) - 1)))
     elif found["setting"] != "auto" and not found["is_judging"]:
-        output.note("gctl", "the presets have not been judged on this machine yet; to do it now: gctl preset --judge")
+        output.note("gctl", "the presets have not been tried on this machine yet; to try them now: gctl preset --judge")
     if found["is_judging"]:
         output.note("gctl", "the last weeks are being replayed; see the result with: gctl preset")
     return 0
@@ -58,7 +58,7 @@ def line_of(found: dict[str, Any]) -> str:
     if found["setting"] != "auto":
         return printable(found["in_force"])
     judged = f", judged {instant(found['judged_at'])}" if found["judged_at"] is not None else ""
-    failed = f"; the last judgement came to nothing: {found['problem']}" if found["problem"] else ""
+    failed = f"; the last trial failed: {found['problem']}" if found["problem"] else ""
     return printable(f"auto: {found['in_force']}; {found['why']}{judged}{failed}")
 
 

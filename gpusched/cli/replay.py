@@ -53,10 +53,10 @@ def _how_many(running: int, waiting: int) -> str:
 
 def _replace(path: str, text: str) -> None:
     if os.path.isdir(path):
-        raise UserError(f"{printable(path)} is a folder, not a file to write", "name a file in it")
+        raise UserError(f"{printable(path)} is a folder, not a file", "name a file in it")
     folder, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(folder):
-        raise NotFound(f"there is no folder {printable(folder)} to write to", "make it first, with mkdir -p")
+        raise NotFound(f"no folder {printable(folder)}", "create it: mkdir -p")
     # Made with mode 600, and whole or not at all.
     fd, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=folder)
     try:
@@ -76,9 +76,9 @@ def show(
 ) -> None:
     """Print the plan of a recorded snapshot, and what other settings would change about it."""
     if is_quiet and as_json:
-        raise UsageError("--quiet and --json are both given", "leave one out")
+        raise UsageError("--quiet and --json cannot be combined", "leave one out")
     if is_quiet and len(policies) > 1:
-        raise UsageError("--quiet prints the starts of one plan, and several policies are named", "name one")
+        raise UsageError("--quiet takes a single policy", "name one")
     recording = read_recording(file)
     _check_settings(recording.settings, file)
     base = Replay(recording, recording.settings, RECORDED)
@@ -177,9 +177,9 @@ def _print_plan(replay: Replay) -> None:
     for one in made["preempts"]:
         _say(f"job {one['job']}: {one['mode']}, {one['text']}")
     for name in made["resumes"]:
-        _say(f"job {name} goes on")
+        _say(f"job {name} resumes")
     if made["reservations"]:
-        _head("is kept for")
+        _head("reserved for")
         rows = ([*_who(one), _when(one["in_s"]), _where(one)] for one in made["reservations"])
         _table(("JOB", "USER", "QUEUE", "ASKS", "FROM", "WHERE"), rows)
     if made["waiting"]:
@@ -190,7 +190,7 @@ def _print_plan(replay: Replay) -> None:
         ]
         _table(("JOBS", "FIRST", "USER", "QUEUE", "ASKS", "REASON"), waiting)
     if made["has_more"]:
-        _head("A class was cut short in the snapshot and all that is shown of it starts: the daemon plans again then.")
+        _head("The snapshot cuts a class short and all listed jobs of it start; the daemon then plans again.")
 
 
 def _who(one: Mapping[str, Any]) -> list[str]:
@@ -207,7 +207,7 @@ def _where(one: Mapping[str, Any]) -> str:
 
 
 def _when(in_s: float | None) -> str:
-    return "nobody knows" if in_s is None else "now" if in_s <= 0 else f"in {about(in_s)}"
+    return "unknown" if in_s is None else "now" if in_s <= 0 else f"in {about(in_s)}"
 
 
 def _print_changes(found: Mapping[str, Any], other: Replay) -> None:
@@ -215,7 +215,7 @@ def _print_changes(found: Mapping[str, Any], other: Replay) -> None:
     if is_same(found):
         _say("  the same starts, places and reservations")
     for one in found["start_too"]:
-        _say(f"  job {one['job']} starts too, on {_where(one)}")
+        _say(f"  job {one['job']} also starts, on {_where(one)}")
     for one in found["start_no_more"]:
         _say(f"  job {one['job']} does not start now, as it would on {_where(one)}")
     for one in found["elsewhere"]:
@@ -227,13 +227,13 @@ def _print_changes(found: Mapping[str, Any], other: Replay) -> None:
     for one in found["reserved"]:
         if one["job"] in names:
             when = _when(None if one["to"] is None else one["to"] - now)
-            _say(f"  for job {one['job']} is kept what it needs, from: {when}")
+            _say(f"  job {one['job']} has a reservation, from: {when}")
         else:
-            _say(f"  for job {one['job']} nothing is kept")
+            _say(f"  job {one['job']} has no reservation")
     for name in found["make_room_too"]:
-        _say(f"  job {name} makes room too")
+        _say(f"  job {name} is also preempted")
     for name in found["make_room_no_more"]:
-        _say(f"  job {name} need not make room")
+        _say(f"  job {name} is not preempted")
 
 
 def _print_job(replay: Replay, one: Mapping[str, Any]) -> None:
@@ -251,9 +251,9 @@ def _print_job(replay: Replay, one: Mapping[str, Any]) -> None:
         if one["reservation"] is not None:
             in_s = one["reservation"]["start_at"]
             when = _when(None if in_s is None else in_s - replay.recording.snapshot.now)
-            _say(f"  kept for it on {_where(one['reservation'])}, from: {when}")
+            _say(f"  reserved for it on {_where(one['reservation'])}, from: {when}")
     if one["place"] is not None:
-        _say(f"  place in line: {one['place']} of {one['of']}, order {one['order']}")
+        _say(f"  queue position: {one['place']} of {one['of']}, order {one['order']}")
     if one["order"] in ORDERS_BY_WEIGHT:
         _say(f"  priority: {priority_text(one['priority'])}")
     for help_ in one.get("would_help", ()):

@@ -115,12 +115,12 @@ def prepare(asked: SimulationRequest) -> Simulation:
             daemon_run.refuse(nodes, policy.settings)
             if policy.orders_by_run_time:
                 raise UsageError(
-                    f"{policy.name} knows how long each job will run, and the daemon does not",
+                    f"{policy.name} knows every run time, which the daemon does not",
                     "leave --tick out, or name another policy",
                 )
             if policy.predict not in (None, planner_run.OWN_PREDICTION, planner_run.NO_PREDICTION):
                 raise UsageError(
-                    f"{policy.name} is to predict by {policy.predict}, and with --tick the daemon does so by itself",
+                    f"{policy.name} predicts by {policy.predict}; with --tick the daemon uses its own predictions",
                     "leave that out",
                 )
         else:
@@ -137,26 +137,26 @@ _USUAL = ("fcfs+easy",)
 
 def _check_words(asked: SimulationRequest) -> None:
     if asked.from_history and asked.trace is not None:
-        raise UsageError(f"the trace {asked.trace} and --from-history are both jobs to replay", "give one of them")
+        raise UsageError(f"the trace {asked.trace} and --from-history both name jobs to replay", "give one of them")
     if not asked.from_history and asked.trace is None:
-        raise UsageError("nothing is named that could be replayed", "give a trace, or --from-history")
+        raise UsageError("no jobs to replay", "give a trace, or --from-history")
     if asked.since is not None and not asked.from_history:
-        raise UsageError("--since is of --from-history", "--from-history --since 30d")
+        raise UsageError("--since needs --from-history", "--from-history --since 30d")
     if asked.nodes is not None and asked.cluster is not None:
-        raise UsageError("--nodes and --cluster both say what the machines are", "give one of them")
+        raise UsageError("--nodes and --cluster both define the cluster", "give one of them")
     others = {"--tick": asked.tick, "--from-history": asked.from_history, "--predict": asked.predict}
     given = [name for name, value in others.items() if value]
     if asked.rules is not None and given:
-        raise UsageError(f"{given[0]} is not by the rules {asked.rules}", "leave one of them out")
+        raise UsageError(f"{given[0]} cannot be combined with --rules {asked.rules}", "leave one of them out")
     mishaps = asked.mishaps
     if not 0 <= mishaps.fail_rate < 1:
-        raise UsageError(f"--fail-rate {mishaps.fail_rate:g} is no part of all runs", "--fail-rate 0.05")
+        raise UsageError(f"--fail-rate {mishaps.fail_rate:g} is not a fraction from 0 to below 1", "--fail-rate 0.05")
     if mishaps.retries < 0:
-        raise UsageError(f"--retries {mishaps.retries} is less than none", "--retries 2")
+        raise UsageError(f"--retries {mishaps.retries} is negative", "--retries 2")
     if (mishaps.fail_rate or mishaps.retries) and not (asked.tick or asked.from_history):
-        raise UsageError("runs fail and are tried again only with --tick", "add --tick")
+        raise UsageError("--fail-rate and --retries need --tick", "add --tick")
     if asked.is_exact and asked.from_history:
-        raise UsageError("--exact is of traces: jobs of the history have the time limits that they had", "leave it out")
+        raise UsageError("--exact needs a trace: jobs of the history keep their time limits", "leave it out")
 
 
 def _history(asked: SimulationRequest) -> Trace:
@@ -189,7 +189,7 @@ def _machines(asked: SimulationRequest, trace: Trace) -> tuple[NodeView, ...]:
         return (read_machine(_table(), present.settings),)
     if trace.procs is not None:
         return processors(trace.procs)
-    raise UsageError(f"{trace.name} does not say how large its machine is", "--nodes 8x8xA100")
+    raise UsageError(f"{trace.name} does not state the size of its machine", "--nodes 8x8xA100")
 
 
 # --- gpusched simulate ------------------------------------------------------------------------------
@@ -210,13 +210,13 @@ def show_simulation(
     if by not in (None, "user", "queue"):
         raise UsageError(f"--by {by!r} is neither user nor queue", "--by user")
     if as_csv and as_json:
-        raise UsageError("--csv and --json are two forms of the same", "give one of them")
+        raise UsageError("--csv and --json cannot be combined", "give one of them")
     wait_bound_s = None if wait_bound is None else _duration_s(wait_bound)
     folder = None if plot is None else plots.folder_of(plot)
     simulation = prepare(asked)
     first = simulation.policies[0].name
     if with_gains and len(simulation.policies) < 2:
-        raise UsageError(f"--gains compares two policies, and {first} is one", f"--policy {first},sjf+easy --gains")
+        raise UsageError(f"--gains needs two policies, and {first} is one", f"--policy {first},sjf+easy --gains")
     measured: list[Schedule] = []
     compared, drawn = [], []
     by_queue: dict[str, list[QueueResult]] = {}
@@ -289,21 +289,21 @@ def show_packing(
 ) -> None:
     """Print a line for each strategy. Raises: UsageError, and what reading the two files raises."""
     if pack is None:
-        raise UsageError("--orders is about orders of arrival, and nothing is packed", _EXAMPLE)
+        raise UsageError("--orders needs --pack", _EXAMPLE)
     if others:
-        raise UsageError(f"--pack fills a cluster without a clock, where {others[0]} has no meaning", _EXAMPLE)
+        raise UsageError(f"--pack has no clock and cannot be combined with {others[0]}", _EXAMPLE)
     rules = packing.RULES if policy is None else tuple(policy.split(","))
     for rule in rules:
         if rule not in packing.RULES:
-            raise UsageError(f"{rule!r} names no strategy that is known: {', '.join(packing.RULES)}", _EXAMPLE)
+            raise UsageError(f"{rule!r} is not a known strategy: {', '.join(packing.RULES)}", _EXAMPLE)
     if orders is not None and orders < 1:
-        raise UsageError(f"--orders {orders} leaves nothing to try", "--orders 10")
+        raise UsageError(f"--orders {orders} is less than 1", "--orders 10")
     nodes, jobs = packing.cluster_of(Path(pack[0])), packing.jobs_of(Path(pack[1]))
     capacity = sum(len(node.gpus) for node in nodes)
     if not capacity:
-        raise UsageError(f"{pack[0]} names no GPU", f"head {pack[0]}")
+        raise UsageError(f"{pack[0]} lists no GPUs", f"head {pack[0]}")
     if not any(map(packing.gpus_asked, jobs)):
-        raise UsageError(f"{pack[1]} asks for no GPU", f"head {pack[1]}")
+        raise UsageError(f"{pack[1]} requests no GPU", f"head {pack[1]}")
     typical, wanted = packing.usual(jobs), packing.wanted_of(jobs)
     rows = []
     for rule in rules:

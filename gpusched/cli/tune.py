@@ -38,42 +38,36 @@ Cluster = Annotated[
 ]
 Predict = Annotated[
     str | None,
-    typer.Option("--predict", metavar="NAME", help="How run times are guessed under policies that name no way."),
+    typer.Option("--predict", metavar="NAME", help="How policies predict run times unless they name a method."),
 ]
-Exact = Annotated[bool, typer.Option("--exact", help="Estimates are the run times.")]
+Exact = Annotated[bool, typer.Option("--exact", help="Use the run times as estimates.")]
 Rules = Annotated[
     str | None,
     typer.Option(
         "--rules",
         metavar="KIND",
-        help="By which every start is determined: swf, rigid jobs on processors, or gang, whole GPUs on nodes, run "
-        "times known; what leaves a start open is refused.",
+        help="Rules that determine every start: swf (rigid jobs on processors) or gang (whole GPUs on nodes, run "
+        "times known); anything ambiguous is refused.",
     ),
 ]
 Rows = Annotated[
     list[str] | None,
-    typer.Option(
-        "--rows", metavar="FIRST:COUNT", help="Of the trace so many jobs from this one on; again for further parts."
-    ),
+    typer.Option("--rows", metavar="FIRST:COUNT", help="COUNT jobs of the trace from row FIRST on; repeatable."),
 ]
 FromHistory = Annotated[
-    bool, typer.Option("--from-history", help="The jobs that gpusched itself has run here; goes by --tick.")
+    bool, typer.Option("--from-history", help="Replay the jobs that gpusched has run here; implies --tick.")
 ]
 Since = Annotated[
-    str | None, typer.Option("--since", metavar="WHEN", help="Of the history, those submitted since: 30d, a date.")
+    str | None, typer.Option("--since", metavar="WHEN", help="Only jobs of the history submitted since: 30d, a date.")
 ]
 Tick = Annotated[
     bool,
-    typer.Option(
-        "--tick", help="Let all that the daemon does happen: admission, failures, retries, preemption. Slower."
-    ),
+    typer.Option("--tick", help="Simulate the whole daemon: admission, failures, retries, preemption. Slower."),
 ]
 FailRate = Annotated[
-    float, typer.Option("--fail-rate", metavar="PART", help="So many runs of 1 fail whose end is not known.")
+    float, typer.Option("--fail-rate", metavar="PART", help="Fraction of the runs with unknown outcome that fail.")
 ]
-Retries = Annotated[
-    int, typer.Option("--retries", metavar="N", help="How often a failed job of a trace is tried again.")
-]
+Retries = Annotated[int, typer.Option("--retries", metavar="N", help="How often a failed job of a trace is retried.")]
 
 
 TODAY, PLAIN, FOUND = "today", "fcfs+easy", "found"
@@ -88,20 +82,18 @@ def tune(
         typer.Option(
             "--goal",
             metavar="TEXT",
-            help="A measure to make small, and others with a limit: 'wait_p95 of small, slowdown_mean of wide <= 20'.",
+            help="A measure to minimise, and others with a limit: 'wait_p95 of small, slowdown_mean of wide <= 20'.",
         ),
     ] = "",
     tries: Annotated[
-        int, typer.Option("--tries", metavar="N", help="How many settings are tried, beside the presets.")
+        int, typer.Option("--tries", metavar="N", help="How many settings to try besides the presets.")
     ] = 40,
     hold_out: Annotated[
-        float, typer.Option("--hold-out", metavar="PART", help="Part of the jobs, the last ones, to report on.")
+        float, typer.Option("--hold-out", metavar="PART", help="Fraction of the jobs, the last ones, to report on.")
     ] = 0.3,
     config: Annotated[
         str | None,
-        typer.Option(
-            "--config", metavar="FILE", help="Today's settings; else those that are in force on this machine."
-        ),
+        typer.Option("--config", metavar="FILE", help="Current settings; default: those in force on this machine."),
     ] = None,
     predict: Predict = None,
     exact: Exact = False,
@@ -113,19 +105,19 @@ def tune(
     retries: Retries = 0,
     seed: Annotated[
         int,
-        typer.Option(
-            "--seed", metavar="N", help="Which settings are tried, and which runs fail; the same for the same N."
-        ),
+        typer.Option("--seed", metavar="N", help="Seed for the settings tried and the runs that fail."),
     ] = 0,
     write: Annotated[
         str | None,
-        typer.Option("--write", metavar="FILE", help="Put the section [priority] there, if it is better than today's."),
+        typer.Option(
+            "--write", metavar="FILE", help="Write the section [priority] there if it is better than the current one."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")] = False,
 ) -> None:
     """Search [priority] for a goal on the first part of a trace, presets first, and report on the rest.
 
-    Exit code 0 when what was found is better on the rest beyond chance, 1 when what is in force should stay.
+    Exit code 0 if the settings found are better on the rest beyond chance, 1 if the current ones should stay.
 
     example: gpusched tune kth_sp2.swf.gz --rows 0:3000 --goal 'slowdown_mean of width<=4, wait_p95 of wide <= 12h'
     """
@@ -135,9 +127,9 @@ def tune(
     from gpusched.simulate.tuning import GOAL_EXAMPLE, objective_of
 
     if not goal:
-        raise UsageError("nothing says what the settings are to be good for", GOAL_EXAMPLE)
+        raise UsageError("no goal is given", GOAL_EXAMPLE)
     if tries < 1:
-        raise UsageError(f"--tries {tries} tries nothing", "--tries 40")
+        raise UsageError(f"--tries {tries} is less than 1", "--tries 40")
     file = None if write is None else _writable(write)
     asked = SimulationRequest(
         trace=trace,
@@ -159,9 +151,7 @@ def tune(
 def _writable(path: str) -> Path:
     file = Path(path)
     if file.exists():
-        raise UsageError(
-            f"{path} is there already, and nothing is written over", "name a new file: --write priority.toml"
-        )
+        raise UsageError(f"{path} already exists and is not overwritten", "name a new file: --write priority.toml")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"there is no folder for {path}", f"mkdir -p {file.parent}")
     return file
@@ -312,15 +302,15 @@ def _verdict(report: _Report) -> str:
         if term.limit is not None and value > term.limit
     ]
     if report.priority == report.today:
-        text = "Keep what you have: nothing that was tried is better, even on the jobs of the search."
+        text = "Keep the current settings: nothing tried is better, even on the jobs searched."
     elif report.is_better:
-        text = f"Better than today's on the jobs held out: {told(found)}; {report.verdict}."
+        text = f"Better than the current settings on the jobs held out: {told(found)}; {report.verdict}."
     elif report.seems_better:
-        text = f"Keep what you have: what was found may be better by chance alone: {told(found)}; {report.verdict}."
+        text = f"Keep the current settings: the gain of those found may be chance: {told(found)}; {report.verdict}."
     else:
-        text = f"Keep what you have: on the jobs held out what was found is not better: {told(found)}."
+        text = f"Keep the current settings: those found are not better on the jobs held out: {told(found)}."
     if broken:
-        text += f" Not kept there: {', '.join(broken)}."
+        text += f" Limits exceeded there: {', '.join(broken)}."
     if is_better(plain, found) and is_better(plain, today):
         text += f" Plain {PLAIN} serves the goal better than both: {told(plain)}."
     return text

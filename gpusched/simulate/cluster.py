@@ -23,7 +23,7 @@ _PLENTY_MIB = 1 << 40
 def processors(count: int) -> tuple[NodeView, ...]:
     """A machine of so many identical processors, of which a job may have any. Raises: UsageError below 1."""
     if count < 1:
-        raise UsageError(f"a machine of {count} processors runs nothing", _EXAMPLE)
+        raise UsageError(f"a machine of {count} processors cannot run anything", _EXAMPLE)
     return (NodeView("machine", float(count), _PLENTY_MIB),)
 
 
@@ -33,12 +33,12 @@ def nodes_of(text: str) -> tuple[NodeView, ...]:
     Cores are so many that they never run out where they are not given. Raises: UsageError.
     """
     if len(text) > _LONGEST:
-        raise UsageError(f"{printable(text, 40)!r} does not name nodes", _EXAMPLE)
+        raise UsageError(f"{printable(text, 40)!r} is not a cluster: NODESxGPUS[xMODEL]", _EXAMPLE)
     if re.fullmatch(r"\d+p", text):
         return processors(int(text[:-1]))
     match = _SHAPE.fullmatch(text)
     if match is None or not int(match[1]) or not int(match[2]):
-        raise UsageError(f"{text!r} does not name nodes", _EXAMPLE)
+        raise UsageError(f"{text!r} is not a cluster: NODESxGPUS[xMODEL]", _EXAMPLE)
     count, gpus = int(match[1]), int(match[2])
     if count * gpus > _MOST_GPUS:
         raise UsageError(f"{text} are {count * gpus:,} GPUs, and at most {_MOST_GPUS:,} are simulated", _EXAMPLE)
@@ -65,12 +65,12 @@ def read_nodes(path: Path) -> tuple[NodeView, ...]:
     """
     nodes = _read_json(path) if path.name.endswith(".json") else _read_table(path)
     if not nodes:
-        raise UserError(f"{path} names no node", _EXAMPLE)
+        raise UserError(f"{path} lists no nodes", _EXAMPLE)
     names = {node.name for node in nodes}
     if len(names) < len(nodes):
         twice = next(name for name in names if sum(node.name == name for node in nodes) > 1)
         raise UserError(
-            f"{path} names node {printable(twice, 40)!r} more than once", "give each node a name of its own"
+            f"{path} lists node {printable(twice, 40)!r} more than once", "give each node a name of its own"
         )
     return nodes
 
@@ -85,11 +85,11 @@ def _read_json(path: Path) -> tuple[NodeView, ...]:
             for one in listed
         )
     except FileNotFoundError:
-        raise UserError(f"there is no file {path} of nodes", _EXAMPLE) from None
+        raise UserError(f"no node file {path}", _EXAMPLE) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", f"ls -l {path}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise UserError(f"{path} is no list of nodes: {error}", _EXAMPLE) from None
+        raise UserError(f"{path} is not a list of nodes: {error}", _EXAMPLE) from None
 
 
 _OF_NODE = ("name", "cpus", "mem_mib", "gpus", "model")
@@ -100,7 +100,7 @@ def _check_names(path: Path, one: object) -> None:
         if name not in _OF_NODE:
             near = closest(name, _OF_NODE)
             hint = f"did you mean {near}?" if near else f"a node has {', '.join(_OF_NODE)}"
-            raise UserError(f"{path}: {printable(name, 40)!r} says nothing of a node", hint)
+            raise UserError(f"{path}: {printable(name, 40)!r} is not a field of a node", hint)
 
 
 def _read_table(path: Path) -> tuple[NodeView, ...]:
@@ -116,7 +116,7 @@ def _read_table(path: Path) -> tuple[NodeView, ...]:
             for number, row in rows_of(path, {"sn", "cpu_milli", "memory_mib", "gpu", "model"})
         )
     except ValueError as error:
-        raise UserError(f"{path} is no list of nodes: {error}", _EXAMPLE) from None
+        raise UserError(f"{path} is not a list of nodes: {error}", _EXAMPLE) from None
 
 
 def _node(name: str, cpus: float, mem_mib: int, gpus: int, model: str) -> NodeView:

@@ -129,9 +129,9 @@ class SignFlipResult:
 
     def __str__(self) -> str:
         if not self.parts:
-            return f"too few jobs to tell it from chance (in {LEAST_PARTS} parts, {LEAST_IN_PART} in each)"
+            return f"too few jobs to rule out chance (in {LEAST_PARTS} parts, {LEAST_IN_PART} in each)"
         if self.p >= 0.5:
-            often = "chance does as well in every second try"
+            often = "chance does as well in every second case"
         else:
             often = f"chance does as well in 1 of {round(1 / self.p):,} tries"
         equal = self.parts - self.better - self.worse

@@ -130,12 +130,12 @@ def refuse(nodes: Sequence[NodeView], settings: Settings) -> None:
     """Raises: UsageError for clusters that the daemon cannot run, and settings that go by what no trace has."""
     if len(nodes) > 1:
         raise UsageError(
-            f"the daemon runs one machine, and so does its tick: the cluster has {len(nodes)} nodes",
+            f"--tick simulates the daemon of one machine; the cluster has {len(nodes)} nodes",
             "give one node (--nodes 1x8), or leave --tick out",
         )
     if settings.priority.order == "utilisation":
         raise UsageError(
-            "the order utilisation goes by measured load, which is in no trace", "choose another [priority] order"
+            "the order utilisation needs measured load, which traces do not have", "choose another [priority] order"
         )
 
 
@@ -411,7 +411,7 @@ class DaemonRun:
         number, error = min(self._refusals.items())
         count = len(self._refusals)
         raise UserError(
-            f"{_jobs(count)} refused to the end, the first of them {self._jobs[number].id}: {error.message}",
+            f"{_jobs(count)} refused until the end, the first being {self._jobs[number].id}: {error.message}",
             "change the settings, or leave those jobs out",
         )
 
@@ -424,7 +424,7 @@ class DaemonRun:
         why = "" if reason is None else f": {reason.text}"
         name = self._jobs[self._numbers[first.id]].id
         raise UserError(
-            f"{_jobs(len(world.jobs))} left that nothing lets start, the first of them {name}{why}",
+            f"{_jobs(len(world.jobs))} never able to start, the first being {name}{why}",
             "change the settings, or give a larger cluster with --nodes",
         )
 

@@ -104,7 +104,7 @@ def trace_of(store: Store, since_at: float | None = None) -> Trace:
         )
         for at, job in found
     ]
-    trace.notes.append("the machine is empty when the first job comes; dependencies let jobs go when they really did")
+    trace.notes.append("the machine starts empty; dependencies release jobs when they actually did")
     return trace
 
 

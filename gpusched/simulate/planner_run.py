@@ -119,7 +119,7 @@ class PlannerRun:
         """The schedule. Raises: BrokenInvariant when jobs are left."""
         stuck = [job.id for job, start_s in zip(self._jobs, self.starts, strict=True) if start_s < 0]
         if stuck:
-            raise BrokenInvariant(f"{len(stuck)} jobs never start on this cluster, the first of them {stuck[0]}")
+            raise BrokenInvariant(f"{len(stuck)} jobs never start on this cluster, the first being {stuck[0]}")
         return Outcome(self._jobs, self.starts, cycles, runs=self._runs)
 
 
@@ -173,12 +173,12 @@ PREDICTIONS = (*METHODS, OWN_PREDICTION, NO_PREDICTION, EXACT_PREDICTION)
 def check_prediction(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
     """Whether an order can go by what is predicted in this way; None: by nothing. Raises: UsageError when not."""
     if name is not None and name not in PREDICTIONS:
-        text = f"{name!r} is no way to predict that is known: {', '.join(PREDICTIONS)}"
+        text = f"{name!r} is not a known prediction method: {', '.join(PREDICTIONS)}"
         raise UsageError(text, "--policy fcfs+sjbf --predict similar")
     if name in (None, NO_PREDICTION) and order == "spf" and not orders_by_run_time:
-        raise UsageError("the order spf goes by predictions, and none were asked for", "--predict mixed")
+        raise UsageError("the order spf needs predictions, and none are requested", "--predict mixed")
     if name not in (None, NO_PREDICTION) and orders_by_run_time:
-        text = f"sjf_exact knows every run time, and {name} is a way to guess them"
+        text = f"sjf_exact knows every run time; it cannot be combined with the prediction {name}"
         raise UsageError(text, f"--policy spf+easy --predict {name}")
 
 

@@ -66,7 +66,7 @@ def policies_of(
     """
     if config is not None and DEFAULT not in [name.partition(":")[0] for name in names]:
         raise UsageError(
-            f"no policy goes by {config}: it says what the policy default is", f"--policy {DEFAULT},{','.join(names)}"
+            f"no policy uses {config}: it defines the policy default", f"--policy {DEFAULT},{','.join(names)}"
         )
     return [_policy_of(name, config, predict, is_exact=is_exact) for name in names]
 
@@ -95,7 +95,7 @@ def _named(name: str, config: Path | None) -> Policy:
         return _of_daemon(name, Settings(priority=preset(name)))
     if name == AUTO:
         raise UsageError(
-            f"the preset {AUTO} is whichever of the others serves best, and no policy of its own",
+            f"the preset {AUTO} selects one of the other presets and is not a policy itself",
             f"--policy {','.join(PRESETS)}",
         )
     rules = rules_of(name)
@@ -114,7 +114,7 @@ def refuse_fast(policy: Policy) -> None:
     settings = policy.settings
     why = None
     if may_preempt(settings):
-        why = "runs make room for others"
+        why = "runs can be preempted"
     else:
         tables = (("queues", settings.queue), ("QOS", settings.qos), ("accounts", settings.account))
         named = [f"{what} ({', '.join(sorted(table))})" for what, table in tables if table]
@@ -122,8 +122,8 @@ def refuse_fast(policy: Policy) -> None:
             why = f"{' and '.join(named)} decide who may submit what"
     if why is not None:
         raise UsageError(
-            f"under the policy {policy.name} {why}, which the fast simulation does not do",
-            "let all that the daemon does happen: --tick",
+            f"under the policy {policy.name} {why}, which the fast simulation cannot do",
+            "simulate the whole daemon: --tick",
         )
 
 
@@ -184,7 +184,7 @@ def rules_of(text: str) -> Rules:
         ("placement", rules.placement, PLACEMENTS),
     ):
         if name not in known:
-            raise UsageError(f"{text!r} names no {what} that is known: {', '.join(known)}", "--policy fcfs+easy")
+            raise UsageError(f"{text!r} names no known {what}: {', '.join(known)}", "--policy fcfs+easy")
     return rules
 
 
@@ -194,14 +194,14 @@ def check_exact(kind: str, policies: Iterable[str], jobs: Sequence[TraceJob]) ->
     Raises: UsageError for another kind, a policy or a request that the rules do not cover, and jobs of the other kind.
     """
     if kind not in EXACT:
-        raise UsageError(f"{kind!r} names no rules that are known: {', '.join(EXACT)}", "--rules swf")
+        raise UsageError(f"{kind!r} is not a known set of rules: {', '.join(EXACT)}", "--rules swf")
     for policy in policies:
         rules = rules_of(policy)
         parts = rules.order, rules.backfill, rules.placement
         for name, known in zip(parts, EXACT[kind], strict=True):
             if name not in known:
                 raise UsageError(
-                    f"the rules {kind} do not say what {name!r} of {policy} is: {', '.join(known)}",
+                    f"the rules {kind} do not define {name!r} of {policy}: {', '.join(known)}",
                     "--policy fcfs+easy",
                 )
     wants_gpus = kind == "gang"
@@ -209,12 +209,12 @@ def check_exact(kind: str, policies: Iterable[str], jobs: Sequence[TraceJob]) ->
     if other is not None:
         what, better = ("no GPU", "swf") if wants_gpus else ("GPUs", "gang")
         raise UsageError(
-            f"job {other} asks for {what}, which is not by the rules {kind}", f"--rules {better}, or leave it out"
+            f"job {other} asks for {what}, which the rules {kind} do not allow", f"--rules {better}, or leave it out"
         )
     more = next((job.id for job in jobs if job.cpus or job.mem_mib or job.gpu_fraction is not None), None)
     if more is not None:
         raise UsageError(
-            f"job {more} asks for cores, memory or a part of a card, which the rules {kind} do not know",
+            f"job {more} asks for cores, memory or a fraction of a GPU, which the rules {kind} do not cover",
             "leave --rules out",
         )
 

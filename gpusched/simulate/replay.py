@@ -57,7 +57,7 @@ def read_recording(path: str) -> Recording:
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error), 80)
         raise BadRecording(
-            f"{path} is cut short or damaged, it is not one document of JSON: {why}",
+            f"{path} is cut short or damaged, not a JSON document: {why}",
             "write a new one with: gpusched debug snapshot FILE",
         ) from None
     try:
@@ -83,7 +83,7 @@ def _content(path: str) -> bytes:
 
 
 def _too_large(path: str) -> BadRecording:
-    return BadRecording(f"{path} is larger than {LARGEST_MIB} MiB, which no snapshot is", f"ls -lh {path}")
+    return BadRecording(f"{path} is larger than {LARGEST_MIB} MiB, too large for a snapshot", f"ls -lh {path}")
 
 
 # --- what decides -------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def _told_when_it_fails() -> Iterator[None]:
         if os.environ.get("GPUSCHED_DEBUG"):
             raise
         raise BrokenInvariant(
-            f"the policy fails on this snapshot: {type(error).__name__}: {printable(str(error), 200)}",
+            f"the planner fails on this snapshot: {type(error).__name__}: {printable(str(error), 200)}",
             "if gpusched wrote it as it is, report that with the file and what GPUSCHED_DEBUG=1 prints",
         ) from error
 
@@ -255,8 +255,8 @@ class Replay:
 
     def _not_there(self, name: str) -> str:
         cut = [waiting for waiting in self.recording.snapshot.pending if waiting.total > len(waiting.jobs)]
-        behind = ", or it waits behind the first of its class, further than the policy looks" if cut else ""
-        return f"job {printable(name, 40)} neither runs nor waits to start in this snapshot{behind}"
+        behind = ", or it is further back in its class than the planner looks" if cut else ""
+        return f"job {printable(name, 40)} is neither running nor pending in this snapshot{behind}"
 
 
 def about_class(key: ClassKey) -> dict[str, Any]:
@@ -350,10 +350,10 @@ def notes(recording: Recording) -> list[str]:
     found = []
     if recording.plugins:
         names = ", ".join(printable(name, 40) for name in recording.plugins)
-        found.append(f"plug-ins took part ({names}), and do not here: the plan may differ from the daemon's")
+        found.append(f"plug-ins took part ({names}) but are not loaded here: the plan may differ from the daemon's")
     cut = sum(waiting.total - len(waiting.jobs) for waiting in recording.snapshot.pending)
     if cut:
-        found.append(f"{plural(cut, 'job')} wait behind the first of their classes, further than the policy looks")
+        found.append(f"{plural(cut, 'job')} are further back in their classes than the planner looks")
     with _told_when_it_fails():
         wrong = check_invariants(recording.snapshot, recording.settings)
     return [*found, *(f"booked wrongly: {printable(text)}" for text in wrong)]

@@ -122,9 +122,9 @@ class Trace:
         kept = []
         for job in self.jobs:
             if job.gpus > gpus:
-                self.drop(f"asks for more than the {plural(gpus, 'GPU')} of the cluster", job.id)
+                self.drop(f"requests more than the {plural(gpus, 'GPU')} of the cluster", job.id)
             elif job.procs > procs:
-                self.drop(f"asks for more than the {procs} processors of the cluster", job.id)
+                self.drop(f"requests more than the {procs} processors of the cluster", job.id)
             else:
                 kept.append(job)
         self.jobs = kept
@@ -183,10 +183,10 @@ def finished(trace: Trace, path: Path) -> Trace:
         raise BadTrace(f"{path} holds no job to replay{f' ({why})' if why else ''}", f"head {path}")
     late = sum(after.submit_s < before.submit_s for before, after in zip(trace.jobs, trace.jobs[1:], strict=False))
     if late:
-        trace.notes.append(f"{plural(late, 'job')} submitted before the one above; each arrives at its own instant")
+        trace.notes.append(f"{plural(late, 'job')} submitted before the one above; each arrives at its own time")
     twice = len(trace.jobs) - len({job.id for job in trace.jobs})
     if twice:
-        trace.notes.append(f"{plural(twice, 'job')} with the id of one above; each line is a job of its own")
+        trace.notes.append(f"{plural(twice, 'job')} with a duplicate id; each line is a separate job")
     return trace
 
 
@@ -238,7 +238,7 @@ def parse_rows(texts: Iterable[str]) -> list[RowRange]:
     for text in texts:
         match = re.fullmatch(r"(\d{1,12}):(\d{1,12})", text)
         if match is None or not int(match[2]):
-            raise UsageError(f"{text!r} names no rows of a trace", "the first from 0, and how many: --rows 0:1024")
+            raise UsageError(f"{text!r} is not a range of rows", "first row (from 0) and count: --rows 0:1024")
         found.append((int(match[1]), int(match[2])))
     return found
 
@@ -262,7 +262,7 @@ def select_rows(trace: Trace, rows: Sequence[RowRange]) -> None:
     trace.jobs = jobs
     if len(rows) > 1:
         trace.notes.append(
-            f"{len(rows)} parts, one after another: times from first to last count the gaps between them"
+            f"{len(rows)} parts, replayed one after another: the makespan includes the gaps between them"
         )
 
 
@@ -301,9 +301,9 @@ def _take_swf(trace: Trace, path: Path, number: int, fields: list[str]) -> None:
     elif run_s <= 0:
         trace.drop("did not run", fields[0])
     elif procs <= 0:
-        trace.drop("asks for no processor", fields[0])
+        trace.drop("requests no processor", fields[0])
     elif trace.procs is not None and procs > trace.procs:
-        trace.drop(f"asks for more than the {trace.procs} processors of the machine", fields[0])
+        trace.drop(f"requests more than the {trace.procs} processors of the machine", fields[0])
     else:
         trace.jobs.append(
             TraceJob(
@@ -364,7 +364,7 @@ def _take_sacct(trace: Trace, path: Path, number: int, row: dict[str, str]) -> N
         end_s = _instant(row.get("End", ""), path, number)
         run_s = None if end_s is None or start_s is None else end_s - start_s
     if submit_s is None:
-        trace.drop("has no instant of submission", job_id)
+        trace.drop("has no submission time", job_id)
         return
     if start_s is None or not run_s:
         trace.drop("did not run", job_id)
@@ -382,7 +382,9 @@ def _take_sacct(trace: Trace, path: Path, number: int, row: dict[str, str]) -> N
             raise ValueError
     except (ValueError, OverflowError):
         text = printable(row.get("ReqTRES") or row.get("AllocTRES") or row.get("ReqCPUS") or "", 60)
-        raise BadTrace(f"{path} line {number}: {text!r} are no resources", f"sed -n {number}p {path}") from None
+        raise BadTrace(
+            f"{path} line {number}: {text!r} is not a list of resources", f"sed -n {number}p {path}"
+        ) from None
     trace.jobs.append(
         TraceJob(
             id=job_id,
@@ -420,7 +422,7 @@ def _instant(text: str, path: Path, number: int) -> int | None:
         return int(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp())
     except (ValueError, OverflowError):
         shown = printable(text, 40)
-        raise BadTrace(f"{path} line {number}: {shown!r} is no instant", f"sed -n {number}p {path}") from None
+        raise BadTrace(f"{path} line {number}: {shown!r} is not a time", f"sed -n {number}p {path}") from None
 
 
 def _span_s(text: str, path: Path, number: int) -> int:
@@ -436,7 +438,7 @@ def _span_s(text: str, path: Path, number: int) -> int:
             raise ValueError(text)
     except (ValueError, OverflowError):
         shown = printable(text, 40)
-        raise BadTrace(f"{path} line {number}: {shown!r} is no time span", f"sed -n {number}p {path}") from None
+        raise BadTrace(f"{path} line {number}: {shown!r} is not a duration", f"sed -n {number}p {path}") from None
     return found_s
 
 
@@ -465,7 +467,9 @@ def rows_of(path: Path, wanted: frozenset[str] | set[str]) -> Iterator[tuple[int
         try:
             cells = next(reader([line]), [])
         except Error as error:
-            raise BadTrace(f"{path} line {number} is no row of a table: {error}", f"sed -n {number}p {path}") from None
+            raise BadTrace(
+                f"{path} line {number} is not a row of a table: {error}", f"sed -n {number}p {path}"
+            ) from None
         if not names:
             names = cells
             twice = next((name for name in names if names.count(name) > 1), None)
@@ -494,7 +498,7 @@ def columns_of(path: Path, known: frozenset[str]) -> tuple[list[str], list[str]]
         near = closest(name, sorted(known - set(names)))
         if near is not None:
             raise BadTrace(
-                f"{path} has a column {printable(name, 40)!r}, which is not known; did you mean {near}?",
+                f"{path} has a column {printable(name, 40)!r}; did you mean {near}?",
                 f"rename it in the first line: head -1 {path}",
             )
     return names, unknown
@@ -502,7 +506,7 @@ def columns_of(path: Path, known: frozenset[str]) -> tuple[list[str], list[str]]
 
 def _note_unknown(trace: Trace, unknown: list[str]) -> None:
     if unknown:
-        trace.notes.append(f"columns that are not read: {', '.join(printable(name, 40) for name in unknown)}")
+        trace.notes.append(f"ignored columns: {', '.join(printable(name, 40) for name in unknown)}")
 
 
 def read_table(path: Path, workload: int = 1) -> Trace:
@@ -534,7 +538,7 @@ def read_table(path: Path, workload: int = 1) -> Trace:
         elif run_s < 1:
             trace.drop("did not run", name)
         elif gpus < 1:
-            trace.drop("asks for no GPU", name)
+            trace.drop("requests no GPU", name)
         else:
             kind = row.get("model") or row.get("job_type") or row.get("application") or ""
             trace.jobs.append(
@@ -571,10 +575,10 @@ def read_pods(path: Path) -> Trace:
             for name in ("creation_time", "scheduled_time", "deletion_time")
         )
         if min(gpus, gpu_milli, cpu_milli, mem_mib, created_s) < 0:
-            trace.drop("asks for less than nothing", row["name"])
+            trace.drop("requests a negative amount", row["name"])
             continue
         if gpus == 1 and not gpu_milli:
-            trace.drop("asks for nothing of a GPU", row["name"])
+            trace.drop("requests nothing of a GPU", row["name"])
             continue
         run_s = max(1, ended_s - (began_s or created_s))
         trace.jobs.append(

@@ -142,17 +142,17 @@ def objective_of(text: str) -> Objective:
     targets = [term for term in terms if term.limit is None]
     if len(targets) != 1:
         what = f"{len(targets)} measures without a limit" if targets else "no measure without a limit"
-        raise UsageError(f"the goal {text!r} has {what}, and just one is made small", GOAL_EXAMPLE)
+        raise UsageError(f"the goal {text!r} has {what}, and exactly one is minimised", GOAL_EXAMPLE)
     return Objective(targets[0], tuple(term for term in terms if term.limit is not None))
 
 
 def _term(text: str) -> Term:
     match = _TERM.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is no part of a goal: MEASURE [of GROUP] [<= LIMIT]", GOAL_EXAMPLE)
+        raise UsageError(f"{text!r} is not a term of a goal: MEASURE [of GROUP] [<= LIMIT]", GOAL_EXAMPLE)
     measure = match["measure"].replace("_s_", "_", 1)
     if measure not in MEASURES:
-        raise UsageError(f"{match['measure']!r} is no measure of a goal: {', '.join(MEASURES)}", GOAL_EXAMPLE)
+        raise UsageError(f"{match['measure']!r} is not a measure of a goal: {', '.join(MEASURES)}", GOAL_EXAMPLE)
     group = match["group"] or "all"
     _member(group)
     return Term(measure, group, None if match["limit"] is None else _limit(measure, match["limit"]))
@@ -169,7 +169,7 @@ def _limit(measure: str, text: str) -> float:
     except ValueError:
         found = inf
     if not isfinite(found) or found < 1:
-        raise UsageError(f"the limit {text!r} of {measure} is no number from 1", GOAL_EXAMPLE)
+        raise UsageError(f"the limit {text!r} of {measure} is not a number of at least 1", GOAL_EXAMPLE)
     return found
 
 
@@ -192,7 +192,7 @@ def _member(group: str) -> Callable[[TraceJob], bool]:
             count = int(value)
             return (lambda job: width(job) <= count) if how == "<=" else (lambda job: width(job) >= count)
     known = "all, small, wide, width<=N, width>=N, user=NAME, queue=NAME"
-    raise UsageError(f"{group!r} is no group of jobs that a goal can name: {known}", GOAL_EXAMPLE)
+    raise UsageError(f"{group!r} is not a group of jobs: {known}", GOAL_EXAMPLE)
 
 
 LEAST_JOBS = 20
@@ -307,7 +307,7 @@ def split(jobs: Sequence[TraceJob], goal: Objective, hold_out: float) -> tuple[l
     Raises: UsageError when either are too few, or a group of the goal has no job among them.
     """
     if not 0 < hold_out < 1:
-        raise UsageError(f"--hold-out {hold_out:g} is no part of all jobs, above 0 and below 1", "--hold-out 0.3")
+        raise UsageError(f"--hold-out {hold_out:g} is not between 0 and 1", "--hold-out 0.3")
     ordered = sorted(jobs, key=lambda job: job.submit_s)
     held = round(len(ordered) * hold_out)
     parts = ordered[: len(ordered) - held], ordered[len(ordered) - held :]
@@ -347,7 +347,7 @@ class Search:
 
     def __post_init__(self) -> None:
         if self.tries < 1:
-            raise UsageError(f"--tries {self.tries} tries nothing", "--tries 40")
+            raise UsageError(f"--tries {self.tries} is less than 1", "--tries 40")
         self._random = Random(self.seed)
         self._knobs = knobs_of(self.jobs, self.settings)
         today = self.settings.priority
@@ -453,8 +453,8 @@ class Search:
         changes = changes_of(best, self.settings.priority)
         near = ", ".join(f"{name} = {toml(value)}" for name, value in changes.items()) or "those of today"
         return Refused(
-            f"none of {self.tries} settings tried, no preset and not those of today keep the goal: the nearest misses "
-            f"{missed}, with {near}",
+            f"none of {self.tries} settings tried, no preset and not the current settings meet the goal: the "
+            f"nearest misses {missed}, with {near}",
             "allow more, or try more: --tries",
         )
 

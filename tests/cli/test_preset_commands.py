@@ -135,7 +135,7 @@ def test_a_preset_by_hand_is_shown_as_it_is(own: Shell) -> None:
     assert "\npreset: fifo\n" in own.ok("ginfo")
     shown = own.type("gctl", "preset")
     assert shown.out == "preset: fifo\n"
-    assert "to do it now: gctl preset --judge" in shown.err
+    assert "to try them now: gctl preset --judge" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_on_standard_output_it_is_the_same_document(sh: Shell) -> None:
 
 
 def test_where_nothing_can_be_written_is_said(sh: Shell) -> None:
-    for where, text in (("/", "/ is a folder, not a file to write"), ("/nowhere/x", "there is no folder /nowhere")):
+    for where, text in (("/", "/ is a folder, not a file"), ("/nowhere/x", "no folder /nowhere")):
         done = sh.type("gpusched", "debug", "snapshot", where)
         assert done.code == 1
         assert text in done.err

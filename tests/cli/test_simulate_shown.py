@@ -105,8 +105,8 @@ def test_every_name_of_the_whole_document_is_in_the_reference(words, trace, show
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--nodes", "2x4", "--csv", "--json"), "--csv and --json are two forms of the same"),
-        (("--nodes", "2x4", "--gains"), "--gains compares two policies, and fcfs+easy is one"),
+        (("--nodes", "2x4", "--csv", "--json"), "--csv and --json cannot be combined"),
+        (("--nodes", "2x4", "--gains"), "--gains needs two policies, and fcfs+easy is one"),
         (("--nodes", "2x4", "--wait-bound", "soon"), "soon"),
         (("--nodes", "2x4", "--by", "colour"), "--by 'colour' is neither user nor queue"),
     ],

@@ -50,22 +50,22 @@ BAD = {
     "a column is misspelt": (
         "a.csv",
         "job_id,submit_s,duration_s,num_gpus,usr\na,0,5,1,ann\n",
-        "a.csv has a column 'usr', which is not known; did you mean user",
+        "a.csv has a column 'usr'; did you mean user",
     ),
     "a column has a blank": (
         "a.csv",
         "job_id,submit_s,duration_s,num_gpus, queue\na,0,5,1,q\n",
-        "a.csv has a column ' queue', which is not known; did you mean queue",
+        "a.csv has a column ' queue'; did you mean queue",
     ),
     "a wanted column is misspelt": (
         "a.csv",
         "job_id,submit_s,durations,num_gpus\na,0,5,1\n",
-        "a.csv has a column 'durations', which is not known; did you mean duration_s",
+        "a.csv has a column 'durations'; did you mean duration_s",
     ),
     "a column of pods is misspelt": (
         "pods.csv",
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_specs\na,1000,1,1,1000,A100\n",
-        "pods.csv has a column 'gpu_specs', which is not known; did you mean gpu_spec",
+        "pods.csv has a column 'gpu_specs'; did you mean gpu_spec",
     ),
     "two columns of one name": (
         "a.csv",
@@ -81,7 +81,7 @@ BAD = {
     "only a heading": ("a.csv", HEAD, "a.csv holds no job to replay"),
     "not UTF-8": ("a.csv", HEAD.encode() + b"\xe4,0,5,1\n", "a.csv line 2 is not text in UTF-8"),
     "NUL": ("a.csv", HEAD + "a\0,0,soon,1\n", "a.csv line 2"),
-    "a field without an end": ("a.csv", HEAD + f'"{"x" * 200_000}",0,5,1\n', "a.csv line 2 is no row of a table"),
+    "a field without an end": ("a.csv", HEAD + f'"{"x" * 200_000}",0,5,1\n', "a.csv line 2 is not a row of a table"),
     "NaN": ("a.csv", HEAD + "a,0,nan,1\n", "a.csv line 2: duration_s is 'nan', not a number"),
     "infinite": ("a.csv", HEAD + "a,-inf,1,1\n", "a.csv line 2: submit_s is '-inf', not a number"),
     "huge": ("a.csv", HEAD + "a,0,1e300,1\n", "a.csv line 2: duration_s is 1e300, which is out of range"),
@@ -91,17 +91,17 @@ BAD = {
     "resources of sacct": (
         "a.txt",
         "JobID|Submit|Start|End|ReqTRES\n1|100|110|120|gres/gpu=two\n",
-        "a.txt line 2: 'gres/gpu=two' are no resources",
+        "a.txt line 2: 'gres/gpu=two' is not a list of resources",
     ),
     "infinite memory of sacct": (
         "a.txt",
         "JobID|Submit|Start|End|ReqTRES\n1|100|110|120|mem=infG\n",
-        "a.txt line 2: 'mem=infG' are no resources",
+        "a.txt line 2: 'mem=infG' is not a list of resources",
     ),
     "a span of sacct": (
         "a.txt",
         "JobID|Submit|Start|Elapsed\n1|100|110|1e30:00:00\n",
-        "a.txt line 2: '1e30:00:00' is no time span",
+        "a.txt line 2: '1e30:00:00' is not a duration",
     ),
     "nothing fits": ("a.csv", HEAD + "a,0,5,9\nb,0,5,16\n", "no job of a.csv fits on the cluster"),
 }
@@ -139,23 +139,23 @@ def test_what_is_left_out_is_counted_and_named_and_the_rest_replayed(typed):
         "submitted before the trace begins": ["late"],
         "ended before it began": ["back"],
         "did not run": ["none"],
-        "asks for no GPU": ["no_gpu"],
-        "asks for more than the 8 GPUs of the cluster": ["wide"],
+        "requests no GPU": ["no_gpu"],
+        "requests more than the 8 GPUs of the cluster": ["wide"],
     }
     assert made["policies"][0]["jobs"] == 2
-    assert made["notes"] == ["1 job submitted before the one above; each arrives at its own instant"]
+    assert made["notes"] == ["1 job submitted before the one above; each arrives at its own time"]
     code, out, err = typed("a.csv", None, "--nodes", "2x4")
     assert code == 0
-    assert "gpusched: left out, asks for more than the 8 GPUs of the cluster: 1 (wide)" in err
+    assert "gpusched: left out, requests more than the 8 GPUs of the cluster: 1 (wide)" in err
 
 
 def test_columns_that_are_not_read_are_named(typed):
     head = "job_id,submit_s,duration_s,num_gpus,mem_gib,colour\n"
     code, out, err = typed("a.csv", head + "a,0,5,1,16,red\n", "--nodes", "2x4", "--json")
     assert code == 0
-    assert json.loads(out)["notes"] == ["columns that are not read: mem_gib, colour"]
+    assert json.loads(out)["notes"] == ["ignored columns: mem_gib, colour"]
     code, _, err = typed("a.csv", None, "--nodes", "2x4")
-    assert err == ["gpusched: columns that are not read: mem_gib, colour"]
+    assert err == ["gpusched: ignored columns: mem_gib, colour"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_key_of_a_node_that_is_not_known_is_refused(typed, tmp_path, name, hin
     code, _, err = typed("a.csv", HEAD + "a,0,5,1\n", "--cluster", "nodes.json")
     assert code == 1
     assert err == [
-        f"gpusched: error: nodes.json: {name!r} says nothing of a node",
+        f"gpusched: error: nodes.json: {name!r} is not a field of a node",
         f"gpusched: hint: {hint}",
     ]
 
@@ -178,7 +178,7 @@ def test_jobs_that_no_node_could_ever_hold_are_counted_and_named(typed):
     code, _, err = typed("pods.csv", text, "--nodes", "2x4:64")
     assert code == 0
     assert any("left out, does not fit, asked for 900 CPUs" in line and "1 (cores)" in line for line in err)
-    assert "gpusched: left out, asks for nothing of a GPU: 1 (half)" in err
+    assert "gpusched: left out, requests nothing of a GPU: 1 (half)" in err
 
 
 def test_many_reasons_of_a_kind_are_one_with_the_first_as_an_example(typed):
@@ -204,7 +204,7 @@ def test_ids_that_come_twice_are_told_of_and_each_line_is_a_job(typed):
     assert code == 0
     made = json.loads(out)
     assert made["policies"][0]["jobs"] == 4
-    assert made["notes"] == ["2 jobs with the id of one above; each line is a job of its own"]
+    assert made["notes"] == ["2 jobs with a duplicate id; each line is a separate job"]
 
 
 def test_a_table_as_excel_writes_it(typed):
@@ -214,11 +214,15 @@ def test_a_table_as_excel_writes_it(typed):
 
 
 CLUSTERS = {
-    "no list": ("n.json", "{", "n.json is no list of nodes"),
-    "a number": ("n.json", "7", "n.json is no list of nodes"),
-    "of numbers": ("n.json", "[7]", "n.json is no list of nodes"),
-    "no node": ("n.json", "[]", "n.json names no node"),
-    "NaN": ("n.json", '[{"name": "a", "cpus": NaN, "mem_mib": 1}]', "n.json is no list of nodes: node a has nan CPUs"),
+    "no list": ("n.json", "{", "n.json is not a list of nodes"),
+    "a number": ("n.json", "7", "n.json is not a list of nodes"),
+    "of numbers": ("n.json", "[7]", "n.json is not a list of nodes"),
+    "no node": ("n.json", "[]", "n.json lists no nodes"),
+    "NaN": (
+        "n.json",
+        '[{"name": "a", "cpus": NaN, "mem_mib": 1}]',
+        "n.json is not a list of nodes: node a has nan CPUs",
+    ),
     "negative": (
         "n.json",
         '[{"name": "a", "cpus": 1, "mem_mib": 1, "gpus": -2}]',
@@ -227,7 +231,7 @@ CLUSTERS = {
     "twice": (
         "n.json",
         '[{"name": "a", "cpus": 1, "mem_mib": 1}, {"name": "a", "cpus": 1, "mem_mib": 1}]',
-        "n.json names node 'a' more than once",
+        "n.json lists node 'a' more than once",
     ),
     "without a name": ("n.json", '[{"name": "", "cpus": 1, "mem_mib": 1}]', "a node has no name"),
     "a table without columns": ("n.csv", "a,b\n1,2\n", "n.csv has no column"),

@@ -292,7 +292,7 @@ def test_who_was_let_before_others_is_let_again_and_without_that_nobody_is():
     ("nodes", "rules", "text"),
     [
         (nodes_of("2x4"), Settings(), "the cluster has 2 nodes"),
-        (ONE, Settings(priority=PrioritySettings(order="utilisation")), "the order utilisation goes by measured load"),
+        (ONE, Settings(priority=PrioritySettings(order="utilisation")), "the order utilisation needs measured load"),
     ],
 )
 def test_what_the_daemon_or_a_trace_does_not_have_is_refused(nodes, rules, text):
@@ -304,13 +304,15 @@ def test_what_the_daemon_or_a_trace_does_not_have_is_refused(nodes, rules, text)
 def test_jobs_that_are_refused_to_the_end_are_named_with_the_reason():
     queue = QueueSettings("default", max_gpus=2)
     jobs = [gpu_job("a", 0, 10, 2), gpu_job("wide", 0, 10, 3)]
-    with pytest.raises(UserError, match="1 job is refused to the end, the first of them wide: asked for 3 GPUs; queue"):
+    with pytest.raises(
+        UserError, match="1 job is refused until the end, the first being wide: asked for 3 GPUs; queue"
+    ):
         daemon_run.run(jobs, ONE, Settings(queue={"default": queue}))
 
 
 def test_jobs_that_nothing_lets_start_are_named_with_the_reason():
     jobs = [gpu_job("a", 0, 10), gpu_job("b", 0, 10)]
-    with pytest.raises(UserError, match="2 jobs are left that nothing lets start, the first of them a: .*0 jobs"):
+    with pytest.raises(UserError, match="2 jobs are never able to start, the first being a: .*0 jobs"):
         daemon_run.run(jobs, ONE, Settings(limit=LimitSettings(running_per_user=0)))
 
 

@@ -212,7 +212,7 @@ def test_each_queue_has_a_line_for_each_policy(typed, busy):
         ("vision", "default", "6"),
         ("vision", "present", "6"),
     ]
-    assert "the machine is empty when the first job comes" in err
+    assert "the machine starts empty" in err
 
 
 def test_the_settings_in_force_are_what_is_replayed_when_nothing_else_is_named(typed, busy):
@@ -271,16 +271,16 @@ def test_what_was_admitted_once_is_replayed_whoever_is_a_member_now(typed, lab, 
     [
         (("--from-history",), "there is no history"),
         (("--from-history", "--since", "soon"), "'soon'"),
-        (("x.csv", "--from-history"), "both jobs to replay"),
-        (("x.csv", "--since", "3d"), "--since is of --from-history"),
-        ((), "nothing is named that could be replayed"),
-        (("--from-history", "--exact"), "--exact is of traces"),
-        (("--from-history", "--fail-rate", "1.5"), "--fail-rate 1.5 is no part of all runs"),
-        (("--from-history", "--fail-rate", "nan"), "--fail-rate nan is no part of all runs"),
-        (("x.csv", "--tick", "--retries", "-1"), "--retries -1 is less than none"),
-        (("x.csv", "--retries", "1"), "only with --tick"),
+        (("x.csv", "--from-history"), "both name jobs to replay"),
+        (("x.csv", "--since", "3d"), "--since needs --from-history"),
+        ((), "no jobs to replay"),
+        (("--from-history", "--exact"), "--exact needs a trace"),
+        (("--from-history", "--fail-rate", "1.5"), "--fail-rate 1.5 is not a fraction from 0 to below 1"),
+        (("--from-history", "--fail-rate", "nan"), "--fail-rate nan is not a fraction from 0 to below 1"),
+        (("x.csv", "--tick", "--retries", "-1"), "--retries -1 is negative"),
+        (("x.csv", "--retries", "1"), "need --tick"),
         (("--from-history", "--config", "none.toml"), "there is no config file none.toml"),
-        (("x.csv", "--config", "new.toml", "--policy", "fcfs"), "no policy goes by new.toml"),
+        (("x.csv", "--config", "new.toml", "--policy", "fcfs"), "no policy uses new.toml"),
         (("x.csv", "--wait-bound", "soon"), "'soon' is not a time"),
     ],
 )
@@ -300,7 +300,7 @@ TRACE = "job_id,submit_s,duration_s,num_gpus,queue\na,0,500,2,vision\nb,10,50,1,
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (PROMISED, "under the policy default runs make room for others"),
+        (PROMISED, "under the policy default runs can be preempted"),
         (CONFIG, "under the policy default queues (theory, vision) decide who may submit what"),
     ],
 )
@@ -311,7 +311,7 @@ def test_the_fast_way_says_what_it_does_not_do(typed, tmp_path, config, text):
     code, _, err = typed(*words)
     assert code == 2
     assert text in err
-    assert "hint: let all that the daemon does happen: --tick" in err
+    assert "hint: simulate the whole daemon: --tick" in err
     code, out, _ = typed(*words, "--tick")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[1:3]] == ["default", "fcfs+easy"]
@@ -320,8 +320,8 @@ def test_the_fast_way_says_what_it_does_not_do(typed, tmp_path, config, text):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--nodes", "2x4"), "the daemon runs one machine, and so does its tick: the cluster has 2 nodes"),
-        (("--nodes", "1x4", "--policy", "sjf_exact"), "sjf_exact knows how long each job will run"),
+        (("--nodes", "2x4"), "--tick simulates the daemon of one machine; the cluster has 2 nodes"),
+        (("--nodes", "1x4", "--policy", "sjf_exact"), "sjf_exact knows every run time"),
     ],
 )
 def test_the_tick_says_what_it_cannot_do(typed, tmp_path, words, text):

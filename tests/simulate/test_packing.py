@@ -168,14 +168,14 @@ def test_one_document(monkeypatch, capsys, tables):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--orders", "2"], "--orders is about orders of arrival, and nothing is packed"),
+        (["--orders", "2"], "--orders needs --pack"),
         (
             ["--pack", "a", "b", "--nodes", "4x8"],
-            "--pack fills a cluster without a clock, where --nodes has no meaning",
+            "--pack has no clock and cannot be combined with --nodes",
         ),
-        (["trace.swf", "--pack", "a", "b"], "where a trace has no meaning"),
-        (["--pack", "a", "b", "--policy", "lifo"], "'lifo' names no strategy that is known: random, pack"),
-        (["--pack", "a", "b", "--orders", "0"], "--orders 0 leaves nothing to try"),
+        (["trace.swf", "--pack", "a", "b"], "cannot be combined with a trace"),
+        (["--pack", "a", "b", "--policy", "lifo"], "'lifo' is not a known strategy: random, pack"),
+        (["--pack", "a", "b", "--orders", "0"], "--orders 0 is less than 1"),
         (["--pack", "nowhere.csv", "b"], "nowhere.csv"),
     ],
 )
@@ -188,8 +188,8 @@ def test_a_mistake_is_one_sentence_and_a_hint(monkeypatch, capsys, words, text):
 
 
 NO_GPUS = (
-    ("names no GPU", "sn,cpu_milli,memory_mib,gpu,model\na,8000,100,0,\n"),
-    ("asks for no GPU", "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,0,0\n"),
+    ("lists no GPUs", "sn,cpu_milli,memory_mib,gpu,model\na,8000,100,0,\n"),
+    ("requests no GPU", "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,0,0\n"),
 )
 
 

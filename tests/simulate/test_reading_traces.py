@@ -38,11 +38,11 @@ def test_a_log_in_swf(tmp_path, name):
     assert trace.procs == 8
     assert {why: one.named for why, one in trace.dropped.items()} == {
         "did not run": ["3"],
-        "asks for more than the 8 processors of the machine": ["4"],
+        "requests more than the 8 processors of the machine": ["4"],
         "submitted before the trace begins": ["5"],
-        "asks for no processor": ["6"],
+        "requests no processor": ["6"],
     }
-    assert trace.notes == ["1 job submitted before the one above; each arrives at its own instant"]
+    assert trace.notes == ["1 job submitted before the one above; each arrives at its own time"]
 
 
 def test_a_table_with_time_limits(tmp_path):
@@ -67,8 +67,8 @@ def test_a_table_of_gpu_jobs(tmp_path):
     assert [(job.id, job.gpus, job.run_s, job.estimate_s, job.queue) for job in trace.jobs] == [("a", 12, 50, 50, "x")]
     assert {why: str(one) for why, one in trace.dropped.items()} == {
         "did not run": "1 (b)",
-        "asks for no GPU": "1 (c)",
-        "asks for more than the 32 GPUs of the cluster": "1 (d)",
+        "requests no GPU": "1 (c)",
+        "requests more than the 32 GPUs of the cluster": "1 (d)",
         "submitted before the trace begins": "1 (e)",
     }
     wide = request_of(trace.jobs[0], nodes_of("4x8"))
@@ -143,7 +143,7 @@ BAD = {
     ),
     "only comments": ("log.swf", "; MaxProcs: 8\n", r"log.swf holds no job to replay"),
     "sacct without instants": ("a.txt", "JobID|Submit\n1|x\n", r"has no column Start, End"),
-    "no instant": ("a.txt", "JobID|Submit|Start|End\n1|x|y|z\n", r"line 2: 'x' is no instant"),
+    "no instant": ("a.txt", "JobID|Submit|Start|End\n1|x|y|z\n", r"line 2: 'x' is not a time"),
 }
 
 

@@ -110,7 +110,7 @@ def test_what_becomes_of_one_job():
     assert behind["text"].startswith("waits behind 1 job of its own class")
     runs = asked.of_job("1")
     assert (runs["verdict"], runs["gpus"], runs["ran_s"], runs["ends_at"]) == ("runs", [0], 3600, NOW + 3600)
-    with pytest.raises(NotFound, match="job 7 neither runs nor waits"):
+    with pytest.raises(NotFound, match="job 7 is neither running nor pending"):
         asked.of_job("7")
 
 
@@ -128,9 +128,9 @@ def test_a_class_that_is_cut_short_is_told_of():
     recording = Recording.of(snapshot(node(gpus=4), waiting=jobs, front=2), EASY)
     asked = Replay(recording, EASY, "")
     assert asked.document()["has_more"]
-    with pytest.raises(NotFound, match="or it waits behind the first of its class"):
+    with pytest.raises(NotFound, match="or it is further back in its class"):
         asked.of_job("6")
-    assert notes(recording) == ["4 jobs wait behind the first of their classes, further than the policy looks"]
+    assert notes(recording) == ["4 jobs are further back in their classes than the planner looks"]
 
 
 def test_tasks_of_an_array_are_called_what_people_call_them():
@@ -150,7 +150,7 @@ def test_tasks_of_an_array_are_called_what_people_call_them():
 def test_what_is_booked_twice_is_told_of():
     both = [allocation(1, gpus=[0]), allocation(2, gpus=[0])]
     found = notes(Recording.of(snapshot(node(gpus=1), running=both), EASY, plugins=("site",)))
-    assert found[0] == "plug-ins took part (site), and do not here: the plan may differ from the daemon's"
+    assert found[0] == "plug-ins took part (site) but are not loaded here: the plan may differ from the daemon's"
     assert found[1].startswith("booked wrongly: GPU GPU-n1-0 of node n1 is")
 
 
@@ -179,7 +179,7 @@ def test_a_name_changes_order_backfill_and_placement_and_leaves_the_rest():
     assert (made.priority.order, made.priority.backfill, made.priority.backfill_depth) == ("sjf", True, 1)
     assert (made.placement.strategy, made.priority.weight_age) == ("spread", 7.0)
     assert made.queue == base.queue
-    with pytest.raises(UsageError, match="'lifo' names no order that is known"):
+    with pytest.raises(UsageError, match="'lifo' names no known order"):
         under(base, "lifo")
 
 
@@ -317,7 +317,7 @@ def test_a_failure_of_the_policy_is_told_and_with_a_variable_shown_whole(monkeyp
 
     monkeypatch.setattr(replay, "decide", fails)
     recording = some_recording()
-    with pytest.raises(BrokenInvariant, match="the policy fails on this snapshot: ZeroDivisionError: no"):
+    with pytest.raises(BrokenInvariant, match="the planner fails on this snapshot: ZeroDivisionError: no"):
         Replay(recording, EASY, "")
     monkeypatch.setenv("GPUSCHED_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
@@ -406,12 +406,12 @@ def test_other_settings_are_those_of_a_file(file, tmp_path, monkeypatch, capsys)
     [
         (["nowhere.json"], 1, "there is no snapshot nowhere.json"),
         (["/"], 1, "/ is a folder, not a snapshot"),
-        (["FILE", "--job", "99"], 1, "job 99 neither runs nor waits to start in this snapshot"),
-        (["FILE", "--policy", "lifo"], 2, "'lifo' names no order that is known"),
-        (["FILE", "--policy", "fcfs,sjf", "-q"], 2, "--quiet prints the starts of one plan"),
-        (["FILE", "-q", "--json"], 2, "--quiet and --json are both given"),
+        (["FILE", "--job", "99"], 1, "job 99 is neither running nor pending in this snapshot"),
+        (["FILE", "--policy", "lifo"], 2, "'lifo' names no known order"),
+        (["FILE", "--policy", "fcfs,sjf", "-q"], 2, "--quiet takes a single policy"),
+        (["FILE", "-q", "--json"], 2, "--quiet and --json cannot be combined"),
         (["FILE", "--config", "nowhere.toml"], 1, "there is no config file nowhere.toml"),
-        (["FILE", "--config", "x.toml", "--policy", "sjf"], 2, "no policy goes by x.toml"),
+        (["FILE", "--config", "x.toml", "--policy", "sjf"], 2, "no policy uses x.toml"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_a_hint(file, monkeypatch, capsys, words, code, text):
@@ -432,4 +432,4 @@ def test_a_setting_that_none_could_have_is_refused(file, monkeypatch, capsys):
     file.write_text(json.dumps(document))
     code, shown = typed(monkeypatch, capsys, file)
     assert code == 1
-    assert "settings.priority.half_life_s is 0.0, not above 0" in shown.err
+    assert "settings.priority.half_life_s is 0.0, not a number above 0" in shown.err

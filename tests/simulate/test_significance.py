@@ -65,7 +65,7 @@ def test_one_good_week_is_chance_however_good_it_was() -> None:
     before[:20] = [100_000] * 20
     found = sign_flip_test(schedule(before), schedule(after), mean_wait)
     assert (found.better, found.p) == (1, 0.5)
-    assert str(found) == "better in 1 and worse in 0 of 12 parts, chance does as well in every second try"
+    assert str(found) == "better in 1 and worse in 0 of 12 parts, chance does as well in every second case"
 
 
 def test_comparisons_are_paid_for() -> None:
@@ -89,7 +89,7 @@ def test_parts_have_enough_jobs_or_there_are_none(jobs: int, parts: int) -> None
     assert (found.parts, found.better) == (parts, parts)
     assert found.is_significant is (parts > 0)
     if not parts:
-        assert str(found) == "too few jobs to tell it from chance (in 6 parts, 10 in each)"
+        assert str(found) == "too few jobs to rule out chance (in 6 parts, 10 in each)"
 
 
 def test_each_part_has_equally_many_of_the_jobs_that_count() -> None:

@@ -63,7 +63,7 @@ def test_by_the_rules_of_rigid_jobs_a_log_gives_one_schedule(monkeypatch, capsys
     assert typed_sha(monkeypatch, capsys, str(log), "--rules", "swf") == sha256(b"0\n10\n2").hexdigest()[:16]
     code, shown = typed(monkeypatch, capsys, str(log), "--rules", "gang")
     assert code == 2
-    assert "job 1 asks for no GPU, which is not by the rules gang" in shown.err
+    assert "job 1 asks for no GPU, which the rules gang do not allow" in shown.err
 
 
 def test_what_the_rules_do_not_know_is_refused(monkeypatch, capsys, tmp_path):
@@ -72,27 +72,27 @@ def test_what_the_rules_do_not_know_is_refused(monkeypatch, capsys, tmp_path):
     log.write_text(f"JobID|Submit|Start|Elapsed|ReqCPUS|ReqTRES\n{row}\n")
     code, shown = typed(monkeypatch, capsys, str(log), "--nodes", "1x8", "--rules", "gang")
     assert code == 2
-    assert "job 1 asks for cores, memory or a part of a card, which the rules gang do not know" in shown.err
+    assert "job 1 asks for cores, memory or a fraction of a GPU, which the rules gang do not cover" in shown.err
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([TRACE], "tiresias_60jobs.csv.gz does not say how large its machine is"),
-        ([TRACE, "--nodes", "4x8", "--cluster", "x"], "both say what the machines are"),
-        ([TRACE, "--nodes", "4x8", "--policy", "lifo"], "'lifo' names no order that is known"),
-        ([TRACE, "--nodes", "4x8", "--rows", "10"], "'10' names no rows of a trace"),
-        ([TRACE, "--nodes", "4x8", "--rows", "0:0"], "'0:0' names no rows of a trace"),
+        ([TRACE], "tiresias_60jobs.csv.gz does not state the size of its machine"),
+        ([TRACE, "--nodes", "4x8", "--cluster", "x"], "both define the cluster"),
+        ([TRACE, "--nodes", "4x8", "--policy", "lifo"], "'lifo' names no known order"),
+        ([TRACE, "--nodes", "4x8", "--rows", "10"], "'10' is not a range of rows"),
+        ([TRACE, "--nodes", "4x8", "--rows", "0:0"], "'0:0' is not a range of rows"),
         ([TRACE, "--nodes", "4x8", "--rows", "50:11"], "has 60 jobs, and not those of rows 50:11"),
-        ([TRACE, "--nodes", "4x8", "--rules", "foo"], "'foo' names no rules that are known: swf, gang"),
-        ([TRACE, "--nodes", "4x8", "--rules", "swf"], "job 0 asks for GPUs, which is not by the rules swf"),
-        ([TRACE, "--nodes", "4x8", "--rules", "gang", "--policy", "saf"], "do not say what 'saf' of saf is: fcfs, sjf"),
+        ([TRACE, "--nodes", "4x8", "--rules", "foo"], "'foo' is not a known set of rules: swf, gang"),
+        ([TRACE, "--nodes", "4x8", "--rules", "swf"], "job 0 asks for GPUs, which the rules swf do not allow"),
+        ([TRACE, "--nodes", "4x8", "--rules", "gang", "--policy", "saf"], "do not define 'saf' of saf: fcfs, sjf"),
         (
             [TRACE, "--nodes", "4x8", "--rules", "gang", "--policy", "fcfs+sjbf"],
-            "do not say what 'sjbf' of fcfs+sjbf is",
+            "do not define 'sjbf' of fcfs+sjbf",
         ),
-        ([TRACE, "--nodes", "4x8", "--rules", "gang", "--policy", "default"], "'default' names no order"),
-        ([TRACE, "--nodes", "1x32", "--rules", "gang", "--tick"], "--tick is not by the rules gang"),
+        ([TRACE, "--nodes", "4x8", "--rules", "gang", "--policy", "default"], "'default' names no known order"),
+        ([TRACE, "--nodes", "1x32", "--rules", "gang", "--tick"], "--tick cannot be combined with --rules gang"),
         (["nowhere.swf"], "there is no trace nowhere.swf"),
     ],
 )

@@ -193,7 +193,10 @@ GOAL = ("--goal", "wait_mean of small, wait_most <= 2h", "--nodes", "1x4", "--ho
 def test_what_is_better_on_jobs_held_out_is_written_and_passes_the_check(typed, alike, monkeypatch):
     code, out, err = typed("tune", alike, *GOAL, "--write", "try.toml")
     assert code == 0
-    assert "Better than today's on the jobs held out: wait_mean of small 3:19 instead of 6:39, wait_most " in out
+    assert (
+        "Better than the current settings on the jobs held out: wait_mean of small 3:19 instead of 6:39, wait_most "
+        in out
+    )
     assert "wrote try.toml" in err
     assert "\n[priority]\n" in out
     monkeypatch.setenv("GPUSCHED_CONFIG", "try.toml")
@@ -209,7 +212,7 @@ def test_what_is_worse_on_jobs_held_out_is_said_to_be_and_not_written(typed, two
     words = (two_halves, "--goal", "wait_mean", *GOAL[4:], "--write", "try.toml")
     code, out, err = typed("tune", *words)
     assert code == 1
-    assert "Keep what you have: on the jobs held out what was found is not better" in out
+    assert "Keep the current settings: those found are not better on the jobs held out" in out
     assert "try.toml was not written" in err
     assert not (tmp_path / "try.toml").exists()
     made = json.loads(typed("tune", *words, "--json")[1])
@@ -223,9 +226,9 @@ def test_a_limit_that_is_not_kept_on_jobs_held_out_is_named(typed, two_halves):
     words = (two_halves, "--goal", "wait_mean of small, wait_most of width>=4 <= 30m", *GOAL[4:])
     code, out, _ = typed("tune", *words)
     assert code == 1
-    verdict = next(line for line in out.splitlines() if line.startswith("Keep what you have"))
+    verdict = next(line for line in out.splitlines() if line.startswith("Keep the current settings"))
     assert "wait_mean of small 3:19 instead of 6:39" in verdict
-    assert "Not kept there: wait_most of width>=4 <= 30:00." in verdict
+    assert "Limits exceeded there: wait_most of width>=4 <= 30:00." in verdict
     assert out.count("(!)") == 1
 
 
@@ -262,7 +265,7 @@ def test_todays_settings_are_those_of_the_file(typed, alike, tmp_path):
     (tmp_path / "best.toml").write_text(best)
     code, out, _ = typed("tune", alike, *GOAL, "--config", "best.toml")
     assert code == 1
-    assert "Keep what you have: nothing that was tried is better" in out
+    assert "Keep the current settings: nothing tried is better" in out
     assert "[priority]" not in out
 
 
@@ -292,25 +295,25 @@ def test_the_history_of_this_machine(typed, tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ((), "nothing says what the settings are to be good for"),
-        (("--goal", "wait_p90"), "'wait_p90' is no measure of a goal"),
-        (("--goal", "wait_p95 of tiny"), "'tiny' is no group of jobs"),
+        ((), "no goal is given"),
+        (("--goal", "wait_p90"), "'wait_p90' is not a measure of a goal"),
+        (("--goal", "wait_p95 of tiny"), "'tiny' is not a group of jobs"),
         (("--goal", "wait_mean of wide"), "none of the 168 jobs to search on is of the group 'wide'"),
-        (("--goal", "wait_mean", "--tries", "0"), "--tries 0 tries nothing"),
-        (("--goal", "wait_mean", "--hold-out", "1"), "--hold-out 1 is no part of all jobs"),
-        (("--goal", "wait_mean", "--hold-out", "nan"), "--hold-out nan is no part of all jobs"),
+        (("--goal", "wait_mean", "--tries", "0"), "--tries 0 is less than 1"),
+        (("--goal", "wait_mean", "--hold-out", "1"), "--hold-out 1 is not between 0 and 1"),
+        (("--goal", "wait_mean", "--hold-out", "nan"), "--hold-out nan is not between 0 and 1"),
         (
             ("--goal", "wait_mean", "--hold-out", "0.05"),
             "of 240 jobs --hold-out 0.05 leaves 12 to report on, and 20 are",
         ),
-        (("--goal", "wait_mean", "--write", "alike.csv"), "alike.csv is there already"),
+        (("--goal", "wait_mean", "--write", "alike.csv"), "alike.csv already exists"),
         (("--goal", "wait_mean", "--write", "no/where.toml"), "there is no folder for no/where.toml"),
         (
             ("--goal", "wait_mean of small, wait_mean of width>=4 <= 1s", "--tries", "3"),
-            "none of 3 settings tried, no preset and not those of today keep the goal: the nearest misses wait_mean of",
+            "none of 3 settings tried, no preset and not the current settings meet the goal: the nearest misses",
         ),
         (("--goal", "wait_mean", "--config", "none.toml"), "there is no config file none.toml"),
-        (("--goal", "wait_mean", "--since", "3d"), "--since is of --from-history"),
+        (("--goal", "wait_mean", "--since", "3d"), "--since needs --from-history"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_a_hint(typed, alike, words, text):
@@ -389,8 +392,8 @@ def test_a_gain_in_one_part_alone_is_said_to_be_chance(typed, tmp_path):
     words = ("tune", "once.csv", "--goal", "wait_mean of small", "--nodes", "1x4", "--tries", "3", "--hold-out", "0.3")
     code, out, _ = typed(*words, "--write", "try.toml")
     assert code == 1
-    verdict = next(line for line in out.splitlines() if line.startswith("Keep what you have"))
-    assert "may be better by chance alone: wait_mean of small " in verdict
+    verdict = next(line for line in out.splitlines() if line.startswith("Keep the current settings"))
+    assert "the gain of those found may be chance: wait_mean of small " in verdict
     assert not (tmp_path / "try.toml").exists()
     made = json.loads(typed(*words, "--json")[1])
     assert made["held_out"]["found"]["value"] < made["held_out"]["today"]["value"] * 0.9
