@@ -72,7 +72,7 @@ def read(path: str, given: Mapping[str, str], table: OptionTable) -> PipelineTex
         source.encode()
         document = tomllib.loads(source)
     except UnicodeEncodeError:
-        raise UsageError(f"{shown} is no text in UTF-8", "convert it with: iconv -t utf-8") from None
+        raise UsageError(f"{shown} is not UTF-8 text", "convert it with: iconv -t utf-8") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{shown} is not valid TOML: {error}", HINT) from None
     return _Reader(shown, source, document, given, table).read()
@@ -144,7 +144,7 @@ class _Reader:
         for name, value in values.items():
             key = ("vars", name)
             if not _VARIABLE.fullmatch(name):
-                self._refuse(key, f"{printable(name, 60)!r} is no name of a variable; use letters, digits, _ and -")
+                self._refuse(key, f"{printable(name, 60)!r} is not a valid variable name; use letters, digits, _ and -")
             elif not isinstance(value, (str, int, float)):
                 self._refuse(key, f"the variable {name} must be a text or a number")
             else:
@@ -181,7 +181,7 @@ class _Reader:
     def _read_step(self, name: str, parts: Any, base: dict[str, Any]) -> PipelineStepText | None:
         at = ("step", name)
         if not STEP_NAME.fullmatch(name):
-            self._refuse(at, f"{printable(name, 60)!r} is no name of a step; use {STEP_NAMES}")
+            self._refuse(at, f"{printable(name, 60)!r} is not a valid step name; use {STEP_NAMES}")
             return None
         if not isinstance(parts, dict):
             self._refuse(at, f"step.{name} is a table; write [step.{name}] before its keys")
@@ -296,7 +296,7 @@ class _Reader:
                     self._refuse(("step", name, "needs"), f"step {name} needs {wanted}, which is no step", hint)
         left = dict(needs)
         while circle := find_circle(left):
-            # Without these steps there may be another one, which would be told only after this one was mended.
+            # Without these steps there may be another cycle, otherwise reported only after this one is fixed.
             for name in circle:
                 left.pop(name, None)
             text = f"the steps wait for each other: {' -> '.join(circle)}"
@@ -348,7 +348,7 @@ def _words(value: Any) -> list[str]:
     """Raises: ValueError."""
     words = value if isinstance(value, list) else [value]
     if not _is_words(words):
-        raise ValueError("a list of texts or numbers is wanted")
+        raise ValueError("expected a list of texts or numbers")
     return [_as_text(word) for word in words]
 
 
@@ -401,7 +401,7 @@ def _resume(given: Values) -> int:
         raise UsageError(f"--resume runs what was recorded, so --{said} has no effect", "change jobs with: gctl update")
     if parse_pipeline_id(given["resume"]) is None:
         shown = printable(given["resume"], 40)
-        raise UsageError(f"{shown!r} is no pipeline; pipelines are called p42", "list them with: gq --tree")
+        raise UsageError(f"{shown!r} is not a pipeline id; pipeline ids look like p42", "list them with: gq --tree")
     with connect() as client:
         from gpusched.snapshots.submission import keep_for_resumption  # few pipelines are resumed
 
@@ -411,7 +411,7 @@ def _resume(given: Values) -> int:
 
 
 def _request(pipeline: PipelineText, table: OptionTable, given: Values) -> tuple[dict[str, Any], list[str]]:
-    """What goes to the daemon, and which snapshot each step wants. Environments that are alike are sent once."""
+    """The request to the daemon, and the snapshot mode of each step. Equal environments are sent once."""
     variables = submission.from_environment(table)
     typed = {key: value for key, value in given.items() if key not in ("dag", "vars")}
     environments: dict[tuple[object, ...], int] = {}
@@ -476,7 +476,7 @@ def _print_check(request: dict[str, Any], given: Values) -> int:
         output.print_json({"pipeline": {"name": request["name"], "steps": names}})
     elif not given.get("quiet"):
         word = "step" if len(names) == 1 else "steps"
-        sys.stdout.write(f"{printable(request['name'])}: {len(names)} {word}, nothing is wrong with them\n")
+        sys.stdout.write(f"{printable(request['name'])}: {len(names)} {word}, no errors\n")
     return 0
 
 

@@ -340,7 +340,7 @@ class Follower:
             # Asked for nothing, it tells when the reader of a pipe has gone.
             poll.register(sys.stdout.fileno(), 0)
         except (OSError, ValueError):
-            pass  # no descriptor behind it: nobody can go
+            pass  # no descriptor behind it, so no reader that could go away
         pause_s = 0.0
         while not (self._is_complete and all(one.is_done for one in self._jobs.values())):
             for fd, _ in poll.poll(pause_s * 1000):

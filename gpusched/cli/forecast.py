@@ -264,7 +264,7 @@ def say(client: Connection, job_id: str) -> None:
         began = time.time()
         if began < os.fstat(mark).st_mtime <= began + SAID_S:
             return
-        # Kept first: whoever is killed meanwhile is not told twice.
+        # Recorded first, so that a command killed meanwhile does not lead to a second hint.
         _rest_until(mark, began + REST_S)
         text = _text(client.try_once(f"/v1/jobs/{job_id}/limit-hint", BUDGET_S), job_id)
         now = time.time()

@@ -404,7 +404,7 @@ def show_accounts(client: Connection, names: list[str], values: Values) -> None:
 
 
 def _members(row: dict[str, Any]) -> str:
-    """Whom an account lists: users, groups as `@lab`, `*` for everybody; `-` for nobody."""
+    """The members of an account: users, groups as `@lab`, `*` for all users, `-` for none."""
     if row.get("users") is None:
         return ""
     if "*" in row["users"]:

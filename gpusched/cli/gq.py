@@ -113,7 +113,7 @@ def _sortable(value: object) -> tuple[int, float, str]:
 
 
 def _queue(client: Connection, asked: str, values: Values) -> str:
-    """The table, with a line that sums it up and remarks below it where somebody looks at it."""
+    """The table, at a terminal with a summary line and notices."""
     now = time.time()
     columns = _columns(now, bool(values.get("long")))
     keys = [key for column in columns for key in column.keys.split()]
@@ -154,7 +154,7 @@ def _queue(client: Connection, asked: str, values: Values) -> str:
 
 
 def _fold(jobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
-    """As the daemon does with `fold=1`: the first of those that a table shows alike, and the ids of them all by its."""
+    """As the daemon does with `fold=1`: the first job of equal rows, and the ids of each group by its id."""
     groups: dict[object, list[dict[str, Any]]] = {}
     for job in jobs:
         is_alone = job["state"] != "PENDING" or job["tasks_left"]

@@ -219,7 +219,7 @@ class PendingLine:
 
     def show(self, text: str) -> None:
         """Say it in place of what was said before."""
-        import shutil  # brings regular expressions; where output goes to a file nobody waits for them
+        import shutil  # imports regular expressions, which are needed only at a terminal
 
         width = shutil.get_terminal_size().columns - 1
         line = f"grun: {text}"
@@ -237,7 +237,7 @@ class PendingLine:
             sys.stderr.write(text)
             sys.stderr.flush()
         except OSError:
-            # The terminal has gone, of which a signal tells as well.
+            # The terminal has gone; a signal reports that as well.
             pass
 
 

@@ -81,7 +81,7 @@ def describe(job: dict[str, Any]) -> str:
         ("Exit", _exit(job)),
         ("Retries", f"{job['failures']} of {job['retries']} used" if job["retries"] else "none"),
     ]
-    if job["stderr_path"] != job["stdout_path"]:  # of others' jobs neither is told
+    if job["stderr_path"] != job["stdout_path"]:  # both are hidden for others' jobs
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
@@ -139,7 +139,7 @@ def _tasks(job: dict[str, Any]) -> str:
 
 
 def _tells(alerting: dict[str, Any]) -> str:
-    """Of what the owner is told, and through which targets when not through all."""
+    """The events that alert the owner, and the targets unless all are used."""
     return ", ".join(alerting["on"]) + (f" to {', '.join(alerting['targets'])}" if alerting["targets"] else "")
 
 

@@ -220,7 +220,7 @@ def _say_notes(answer: dict[str, Any]) -> None:
 
 
 def _say_limits(answer: dict[str, Any], values: Values) -> None:
-    """What `-t auto` has found; and at a terminal the time limit that nobody stated."""
+    """The limit found by `-t auto`, and at a terminal a time limit that was not stated."""
     if values.get("quiet"):
         return
     for text in answer.get("limits", ()):
@@ -234,7 +234,7 @@ def _say_limits(answer: dict[str, Any], values: Values) -> None:
 
 
 def _may_lack_a_limit(answer: dict[str, Any], values: Values) -> bool:
-    """Whether the job waits and nobody has said how long it may run; not where the rest of the output is awaited."""
+    """Whether the job is pending without a stated time limit; False where the command waits for more output."""
     is_awaited = any(values.get(name) for name in ("quiet", "json", "wait", "follow"))
     if is_awaited or answer.get("existing") or not sys.stdout.isatty():
         return False

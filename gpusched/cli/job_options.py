@@ -28,7 +28,7 @@ def gsub_table() -> OptionTable:
 
 
 def grun_table() -> OptionTable:
-    """grun: of gsub's options those that make sense for a job that somebody sits at, and its own."""
+    """grun: its own options, and those of gsub that apply to interactive jobs."""
     front = "Foreground"
     own = [
         Option(

@@ -100,13 +100,13 @@ def leave(code: int) -> NoReturn:
             if stream is not None:
                 stream.flush()
         except (OSError, ValueError):
-            # What of this could be told was told; here the output is short of something.
+            # Errors have been reported as far as possible; the output is incomplete.
             code = code or 1
     os._exit(code)
 
 
 _SHOWN = 20
-"""Of an error that stands for several, so many."""
+"""Errors listed of one that stands for several."""
 
 
 def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:
@@ -177,7 +177,7 @@ def print_raw(document: bytearray) -> None:
 
 
 def json_line(document: dict[str, Any]) -> str:
-    """A document in one line, whoever reads it."""
+    """A document in one line, at a terminal too."""
     document.setdefault("schema_version", 1)
     return quickjson.dumps(document) + "\n"
 

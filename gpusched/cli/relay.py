@@ -48,7 +48,7 @@ class RawTerminal:
 
     @property
     def is_there(self) -> bool:
-        """Whether somebody sits there."""
+        """Whether standard input is a terminal."""
         return self._before is not None
 
     def __enter__(self) -> RawTerminal:
@@ -325,7 +325,7 @@ class AttachClient:
         return self._leave(0) if wants_out else True
 
     def _stop_reading(self) -> None:
-        """The job takes no more: whoever writes into our input has to see that."""
+        """The job takes no more input: the writer of our standard input has to see that."""
         if self._has_input and not os.isatty(0):
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)

@@ -27,7 +27,7 @@ _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR
 
 
 def spec_of(values: Values) -> dict[str, Any]:
-    """What the daemon is told of a job, but for its program and surroundings. Raises: UsageError."""
+    """The job's fields for the daemon, except program and environment. Raises: UsageError."""
     # What is None was taken back by a later option. A snapshot is named once it has been taken.
     spec = {key: values[key] for key in FIELDS if values.get(key) is not None and key != "snapshot"}
     if "work_dir" in values:
@@ -91,7 +91,7 @@ def captured(values: Values) -> dict[str, str]:
         elif name in os.environ:
             env[name] = os.environ[name]
     env.update(values.get("extra_env", {}))
-    # Not the job's business: which scheduler to talk to is told it anew.
+    # The scheduler sets both for the job.
     for name in ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES"):
         env.pop(name, None)
     return env
@@ -137,7 +137,7 @@ def _check_texts(spec: dict[str, Any]) -> None:
 
 
 def check_resubmission(given: Values, operands: list[str]) -> None:
-    """Refuse what says anew what is run. Raises: UsageError."""
+    """Refuse options that name another program. Raises: UsageError."""
     for name in ("wrap", "batch", "export"):
         if name in given:
             raise UsageError(f"--resubmit and --{name} were both given", "use one of them; -E adds a variable")
@@ -146,7 +146,7 @@ def check_resubmission(given: Values, operands: list[str]) -> None:
     if not given["resubmit"]:
         raise UsageError("--resubmit names no job", "for example: gsub --resubmit 42   or: gsub --resubmit @")
     if given.get("snapshot", "no") != "no":
-        raise UsageError("a repeated job starts in the snapshot that it had", "leave --snapshot out, or submit it anew")
+        raise UsageError("a resubmitted job starts in its own snapshot", "leave --snapshot out, or submit a new job")
     if given.get("mem_per_cpu_mib") is not None and given.get("cpus") is None:
         raise UsageError("--mem-per-cpu says nothing here without -c", "say how much memory in all: -m SIZE")
 
@@ -175,7 +175,7 @@ def take_snapshot(client: Connection, spec: Values, values: Values) -> Frozen | 
 
 
 def keep_snapshots(client: Connection, values: Values) -> None:
-    """See that what is repeated has its code still, unless it is told to run elsewhere."""
+    """Keep the snapshots of resubmitted jobs, unless they are to run in another folder."""
     if not values.get("resubmit") or "work_dir" in values or values.get("dry_run"):
         return
     from gpusched.snapshots.submission import keep_for_repetition  # as above

@@ -287,7 +287,7 @@ WIDTH = 10
 
 
 def bar(fraction: float, eta_at: float | None, now: float) -> str:
-    """`[####......]  45% 2:03`: the part that is done, and how long it still takes; `?` when nobody knows."""
+    """`[####......]  45% 2:03`: done so far, and the remaining time; `?` if unknown."""
     # Never full, and never 100 %, before it is.
     done = int(fraction * WIDTH)
     left = "?" if eta_at is None else format_duration(max(0.0, eta_at - now))

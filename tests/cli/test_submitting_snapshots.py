@@ -91,7 +91,7 @@ def test_a_repetition_starts_in_the_same_copy_unless_it_is_sent_elsewhere(sh: Sh
     moved = sh.ok("gsub", "--parsable", "-W", "--resubmit", first, "-D", str(code)).strip()
     assert (code / "o").read_text() == "second\n"
     assert shown(sh, moved)["snapshot"] is None
-    assert "snapshot that it had" in sh.type("gsub", "--snapshot", "--resubmit", first).err
+    assert "own snapshot" in sh.type("gsub", "--snapshot", "--resubmit", first).err
 
 
 def test_a_job_whose_copy_is_gone_is_not_repeated(sh: Shell, code: Path) -> None:

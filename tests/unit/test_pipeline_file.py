@@ -231,7 +231,7 @@ def test_what_is_no_toml_and_what_is_not_there(folder: Path) -> None:
     with pytest.raises(Refused, match="there is no pipeline file q.toml"):
         read("q.toml", {}, gsub_table())
     (folder / "p.toml").write_bytes(b'name = "\xff"\n')
-    with pytest.raises(UsageError, match="no text in UTF-8"):
+    with pytest.raises(UsageError, match="not UTF-8 text"):
         read("p.toml", {}, gsub_table())
 
 

@@ -62,7 +62,7 @@ def _with_click_errors(body: Callable[[list[str]], int]) -> Callable[[list[str]]
         try:
             return body(words)
         except Exception as error:
-            # typer brings its own copy of click: its exceptions are told by what they can do.
+            # typer bundles its own copy of click, so its exceptions are recognised by their methods.
             message = getattr(error, "format_message", None)
             if message is None:
                 raise

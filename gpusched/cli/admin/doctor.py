@@ -48,7 +48,7 @@ _TIME_ERROR = 5
 _TIMEX_BYTES = 512
 """More than `struct timex` has on any platform."""
 _UNLIMITED = float(1 << 50)
-"""In place of a number that nobody tells: more than any guarantee."""
+"""In place of an unknown number: more than any guarantee."""
 
 
 def examine() -> list[Check]:
@@ -69,7 +69,7 @@ def examine() -> list[Check]:
     checks |= {"service": service} if is_system else {}
     checks |= {"control groups": control_groups, "clock": clock}
     if source == "simulated":
-        # Device nodes may well be here, of a driver that nobody means to use.
+        # Device nodes may exist even though the driver is not used.
         checks |= {"nvml": lambda: passed("not checked: the GPUs are simulated")}
     else:
         checks |= {"nvml module": _nvml_module, "nvml": nvml, "persistence mode": _persistence}

@@ -134,7 +134,7 @@ def uninstall(
 
 
 def _carry_out(steps: list[PlanStep], title: str, notes: list[str], *, yes: bool, plan: bool) -> bool:
-    """Show the steps, ask, do them. False when nothing was done. Raises: Refused when nobody can be asked."""
+    """Show the steps, ask, carry them out. False when nothing was done. Raises: Refused without a terminal."""
     if not any(step.act for step in steps):
         sys.stdout.write("nothing to do\n")
         return False
@@ -401,7 +401,7 @@ def _user(uid: int) -> str:
 
 
 def _others_in(gid: int) -> str:
-    """Somebody other than root who is in a group; empty when nobody is."""
+    """A member of a group other than root; empty if there is none."""
     if gid == 0:
         return ""
     try:

@@ -195,7 +195,7 @@ def uninstall_plan(site: InstallTarget, service: ServiceState, *, purge: bool) -
     """What takes it all away again but, without `purge`, settings and job table."""
     steps: list[PlanStep] = []
     units = [path for path in (f"{UNITS}/{UNIT}", f"{UNITS}/{METRICS}", FORK_CONF) if os.path.exists(site.at(path))]
-    # One that is not there, because somebody took it away by hand, systemctl fails over each time.
+    # systemctl fails each time for a unit that was removed by hand.
     there = [name for name in (UNIT, METRICS) if f"{UNITS}/{name}" in units]
     if there and not site.root:
         steps.append(_command("systemctl", "disable", "--quiet", "--now", *there, why="jobs keep running"))
