@@ -158,7 +158,7 @@ MISTAKES = {
     "an empty line to run": ('[step.a]\nrun = " "\n', "p.toml, line 2: step a: run is a text that is not empty"),
     "a step that is no table": ("[step]\na = 1\n", "p.toml, line 2: step.a is a table"),
     "no steps": ('name = "x"\n', "p.toml, line 1: there is no step; write one as [step.NAME]"),
-    "a name that is none": ('[step."a b"]\nrun = "x"\n', "p.toml, line 1: 'a b' is no name of a step"),
+    "a name that is none": ('[step."a b"]\nrun = "x"\n', "p.toml, line 1: 'a b' is not a valid step name"),
     "a need that is no step": (
         '[step.prep]\nrun = "x"\n[step.b]\nrun = "x"\nneeds = ["perp"]\n',
         "p.toml, line 5: step b needs perp, which is no step | did you mean prep?",
