@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gpusched.client import Connection, connect
+from gpusched.client import DaemonConnection, connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Bench:
     """A running scheduler of its own, with everything below one folder."""
 
     home: str
-    client: Connection
+    client: DaemonConnection
     env: dict[str, str]
 
     def daemon_pid(self) -> int:

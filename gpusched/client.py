@@ -53,7 +53,7 @@ warnings: set[bytes] = set()
 """What daemons want said to whoever types commands, percent-encoded, each once."""
 
 
-class Connection:
+class DaemonConnection:
     """One kept connection to one daemon. Not for several threads at once."""
 
     def __init__(self, socket_path: str) -> None:
@@ -128,7 +128,7 @@ class Connection:
             self._socket = None
         self._buffer = b""
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> DaemonConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -224,14 +224,14 @@ def chosen_socket() -> tuple[str, bool]:
     return paths.socket_path(), True
 
 
-def connect(autostart: bool = True) -> Connection:
+def connect(autostart: bool = True) -> DaemonConnection:
     """A connected client: GPUSCHED_SOCKET, else the system's daemon, else the personal one.
 
     The personal daemon is started when it is not there, the system's is waited for while it restarts.
     Raises: DaemonUnreachable, or what the daemon says when it cannot start.
     """
     socket_path, is_personal = chosen_socket()
-    client = Connection(socket_path)
+    client = DaemonConnection(socket_path)
     try:
         client.open()
     except errors.DaemonUnreachable:
@@ -245,7 +245,7 @@ def connect(autostart: bool = True) -> Connection:
     return client
 
 
-def _await_system(client: Connection) -> None:
+def _await_system(client: DaemonConnection) -> None:
     """Connect to a system's daemon that is being restarted. Raises: DaemonUnreachable, at once if it was stopped."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
@@ -289,7 +289,7 @@ def _start_or_find() -> bool:
     deadline = time.monotonic() + START_TIMEOUT_S
     next_try = 0.0
     while True:
-        client = Connection(paths.socket_path())
+        client = DaemonConnection(paths.socket_path())
         try:
             client.open()
             client.close()

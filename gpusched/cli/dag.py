@@ -13,7 +13,7 @@ from gpusched.cli import output, script, submission
 from gpusched.cli.parse import OptionTable, apply
 from gpusched.cli.query import quote
 from gpusched.cli.submission import over, take_snapshot
-from gpusched.client import Connection, connect
+from gpusched.client import DaemonConnection, connect
 from gpusched.config.toml_lines import lines_of
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.lifecycle.pipelines import STEP_NAME, STEP_NAMES, find_circle, parse_needs
@@ -442,7 +442,7 @@ def _request(pipeline: PipelineText, table: OptionTable, given: Values) -> tuple
     return {**whole, "steps": steps}, modes
 
 
-def _take_snapshots(client: Connection, request: dict[str, Any], modes: list[str], is_quiet: bool) -> None:
+def _take_snapshots(client: DaemonConnection, request: dict[str, Any], modes: list[str], is_quiet: bool) -> None:
     """Let steps start in a copy of their folder where that is asked for; one copy for all of a folder."""
     steps, environments, named = request["steps"], request["environments"], request["env_named"]
     taken: dict[tuple[str, str], tuple[Values, Frozen]] = {}
@@ -480,7 +480,7 @@ def _print_check(request: dict[str, Any], given: Values) -> int:
     return 0
 
 
-def _print(client: Connection, answer: dict[str, Any], given: Values, verb: str) -> int:
+def _print(client: DaemonConnection, answer: dict[str, Any], given: Values, verb: str) -> int:
     name, jobs = answer["pipeline"], answer["jobs"]
     for text in answer.get("notes", ()):
         output.note("gsub", printable(text))

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
 
 
 ASK_S = 0.05
@@ -30,7 +30,7 @@ ASK_S_PER_JOB = 0.0005
 class LogPoller:
     """Asks the daemon in a thread of its own, so that output is printed meanwhile, also while no daemon is there."""
 
-    def __init__(self, client: Connection, ids: list[str]) -> None:
+    def __init__(self, client: DaemonConnection, ids: list[str]) -> None:
         self._client = client
         self._ids = ",".join(ids)
         self._answers: deque[dict[str, Any] | Exception] = deque()
@@ -159,12 +159,12 @@ class OutputRequest:
         self.has_prefix = has_prefix
 
 
-def follow_job(client: Connection, job_id: str, command: str) -> int:
+def follow_job(client: DaemonConnection, job_id: str, command: str) -> int:
     """Print all the output of a new job as it comes; returns the job's own code once it has ended."""
     return follow(client, [job_id], OutputRequest(command, since_run=1))
 
 
-def follow(client: Connection, ids: list[str], wish: OutputRequest) -> int:
+def follow(client: DaemonConnection, ids: list[str], wish: OutputRequest) -> int:
     """Print the output of jobs as it comes, until all have ended.
 
     Returns: of one job its own code, of several 0 only if all COMPLETED, as gwait.
@@ -331,7 +331,7 @@ class Follower:
         self._is_complete = False
         """Whether the daemon has told all there will ever be."""
 
-    def until_done(self, client: Connection, ids: list[str]) -> None:
+    def until_done(self, client: DaemonConnection, ids: list[str]) -> None:
         """Print until all have ended and all is printed. Raises: what the daemon refuses; BrokenPipeError."""
         news = LogPoller(client, ids)
         poll = select.poll()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
 
 
 _ENOUGH = 5
@@ -32,7 +32,7 @@ _AT_ONCE_S = 5.0
 _MINUTE_S = 60.0
 
 
-def starts_view(client: Connection, asked: str, values: Values) -> str | dict[str, Any]:
+def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | dict[str, Any]:
     """When waiting jobs start, the soonest first, or the document about it."""
     answer = client.call("GET", f"/v1/starts?{asked}")
     if values.get("json"):
@@ -250,7 +250,7 @@ def is_typed_by_hand() -> bool:
     return not any(os.environ.get(name, "").lower() not in ("", *_OFF) for name in _NO_PERSON)
 
 
-def say(client: Connection, job_id: str) -> None:
+def say(client: DaemonConnection, job_id: str) -> None:
     """Say what a time limit would change, at most once a day, if it is known within the budget; never fails."""
     try:
         make_private(paths.state_dir())

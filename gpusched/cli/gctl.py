@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
 
 
 _DONE = {
@@ -381,7 +381,7 @@ def _number(value: float | None, form: str, none: str = "-") -> str:
     return none if value is None else f"{value:{form}}"
 
 
-def show_accounts(client: Connection, names: list[str], values: Values) -> None:
+def show_accounts(client: DaemonConnection, names: list[str], values: Values) -> None:
     """`gctl account`: the tree with its shares, what was used of them, and the factors."""
     answer = client.call("GET", f"/v1/accounts{_only(names, 'account')}")
     # A daemon that has not been restarted since an upgrade does not tell members yet.
@@ -428,7 +428,7 @@ def _level(row: dict[str, Any]) -> str:
     return "-" if row["usage_s"] is None else "inf"
 
 
-def show_queues(client: Connection, names: list[str], values: Values) -> None:
+def show_queues(client: DaemonConnection, names: list[str], values: Values) -> None:
     """`gctl queue`: what each queue is guaranteed, holds, borrows and lends."""
     if any("=" in name for name in names):
         raise UsageError("gctl does not change queues", "edit [queue.NAME] in the config file, then run: gctl reload")

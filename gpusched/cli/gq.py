@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gpusched.cli.parse import Values
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
 
 
 _WATCH_S = 1.0
@@ -59,7 +59,7 @@ def body(words: list[str]) -> int:
     return 0
 
 
-def view(client: Connection, values: Values) -> str | bytearray | dict[str, Any]:
+def view(client: DaemonConnection, values: Values) -> str | bytearray | dict[str, Any]:
     """The jobs in the form that was asked for: the text of a table, or the document of --json, read or as it came."""
     asked = query(values)
     if values.get("tree"):
@@ -112,7 +112,7 @@ def _sortable(value: object) -> tuple[int, float, str]:
     return (2 if value is None else 1), 0.0, text
 
 
-def _queue(client: Connection, asked: str, values: Values) -> str:
+def _queue(client: DaemonConnection, asked: str, values: Values) -> str:
     """The table, at a terminal with a summary line and notices."""
     now = time.time()
     columns = _columns(now, bool(values.get("long")))
@@ -207,7 +207,7 @@ def _summary(found: dict[str, Any]) -> str:
     return ", ".join([*(parts or ["no jobs"]), *free])
 
 
-def _why(client: Connection, values: Values) -> int:
+def _why(client: DaemonConnection, values: Values) -> int:
     why = client.call("GET", f"/v1/jobs/{quote(values['why'])}/why")["why"]
     if values.get("json"):
         output.print_json({"why": why})
@@ -242,7 +242,7 @@ def _fact(key: str, value: object) -> str:
     return str(value)
 
 
-def _watch(client: Connection, values: Values) -> int:
+def _watch(client: DaemonConnection, values: Values) -> int:
     """Show again and again: a frame that fits the terminal, or one piece of output after the other in a pipe."""
     is_bare = any(values.get(key) for key in ("json", "quiet", "format"))
     is_queue = not any(values.get(key) for key in ("tree", "start", "priority"))
@@ -295,7 +295,7 @@ def _frame(text: str) -> Text:
     return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop")
 
 
-def priorities_view(client: Connection, asked: str, values: Values) -> str | dict[str, Any]:
+def priorities_view(client: DaemonConnection, asked: str, values: Values) -> str | dict[str, Any]:
     """`gq --priority`: one line a waiting job, one column a factor; or the document."""
     answer = client.call("GET", f"/v1/priorities?{asked}")
     rows = answer["priorities"]

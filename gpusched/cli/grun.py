@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Values
     from gpusched.cli.relay import RunEnding
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
 
 
 FINAL = frozenset("COMPLETED FAILED CANCELLED TIMEOUT OUT_OF_MEMORY NODE_FAIL PREEMPTED DEADLINE".split())
@@ -109,7 +109,7 @@ def _spec(values: Values, argv: list[str]) -> dict[str, Any]:
 # --- waiting for the start ------------------------------------------------------------------------------
 
 
-def _attend(client: Connection, job_id: str, values: Values) -> int:
+def _attend(client: DaemonConnection, job_id: str, values: Values) -> int:
     """Wait until the job runs, be its foreground, and return its code."""
     is_new = "attach" not in values
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -137,7 +137,7 @@ def _attend(client: Connection, job_id: str, values: Values) -> int:
     return _conclude(client, where, end)
 
 
-def _give_up(client: Connection, job_id: str, values: Values) -> None:
+def _give_up(client: DaemonConnection, job_id: str, values: Values) -> None:
     try:
         client.call("POST", "/v1/jobs/cancel", {"ids": [job_id]}, timeout_s=ANSWER_S)
     except (GpuschedError, OSError):
@@ -153,7 +153,7 @@ def _leave(number: int, where: FrameType | None) -> None:
     raise Interrupted(number)
 
 
-def _reach_run(client: Connection, job_id: str, values: Values) -> tuple[_socket.socket, dict[str, Any]] | None:
+def _reach_run(client: DaemonConnection, job_id: str, values: Values) -> tuple[_socket.socket, dict[str, Any]] | None:
     """A connection to the job's run and what is known of it; None when the job has ended without one."""
     line = PendingLine(values)
     give_up_at = None
@@ -183,7 +183,7 @@ def _reach_run(client: Connection, job_id: str, values: Values) -> tuple[_socket
         line.close()
 
 
-def _await_start(client: Connection, where: dict[str, Any], line: PendingLine) -> None:
+def _await_start(client: DaemonConnection, where: dict[str, Any], line: PendingLine) -> None:
     path = f"/v1/wait?ids={where['id']}&state_not={where['state']}&timeout_s="
     answer = call_patiently(client, f"{path}{LOOK_S if line.was_shown else SOON_S}")
     job = answer["jobs"][0]
@@ -244,7 +244,7 @@ class PendingLine:
 # --- the end --------------------------------------------------------------------------------------------
 
 
-def _conclude(client: Connection, where: dict[str, Any], end: RunEnding) -> int:
+def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding) -> int:
     """Say what is worth saying, and the code."""
     job_id = where["id"]
     if end.left_by is not None:
@@ -264,7 +264,7 @@ def _conclude(client: Connection, where: dict[str, Any], end: RunEnding) -> int:
     return end.code or (1 if end.stopped_by is not None else 0)
 
 
-def _why(client: Connection, job_id: str, stopped_by: str) -> str:
+def _why(client: DaemonConnection, job_id: str, stopped_by: str) -> str:
     """Who or what ended it: the daemon recorded that before it had it done."""
     text = None
     if stopped_by in ("cancel", "preempt"):
@@ -277,7 +277,7 @@ def _why(client: Connection, job_id: str, stopped_by: str) -> str:
     return printable(text) if text else _BECAUSE.get(stopped_by, stopped_by)
 
 
-def _judge(client: Connection, job_id: str) -> int:
+def _judge(client: DaemonConnection, job_id: str) -> int:
     try:
         job = wait_until_done(client, [job_id], None)["jobs"][0]
     except KeyboardInterrupt:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import OptionTable, Values
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
 
 _BATCH_HINT = "give --batch a file with one shell line a job"
 
@@ -121,10 +121,10 @@ def body(words: list[str]) -> int:
     return 0
 
 
-def _hand_in(client: Connection, request: dict[str, Any]) -> dict[str, Any]:
+def _hand_in(client: DaemonConnection, request: dict[str, Any]) -> dict[str, Any]:
     """The daemon's answer. One that dies before it answers may have taken the job: only a key makes it safe to repeat.
 
-    Raises: NotReady without a key; else as `Connection.call`.
+    Raises: NotReady without a key; else as `DaemonConnection.call`.
     """
     try:
         return client.call("POST", "/v1/jobs", request)

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
 
 _POLL_S = 60
 _RECONNECT_S = 0.2
@@ -50,7 +50,11 @@ def body(words: list[str]) -> int:
 
 
 def await_all(
-    client: Connection, ids: list[str], timeout_s: float | None, command: str, values: dict[str, Any] | None = None
+    client: DaemonConnection,
+    ids: list[str],
+    timeout_s: float | None,
+    command: str,
+    values: dict[str, Any] | None = None,
 ) -> int:
     """Wait for all of these and say how those ended that did not complete."""
     values = values or {}
@@ -79,7 +83,7 @@ def await_all(
 
 
 def await_one(
-    client: Connection, job_id: str, command: str, as_json: bool = False, also: dict[str, Any] | None = None
+    client: DaemonConnection, job_id: str, command: str, as_json: bool = False, also: dict[str, Any] | None = None
 ) -> int:
     """Wait for one job; returns its own code. Ctrl-C leaves the job alone.
 
@@ -103,7 +107,7 @@ def ending(job: dict[str, Any]) -> str:
     return f"job {job['id']} is {job['state']}" + (f": {why}" if why else "")
 
 
-def wait_until_done(client: Connection, ids: list[str], timeout_s: float | None) -> dict[str, Any]:
+def wait_until_done(client: DaemonConnection, ids: list[str], timeout_s: float | None) -> dict[str, Any]:
     """The daemon's answer once all have ended, or after the timeout. A daemon that restarts is waited for."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     answers = [
@@ -118,7 +122,7 @@ def wait_until_done(client: Connection, ids: list[str], timeout_s: float | None)
     }
 
 
-def _wait_until_done(client: Connection, ids: list[str], deadline: float | None) -> dict[str, Any]:
+def _wait_until_done(client: DaemonConnection, ids: list[str], deadline: float | None) -> dict[str, Any]:
     names = quote(",".join(ids))
     while True:
         left_s = _POLL_S if deadline is None else max(0.0, min(_POLL_S, deadline - time.monotonic()))
@@ -127,7 +131,7 @@ def _wait_until_done(client: Connection, ids: list[str], deadline: float | None)
             return answer
 
 
-def call_patiently(client: Connection, path: str) -> dict[str, Any]:
+def call_patiently(client: DaemonConnection, path: str) -> dict[str, Any]:
     """GET, over a restart of the daemon. Raises: DaemonUnreachable when it stays away."""
     away_since = None
     while True:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
 
     Job = dict[str, Any]
 
@@ -49,7 +49,7 @@ class TreeRow:
         self.is_job = "state" in job
 
 
-def tree_view(client: Connection, asked: str, values: Values) -> str | dict[str, Any]:
+def tree_view(client: DaemonConnection, asked: str, values: Values) -> str | dict[str, Any]:
     """The jobs of the query as a tree, or its document."""
     answer = client.call("GET", f"/v1/jobs?fields={','.join(_FIELDS)}&{asked}")
     jobs = [dict(zip(_FIELDS, row)) for row in answer["rows"]]  # noqa: B905  3.10 can, but the keyword costs

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
 
 
 COMPACT = {
@@ -45,7 +45,7 @@ def query(values: Values) -> str:
     return "&".join(f"{key}={quote(value)}" for key, value in parts.items() if value)
 
 
-def check_names(client: Connection, users: list[str], queues: list[str]) -> None:
+def check_names(client: DaemonConnection, users: list[str], queues: list[str]) -> None:
     """Refuse users and queues that there are none of, nor jobs of. Raises: NotFound."""
     for name in users:
         if not _is_user(name) and not _has_jobs(client, "users", name):
@@ -69,7 +69,7 @@ def _is_user(name: str) -> bool:
     return True
 
 
-def _has_jobs(client: Connection, key: str, name: str) -> bool:
+def _has_jobs(client: DaemonConnection, key: str, name: str) -> bool:
     return bool(client.call("GET", f"/v1/jobs?states=all&limit=1&fields=id&{key}={quote(name)}")["rows"])
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import OptionTable, Values
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
     from gpusched.snapshots.submission import Frozen
 
 
@@ -160,7 +160,7 @@ def check_key(given: Values, values: Values) -> None:
         )
 
 
-def take_snapshot(client: Connection, spec: Values, values: Values) -> Frozen | None:
+def take_snapshot(client: DaemonConnection, spec: Values, values: Values) -> Frozen | None:
     """Let the job start in a copy of its folder, when that is asked for."""
     mode = values.get("snapshot", "no")
     if mode == "no" or values.get("dry_run"):
@@ -174,7 +174,7 @@ def take_snapshot(client: Connection, spec: Values, values: Values) -> Frozen | 
     return found
 
 
-def keep_snapshots(client: Connection, values: Values) -> None:
+def keep_snapshots(client: DaemonConnection, values: Values) -> None:
     """Keep the snapshots of resubmitted jobs, unless they are to run in another folder."""
     if not values.get("resubmit") or "work_dir" in values or values.get("dry_run"):
         return

@@ -27,7 +27,7 @@ from gpusched.gpu.worker import GpuWorker
 from gpusched.model.commands import Caller, Reload
 from gpusched.model.units import plural
 from gpusched.ports import HostSource
-from gpusched.ports.daemon import Server
+from gpusched.ports.daemon import ApiServer
 
 log = getLogger("gpusched.daemon")
 
@@ -132,7 +132,7 @@ class Loop:
         """End the loop; runs go on without it."""
         self._stopping.set()
 
-    async def run(self, server: Server, socket_path: str, ready: Callable[[], None]) -> None:
+    async def run(self, server: ApiServer, socket_path: str, ready: Callable[[], None]) -> None:
         """Serve until stopped."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)

@@ -344,7 +344,7 @@ class Daemon(Protocol):
     def judge_presets(self) -> None: ...
 
 
-class Server(Protocol):
+class ApiServer(Protocol):
     """What serves the API while the daemon's loop turns."""
 
     async def start(self, socket_path: str) -> None: ...

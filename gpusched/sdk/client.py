@@ -41,10 +41,10 @@ class Link:
         self._autostart = autostart
         self._mine = threading.local()
         self._lock = threading.Lock()
-        self._open: list[plain.Connection] = []
-        self._busy: set[plain.Connection] = set()
+        self._open: list[plain.DaemonConnection] = []
+        self._busy: set[plain.DaemonConnection] = set()
         """On which an answer is awaited."""
-        self._to_close: set[plain.Connection] = set()
+        self._to_close: set[plain.DaemonConnection] = set()
         """Of those, the ones that are closed as soon as the answer has come."""
         self._has_been_there = False
 
@@ -52,7 +52,7 @@ class Link:
         """One request. One that changes nothing is made again when the daemon is restarted under it.
 
         Args: again: whether it may be repeated; by default a GET may.
-        Raises: as gpusched.client.Connection.call; NotReady when it is not known whether it was carried out.
+        Raises: as gpusched.client.DaemonConnection.call; NotReady when it is not known whether it was carried out.
         """
         may_repeat = method == "GET" if again is None else again
         deadline = time.monotonic() + PATIENCE_S
@@ -97,7 +97,7 @@ class Link:
             self._open.clear()
 
     @contextmanager
-    def _in_use(self, client: plain.Connection) -> Iterator[None]:
+    def _in_use(self, client: plain.DaemonConnection) -> Iterator[None]:
         """Keep others from closing the connection under this thread."""
         with self._lock:
             self._busy.add(client)
@@ -113,9 +113,9 @@ class Link:
                     self._to_close.discard(client)
                     client.close()
 
-    def _client(self) -> plain.Connection:
+    def _client(self) -> plain.DaemonConnection:
         pid = os.getpid()
-        client: plain.Connection | None = getattr(self._mine, "client", None)
+        client: plain.DaemonConnection | None = getattr(self._mine, "client", None)
         if client is None or self._mine.pid != pid:
             # The child of a fork must not talk on its parent's connection.
             client = self._connected()
@@ -125,15 +125,15 @@ class Link:
                 self._open.append(client)
         return client
 
-    def _connected(self) -> plain.Connection:
+    def _connected(self) -> plain.DaemonConnection:
         if self._socket_path is None:
             return plain.connect(self._autostart)
-        client = plain.Connection(os.path.abspath(self._socket_path))
+        client = plain.DaemonConnection(os.path.abspath(self._socket_path))
         client.open()
         return client
 
     def _drop(self) -> None:
-        client: plain.Connection | None = getattr(self._mine, "client", None)
+        client: plain.DaemonConnection | None = getattr(self._mine, "client", None)
         if client is not None:
             self._mine.client = None
             client.close()

@@ -9,7 +9,7 @@ import pytest
 from shell import Shell
 
 from gpusched.api.validate import sift_environment
-from gpusched.client import Connection
+from gpusched.client import DaemonConnection
 from gpusched.errors import UsageError
 from gpusched.model.settings import Settings, SubmitSettings
 
@@ -118,7 +118,7 @@ def test_names_of_a_pipeline_that_are_no_lists_are_refused(sh: Shell) -> None:
     sh.ok("gq")
     step = {"step": "one", "spec": {"argv": ["true"], "work_dir": "/"}}
     body = {"name": "p", "source": "", "steps": [step], "environments": [{}], "dry_run": True}
-    with Connection(str(sh.home / "run" / "api.sock")) as client:
+    with DaemonConnection(str(sh.home / "run" / "api.sock")) as client:
         for named in ("A", ["A"], [[], []], [[3]]):
             with pytest.raises(UsageError):
                 client.call("POST", "/v1/pipelines", {**body, "env_named": named})
@@ -129,7 +129,7 @@ def test_names_of_a_pipeline_that_are_no_lists_are_refused(sh: Shell) -> None:
 
 def test_a_client_that_names_nothing_is_sifted(sh: Shell) -> None:
     sh.ok("gq")
-    with Connection(str(sh.home / "run" / "api.sock")) as client:
+    with DaemonConnection(str(sh.home / "run" / "api.sock")) as client:
         spec = {"argv": ["/bin/sh", "-c", "env > all"], "env": {"PATH": "/bin", **SECRET}, "work_dir": str(sh.work)}
         answer = client.call("POST", "/v1/jobs", {"spec": spec})
         assert answer["env_excluded"] == sorted(SECRET)

@@ -13,7 +13,7 @@ import pytest
 from shell import Shell
 from support import is_alive, wait_until
 
-from gpusched.client import Connection
+from gpusched.client import DaemonConnection
 
 
 def counts(sh: Shell, *names: str) -> list[str]:
@@ -155,7 +155,7 @@ def test_a_hundred_requests_at_once_with_one_key_make_one_job(sh: Shell) -> None
     spec = {"argv": ["true"], "work_dir": "/", "hold": True, "key": "k-hundred"}
 
     def one(_: int) -> tuple[str, bool]:
-        with Connection(str(sh.home / "run" / "api.sock")) as client:
+        with DaemonConnection(str(sh.home / "run" / "api.sock")) as client:
             answer = client.call("POST", "/v1/jobs", {"spec": spec})
         return answer["job"]["id"], answer["existing"]
 

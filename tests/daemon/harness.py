@@ -12,7 +12,7 @@ from typing import Any
 
 from support import wait_until
 
-from gpusched.client import Connection
+from gpusched.client import DaemonConnection
 
 FINAL = {
     "COMPLETED",
@@ -47,7 +47,7 @@ class Daemon:
         if fake_gpus:
             self.env["GPUSCHED_FAKE_GPUS"] = fake_gpus
         self.process: subprocess.Popen[bytes] | None = None
-        self._client: Connection | None = None
+        self._client: DaemonConnection | None = None
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -122,10 +122,10 @@ class Daemon:
         self.stop()
 
     @property
-    def client(self) -> Connection:
+    def client(self) -> DaemonConnection:
         """A connection to the running daemon."""
         if self._client is None:
-            self._client = Connection(str(self.socket))
+            self._client = DaemonConnection(str(self.socket))
         return self._client
 
     # --- talk -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from harness import Daemon
 
-from gpusched.client import Connection
+from gpusched.client import DaemonConnection
 from gpusched.errors import GpuschedError
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become other users")
@@ -78,7 +78,7 @@ class Person:
                 os.close(ask_write)
                 os.close(tell_read)
                 _become(user)
-                _serve(Connection(socket_path), ask_read, tell_write)
+                _serve(DaemonConnection(socket_path), ask_read, tell_write)
             finally:
                 os._exit(0)
         os.close(ask_read)
@@ -130,7 +130,7 @@ def _become(user: str) -> None:
     os.setuid(found.pw_uid)
 
 
-def _serve(client: Connection, asked: int, told: int) -> None:
+def _serve(client: DaemonConnection, asked: int, told: int) -> None:
     with os.fdopen(asked, "rb") as requests, os.fdopen(told, "wb") as answers:
         while True:
             try:

@@ -10,7 +10,7 @@ import pytest
 from harness import Daemon
 from support import wait_until
 
-from gpusched.client import Connection
+from gpusched.client import DaemonConnection
 from gpusched.errors import Refused
 
 CONFIG = "[daemon]\npoll_s = 0.1\n"
@@ -64,7 +64,7 @@ def test_all_instances_are_used_at_once_and_named_for_what_they_are(make_daemon:
     assert list(drained["labels"].values()) == ["GPU 0:1"]
     (notice,) = daemon.call("GET", "/v1/jobs?notices=1")["notices"]
     assert notice["what"] == "GPU 0:1"
-    with Connection(str(daemon.socket)) as client:
+    with DaemonConnection(str(daemon.socket)) as client:
         assert f'gpusched_gpu_info{{node="{parent["node"]}",gpu="0:1"' in client.text("/v1/metrics")
     states = [gpu["state"] for gpu in daemon.call("GET", "/v1/cluster")["gpus"]]
     assert states == ["drained", "allocated", "draining", "allocated"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support import wait_until
 
-from gpusched.client import Connection
+from gpusched.client import DaemonConnection
 
 
 class Service:
@@ -76,7 +76,7 @@ def service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
 def test_it_is_ready_when_its_socket_answers_and_says_that_it_stops(service: Callable[..., Service]) -> None:
     found = service()
     found.hears("READY=1")
-    with Connection(str(found.home / "run" / "api.sock")) as client:
+    with DaemonConnection(str(found.home / "run" / "api.sock")) as client:
         daemon = client.call("GET", "/v1/status")["daemon"]
     assert daemon["log"].startswith("journalctl --user -u ")
     found.hears("STATUS=no jobs")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_real_nvml import HOLD
 
-from gpusched.client import Connection
+from gpusched.client import DaemonConnection
 from gpusched.gpu.nvml import NvmlSource
 from gpusched.gpu.source import nvidia_signs
 
@@ -55,7 +55,7 @@ def test_a_real_stranger_is_adopted_and_cancelled(holder: subprocess.Popen[bytes
     (daemon.home / "config.toml").write_text("[daemon]\npoll_s = 0.5\nidle_poll_s = 0.5\n")
     daemon.start()
     try:
-        client: Connection = daemon.client
+        client: DaemonConnection = daemon.client
 
         def strangers() -> set[int]:
             return {row["pid"] for row in client.call("GET", "/v1/foreign")["foreign"]}

@@ -14,7 +14,7 @@ from fake_daemon import Answer, FakeDaemon
 
 from gpusched import errors, paths
 from gpusched.cli import gwait
-from gpusched.client import Connection, connect, error_from
+from gpusched.client import DaemonConnection, connect, error_from
 
 Start = Callable[..., FakeDaemon]
 
@@ -51,7 +51,7 @@ def test_the_last_job_is_waited_for_whatever_is_submitted_meanwhile(
 
 def test_one_connection_serves_many_calls_and_large_documents(start: Start) -> None:
     daemon = start(lambda method, path, body: {"path": path, "body": body, "blank": "x" * 3_000_000})
-    with Connection(str(daemon.path)) as client:
+    with DaemonConnection(str(daemon.path)) as client:
         first = client.call("GET", "/v1/jobs?ids=1")
         assert (first["path"], first["body"], len(first["blank"])) == ("/v1/jobs?ids=1", None, 3_000_000)
         sent = {"name": "ü\udcff\n", "numbers": [1, 0.5, None]}
@@ -62,7 +62,7 @@ def test_one_connection_serves_many_calls_and_large_documents(start: Start) -> N
 def test_an_answer_can_be_had_as_it_was_written(start: Start) -> None:
     refusal = 404, {"error": {"message": "there is no job 7", "code": "not_found"}}
     daemon = start(lambda method, path, body: refusal if "7" in path else {"jobs": ["x" * 500_000]})
-    with Connection(str(daemon.path)) as client:
+    with DaemonConnection(str(daemon.path)) as client:
         for _ in range(2):
             assert json.loads(client.raw("/v1/jobs")) == {"jobs": ["x" * 500_000]}
         with pytest.raises(errors.NotFound, match="there is no job 7"):
@@ -89,7 +89,7 @@ def test_an_error_document_becomes_the_error_it_names(
 ) -> None:
     words = {"message": "no", "hint": "try yes", "code": code}
     daemon = start(lambda *_: (status, {"schema_version": 1, "error": words}))
-    with Connection(str(daemon.path)) as client, pytest.raises(errors.GpuschedError) as raised:
+    with DaemonConnection(str(daemon.path)) as client, pytest.raises(errors.GpuschedError) as raised:
         client.call("GET", "/v1/jobs")
     assert type(raised.value) is kind
     assert (raised.value.message, raised.value.hint, raised.value.exit_code) == ("no", "try yes", exit_code)
@@ -109,7 +109,7 @@ def test_reading_again_after_a_restart_is_silent_but_a_change_is_never_sent_twic
         return {"ok": True}
 
     daemon = start(answer)
-    with Connection(str(daemon.path)) as client:
+    with DaemonConnection(str(daemon.path)) as client:
         client.call("GET", "/first")
         assert client.call("GET", "/lost") == {"ok": True}
         lost.clear()
@@ -124,7 +124,7 @@ def test_half_an_answer_is_not_taken_for_one_nor_for_the_next(start: Start) -> N
         return b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{" if path == "/half" else {"whole": True}
 
     daemon = start(answer)
-    with Connection(str(daemon.path)) as client:
+    with DaemonConnection(str(daemon.path)) as client:
         with pytest.raises(ConnectionResetError):
             client.call("POST", "/half", {})
         assert client.call("GET", "/whole") == {"whole": True}
@@ -135,7 +135,7 @@ def test_a_silent_daemon_is_given_up_after_the_timeout(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(1)
-        with Connection(str(path)) as client, pytest.raises(TimeoutError):
+        with DaemonConnection(str(path)) as client, pytest.raises(TimeoutError):
             client.call("GET", "/v1/jobs", timeout_s=0.05)
 
 
@@ -145,7 +145,7 @@ def test_a_path_longer_than_an_address_works(start: Start, tmp_path: Path, monke
     monkeypatch.chdir(folder)
     start(lambda *_: {"ok": True}, Path("api.sock"))
     assert len(str(folder / "api.sock")) > 200
-    with Connection(str(folder / "api.sock")) as client:
+    with DaemonConnection(str(folder / "api.sock")) as client:
         assert client.call("GET", "/") == {"ok": True}
 
 
@@ -155,7 +155,7 @@ def test_nobody_there_is_said_with_the_path(tmp_path: Path) -> None:
         listener.bind(str(stale))
     for path, why in ((stale, "refused"), (tmp_path / "none.sock", "No such file")):
         with pytest.raises(errors.DaemonUnreachable, match=why) as raised:
-            Connection(str(path)).open()
+            DaemonConnection(str(path)).open()
         assert str(path) in raised.value.message
 
 

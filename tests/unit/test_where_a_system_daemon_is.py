@@ -60,9 +60,9 @@ def test_one_that_restarts_is_waited_for(
 ) -> None:
     away.mkdir()
     came = threading.Event()
-    opened = client.Connection.open
+    opened = client.DaemonConnection.open
 
-    def open_(self: client.Connection) -> None:
+    def open_(self: client.DaemonConnection) -> None:
         if not came.is_set():
             came.set()
             raise errors.DaemonUnreachable("not yet")
@@ -70,7 +70,7 @@ def test_one_that_restarts_is_waited_for(
             start(lambda *_: {"who": "system"}, Path(self.socket_path))
         opened(self)
 
-    monkeypatch.setattr(client.Connection, "open", open_)
+    monkeypatch.setattr(client.DaemonConnection, "open", open_)
     with client.connect() as found:
         assert found.call("GET", "/") == {"who": "system"}
 
@@ -86,9 +86,9 @@ def test_one_that_goes_before_it_is_asked_is_waited_for(
     old.bind(str(path))
     old.listen()
     refused = []
-    opened = client.Connection.open
+    opened = client.DaemonConnection.open
 
-    def open_(self: client.Connection) -> None:
+    def open_(self: client.DaemonConnection) -> None:
         try:
             opened(self)
         except errors.DaemonUnreachable as error:
@@ -98,7 +98,7 @@ def test_one_that_goes_before_it_is_asked_is_waited_for(
                 start(lambda *_: {"who": "new"}, path)
             raise
 
-    monkeypatch.setattr(client.Connection, "open", open_)
+    monkeypatch.setattr(client.DaemonConnection, "open", open_)
     with client.connect() as found:
         old.close()
         assert found.call(method, "/") == {"who": "new"}

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from aiohttp import web
 
 from gpusched import paths
-from gpusched.client import Connection, chosen_socket, connect
+from gpusched.client import DaemonConnection, chosen_socket, connect
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, UsageError
 from gpusched.model import series
 from gpusched.model.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, Page
@@ -36,7 +36,7 @@ def read(form: str) -> str:
         raise DaemonUnreachable(error.message, f"start it with: {paths.start_command()}") from None
 
 
-def _ask(client: Connection, form: str) -> str:
+def _ask(client: DaemonConnection, form: str) -> str:
     try:
         return client.text(f"/v1/metrics?format={form}", ASK_TIMEOUT_S)
     except TimeoutError:

@@ -276,10 +276,10 @@ def _status() -> dict[str, Any] | None:
 
 def _ask(path: str) -> dict[str, Any] | None:
     """What the daemon of the machine answers; None when none does."""
-    from gpusched.client import Connection
+    from gpusched.client import DaemonConnection
 
     try:
-        with Connection(paths.SYSTEM_SOCKET) as client:
+        with DaemonConnection(paths.SYSTEM_SOCKET) as client:
             return client.call("GET", path, timeout_s=30.0)
     except (DaemonUnreachable, GpuschedError, OSError):
         return None
