@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpusched.api.openapi import build
+from gpusched.api.schema import build
 from gpusched.cli.admin.app import admin_help
 from gpusched.cli.help import help_text
 from gpusched.cli.options import TABLES

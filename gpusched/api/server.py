@@ -18,10 +18,10 @@ from gpusched.access import Hidden, is_admin, is_root
 from gpusched.api.auth import caller_of, known_caller
 from gpusched.api.connection_limits import CONNECTION_LIMITER, ConnectionLimiter, retry_after
 from gpusched.api.handlers.completions import FEED, CompletionFeed
-from gpusched.api.openapi import build
 from gpusched.api.rate_limits import MAX_BODY, too_many
 from gpusched.api.requests import respond
 from gpusched.api.routes import ROUTES
+from gpusched.api.schema import build
 from gpusched.api.service import DOCUMENT, SERVICE, ApiService, service_of
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 

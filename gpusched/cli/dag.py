@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpusched.cli import output, script, submission
+from gpusched.cli import output, submission
 from gpusched.cli.parse import OptionTable, apply
 from gpusched.cli.query import quote
 from gpusched.cli.submission import over, take_snapshot
@@ -65,7 +65,7 @@ class PipelineText:
 
 def read(path: str, given: Mapping[str, str], table: OptionTable) -> PipelineText:
     """Read a file with these variables. Raises: UsageError of all mistakes, Refused when it cannot be read at all."""
-    content = script.read_file(path, "pipeline file", "docs/howto/pipelines.md shows how to write one")
+    content = submission.read_file(path, "pipeline file", "docs/howto/pipelines.md shows how to write one")
     source = content.decode("utf-8", "surrogateescape")
     shown = printable(path)
     try:
@@ -229,13 +229,13 @@ class _Reader:
                 self._refuse((*at, kind), f"step {at[1]}: {one.message}", one.hint)
             return {}, {}
         words = [_as_text(word) for word in args] if _is_words(args) else []
-        return {"script": text, "script_name": script.base_name(value), "argv": words}, values
+        return {"script": text, "script_name": submission.base_name(value), "argv": words}, values
 
     def _script(self, path: str) -> tuple[str, dict[str, Any]]:
         if path not in self._scripts:
-            content = script.read_file(path, hint="paths are looked up from the current folder")
-            script.check(content, path)
-            values = script.directives(self._table, content, path)
+            content = submission.read_file(path, hint="paths are looked up from the current folder")
+            submission.check_script(content, path)
+            values = submission.directives(self._table, content, path)
             self._scripts[path] = content.decode("utf-8", "surrogateescape"), values
         return self._scripts[path]
 

@@ -7,11 +7,11 @@ import time
 
 from gpusched import paths
 from gpusched.cli import output, tables
-from gpusched.cli.options import gctl_table
+from gpusched.cli.job_options import UPDATES, read_change
+from gpusched.cli.options import ACTIONS, gctl_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import check_names, folded_ids, mine, quote
 from gpusched.cli.tables import Column
-from gpusched.cli.updates import ACTIONS, UPDATES, read_change
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.model.units import format_amount, format_duration, format_size_mib, gpu_list, plural, printable, split_ids

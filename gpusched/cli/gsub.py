@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpusched.cli import output, script
+from gpusched.cli import output, submission
 from gpusched.cli.job_options import gsub_table
 from gpusched.cli.notify_targets import say_nobody
 from gpusched.cli.parse import UsageErrors, parse
@@ -58,12 +58,12 @@ def body(words: list[str]) -> int:
     if "resubmit" in given:
         check_resubmission(given, operands)
         # Only what is typed counts: defaults of new submissions would change what is repeated.
-        submission, values = {}, given
+        program, values = {}, given
     else:
-        submission = _what(table, given, words[: len(words) - len(operands)], operands, is_command)
-        values = submission.pop("values")
+        program = _what(table, given, words[: len(words) - len(operands)], operands, is_command)
+        values = program.pop("values")
     check_key(given, values)
-    spec = {**spec_of(values), **submission}
+    spec = {**spec_of(values), **program}
     if "resubmit" not in given:
         if "work_dir" not in spec:
             spec["work_dir"] = current_folder()
@@ -161,8 +161,8 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
         return {"values": over(from_environment(table), given), "argv": operands}
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
-        content = script.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(typed, operands))
-        name = script.base_name(path)
+        content = submission.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(typed, operands))
+        name = submission.base_name(path)
     else:
         if sys.stdin is None or sys.stdin.isatty():
             raise UsageError(
@@ -173,9 +173,9 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
         if not content.strip():
             raise UsageError("there is nothing to run: standard input is empty", "for example: gsub -g 1 train.sh")
         name = "stdin"
-    script.check(content, path, lambda words: script.command_line(typed, [*words, *arguments]))
+    submission.check_script(content, path, lambda words: submission.command_line(typed, [*words, *arguments]))
     mistakes = UsageErrors()
-    directives = mistakes.gather(lambda: script.directives(table, content, path))
+    directives = mistakes.gather(lambda: submission.directives(table, content, path))
     environment = mistakes.gather(lambda: from_environment(table))
     mistakes.check()
     values = over(over(directives, environment), given)
@@ -192,7 +192,7 @@ def _hint_for_command(typed: list[str], words: list[str]) -> str:
     if len(words) == 1 and " " in program.strip():
         return f"run a shell line with: {printable(shlex.join(['gsub', *typed, '--wrap', program]))}"
     if shutil.which(program):
-        return f"run a command with: {script.command_line(typed, words)}"
+        return f"run a command with: {submission.command_line(typed, words)}"
     return ""
 
 
@@ -203,7 +203,7 @@ def _only(option: str, operands: list[str], has_wrap: bool) -> None:
 
 
 def _batch_lines(path: str) -> list[str]:
-    content = sys.stdin.buffer.read() if path == "-" else script.read_file(path, "file", _BATCH_HINT)
+    content = sys.stdin.buffer.read() if path == "-" else submission.read_file(path, "file", _BATCH_HINT)
     text = content.decode("utf-8", "surrogateescape")
     lines = [line for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     if not lines:

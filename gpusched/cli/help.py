@@ -8,9 +8,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from gpusched.cli.options import TABLES
+from gpusched.cli.job_options import UPDATES
+from gpusched.cli.options import ACTIONS, TABLES
 from gpusched.cli.parse import OptionTable
-from gpusched.cli.updates import ACTIONS, UPDATES
 from gpusched.errors import UsageError
 from gpusched.model.option import Option
 

@@ -1,17 +1,22 @@
-"""The options of gsub, which a script's #GSUB and #SBATCH lines may hold too, and those of grun.
+"""The options of gsub, which a script's #GSUB and #SBATCH lines may hold too, those of grun, and gctl update.
 
 Those of the job itself come from its fields, `model.spec`; here are those of the commands.
 """
 
 from __future__ import annotations
 
-from gpusched.cli.parse import OptionTable, common_options
-from gpusched.model.option import Option, choice, pair, whole, words
-from gpusched.model.spec import FAIL, FIELDS, FILES, MANY, RES, SLURM, WHAT, WHEN, WHERE
+from gpusched.cli.parse import OptionTable, common_options, read
+from gpusched.model.option import Field, Option, choice, pair, whole, words, yes_or_no
+from gpusched.model.spec import FAIL, FIELDS, FILES, MANY, RES, SLURM, UPDATABLE, WHAT, WHEN, WHERE
 from gpusched.model.syntax import memory_per_core, only_one
 from gpusched.model.units import parse_duration_s
 
-_SECTIONS = (WHAT, RES, WHEN, MANY, WHERE, FAIL, FILES, "Output", SLURM, "Other")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+_SECTIONS = ("Foreground", WHAT, RES, WHEN, MANY, WHERE, FAIL, FILES, "Output", SLURM, "Other")
 _OUTPUT = "Output"
 
 ONLY_TYPED = frozenset(
@@ -24,12 +29,13 @@ OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "ntasks", "quiet", 
 
 def gsub_table() -> OptionTable:
     """gsub, and what a script's #GSUB and #SBATCH lines may say."""
-    return _table("gsub", _own(), [option for field in FIELDS.values() for option in field.options], common_options())
+    of_fields = [option for field in FIELDS.values() for option in field.options]
+    return _table("gsub", [*_own_of_gsub(), *_own_of_both(), *of_fields, *common_options()])
 
 
 def grun_table() -> OptionTable:
     """grun: its own options, and those of gsub that apply to interactive jobs."""
-    front = "Foreground"
+    front = _SECTIONS[0]
     own = [
         Option(
             "--pty  give it a terminal of its own, for a shell, editor or debugger; ~. on a new line detaches", front
@@ -46,14 +52,12 @@ def grun_table() -> OptionTable:
         Option("-n --ntasks N  inside a job: number of parallel tasks; default 1", front, whole(1, 4096)),
         Option("--quiet  do not report why the job is pending", front),
     ]
-    names = {name for option in own for name in option.names}
-    shared = [option for option in gsub_table().options if option.is_shared and names.isdisjoint(option.names)]
-    return OptionTable("grun", [*own, *shared])
+    of_fields = [option for field in FIELDS.values() for option in field.options if option.is_shared]
+    return _table("grun", [*own, *_own_of_both(), *of_fields, *common_options("--json", "--quiet")])
 
 
-def _table(command: str, *groups: list[Option]) -> OptionTable:
-    """The options of all groups by section, in it as they come."""
-    options = [option for group in groups for option in group]
+def _table(command: str, options: list[Option]) -> OptionTable:
+    """The options by section, within it as they come."""
     return OptionTable(command, sorted(options, key=lambda option: _SECTIONS.index(option.section)))
 
 
@@ -62,48 +66,53 @@ def _lease(text: str) -> int:
     return 0 if text.strip().lower() in ("0", "none", "unlimited") else parse_duration_s(text)
 
 
-def _own() -> list[Option]:
-    """What gsub does beside handing a job's fields over."""
+def _own_of_both() -> list[Option]:
+    """What gsub and grun do beside handing a job's fields over."""
     return [
-        Option("--wrap LINE  run this shell line", WHAT, is_shared=False),
-        Option(
-            "--batch FILE  one job per shell line of this file; - reads standard input; one transaction, ids in order",
-            WHAT,
-            completes="file",
-            is_shared=False,
-        ),
         Option(
             "--export LIST  environment to pass on: ALL (default), NONE, or names and KEY=VALUE separated by commas",
             WHAT,
         ),
         Option("-E --env KEY=VALUE  an additional variable; may be repeated", WHAT, pair("KEY=VALUE", "extra_env")),
         Option(
+            "-v --verbose  list the variables that [submit] env_exclude removes from the job's environment", _OUTPUT
+        ),
+        Option("--mem-per-cpu SIZE  host memory for each core", SLURM, memory_per_core),
+    ]
+
+
+def _own_of_gsub() -> list[Option]:
+    """What only gsub does beside handing a job's fields over."""
+    return [
+        Option("--wrap LINE  run this shell line", WHAT),
+        Option(
+            "--batch FILE  one job per shell line of this file; - reads standard input; one transaction, ids in order",
+            WHAT,
+            completes="file",
+        ),
+        Option(
             "--dag FILE  submit a pipeline: jobs with dependencies by name, in TOML; checked as a whole before "
             "anything is recorded",
             WHAT,
             completes="file",
-            is_shared=False,
         ),
         Option(
             "--var NAME=VALUE  with --dag: a variable of its [vars]; may be repeated",
             WHAT,
             pair("NAME=VALUE", "vars"),
-            is_shared=False,
         ),
-        Option("--resume PIPELINE  rerun the steps of a pipeline (p42) that did not complete", WHAT, is_shared=False),
+        Option("--resume PIPELINE  rerun the steps of a pipeline (p42) that did not complete", WHAT),
         Option(
             "--key-again WHEN  create another job for the key once the last one has failed (ended other than "
             "COMPLETED) or has ended at all; default never",
             WHAT,
             choice("never", "failed", "ended"),
-            is_shared=False,
         ),
         Option(
             "--resubmit IDS  submit copies of these jobs, ended or not: same script, arguments, environment, folder, "
             "requests; options given here override; -E adds variables",
             WHAT,
             words,
-            is_shared=False,
         ),
         Option(
             "--snapshot  copy the code as it is now and start every run in the copy: files that git tracks or does "
@@ -111,20 +120,36 @@ def _own() -> list[Option]:
             WHAT,
             choice("auto", "git", "copy", "no"),
             sets={"snapshot": "auto"},
-            is_shared=False,
         ),
-        Option("-W --wait  wait and exit with the job's code", _OUTPUT, is_shared=False),
-        Option("-f --follow  print the job's output live, then exit with the job's code", _OUTPUT, is_shared=False),
-        Option(
-            "-v --verbose  list the variables that [submit] env_exclude removes from the job's environment", _OUTPUT
-        ),
-        Option("--parsable  print only the id", _OUTPUT, key="quiet", is_shared=False),
+        Option("-W --wait  wait and exit with the job's code", _OUTPUT),
+        Option("-f --follow  print the job's output live, then exit with the job's code", _OUTPUT),
+        Option("--parsable  print only the id", _OUTPUT, key="quiet"),
         Option(
             "--dry-run  do not submit; show whether and where the job would start now, or why not",
             _OUTPUT,
-            is_shared=False,
         ),
-        Option("--mem-per-cpu SIZE  host memory for each core", SLURM, memory_per_core),
-        Option("-n --ntasks 1  1 is accepted", SLURM, only_one, is_shared=False),
-        Option("--ntasks-per-node --tasks-per-node 1  1 is accepted", SLURM, only_one, is_shared=False),
+        Option("-n --ntasks 1  1 is accepted", SLURM, only_one),
+        Option("--ntasks-per-node --tasks-per-node 1  1 is accepted", SLURM, only_one),
     ]
+
+
+UPDATES: dict[str, Field] = {}
+"""By their words, the fields that `gctl update` changes."""
+for _field in UPDATABLE.values():
+    UPDATES.setdefault(_field.word, _field)
+
+
+def read_change(word: str, text: str) -> dict[str, Any]:
+    """The changes of the API for `word=text`; without a text they reset the field. Raises: ValueError."""
+    field = UPDATES[word]
+    if not text:
+        return {field.name: None}
+    if field.kind == "boolean":
+        return {field.name: yes_or_no(text)}
+    option = field.options[0] if field.options else None
+    found = read(option, text) if option else {field.name: whole(int(field.low or 0), int(field.high or 0))(text)}
+    if word == "gpus":
+        # Whole cards take back an earlier fraction, and the other way round; the type stays unless one is given.
+        found["gpus"] = 1 if found["gpus"] is None else found["gpus"]
+        found = {key: value for key, value in found.items() if key != "gpu_type" or value is not None}
+    return {key: value for key, value in found.items() if key in UPDATABLE}

@@ -213,6 +213,25 @@ def _hold_options() -> list[Option]:
     ]
 
 
+ACTIONS = {
+    "hold": "keep jobs from starting, or starting again: gctl hold 41 42, gctl hold -n sweep",
+    "release": "undo a hold: gctl release 41, gctl release --all",
+    "suspend": "suspend running jobs; they keep their memory: gctl suspend 41",
+    "resume": "resume suspended jobs: gctl resume 41",
+    "requeue": "stop running jobs and queue them again, with --hold held: gctl requeue 41",
+    "update": "change the requests of jobs: gctl update 41 time=2h nice=5 gpus=2",
+    "drain": "keep new work off nodes or GPUs: gctl drain 3 -m 'fan is broken'",
+    "undrain": "end a drain: gctl undrain 3",
+    "reserve": "reserve GPUs for users, once or repeatedly; without a name: list them: gctl reserve",
+    "unreserve": "delete a reservation: gctl unreserve course",
+    "account": "show accounts with members, shares and usage: gctl account vision",
+    "queue": "show queues: guaranteed, held, borrowed and lent GPUs: gctl queue vision",
+    "preset": "show the preset in force, and how each would have performed in the last weeks: gctl preset",
+    "reload": "reload the config file: gctl reload",
+}
+"""What gctl does, for its help and its completion."""
+
+
 def gctl_table() -> OptionTable:
     """gctl"""
     return OptionTable(

@@ -236,8 +236,8 @@ STATES = (
 def common_options(*skip: str) -> list[Option]:
     """What every command takes, without the long spellings to skip."""
     options = [
-        Option("--json  one JSON document with schema_version", "Output", is_shared=False),
-        Option("--quiet  bare values only", "Output", is_shared=False),
+        Option("--json  one JSON document with schema_version", "Output"),
+        Option("--quiet  bare values only", "Output"),
         Option("-h --help  show this and exit", "Other"),
         Option("--version  show the version and exit", "Other"),
         Option(

@@ -21,12 +21,12 @@ PAGE = ROOT / "docs" / "contributing.md"
 
 PROBE = """
 import json
-from gpusched.api.openapi import build
+from gpusched.api.schema import build
 from gpusched.api.schema import SPEC_FIELDS, check_fields
 from gpusched.cli.job_options import grun_table, gsub_table
 from gpusched.cli.parse import parse
-from gpusched.cli.script import directives
-from gpusched.cli.updates import read_change
+from gpusched.cli.submission import directives
+from gpusched.cli.job_options import read_change
 from gpusched.errors import UsageError
 from gpusched.sdk.options import changes_of, spec_of
 from tools.reference import pages

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.job_options import gsub_table
+from gpusched.cli.job_options import gsub_table, read_change
 from gpusched.cli.options import TABLES, gq_table
 from gpusched.cli.parse import parse, split_words
-from gpusched.cli.updates import read_change
 from gpusched.errors import UsageError
 from gpusched.model.option import Option
 

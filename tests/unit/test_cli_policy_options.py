@@ -9,10 +9,9 @@ import pytest
 
 from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS
 from gpusched.cli import gctl, submission
-from gpusched.cli.job_options import gsub_table
+from gpusched.cli.job_options import UPDATES, gsub_table
 from gpusched.cli.parse import parse
-from gpusched.cli.script import directives
-from gpusched.cli.updates import UPDATES
+from gpusched.cli.submission import directives
 from gpusched.errors import UsageError
 
 PER_NODE = {"gpu_fraction": None}

@@ -11,7 +11,7 @@ from fake_daemon import FakeDaemon
 
 from gpusched.cli import gsub
 from gpusched.cli.job_options import gsub_table
-from gpusched.cli.script import check, directives
+from gpusched.cli.submission import check_script, directives
 from gpusched.errors import Refused, UsageError
 
 Submit = Callable[..., dict[str, Any]]
@@ -151,7 +151,7 @@ def test_bad_defaults_and_bad_directives_are_reported_together(submit: Submit) -
 )
 def test_hint_names_the_interpreter_that_the_script_needs(name: str, body: bytes, hint: str) -> None:
     with pytest.raises(Refused) as raised:
-        check(body, name)
+        check_script(body, name)
     assert raised.value.hint == hint
 
 
@@ -163,9 +163,9 @@ def test_a_script_that_cannot_be_one_says_how_to_mend_it() -> None:
         (b"#!\0", "gsub --"),
     ):
         with pytest.raises(Refused) as raised:
-            check(body, "job.sh")
+            check_script(body, "job.sh")
         assert fix in raised.value.hint
-    check(b"#!/bin/sh\necho 'a\r\n'\n", "job.sh")
+    check_script(b"#!/bin/sh\necho 'a\r\n'\n", "job.sh")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from gpusched.api.validate import read_changes, read_submission
-from gpusched.cli.job_options import gsub_table
+from gpusched.cli.job_options import gsub_table, read_change
 from gpusched.cli.parse import parse
 from gpusched.cli.submission import spec_of
-from gpusched.cli.updates import read_change
 from gpusched.model.settings import Settings
 from gpusched.sdk.options import changes_of
 from gpusched.sdk.options import spec_of as spec_of_python
