@@ -39,7 +39,7 @@ RUNS_PER_SUPERVISOR = 500
 """Then a fresh one: whatever long use might leave in a process goes with it."""
 
 
-class Server:
+class TicketServer:
     """What the server holds and each supervisor inherits."""
 
     def __init__(self, fds: list[int], spool: str, boot_id: str) -> None:
@@ -100,7 +100,7 @@ class Server:
             code = 0
         except BaseException:
             # Our bug; the engine sees the process end without a result. Nothing of the run may outlive it:
-            # who has left the session and cleared its environment could not be found any more.
+            # a process that left the session and cleared its environment could not be found.
             import traceback
 
             traceback.print_exc()
@@ -109,7 +109,7 @@ class Server:
             os._exit(code)
 
     def wait_for_another(self, own: int) -> bytes:
-        """In an idle supervisor: the next ticket, empty when none came in time or nobody can send one any more."""
+        """In an idle supervisor: the next ticket; empty when none came in time or none can come any more."""
         # Keep no file system busy.
         os.chdir("/")
         self.idle.put(own)
@@ -147,7 +147,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Inherited, so that no signal can meet a supervisor that is not ready for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
-    server = Server(fds, spool, boot_id)
+    server = TicketServer(fds, spool, boot_id)
     server.prctl(PR_SET_NAME, b"gpusched-run", 0, 0, 0)
     gc.collect()
     gc.freeze()

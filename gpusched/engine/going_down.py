@@ -16,9 +16,9 @@ _PATIENCE_S = 20.0
 
 
 def machine_goes_down() -> bool:
-    """Whether a reboot or power-off is under way. False when nobody says so: no systemd, or it does not answer.
+    """Whether a reboot or power-off is under way. False without systemd, or when it does not answer.
 
-    To be asked by whoever is told to end by nobody's order. It may take some milliseconds. Safe in a process that
+    For a process that gets TERM without an order of the daemon. It may take some milliseconds. Safe in a process that
     reaps its children itself: the one made here is waited for by its number.
     """
     try:

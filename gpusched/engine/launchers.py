@@ -33,7 +33,7 @@ KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
 """What the interpreter itself may need; jobs get their environment from the ticket alone."""
 CLOSE_TIMEOUT_S = 2.0
 START_TIMEOUT_S = 5.0
-"""A fork server that owes an answer and has not answered any ticket for so long is replaced."""
+"""A fork server that owes an answer and has answered no ticket for this long is replaced."""
 
 
 def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, run_cgroups: str | None = None) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Launcher(Protocol):
         """Read the events; True when it will start nothing any more."""
 
     def is_stuck(self, waited_s: float) -> bool:
-        """Whether a ticket that was sent so long ago must have been taken by one that works."""
+        """Whether a working launcher would have taken a ticket sent this long ago."""
 
     def refusals(self) -> list[tuple[str, str]]:
         """Runs that it will not start, each with a sentence; each is reported once."""

@@ -2,7 +2,7 @@
 
 Every run goes through these phases, seen from here:
 
-    ASKED     its ticket went to the launcher (the fork server, or systemd); nothing was heard yet
+    ASKED     its ticket went to the launcher (the fork server, or systemd); no answer yet
     CLAIMED   a supervisor holds it and has not said that the job was started
     RUNNING   its job was started
     ORPHANED  its supervisor is gone without a result; what it left behind is being killed
@@ -53,7 +53,7 @@ from gpusched.ports import Clock
 log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
-"""Between looks at runs that were not heard of yet or that no pidfd watches."""
+"""Between looks at runs without an event yet or without a pidfd."""
 SOON_S = 0.02
 """Between looks at something that should change at once, ..."""
 PATIENCE_S = 2.0
@@ -100,7 +100,7 @@ class LocalEngine:
         self._events: list[EngineEvent] = []
         self._spares = SpareRecords()
         self._janitor = Janitor(self._clear, "engine-janitor")
-        # Only while nobody can claim may revocations of forgotten runs be swept away.
+        # Revocations of forgotten runs may be removed only while no process can claim.
         self._may_sweep = files.is_server_gone(self._spool)
         self._partial = b""
         self._pipe, self._pipe_write = os.pipe()
@@ -144,7 +144,7 @@ class LocalEngine:
         self._poller.rearm()
 
     def _track(self, runs: Sequence[OpenRun], detail: str) -> None:
-        """Answer for these runs, and give each the orders that it lacks. `detail`: of one that nobody claimed."""
+        """Answer for these runs, and give each the orders that it lacks. `detail`: for one that was not claimed."""
         now = time.monotonic()
         for known in runs:
             tracked = self._runs.get(known.run)
@@ -346,7 +346,7 @@ class LocalEngine:
                 self._resolve(tracked, f"{server.name} was gone before it was started")
 
     def _need_spool(self) -> None:
-        """Make the spool again if somebody removed it, and replace the launcher, which locks files that are gone.
+        """Make the spool again if it was removed, and replace the launcher, which locks files that are gone.
 
         Runs whose supervisors live go on: these hold their records open, and orders reach them by the new folder.
         Raises: OSError when it cannot be made.
@@ -506,7 +506,7 @@ class LocalEngine:
     # --- watching ---------------------------------------------------------------------------------------
 
     def _follow(self, tracked: TrackedRun) -> None:
-        """Be told when its supervisor ends; without pidfds the lock on the record is looked at."""
+        """Watch for its supervisor's end; without pidfds by the lock on the record."""
         if not self._runs.follow(tracked):
             self._supervisor_gone(tracked)
         elif tracked.pidfd is None:
@@ -623,7 +623,7 @@ class LocalEngine:
             self._replace_server()
 
     def _kill_orphans(self) -> None:
-        """Kill what dead supervisors left behind; report the runs of which nothing is left."""
+        """Kill what dead supervisors left behind; report the runs with nothing left."""
         orphaned = [tracked for tracked in self._runs if tracked.phase is Phase.ORPHANED]
         if not orphaned:
             return

@@ -17,7 +17,7 @@ SPOOL_VARIABLE = "GPUSCHED_SPOOL"
 CHECKPOINT_VARIABLE = "GPUSCHED_CHECKPOINT_FILE"
 PROGRESS_VARIABLE = "GPUSCHED_PROGRESS"
 ROUNDS = (signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL)
-"""What is sent after each look: what stands still forks nothing, and keeps the number of its group in use."""
+"""What is sent after each look: a stopped process forks nothing, and keeps the number of its group in use."""
 
 
 class OrphanedRun(Value):
@@ -76,7 +76,7 @@ def find_orphans(lost: list[OrphanedRun], spool: str, spared: frozenset[int]) ->
                 owner[pid] = run.run
         session = run.supervisor_pid
         members = [pid for pid, p in alive.items() if session is not None and p.session == session]
-        # After a longer time the session's number may be somebody else's: one marked member proves it is ours.
+        # After a longer time the session's number may be reused: one marked member proves it is ours.
         if run.witnessed or any(owner.get(pid) == run.run for pid in members):
             owner.update(dict.fromkeys(members, run.run))
     found: dict[str, list[Process]] = {}

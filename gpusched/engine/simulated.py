@@ -35,7 +35,7 @@ from gpusched.model.execution import (
 from gpusched.ports import Clock
 
 FIRST_PID = 1_000_001
-"""Above every pid of a real machine that nobody tuned."""
+"""Above every pid of a machine with default settings."""
 NEVER = float("inf")
 
 
@@ -83,7 +83,7 @@ class SimulatedRun:
     kill_at: float = NEVER
     lingering: bool = False
     still_since: float | None = None
-    """Since when it stands still; nothing of its own happens meanwhile."""
+    """Since when it is suspended; nothing of its own happens meanwhile."""
     suspended_s: float = 0.0
     end: EngineEvent | None = None
     given: GivenOrders = field(default_factory=GivenOrders)
@@ -118,7 +118,7 @@ class SimulatedEngine:
     _runs: dict[str, SimulatedRun] = field(default_factory=dict)
     _revoked: set[str] = field(default_factory=set)
     _given_back: set[str] = field(default_factory=set)
-    """Runs that `reconcile` told of and could not find, until they are forgotten."""
+    """Runs that `reconcile` named and that were not found, until they are forgotten."""
     _events: list[EngineEvent] = field(default_factory=list)
     _due: list[tuple[float, int, str]] = field(default_factory=list)
     _order: itertools.count[int] = field(default_factory=itertools.count)
@@ -204,7 +204,7 @@ class SimulatedEngine:
         elif isinstance(order, ResumeOrder):
             self._resume(found, now)
         elif isinstance(order, NoteOrder):
-            pass  # nobody is there to read it
+            pass  # there is no terminal to show it
         else:
             assert isinstance(order, SignalOrder)
             self.signals.append((run, order))
@@ -240,14 +240,14 @@ class SimulatedEngine:
         return {run: self.cpu_s_of[run] for run in runs if run in self.cpu_s_of and run in living}
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
-        """See `ports.Engine`; time alone wakes nobody, whoever moves the clock asks for the events."""
+        """See `ports.Engine`; time alone fires nothing: the caller that moves the clock asks for the events."""
         self._wake = wake
         self._fire()
 
     def close(self) -> None:
         self._wake = None
 
-    # --- for whoever moves the clock ------------------------------------------------------------------
+    # --- for the caller that moves the clock ------------------------------------------------------------------
 
     def next_event_at(self) -> float | None:
         """When `events` will have something new; None when nothing runs that ends by itself."""

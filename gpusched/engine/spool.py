@@ -148,7 +148,7 @@ def note_start(fd: int, job_pid: int, start_at: float) -> None:
 
 
 def restore_record(spool: str, run: str, fd: int) -> int:
-    """Make one's record again if somebody removed it; the descriptor to use from now on.
+    """Make one's record again if it was removed; returns the descriptor to use from now on.
 
     A daemon that was started since then reads it by its name.
     """
@@ -230,7 +230,7 @@ def read_record(spool: str, run: str) -> Record | None:
 
 
 def revoke(spool: str, run: str) -> bool:
-    """Make sure that nobody claims the run from now on; False when somebody has, or is about to.
+    """Make sure that no supervisor claims the run from now on; False when one has, or is about to.
 
     Raises: OSError when not even an empty file can be made.
     """
@@ -246,7 +246,7 @@ def revoke(spool: str, run: str) -> bool:
 
 
 def share_lock(spool: str) -> int:
-    """A share of the server lock, for what launches supervisors: whoever inherits the descriptor may claim runs."""
+    """A share of the server lock, for launchers: processes that inherit the descriptor may claim runs."""
     fd = _open_lock(spool, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd

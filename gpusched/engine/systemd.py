@@ -3,7 +3,7 @@
 Every run is one transient service whose main process is the run's supervisor (`unit`), the same that the fork
 server forks. PID 1 is asked over D-Bus and is never waited for:
 
-    queued    no call was made yet; only so many are on their way at once
+    queued    no call was made yet; the number of open calls is limited
     called    PID 1 has been asked
     taken     PID 1 has made the unit and starts it
     started   the supervisor's program runs and will claim the run
@@ -54,7 +54,7 @@ HELLO_SERIAL = 1
 
 
 class Bus:
-    """One connection. Raises: OSError when nobody takes it."""
+    """One connection. Raises: OSError when it is refused."""
 
     def __init__(self, path: str = SYSTEM_BUS) -> None:
         self._auth = Authenticator(enable_fds=True)
@@ -148,7 +148,7 @@ class Bus:
             except (AuthenticationError, FDNegotiationError) as error:
                 self._lose(f"it rejected this user: {error}")
             except Exception as error:
-                # Not a message: whoever is there does not speak D-Bus.
+                # Not a message: the other side does not speak D-Bus.
                 self._lose(f"it sent something unreadable: {error}")
         return messages
 
@@ -180,7 +180,7 @@ Property = tuple[str, tuple[str, Any]]
 MAX_UINT64 = (1 << 64) - 1
 """systemd's "infinity"."""
 STOP_MARGIN_S = 30.0
-"""What a supervisor that was told to end may need beyond its job's grace, before systemd kills it too."""
+"""Time beyond the job's grace that a stopping supervisor may need before systemd kills it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def properties(ticket: Ticket, names: UnitNames, program: Program, fds: Sequence
 def _ending(ticket: Ticket) -> list[Property]:
     """How the unit ends when it is not the supervisor that ends its run."""
     return [
-        # The supervisor is told, and tells the job in its own way. When it is gone, all that is left is killed.
+        # The supervisor gets the signal, and ends the job in its own way. When it is gone, the rest is killed.
         ("KillMode", ("s", "mixed")),
         ("SendSIGKILL", ("b", True)),
         ("TimeoutStopUSec", ("t", int((ticket.grace_s + ticket.leftover_grace_s + STOP_MARGIN_S) * 1e6))),
@@ -241,7 +241,7 @@ AT_ONCE = 16
 """Runs between their call and their supervisor's first word. The bus allows one connection some 128 unanswered calls,
 and interpreters that start all at once only wait for each other."""
 SILENCE_S = 60.0
-"""PID 1 is given up when it owes an answer and says nothing for so long; a reload of many units takes seconds."""
+"""PID 1 is given up after this long without an answer that it owes; a reload of many units takes seconds."""
 CLAIM_S = 60.0
 """How long a supervisor whose program runs may take to claim its run."""
 ANSWER_S = 10.0
@@ -316,7 +316,7 @@ class UnitLauncher:
         return self._bus.flush()
 
     def is_gone(self) -> bool:
-        """Read what PID 1 says. True when there is no connection any more, or nobody who answers."""
+        """Read what PID 1 says. True when the connection is lost or does not answer."""
         for message in self._bus.receive():
             self._heard_at = time.monotonic()
             if message.header.message_type is MessageType.signal:

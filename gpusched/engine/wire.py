@@ -123,7 +123,7 @@ class IdlePool:
                 os.kill(pid, 0)
                 os.write(self.queue_in, ticket)
             except (ProcessLookupError, PermissionError):
-                # Killed by somebody while it waited; its pid may be another user's process by now.
+                # Killed while it waited; its pid may be another user's process by now.
                 continue
             except OSError:
                 # The queue is full.

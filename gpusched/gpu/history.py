@@ -112,16 +112,16 @@ class GpuHistory:
         self.before_mib = 0
         """Unexplained memory when no run was booked last."""
         self.left_mib = 0
-        """Memory that ended runs have not given back in time: nobody's job has it, and nobody else can."""
+        """Memory that ended runs have not given back in time: no job has it, and none can get it."""
         self.clearance: Clearance | None = None
         self.idle_since: float | None = None
-        """Since when it has been seen to do nothing for anybody; None while it works or does not tell."""
+        """Since when it has been idle; None while it works or reports nothing."""
         self._heat = Heat()
         self._settings = settings
         self._good_polls = 0
         self._free_polls = 0
         self._busy_polls = 0
-        """Readings in a row in which it worked, and for strangers alone."""
+        """Readings in a row in which it worked for foreign processes only."""
         self._peaks: deque[tuple[float, int, frozenset[int]]] = deque()
         """(instant, foreign MiB, foreign pids), falling: the first is the peak of the window."""
         self._unbooked: dict[str, tuple[float, int]] = {}
@@ -146,7 +146,7 @@ class GpuHistory:
         """
         self._jobs = jobs
         if sample.mig_enabled is not self.sample.mig_enabled:
-            # Another card than before, in a way: it must show itself well anew.
+            # In effect another GPU than before: it must prove healthy again.
             self._good_polls = self._free_polls = 0
         self.sample = sample
         self.is_missing = False

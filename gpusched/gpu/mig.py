@@ -38,7 +38,7 @@ class _Instance:
 
 
 class Instances:
-    """Reads the instances of one card, whose list is read anew every `slow_s`."""
+    """Reads the instances of one card, whose list is read again every `slow_s`."""
 
     def __init__(self, call: Call, processes: Processes, slow_s: float) -> None:
         self._call = call

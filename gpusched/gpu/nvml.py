@@ -163,7 +163,7 @@ class NvmlSource:
         return tuple(placed)
 
     def _with_faults(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
-        """The samples with the faults that were heard of; listening begins when the devices have been read once."""
+        """The samples with new faults; listening begins when the devices have been read once."""
         if self._xids is None:
             return samples
         if self._log is None:

@@ -158,7 +158,7 @@ class GpuTracker:
             if uuid in seen:
                 continue
             if (card.is_instance or is_nameless(uuid)) and not booked.get(uuid):
-                # One that was made anew has a new UUID, and a card that answers has its own: the old one never comes
+                # A recreated one has a new UUID, and a card that answers has its own: the old one never comes
                 # back.
                 del self._cards[uuid]
                 continue

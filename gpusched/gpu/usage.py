@@ -38,13 +38,13 @@ class GpuUsage:
     intruders: tuple[GpuProcess, ...]
     """Processes that no booking of the card explains: foreign ones, and those of runs that did not book it."""
     visible_mib: int
-    """By intruders whose memory is told."""
+    """By intruders whose memory is known."""
     rest_mib: int
     """By nobody visible, beyond what our bookings may explain; 0 where that is the host's memory, which all use."""
     has_blind_spot: bool
-    """There is no list of processes, or an intruder's memory is not told."""
+    """There is no list of processes, or an intruder's memory is unknown."""
     server_mib: int = 0
-    """By servers of MPS: their contexts, or all that their clients hold, which then cannot be told apart."""
+    """By servers of MPS: their contexts, or all that their clients hold, which then cannot be distinguished."""
     unbooked: Mapping[str, int] = field(default_factory=dict)
     """The part of `visible_mib` that is unbooked use, by run."""
 
@@ -60,7 +60,7 @@ def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) ->
     Args: owners: pid -> run handle; booked: open runs on this card, those being released included.
     """
     if sample.mig_instances:
-        # Each process is told of its instance as well. The driver lists them all for the card, too.
+        # Each process is listed for its instance as well. The driver lists them all for the card, too.
         return GpuUsage({}, {}, (), 0, 0, has_blind_spot=False)
     ours: dict[str, int | None] = {}
     pids: dict[str, tuple[GpuProcess, ...]] = {}
@@ -115,7 +115,7 @@ def _slice_mib(share: GpuShare, total_mib: int) -> int:
 def share_uses(sample: GpuSample, usage: GpuUsage, booked: Bookings, total_mib: int | None) -> tuple[ShareUse, ...]:
     """What each run that shares the GPU holds of it; runs with a whole GPU are left out.
 
-    Memory that nobody visible holds is laid to nobody's charge: it may be what an ended run has not given back yet.
+    Memory that no visible process holds is charged to no run: it may be what an ended run has not given back yet.
     Args: total_mib: bookable memory of the card.
     """
     found = []

@@ -9,7 +9,7 @@ known are handed over with an error, on which nothing is placed. The next reques
 after a growing pause. On a machine without NVIDIA hardware there is no process at all.
 
 The pipe for answers belongs to the worker and outlives each process. What a killed one left in it
-is told apart by the number of the request.
+is recognised by the number of the request.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.engine.supervisor.lease import BUSY_FRACTION, END, WARN, Lease
+from gpusched.engine.supervisor.interactive import BUSY_FRACTION, END, WARN, Lease
 
 
 @pytest.mark.parametrize(("lease_s", "warning_s"), [(60.0, 15.0), (1200.0, 300.0), (86400.0, 300.0)])

@@ -66,7 +66,7 @@ def write_as(uid: int | None, fd: int, data: bytes) -> int:
 
 
 def why_unsafe(folder: str, *, for_others: bool) -> str | None:
-    """Why a user could replace what lies in this folder for another; None when nobody can. Raises: OSError.
+    """Why a user could replace another's files in this folder; None when no user can. Raises: OSError.
 
     Others may write where the sticky bit keeps each to their own. Before root makes something there for others, all
     that leads to the folder counts, links too: root must not be led elsewhere.

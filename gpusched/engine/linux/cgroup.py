@@ -32,7 +32,7 @@ def is_unified() -> bool:
 
 
 def path_of(pid: int | None = None) -> str | None:
-    """The folder of the control group that a process is in, oneself by default; None when that cannot be told."""
+    """Folder of a process's control group, by default this one's; None when it is unknown."""
     try:
         with open(f"/proc/{'self' if pid is None else pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
@@ -124,7 +124,7 @@ def kill(path: str) -> None:
 
 
 def remove(path: str, patience_s: float = 5.0) -> bool:
-    """End whoever is left in it and remove it; False when that did not work within this time."""
+    """Kill what is left in it and remove it; False when that failed within this time."""
     until, pause_s = time.monotonic() + patience_s, _PAUSE_S[0]
     while True:
         if is_populated(path):
@@ -169,7 +169,7 @@ def split_own_cgroup() -> str:
 
 
 class RunCgroup:
-    """A leaf with its limits set and nobody in it yet. Raises: LaunchError."""
+    """A run's control group with its limits set, still empty. Raises: LaunchError."""
 
     def __init__(self, limits: dict[str, Any], run: str) -> None:
         self.limits = limits

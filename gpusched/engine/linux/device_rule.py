@@ -4,7 +4,7 @@ systemd has such rules too (DevicePolicy, DeviceAllow), but finds the numbers by
 a job whose node is missing at that moment loses its GPU for good. These go by number, and are the same without systemd.
 
 They shut off GPUs and nothing else: any other node is its user's as the file's permissions say, in a job as at a login.
-A rule needs root, and cannot be taken off by who is under it.
+A rule needs root, and processes under it cannot remove it.
 
 Source: bpf(2), linux/bpf.h, kernel/bpf/cgroup.c.
 """
@@ -67,7 +67,7 @@ def job_rule(minors: Iterable[int], caps: Iterable[int], majors: dict[str, int],
 
 
 def guard_rule(majors: dict[str, int]) -> list[Only]:
-    """For who is in no job: the driver may be asked how it is, no card may be used."""
+    """For processes outside jobs: they may query the driver, but use no GPU."""
     rule: list[Only] = [(GPU_MAJOR, CONTROL_MINORS, True)]
     if "nvidia-caps" in majors:
         rule.append((majors["nvidia-caps"], (), True))

@@ -1,4 +1,4 @@
-"""The guard: a device rule on control groups of systemd that keeps who is in no job off the GPUs.
+"""The guard: a device rule on control groups of systemd that keeps processes outside jobs off the GPUs.
 
 Limits of a job do not reach what the job's user starts elsewhere: at a login, by the user's own service manager, by
 cron. Runs are in units or control groups elsewhere and are not touched by it.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MARKS = "/run/gpusched-guard"
 """A file for each guarded unit, with the number of its control group: what the daemon knows it by, which is locked in
-and may not ask the kernel. A service that was started again has another one, and is not guarded until it is anew."""
+and may not ask the kernel. A restarted service has another one, and is unguarded until it is guarded again."""
 NAME = "gpusched_guard"
 """Of the program, at most 15 letters; by it the guard is known again."""
 

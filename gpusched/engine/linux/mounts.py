@@ -17,7 +17,7 @@ def make(run: str) -> list[str]:
     """Folders to put in place, one for each of PLACES and on its disk. Raises: OSError."""
     made: list[str] = []
     for place in PLACES:
-        # Unguessable, and never one that is there; nobody but root can go into it, whatever is in `tmp`.
+        # Unguessable, and always new; only root can enter it, whatever is in `tmp`.
         path = f"{place}/gpusched-{run}-{os.urandom(8).hex()}"
         os.mkdir(path, 0o700)
         made.append(path)

@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
     Find = Callable[[Container[int]], Iterable["Process"]]
-    """Looks processes up, parents first; those whose pid is in the argument stand still, and need not be looked at."""
+    """Finds processes, parents first; those whose pid is in the argument are stopped or dead, and are skipped."""
 else:
     # The public module builds enums at import; every supervisor would carry them.
     import _signal as signal
 
 HAS_PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 KILL_ROUNDS = 50
-"""How often a growing tree is frozen again before the kill; a fork bomb stands still after two or three."""
+"""How often a growing tree is frozen again before the kill; a fork bomb is stopped after two or three."""
 SIGNAL_ROUNDS = 5
 """Looks for processes that were born while a signal was sent."""
 SHELLS = frozenset(
     {"ash", "bash", "bsd-csh", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "yash", "zsh"}
 )
 FREEZE_ROUNDS = 5
-"""Looks in a row; who is inside a system call that cannot be interrupted stands still only after it."""
+"""Looks in a row; a process in an uninterruptible system call stops only after it."""
 
 
 class Process:
@@ -62,7 +62,7 @@ class Process:
 
     @property
     def is_stopped(self) -> bool:
-        """It stands still: it forks nothing and joins no other group before somebody lets it go on."""
+        """Stopped: it forks nothing and joins no other group before it is continued."""
         return self.state in "Tt"
 
 
@@ -197,7 +197,7 @@ def signal_all(find: Find, number: int, spared: int | None = None) -> bool:
     told: set[tuple[int, int]] = set()
     groups = _Groups(number)
     found = list(find(()))
-    # Decided once: whoever ends at the signal must not leave the spared one behind as the only one.
+    # Decided once: processes that end at the signal must not leave the spared one as the only one.
     left_out = spared if sum(process.is_alive for process in found) > 1 else None
     if spared is None:
         # Before single processes are: whoever gets the signal with its group gets it once.
@@ -222,9 +222,9 @@ def signal_all(find: Find, number: int, spared: int | None = None) -> bool:
 
 
 def freeze_all(find: Find) -> bool:
-    """STOP everything that is found. Whether all of it stands still now; if not, callers repeat it.
+    """STOP everything that is found. Returns whether all of it is stopped now; if not, callers repeat it.
 
-    What stands still bears no children, so one look that finds nobody running is the last one.
+    Stopped processes fork nothing, so one look that finds none running is the last one.
     """
     freeze = _Freeze(find)
     for _ in range(FREEZE_ROUNDS):
@@ -265,7 +265,7 @@ class _Groups:
     """Process groups of a run that one signal was sent to as a whole.
 
     A number that is no longer used is soon another group's, so only those count that a child of this process keeps
-    in use: nobody else can reap it, and one that is dead or stands still does not change its group. All of such a
+    in use: no other process can reap it, and a dead or stopped one does not change its group. All of such a
     group is below this process: groups do not reach beyond a session, and each session here was begun below it.
     """
 
@@ -308,11 +308,11 @@ class _Freeze:
     def __init__(self, find: Find) -> None:
         self._find = find
         self._settled: set[int] = set()
-        """Seen dead or standing still: their children were all found, and are not looked for again."""
+        """Seen dead or stopped: their children were all found, and are not looked for again."""
         self.frozen: dict[int, Process] = {}
         self.groups = _Groups(signal.SIGSTOP)
         self.is_running = True
-        """Whether the last look found somebody who moves."""
+        """Whether the last look found a running process."""
 
     def look(self) -> bool:
         """STOP every process found, at once; returns whether one of them was new."""

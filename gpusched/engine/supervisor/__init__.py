@@ -5,7 +5,7 @@
     launch        work dir, log files, identity and exec of the job's first process
     logs          its log files; `rotation` those with a size limit
     priority      keeps the supervisor ahead of its job for CPU time and out-of-memory kills
-    interactive   a run in the foreground; `pty` its streams, `attach` its client's connection, `lease` its idle limit
+    interactive   a run in the foreground, with its idle limit; `pty` its streams, `attach` its client's connection
 
 Supervisors run isolated (`python -I -S`) and import only small built-in modules: each page that one does not share is
 paid for once per running job, and each page that the fork server maps makes every fork slower. What only some runs

@@ -1,8 +1,8 @@
 """The supervisor of a process that ran before it was a job: it watches, and starts nothing.
 
-Such a process is no child of its supervisor, so its end is told by a pidfd, and how it exited is told to nobody: the
-result has neither an exit code nor a signal. Its descendants are looked for again and again, and whoever was once seen
-among them stays part of the run, also when its parent ends. One that is born and loses its parent between two looks is
+Such a process is no child of its supervisor: a pidfd announces its end, and how it exited cannot be learned, so the
+result has neither an exit code nor a signal. Its descendants are looked for repeatedly, and a process once seen among
+them stays part of the run, even when its parent ends. One that is born and loses its parent between two looks is
 missed. Orders, limits and results are those of any other run.
 
 Only processes of the run's user are part of it: a user can send no signals to what a set-user-ID program below has
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 """Between looks for new descendants."""
 BLIND_LOOK_S = 0.2
-"""Between looks where the kernel has no pidfds, by which the end would be told."""
+"""Between looks where the kernel has no pidfds, which would announce the end."""
 
 
 class AdoptedSupervisor(Supervisor):
@@ -36,7 +36,7 @@ class AdoptedSupervisor(Supervisor):
         super().__init__(ticket, home)
         self.pidfd: int | None = None
         self.births: dict[int, int] = {}
-        """Start ticks by pid of everybody who is part of the run and was alive at the last look."""
+        """Start ticks by pid of the run's processes alive at the last look."""
         self.spent_s: dict[tuple[int, int], tuple[float, float]] = {}
         """By pid and start ticks: processor time before it was part of the run, and at the last look."""
         self.wake_out, self.wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -11,12 +11,12 @@ from gpusched.engine.attach_protocol import CHUNK, frame, take_frames
 
 UCRED = struct.Struct("3i")
 BACKLOG = 1 << 20
-"""Above so many bytes that a client has not taken from the socket, nothing more is read for it."""
+"""Unsent bytes of a client above which nothing more is read for it."""
 ROOM = 2 * BACKLOG
 """With more it does not keep to what was agreed."""
 
 
-class Connection:
+class AttachConnection:
     """One connection: a guest at first, the client once its first frame says so."""
 
     def __init__(self, socket: _socket.socket, pid: int, uid: int) -> None:
@@ -91,7 +91,7 @@ def listen(path: str, uid: int) -> _socket.socket:
     return listener
 
 
-def accept(listener: _socket.socket, uid: int) -> Connection | None:
+def accept(listener: _socket.socket, uid: int) -> AttachConnection | None:
     """The next visitor; None when there is none, or it is neither of this user nor of ours."""
     try:
         fd, _ = listener._accept()  # type: ignore[attr-defined]
@@ -103,4 +103,4 @@ def accept(listener: _socket.socket, uid: int) -> Connection | None:
         sock.close()
         return None
     sock.setblocking(False)
-    return Connection(sock, pid, peer)
+    return AttachConnection(sock, pid, peer)

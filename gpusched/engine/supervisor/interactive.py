@@ -1,9 +1,12 @@
 """The foreground of one run: its streams, its log, its lease, and the one client that is attached to it.
 
 All of it lives in the run's supervisor, so that neither the end of the daemon nor of the client touches the run
-unless it should. The client comes straight to a socket of the run's own; `frames` says what they speak.
+unless it should. The client connects to a socket of the run's own; `attach_protocol` says what they send each other.
 
 What a client or the clock wants done to the run is put into `orders`, in the words of the order file.
+
+The lease ends a run after too long without activity: typing, or CPU time of its processes above a small part of one
+core, which a program that uses a GPU always takes. CPU time is read only when the lease would otherwise warn or end.
 """
 
 from __future__ import annotations
@@ -32,9 +35,82 @@ from gpusched.engine.attach_protocol import (
     read_ack,
 )
 from gpusched.engine.linux import proctree
-from gpusched.engine.supervisor.attach import ROOM, Connection, accept, listen
-from gpusched.engine.supervisor.lease import END, WARN, Lease
+from gpusched.engine.supervisor.attach import ROOM, AttachConnection, accept, listen
 from gpusched.engine.supervisor.pty import Input, Outputs, Pipes, PseudoTerminal
+
+LONGEST_WARNING_S = 300.0
+WARNING_FRACTION = 0.25
+"""Of the lease, where that is shorter."""
+BUSY_FRACTION = 0.05
+"""Of one core, on average since the last look: what an idle shell with a clock in its prompt never takes."""
+WARN, END = "warn", "end"
+
+
+class Lease:
+    """Activity of one run. Instants are on the monotonic clock."""
+
+    def __init__(self, lease_s: float, now: float) -> None:
+        self.lease_s = lease_s
+        self.warning_s = min(LONGEST_WARNING_S, WARNING_FRACTION * lease_s)
+        self.active_at = now
+        self.seen_at = now
+        self.seen_cpu_s = 0.0
+        self.is_warned = False
+        self.look_at: float | None = now + lease_s - self.warning_s
+        """When to look; None once it has ended."""
+
+    def touch(self, now: float) -> None:
+        """The client typed."""
+        self.active_at = now
+
+    def shift(self, passed_s: float) -> None:
+        """The run was suspended for this long, which does not count."""
+        self.active_at += passed_s
+        self.seen_at += passed_s
+        if self.look_at is not None:
+            self.look_at += passed_s
+
+    def look(self, now: float, cpu_s: float) -> str | None:
+        """What is to be done: WARN, END or nothing. Args: cpu_s: processor time of the run so far."""
+        if self.look_at is None:
+            return None
+        if self._has_worked(now, cpu_s):
+            self.active_at = now
+        self.seen_at, self.seen_cpu_s = now, cpu_s
+        ends_at = self.active_at + self.lease_s
+        if now >= ends_at:
+            self.look_at = None
+            return END
+        if now < ends_at - self.warning_s:
+            self.look_at = ends_at - self.warning_s
+            self.is_warned = False
+            return None
+        self.look_at = ends_at
+        is_news, self.is_warned = not self.is_warned, True
+        return WARN if is_news else None
+
+    def ends_at(self, now: float, cpu_s: float) -> float:
+        """When it ends if nothing happens from now on; changes nothing."""
+        return (now if self._has_worked(now, cpu_s) else self.active_at) + self.lease_s
+
+    def _has_worked(self, now: float, cpu_s: float) -> bool:
+        return now > self.seen_at and cpu_s - self.seen_cpu_s >= BUSY_FRACTION * (now - self.seen_at)
+
+    def warning(self, now: float) -> str:
+        """Shown at the terminal before the run ends."""
+        left_s = max(1.0, self.active_at + self.lease_s - now)
+        return (
+            f"no activity here for {length(now - self.active_at)}; "
+            f"this job ends in {length(left_s)} unless you type something"
+        )
+
+
+def length(seconds: float) -> str:
+    """A duration for people; nothing else in this process can format one."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,8 +153,8 @@ class Session:
         self.outputs = Outputs(int(ticket["log_mib"] * (1 << 20)), None if self.uid == os.geteuid() else self.uid)
         self.input = Input()
         self.size = (0, 0)
-        self.client: Connection | None = None
-        self.guests: list[Connection] = []
+        self.client: AttachConnection | None = None
+        self.guests: list[AttachConnection] = []
         """Connected, and not attached yet."""
         self.lease: Lease | None = None
         self.hang_up_at: float | None = None
@@ -91,7 +167,7 @@ class Session:
     # --- life -----------------------------------------------------------------------------------------
 
     def is_deserted(self) -> bool:
-        """Whether nobody will come: the process that submitted the run, which was not to be kept, has ended."""
+        """Whether no client will come: the process that submitted the run, without --keep, has ended."""
         if self.keeps or self._submitter is None or self.client is not None:
             return False
         submitter = self._submitter
@@ -178,7 +254,7 @@ class Session:
 
     # --- clients --------------------------------------------------------------------------------------
 
-    def _receive(self, visitor: Connection) -> None:
+    def _receive(self, visitor: AttachConnection) -> None:
         came = visitor.receive()
         if came is None:
             self._drop(visitor)
@@ -193,7 +269,7 @@ class Session:
             # Not one of ours.
             self._drop(visitor)
 
-    def _admit(self, guest: Connection, kind: int, content: bytes) -> None:
+    def _admit(self, guest: AttachConnection, kind: int, content: bytes) -> None:
         """Handle the first frame of a guest."""
         if kind == QUERY:
             self.guests.remove(guest)
@@ -217,7 +293,7 @@ class Session:
         guest.say(WELCOME, f"{self.run} {'pty' if self.is_terminal else 'pipes'}".encode())
         self.outputs.welcome(guest)
         if self.streams is not None:
-            # A change of size has whatever fills the screen draw it anew.
+            # A change of size makes a full-screen program redraw.
             self.streams.resize(*self.size)
             if not self.input.is_taken:
                 guest.say(CLOSED)
@@ -232,7 +308,7 @@ class Session:
             ends = f"{time.time() + lease.ends_at(now, self._cpu_s()) - now:.3f}"
         return f"{who} {ends} .".encode()
 
-    def _handle_frame(self, client: Connection, kind: int, content: bytes) -> None:
+    def _handle_frame(self, client: AttachConnection, kind: int, content: bytes) -> None:
         if kind == IN:
             self.touch()
             self.input.put(content, client)
@@ -266,10 +342,10 @@ class Session:
             # By this the daemon, too, sees that a run with idle GPUs is not a forgotten one.
             os.utime(self.path)
         except OSError:
-            # Somebody took the socket away; who is attached stays so.
+            # The socket was removed; an attached client stays attached.
             pass
 
-    def _drop(self, visitor: Connection) -> None:
+    def _drop(self, visitor: AttachConnection) -> None:
         visitor.socket.close()
         if visitor in self.guests:
             self.guests.remove(visitor)

@@ -30,13 +30,13 @@ LINGER = "/var/lib/systemd/linger"
 
 
 def account_of(uid: int, user: str) -> pwd.struct_passwd:
-    """The account of the user who submitted the job. Raises: LaunchError when it is gone or somebody else's by now."""
+    """The submitter's account. Raises: LaunchError when it is gone, or its uid belongs to another account now."""
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
         raise LaunchError(f"cannot start as user {user}: this machine has no account with uid {uid}") from None
     if account.pw_name != user:
-        # A number that was given to somebody else after its owner had left.
+        # The uid was reused after its owner had left.
         raise LaunchError(f"cannot start as user {user}: uid {uid} now belongs to account {account.pw_name}")
     return account
 
@@ -80,7 +80,7 @@ def _will_be_there(folder: str, uid: int, foreign: bool) -> bool:
 
 
 BECOME_S = 60.0
-"""So long may it take to read a program from a file server; who was stopped on the way takes longer."""
+"""Time to read a program from a file server; a process that its user stops takes longer."""
 RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 """All signals a job must start with at their default: Python ignores some, a nohup'ed daemon more."""
 
@@ -208,7 +208,7 @@ class CheckpointBase:
     def make_folder(self, ticket: dict[str, Any], owner: Owner | None) -> str | None:
         """Make the folder that the job is named, or find that of its earlier runs; a sentence when it gets none.
 
-        Root makes it for its owner in a folder where users can make nothing, so that nobody else can be there first.
+        Root makes it for its owner in a folder where users can make nothing, so that no other user can be there first.
         Elsewhere it is made with the user's rights. What is there and is no folder of that user is not used: its owner
         could change what the job reads, and runs, from it.
         """
@@ -277,7 +277,7 @@ def _nearest(path: str) -> str:
 
 
 def _make_own_folder(parent: int, name: str, path: str, owner: Owner | None) -> None:
-    """Make a folder that is one user's alone, or find it. Raises: LaunchError for somebody else's; OSError."""
+    """Make a folder that is one user's alone, or find it. Raises: LaunchError for another user's; OSError."""
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
     except FileExistsError:

@@ -1,7 +1,7 @@
-"""A supervisor goes before its job: when the kernel ends somebody for want of memory, and soon at the processors.
+"""Keeps a supervisor ahead of its job: in out-of-memory kills, and soon for CPU time.
 
 What ends a job that forks or allocates without bound has to be served while the job does it. What is not permitted, as
-to an ordinary user, is left as it is; the job then is the first to go for want of memory.
+to an ordinary user, is left as it is; the job is then the first to be killed.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpusched.engine.supervisor.attach import Connection
+    from gpusched.engine.supervisor.attach import AttachConnection
     from gpusched.engine.supervisor.logs import Logs
 
 
@@ -130,7 +130,7 @@ class Input:
     def is_waiting(self) -> bool:
         return self._streams is not None and self.is_taken and bool(self._data or self._ends)
 
-    def put(self, content: bytes, client: Connection) -> None:
+    def put(self, content: bytes, client: AttachConnection) -> None:
         """Take what the client sent. Raises: ValueError when that is more than was agreed."""
         if not self.is_taken or self._ends:
             client.outbox += ack(IN, len(content))
@@ -146,7 +146,7 @@ class Input:
         """The job reads no more."""
         self.is_taken = False
 
-    def write(self, client: Connection | None) -> None:
+    def write(self, client: AttachConnection | None) -> None:
         """Write what the job takes now."""
         streams = self._streams
         assert streams is not None
@@ -181,7 +181,7 @@ class Input:
 
 
 REPLAY_BYTES = 1 << 14
-"""What somebody who comes back to a terminal is shown of what was on it."""
+"""Recent output shown to a client that attaches to a terminal again."""
 DRAIN_PIECES = 64
 
 
@@ -214,10 +214,10 @@ class Outputs:
     def begin(self, logs: Logs) -> None:
         for flow in self.flows:
             flow.log_fd = logs.output if flow.kind == OUT else logs.error
-            # A pipe as log that nobody empties must not stop the supervisor.
+            # A log that is a full pipe must not stop the supervisor.
             os.set_blocking(flow.log_fd, False)
 
-    def welcome(self, client: Connection) -> None:
+    def welcome(self, client: AttachConnection) -> None:
         """A client has come: its windows are empty, and it is shown what was there last."""
         for flow in self.flows:
             flow.credit = WINDOW
@@ -231,13 +231,13 @@ class Outputs:
             if flow.kind == stream:
                 flow.credit = min(WINDOW, flow.credit + count)
 
-    def may_read(self, flow: OutputStream, client: Connection | None) -> bool:
+    def may_read(self, flow: OutputStream, client: AttachConnection | None) -> bool:
         if not flow.is_open:
             return False
         # Without a client it goes to the log alone.
         return client is None or (flow.credit > 0 and not client.is_slow)
 
-    def read(self, flow: OutputStream, client: Connection | None) -> None:
+    def read(self, flow: OutputStream, client: AttachConnection | None) -> None:
         data = self._piece(flow, CHUNK if client is None else min(CHUNK, flow.credit))
         if data and client is not None:
             flow.credit -= len(data)
@@ -250,7 +250,7 @@ class Outputs:
         except BlockingIOError:
             return b""
         except OSError:
-            # EIO: nobody has the terminal open any more.
+            # EIO: no process has the terminal open any more.
             data = b""
         if not data:
             flow.is_open = False
@@ -281,16 +281,16 @@ class Outputs:
             pass
 
     def drain(self) -> None:
-        """The run is over: take what is left in its streams, so that nobody has to wait for a slow client."""
+        """The run has ended: take what is left in its streams, so that nothing waits for a slow client."""
         for flow in self.flows:
             pieces: list[bytes] = []
-            # Somebody outside the run who has an end of a pipe could write for ever.
+            # A process outside the run with an end of the pipe could write for ever.
             while flow.is_open and len(pieces) < DRAIN_PIECES and (data := self._piece(flow, CHUNK)):
                 pieces.append(data)
             flow.backlog = b"".join(pieces)
             flow.is_open = False
 
-    def send_backlog(self, client: Connection) -> bool:
+    def send_backlog(self, client: AttachConnection) -> bool:
         """Send of what was drained as much as the windows allow; whether something is left."""
         for flow in self.flows:
             while flow.backlog and flow.credit > 0:

@@ -34,15 +34,15 @@ PIPE_BYTES = 1 << 20
 """Room for what the job writes while the supervisor is busy."""
 READ_BYTES = 1 << 17
 TURN_BYTES = 1 << 22
-"""Copied at most before signals are looked at again, and of a pipe that somebody outside the run keeps filling."""
+"""Copied at most before signals are checked again, and from a pipe that a process outside the run keeps filling."""
 SLACK_BYTES = 1 << 16
-"""A file may grow so much above its size for its last line to be whole."""
+"""Growth beyond the limit that completes a file's last line."""
 SFD_NONBLOCK, SFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 SIGSET_BYTES = 128
 
 
 def cut(data: bytes, room: int, slack: int) -> int:
-    """How many of these bytes still go into a file with so much room, so that lines stay whole.
+    """How many of these bytes still fit into a file with this room, so that lines stay whole.
 
     A line may take some slack beyond the room. All of them: the file is not full, or ends within a line.
     """
@@ -192,7 +192,7 @@ class RotatedFile:
         return fd
 
     def _has_its_name(self) -> bool:
-        """Whether the path still leads to the open file; if not, somebody moved or removed that."""
+        """Whether the path still leads to the open file, which may have been moved or removed."""
         try:
             named = os.lstat(self._path)
         except FileNotFoundError:

@@ -34,7 +34,7 @@ else:
 NOTICE_S = 0.5
 """Between TSTP, which a process may catch to let go of what it holds, and STOP, which it cannot."""
 LOOK_AGAIN_S = (0.02, 2.0)
-"""First and longest pause between two rounds of STOP while somebody still runs."""
+"""First and longest pause between two rounds of STOP while some process still runs."""
 
 
 class SuspendClock:
@@ -42,11 +42,11 @@ class SuspendClock:
 
     def __init__(self) -> None:
         self.is_wanted = False
-        """Ordered before the job was started: it stands still from its first instant."""
+        """Ordered before the job was started: it is suspended from its first instant."""
         self.is_told = False
         """Whether the daemon knows of this one."""
         self.look_at: float | None = None
-        """When STOP goes to whoever runs; None once nobody does."""
+        """When the next round of STOP is due; None once all processes are stopped."""
         self.pause_s = LOOK_AGAIN_S[0]
         self.since: float | None = None
         self.total_s = 0.0
@@ -170,7 +170,7 @@ class Supervisor:
     # --- from claim to result -------------------------------------------------------------------
 
     def supervise(self) -> bool:
-        """Do all of it; True when the daemon has surely been told, so that this process may serve another run."""
+        """Do all of it; True when the daemon surely knows, so that this process may serve another run."""
         home = self.home
         try:
             whose = home.pid, home.start_ticks, self.ticket["uid"], home.boot_id
@@ -209,7 +209,7 @@ class Supervisor:
         self.read_orders()
 
     def await_client(self) -> str | None:
-        """Open the foreground and wait until somebody is there; a sentence if nobody came."""
+        """Open the socket and wait for the client; a sentence if it did not attach."""
         from gpusched.engine.supervisor import interactive  # no batch job needs any of it
 
         try:
@@ -357,7 +357,7 @@ class Supervisor:
             self.stop("shutdown" if machine_goes_down() else "cancel", None, None)
 
     def act(self, now: float) -> None:
-        """Do what is due. For a run that stands still neither its notice nor its limit is."""
+        """Do what is due. Notice and limit of a suspended run are not."""
         if self.tell_at is not None and now >= self.tell_at:
             self.send(b"")
         if self.raise_at is not None and now >= self.raise_at:
@@ -406,7 +406,7 @@ class Supervisor:
             self.stopped_by = "timeout"
             self.notify_stopping("timeout")
 
-    # --- standing still ---------------------------------------------------------------------------
+    # --- suspending -------------------------------------------------------------------------------
 
     def suspend(self) -> None:
         """Give notice, and stop the clocks; what still runs soon after is stopped by force."""
@@ -560,7 +560,7 @@ class Supervisor:
             self.stop(words[1], number, None if words[3] == "-" else float(words[3]))
         elif words[0] == "signal" and self.start_at is not None:
             number = int(words[1])
-            # Only a resumption moves what stands still.
+            # Only a resume order continues a suspended run.
             if number != signal.SIGCONT or self.still.since is None:
                 self.deliver(number, main_only=words[2] == "main")
         elif words[0] == "suspend":
