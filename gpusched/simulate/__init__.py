@@ -1,5 +1,5 @@
-"""The simulator: a trace, or a lab's own history, through the policy that runs the machine, on a virtual clock.
+"""The simulator: replays a trace, or a lab's own history, through the daemon's planner on a virtual clock.
 
-`trace` reads what was submitted, `cluster` says on what machines, `runner` lets the time pass, `rules` names the
-settings under which schedules are those of the literature.
+`trace` and `history` read jobs, `cluster` machines, `policies` settings; `planner_run` and `daemon_run` play them on
+the clock of `event_loop` into an `outcome`, which `measures`, `occupancy` and `comparison` evaluate.
 """

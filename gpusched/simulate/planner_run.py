@@ -42,8 +42,8 @@ def run(
 
     Args:
         orders_by_run_time: tell the policy how long each will run, as a prediction that is always right.
-        predict: plan, and order where the order asks for it, by what `predicting` makes of the jobs that have ended.
-        keeps_places: put down where each ran, for what depends on time (`metrics_over_time`) and for plots.
+        predict: plan, and order where the order asks for it, by what this of `PREDICTIONS` learns from ended jobs.
+        keeps_places: put down where each ran, for measures over time (`occupancy`) and plots.
     Raises: BrokenInvariant when jobs wait that nothing can ever start.
     """
     body = PlannerRun(

@@ -1,9 +1,14 @@
-"""Policies by name: those of the literature, gpusched's own, and that of the settings that are in force here.
+"""Policies by name: those of the literature, gpusched's presets, and the settings in force here; and whom they admit.
 
-fcfs, sjf+easy, ...   the rules of the literature, see `rules`
-default               gpusched as it comes, or with the settings of a file
-fair, throughput, ... gpusched as it comes, under another preset
-present               with the settings that the daemon of this machine reads
+fcfs, sjf+easy, ...   ORDER[+BACKFILL][/PLACEMENT], settings under which schedules are those of the literature
+default               gpusched's defaults, or the settings of a file
+fair, throughput, ... gpusched's defaults under another preset
+present               the settings that this machine's daemon reads
+
+Under the rules `swf` (rigid jobs on identical processors) and `gang` (whole GPUs on nodes with 8 each: whole nodes,
+and one more for the remainder) every start is determined, so two simulators can be compared start for start.
+
+`leave_out_what_cannot_fit` counts and names the jobs that no state of the machines, or none of the policies, would take.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ class Policy(Value):
     orders_by_run_time: bool = False
     """It is told how long each job will run."""
     predict: str | None = None
-    """How run times are guessed, by a name of `predicting`; None: they are not."""
+    """How run times are guessed, by a name of `planner_run.PREDICTIONS`; None: they are not."""
 
 
 def policies_of(

@@ -1,8 +1,18 @@
-"""What was submitted, by whom, when and for how long: one form of job for all kinds of traces.
+"""What was submitted, by whom, when and for how long: one form of job for all kinds of traces, and their readers.
 
-Times are whole seconds of the trace's own clock. Nothing is dropped in silence: `Trace.dropped` counts and names what
-was left out, and why. The readers of single formats are in `swf`, `tables` and `slurm`; which one a file needs is told
-by its name and its first line.
+Times are whole seconds of the trace's own clock. Nothing is dropped silently: `Trace.dropped` counts and names what was
+left out, and why. The format of a file follows from its name and first line:
+
+SWF      18 numbers a line, comments behind `;`, -1 is unknown. Source: Chapin et al., Benchmarks and Standards for the
+         Evaluation of Parallel Job Schedulers (1999)
+sacct    what `sacct -P` prints: JobID, Submit, Start, End (or Elapsed) are required; User, Partition, JobName, State,
+         Timelimit, ReqTRES (or AllocTRES), ReqCPUS, ReqMem and NNodes optional. Steps (`12.batch`) are left out
+tables   CSV, told apart by column names: Philly, Muri, Tiresias, Gavel (submit_s, duration_s or duration_v100_s,
+         num_gpus, and the kind of job or its owner; your own may add user, queue, deadline_s and time_limit_s), Pollux
+         (several workloads in one table), openb (tasks of the Alibaba cluster; its nodes: `cluster.read_nodes`)
+
+`select_rows` replays parts of a trace one after another, each on an empty machine, as in studies that draw sequences of
+jobs from a log (RLScheduler, SC'20).
 """
 
 from __future__ import annotations

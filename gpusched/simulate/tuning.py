@@ -10,7 +10,16 @@ refined   one or two settings of the best are changed, by less and less
 
 What is in force today is tried as well, so that what is found is never worse than that on the jobs of the search.
 Whether it is better on others only other jobs can say, and whether that is more than chance only several parts of them
-(`significance`).
+(`comparison`).
+
+A goal is one measure to minimise and others with a limit, `wait_p95 of small, slowdown_mean of wide <= 20`; a term is
+`MEASURE [of GROUP] [<= LIMIT]`:
+
+measures   wait, completion (times) and slowdown, each with _mean, _median, _p95, _p99 or _most; `wait_s_p95`, as in
+           CSV, means the same
+groups     all (default), small: at most one GPU, wide: 8 or more, width<=N, width>=N, user=NAME, queue=NAME; for jobs
+           without GPUs their processors count
+limits     a number for slowdowns; a time as 30m or 4h
 """
 
 from __future__ import annotations
