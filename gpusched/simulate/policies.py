@@ -8,7 +8,7 @@ present               the settings that this machine's daemon reads
 Under the rules `swf` (rigid jobs on identical processors) and `gang` (whole GPUs on nodes with 8 each: whole nodes,
 and one more for the remainder) every start is determined, so two simulators can be compared start for start.
 
-`leave_out_what_cannot_fit` counts and names the jobs that no state of the machines, or none of the policies, would take.
+`leave_out_what_cannot_fit` counts and names the jobs that no state of the machines, or no policy, would ever take.
 """
 
 from __future__ import annotations
