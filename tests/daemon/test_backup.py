@@ -172,7 +172,7 @@ def table(tmp_path: Path) -> Path:
 def test_what_is_no_backup_is_not_written_over(table: Path, tmp_path: Path) -> None:
     thesis = tmp_path / "thesis.tex"
     thesis.write_text("years of work")
-    for target, words in ((thesis, "no backup"), (table, "the database itself"), (tmp_path, "is a folder")):
+    for target, words in ((thesis, "not a gpusched backup"), (table, "the database itself"), (tmp_path, "is a folder")):
         with pytest.raises(Refused, match=words):
             backup(str(table), str(target))
     assert thesis.read_text() == "years of work"

@@ -97,7 +97,7 @@ def test_a_backup_is_written_into_no_file_that_another_has_put_in_its_place(
     assert backup(table, str(bobs / "copy.db")).jobs == 2
     (bobs / "pipe").symlink_to(bobs / "fifo")
     os.mkfifo(bobs / "fifo")
-    with pytest.raises(Refused, match="no backup of gpusched"):
+    with pytest.raises(Refused, match="not a gpusched backup"):
         backup(table, str(bobs / "pipe"))
 
 

@@ -141,7 +141,7 @@ def test_what_is_no_table_that_can_be_read_is_refused(path, tmp_path, monkeypatc
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as db:
         db.execute("CREATE TABLE pets (name)")
-    with pytest.raises(StoreBroken, match="is a database, but not of gpusched"):
+    with pytest.raises(StoreBroken, match="is a database, but not gpusched's"):
         open_to_read(str(other))
     Lab(path).close()
     for version, error in ((3, NotReady), (99, StoreBroken)):
@@ -150,7 +150,7 @@ def test_what_is_no_table_that_can_be_read_is_refused(path, tmp_path, monkeypatc
         with pytest.raises(error):
             open_to_read(str(path))
     monkeypatch.setattr(os, "access", lambda *words: False)
-    with pytest.raises(Forbidden, match="is not yours to read"):
+    with pytest.raises(Forbidden, match="is not readable by you"):
         open_to_read(str(path))
 
 

@@ -13,11 +13,10 @@ from typing import Any
 import gpusched
 
 ROOT = Path(__file__).resolve().parents[2]
-FIELD = '''
-    spare_s: Annotated[float, Range(0, 60), AT_START] = 4.0
+FIELD = '''    spare_s: Annotated[float, Range(0, 60), AT_START] = 4.0
     """Throw-away setting of a test, in seconds."""
 '''
-BEFORE = '    """The daemon itself."""\n'
+BEFORE = "    poll_s: Annotated"
 
 PROBE = """
 import json
@@ -68,7 +67,7 @@ def probe(folder: Path) -> Any:
     declared = package / "model" / "settings.py"
     text = declared.read_text()
     assert text.count(BEFORE) == 1
-    declared.write_text(text.replace(BEFORE, BEFORE + FIELD))
+    declared.write_text(text.replace(BEFORE, FIELD + BEFORE))
     environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", PROBE]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
