@@ -43,7 +43,7 @@ def test_who_types_is_spared_and_who_has_gone_is_told_and_ended(own: Shell) -> N
             if until == math.inf and b"job 1: its GPUs have been idle for " in screen.shown:
                 until = time.monotonic() + TYPED_S
         assert job(own, "1")["state"] == "RUNNING"
-        screen.see("job 1 was ended: cancelled by the scheduler: its GPUs have been idle for ")
+        screen.see("job 1 was terminated: cancelled by the scheduler: its GPUs have been idle for ")
         assert screen.end() > 128
     found = job(own, "1")
     assert (found["state"], found["reason"]) == ("CANCELLED", "GpuIdle")

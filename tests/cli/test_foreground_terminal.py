@@ -232,7 +232,7 @@ def test_gcancel_ends_a_shell_at_once_though_it_ignores_term(sh: Shell) -> None:
         screen.see(PROMPT)
         job_id = last_id(sh, "cancelled")
         sh.ok("gcancel", job_id)
-        screen.see(f"job {job_id} was ended: cancelled by ")
+        screen.see(f"job {job_id} was terminated: cancelled by ")
         assert screen.end() == 128 + signal.SIGHUP
     assert ended(sh, job_id)["state"] == "CANCELLED"
 
