@@ -93,7 +93,7 @@ def test_a_restart_with_a_file_that_others_may_write_obeys_the_copy(daemon: Syst
     daemon.settings.write_text("[limit]\njobs = 5\n")
     restart(daemon)
     found = settings_check(daemon)
-    assert "can be written to by others than root" in str(found["text"])
+    assert "is writable by users other than root" in str(found["text"])
     assert f"chmod go-w {daemon.settings}" in str(found["hint"]), "not a look into a file in which nothing is wrong"
     assert "systemctl reload gpusched" in str(found["hint"])
     assert daemon.call("GET", "/v1/status")["daemon"]["limits"]["jobs"] == 77

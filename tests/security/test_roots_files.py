@@ -21,18 +21,18 @@ def test_settings_that_others_may_write_are_not_obeyed() -> None:
         for path in (daemon.settings, daemon.settings.parent):
             before = path.stat()
             os.chown(path, pwd.getpwnam(BOB).pw_uid, -1)
-            assert "can be written to by others than root" in daemon.try_start()
+            assert "is writable by users other than root" in daemon.try_start()
             daemon.reap()
             os.chown(path, before.st_uid, -1)
             path.chmod(before.st_mode | 0o020)
-            assert "can be written to by others than root" in daemon.try_start()
+            assert "is writable by users other than root" in daemon.try_start()
             daemon.reap()
             path.chmod(before.st_mode)
         daemon.start()
         # Nor at a reload.
         daemon.settings.chmod(0o666)
         daemon.settings.write_text("[limit]\nrequests_per_s = 1\n")
-        assert "can be written to by others than root" in refusal_of_reload(daemon)
+        assert "is writable by users other than root" in refusal_of_reload(daemon)
         daemon.settings.chmod(0o644)
         daemon.configure("")
     finally:
