@@ -1,6 +1,6 @@
 """Who of those that use a GPU without a job is told so, and who is ended: from what is known of them to steps.
 
-Nobody is ended who was not told, and nobody for a card that no job waits for. What belongs to the system is left alone.
+No process is ended without notice, or for a GPU that no job waits for. System processes are left alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SYSTEM_BEGINS = ("nvidia-cuda-mps", "systemd")
 
 
 class ForeignGpuUse(Value):
-    """A card that strangers close to jobs, as far as one of them is concerned."""
+    """A GPU that foreign processes keep from jobs, and one process's use of it."""
 
     uuid: str
     index: int
@@ -63,7 +63,7 @@ class ForeignProcess(Value):
     since_at: float
     """Since when it has been seen there."""
     waiting: tuple[str, ...] = ()
-    """Of each job that would start on its cards now if there were no strangers: its queue."""
+    """Of each job that would start on its cards now without foreign processes: its queue."""
     first_told_at: float | None = None
     told_at: float | None = None
     ending_at: float | None = None

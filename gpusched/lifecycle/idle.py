@@ -47,9 +47,9 @@ class Activity:
 
     at: float
     cpu_s: float | None
-    """CPU time of all its processes so far; None when nobody knows."""
+    """CPU time of all its processes so far; None when unknown."""
     marks: tuple[object, ...] | None
-    """Something that changes when its logs grow or its work is saved; None when nobody knows."""
+    """Something that changes when its logs grow or its work is saved; None when unknown."""
 
 
 class IdleStreak(Value):
@@ -110,7 +110,7 @@ def _is_still(look: GpuLoadReading, settings: IdleSettings) -> bool:
 
 
 def idle_since(seen: IdleStreak | None, now: float, settings: IdleSettings) -> float | None:
-    """Since when the cards do nothing, when that is long enough to be told; None when they work, or nobody knows."""
+    """Since when the cards do nothing, when that is long enough to be told; None when they work, or unknown."""
     if seen is None or seen.idle_at is None or not settings.after_s or not _is_idle_now(seen, now, settings):
         return None
     return seen.idle_at if now - seen.idle_at >= settings.after_s else None

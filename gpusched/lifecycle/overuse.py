@@ -64,7 +64,7 @@ def overuse_text(use: ShareUse) -> str:
 def add_reading(
     before: OveruseStreak | None, at: float, uses: Sequence[ShareUse], settings: GpuSettings, gap_s: float
 ) -> OveruseStreak:
-    """Take in one reading of a run's shared cards; after a pause longer than `gap_s` the row begins anew."""
+    """Take in one reading of a run's shared cards; after a pause longer than `gap_s` the streak starts over."""
     over = [use for use in uses if is_over(use, settings)]
     if not over:
         return OveruseStreak(at)
@@ -77,7 +77,7 @@ def add_reading(
 def due_step(
     seen: OveruseStreak | None, told_at: float | None, now: float, settings: GpuSettings, gap_s: float
 ) -> OveruseStep | None:
-    """What is due about a run whose owner was told at `told_at`, if ever. Nobody is ended untold or too soon."""
+    """What is due about a run whose owner was told at `told_at`, if ever. No run ends without notice or too soon."""
     if seen is None or seen.since is None or settings.vram_over == "ignore":
         return None
     if seen.readings < settings.vram_over_polls or not 0 <= now - seen.at <= gap_s:
@@ -152,7 +152,7 @@ class Intruder:
 
     @property
     def held(self) -> str:
-        """`20G`, or `memory` when nobody knows how much."""
+        """`20G`, or `memory` when the amount is unknown."""
         return "memory" if self.vram_mib is None else format_size_mib(self.vram_mib)
 
 
@@ -198,7 +198,7 @@ class UnbookedStep(Enum):
 
 
 def due_unbooked_step(seen: Sighting, told_at: float | None, now: float, settings: GpuSettings) -> UnbookedStep | None:
-    """What is due about unbooked use whose owner was told at `told_at`, if ever. Nobody is ended untold or too soon."""
+    """What is due about unbooked use whose owner was told at `told_at`, if ever. No run ends without notice."""
     if seen.readings < settings.vram_over_polls:
         return None
     if told_at is None:

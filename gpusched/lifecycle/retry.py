@@ -165,9 +165,9 @@ def larger_request(
 
     `is_admitted` says whether the machines could ever give a request and the job's queue would take it.
 
-    None when more would not help, or nobody knows: growing is switched off, a card's size cannot be read, or processes
-    of no job held memory of a card of the run, or it was the whole machine's memory that ran out. The request then
-    stays as it is.
+    None when more would not help, or when that is unknown: growing is switched off, a card's size cannot be read, or
+    processes of no job held memory of a card of the run, or the whole machine's memory ran out. The request then stays as
+    it is.
     """
     if run.reason is ReasonCode.HOST_OUT_OF_MEMORY or settings.life.oom_growth <= 1:
         return None
@@ -187,7 +187,7 @@ def larger_request(
     for wish in _ladder(request, run, had_mib, totals, settings.life.oom_growth):
         if is_admitted(wish):
             return LargerRequest(wish, f"{_words(wish, wish.min_vram_mib or 0)} instead of {before}")
-    return NothingLarger(f"not tried again, since it can have no more GPU memory here than {before}")
+    return NothingLarger(f"not retried: this cluster has no more GPU memory for it than {before}")
 
 
 def _more_host_memory(
@@ -203,7 +203,7 @@ def _more_host_memory(
         if mib > had_mib and is_admitted(wish):
             words = f"{format_size_mib(mib)} of host memory instead of {format_size_mib(had_mib)}"
             return LargerRequest(wish, words)
-    return NothingLarger(f"not tried again, since it can have no more host memory here than {format_size_mib(had_mib)}")
+    return NothingLarger(f"not retried: this cluster has no more host memory for it than {format_size_mib(had_mib)}")
 
 
 def _ladder(request: Request, run: Run, had_mib: int, totals: Sequence[int], growth: float) -> Iterator[Request]:

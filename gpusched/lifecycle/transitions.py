@@ -1,7 +1,18 @@
 """The life of a job: events in, new values out.
 
-Every function takes values and returns new ones, with the lines that belong into the job's story. Where a job may
-move from each state, and how that looks, is in `transitions`; how runs make room and stand still is in `yielding`.
+Every function takes values and returns new ones, with the lines for the job's story. `TRANSITIONS` has every legal
+move; any other raises BrokenInvariant. A final state never moves. A SUSPENDED run may end in every way that a RUNNING
+one may.
+
+                          SUSPENDED
+                           ^     |
+                      suspend   resume
+                           |     v
+    PENDING ----start----> RUNNING ----stop, preempt, leftovers, GPUs not clean----> COMPLETING
+       ^                      |                                                          |
+       |                      +------------------> finish <------------------------------+
+       |                                             |
+       +--- retry, requeue, never started -----------+----> a final state
 """
 
 from __future__ import annotations
@@ -41,7 +52,7 @@ _ENDS = (
 )
 
 LIVE = (JobState.RUNNING, JobState.SUSPENDED)
-"""With a run that nobody has begun to end."""
+"""States with a run that is not being ended."""
 
 TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
     {
@@ -176,14 +187,14 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
     words = {
         "cancel": "is being cancelled",
         "preempt": "is being preempted",
-        "gpu_lost": "is being ended because a GPU of its was lost",
+        "gpu_lost": "is being ended: it lost a GPU",
         "vram_over": "is being ended because it holds more GPU memory than it booked",
         "unbooked_use": "is being ended because it uses a GPU that it did not book",
         "timeout": "reached its time limit and is being stopped",
-        "lease": "nothing has happened in it for the length of its lease; it is being stopped",
-        "client_lost": "its client is gone; it is being stopped",
+        "lease": "was inactive for the length of its lease; is being stopped",
+        "client_lost": "lost its client; is being stopped",
         "shutdown": "is being ended because the machine is being shut down",
-        "leftovers": "its first process ended; waiting for others that it left behind",
+        "leftovers": "its first process ended; waiting for the processes it left behind",
     }
     text = words.get(event.why, f"is being stopped: {event.why}")
     return completing(job), run, (JobEvent(job.id, event.at, "stopping", text, run.number),)
@@ -192,7 +203,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
 def run_suspended(job: Job, run: Run, event: RunSuspended) -> Step:
     """The run stands still. Job and run are returned unchanged: it was recorded when it was decided."""
     check_open(job, run)
-    return job, run, (JobEvent(job.id, event.at, "note", "none of its processes moves", run.number),)
+    return job, run, (JobEvent(job.id, event.at, "note", "all of its processes are stopped", run.number),)
 
 
 def run_resumed(job: Job, run: Run, event: RunResumed) -> Step:
@@ -230,7 +241,7 @@ def run_ended(
     )
     events = [JobEvent(job.id, event.end_at, "ended", f"{outcome}: {text}", run.number)]
     if event.leftovers:
-        note = "ended what it left behind: " + ", ".join(event.leftovers)
+        note = "ended leftover processes: " + ", ".join(event.leftovers)
         events.append(JobEvent(job.id, event.end_at, "note", note, run.number))
     if event.oom_kills and outcome is not JobState.OUT_OF_MEMORY:
         # What its end was is said by others; that it had too little memory would else be told nowhere.
@@ -279,12 +290,12 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
         return JobState.TIMEOUT, ReasonCode.TIME_LIMIT, text
     if event.stopped_by == "lease":
         lease_s = None if job.spec.interactive is None else job.spec.interactive.lease_s
-        text = "nothing happened in it for " + ("its lease" if lease_s is None else format_duration(lease_s))
+        text = "was inactive for " + ("its lease" if lease_s is None else format_duration(lease_s))
         return JobState.TIMEOUT, ReasonCode.LEASE_EXPIRED, text
     if event.stopped_by == "client_lost":
-        return JobState.CANCELLED, ReasonCode.CLIENT_LOST, "its client was gone"
+        return JobState.CANCELLED, ReasonCode.CLIENT_LOST, "lost its client"
     if job.spec.adopted is not None:
-        return JobState.COMPLETED, ReasonCode.EXIT_UNKNOWN, "ended by itself; how is not known, as it was adopted"
+        return JobState.COMPLETED, ReasonCode.EXIT_UNKNOWN, "ended by itself; exit status unknown, since it was adopted"
     if event.signal is not None:
         how = f"signal {event.signal}"
     elif event.exit_code == 0:
@@ -607,7 +618,7 @@ def preempt(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]
 
 
 def requeue(job: Job, now: float, by: str, *, is_owner: bool) -> tuple[Job, tuple[JobEvent, ...]]:
-    """As `preempt`, for somebody who wants the job to begin anew.
+    """As `preempt`, for somebody who wants the job to start over.
 
     Where that is its owner, a job with a time limit waits from now on: given back just before its limit, again and
     again, it would go before others by a limit that never ends it.

@@ -69,7 +69,7 @@ class GpuSample(Value):
     error: str | None = None
     """Why this device could not be read at all."""
     link_group: int | None = None
-    """Cards with the same number are linked with each other (NVLink); None has no link, or nobody knows."""
+    """Cards with the same number are linked with each other (NVLink); None has no link, or it is unknown."""
     numa: int | None = None
     """NUMA node next to the card; None when unknown."""
     memory_utilisation: float | None = None
@@ -238,7 +238,7 @@ class Enforcement:
 
 
 class ShareUse(Value):
-    """What one run holds of one card that it shares, in one reading. None is what nobody knows."""
+    """What one run holds of one card that it shares, in one reading. None is unknown."""
 
     run: str
     uuid: str
@@ -250,7 +250,7 @@ class ShareUse(Value):
 
     @property
     def over_mib(self) -> int:
-        """Beyond the booking; 0 when nobody knows."""
+        """Beyond the booking; 0 when unknown."""
         return max(0, (self.used_mib or 0) - self.booked_mib)
 
     @property
@@ -290,7 +290,7 @@ class Allocation(Value):
     expected_end_at: float | None = None
     """Start plus time limit; None without a limit."""
     predicted_end_at: float | None = None
-    """When it is planned to end, judged by earlier ones. It may run on, up to its limit; without one nobody knows."""
+    """When it is planned to end, judged by earlier ones. It may run on, up to its limit if it has one."""
     user: str = ""
     account: str = ""
     queue: str = "default"

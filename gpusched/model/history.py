@@ -62,7 +62,7 @@ def cards_in(shares: Iterable[GpuShare], vram_total_mib: Mapping[str, int]) -> f
 
 
 def part_of_card(share: GpuShare, total_mib: int | None) -> float:
-    """What a share is of its card, 0 to 1; a slice of a card whose size nobody knows counts as all of it."""
+    """What a share is of its card, 0 to 1; a slice of a card of unknown size counts as all of it."""
     if share.fraction is not None:
         return share.fraction
     if share.vram_mib is None or not total_mib:

@@ -107,7 +107,7 @@ def _seconds(text: str) -> float | None:
 
 
 def with_sample(samples: Sequence[Sample], sample: Sample) -> tuple[Sample, ...]:
-    """The samples of a run and one more; those before it began anew, as with the next epoch's bar, are dropped."""
+    """The samples of a run and one more; those before it started over, as with the next epoch's bar, are dropped."""
     if samples and sample.fraction < samples[-1].fraction:
         return (sample,)
     if samples and sample.elapsed_s <= samples[-1].elapsed_s:
@@ -118,7 +118,7 @@ def with_sample(samples: Sequence[Sample], sample: Sample) -> tuple[Sample, ...]
 
 
 def left_s(samples: Sequence[Sample], began_anew: bool) -> float | None:
-    """How long it takes from the last sample on, at the recent pace; None when nobody knows.
+    """How long it takes from the last sample on, at the recent pace; None when unknown.
 
     Args: began_anew: the fraction has fallen once, so the whole time of the run says nothing about its pace.
     """
@@ -147,4 +147,4 @@ class ShownProgress(Value):
     fraction: float
     text: str
     eta_at: float | None
-    """When it is done at its pace, UTC epoch seconds; None when nobody knows."""
+    """When it is done at its pace, UTC epoch seconds; None when unknown."""

@@ -48,13 +48,13 @@ class ClassKey(Value, cache_hash=True):
 
     @property
     def planned_s(self) -> int | None:
-        """How long it is planned to run: as learned, or its time limit, or as predicted; None when nobody knows."""
+        """How long it is planned to run: as learned, or its time limit, or as predicted; None when unknown."""
         if self.plan_s is not None:
             return self.plan_s if self.time_limit_s is None else min(self.plan_s, self.time_limit_s)
         return self.predicted_s if self.time_limit_s is None else self.time_limit_s
 
     def relied_s(self, backfill_by: str) -> int | None:
-        """How long it is relied upon to hold what it takes, by `[priority] backfill_by`; None when nobody can say."""
+        """How long it is relied upon to hold what it takes, by `[priority] backfill_by`; None when unknown."""
         return self.planned_s if backfill_by == "prediction" else self.time_limit_s
 
 
@@ -265,6 +265,6 @@ class Estimate(Value):
     made_at: float
     low_at: float
     high_at: float | None
-    """None when nobody could tell."""
+    """None when unknown."""
     start_at: float | None = None
     """When the job did start; None while it waits."""

@@ -84,7 +84,7 @@ class TaskSet:
 
 
 _FEW = 16
-"""Numbers that are taken out one by one, each at the price of the ranges, rather than by making the set anew."""
+"""Numbers that are taken out one by one, each at the price of the ranges, rather than by rebuilding the set."""
 
 
 def parse_tasks(text: str, most: int = MAX_TASK) -> TaskSet:

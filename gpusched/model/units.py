@@ -301,7 +301,7 @@ def about(seconds: float) -> str:
 
 
 def put_aside(path: str, number: int) -> str:
-    """The file put aside so many rotations ago; 0 is the one that is written to."""
+    """The file rotated away `number` rotations ago; 0 is the one that is written to."""
     return f"{path}.old{number}" if number else path
 
 

@@ -447,7 +447,7 @@ def membership_findings(settings: Settings) -> Iterator[Finding]:
     above = {account.parent for account in accounts.values()}
     for name, account in accounts.items():
         if not (account.users or account.groups or name in above):
-            text = f"account {name} has no members, so nobody may submit to it"
+            text = f"account {name} has no members, so no one can submit to it"
             hint = f'list them, such as users = ["ann"], or open it: users = "{EVERYBODY}"'
             yield f"account.{name}.users", text, hint
 
@@ -478,7 +478,7 @@ def slice_refusal(spec: JobSpec, user: str, nodes: Iterable[NodeView], settings:
     if spec.request.vram_mib is None or any(node.gpu_error is not None for node in nodes):
         return None
     layout = ClusterLayout(nodes, settings)
-    # Nobody holds anything in these.
+    # These start without any running job.
     quotas = Quotas(settings, layout)
 
     def denial(request: Request) -> Denial | None:

@@ -35,7 +35,7 @@ _LIST = "list them with: gctl reserve"
 
 
 def windows(entries: Iterable[CalendarEntry], now: float, horizon_s: float) -> tuple[Window, ...]:
-    """Windows that overlap [now, now + horizon_s), by start and name; at most so many, the soonest."""
+    """Windows that overlap [now, now + horizon_s), by start and name; at most MOST_IN_ALL, the soonest."""
     found: list[Window] = []
     later: list[Window] = []
     for entry in entries:
@@ -178,11 +178,11 @@ def why_not_admitted(spec: JobSpec, user: str, calendar: Mapping[str, CalendarEn
         return None
     entry = calendar.get(name)
     if entry is None:
-        return Refusal(f"the requested reservation {name!r} is invalid: there is none of this name", _LIST)
+        return Refusal(f"the requested reservation {name!r} is invalid: no reservation has this name", _LIST)
     if next_window(entry, now) is None:
         return Refusal(f"the requested reservation {name!r} is over", _LIST)
     if entry.is_maintenance:
-        return Refusal(f"reservation {name!r} is maintenance, in which nothing runs", "submit without --reservation")
+        return Refusal(f"reservation {name!r} is maintenance, when no job runs", "submit without --reservation")
     if user not in entry.users and spec.account not in entry.accounts:
         under = f" under account {spec.account}" if spec.account else ""
         admitted = (*entry.users, *(f"account {account}" for account in entry.accounts))
@@ -342,7 +342,7 @@ class ReservationRequest:
     """What somebody wants kept. Exactly one of `gpus`, `cards` and `is_node`, or none of them and `cpus`."""
 
     gpus: int | None = None
-    """So many cards of one node."""
+    """This number of cards of one node."""
     cards: tuple[str, ...] = ()
     """These cards, by UUID, of one node."""
     is_node: bool = False
@@ -397,7 +397,7 @@ def _cards(
         return named if len(named) == len(set(wish.cards)) else None
     if not wish.gpus:
         return ()
-    # MIG instances are kept by name: so many GPUs are so many cards.
+    # MIG instances are kept by name: a number of GPUs is a number of cards.
     whole = [view for view in there if view.uuid not in taken and view.mig_profile is None]
     return _pick(whole, wish.gpus, late)
 
@@ -527,7 +527,7 @@ class ReservedNodes:
             opens_at = self._next.get(name)
             if opens_at is not None:
                 return f"reservation {name} begins in {about(opens_at - now)}"
-            return f"there is no reservation {name} to come; let the job run outside with: gctl update JOB reservation="
+            return f"no reservation {name} is coming up; run the job outside with: gctl update JOB reservation="
         if not window.admits(key.user, key.account):
             return f"reservation {name} is not for {key.user} under account {key.account}"
         if end_at > window.end_at:

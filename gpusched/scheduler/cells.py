@@ -43,7 +43,7 @@ NOBODY = ""
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A promise to one queue: so many linked cards, on this node or on any."""
+    """A promise to one queue: a number of linked cards, on this node or on any."""
 
     queue: str
     size: int
@@ -74,7 +74,7 @@ class CardGroup:
 def groups_of(layout: ClusterLayout, *, as_built: bool = False) -> tuple[CardGroup, ...]:
     """The groups of all cards that can be given to a job now, or that are there at all.
 
-    On a node without links the cards next to the same memory are a group; where nobody knows that, all are.
+    On a node without links the cards next to the same memory are a group; where that is unknown, all are.
     """
     groups = []
     for node, cards in zip(layout.nodes, layout.cards_of, strict=True):
@@ -114,7 +114,7 @@ class _Search:
         self._nodes = [group.node for group in groups]
         held = [Counter(users[card] for card in group.cards if card in users) for group in groups]
         self._room = [len(group.cards) - counts.total() for group, counts in zip(groups, held, strict=True)]
-        """Cards that nobody holds for good and no cell has."""
+        """Cards that no job holds for good and no cell has."""
         self._own = [{queue: counts[queue] for queue in counts if queue != NOBODY} for counts in held]
         """Cards that a queue's jobs hold and that are in none of its cells yet."""
         self._steps = 0
@@ -284,10 +284,10 @@ class CellVeto:
         # A promise to others is the better reason.
         lost = min(left, key=lambda cell: (cell.queue == owner, hardest_first(cell)), default=None)
         if lost is None:
-            return "its GPUs are linked with others that are promised together"
+            return "its GPUs are linked with others that a queue is promised together"
         where = "" if lost.node is None else f" on {lost.node}"
         gpus = "1 GPU" if lost.size == 1 else f"{lost.size} linked GPUs"
-        return f"queue {lost.queue} is promised {gpus}{where} and could not have them any more"
+        return f"queue {lost.queue} is promised {gpus}{where} and could no longer get them"
 
     def _users(self, owner: str = NOBODY, more: frozenset[int] = frozenset()) -> dict[int, str]:
         users = {}

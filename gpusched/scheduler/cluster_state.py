@@ -267,7 +267,7 @@ class ClusterState:
         self.free_resources = [dict(node.resources) for node in layout.nodes]
         self.free_licenses = dict(layout.licenses)
         self.free_cards = [len(cards_of) for cards_of in layout.cards_of]
-        """How many cards of a node nobody holds any part of."""
+        """How many cards of a node are entirely free."""
         self.shared_cards = [0] * len(layout.nodes)
         """How many cards of a node hold slices."""
         self.wholes = [0] * cards
@@ -327,7 +327,7 @@ class ClusterState:
             self.micros[card] = max(self.micros[card], other.micros[card])
 
     def count_cards(self) -> None:
-        """Count `free_cards` and `shared_cards` anew, where cards were changed by other means than a booking."""
+        """Recount `free_cards` and `shared_cards` after cards were changed by other means than a booking."""
         first = 0
         for node, cards in enumerate(self.layout.cards_of):
             last = first + len(cards)

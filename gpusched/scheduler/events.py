@@ -31,7 +31,7 @@ class JobLeft(Value):
 
 
 class JobsHidden(Value):
-    """So many more jobs of this class are pending than the planner is shown, such as tasks of an array."""
+    """Further jobs of this class are pending that the planner is not shown, such as tasks of an array."""
 
     key: ClassKey
     count: int
@@ -57,7 +57,7 @@ class RunReleased(Value):
 
 
 class RunExpected(Value):
-    """A running job that may run on is expected to end then, or at its limit; infinite: nobody knows when."""
+    """A running job that may run on is expected to end then, or at its limit; infinite: unknown."""
 
     job_id: int
     end_at: float

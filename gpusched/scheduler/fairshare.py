@@ -265,7 +265,7 @@ _LEAST_SHARE, _MOST_SHARE = 1 / 64, 64.0
 """Users who have used less, or more, than this part of their share are not told apart."""
 
 _PER_OCTAVE = 8
-"""So many values are told apart between a share and its double."""
+"""This many values are told apart between a share and its double."""
 
 
 _LEAST_PATIENCE = 0.1
@@ -383,7 +383,7 @@ class FairShare:
         return found
 
     def factor(self, account: str, user: str) -> float:
-        """Fair-Tree factor of a user under an account; 1 with nobody to be compared with."""
+        """Fair-Tree factor of a user under an account; 1 with no other user to compare with."""
         found = self._entities.get((account, user))
         return 1.0 if found is None else found.factor
 
@@ -422,7 +422,7 @@ class FairShare:
     def recount(
         self, mark: tuple[str, str], row: Usage | None, open_runs: Sequence[tuple[Amounts, float]], at: float
     ) -> None:
-        """Work out anew what a user had used as of this instant: ended runs, and open ones of this rate and start."""
+        """Recompute what a user had used as of this instant: ended runs, and open ones of this rate and start."""
         half_life_s = self._half_life_s
         total = NOTHING if row is None else decayed(row.used, at - row.at, half_life_s)
         for rate, start_at in open_runs:

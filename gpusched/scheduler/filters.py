@@ -1,5 +1,8 @@
 """Which nodes and cards a request may use at all, and which of them have room: every filter by name.
 
+Labels that a request insists on are written `a100&nvlink`, `imagenet|coco`, `!old`, `a&(b|c)`: `&` binds tighter than
+`|`, `!` tighter than both. Labels are compared letter by letter.
+
 Filters that cannot change within a cycle (labels, type, size, health) run once per kind of request; the rest
 looks at bookings. What each filter turned away is counted, so that "why not" is data.
 """
@@ -342,7 +345,7 @@ def reject_size(node: NodeView, need: RequestUnits) -> Rejection | None:
 
 
 def has_counts(free: dict[str, int], wanted: Counts) -> bool:
-    """Whether so many of each are free."""
+    """Whether these counts are free."""
     return all(count <= free.get(name, 0) for name, count in wanted)
 
 

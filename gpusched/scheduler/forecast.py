@@ -1,6 +1,6 @@
 """The future played on paper: decide, let the starts hold what they got, move to the next end, decide again.
 
-What is not known is not guessed: a run that nobody can tell the length of never ends here, measured load
+What is not known is not guessed: a run of unknown length never ends here, measured load
 counts for the first plan only, and a class of which only the front can be seen ends the play when that is
 used up. Ends that are close together count as one, at the last of them, so that few plans reach far.
 """
@@ -45,7 +45,7 @@ TOGETHER = 0.01
 
 Length = Callable[[int, float | None, float], float | None]
 """Seconds that a run lasts in all, by job id, time limit (None without) and seconds that it has run so far.
-None when nobody knows."""
+None when unknown."""
 
 
 def by_limit(job_id: int, limit_s: float | None, run_s: float) -> float | None:
@@ -112,7 +112,7 @@ class Future:
         self._running = {job_id: self._found(tuple(held)) for job_id, held in groupby(ordered, lambda one: one.job_id)}
 
     def play(self, wanted: Iterable[int], cycles: int) -> dict[int, float]:
-        """When each of these jobs starts, as far as at most so many plans tell."""
+        """When each of these jobs starts, as far as at most `cycles` plans tell."""
         left = set(wanted)
         started: dict[int, float] = {}
         for _ in range(cycles):
@@ -395,7 +395,7 @@ def _firsts(allocations: Iterable[Allocation]) -> Iterable[Allocation]:
 
 
 def _end_at(held: Allocation, length: Length, now: float) -> float | None:
-    """When a run ends that goes on now; None when nobody knows."""
+    """When a run ends that goes on now; None when unknown."""
     expected = held.expected_end_at
     if expected is not None and expected <= now:
         return now
@@ -455,7 +455,7 @@ def queue_position(
 def first_in_order(
     snapshot: Snapshot, settings: Settings, most: int, extensions: Extensions = NO_EXTENSIONS
 ) -> list[int]:
-    """The ids of the jobs in the first places, at most so many."""
+    """The ids of the jobs in the first places, at most `most`."""
     ids: list[int] = []
     for _, job in in_order(snapshot, settings, extensions):
         if len(ids) == most:
@@ -474,7 +474,7 @@ MAX_VISITS = 6000
 """Classes that all plans for one end of the range may look at: with more classes there are fewer plans."""
 
 SWIFTER = 20
-"""So many plans are made in the time of one where each costs only what has changed."""
+"""This many plans are made in the time of one where each costs only what has changed."""
 
 MANY_CLASSES = 100
 """With more classes than this, those behind the last wanted job are left out of the play."""
@@ -488,7 +488,7 @@ class StartRange:
     """When a job starts, from when until when at the latest. Unknown is None, never a guess."""
 
     low_at: float | None
-    """If runs take as long as those like them did, and those that nobody knows use all of their time limit."""
+    """If runs take as long as those like them did, and those of unknown length use all of their time limit."""
     high_at: float | None
     """If every run uses all of its time limit; None when one without must end first, and beyond what was looked at."""
 

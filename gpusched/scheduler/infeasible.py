@@ -103,7 +103,7 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     """Refuse what no node could hold even when all of it is free and in order; None when one could.
 
     Bookings, drains and foreign use do not count: they pass. A card that is lost does not count as
-    there. While a node's driver is broken nobody knows its GPUs, so requests for GPUs are let in to wait.
+    there. While a node's driver is broken its GPUs are unknown, so requests for GPUs are accepted and wait.
     """
     built = [_as_built(node) for node in nodes]
     layout = ClusterLayout(built, settings)
@@ -148,7 +148,7 @@ def _gpus(request: Request, count: float) -> str:
 
 
 def _count_option(request: Request, count: int) -> str:
-    """How to ask for so many GPUs on one node, or on each."""
+    """How to ask for this number of GPUs on one node, or on each."""
     option = "-g" if request.nodes == 1 else f"-N {request.nodes} --gpus-per-node"
     linked = " --gpus-linked" if request.is_linked else ""
     return f"{option} {_gpus(request, count)}{linked}"
@@ -513,8 +513,7 @@ def license_shortages(draft: ClusterState, need: RequestUnits) -> list[Shortage]
     for name, count in need.request.licenses:
         free, total = max(0, draft.free_licenses.get(name, 0)), draft.layout.licenses.get(name, 0)
         if count > free:
-            verb = "is" if free <= 1 else "are"
-            text = f"{license_text(name, count)}, {free or 'none'} of {total} {verb} free"
+            text = f"{license_text(name, count)}, {free or 'none'} of {total} free"
             found.append(Shortage(f"license:{name}", count, free, total, text))
     return found
 
@@ -548,8 +547,7 @@ def _lack(
         overall = f"{show(sum(free))} of {show(total)} in all"
         text = f"{noun} on one node, the most free on one is {there} ({overall})"
     else:
-        verb = "is" if most <= 1 or resource == "mem_mib" else "are"
-        text = f"{noun}, {there} of {show(total)} {verb} free"
+        text = f"{noun}, {there} of {show(total)} free"
     return Shortage(resource, needed, most, total, text)
 
 
@@ -559,7 +557,7 @@ def _lack_of_wholes(draft: ClusterState, need: RequestUnits, usable: Sequence[in
     free_cards = [_free(draft, node, cards_of[node]) for node in usable]
     free = [len(cards) for cards in free_cards]
     if request.gpus > max(free, default=0):
-        noun = f"{request.gpus} free {request.gpu_type or plural_of(request.gpus, 'GPU')}"
+        noun = f"{request.gpus} {request.gpu_type or plural_of(request.gpus, 'GPU')}"
         if request.min_vram_mib:
             noun += f" with {format_size_mib(request.min_vram_mib)} or more"
         total = sum(len(cards_of[node]) for node in usable)
@@ -571,7 +569,7 @@ def _lack_of_wholes(draft: ClusterState, need: RequestUnits, usable: Sequence[in
     if request.gpus <= most:
         return []
     total = max(largest_group(draft.layout, node, cards_of[node]) for node in usable)
-    text = f"{request.gpus} free linked GPUs, the most free in one group is {most} (of {total})"
+    text = f"{request.gpus} linked GPUs, the most free in one group is {most} (of {total})"
     return [Shortage("linked_gpus", request.gpus, most, total, text)]
 
 

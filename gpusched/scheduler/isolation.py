@@ -82,7 +82,7 @@ def as_list(ids: Iterable[int]) -> str:
 def choose_cpus(
     processors: Sequence[Processor], cpus: float, taken: Collection[int], near: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """Ids for a run that asks for so many cores; empty when it does not ask for whole ones or not enough are free.
+    """Ids for a run that asks for `cpus` cores; empty when it does not ask for whole ones or not enough are free.
 
     All in one NUMA node if that goes, first in those that are `near`, else in the one with the least to spare; whole
     physical cores before parts, and parts of cores that are broken into already before others.
@@ -112,7 +112,7 @@ def choose_cpus(
 
 
 def _of_node(free: Sequence[Processor], wanted: int, sizes: dict[int, int]) -> list[int]:
-    """At most so many of these processors of one NUMA node."""
+    """At most `wanted` of these processors of one NUMA node."""
     cores: dict[int, list[int]] = {}
     for one in free:
         cores.setdefault(one.core, []).append(one.id)

@@ -121,7 +121,7 @@ def _node(settings: QueueSettings, parent: str | None, children: tuple[str, ...]
 
 
 def own_guarantee(queue: QueueSettings) -> Amount:
-    """What the settings of the queue itself guarantee. Cells are part of its GPUs, and at least so many."""
+    """What the settings of the queue itself guarantee. Cells are part of its GPUs, and a lower bound of them."""
     gpus = max(queue.guaranteed_gpus, cells_gpus(queue.cells))
     return amount_of(Resources(gpus=gpus, cpus=queue.guaranteed_cpus, mem_mib=queue.guaranteed_mem_mib))
 

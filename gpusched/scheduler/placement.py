@@ -1,6 +1,6 @@
 """Where a request fits: filter nodes and cards, score what is left, and put the nodes of a gang together.
 
-The filters are in `filters`, the strategies in `scores`, what belongs together in `topology`.
+The filters are in `filters`, the strategies in `strategies`, groups of linked cards in `topology`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def hosts(draft: ClusterState, need: RequestUnits) -> Iterator[int]:
 
 
 def _with_cards(draft: ClusterState, need: RequestUnits, places: Sequence[NodeCandidates]) -> Sequence[NodeCandidates]:
-    """Those that have so many free cards of any kind, where whole ones are asked for."""
+    """Places with enough free cards of any kind, where whole ones are asked for."""
     count = need.request.gpus
     if not count or need.is_slice:
         return places
@@ -111,7 +111,7 @@ def _with_cards(draft: ClusterState, need: RequestUnits, places: Sequence[NodeCa
 def _unlike(
     draft: ClusterState, need: RequestUnits, places: Sequence[NodeCandidates], each: int
 ) -> Sequence[NodeCandidates]:
-    """Of nodes that are alike, and of which as much is free, the first so many.
+    """Of nodes that are alike, and have as much free, the first `each`.
 
     They score the same, so that the first would be taken before the others in any case; not so where it counts which
     other jobs may run there.
@@ -155,7 +155,7 @@ def candidates(
 ) -> list[Candidate]:
     """At most one place per node; of a gang at most one. Cards to `avoid` are taken only where no others are left.
 
-    With `each`, of nodes that are just alike the first so many will do, for who looks for the best alone.
+    With `each`, of identical nodes only the first `each` are looked at, for callers that want the best place alone.
     """
     rejection = reject_cluster(draft, need)
     if rejection is not None:

@@ -65,9 +65,9 @@ class FreeSteps:
         self._at[0] = now
 
     def take(self, amount: int, duration_s: float) -> float | None:
-        """Take so many for so long from the first instant on at which they are free for all of it.
+        """Take `amount` for `duration_s` from the first instant on at which they are free for all of it.
 
-        Returns: that instant; None when there never are so many, and nothing was taken.
+        Returns: that instant; None when there never is enough, and nothing was taken.
         """
         at, free = self._at, self._free
         first, count = 0, len(at)
@@ -186,7 +186,7 @@ class Planner(PlannerState):
             if one.fence_at is not None:
                 self.fences.setdefault(one.job_id, one.fence_at)
         if cycle is not None and (cycle.resumes or (cycle.made_preemption and cycle.made_preemption.chosen)):
-            raise BrokenInvariant("a plan that preempts was made where nobody follows it up")
+            raise BrokenInvariant("a plan that preempts was made where no caller carries it out")
         if self._undo:
             self._close()
         return starts
@@ -262,7 +262,7 @@ class Planner(PlannerState):
             return True
         last = cycle.last_reserved
         if last is None:
-            # Nothing is reserved yet: nobody has waited long enough for that.
+            # Nothing is reserved yet: no job has waited long enough.
             return not len(queue) - len(new) or (
                 cycle.first_patient is not None and not any(self._has_patience(one) for one in new)
             )
@@ -306,7 +306,7 @@ class Planner(PlannerState):
         return True
 
     def _plan_in_steps(self, now: float, starts: list[Start]) -> None:
-        """Conservative backfill by planning anew; for jobs at the end of the queue alone, by going on."""
+        """Conservative backfill by planning from scratch; for jobs at the end of the queue alone, by going on."""
         steps, queue = self._steps, self.queue
         self._cycle = None
         entries: Sequence[Entry]

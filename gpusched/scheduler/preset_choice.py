@@ -60,7 +60,7 @@ class PresetGain(Value):
     parts: int
     """0 when there were too few jobs for any."""
     better: int
-    """In so many parts its completion was less."""
+    """The number of parts in which its completion was less."""
     worse: int
     p: float
     """How often chance alone does as well, corrected for the number of presets."""
@@ -128,13 +128,13 @@ class PresetState(Value):
     problem: str | None = None
     """Why the last one did not."""
     most_jobs: int = MOST_JOBS
-    """The newest so many are replayed: fewer, once more have taken too much."""
+    """Only this many of the newest are replayed; fewer once more took too long."""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """Presets that left the bounds in the last judgement, and how."""
 
 
 def too_little(jobs: int, span_s: float) -> str | None:
-    """Why nothing can be judged by so many jobs; None when it can."""
+    """Why this many jobs are too few to judge by; None when it can."""
     if jobs >= LEAST_JOBS and span_s >= LEAST_DAYS * _DAY_S:
         return None
     if not jobs:

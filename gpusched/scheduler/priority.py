@@ -1,10 +1,13 @@
 """Which pending job comes first: whole-order policies by name, and what a rank is made of.
 
+Source of the weighted factors: Slurm's multifactor priority plugin for age, fair share, size, partition, QOS and nice;
+the fit factor is the resource-aware term of dominant-resource schedulers. Each is in [0, 1], 1 being the most urgent.
+
 A rank is a tuple that sorts smaller first:
 
     queue     where its queue stands against the others (only with guarantees, weights or own orders)
     tier      of its QOS, higher first; preempted jobs before the others of their tier
-    overdue   in orders that do not count age, those that have waited `max_wait_s`, so that nobody starves
+    overdue   in orders that do not count age, those that have waited `max_wait_s`, so that no job starves
     measure   what the order by name says
     then      the instant it waits from, and its id
 
@@ -12,7 +15,7 @@ The order `response_ratio` has a measure of its own, in three parts:
 
     band      how much of their share its user has used, in steps of `fairshare_step`, so that users who have used less
               go first whatever their jobs are like; a job that has waited `max_wait_s` is in the first band, if no
-              job of its user runs: endless jobs of others keep nobody waiting, nor does a flood pay
+              job of its user runs: an endless stream of jobs starves no one, and flooding the queue gains nothing
     patience  jobs that have waited long enough for a reservation, wide ones first, then by their wait over their
               user's share
     ratio     the others by their wait over their expected run time: it has no scale of its own, serves short jobs
@@ -88,7 +91,7 @@ def short_factor(length_s: float) -> float:
 def whole_factor(request: Request, largest_node: int) -> float:
     """The part of the largest node's cards that it needs free at once; 0 without GPUs, 1 for whole nodes.
 
-    For so many cards others must end before one of them begins anew, so that small jobs that pass cost most.
+    As many others must end before one of them can start, so that small jobs that pass cost most.
     """
     return clamped(request.gpus / largest_node) if largest_node and not request.shares_cards else 0.0
 
@@ -148,7 +151,7 @@ UNKNOWN_S = 3600.0
 """In the order `response_ratio`, how long a job is expected to run of which nothing is known."""
 
 DOUBLING_POINTS = 1000.0
-"""So many points of nice, QOS, queue, deadline and plug-ins count like twice the wait there."""
+"""This many points of nice, QOS, queue, deadline and plug-ins count like twice the wait there."""
 
 _WIDE_PART = 4
 """A job that needs whole nodes, or this part of all GPUs or cores, is a wide one."""
@@ -290,7 +293,7 @@ class Ranking:
         return order in AGELESS and self.as_of - queued_at > self.settings.priority.max_wait_s
 
     def fairshare(self, key: ClassKey) -> float:
-        """Fair-Tree factor of its user under its account; 1 with nobody to be compared with."""
+        """Fair-Tree factor of its user under its account; 1 with no other user to compare with."""
         return self._fairshare.factor(key.account, key.user) if self._fairshare.counts_use else 1.0
 
     def patience_s(self, key: ClassKey) -> float:
@@ -485,6 +488,6 @@ def ratio_length_s(key: ClassKey) -> float:
 
 
 def expected_s(key: ClassKey) -> float:
-    """How long it is expected to run: as predicted, or as planned; infinite when nobody knows."""
+    """How long it is expected to run: as predicted, or as planned; infinite when unknown."""
     length_s = key.planned_s if key.predicted_s is None else key.predicted_s
     return inf if length_s is None else float(length_s)

@@ -1,8 +1,8 @@
 """Pending jobs: classes of equal jobs by request, user and priority, and their heads in order.
 
 A class holds its jobs by arrival, and no two of them can change places. So only the heads of the classes are ranked,
-and ranked anew only where time, use or a prediction has changed something for them. Classes that ask for the same share
-a shape: when the first of them finds no room, none of them does.
+and ranked again only where time, use or a prediction has changed something. Classes that ask for the same share a
+shape: when the first of them finds no room, none of them does.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class RequestShape:
         self.placement: Placement | None = None
         """As the rest of the program knows it."""
         self.can_fit: bool | None = None
-        """Whether it fits when nobody else is there; None before that was asked."""
+        """Whether it fits on idle machines; None before that was asked."""
         self.passes = False
         """Whether one of these may run past the only reservation."""
         self.passes_of = -1
         """The epoch of which that is."""
         self.refused: set[tuple[int, int]] = set()
-        """One of these may not run past so many of so many reservations."""
+        """(number of reservations, number it would pass): combinations that no job of this shape may pass."""
         self.refused_of = -1
         """The epoch of which that is."""
 
@@ -152,7 +152,7 @@ class PendingQueue:
         self.classes: dict[JobClass, None] = {}
         """Those with a job to show."""
         self.shapes: dict[RequestShape, None] = {}
-        """Those of which somebody is pending."""
+        """Shapes with a pending job."""
         self._by_key: dict[ClassKey, JobClass] = {}
         self._shapes: dict[object, RequestShape] = {}
         self._entries: dict[int, Entry] = {}
@@ -438,7 +438,7 @@ class PendingQueue:
         return job_class
 
     def hide(self, job_class: JobClass, count: int) -> None:
-        """So many jobs of the class are not shown, but waiting."""
+        """`count` jobs of the class wait without being shown."""
         if job_class.micros and count != job_class.hidden:
             self.want(job_class, (count - job_class.hidden) * job_class.micros)
         job_class.hidden = count
@@ -486,7 +486,7 @@ class PendingQueue:
     def pending_classes(
         self, most: int | None = None, fences: Mapping[int, float] = MappingProxyType({})
     ) -> tuple[PendingClass, ...]:
-        """All classes by their first job, each with its jobs, or the first so many of them."""
+        """All classes by their first job, each with its jobs, or at most `most` of them."""
         found: dict[ClassKey, tuple[list[Entry], int]] = {}
         for job_class in self.classes:
             jobs, hidden = job_class.jobs if most is None else job_class.jobs[:most], len(job_class)
@@ -510,7 +510,7 @@ class PendingQueue:
         self.new.clear()
 
     def rank_as_of(self, now: float) -> bool:
-        """Rank anew where time or use has changed ranks since the last time; whether anything may have changed."""
+        """Rank again where time or use has changed ranks since the last time; whether anything may have changed."""
         ranking, fairshare = self.ranking, self.fairshare
         ranking.now = now
         at = ranking.as_of
@@ -538,7 +538,7 @@ class PendingQueue:
         return True
 
     def rank_all(self) -> None:
-        """Rank all heads anew: what ranks are made of has changed."""
+        """Rank all heads again: what ranks are made of has changed."""
         self.heads.clear()
         if not self.ranking.is_dynamic:
             for job_class in self.classes:
@@ -546,7 +546,7 @@ class PendingQueue:
             self.heads = sorted((job_class.rank, 0, job_class) for job_class in self.classes)
 
     def _take_predicted(self, *, is_later: bool) -> set[JobClass]:
-        """Have classes stand in line as they are predicted now; those that are pending, to be ranked anew."""
+        """Have classes stand in line as they are predicted now; those that are pending, to be ranked again."""
         found: set[JobClass] = set()
         left: dict[JobClass, tuple[int | None, int | None]] = {}
         for job_class, (predicted_s, plan_s) in self._predicted.items():
@@ -579,7 +579,7 @@ class PendingQueue:
         return found
 
     def _rank_heads(self, users: Collection[FairShareEntity], classes: Collection[JobClass], *, has_aged: bool) -> None:
-        """Rank the heads of those classes anew that are of these users, are these, or have waited as long as counts."""
+        """Rank again the heads of classes that are of these users, are these, or have waited as long as counts."""
         ranking, aged_at = self.ranking, -inf
         if has_aged:
             aged_at = ranking.floor_at if self._is_weighted else ranking.as_of - self._settings.priority.max_wait_s

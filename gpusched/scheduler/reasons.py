@@ -208,7 +208,7 @@ class Explainer:
         at = self._cycle.settled_at(kept.fence_at)
         facts["delay_ends_at"] = at
         if at <= self._now:
-            return "; nothing delays it any more but the jobs that run there"
+            return "; only the jobs that run there still delay it"
         return f"; others may delay it for {about(at - self._now)} at most"
 
     def _prospect(self, kept: TimelineReservation) -> str:
@@ -340,7 +340,7 @@ class Explainer:
             cards = replace(need.request, cpus=0.0, mem_mib=0, resources=(), licenses=(), is_exclusive=False)
             if need.request.gpus and fits(self._idle, RequestUnits.of(cards, need.uid)):
                 what = f"needs {describe(need.request, full=True)}"
-            text = f"{what}{' ' if where else ''}{where}; no node has that any more"
+            text = f"{what}{' ' if where else ''}{where}; no node has that now"
         return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts | {"unavailable": obstacles})
 
     def _obstacles(self, need: RequestUnits) -> Iterator[dict[str, object]]:
@@ -480,7 +480,7 @@ class Reasons(Mapping[ClassKey, Reason]):
                 first = self._foreseen(cycle, cycle.first_patient)
             self._explainer = Explainer(cycle, first)
             for job_class in cycle.left:
-                text = "is next in line and about to be looked at"
+                text = "is next in the queue, about to be scheduled"
                 self._known.setdefault(job_class.key, Reason(ReasonCode.PRIORITY, text))
         return cycle
 

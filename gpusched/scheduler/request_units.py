@@ -91,7 +91,7 @@ class GpuDemand:
         return twin
 
     def add(self, insists: Request | None, micros: int) -> None:
-        """Count so many millionths more, or fewer: the sums do not hang on the order."""
+        """Add millionths, or subtract them: the sums do not hang on the order."""
         self.micros += micros
         if insists is None:
             return
@@ -103,7 +103,7 @@ class GpuDemand:
 
 
 def micros_asked(request: Request, cards: int | None = None) -> int:
-    """Millionths of cards that a request asks for, or so many cards of it; slices by VRAM count as whole cards."""
+    """Millionths of cards that a request asks for, or `cards` cards of it; slices by VRAM count as whole cards."""
     if cards is None:
         cards = request.gpus * request.nodes + request.tail_gpus
     return cards * (WHOLE_CARD if request.gpu_fraction is None else micros_of(request.gpu_fraction))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
 
 SETTLED_FENCES = 2
-"""So many times `fence_s` after its fence what is reserved for a job stays where it is."""
+"""This many times `fence_s` after its fence what is reserved for a job stays where it is."""
 
 _DOUBTED_BANDS = 3
 """For how many bands the guesses of users who have used more are doubled."""
@@ -675,7 +675,7 @@ class CycleRules:
         booking = None if guard is None else best_placement(self.draft, need, self.ceilings)
         if guard is None or booking is None:
             return None
-        return Reason(self.vetoes.reason(), guard.why_not(booking) or "every place with room is reserved for others")
+        return Reason(self.vetoes.reason(), guard.why_not(booking) or "all free places are reserved for others")
 
     def _reclaim_below_maximum(
         self, job_class: JobClass, number: int, need: RequestUnits, denial: Denial

@@ -98,7 +98,7 @@ class PlannerState:
         self._set_nodes(tuple(sorted(nodes, key=lambda node: node.name)))
 
     def _set_nodes(self, nodes: tuple[NodeView, ...]) -> None:
-        """Make all state anew over these nodes and the present settings, without jobs."""
+        """Rebuild all state for these nodes and the present settings, without jobs."""
         settings = self.settings
         self.layout = layout = ClusterLayout(nodes, settings)
         self.draft = ClusterState(layout)
@@ -205,7 +205,7 @@ class PlannerState:
                 queue.hide(job_class, pending.total - len(pending.jobs))
 
     def snapshot(self, now: float, most: int | None = None) -> Snapshot:
-        """The same world as values. Args: most: of each class, show the first so many jobs."""
+        """The same world as values. Args: most: of each class, show at most this many jobs."""
         self.settle()
         self._move_to(now)
         return Snapshot(
@@ -231,7 +231,7 @@ class PlannerState:
         _APPLY[type(event)](self, event)
 
     def _changes(self, *, frees: bool = True) -> None:
-        """Something is about to change: what a plan has tried and nobody has carried out is taken back."""
+        """Something is about to change: the uncommitted part of the last plan is taken back."""
         self.settle()
         self.version += 1
         if frees:
@@ -389,7 +389,7 @@ class PlannerState:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        """Make all state anew from what it shows, by the present settings."""
+        """Rebuild all state from a snapshot of itself, under the present settings."""
         snapshot = self.snapshot(max(self._now, 0.0))
         self.runs, self.odd_runs, self.tasks, self._gone = {}, 0, Counter(), []
         self._leave_cycle()
@@ -420,7 +420,7 @@ class PlannerState:
                 self._hold(allocations, self._now)
 
     def _put_again(self, job_id: int, run: ActiveRun, *, is_counted: bool) -> None:
-        """Have a run hold what it holds on machines that were made anew."""
+        """Have a run hold what it holds on rebuilt machines."""
         booking = self._booking(run.allocations)
         if booking is None:
             if is_counted:
@@ -559,7 +559,7 @@ class PlannerState:
     # --- what a plan tries ------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Take back what a plan has tried and nobody has carried out."""
+        """Take back the uncommitted part of the last plan."""
         if not (self._tentative or self._undo):
             return
         if self._tentative:
@@ -635,7 +635,7 @@ class PlannerState:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nobody to plan for."""
+        """Whether there is nothing to plan."""
         return not (len(self.queue) or self._tentative or any(one.is_suspended for one in self.runs.values()))
 
     def move_to(self, now: float) -> None:

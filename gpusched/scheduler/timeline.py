@@ -15,7 +15,7 @@ over, the prediction grows. The longer such runs have run already, the longer th
 of ten.
 
 From one cycle to the next little changes: one job ends, another starts. So the machines as they will be once
-the first so many jobs have ended are kept, and moved along from there (`_Cursor`).
+the first few jobs have ended are kept, and moved along from there (`_Cursor`).
 
 Sources: Lifka, The ANL/IBM SP Scheduling System (1995), for EASY; Mu'alem and Feitelson, Utilization,
 Predictability, Workloads, and User Runtime Estimates (2001), for conservative backfill.
@@ -231,7 +231,7 @@ class Timeline:
         return tuple(number for number, one in enumerate(self.reservations) if end_at > one.pass_until)
 
     def leaves_licenses(self, licenses: Counts, end_at: float) -> bool:
-        """Whether so many can be used from now until then without those that are reserved."""
+        """Whether these licenses can be used from now until then without those that are reserved."""
         return all(has_counts(one.state.free_licenses, licenses) for one in self._passed_by(end_at))
 
     def admits(self, booking: AllocationUnits, end_at: float) -> bool:
@@ -595,7 +595,7 @@ class _Cursor:
         return first
 
     def _release(self, state: ClusterState, ended: int) -> None:
-        """Move on to when so many have ended."""
+        """Move on to when `ended` jobs have ended."""
         if ended > self.ended:
             for end in self._timeline.ends[self.ended : ended]:
                 state.give_back(end[3].booking)
@@ -647,7 +647,7 @@ def end_of(held: Allocation, now: float) -> float:
 
 
 def foreseen_end(start_at: float, predicted_at: float | None, limit_at: float, now: float) -> float:
-    """When a run is taken to end by this instant; infinite when nobody knows."""
+    """When a run is taken to end by this instant; infinite when unknown."""
     if predicted_at is None:
         return limit_at
     if limit_at < inf:

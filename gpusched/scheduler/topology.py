@@ -1,7 +1,7 @@
 """Which cards of a node belong together, and which of them to take.
 
 Cards with the same link group are linked with each other; on a node where none has one, cards next to the same
-memory (NUMA node) take their place; where nobody knows either, all cards of the node are taken to be alike.
+memory (NUMA node) take their place; where both are unknown, all cards of the node are taken to be alike.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def by_group(layout: ClusterLayout, node: int, cards: Sequence[LayoutGpu]) -> li
 def take(
     layout: ClusterLayout, node: int, free: Sequence[CardCandidate], count: int, *, is_linked: bool, tightness: int
 ) -> tuple[list[CardCandidate], int] | None:
-    """So many of the free cards, and over how many groups more than one they are spread.
+    """`count` of the free cards, and over how many groups more than one they are spread.
 
     `free` is sorted, the cheapest first. A group that holds all of them comes first, and among such groups the
     one with the cheapest cards, then with a `tightness` of 1 the one with the fewest free cards, so that others

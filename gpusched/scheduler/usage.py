@@ -69,7 +69,7 @@ def _part_of_card(layout: ClusterLayout, part: CardShare) -> float:
 
 
 def _fraction(vram_mib: int, total_mib: int | None) -> float:
-    """A slice by memory as a part of its card; all of a card whose size nobody knows."""
+    """A slice by memory as a part of its card; all of a card of unknown size."""
     return min(1.0, vram_mib / total_mib) if total_mib else 1.0
 
 
@@ -154,7 +154,7 @@ def accrued(rate: Resources, start_at: float, until_at: float, now: float, half_
 
 
 def _counted_s(seconds: float, half_life_s: float) -> float:
-    """What holding something for the last so many seconds counts."""
+    """What holding something for the last `seconds` counts."""
     if half_life_s == inf:
         return seconds
     # expm1 keeps the digits of a short run that a difference of two powers would lose.

@@ -104,7 +104,7 @@ def test_the_check_of_the_config_names_closed_accounts_and_unknown_members(lab: 
     done = lab.type("gpusched", "config", "check")
     assert (done.code, done.out) == (0, f"{path} is fine\n")
     assert [line.partition(";")[0] for line in done.err.splitlines()] == [
-        f"gpusched: warning: file {path}, line 4: account b has no members, so nobody may submit to it",
+        f"gpusched: warning: file {path}, line 4: account b has no members, so no one can submit to it",
         f"gpusched: warning: file {path}, line 2: account a lists user no-such-user, unknown on this machine",
         f"gpusched: warning: file {path}, line 3: account a lists group no-such-group, unknown on this machine",
     ]
@@ -137,4 +137,4 @@ def test_a_reload_says_which_account_is_closed_now(lab: Shell) -> None:
     path.write_text(path.read_text().replace('users = ["daemon"]', ""))
     done = lab.type("gctl", "reload")
     assert done.out == "reloaded account.theory\n"
-    assert "gctl: account theory has no members, so nobody may submit to it; list them" in done.err
+    assert "gctl: account theory has no members, so no one can submit to it; list them" in done.err

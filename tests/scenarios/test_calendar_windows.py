@@ -105,7 +105,7 @@ def test_a_job_that_only_an_earlier_job_keeps_waiting_is_not_told_of_the_calenda
 def test_a_start_after_a_reservation_is_told_as_its_end():
     held = [running(9, "n1:0", ends_in=HOUR)]
     outcome = Scenario(TWO, [wants(1, 2, limit=3 * HOUR)], held, windows=[course(2 * HOUR, 4 * HOUR)]).outcome()
-    assert outcome.text(1) == ("needs 2 free GPUs, 1 of 2 is free; expected in about 4 h, when reservation course ends")
+    assert outcome.text(1) == ("needs 2 GPUs, 1 of 2 free; expected in about 4 h, when reservation course ends")
 
 
 def test_only_a_reservation_that_holds_what_a_job_needs_is_named():
@@ -222,7 +222,7 @@ def test_a_member_waits_for_a_license_that_is_used_outside():
     outcome = Scenario(TWO, waiting, held, ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome()
     assert outcome.starts == {}
     assert outcome.codes == {1: "Licenses"}
-    assert outcome.text(1) == "needs 1 license matlab, none of 1 is free (in use by job 9 of eve)"
+    assert outcome.text(1) == "needs 1 license matlab, none of 1 free (in use by job 9 of eve)"
 
 
 def test_a_license_that_a_member_uses_is_not_free_outside():

@@ -167,7 +167,7 @@ def test_the_story_tells_of_the_larger_request_and_of_the_end() -> None:
     assert story == [
         "retry 1 of 5 in 0.0s, with 73.2G of VRAM instead of 48.8G of VRAM",
         "retry 2 of 5 in 0.0s, with a whole GPU of 80G instead of 73.2G of VRAM",
-        "not tried again, since it can have no more GPU memory here than a whole GPU of 80G",
+        "not retried: this cluster has no more GPU memory for it than a whole GPU of 80G",
     ]
     assert (found.state, found.reason, found.run) == (JobState.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY, 3)
     assert found.reason_text is not None
@@ -193,7 +193,7 @@ def test_a_slice_that_its_queue_could_never_give_ends_the_ladder_and_is_not_wait
     found = lab.job(job_id)
     assert (found.state, found.run) == (JobState.OUT_OF_MEMORY, 1)
     assert found.reason_text is not None
-    assert found.reason_text.endswith("not tried again, since it can have no more GPU memory here than 30G of VRAM")
+    assert found.reason_text.endswith("not retried: this cluster has no more GPU memory for it than 30G of VRAM")
 
 
 ABOVE_A_LIMIT: dict[str, dict[str, Any]] = {
@@ -238,7 +238,7 @@ def test_host_memory_grows_up_to_all_that_there_is(had_mib: int, wanted_mib: int
     found = larger_request(asked, ended, machines, Settings(), lambda wish: refusal(wish, machines, Settings()) is None)
     if wanted_mib is None:
         assert isinstance(found, NothingLarger)
-        assert found.text == "not tried again, since it can have no more host memory here than 64G"
+        assert found.text == "not retried: this cluster has no more host memory for it than 64G"
     else:
         assert isinstance(found, LargerRequest)
         assert found.request == request(mem_mib=wanted_mib)

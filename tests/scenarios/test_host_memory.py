@@ -97,14 +97,14 @@ REASONS: dict[str, tuple[Job, tuple[Allocation, ...], str]] = {
     "a whole GPU waits for memory": (
         whole(2),
         (running(1, "n1", mem_mib=20 * GIB),),
-        "needs 24G of memory (its GPU uses the host's), 4G of 24G is free",
+        "needs 24G of memory (its GPU uses the host's), 4G of 24G free",
     ),
     "a slice waits for memory": (
         slice_of(2, 8),
         (running(1, "n1", mem_mib=20 * GIB),),
         "needs 8G of VRAM on one card, the most room on one is 4G",
     ),
-    "memory waits for a GPU": (memory(2, 20), (running(1, "n1:0"),), "needs 20G of memory, none of 24G is free"),
+    "memory waits for a GPU": (memory(2, 20), (running(1, "n1:0"),), "needs 20G of memory, none of 24G free"),
 }
 
 

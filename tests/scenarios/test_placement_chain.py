@@ -541,7 +541,7 @@ WHY = {
         [node("n1")],
         [running(9, "n1", licenses=(("matlab", 1),), user="ann", ends_in=60)],
         wants(1, licenses=(("matlab", 2),)),
-        "needs 2 licenses matlab, 1 of 2 is free (in use by job 9 of ann)",
+        "needs 2 licenses matlab, 1 of 2 free (in use by job 9 of ann)",
         {"license:matlab": 2},
     ),
     "a resource": (
@@ -569,28 +569,28 @@ WHY = {
         [node("n1", gpus=2)],
         [running(9, "n1", is_exclusive=True)],
         wants(1, 1, cpus=0),
-        "needs 1 free GPU, none of 2 is free",
+        "needs 1 GPU, none of 2 free",
         {"gpus": 1},
     ),
     "linked cards": (
         [PAIRS],
         [running(8, "n1:0"), running(9, "n1:2")],
         wants(1, 2, is_linked=True),
-        "needs 2 free linked GPUs, the most free in one group is 1 (of 2)",
+        "needs 2 linked GPUs, the most free in one group is 1 (of 2)",
         {"linked_gpus": 2},
     ),
     "cards of labelled nodes": (
         LABELLED,
         [running(9, "n2:0,1")],
         wants(1, 1, constraint="nvlink"),
-        "needs 1 free GPU, none of 2 is free (on nodes with nvlink)",
+        "needs 1 GPU, none of 2 free (on nodes with nvlink)",
         {"gpus": 1},
     ),
     "cards of named nodes": (
         LABELLED,
         [running(9, "n2:0,1")],
         wants(1, 2, nodelist=("n2",)),
-        "needs 2 free GPUs, none of 2 is free (on node n2)",
+        "needs 2 GPUs, none of 2 free (on node n2)",
         {"gpus": 2},
     ),
 }
@@ -616,7 +616,7 @@ def test_only_obstacles_on_nodes_that_were_asked_for_are_named():
     outcome = Scenario(nodes, [wants(1, 1, constraint="a")]).outcome()
     assert outcome.text(1) == "needs 1 GPU; not available: n1 is drained"
     gone = Scenario(nodes, [wants(1, 1, constraint="b")]).outcome()
-    assert gone.text(1) == "needs 1 GPU on nodes with b; no node has that any more"
+    assert gone.text(1) == "needs 1 GPU on nodes with b; no node has that now"
 
 
 # --- guards ------------------------------------------------------------------------------------------

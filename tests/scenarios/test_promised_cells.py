@@ -57,4 +57,4 @@ def test_without_preemption_nothing_is_lent_that_would_break_the_last_group():
     outcome = Scenario(ONE, [small(1)], held, rules).outcome()
     assert outcome.starts == {}
     assert outcome.codes == {1: "QueueGuarantee"}
-    assert outcome.text(1) == "queue pairs is promised 2 linked GPUs and could not have them any more"
+    assert outcome.text(1) == "queue pairs is promised 2 linked GPUs and could no longer get them"

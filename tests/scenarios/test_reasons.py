@@ -19,31 +19,31 @@ FIRST = {
         [node(gpus=4)],
         [running(7, "n1:0,1,2", ends_in=12 * MINUTE)],
         wants(9, 2),
-        "needs 2 free GPUs, 1 of 4 is free; expected in about 12 min, when job 7 ends",
+        "needs 2 GPUs, 1 of 4 free; expected in about 12 min, when job 7 ends",
     ),
     "the type it asked for": (
         [node(gpus=[gpu_view(0), gpu_view(1), gpu_view(2, name="T4")])],
         [running(7, "n1:0", ends_in=3 * HOUR)],
         wants(9, 2, gpu_type="A100"),
-        "needs 2 free A100, 1 of 2 is free; expected in about 3 h, when job 7 ends",
+        "needs 2 A100, 1 of 2 free; expected in about 3 h, when job 7 ends",
     ),
     "the least VRAM it asked for": (
         [node(gpus=[gpu_view(0, vram_total_mib=80 * GIB), gpu_view(1)])],
         [running(7, "n1:0", ends_in=3 * 86400)],
         wants(9, 1, min_vram_mib=40 * GIB),
-        "needs 1 free GPU with 40G or more, none of 1 is free; expected in about 3 days, when job 7 ends",
+        "needs 1 GPU with 40G or more, none of 1 free; expected in about 3 days, when job 7 ends",
     ),
     "that the end of a job without a limit is unknown": (
         TWO,
         [running(7, "n1:0")],
         wants(9, 2),
-        "needs 2 free GPUs, 1 of 2 is free; expected when job 7 ends (no time limit)",
+        "needs 2 GPUs, 1 of 2 free; expected when job 7 ends (no time limit)",
     ),
     "the most that is free on one node": (
         [node("n1", gpus=4), node("n2", gpus=4)],
         [running(7, "n1:0", ends_in=30), running(8, "n2:0,1", ends_in=30)],
         wants(9, 4),
-        "needs 4 free GPUs on one node, the most free on one is 3 (5 of 8 in all); "
+        "needs 4 GPUs on one node, the most free on one is 3 (5 of 8 in all); "
         "expected in less than a minute, when job 7 ends",
     ),
     "the room that a slice needs": (
@@ -77,37 +77,37 @@ FIRST = {
         [node(cpus=16)],
         [running(7, "n1", cpus=14, ends_in=90 * MINUTE)],
         wants(9, cpus=8),
-        "needs 8 CPUs, 2 of 16 are free; expected in about 2 h, when job 7 ends",
+        "needs 8 CPUs, 2 of 16 free; expected in about 2 h, when job 7 ends",
     ),
     "memory": (
         [node(mem_mib=128 * GIB)],
         [running(7, "n1", mem_mib=118 * GIB, ends_in=60)],
         wants(9, mem_mib=64 * GIB),
-        "needs 64G of memory, 10G of 128G is free; expected in about 1 min, when job 7 ends",
+        "needs 64G of memory, 10G of 128G free; expected in about 1 min, when job 7 ends",
     ),
     "everything that is missing": (
         [node(gpus=2, cpus=8)],
         [running(7, "n1:0,1", cpus=8, ends_in=60)],
         wants(9, 1, cpus=4),
-        "needs 1 free GPU, none of 2 is free, and 4 CPUs, none of 8 is free; expected in about 1 min, when job 7 ends",
+        "needs 1 GPU, none of 2 free, and 4 CPUs, none of 8 free; expected in about 1 min, when job 7 ends",
     ),
     "nothing about what is free to the last core and MiB": (
         [node(gpus=1, cpus=8, mem_mib=2 * GIB)],
         [running(7, "n1:0", cpus=4, mem_mib=GIB, ends_in=60)],
         wants(9, 1, cpus=4, mem_mib=GIB),
-        "needs 1 free GPU, none of 1 is free; expected in about 1 min, when job 7 ends",
+        "needs 1 GPU, none of 1 free; expected in about 1 min, when job 7 ends",
     ),
     "nothing about cards that are free to the last one": (
         [node(gpus=2, cpus=8)],
         [running(7, "n1", cpus=8, ends_in=60)],
         wants(9, 2),
-        "needs 1 CPU, none of 8 is free; expected in about 1 min, when job 7 ends",
+        "needs 1 CPU, none of 8 free; expected in about 1 min, when job 7 ends",
     ),
     "nothing about slices that have room on just enough cards": (
         [node(gpus=2, cpus=8)],
         [running(7, "n1", cpus=8, ends_in=60)],
         wants(9, 2, vram_mib=GIB),
-        "needs 1 CPU, none of 8 is free; expected in about 1 min, when job 7 ends",
+        "needs 1 CPU, none of 8 free; expected in about 1 min, when job 7 ends",
     ),
     "the room that other users' slices leave, which is none": (
         [node(gpus=1)],
@@ -132,7 +132,7 @@ FIRST = {
         [node(gpus=8)],
         [running(number + 1, f"n1:{number}", ends_in=60) for number in range(8)],
         wants(9, 8),
-        "needs 8 free GPUs, none of 8 is free; expected in about 1 min, when jobs 1, 2, 3 and 5 more end",
+        "needs 8 GPUs, none of 8 free; expected in about 1 min, when jobs 1, 2, 3 and 5 more end",
     ),
 }
 
@@ -193,7 +193,7 @@ def test_a_job_that_would_fit_is_told_whom_it_waits_behind():
 def test_a_job_that_would_not_fit_either_is_told_what_is_missing_and_who_goes_first():
     outcome = Scenario([node(gpus=4)], [wants(41, 4), wants(42, 2)], [running(1, "n1:0,1,2")]).outcome()
     assert outcome.codes[42] == "Priority"
-    assert outcome.text(42) == "needs 2 free GPUs, 1 of 4 is free; job 41, which needs 4 GPUs, goes first"
+    assert outcome.text(42) == "needs 2 GPUs, 1 of 4 free; job 41, which needs 4 GPUs, goes first"
 
 
 DESCRIPTIONS = {
@@ -217,7 +217,7 @@ def test_reasons_speak_of_what_is_free_after_this_cycle():
     held = [running(1, "n1:0", ends_in=60)]
     outcome = Scenario(TWO, [wants(8, 2), wants(9, 1, limit=60)], held).outcome()
     assert outcome.starts == {9: "n1:1"}
-    assert outcome.text(8).startswith("needs 2 free GPUs, none of 2 is free;")
+    assert outcome.text(8).startswith("needs 2 GPUs, none of 2 free;")
     assert outcome.reasons[8].facts["jobs"] == ["1"]
 
 
@@ -260,7 +260,7 @@ NOT_AVAILABLE = {
     "that the hardware has gone": (
         [node(gpus=1)],
         wants(9, 4),
-        "needs 4 GPUs; no node has that any more",
+        "needs 4 GPUs; no node has that now",
     ),
     "three of many cards": (
         [node(gpus=[gpu_view(index, why_not=f"fault {index}") for index in range(5)])],
@@ -337,7 +337,7 @@ def test_a_license_wait_names_the_license_and_who_uses_it():
     outcome = Scenario(TWO, [wants(9, 1, licenses=MATLAB)], held, ONE_LICENSE).outcome()
     assert outcome.codes == {9: "Licenses"}
     assert outcome.text(9) == (
-        "needs 1 license matlab, none of 1 is free (in use by job 7 of ann); expected in about 2 h, when job 7 ends"
+        "needs 1 license matlab, none of 1 free (in use by job 7 of ann); expected in about 2 h, when job 7 ends"
     )
     assert outcome.reasons[9].facts["jobs"] == ["7"]
 
@@ -354,14 +354,14 @@ def test_a_license_wait_is_none_of_the_job_in_front_that_wants_cards():
     waiting = [wants(8, 2, limit=HOUR), wants(9, licenses=MATLAB, limit=HOUR)]
     outcome = Scenario(TWO, waiting, held, ONE_LICENSE).outcome()
     assert outcome.codes == {8: "Resources", 9: "Licenses"}
-    assert outcome.text(9) == "needs 1 license matlab, none of 1 is free (in use by job 7 of ann)"
+    assert outcome.text(9) == "needs 1 license matlab, none of 1 free (in use by job 7 of ann)"
 
 
 def test_a_license_that_started_jobs_of_this_cycle_took_is_in_use_by_them():
     waiting = [wants(8, licenses=MATLAB, user="ann"), wants(9, licenses=MATLAB, limit=HOUR)]
     outcome = Scenario(TWO, waiting, (), ONE_LICENSE).outcome()
     assert outcome.starts == {8: "n1"}
-    assert outcome.text(9).startswith("needs 1 license matlab, none of 1 is free (in use by job 8 of ann)")
+    assert outcome.text(9).startswith("needs 1 license matlab, none of 1 free (in use by job 8 of ann)")
 
 
 def test_a_license_that_is_kept_for_an_earlier_job_is_told_as_such():
@@ -405,7 +405,7 @@ def test_a_job_behind_reservations_is_told_which_job_runs_first():
     held = [running(1, "n1:0,1", ends_in=HOUR)]
     waiting = [wants(41, 2, limit=HOUR), wants(42, 2, limit=2 * HOUR)]
     outcome = Scenario(TWO, waiting, held, settings(priority={"backfill_depth": 2})).outcome()
-    assert outcome.text(42) == "needs 2 free GPUs, none of 2 is free; expected in about 2 h, when job 41 ends"
+    assert outcome.text(42) == "needs 2 GPUs, none of 2 free; expected in about 2 h, when job 41 ends"
 
 
 APART = {
@@ -413,19 +413,19 @@ APART = {
         [node("n1", gpus=2, resources=(("scratch", 1),))],
         [running(1, "n1:0", ends_in=HOUR, resources=(("scratch", 1),))],
         wants(43, resources=(("scratch", 1),), limit=9 * HOUR),
-        "needs 1 of scratch, none of 1 is free",
+        "needs 1 of scratch, none of 1 free",
     ),
     "cards of another type": (
         [node(gpus=[gpu_view(0), gpu_view(1), gpu_view(2, name="T4")])],
         [running(1, "n1:0,2", ends_in=HOUR)],
         wants(43, 1, gpu_type="t4", limit=9 * HOUR),
-        "needs 1 free t4, none of 1 is free",
+        "needs 1 free t4, none of 1 free",
     ),
     "cores of another node": (
         [node("n1", gpus=2), node("n2")],
         [running(1, "n1:0", ends_in=HOUR), running(2, "n2", cpus=16, ends_in=HOUR)],
         wants(43, nodelist=("n2",), limit=9 * HOUR),
-        "needs 1 CPU, none of 16 is free (on node n2)",
+        "needs 1 CPU, none of 16 free (on node n2)",
     ),
 }
 
@@ -455,21 +455,19 @@ PROTECTED = settings(qos=URGENT, preempt={"min_run_s": 600.0})
 YOUNG = {
     "the run that is protected and for how long": (
         [running(7, "n1:0,1", qos="low", since=60)],
-        "needs 1 free GPU, none of 2 is free; may preempt job 7 in about 9 min, "
-        "once its protected time (min_run_s) is over",
+        "needs 1 GPU, none of 2 free; may preempt job 7 in about 9 min, once its protected time (min_run_s) is over",
     ),
     "the one that is protected for the shortest time": (
         [running(7, "n1:0", qos="low", since=60), running(8, "n1:1", qos="low", since=300)],
-        "needs 1 free GPU, none of 2 is free; may preempt job 8 in about 5 min, "
-        "once its protected time (min_run_s) is over",
+        "needs 1 GPU, none of 2 free; may preempt job 8 in about 5 min, once its protected time (min_run_s) is over",
     ),
     "nothing of a preemption where a run ends before that": (
         [running(7, "n1:0,1", qos="low", since=60, ends_in=120)],
-        "needs 1 free GPU, none of 2 is free; expected in about 2 min, when job 7 ends",
+        "needs 1 GPU, none of 2 free; expected in about 2 min, when job 7 ends",
     ),
     "nothing of a preemption that is not its right": (
         [running(7, "n1:0,1", qos="urgent", since=60)],
-        "needs 1 free GPU, none of 2 is free; expected when job 7 ends (no time limit)",
+        "needs 1 GPU, none of 2 free; expected when job 7 ends (no time limit)",
     ),
 }
 
@@ -499,9 +497,7 @@ def test_what_a_queue_may_take_back_later_is_told():
 def test_a_job_behind_runs_that_are_being_stopped_is_told_so():
     held = [running(number, f"n1:{number - 7}", is_stopping=True, grace_s=90.0 * (number - 6)) for number in (7, 8)]
     outcome = Scenario(TWO, [wants(9, 2, limit=HOUR)], held).outcome()
-    assert outcome.text(9) == (
-        "needs 2 free GPUs, none of 2 is free; expected in about 3 min: jobs 7 and 8 are being stopped"
-    )
+    assert outcome.text(9) == ("needs 2 GPUs, none of 2 free; expected in about 3 min: jobs 7 and 8 are being stopped")
     assert outcome.reasons[9].facts["expected_at"] == NOW + 180
     half = [held[0], running(8, "n1:1")]
     assert "(not all have a time limit)" in Scenario(TWO, [wants(9, 2, limit=HOUR)], half).outcome().text(9)

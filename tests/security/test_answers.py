@@ -168,10 +168,10 @@ def test_jobs_of_others_have_no_number_in_what_licenses_are_used_by() -> None:
     reason = lab.scheduler.reason_for(lab.job(2))
     assert reason is not None
     try:
-        assert reason.text.startswith("needs 1 license matlab, none of 1 is free (in use by job 1 of ann); ")
+        assert reason.text.startswith("needs 1 license matlab, none of 1 free (in use by job 1 of ann); ")
         text = Viewer(service, BOB).text(reason.text)
         assert text is not None
-        assert text.startswith("needs 1 license matlab, none of 1 is free (in use by another job); ")
+        assert text.startswith("needs 1 license matlab, none of 1 free (in use by another job); ")
         assert "preempts" not in Viewer(service, BOB).facts({"preempts": ["1"]})
     finally:
         service.thinker.shutdown()

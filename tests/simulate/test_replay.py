@@ -74,7 +74,7 @@ def test_a_plan_has_starts_with_places_reservations_and_a_reason_for_each_class(
     classes = {one["first"]: one for one in made["waiting"]}
     assert {name: one["jobs"] for name, one in classes.items()} == {"5": 1, "7_1": 2}
     assert classes["5"]["reason"] == "Resources"
-    assert "needs 4 free GPUs" in classes["5"]["text"]
+    assert "needs 4 GPUs" in classes["5"]["text"]
     assert classes["5"]["facts"]["expected_at"] == NOW + 3600
     assert classes["7_1"]["asks"] == "1 GPU and 1 CPU"
     json.dumps(made)

@@ -455,7 +455,7 @@ FINDINGS: dict[str, tuple[tuple[AccountSettings, ...], list[tuple[str, str]]]] =
     "all open": ((account("a"), account("b")), [("account.a.users", OPEN)]),
     "one closed": (
         (account("a", "ann"), account("b")),
-        [("account.b.users", "account b has no members, so nobody may submit to it")],
+        [("account.b.users", "account b has no members, so no one can submit to it")],
     ),
 }
 
@@ -478,7 +478,7 @@ def test_a_reload_warns_of_accounts_that_are_closed_or_open_to_all(lab: Lab) -> 
     assert "notes" not in take_out(lab, "nobody")
     answer = take_out(lab, "ann")
     assert [note.partition(";")[0] for note in answer["notes"]] == [
-        "account physics has no members, so nobody may submit to it"
+        "account physics has no members, so no one can submit to it"
     ]
     assert json.dumps(answer)
     assert take_out(lab, "bob")["notes"][0].startswith("no account lists users or groups, so any user may submit")

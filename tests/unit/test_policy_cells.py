@@ -163,11 +163,11 @@ def test_jobs_of_a_queue_that_is_never_preempted_do_not_give_way():
 
 def test_the_sentence_names_the_promise_to_another():
     cells = guard(EIGHT, queues(vision="4", nlp="4"), ("nlp", (0,), False))
-    assert may(cells, "nlp", 1, 2, 3, 4) == "queue vision is promised 4 linked GPUs and could not have them any more"
+    assert may(cells, "nlp", 1, 2, 3, 4) == "queue vision is promised 4 linked GPUs and could no longer get them"
     bound = guard(EIGHT, queues(vision="n1:8"))
-    assert may(bound, "nlp", 1) == "queue vision is promised 8 linked GPUs on n1 and could not have them any more"
+    assert may(bound, "nlp", 1) == "queue vision is promised 8 linked GPUs on n1 and could no longer get them"
     one = guard((1,), queues(vision="1"))
-    assert may(one, "nlp", 0) == "queue vision is promised 1 GPU and could not have them any more"
+    assert may(one, "nlp", 0) == "queue vision is promised 1 GPU and could no longer get them"
 
 
 def test_starts_and_ends_within_a_cycle_count():

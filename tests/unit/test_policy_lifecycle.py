@@ -260,7 +260,7 @@ def test_measurements_are_kept():
 def test_processes_left_behind_are_named():
     _, _, events = end(*started(), leftovers=("sleep(12)", "python(13)"))
     assert kinds(events) == ["ended", "note"]
-    assert events[1].text == "ended what it left behind: sleep(12), python(13)"
+    assert events[1].text == "ended leftover processes: sleep(12), python(13)"
 
 
 def test_the_job_starts_when_its_run_really_did():
@@ -319,7 +319,7 @@ STOPPING = {
     "preempt": "is being preempted",
     "shutdown": "is being ended because the machine is being shut down",
     "timeout": "reached its time limit and is being stopped",
-    "leftovers": "its first process ended; waiting for others that it left behind",
+    "leftovers": "its first process ended; waiting for the processes it left behind",
     "power": "is being stopped: power",
 }
 

@@ -1,1 +1,1 @@
-"""Strategies."""
+"""Placement strategies: what each makes of a place, by the name in [placement] strategy."""

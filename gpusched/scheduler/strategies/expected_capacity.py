@@ -37,7 +37,7 @@ WIDTH = 0.85
 """A job of n GPUs is drawn n to the power of this times as often as it comes."""
 
 WITHOUT_GPUS = 0.2
-"""A job without GPUs is drawn so many times as often as it comes; others have room for most of them."""
+"""A job without GPUs is drawn this many times as often as it comes; others have room for most of them."""
 
 OF_FRAGMENTS = 0.1
 """What a fragment counts beside a GPU without a taker."""

@@ -55,7 +55,7 @@ def typical_of(snapshot: Snapshot) -> Typical:
 
 
 def most_typical(counts: Mapping[RequestUnits, float], most: int = MOST_TYPICAL) -> Typical:
-    """At most so many kinds of jobs, with how often they come; the weights sum to 1.
+    """At most `most` kinds of jobs, with how often they come; the weights sum to 1.
 
     Where there are more, the commonest count by themselves. Of the others, those that ask for the same GPUs count
     as one kind with the mean of their cores and memory: wide jobs are rare, but forgotten they would find no
@@ -74,7 +74,7 @@ def most_typical(counts: Mapping[RequestUnits, float], most: int = MOST_TYPICAL)
 
 
 def _commonest(ordered: Sequence[tuple[RequestUnits, float]], most: int) -> int:
-    """How many kinds, the commonest first, make up nearly all jobs; at most so many."""
+    """How many kinds, the commonest first, make up nearly all jobs; at most `most`."""
     wanted = COVERED * sum(count for _, count in ordered)
     for number, (_, count) in enumerate(ordered[:most]):
         if wanted <= 0:
