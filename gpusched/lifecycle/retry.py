@@ -166,8 +166,8 @@ def larger_request(
     `is_admitted` says whether the machines could ever give a request and the job's queue would take it.
 
     None when more would not help, or when that is unknown: growing is switched off, a card's size cannot be read, or
-    processes of no job held memory of a card of the run, or the whole machine's memory ran out. The request then stays as
-    it is.
+    processes of no job held memory of a card of the run, or the whole machine's memory ran out. The request then
+    stays as it is.
     """
     if run.reason is ReasonCode.HOST_OUT_OF_MEMORY or settings.life.oom_growth <= 1:
         return None

@@ -165,7 +165,7 @@ MEMBERS = {
         wants(1, 1, limit=60, user="tutor", reservation="cours"),
         course(-1, HOUR),
         None,
-        "there is no reservation cours to come",
+        "no reservation cours is coming up",
     ),
 }
 

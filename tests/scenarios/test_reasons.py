@@ -419,7 +419,7 @@ APART = {
         [node(gpus=[gpu_view(0), gpu_view(1), gpu_view(2, name="T4")])],
         [running(1, "n1:0,2", ends_in=HOUR)],
         wants(43, 1, gpu_type="t4", limit=9 * HOUR),
-        "needs 1 free t4, none of 1 free",
+        "needs 1 t4, none of 1 free",
     ),
     "cores of another node": (
         [node("n1", gpus=2), node("n2")],

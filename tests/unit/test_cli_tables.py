@@ -91,7 +91,7 @@ def test_cut_rows_take_one_line_each_and_fit_the_terminal(terminal: Any, columns
 
 def test_sentences_fold_within_their_column(terminal: Any) -> None:
     terminal(60)
-    sentence = "needs 1 GPU, none of 2 free; " * 3
+    sentence = "needs 1 free GPU, none of 2 is free; " * 3
     lines = tables.table(TITLES, [("1", "x", "PD", sentence), ("2", "y", "R", "lab1")])
     assert max(map(len, lines)) <= 60
     at = lines[0].index("NODE/REASON")
