@@ -182,7 +182,7 @@ def test_what_it_leaves_behind_is_ended_like_that_of_any_job(lab: Daemon, strang
     end(process, strangers)
     lab.wait(job)
     assert state_of(child) in (None, "Z")
-    assert any("left behind" in event["text"] and str(child) in event["text"] for event in lab.job(job)["events"])
+    assert any("leftover processes" in event["text"] and str(child) in event["text"] for event in lab.job(job)["events"])
 
 
 def test_it_stands_still_and_goes_on(lab: Daemon, strangers: Strangers) -> None:
