@@ -182,7 +182,8 @@ def test_what_it_leaves_behind_is_ended_like_that_of_any_job(lab: Daemon, strang
     end(process, strangers)
     lab.wait(job)
     assert state_of(child) in (None, "Z")
-    assert any("leftover processes" in event["text"] and str(child) in event["text"] for event in lab.job(job)["events"])
+    texts = [event["text"] for event in lab.job(job)["events"]]
+    assert any("leftover processes" in text and str(child) in text for text in texts)
 
 
 def test_it_stands_still_and_goes_on(lab: Daemon, strangers: Strangers) -> None:
