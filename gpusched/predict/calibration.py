@@ -47,7 +47,7 @@ class StartEstimate(Value):
 
 
 @dataclass(frozen=True, slots=True)
-class StartRange:
+class WaitRange:
     """Bounds of the actual wait as fractions of the estimated one, for four in five jobs."""
 
     low: float
@@ -63,9 +63,9 @@ class StartRange:
 class Calibration:
     """The ranges that apply now, None if there are too few estimates; and how often earlier ranges held."""
 
-    likely: StartRange | None
+    likely: WaitRange | None
     """For estimates of the latest start."""
-    usual: StartRange | None = None
+    usual: WaitRange | None = None
     """For estimates of the usual start."""
     judged: int = 0
     held: int = 0
@@ -110,7 +110,7 @@ class _Ratios:
         if len(self._newest) > KEPT:
             del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
 
-    def likely(self) -> StartRange | None:
+    def likely(self) -> WaitRange | None:
         """The bounds that hold for four in five; None with too few ratios."""
         ordered, count = self._ordered, len(self._ordered)
         if count < LEAST:
@@ -118,4 +118,4 @@ class _Ratios:
         tail = (1 - SHARE) / 2
         low = max(0, floor(tail * (count + 1)) - 1)
         high = min(count - 1, ceil((1 - tail) * (count + 1)) - 1)
-        return StartRange(ordered[low], ordered[high])
+        return WaitRange(ordered[low], ordered[high])

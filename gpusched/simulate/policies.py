@@ -148,7 +148,7 @@ EXACT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class PolicyRules:
     """One policy by the names of its parts."""
 
     order: str = "fcfs"
@@ -178,11 +178,11 @@ class Rules:
         )
 
 
-def rules_of(text: str) -> Rules:
+def rules_of(text: str) -> PolicyRules:
     """The rules of a name. Raises: UsageError for a part that is not known, naming those that are."""
     rest, _, placement = text.partition("/")
     order, _, backfill = rest.partition("+")
-    rules = Rules(order, backfill or "none", placement or "best")
+    rules = PolicyRules(order, backfill or "none", placement or "best")
     for what, name, known in (
         ("order", rules.order, ORDERS),
         ("backfill", rules.backfill, BACKFILLS),

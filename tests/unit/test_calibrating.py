@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.model.value import replace
-from gpusched.predict.calibration import KEPT, LEAST, StartEstimate, StartRange, calibrate
+from gpusched.predict.calibration import KEPT, LEAST, StartEstimate, WaitRange, calibrate
 
 DICE = st.integers(0, 1 << 32).map(Random)
 
@@ -57,8 +57,8 @@ def test_who_is_told_a_start_as_usual_is_judged_by_others_who_were():
         replace(one, start_at=one.made_at + 3 * (one.estimated_at - one.made_at), is_latest=False) for one in latest
     ]
     found = calibrate([*latest, *usual])
-    assert found.likely == StartRange(0.5, 0.5)
-    assert found.usual == StartRange(3.0, 3.0)
+    assert found.likely == WaitRange(0.5, 0.5)
+    assert found.usual == WaitRange(3.0, 3.0)
     assert calibrate(latest).usual is None
 
 
@@ -70,5 +70,5 @@ def test_a_range_is_of_what_had_started_when_it_was_told():
 
 
 def test_a_range_is_a_part_of_the_wait_that_is_told():
-    assert StartRange(0.25, 1.5).range(1000.0, 2000.0) == (1250.0, 2500.0)
-    assert StartRange(0.5, 1.0).range(1000.0, 1000.0) == (1030.0, 1060.0)
+    assert WaitRange(0.25, 1.5).range(1000.0, 2000.0) == (1250.0, 2500.0)
+    assert WaitRange(0.5, 1.0).range(1000.0, 1000.0) == (1030.0, 1060.0)
