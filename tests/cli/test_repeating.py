@@ -225,7 +225,7 @@ def test_arrays_and_their_tasks_have_keys_and_are_repeated(sh: Shell) -> None:
     assert sh.type("gwait", array).code == 1
     # One key for the whole array, also after its tasks have rows of their own.
     assert sh.submit("-a", "0-2", "--key", "r-array", *words) == array
-    assert "another set of tasks" in sh.type("gsub", "-a", "0-3", "--key", "r-array", *words).err
+    assert "a different set of tasks" in sh.type("gsub", "-a", "0-3", "--key", "r-array", *words).err
     one = sh.submit("--resubmit", f"{array}_2")
     sh.type("gwait", one)
     assert set(sh.ok("gq", "-a", "--quiet", "-j", one).split()) - {one} == {f"{one}_2"}

@@ -191,7 +191,7 @@ def test_gwait_waits_and_gives_up_when_told(sh: Shell) -> None:
     good, slow = sh.submit("--", "true"), running(sh)
     assert sh.type("gwait", good).code == 0
     done = sh.type("gwait", "--timeout", "1s", good, slow)
-    assert (done.code, f"not ended: {slow}" in done.err) == (1, True)
+    assert (done.code, f"still unfinished: {slow}" in done.err) == (1, True)
     assert sh.type("gwait", "99999").code == 1
     assert sh.type("gwait").code == 2
     sh.ok("gcancel", slow)
@@ -229,7 +229,7 @@ def test_glogs_follows_a_job_from_its_wait_through_a_retry(sh: Shell) -> None:
     out, err = following.communicate(timeout=60)
     assert out.decode().splitlines() == ["run 0", "run 1"]
     assert following.returncode == 0
-    assert "run 2 begins" in err.decode()
+    assert "run 2 started" in err.decode()
 
 
 def test_gshow_tells_the_whole_story(own: Shell) -> None:
@@ -329,7 +329,7 @@ def test_gctl_holds_releases_and_updates(sh: Shell) -> None:
 
 def test_gpusched_speaks_of_its_daemon_and_settings(own: Shell) -> None:
     assert own.type("gpusched", "daemon", "status").code == 1
-    assert own.ok("gpusched", "daemon", "stop") == "does not run\n"
+    assert own.ok("gpusched", "daemon", "stop") == "not running\n"
     assert own.ok("gpusched", "daemon", "start") == "started\n"
     assert own.ok("gpusched", "daemon", "start") == "already running\n"
     assert json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["gpu_source"] == "simulated"
