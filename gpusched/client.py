@@ -1,6 +1,6 @@
-"""A thin caller of the daemon's socket: HTTP/1.1 and JSON by hand, because a prompt cannot wait for more.
+"""A thin client of the daemon's socket: hand-written HTTP/1.1 and JSON, for the shortest start-up time.
 
-client = connect()                    # starts the personal daemon when there is none
+client = connect()                    # starts the personal daemon if there is none
 client.call("GET", "/v1/jobs")        # the answer's document; errors are raised as in gpusched.errors
 """
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 30.0
 PATIENCE_S = 120.0
-"""So long is a request repeated that the daemon puts off because its user asks for too much at once."""
+"""How long a rate-limited request is repeated."""
 MAX_WAIT_S = 30.0
 DAEMON = "import sys; sys.path[:] = filter(None, sys.path); from gpusched.daemon.main import main; sys.exit(main())"
-"""What a daemon that a client starts is given to do. Not `-m`, which looks for modules in the folder where somebody
-stands first: that may be anybody's."""
+"""Program of a daemon started by a client. Not `-m`, which searches the current folder for modules first: anyone may
+be able to write there."""
 _LOOK_AGAIN_S = 0.05
 _TRY_AGAIN_S = 1.0
-"""Each try is a process that finds the lock taken."""
+"""Each try starts a process, which exits if the lock is taken."""
 _LONG_PATH = 100
 _BY_CODE = {
     kind.code: kind
@@ -50,11 +50,11 @@ _BY_CODE = {
 
 
 warnings: set[bytes] = set()
-"""What daemons want said to whoever types commands, percent-encoded, each once."""
+"""Warnings from daemons for the user at the prompt, percent-encoded, without duplicates."""
 
 
 class DaemonConnection:
-    """One kept connection to one daemon. Not for several threads at once."""
+    """A persistent connection to one daemon. Not thread-safe."""
 
     def __init__(self, socket_path: str) -> None:
         self.socket_path = socket_path
@@ -65,8 +65,8 @@ class DaemonConnection:
     def call(self, method: str, path: str, body: object = None, timeout_s: float | None = None) -> dict[str, Any]:
         """Send one request and return the answer's document.
 
-        Raises: the error of gpusched.errors that the daemon answered with; DaemonUnreachable when nobody
-        listens; OSError when the connection breaks under the request, which may or may not have been carried out.
+        Raises: the error of gpusched.errors in the answer; DaemonUnreachable if no daemon listens; OSError if the
+        connection breaks during the request, which may or may not have been carried out.
         """
         status, answer = self._patiently(method, path, body, timeout_s)
         document = quickjson.loads(answer)
@@ -75,7 +75,7 @@ class DaemonConnection:
         return document  # type: ignore[no-any-return]
 
     def try_once(self, path: str, timeout_s: float) -> dict[str, Any] | None:
-        """An answer that nobody depends on: None when there is none at once, or within the time."""
+        """A best-effort request: None unless the answer arrives at the first try and within the timeout."""
         try:
             status, answer = self._exchange(f"GET {path} HTTP/1.1\r\nHost: gpusched\r\n\r\n".encode(), timeout_s)
         except (OSError, errors.GpuschedError):
@@ -83,18 +83,18 @@ class DaemonConnection:
         return quickjson.loads(answer) if status == 200 else None
 
     def text(self, path: str, timeout_s: float | None = None) -> str:
-        """Ask for what is no JSON document. Raises: as `call`."""
+        """The text of an answer that is not JSON. Raises: as `call`."""
         return self.raw(path, timeout_s).decode()
 
     def raw(self, path: str, timeout_s: float | None = None) -> bytearray:
-        """An answer as the daemon wrote it; a document is in ASCII and without spaces. Raises: as `call`."""
+        """The raw bytes of an answer; documents are ASCII without spaces. Raises: as `call`."""
         status, answer = self._patiently("GET", path, None, timeout_s)
         if status != 200:
             raise error_from(quickjson.loads(answer).get("error", {}))
         return answer
 
     def _patiently(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytearray]:
-        """The status and the answer; what the daemon puts off, as its user asks for too much, is asked again."""
+        """Status and body of the answer; a rate-limited request is repeated."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             status, answer = self._ask(method, path, body, timeout_s)
@@ -122,7 +122,7 @@ class DaemonConnection:
         return self._exchange(head.encode() + content, timeout_s)
 
     def close(self) -> None:
-        """Drop the connection; the next call makes a new one."""
+        """Close the connection; the next call opens a new one."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -196,7 +196,7 @@ class DaemonConnection:
 
 
 def _is_closed(sock: _socket.socket) -> bool:
-    """Whether the other end of a connection on which nothing is under way has closed it."""
+    """Whether the peer has closed an idle connection."""
     try:
         sock.settimeout(0.0)
         return not sock.recv(1, _socket.MSG_PEEK)
@@ -207,7 +207,7 @@ def _is_closed(sock: _socket.socket) -> bool:
 
 
 def error_from(words: dict[str, Any]) -> errors.GpuschedError:
-    """The exception that an error document stands for."""
+    """The exception for an error document."""
     kind = _BY_CODE.get(words.get("code", ""), errors.GpuschedError)
     error = kind(words.get("message", "the daemon answered with an error"), words.get("hint", ""))
     error.mistakes = tuple(kind(one["message"], one["hint"]) for one in words.get("mistakes", ()))
@@ -215,7 +215,7 @@ def error_from(words: dict[str, Any]) -> errors.GpuschedError:
 
 
 def chosen_socket() -> tuple[str, bool]:
-    """The socket that `connect` goes to, and whether it is that of the personal daemon."""
+    """The socket that `connect` uses, and whether it is the personal daemon's."""
     chosen = os.environ.get("GPUSCHED_SOCKET")
     if chosen:
         return os.path.abspath(chosen), False
@@ -225,10 +225,10 @@ def chosen_socket() -> tuple[str, bool]:
 
 
 def connect(autostart: bool = True) -> DaemonConnection:
-    """A connected client: GPUSCHED_SOCKET, else the system's daemon, else the personal one.
+    """A connected client: GPUSCHED_SOCKET, else the system daemon, else the personal one.
 
-    The personal daemon is started when it is not there, the system's is waited for while it restarts.
-    Raises: DaemonUnreachable, or what the daemon says when it cannot start.
+    Starts the personal daemon if necessary; waits for a system daemon that is restarting.
+    Raises: DaemonUnreachable, or the error with which the daemon failed to start.
     """
     socket_path, is_personal = chosen_socket()
     client = DaemonConnection(socket_path)
@@ -246,7 +246,7 @@ def connect(autostart: bool = True) -> DaemonConnection:
 
 
 def _await_system(client: DaemonConnection) -> None:
-    """Connect to a system's daemon that is being restarted. Raises: DaemonUnreachable, at once if it was stopped."""
+    """Connect to a system daemon that is restarting. Raises: DaemonUnreachable, at once if it was stopped."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
@@ -260,9 +260,9 @@ def _await_system(client: DaemonConnection) -> None:
 
 
 def start_daemon() -> bool:
-    """Start the personal daemon and wait until it answers; False when another client was faster.
+    """Start the personal daemon and wait until it is ready; False if another client was faster.
 
-    Raises: what the daemon reports, or NotReady.
+    Raises: the daemon's error, or NotReady.
     """
     import fcntl  # only here: most commands find a daemon that runs
 
@@ -285,7 +285,10 @@ def start_daemon() -> bool:
 
 
 def _start_or_find() -> bool:
-    """Start a daemon unless one answers. One may be on its way whose client was killed, or going down: wait for it."""
+    """Start a daemon unless one answers.
+
+    Wait for one that is shutting down, or was started by a client that has since been killed.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     next_try = 0.0
     while True:
@@ -336,7 +339,7 @@ def _spawn() -> None:
 
 
 def _last_word() -> str:
-    """The last line that a daemon printed before it died: usually the error."""
+    """The last line printed by a daemon that died: usually the error."""
     with open(paths.daemon_output(), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
         lines = file.read().decode(errors="replace").split("\n")
@@ -360,7 +363,7 @@ def _read_line(fd: int) -> str:
 
 
 def reach(sock: _socket.socket, path: str) -> None:
-    """Connect to a socket whose path may be longer than an address. Raises: OSError."""
+    """Connect to a socket whose path may exceed the length of an address. Raises: OSError."""
     if len(os.fsencode(path)) < _LONG_PATH:
         sock.connect(path)
         return

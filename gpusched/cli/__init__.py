@@ -2,11 +2,11 @@
 
     gsub grun gq gcancel gwait glogs gshow ginfo ghist gctl gpuschedd    one file per command
     admin/          gpusched itself: daemon, doctor, config, backups, installation
-    options, job_options, parse, script, submission, updates    tables of options, and values read with them
-    help            --help and shell completion, made from the same tables; loaded only for these
+    options, job_options, parse, submission    option tables and the values read with them
+    help            --help and shell completion, generated from the same tables; loaded only when requested
     output          JSON, bare values, messages, errors
     tables, query   tables with one `Column` per column; query strings and cells that commands share
-    forecast, pipelines, dag, follow, relay, slurm_format    what several commands load only when it is asked for
+    forecast, pipelines, dag, follow, relay, slurm_format    rarer features, loaded on demand
 
-What runs at every prompt (gsub, gq in a pipe, gcancel, gwait) imports nothing heavy; a test lists it.
+Commands that run at every prompt (gsub, gq in a pipe, gcancel, gwait) import nothing heavy; a test keeps the list.
 """

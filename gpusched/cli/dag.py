@@ -30,11 +30,11 @@ HINT = "see docs/howto/pipelines.md, and check a file with: gsub --dry-run --dag
 TOP = ("name", "vars", "defaults", "step")
 PROGRAM = ("run", "script", "command")
 OWN = ("needs", "args", *PROGRAM)
-"""Keys of a step that are no options of gsub."""
+"""Keys of a step that are not options of gsub."""
 _NOT_OF_A_STEP = frozenset({"wrap", "batch", "dag", "resume", "var", "resubmit", "key", "key-again"})
 _NOT_SECTIONS = ("Output", "Other")
 _REPEATED = frozenset({"env", "res", "sweep"})
-"""Options whose uses add up, so that each item of a list is a use of its own."""
+"""Options whose uses accumulate; each item of a list becomes a use of its own."""
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\{?)([A-Za-z_][A-Za-z0-9_-]*)\}(\}?)")
 _FEW = 12
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -42,21 +42,21 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 @dataclass
 class PipelineStepText:
-    """One step as the file says it."""
+    """One step as written in the file."""
 
     name: str
     where: str
     """File and line, for messages."""
     needs: str
     values: dict[str, Any]
-    """What gsub's options would set, the script's own lines and the defaults of the file under them."""
+    """Values of gsub's options; the script's directives and the file's defaults rank below the step's own."""
     program: dict[str, Any]
-    """`argv`, or `script`, `script_name` and `argv`, as a submission has them."""
+    """`argv`, or `script`, `script_name` and `argv`, as in a submission."""
 
 
 @dataclass
 class PipelineText:
-    """A file without mistakes."""
+    """A pipeline file that was read without errors."""
 
     name: str
     source: str
@@ -64,7 +64,10 @@ class PipelineText:
 
 
 def read(path: str, given: Mapping[str, str], table: OptionTable) -> PipelineText:
-    """Read a file with these variables. Raises: UsageError of all mistakes, Refused when it cannot be read at all."""
+    """Read a file with these variables.
+
+    Raises: UsageError with all mistakes; Refused if the file cannot be read at all.
+    """
     content = submission.read_file(path, "pipeline file", "docs/howto/pipelines.md shows how to write one")
     source = content.decode("utf-8", "surrogateescape")
     shown = printable(path)
@@ -79,7 +82,7 @@ def read(path: str, given: Mapping[str, str], table: OptionTable) -> PipelineTex
 
 
 class _Reader:
-    """Walks over a document once and keeps every mistake."""
+    """Walks over a document once and collects every mistake."""
 
     def __init__(
         self, shown: str, source: str, document: dict[str, Any], given: Mapping[str, str], table: OptionTable
@@ -152,7 +155,7 @@ class _Reader:
                 self._vars[name] = self._given[name] if name in self._given else self._filled(key, _as_text(value))
 
     def _filled(self, key: tuple[str, ...], text: str) -> str:
-        """The text with its variables in place; `{{name}}` is a brace, and `${name}` the shell's."""
+        """Substitute variables; `{{name}}` is a literal brace, and `${name}` is left to the shell."""
 
         def put(match: re.Match[str]) -> str:
             opened, name, closed = match.groups()
@@ -201,7 +204,7 @@ class _Reader:
         return PipelineStepText(name, where, self._needs_text(at, parts.get("needs", "")), values, program)
 
     def _read_program(self, at: tuple[str, ...], parts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the step runs, and the values that its script's own lines set."""
+        """The program of a step, and the values set by its script's directives."""
         named = [key for key in PROGRAM if key in parts]
         if len(named) != 1:
             said = " and ".join(named) + " are both given" if named else "it has nothing to run"
@@ -240,7 +243,7 @@ class _Reader:
         return self._scripts[path]
 
     def _put(self, values: dict[str, Any], at: tuple[str, ...], key: str, value: Any) -> None:
-        """Set what an option of gsub with this name would."""
+        """Set the value of the gsub option with this name."""
         option = self._options.get(key.replace("_", "-"))
         if option is None:
             known = [*self._options, *(OWN if at[0] == "step" else ())]
@@ -328,7 +331,7 @@ class _Reader:
 
 
 def _with_sections(lines: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
-    """The line of each key, and of each section that only its parts name: `[step.a]` is where `step` begins, too."""
+    """The line of each key, and of each section implied by its parts: `[step.a]` is also the start of `step`."""
     found: dict[tuple[str, ...], int] = {}
     for at, line in lines.items():
         for size in range(1, len(at)):
@@ -353,7 +356,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _texts(key: str, value: Any) -> list[str]:
-    """What would stand behind the option on a command line, once for each use. Raises: ValueError."""
+    """Values of an option on a command line, one for each use. Raises: ValueError."""
     if isinstance(value, dict):
         return [f"{name}={','.join(_words(part))}" for name, part in value.items()]
     if isinstance(value, list):
@@ -372,7 +375,7 @@ _NOT_WITH = ("wrap", "batch", "resubmit", "key", "key_again", "follow")
 
 
 def submit(table: OptionTable, given: Values, operands: list[str]) -> int:
-    """Submit the pipeline of --dag, or go on with that of --resume; returns the exit code."""
+    """Submit the pipeline of --dag, or resume that of --resume; returns the exit code."""
     name = "dag" if "dag" in given else "resume"
     for key in _NOT_WITH:
         if key in given:
@@ -443,7 +446,7 @@ def _request(pipeline: PipelineText, table: OptionTable, given: Values) -> tuple
 
 
 def _take_snapshots(client: DaemonConnection, request: dict[str, Any], modes: list[str], is_quiet: bool) -> None:
-    """Let steps start in a copy of their folder where that is asked for; one copy for all of a folder."""
+    """Start steps in a copy of their folder where requested; steps in one folder share a copy."""
     steps, environments, named = request["steps"], request["environments"], request["env_named"]
     taken: dict[tuple[str, str], tuple[Values, Frozen]] = {}
     moved: dict[tuple[int, str], int] = {}

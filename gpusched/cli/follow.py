@@ -1,4 +1,4 @@
-"""Following the output of jobs: through their wait, their runs and their retries, until all have ended."""
+"""Following the output of jobs: while they wait, run and are retried, until all have ended."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 ASK_S = 0.05
 ASK_S_PER_JOB = 0.0005
-"""Between two questions to the daemon, which answers when something has changed."""
+"""Interval between requests to the daemon, which answers on a change."""
 
 
 class LogPoller:
-    """Asks the daemon in a thread of its own, so that output is printed meanwhile, also while no daemon is there."""
+    """Polls the daemon in a thread, so that output is printed meanwhile, also while the daemon is down."""
 
     def __init__(self, client: DaemonConnection, ids: list[str]) -> None:
         self._client = client
@@ -39,11 +39,11 @@ class LogPoller:
         threading.Thread(target=self._ask, daemon=True).start()
 
     def fileno(self) -> int:
-        """Readable when there is an answer."""
+        """A descriptor that is readable when an answer has arrived."""
         return self._reader
 
     def take(self) -> list[dict[str, Any]]:
-        """What was answered since. Raises: what kept the daemon from answering."""
+        """Answers since the last call. Raises: the error that the daemon's answer failed with."""
         try:
             os.read(self._reader, 4096)
         except BlockingIOError:
@@ -82,12 +82,12 @@ class LogPoller:
 
 
 LINE_BYTES = 1 << 16
-"""A line that is longer is printed in parts."""
+"""Longer lines are printed in parts."""
 COLOURS = (36, 33, 32, 35, 34, 31)
 
 
 class PrefixedOutput:
-    """Where a job's bytes go: to stdout as they are, which is what the user's own program wrote, or line by line."""
+    """Sink of a job's bytes: stdout unchanged, as the user's program wrote them, or line by line with a prefix."""
 
     def __init__(self, prefix: str = "", colour: int = 0) -> None:
         self._prefix = f"\x1b[{colour}m{prefix}\x1b[0m".encode() if prefix and colour else prefix.encode()
@@ -96,7 +96,7 @@ class PrefixedOutput:
         self._is_terminal = bool(prefix) and sys.stdout.isatty()
 
     def write(self, piece: bytes) -> None:
-        """Print, but for a line that is not whole yet and needs a prefix."""
+        """Print; an incomplete line that needs a prefix is held back."""
         if not self._prefix:
             sys.stdout.buffer.write(piece)
             return
@@ -106,7 +106,7 @@ class PrefixedOutput:
             self.finish()
 
     def finish(self) -> None:
-        """Print what is left of a line."""
+        """Print the rest of an incomplete line."""
         if self._rest:
             sys.stdout.buffer.write(self._line(self._rest))
             self._rest = b""
@@ -118,7 +118,7 @@ class PrefixedOutput:
 
 
 def printer_for(job: dict[str, Any], place: int, has_prefix: bool) -> PrefixedOutput:
-    """A printer with the prefix that the job's lines need: `[42 train] `, in a colour of its own on a terminal."""
+    """A printer with the job's prefix: `[42 train] `, in a colour of its own on a terminal."""
     if not has_prefix:
         return PrefixedOutput()
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -128,14 +128,14 @@ def printer_for(job: dict[str, Any], place: int, has_prefix: bool) -> PrefixedOu
 
 
 LOOK_S = (0.02, 0.25)
-"""Between two looks at the files: while they grow, and at most."""
+"""Minimum and maximum interval between reads of the files; the minimum applies while they grow."""
 ROUND_BYTES = 1 << 20
-"""One job may print so much before the next one's turn."""
+"""Bytes printed of one job before the next one's turn."""
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "DEADLINE"}
 
 
 class OutputRequest:
-    """What of the output is wanted, and how."""
+    """The part of the output to print, and its form."""
 
     __slots__ = ("command", "err", "has_prefix", "is_quiet", "lines", "run", "since_run")
 
@@ -149,7 +149,7 @@ class OutputRequest:
         is_quiet: bool = False,
         has_prefix: bool = True,
     ) -> None:
-        """Args: lines: begin with the last this many; run: of this run only; since_run: of this and all later ones."""
+        """Args: lines: start at the last N lines; run: this run only; since_run: this run and all later ones."""
         self.command = command
         self.err = err
         self.lines = lines
@@ -160,14 +160,14 @@ class OutputRequest:
 
 
 def follow_job(client: DaemonConnection, job_id: str, command: str) -> int:
-    """Print all the output of a new job as it comes; returns the job's own code once it has ended."""
+    """Print the output of a new job until it ends; returns the job's own exit code."""
     return follow(client, [job_id], OutputRequest(command, since_run=1))
 
 
 def follow(client: DaemonConnection, ids: list[str], wish: OutputRequest) -> int:
-    """Print the output of jobs as it comes, until all have ended.
+    """Print the output of jobs until all have ended.
 
-    Returns: of one job its own code, of several 0 only if all COMPLETED, as gwait.
+    Returns: of one job its own exit code, of several 0 only if all COMPLETED, as gwait.
     """
     following = Follower(wish, len(ids) > 1)
     try:
@@ -186,7 +186,7 @@ def follow(client: DaemonConnection, ids: list[str], wish: OutputRequest) -> int
 
 
 def selected_runs(job: dict[str, Any], wish: OutputRequest) -> list[dict[str, Any]]:
-    """The runs of a job that are wanted and have started, by number; the last one unless it is said."""
+    """The selected runs of a job that have started, by number; by default the last one."""
     runs = [run for run in job["runs"] if run["start_at"] is not None]
     if wish.run is not None:
         return [run for run in runs if run["run"] == wish.run]
@@ -201,7 +201,7 @@ def path_of(run: dict[str, Any], wish: OutputRequest) -> str:
 
 
 def begin(tail: Tail, lines: int | None) -> None:
-    """Begin with the last this many lines, or with all that is kept."""
+    """Start at the last N lines, or at the beginning of what is kept."""
     if lines is None:
         tail.begin_whole()
     else:
@@ -209,8 +209,6 @@ def begin(tail: Tail, lines: int | None) -> None:
 
 
 class FollowedJob:
-    """One job of those that are followed."""
-
     def __init__(self, printer: PrefixedOutput, wish: OutputRequest, is_one_of_several: bool) -> None:
         self.job: dict[str, Any] = {}
         self._wish = wish
@@ -225,7 +223,7 @@ class FollowedJob:
         self.is_done = False
 
     def learn(self, job: dict[str, Any]) -> None:
-        """Take in what the daemon says about it."""
+        """Update from the daemon's description of the job."""
         wish = self._wish
         if not self.job and wish.lines is not None and wish.run is None and wish.since_run is None:
             # The last lines are those of the current run.
@@ -240,7 +238,7 @@ class FollowedJob:
                 self._waiting.append(run)
 
     def copy(self) -> int:
-        """Print what has been added; returns how much."""
+        """Print new output; returns its size."""
         copied = 0
         while True:
             if self._tail is not None:
@@ -286,7 +284,7 @@ class FollowedJob:
         return run is not None and run["outcome"] is not None
 
     def run_of(self, number: int | None) -> dict[str, Any] | None:
-        """What is known of one run."""
+        """The known facts about one run."""
         return next((run for run in self.job["runs"] if run["run"] == number), None)
 
     def tell_wait(self) -> None:
@@ -305,7 +303,7 @@ class FollowedJob:
             output.note(self._wish.command, about + text)
 
     def tell_end(self) -> None:
-        """Say how it ended, unless it is COMPLETED."""
+        """Say how the job ended, unless it COMPLETED."""
         run = self.run_of(self._wish.run)
         if self._wish.run is not None and run is not None:
             if run["outcome"] != "COMPLETED":
@@ -314,13 +312,13 @@ class FollowedJob:
             self._note(ending(self.job))
 
     def exit_code(self) -> int:
-        """Its own, or that of the one run which was asked for."""
+        """The job's own, or that of the selected run."""
         run = self.run_of(self._wish.run)
         return output.exit_code_of(self.job if run is None else {**run, "state": run["outcome"]})
 
 
 class Follower:
-    """All the jobs that are followed, and what the daemon says about them."""
+    """All followed jobs, with the daemon's news about them."""
 
     def __init__(self, wish: OutputRequest, is_several: bool) -> None:
         self._wish = wish
@@ -332,7 +330,7 @@ class Follower:
         """Whether the daemon has told all there will ever be."""
 
     def until_done(self, client: DaemonConnection, ids: list[str]) -> None:
-        """Print until all have ended and all is printed. Raises: what the daemon refuses; BrokenPipeError."""
+        """Print until all jobs have ended and their output is printed. Raises: the daemon's errors; BrokenPipeError."""
         news = LogPoller(client, ids)
         poll = select.poll()
         poll.register(news.fileno(), select.POLLIN)
@@ -373,7 +371,7 @@ class Follower:
         self._tell_waits()
 
     def _is_past(self, number: int | None) -> bool:
-        """Whether the one run that is wanted has ended everywhere."""
+        """Whether the one selected run has ended in all jobs."""
         if number is None or self._arrays or not self._jobs:
             return False
         runs = [one.run_of(number) for one in self._jobs.values()]
@@ -393,7 +391,7 @@ class Follower:
                 )
 
     def exit_code(self) -> int:
-        """See `follow`. Raises: NotFound for a run that never was."""
+        """See `follow`. Raises: NotFound if the selected run does not exist."""
         for one in self._jobs.values():
             if self._wish.run is not None and one.run_of(self._wish.run) is None:
                 raise NotFound(

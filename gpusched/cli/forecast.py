@@ -1,4 +1,4 @@
-"""What gq says of the future: when waiting jobs start, what would help, how good such words have been."""
+"""Predictions shown by gq and gsub: when pending jobs start, what would help, and how accurate predictions were."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 _ENOUGH = 5
-"""With fewer estimates that came to an end, nothing is said of how good they are."""
+"""With fewer completed predictions, their accuracy is not reported."""
 _ENOUGH_RUNS = 20
 _AT_ONCE_S = 5.0
 _MINUTE_S = 60.0
 
 
 def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | dict[str, Any]:
-    """When waiting jobs start, the soonest first, or the document about it."""
+    """Predicted starts of pending jobs, the earliest first; with --json the document."""
     answer = client.call("GET", f"/v1/starts?{asked}")
     if values.get("json"):
         return answer
@@ -54,7 +54,7 @@ def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | d
 
 
 def when(low_at: float | None, high_at: float | None, now: float) -> str:
-    """A range as the table has it: `14:10 - 15:00`, `14:10`, `14:10 - N/A`, `N/A`; other days with the date."""
+    """A range as the table shows it: `14:10 - 15:00`, `14:10`, `14:10 - N/A`, `N/A`; other days with the date."""
     if low_at is None and high_at is None:
         return "N/A"
     first, last = ends(low_at, high_at, now)
@@ -64,7 +64,7 @@ def when(low_at: float | None, high_at: float | None, now: float) -> str:
 
 
 def ends(low_at: float | None, high_at: float | None, now: float) -> tuple[str, str]:
-    """Both ends in whole minutes, rounded outwards; the same word twice when they are within a minute."""
+    """Both ends in whole minutes, rounded outwards; equal texts if they are within a minute."""
     last = "" if high_at is None else instant(_up(high_at, now), now)
     if low_at is None or (high_at is not None and high_at - low_at < _MINUTE_S):
         return last, last
@@ -84,11 +84,11 @@ def instant(at: float, now: float) -> str:
 
 
 BOUNDS = ("reserves_at", "delay_ends_at")
-"""Facts of `why` that get a line of their own: until when others may start before a job, or delay it."""
+"""Facts of `why` with a line of their own: until when other jobs may start ahead of a job, or delay it."""
 
 
 def _bound(facts: dict[str, Any], now: float) -> list[str]:
-    """Until when others may start before a job, or delay it; nothing once that is over."""
+    """Until when other jobs may start ahead of a job, or delay it; empty once that time has passed."""
     reserves_at, delay_ends_at = (facts.get(name) for name in BOUNDS)
     if reserves_at is not None and reserves_at > now:
         at = instant(_up(reserves_at, now), now)
@@ -99,7 +99,7 @@ def _bound(facts: dict[str, Any], now: float) -> list[str]:
 
 
 def why_lines(why: dict[str, Any], now: float) -> list[str]:
-    """Lines of `gq --why` about what is to come; none for a job that does not wait."""
+    """The predictions of `gq --why`; empty unless the job is pending."""
     if why["state"] != "PENDING":
         return []
     lines = _priority(why)
@@ -126,7 +126,7 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
 
 
 def _priority(why: dict[str, Any]) -> list[str]:
-    """What the job's place in the order of its queue is made of; nothing in orders without parts."""
+    """The parts of the job's priority in its queue; empty in orders without parts."""
     if why.get("order") in ORDERS_BY_WEIGHT:
         return [f"priority: {priority_text(why['priority'])}"]
     found = why.get("response")
@@ -150,7 +150,7 @@ def priority_text(priority: Mapping[str, float]) -> str:
 
 
 def expected_text(expected: dict[str, Any] | None) -> str:
-    """How long a pending job is expected to run, and why that is believed; empty when there is nothing to say."""
+    """The expected run time of a pending job and its basis; empty if there is none."""
     if not expected or expected["length_s"] is None:
         return ""
     length = format_duration(expected["length_s"])
@@ -174,7 +174,7 @@ def expected_text(expected: dict[str, Any] | None) -> str:
 
 
 def _likely(start: dict[str, Any] | None, now: float) -> list[str]:
-    """The range that holds for four in five, once enough have started to know it."""
+    """The range that holds four in five starts, once enough jobs have started to know it."""
     if start is None or start.get("likely_high_at") is None:
         return []
     first, last = ends(start["likely_low_at"], start["likely_high_at"], now)
@@ -183,7 +183,7 @@ def _likely(start: dict[str, Any] | None, now: float) -> list[str]:
 
 
 def limit_lines(found: dict[str, Any]) -> list[str]:
-    """The line of `gsub --dry-run` about a time limit that was not stated; none for one that was, or without."""
+    """The line of `gsub --dry-run` about an implicit time limit; empty if one was stated or none applies."""
     if found["limit_text"]:
         return [found["limit_text"]]
     words = {"default": "the default", "maximum": "the maximum"}.get(found["time_limit_source"] or "")
@@ -191,7 +191,7 @@ def limit_lines(found: dict[str, Any]) -> list[str]:
 
 
 def forecast_lines(found: dict[str, Any]) -> list[str]:
-    """Lines of `gsub --dry-run` after the verdict: when, and what would help."""
+    """Lines of `gsub --dry-run` after the verdict: the predicted start, and what would make it earlier."""
     if found["verdict"] != "waits":
         return []
     now = time.time()
@@ -226,22 +226,22 @@ def _advice(job_id: str, one: dict[str, Any], now: float) -> str:
 
 BUDGET_S = 0.5
 SAID_S = 86_400.0
-"""Nothing is asked for so long after it was said."""
+"""After a hint, no further one is requested for this long."""
 SLOW_S = 0.1
-"""An answer that takes longer and says nothing is not asked for again for `REST_S`."""
+"""An answer that takes longer and contains no hint is not requested again for `REST_S`."""
 REST_S = 600.0
 _OFF = ("0", "no", "off", "false")
 _NO_PERSON = (
     *("GPUSCHED_JOB_ID", "SLURM_JOB_ID"),
     *("CI", "GITHUB_ACTIONS", "GITLAB_CI", "JENKINS_URL", "BUILDKITE", "TEAMCITY_VERSION", "TF_BUILD"),
 )
-"""Variables that tell of a job, or of continuous integration."""
+"""Variables that indicate a job or continuous integration."""
 
 
 def is_typed_by_hand() -> bool:
-    """Whether a person at a terminal typed this command, and has not asked to be spared hints.
+    """Whether a person typed this command at a terminal and has not disabled hints.
 
-    A shell gives what is typed a process group of its own; the commands of a script share that of the script.
+    A shell gives each typed command its own process group; the commands of a script share the script's.
     """
     if not (sys.stdout.isatty() and sys.stderr.isatty()) or os.getpgrp() != os.getpid():
         return False
@@ -251,7 +251,7 @@ def is_typed_by_hand() -> bool:
 
 
 def say(client: DaemonConnection, job_id: str) -> None:
-    """Say what a time limit would change, at most once a day, if it is known within the budget; never fails."""
+    """Print the effect of a time limit, at most once a day, if it is known within the budget. Never fails."""
     try:
         make_private(paths.state_dir())
         mark = os.open(paths.limit_hint(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 
 
 _TOLD = 10
-"""Jobs that had ended already and are named."""
+"""Maximum number of named jobs in the message about jobs that had already ended."""
 
 
 def main() -> int:
-    """Entry point."""
     return output.run("gcancel", body)
 
 
 def body(words: list[str]) -> int:
-    """Cancel; returns 1 when a named job does not exist."""
+    """Cancel; returns 1 if a named job does not exist."""
     table = gcancel_table()
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):

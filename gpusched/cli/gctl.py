@@ -47,12 +47,10 @@ _AS_IT_WAS = {
 
 
 def main() -> int:
-    """Entry point."""
     return output.run("gctl", body)
 
 
 def body(words: list[str]) -> int:
-    """Do it; returns the exit code."""
     table = gctl_table()
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
@@ -129,7 +127,7 @@ def body(words: list[str]) -> int:
 
 
 def _choice(values: dict[str, Any]) -> dict[str, Any]:
-    """The filters as the API takes them."""
+    """The filters in the form of the API."""
     return {
         "users": [*values.get("of_users", ()), *mine(values)],
         **{key: values.get(key, []) for key in ("names", "queues", "states")},
@@ -219,7 +217,7 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
 FIELDS = (
     "start_at duration_s every_s until_at gpus cards is_node cpus mem_mib is_maintenance users accounts ignore_jobs"
 ).split()
-"""What options of `gctl reserve` set, by the names of the request."""
+"""Fields of the request that the options of `gctl reserve` set."""
 
 _EXAMPLE = "for example: gctl reserve course --start 14:00 --duration 4h --gpus 2 --users ann,bob"
 _RESERVATIONS = (
@@ -234,7 +232,7 @@ _RESERVATIONS = (
 
 
 def reserve(names: list[str], values: Values) -> int:
-    """Make a reservation, or list them all when none is named."""
+    """Create a reservation, or list all if none is named."""
     asked = {name: values[name] for name in (*FIELDS, "message") if name in values}
     if not names:
         if asked:
@@ -264,7 +262,6 @@ def reserve(names: list[str], values: Values) -> int:
 
 
 def unreserve(names: list[str], values: Values) -> int:
-    """Take reservations out of the calendar."""
     if not names:
         raise UsageError("unreserve needs a name", "for example: gctl unreserve course")
     with connect() as client:
@@ -281,12 +278,12 @@ def unreserve(names: list[str], values: Values) -> int:
 
 
 def print_reservations(found: list[dict[str, Any]]) -> None:
-    """A table of reservations, the next one first."""
+    """Print reservations, the next one first."""
     sys.stdout.write(tables.listing(_RESERVATIONS, found))
 
 
 def _whom(one: dict[str, Any]) -> str:
-    """For whom, or for what."""
+    """The users and accounts of a reservation, or its reason."""
     if one["is_maintenance"]:
         return "maintenance" + (f": {one['message']}" if one["message"] else "")
     return ", ".join([*one["users"], *(f"account {name}" for name in one["accounts"])])
@@ -309,7 +306,7 @@ def _place(place: dict[str, Any]) -> str:
 
 
 def period(every_s: int) -> str:
-    """`week`, `2 days`, `36:00:00`."""
+    """The users and accounts of a reservation, or `maintenance` with its message."""
     for name, length_s in (("week", 604800), ("day", 86400), ("hour", 3600)):
         if every_s % length_s == 0:
             count = every_s // length_s
@@ -349,7 +346,7 @@ def _unknown_users(names: list[str]) -> list[str]:
 
 
 _MEMBERS = 4
-"""Members that the table names before it says how many more there are."""
+"""Members listed in the table before the rest is only counted."""
 _ACCOUNTS = (
     Column("ACCOUNT", lambda row: "  " * row["depth"] + printable(row["account"] or "(all)", 24)),
     Column("USER", lambda row: printable(row["user"] or "", 16)),
@@ -382,7 +379,7 @@ def _number(value: float | None, form: str, none: str = "-") -> str:
 
 
 def show_accounts(client: DaemonConnection, names: list[str], values: Values) -> None:
-    """`gctl account`: the tree with its shares, what was used of them, and the factors."""
+    """`gctl account`: the account tree with shares, usage and fairshare factors."""
     answer = client.call("GET", f"/v1/accounts{_only(names, 'account')}")
     # A daemon that has not been restarted since an upgrade does not tell members yet.
     own, rows = answer.get("own_accounts"), answer["accounts"]
@@ -422,14 +419,14 @@ def _own(own: list[str], default: str | None) -> str:
 
 
 def _level(row: dict[str, Any]) -> str:
-    """What it has against what it should have; infinite for who has used nothing."""
+    """Share divided by usage; infinite without usage."""
     if row["level_fs"] is not None:
         return f"{row['level_fs']:.4f}"
     return "-" if row["usage_s"] is None else "inf"
 
 
 def show_queues(client: DaemonConnection, names: list[str], values: Values) -> None:
-    """`gctl queue`: what each queue is guaranteed, holds, borrows and lends."""
+    """`gctl queue`: guarantees, usage, borrowed and lent GPUs of each queue."""
     if any("=" in name for name in names):
         raise UsageError("gctl does not change queues", "edit [queue.NAME] in the config file, then run: gctl reload")
     answer = client.call("GET", f"/v1/queues{_only(names, 'queue')}")
@@ -443,7 +440,7 @@ def show_queues(client: DaemonConnection, names: list[str], values: Values) -> N
 
 
 def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> None:
-    """The table of queues, and a sentence for each loan."""
+    """Print the table of queues, and a sentence for each loan."""
     sys.stdout.write(tables.listing(_QUEUES, queues))
     for loan in loans:
         sys.stdout.write(f"{printable(loan['lender'])} has lent {_amount(loan)} to {printable(loan['borrower'])}\n")

@@ -1,4 +1,4 @@
-"""ghist: what has ended, how well it used what it booked, and who used how much."""
+"""ghist: finished jobs, how well they used what they booked, and usage by user or account."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _WEEK_S = 7 * 86400
 
 
 def main() -> int:
-    """Entry point."""
     return output.run("ghist", body)
 
 
@@ -77,7 +76,7 @@ def _print_csv(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _elapsed_s(job: dict[str, Any]) -> float:
-    """Time of all its runs together."""
+    """Total time of all runs."""
     return float(sum(run["end_at"] - run["start_at"] for run in job["runs"] if run["start_at"] and run["end_at"]))
 
 
@@ -109,7 +108,7 @@ def _peak(job: dict[str, Any], key: str) -> float | None:
 
 
 def _show_usage(values: Values) -> None:
-    """Sums of everything that ran in the span, also of what still runs."""
+    """Print sums over everything that ran in the span, including jobs still running."""
     if values.get("efficiency") or "limit" in values:
         other = "--efficiency" if values.get("efficiency") else "--limit"
         raise UsageError(f"--usage and {other} exclude each other", "for example: ghist --usage --since 30d")

@@ -1,4 +1,4 @@
-"""ginfo: nodes and GPUs, who holds them, and what keeps them from being used."""
+"""ginfo: nodes and GPUs, their users, and what keeps them from being used."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ if TYPE_CHECKING:
 
 
 _FAULTS = 3
-"""Of each GPU."""
+"""Most recent hardware faults listed for each GPU."""
 _FOREIGN = 8
-"""Processes without a booking that are listed."""
+"""Processes without a booking listed."""
 
 
 def main() -> int:
-    """Entry point."""
     return output.run("ginfo", body)
 
 
 def body(words: list[str]) -> int:
-    """Show nodes, then GPUs, then who else is on them."""
+    """Show nodes, then GPUs, then processes without a booking."""
     table = ginfo_table()
     values, operands, _ = parse(table, words)
     if output.common(table, values):
@@ -176,7 +175,7 @@ def _vram(row: tuple[dict[str, Any], dict[str, Any]], of_share: str, of_gpu: str
 
 
 def without_gpus(nodes: list[dict[str, Any]]) -> str:
-    """Why there is none to show; a driver that answers badly is not the same as no GPU."""
+    """Why there is no GPU to show; a failing driver is not the same as a machine without GPUs."""
     errors = [printable(node["gpu_error"]) for node in nodes if node["gpu_error"]]
     if errors:
         return f"no GPU can be read: {'; '.join(errors)}; see also: gpusched doctor\n"
@@ -188,7 +187,7 @@ def without_gpus(nodes: list[dict[str, Any]]) -> str:
 
 
 def _limits(isolation: dict[str, Any]) -> str:
-    """What the kernel keeps runs to, why not to more, and whom it keeps off the GPUs."""
+    """The limits that the kernel enforces on runs, why there are no more, and the processes it keeps off the GPUs."""
     parts = [key for key in ("memory", "tasks") if isolation[key] == "cgroup"]
     if isolation["cpus"] != "none":
         parts.append("own CPUs" if isolation["cpus"] == "own" else "CPU weight")
@@ -204,21 +203,21 @@ def _limits(isolation: dict[str, Any]) -> str:
 
 
 def _model(gpu: dict[str, Any]) -> str:
-    """Its name, without the maker's; of a MIG instance what it is a part of, and which."""
+    """The model without the vendor's name; of a MIG instance its profile and parent GPU."""
     if gpu["mig_profile"] is None:
         return printable(gpu["name"].removeprefix("NVIDIA "), 28)
     return printable(f"MIG {gpu['mig_profile']} of GPU {gpu_label(gpu['index']).partition(':')[0]}", 28)
 
 
 def _why(gpu: dict[str, Any], broken: Collection[str]) -> str:
-    """Why it is as it is, without the state once more, and without the errors of drivers, which notes of nodes say."""
+    """The reason of the state without its name; driver errors are left to the notes of nodes."""
     if gpu["why"] in broken:
         return ""
     return printable((gpu["why"] or "").removeprefix(f"{gpu['state']}: "))
 
 
 def _print_queues(cluster: dict[str, Any]) -> None:
-    """Queues, unless there is only one and nothing to say of it."""
+    """Print queues, unless there is only one with no guarantee and no limit."""
     queues = cluster["queues"]
     if len(queues) > 1 or any(row["guaranteed_gpus"] or row["max_gpus"] is not None for row in queues):
         from gpusched.cli.gctl import print_queues
@@ -228,7 +227,7 @@ def _print_queues(cluster: dict[str, Any]) -> None:
 
 
 def show_foreign(values: Values) -> int:
-    """Print them, each process once for each of its GPUs."""
+    """Print processes without a booking, one row for each GPU that a process uses."""
     with connect() as client:
         found = client.call("GET", "/v1/foreign")
     rows = found["foreign"]
@@ -255,14 +254,14 @@ def show_foreign(values: Values) -> int:
 
 
 def owner_of(job: str | None) -> str:
-    """Whose a process without a booking is; `-` is a job that the caller must not know of."""
+    """The job that a process without a booking belongs to; `-` for a job the caller must not see."""
     if job is None:
         return "no job"
     return f"{'another job' if job == '-' else f'job {job}'}, which did not book it"
 
 
 def _told(row: dict[str, Any]) -> str:
-    """When its owner was told last and how, or why not; whether it is being ended."""
+    """When and how its owner was last notified, or why not; whether it is being ended."""
     if row["told_at"] is None:
         return "-"
     ways = " by " + "+".join(row["told_by"]) if row["told_by"] else ""

@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Entry point."""
     return output.run("glogs", body)
 
 
 def body(words: list[str]) -> int:
-    """Print; with -f returns a job's own code, of several 0 only if all COMPLETED."""
+    """Print; with -f, returns of one job its own exit code, of several 0 only if all COMPLETED."""
     table = glogs_table()
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
@@ -72,7 +71,10 @@ def body(words: list[str]) -> int:
 
 
 def _print_job(job: dict[str, Any], place: int, wish: OutputRequest, is_several: bool) -> None:
-    """All that is there of one job. Raises: NotFound for a run that is not; Refused when there is nothing."""
+    """Print the stored output of one job.
+
+    Raises: NotFound for an unknown run; Refused if there is no output.
+    """
     runs = selected_runs(job, wish)
     if not runs and (wish.run is not None or (wish.since_run or 1) > 1):
         raise NotFound(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def main() -> int:
-    """Entry point."""
     from gpusched.daemon.service_manager import ServiceManager
 
     manager = ServiceManager()

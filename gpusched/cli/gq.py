@@ -1,4 +1,4 @@
-"""gq: the queue, and why something waits."""
+"""gq: the queue, and why jobs are pending."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ if TYPE_CHECKING:
 
 _WATCH_S = 1.0
 _WATCH_SHARE = 10
-"""A long queue is asked for again after this many times what the answer took, so that watching it costs little."""
+"""A long queue is refreshed after this multiple of the time the last answer took, to keep watching it cheap."""
 
 
 def main() -> int:
-    """Entry point."""
     return output.run("gq", body)
 
 
 def body(words: list[str]) -> int:
-    """Show; returns the exit code."""
     table = gq_table()
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
@@ -60,7 +58,7 @@ def body(words: list[str]) -> int:
 
 
 def view(client: DaemonConnection, values: Values) -> str | bytearray | dict[str, Any]:
-    """The jobs in the form that was asked for: the text of a table, or the document of --json, read or as it came."""
+    """The jobs in the requested form: the text of a table, or the document of --json, parsed or as raw bytes."""
     asked = query(values)
     if values.get("tree"):
         for key in ("format", "sort", "start", "priority"):
@@ -113,7 +111,7 @@ def _sortable(value: object) -> tuple[int, float, str]:
 
 
 def _queue(client: DaemonConnection, asked: str, values: Values) -> str:
-    """The table, at a terminal with a summary line and notices."""
+    """The table; at a terminal with a summary line and notices."""
     now = time.time()
     columns = _columns(now, bool(values.get("long")))
     keys = [key for column in columns for key in column.keys.split()]
@@ -154,7 +152,7 @@ def _queue(client: DaemonConnection, asked: str, values: Values) -> str:
 
 
 def _fold(jobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
-    """As the daemon does with `fold=1`: the first job of equal rows, and the ids of each group by its id."""
+    """Fold equal rows as the daemon does with `fold=1`: the first job of each group, and each group's ids by its id."""
     groups: dict[object, list[dict[str, Any]]] = {}
     for job in jobs:
         is_alone = job["state"] != "PENDING" or job["tasks_left"]
@@ -168,7 +166,7 @@ def _fold(jobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, l
 
 
 def _columns(now: float, is_long: bool) -> list[tables.Column]:
-    """The columns of the queue after the id. A column's keys are what it reads of a job, as --json names them."""
+    """The columns of the queue after the id. A column's keys are the job fields it reads, named as in --json."""
     return [
         tables.Column("NAME", lambda job: printable(job["name"]), least=6, keys="id tasks_left throttle name"),
         tables.Column("USER", lambda job: printable(job["user"]), least=6, keys="user"),
@@ -243,7 +241,7 @@ def _fact(key: str, value: object) -> str:
 
 
 def _watch(client: DaemonConnection, values: Values) -> int:
-    """Show again and again: a frame that fits the terminal, or one piece of output after the other in a pipe."""
+    """Redraw repeatedly: at a terminal a frame that fits it, in a pipe one output after the other."""
     is_bare = any(values.get(key) for key in ("json", "quiet", "format"))
     is_queue = not any(values.get(key) for key in ("tree", "start", "priority"))
     is_drawn = tables.is_drawn() and not is_bare
@@ -272,7 +270,7 @@ def _watch(client: DaemonConnection, values: Values) -> int:
 
 
 def _screen() -> Live:
-    """What draws one frame over the other; loaded only for those who watch."""
+    """The display that redraws frames in place; loaded only with --watch."""
     from rich.console import Console
     from rich.live import Live
 
@@ -284,7 +282,7 @@ def _screen() -> Live:
 
 
 def _frame(text: str) -> Text:
-    """As much of a text as the terminal has lines for. Long lines end at its edge."""
+    """The part of a text that fits the terminal. Long lines are cut at its edge."""
     from rich.text import Text
 
     lines = text.splitlines()
@@ -296,7 +294,7 @@ def _frame(text: str) -> Text:
 
 
 def priorities_view(client: DaemonConnection, asked: str, values: Values) -> str | dict[str, Any]:
-    """`gq --priority`: one line a waiting job, one column a factor; or the document."""
+    """`gq --priority`: one line per pending job, one column per factor; with --json the document."""
     answer = client.call("GET", f"/v1/priorities?{asked}")
     rows = answer["priorities"]
     if values.get("json"):
@@ -324,7 +322,7 @@ def _part(name: str) -> Callable[[dict[str, Any]], str]:
 
 
 def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
-    """What places in the order `response_ratio` are made of; `-` for jobs that are not eligible."""
+    """The parts of each job's position in the order `response_ratio`; `-` for jobs that are not eligible."""
     from gpusched.cli.forecast import instant
 
     now = time.time()
@@ -358,7 +356,7 @@ _MOST = 3
 
 
 def notices_line(notices: Sequence[dict[str, Any]], now: float) -> str:
-    """What everybody should know, on one line; the others are counted, and `ginfo` has them."""
+    """The first notices for all users, on one line; the rest is only counted, see `ginfo`."""
     texts = [_text(one, now) for one in notices[:_MOST]]
     if len(notices) > _MOST:
         texts.append(f"and {len(notices) - _MOST} more, see ginfo")
@@ -376,7 +374,7 @@ def _text(one: dict[str, Any], now: float) -> str:
 
 
 def _at(at: float, near: float) -> str:
-    """The time of day, with the date when it is of another day."""
+    """The time of day, with the date if the day differs from that of `near`."""
     there = time.localtime(at)
     is_same_day = there[:3] == time.localtime(near)[:3]
     return time.strftime("%H:%M" if is_same_day else "%a %Y-%m-%d %H:%M", there)

@@ -1,4 +1,4 @@
-"""grun: like gsub, but in the foreground: with the terminal, or with the streams; inside a job, tasks of it."""
+"""grun: like gsub, but in the foreground, with the terminal or with pipes; inside a job, starts its tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FINAL = frozenset("COMPLETED FAILED CANCELLED TIMEOUT OUT_OF_MEMORY NODE_FAIL PREEMPTED DEADLINE".split())
 SOON_S = 0.3
-"""What starts within this time is not said to wait."""
+"""A job that starts within this time is not reported as waiting."""
 LOOK_S = 5.0
 REACH_S = 20.0
 ANSWER_S = 10.0
@@ -48,19 +48,18 @@ _BECAUSE = {
 
 
 class Interrupted(Exception):
-    """A signal asks this process to end while it waits."""
+    """A signal told this process to exit while it waits."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 def main() -> int:
-    """Entry point."""
     return output.run("grun", body)
 
 
 def body(words: list[str]) -> int:
-    """Run it; returns its own code."""
+    """Run the command; returns its exit code."""
     table = grun_table()
     values, operands, _ = parse(table, words)
     if output.common(table, values):
@@ -110,7 +109,7 @@ def _spec(values: Values, argv: list[str]) -> dict[str, Any]:
 
 
 def _attend(client: DaemonConnection, job_id: str, values: Values) -> int:
-    """Wait until the job runs, be its foreground, and return its code."""
+    """Wait until the job runs, serve as its foreground client, and return its exit code."""
     is_new = "attach" not in values
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -154,7 +153,7 @@ def _leave(number: int, where: FrameType | None) -> None:
 
 
 def _reach_run(client: DaemonConnection, job_id: str, values: Values) -> tuple[_socket.socket, dict[str, Any]] | None:
-    """A connection to the job's run and what is known of it; None when the job has ended without one."""
+    """A connection to the job's run and its `attach` document; None if the job ended without a run."""
     line = PendingLine(values)
     give_up_at = None
     try:
@@ -194,7 +193,7 @@ def _await_start(client: DaemonConnection, where: dict[str, Any], line: PendingL
 
 
 def _connect(path: str) -> _socket.socket | None:
-    """A connection to a run that may be about to open its socket; None after some tries."""
+    """A connection to a run that may not have opened its socket yet; None after some tries."""
     pause_s = 0.002
     while pause_s < 0.5:
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -211,14 +210,14 @@ def _connect(path: str) -> _socket.socket | None:
 
 
 class PendingLine:
-    """One line on a terminal that says why the job waits."""
+    """One line on a terminal with the reason that the job is pending."""
 
     def __init__(self, values: Values) -> None:
         self.is_wanted = sys.stderr.isatty() and not values.get("quiet")
         self.was_shown = False
 
     def show(self, text: str) -> None:
-        """Say it in place of what was said before."""
+        """Replace the text of the line."""
         import shutil  # imports regular expressions, which are needed only at a terminal
 
         width = shutil.get_terminal_size().columns - 1
@@ -227,7 +226,7 @@ class PendingLine:
         self.was_shown = True
 
     def close(self) -> None:
-        """Let what comes begin on a line of its own."""
+        """End the line, so that later output begins on a new one."""
         if self.was_shown:
             self._write("\r\n")
 
@@ -245,7 +244,7 @@ class PendingLine:
 
 
 def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding) -> int:
-    """Say what is worth saying, and the code."""
+    """Report how the run ended; returns the exit code."""
     job_id = where["id"]
     if end.left_by is not None:
         if end.left_by != signal.SIGPIPE:
@@ -265,7 +264,7 @@ def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding) -
 
 
 def _why(client: DaemonConnection, job_id: str, stopped_by: str) -> str:
-    """Who or what ended it: the daemon recorded that before it had it done."""
+    """The cause of the end, which the daemon records before it terminates the run."""
     text = None
     if stopped_by in ("cancel", "preempt"):
         path = f"/v1/jobs?ids={job_id}&fields=reason_text"
@@ -305,7 +304,10 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def run_tasks(job_id: str, values: Values, argv: list[str]) -> int:
-    """Run the command here, once or several times at once; returns the highest code. Raises: UsageError, Refused."""
+    """Run the command here, once or as several parallel tasks.
+
+    Returns the highest exit code. Raises: UsageError, Refused.
+    """
     if not values.keys().isdisjoint({"keep", "lease_s"}):
         raise UsageError(
             f"inside job {job_id}, --keep and --lease do not apply: its tasks end with it",
@@ -339,7 +341,7 @@ def run_tasks(job_id: str, values: Values, argv: list[str]) -> int:
 
 
 def _together(count: int, argv: list[str], env: dict[str, str]) -> int:
-    """Several at once; all but the first have no input. Signals to this process go to all of them."""
+    """Run several copies in parallel; only the first reads standard input. Signals to this process go to all."""
     pids: list[int] = []
 
     def forward(number: int, where: FrameType | None) -> None:

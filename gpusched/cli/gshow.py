@@ -28,12 +28,10 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Entry point."""
     return output.run("gshow", body)
 
 
 def body(words: list[str]) -> int:
-    """Show the jobs one after the other."""
     table = gshow_table()
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
@@ -66,7 +64,7 @@ def body(words: list[str]) -> int:
 
 
 def describe(job: dict[str, Any]) -> str:
-    """All about one job, as people read it."""
+    """All facts of one job as text."""
     pairs = [
         ("Job", f"{job['id']} ({job['name']})"),
         ("User", f"{job['user']}, account {job['account'] or '-'}, queue {job['queue']}{_terms(job)}"),
@@ -132,7 +130,7 @@ def describe(job: dict[str, Any]) -> str:
 
 
 def _tasks(job: dict[str, Any]) -> str:
-    """How many tasks of an array are in each state, and which have not begun."""
+    """Number of tasks of an array in each state, and the tasks that have not started."""
     text = ", ".join(f"{count} {state}" for state, count in job["tasks"].items())
     left = f" (not started: {job['tasks_left']})" if job["tasks_left"] else ""
     return text + left + (f", at most {job['throttle']} at once" if job["throttle"] else "")
@@ -144,7 +142,7 @@ def _tells(alerting: dict[str, Any]) -> str:
 
 
 def _related(job: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is to run, runs or ran in its place, and what it runs in the place of."""
+    """The job's fallback, planned or submitted, and the job that it is a fallback of."""
     pairs = [("Fallback", job["fallback"])] if job["fallback"] else []
     for other in job["related"]:
         name = "Fallback" if other["relation"] == "fallback" else "Follows"
@@ -154,7 +152,7 @@ def _related(job: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _shares(job: dict[str, Any]) -> list[tuple[str, str]]:
-    """What an open run holds of each card that it shares, and what holds it to what it booked."""
+    """An open run's use of each card it shares, and how its booking is enforced."""
     found = []
     for gpu in job["gpus"]:
         if gpu["enforcement"] is not None:
@@ -169,12 +167,12 @@ def _shares(job: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _held(gpu: dict[str, Any]) -> str:
-    """A GPU, and how much of it is held."""
+    """A GPU, and the memory held on it."""
     return f"GPU {gpu_label(gpu['index'])} ({format_size_mib(gpu['vram_mib'])})"
 
 
 def _intruder(one: dict[str, Any]) -> str:
-    """What is on a GPU of the job without a booking."""
+    """A process on a GPU of the job without a booking."""
     if one["job"] is not None:
         from gpusched.cli.ginfo import owner_of
 
@@ -213,7 +211,7 @@ def _terms(job: dict[str, Any]) -> str:
 
 
 def _where(job: dict[str, Any]) -> str:
-    """What it asks of nodes; empty when any one will do."""
+    """The job's requirements on nodes; empty if any node will do."""
     parts = [
         f"{job['nodes']} nodes, each with {job['gpus_per_node']} of the GPUs and everything else in full"
         if job["nodes"] > 1
@@ -266,7 +264,7 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
 
 
 def snapshot_about(job: dict[str, Any]) -> dict[str, Any] | None:
-    """What is known of a job's snapshot, with its folder; None when it is gone, or another user's."""
+    """The known facts about a job's snapshot, and its folder; None if it was removed or belongs to another user."""
     from gpusched.snapshots.snapshot import about, folder_in  # few jobs have one
 
     folder = folder_in(job["work_dir"], job["snapshot"])
@@ -277,7 +275,7 @@ def snapshot_about(job: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def snapshot_line(known: dict[str, Any] | None, name: str) -> str:
-    """Commit, dirty or not, number of files, where."""
+    """Commit, whether dirty, number of files, folder."""
     if known is None:
         return f"{name}, deleted or another user's"
     from gpusched.snapshots.snapshot import show_size
@@ -289,7 +287,7 @@ def snapshot_line(known: dict[str, Any] | None, name: str) -> str:
 
 
 def attended(job: dict[str, Any]) -> list[tuple[str, str]]:
-    """Lines with their names."""
+    """Facts about the foreground of a job, as labelled lines."""
     facts = job["foreground"]
     how = f"{'at a terminal' if facts['terminal'] else 'with pipes'}, {_who(job, facts)}"
     if facts["keep"] and facts["client"] is not None:

@@ -1,4 +1,4 @@
-"""gsub: submit a script, a command, a shell line, or many at once."""
+"""gsub: submit a script, a command, a shell line, or many jobs at once."""
 
 from __future__ import annotations
 
@@ -39,12 +39,10 @@ _BATCH_HINT = "give --batch a file with one shell line a job"
 
 
 def main() -> int:
-    """Entry point."""
     return output.run("gsub", body)
 
 
 def body(words: list[str]) -> int:
-    """Submit; returns the exit code."""
     table = gsub_table()
     given, operands, is_command = parse(table, words)
     if output.common(table, given):
@@ -122,9 +120,10 @@ def body(words: list[str]) -> int:
 
 
 def _hand_in(client: DaemonConnection, request: dict[str, Any]) -> dict[str, Any]:
-    """The daemon's answer. One that dies before it answers may have taken the job: only a key makes it safe to repeat.
+    """Submit, and return the daemon's answer.
 
-    Raises: NotReady without a key; else as `DaemonConnection.call`.
+    A daemon that dies before it answers may have taken the job: only with a key is a retry safe.
+    Raises: NotReady without a key; otherwise as `DaemonConnection.call`.
     """
     try:
         return client.call("POST", "/v1/jobs", request)
@@ -140,7 +139,7 @@ def _hand_in(client: DaemonConnection, request: dict[str, Any]) -> dict[str, Any
 
 
 def _what(table: OptionTable, given: Values, typed: list[str], operands: list[str], is_command: bool) -> dict[str, Any]:
-    """The program of the submission and the values that hold for it, in order of precedence.
+    """The program of the submission and the values that apply to it, in order of precedence.
 
     Args: typed: the words before the operands, for hints that repeat the line.
     """
@@ -184,7 +183,7 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
 
 
 def _hint_for_command(typed: list[str], words: list[str]) -> str:
-    """What to type when the first word names no file: most often a command whose `--` was forgotten."""
+    """The line to type if the first word names no file: most often a command whose `--` was forgotten."""
     import shlex  # these two serve a mistake only
     import shutil
 
@@ -213,14 +212,14 @@ def _batch_lines(path: str) -> list[str]:
 
 
 def _say_notes(answer: dict[str, Any]) -> None:
-    """What the scheduler remarks on what it has taken; after the result, also where both go to one terminal."""
+    """Print the scheduler's notes on the submission, after the result even if both go to one terminal."""
     sys.stdout.flush()
     for text in answer.get("notes", ()):
         output.note("gsub", printable(text))
 
 
 def _say_limits(answer: dict[str, Any], values: Values) -> None:
-    """The limit found by `-t auto`, and at a terminal a time limit that was not stated."""
+    """Print the limit chosen by `-t auto`; at a terminal also a time limit that was not stated."""
     if values.get("quiet"):
         return
     for text in answer.get("limits", ()):
@@ -234,7 +233,7 @@ def _say_limits(answer: dict[str, Any], values: Values) -> None:
 
 
 def _may_lack_a_limit(answer: dict[str, Any], values: Values) -> bool:
-    """Whether the job is pending without a stated time limit; False where the command waits for more output."""
+    """Whether the job is pending without a stated time limit; False if the command waits for more output."""
     is_awaited = any(values.get(name) for name in ("quiet", "json", "wait", "follow"))
     if is_awaited or answer.get("existing") or not sys.stdout.isatty():
         return False

@@ -1,4 +1,4 @@
-"""gwait: wait for jobs; also what gsub --wait does."""
+"""gwait: wait for jobs; also implements gsub --wait."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 _POLL_S = 60
 _RECONNECT_S = 0.2
 _IDS_AT_ONCE = 400
-"""The daemon takes addresses of 8 KiB, and an id may have twenty characters."""
+"""The daemon accepts addresses of 8 KiB, and an id may take twenty characters."""
 _PATIENCE_S = 30.0
-"""How long a waiting command puts up with a daemon that is away, for example while it is restarted."""
+"""How long a waiting command tolerates an unreachable daemon, for example during a restart."""
 
 
 def main() -> int:
-    """Entry point."""
     return output.run("gwait", body)
 
 
@@ -56,7 +55,7 @@ def await_all(
     command: str,
     values: dict[str, Any] | None = None,
 ) -> int:
-    """Wait for all of these and say how those ended that did not complete."""
+    """Wait for all of these and report those that did not complete."""
     values = values or {}
     try:
         answer = wait_until_done(client, ids, timeout_s)
@@ -85,9 +84,9 @@ def await_all(
 def await_one(
     client: DaemonConnection, job_id: str, command: str, as_json: bool = False, also: dict[str, Any] | None = None
 ) -> int:
-    """Wait for one job; returns its own code. Ctrl-C leaves the job alone.
+    """Wait for one job; returns the job's exit code. Ctrl-C leaves the job alone.
 
-    Args: also: what the JSON says beside the job.
+    Args: also: further keys of the JSON document.
     """
     try:
         job = wait_until_done(client, [job_id], None)["jobs"][0]
@@ -102,13 +101,13 @@ def await_one(
 
 
 def ending(job: dict[str, Any]) -> str:
-    """How a job ended, in a sentence."""
+    """A sentence on how a job ended."""
     why = printable(job["reason_text"] or job["reason"] or "")
     return f"job {job['id']} is {job['state']}" + (f": {why}" if why else "")
 
 
 def wait_until_done(client: DaemonConnection, ids: list[str], timeout_s: float | None) -> dict[str, Any]:
-    """The daemon's answer once all have ended, or after the timeout. A daemon that restarts is waited for."""
+    """The daemon's answer once all have ended or the timeout has expired. Waits through restarts of the daemon."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     answers = [
         _wait_until_done(client, ids[at : at + _IDS_AT_ONCE], deadline) for at in range(0, len(ids), _IDS_AT_ONCE)
@@ -132,7 +131,7 @@ def _wait_until_done(client: DaemonConnection, ids: list[str], deadline: float |
 
 
 def call_patiently(client: DaemonConnection, path: str) -> dict[str, Any]:
-    """GET, over a restart of the daemon. Raises: DaemonUnreachable when it stays away."""
+    """GET that survives a restart of the daemon. Raises: DaemonUnreachable if it stays down."""
     away_since = None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""--help, shell completion and the reference page, all from the tables of options."""
+"""--help, shell completion and the reference page, all generated from the option tables."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ grun --attach ID""",
         "gctl unreserve NAMES...\ngctl account|queue [NAME]\ngctl reload",
     ),
 }
-"""What each command does for its user, an example, and how it is called."""
+"""Purpose, example and usage of each command."""
 
 _AFTER = {
     "gsub": """A script may set options in lines such as '#GSUB -g 1' or '#SBATCH --gpus=1' before its first command.
@@ -79,7 +79,7 @@ KILL after the grace period.""",
 
 
 def help_text(table: OptionTable) -> str:
-    """The page that --help prints: what for, an example, how to call it, options by section."""
+    """The text of --help: purpose, example, usage, options by section."""
     about, example, usage = ABOUT[table.command]
     lines = [about, "", f"  example: {example}", ""]
     lines += ["usage: " + usage.replace("\n", "\n       "), ""]
@@ -116,7 +116,7 @@ def _option_lines(option: Option) -> list[str]:
 
 
 def click_command(table: OptionTable) -> click.Command:
-    """The table as a click command; it is never run, only asked what could come next."""
+    """The table as a click command, used for completion only and never run."""
     params: list[click.Parameter] = []
     for at, option in enumerate(table.options):
         kind: Any = None
@@ -156,7 +156,7 @@ def _variable(command: str) -> str:
 
 
 def completion_script(table: OptionTable, shell: str) -> str:
-    """What to put into a shell's start-up file. Raises: UsageError for a shell that cannot be served."""
+    """Completion code for a shell's start-up file. Raises: UsageError for an unsupported shell."""
     kind = get_completion_class(shell)
     if kind is None:
         raise UsageError(f"no completion for {shell!r}", "there are: bash, zsh, fish")
@@ -166,7 +166,7 @@ def completion_script(table: OptionTable, shell: str) -> str:
 
 
 def complete(command: str, instruction: str) -> int:
-    """Answer a shell that asks what could come next."""
+    """Answer a completion request of a shell."""
     shell, _, _ = instruction.partition("_")
     kind = get_completion_class(shell)
     if kind is None:
@@ -177,7 +177,7 @@ def complete(command: str, instruction: str) -> int:
 
 
 def _value(option: Option) -> str:
-    """How the help shows what an option takes."""
+    """The option's value as shown in the help."""
     if option.metavar:
         return f" {option.metavar}"
     return "[=MODE]" if option.read is not None else ""

@@ -1,6 +1,6 @@
-"""The options of gsub, which a script's #GSUB and #SBATCH lines may hold too, those of grun, and gctl update.
+"""The options of gsub, also valid in a script's #GSUB and #SBATCH lines, of grun, and of gctl update.
 
-Those of the job itself come from its fields, `model.spec`; here are those of the commands.
+Options of the job itself come from its fields in `model.spec`; the commands' own are here.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _OUTPUT = "Output"
 ONLY_TYPED = frozenset(
     "wrap batch dry_run follow verbose json help version completion key_again resubmit dag resume vars".split()
 )
-"""What gsub's options set that makes no sense in a #GSUB line or a GSUB_* variable."""
+"""Values of gsub's options that have no meaning in a #GSUB line or a GSUB_* variable."""
 OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "ntasks", "quiet", "verbose"})
-"""What the options set that are not gsub's."""
+"""Values set by options that gsub does not have."""
 
 
 def gsub_table() -> OptionTable:
-    """gsub, and what a script's #GSUB and #SBATCH lines may say."""
+    """gsub, and the directives of a script."""
     of_fields = [option for field in FIELDS.values() for option in field.options]
     return _table("gsub", [*_own_of_gsub(), *_own_of_both(), *of_fields, *common_options()])
 
@@ -57,17 +57,17 @@ def grun_table() -> OptionTable:
 
 
 def _table(command: str, options: list[Option]) -> OptionTable:
-    """The options by section, within it as they come."""
+    """The options by section, in their given order within each."""
     return OptionTable(command, sorted(options, key=lambda option: _SECTIONS.index(option.section)))
 
 
 def _lease(text: str) -> int:
-    """A length of time, or a word for none."""
+    """A duration, or a word for none."""
     return 0 if text.strip().lower() in ("0", "none", "unlimited") else parse_duration_s(text)
 
 
 def _own_of_both() -> list[Option]:
-    """What gsub and grun do beside handing a job's fields over."""
+    """Options of both gsub and grun that are not derived from the job's fields."""
     return [
         Option(
             "--export LIST  environment to pass on: ALL (default), NONE, or names and KEY=VALUE separated by commas",
@@ -82,7 +82,7 @@ def _own_of_both() -> list[Option]:
 
 
 def _own_of_gsub() -> list[Option]:
-    """What only gsub does beside handing a job's fields over."""
+    """Options of gsub alone that are not derived from the job's fields."""
     return [
         Option("--wrap LINE  run this shell line", WHAT),
         Option(
@@ -134,13 +134,13 @@ def _own_of_gsub() -> list[Option]:
 
 
 UPDATES: dict[str, Field] = {}
-"""By their words, the fields that `gctl update` changes."""
+"""The fields that `gctl update` changes, by keyword."""
 for _field in UPDATABLE.values():
     UPDATES.setdefault(_field.word, _field)
 
 
 def read_change(word: str, text: str) -> dict[str, Any]:
-    """The changes of the API for `word=text`; without a text they reset the field. Raises: ValueError."""
+    """The API changes for `word=text`; an empty text resets the field. Raises: ValueError."""
     field = UPDATES[word]
     if not text:
         return {field.name: None}

@@ -1,4 +1,4 @@
-"""Whether alerts will reach anybody, and `gpusched notify`."""
+"""Warnings about alerts without a reachable target, and `gpusched notify`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def say_nobody(command: str, named: Sequence[str]) -> None:
-    """A word on stderr when the user asks to be told, and as things are will not be.
+    """Warn on stderr if the user requests alerts that cannot be delivered.
 
-    Args: named: the targets that are to be told; empty for all.
+    Args: named: the requested targets; empty for all.
     """
     from gpusched import paths
     from gpusched.cli import output
@@ -35,7 +35,7 @@ def say_nobody(command: str, named: Sequence[str]) -> None:
 
 
 def problems_in_targets() -> list[UserError]:
-    """What is wrong with the user's notify.toml, with file and line; empty when nothing is."""
+    """Problems in the user's notify.toml, with file and line; empty if there are none."""
     from gpusched import paths
     from gpusched.errors import UsageError
     from gpusched.notify.attempt import MISSING, understands
@@ -62,9 +62,9 @@ def problems_in_targets() -> list[UserError]:
 
 
 def send_test(wanted: str | None) -> list[dict[str, object]]:
-    """Send a test to one target or to all, now and from here; for each what became of it.
+    """Send a test message to one target or to all, directly from this process; returns the outcome for each.
 
-    Raises: UserError when there is no target.
+    Raises: UserError if there is no target.
     """
     import os
     import time

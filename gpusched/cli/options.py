@@ -1,4 +1,4 @@
-"""The options of the commands, as data: help, completion, documentation and parsing all read these."""
+"""The options of the commands as data, from which help, completion, documentation and parser are derived."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def gq_table() -> OptionTable:
-    """gq"""
     show = "What to show"
     return OptionTable(
         "gq",
@@ -62,7 +61,6 @@ def gq_table() -> OptionTable:
 
 
 def gcancel_table() -> OptionTable:
-    """gcancel"""
     return OptionTable(
         "gcancel",
         [
@@ -79,7 +77,6 @@ def gcancel_table() -> OptionTable:
 
 
 def gwait_table() -> OptionTable:
-    """gwait"""
     return OptionTable(
         "gwait",
         [
@@ -90,7 +87,6 @@ def gwait_table() -> OptionTable:
 
 
 def glogs_table() -> OptionTable:
-    """glogs"""
     which = "Which output"
     return OptionTable(
         "glogs",
@@ -111,7 +107,6 @@ def glogs_table() -> OptionTable:
 
 
 def gshow_table() -> OptionTable:
-    """gshow"""
     return OptionTable(
         "gshow",
         [
@@ -126,7 +121,6 @@ def gshow_table() -> OptionTable:
 
 
 def ginfo_table() -> OptionTable:
-    """ginfo"""
     return OptionTable(
         "ginfo",
         [
@@ -140,7 +134,6 @@ def ginfo_table() -> OptionTable:
 
 
 def ghist_table() -> OptionTable:
-    """ghist"""
     show = "What to show"
     return OptionTable(
         "ghist",
@@ -229,11 +222,10 @@ ACTIONS = {
     "preset": "show the preset in force, and how each would have performed in the last weeks: gctl preset",
     "reload": "reload the config file: gctl reload",
 }
-"""What gctl does, for its help and its completion."""
+"""Actions of gctl, for its help and completion."""
 
 
 def gctl_table() -> OptionTable:
-    """gctl"""
     return OptionTable(
         "gctl",
         [
@@ -248,26 +240,24 @@ def gctl_table() -> OptionTable:
 
 
 def _since(text: str) -> float:
-    """A length of time back from now, or an instant."""
+    """A duration back from now, or a point in time."""
     from gpusched.instants import parse_since
 
     return parse_since(text)
 
 
 def _every(text: str) -> int:
-    """`hour`, `day`, `week`, or a length of time."""
+    """`hour`, `day`, `week`, or a duration."""
     return {"hour": 3600, "day": 86400, "week": 604800}.get(text.strip().lower()) or parse_duration_s(text)
 
 
 def _gsub_table() -> OptionTable:
-    """gsub"""
     from gpusched.cli.job_options import gsub_table  # many, and for jobs alone
 
     return gsub_table()
 
 
 def _grun_table() -> OptionTable:
-    """grun"""
     from gpusched.cli.job_options import grun_table  # it takes most of gsub's
 
     return grun_table()

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, everything else on stderr, errors in one shape."""
+"""Output of the commands: results on stdout, everything else on stderr, errors in one format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(command: str, body: Callable[[list[str]], int], words: list[str] | None = None) -> int:
-    """Run a command's body and turn whatever it raises into a sentence and an exit code."""
+    """Run a command's body; convert any exception into a sentence and an exit code."""
     words = sys.argv[1:] if words is None else words
     _mend_streams()
     asked = os.environ.get(f"_{command.upper()}_COMPLETE")
@@ -58,7 +58,7 @@ def run(command: str, body: Callable[[list[str]], int], words: list[str] | None 
 
 
 def _with_warnings(command: str, body: Callable[[list[str]], int], words: list[str]) -> int:
-    """The body's code; after it, whatever came of it, what the daemon wants said with every command."""
+    """Run the body and print, even after an error, the warnings that the daemon attached to its answers."""
     try:
         return body(words)
     finally:
@@ -75,9 +75,9 @@ def _with_warnings(command: str, body: Callable[[list[str]], int], words: list[s
 
 
 def _mend_streams() -> None:
-    """Standard streams that a caller closed become /dev/null; what an encoding has no sign for is escaped.
+    """Open /dev/null for standard streams that a caller closed; escape characters outside of an encoding.
 
-    Without that the next file or socket would get the number of the stream that is missing.
+    Otherwise the next file or socket would get the number of the missing stream.
     """
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  as long as the process
@@ -91,9 +91,9 @@ def _mend_streams() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with this code, without the interpreter's own teardown: it takes longer than most of a gsub.
+    """Exit with this code, skipping the interpreter's teardown, which takes longer than most of a gsub.
 
-    For commands that leave nothing to do at exit; threads that still run are daemons.
+    For commands that leave nothing to do at exit; threads still running are daemon threads.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -106,11 +106,11 @@ def leave(code: int) -> NoReturn:
 
 
 _SHOWN = 20
-"""Errors listed of one that stands for several."""
+"""Errors listed of a combined one."""
 
 
 def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:
-    """Print an error on stderr, one line each for what and what next; returns its exit code."""
+    """Print an error and its hint on stderr, one line each; returns the exit code."""
     if as_json:
         words: dict[str, Any] = {"message": error.message, "hint": error.hint, "code": error.code}
         if error.mistakes:
@@ -129,18 +129,18 @@ def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:
 
 
 def note(command: str, text: str) -> None:
-    """A remark that is not a result."""
+    """Print a remark that is not a result."""
     sys.stderr.write(f"{command}: {text}\n")
 
 
 def note_missing(command: str, answer: dict[str, Any]) -> None:
-    """Say which of the jobs that were named are not there, or not any more."""
+    """Name the requested jobs that do not exist or no longer exist."""
     for job_id in answer.get("missing", ()):
         note(command, f"there is no job {job_id}{' any more' if job_id in answer.get('pruned', ()) else ''}")
 
 
 def common(table: OptionTable, values: Values) -> bool:
-    """Serve --help, --version and --completion; whether one of them was asked for."""
+    """Serve --help, --version and --completion; returns whether one of them was given."""
     if values.get("version"):
         from gpusched import __version__
 
@@ -159,7 +159,7 @@ def common(table: OptionTable, values: Values) -> bool:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """One document; indented for people, compact in a pipe."""
+    """Print one document; indented at a terminal, compact in a pipe."""
     if sys.stdout.isatty():
         import json
 
@@ -170,20 +170,20 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def print_raw(document: bytearray) -> None:
-    """A document as the daemon wrote it, which is as `json_line` would."""
+    """Print a document as the daemon sent it, in the format of `json_line`."""
     sys.stdout.flush()
     sys.stdout.buffer.write(document)
     sys.stdout.buffer.write(b"\n")
 
 
 def json_line(document: dict[str, Any]) -> str:
-    """A document in one line, at a terminal too."""
+    """A document on one line, even at a terminal."""
     document.setdefault("schema_version", 1)
     return quickjson.dumps(document) + "\n"
 
 
 def confirm(command: str, question: str, refusal: str) -> None:
-    """Ask the person at the terminal. Raises: Refused unless the answer is yes."""
+    """Ask for confirmation at the terminal. Raises: Refused unless the answer is yes."""
     sys.stderr.write(f"{command}: {question}? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -191,13 +191,13 @@ def confirm(command: str, question: str, refusal: str) -> None:
 
 
 def no_operands(table: OptionTable, operands: Sequence[str]) -> None:
-    """Refuse words that a command does not take. Raises: UsageError."""
+    """Refuse operands of a command without any. Raises: UsageError."""
     if operands:
         raise UsageError(f"unexpected argument {operands[0]!r}", f"see: {table.command} --help")
 
 
 def exit_code_of(job: dict[str, Any]) -> int:
-    """The code that a waiting command ends with: the job's own, 128 + signal, or 1."""
+    """Exit code of a waiting command: the job's own, 128 + signal, or 1."""
     if job["state"] == "COMPLETED":
         return 0
     if job.get("signal"):

@@ -1,4 +1,4 @@
-"""Words -> values by a table of options, the way getopt reads them."""
+"""Parse command lines against an option table, following getopt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class OptionTable:
-    """The options of one command."""
-
     def __init__(self, command: str, options: Sequence[Option]) -> None:
         self.command = command
         self.options = tuple(options)
@@ -25,7 +23,7 @@ class OptionTable:
         self._by_name = {name: option for option in options for name in option.names}
 
     def find(self, name: str) -> Option:
-        """The option with this spelling; a long one may be cut short while it is unique. Raises: UsageError."""
+        """The option with this spelling; a long one may be abbreviated to a unique prefix. Raises: UsageError."""
         option = self._by_name.get(name)
         if option is not None:
             return option
@@ -43,18 +41,18 @@ class OptionTable:
 
 
 class UsageErrors:
-    """Mistakes of several places, to be reported together."""
+    """Mistakes in several places, to be reported together."""
 
     def __init__(self) -> None:
         self._found: list[GpuschedError] = []
 
     def add(self, error: UsageError, where: str = "", hint: str = "") -> None:
-        """Note an error, or all that it stands for: after the name of the place, with a hint that suits it better."""
+        """Add an error, or each error it combines, prefixed with its place and with a more specific hint."""
         for one in error.mistakes or (error,):
             self._found.append(UsageError(f"{where}{one.message}", hint or one.hint))
 
     def gather(self, read: Callable[[], Values]) -> Values:
-        """What this reads; nothing, when it cannot be read, which is noted."""
+        """The values read; empty after an error, which is recorded."""
         try:
             return read()
         except UsageError as error:
@@ -62,18 +60,18 @@ class UsageErrors:
             return {}
 
     def check(self) -> None:
-        """Raises: UsageError for all of them, if any."""
+        """Raises: UsageError that combines all recorded errors, if any."""
         if self._found:
             raise UsageError.of(self._found)
 
 
 def parse(table: OptionTable, words: Sequence[str], *, operands_first: bool = False) -> tuple[Values, list[str], bool]:
-    """Read a command line.
+    """Parse a command line.
 
-    Args: operands_first: options may follow operands; else the first operand ends the options.
-    Returns: the values, the operands, and whether `--` came before them.
-    Raises: UsageError naming each option and the text that cannot be read. Behind an unknown option nothing is read:
-    the next word may be its value.
+    Args: operands_first: options may follow operands; otherwise the first operand ends the options.
+    Returns: the values, the operands, and whether `--` preceded them.
+    Raises: UsageError naming each option with its unreadable text. Parsing stops at an unknown option: the next
+    word may be its value.
     """
     values: Values = {}
     operands: list[str] = []
@@ -95,7 +93,7 @@ def _read(
     operands: list[str],
     mistakes: UsageErrors,
 ) -> bool:
-    """Whether `--` came before the operands. Raises: UsageError where it cannot go on."""
+    """Returns whether `--` preceded the operands. Raises: UsageError if parsing cannot continue."""
     at = 0
     while at < len(words):
         word = words[at]
@@ -130,7 +128,7 @@ def _read(
 
 
 def _short(table: OptionTable, word: str, words: Sequence[str], at: int, values: Values, mistakes: UsageErrors) -> int:
-    """Bundled short options: flags one after the other, the last may take the rest or the next word."""
+    """Parse bundled short options: flags, of which the last may take the rest of the word or the next word."""
     for place in range(1, len(word)):
         option = table.find("-" + word[place])
         if not option.metavar:
@@ -160,7 +158,7 @@ def _apply(table: OptionTable, option: Option, text: str, values: Values, mistak
 
 
 def apply(table: OptionTable, option: Option, text: str, values: Values) -> None:
-    """Read one option's text into the values. Lists and maps of several uses are joined. Raises: UsageError."""
+    """Parse an option's text into the values. Repeated lists and maps are joined. Raises: UsageError."""
     try:
         found = read(option, text)
     except ValueError as error:
@@ -176,7 +174,7 @@ def apply(table: OptionTable, option: Option, text: str, values: Values) -> None
 
 
 def read(option: Option, text: str) -> Values:
-    """What an option's text sets. Raises: ValueError."""
+    """The values that an option's text sets. Raises: ValueError."""
     if option.key.endswith("_at"):
         from gpusched.instants import parse_instant  # needs the clock and the calendar
 
@@ -187,9 +185,9 @@ def read(option: Option, text: str) -> Values:
 
 
 def split_words(line: str) -> list[str]:
-    """Split a directive line as a shell would: quotes, backslashes, and a comment after a blank and `#`.
+    """Split a directive line as a shell would: quotes, backslashes, and comments starting with ` #`.
 
-    Raises: ValueError for a quote without its end.
+    Raises: ValueError for an unclosed quote.
     """
     words: list[str] = []
     word: list[str] | None = None
@@ -234,7 +232,7 @@ STATES = (
 
 
 def common_options(*skip: str) -> list[Option]:
-    """What every command takes, without the long spellings to skip."""
+    """Options of every command; the long spellings to skip are left out."""
     options = [
         Option("--json  one JSON document with schema_version", "Output"),
         Option("--quiet  bare values only", "Output"),
@@ -250,7 +248,7 @@ def common_options(*skip: str) -> list[Option]:
 
 
 def selection_options() -> list[Option]:
-    """Filters of the commands that take several jobs."""
+    """Filters of commands that act on several jobs."""
     return [
         Option("-u --user NAMES  of these users", "Which jobs", words, key="users"),
         Option("-n --name NAMES  with these names", "Which jobs", words, key="names"),
@@ -259,7 +257,7 @@ def selection_options() -> list[Option]:
 
 
 def pager_option() -> Option:
-    """Of the commands whose tables may be longer than a screen."""
+    """Pager option of commands whose tables may exceed a screen."""
     return Option(
         "--no-pager  do not use GPUSCHED_PAGER, PAGER or less for tables longer than the terminal", "What to show"
     )

@@ -1,4 +1,4 @@
-"""gshow p42: where a pipeline stands, its text, and its steps as a graph."""
+"""gshow p42: the state of a pipeline, its source, and its steps as a graph."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIELDS = (
     *("gpus", "reason", "reason_text", "dependency", "depends_on", "pipeline", "step", "fallback_of"),
 )
 DEEPEST = 20
-"""Below this level nothing is moved further to the right: a chain of a thousand jobs has to fit as well."""
+"""Nodes below this level are not indented further, so that a chain of a thousand jobs fits."""
 
 ROUND = ("├─ ", "└─ ", "│  ", "   ")
 PLAIN = ("|- ", "`- ", "|  ", "   ")
@@ -50,7 +50,7 @@ class TreeRow:
 
 
 def tree_view(client: DaemonConnection, asked: str, values: Values) -> str | dict[str, Any]:
-    """The jobs of the query as a tree, or its document."""
+    """The selected jobs as a tree, or the document of --json."""
     answer = client.call("GET", f"/v1/jobs?fields={','.join(_FIELDS)}&{asked}")
     jobs = [dict(zip(_FIELDS, row)) for row in answer["rows"]]  # noqa: B905  3.10 can, but the keyword costs
     names = list(dict.fromkeys(job["pipeline"] for job in jobs if job["pipeline"]))
@@ -70,16 +70,16 @@ def tree_view(client: DaemonConnection, asked: str, values: Values) -> str | dic
 def tree_text(
     places: Sequence[TreeRow], pipelines: Sequence[dict[str, Any]], header: bool = True, is_long: bool = False
 ) -> str:
-    """A table whose first column is drawn as a tree."""
+    """A table whose first column draws the tree."""
     known = {one["id"]: one for one in pipelines}
     now = time.time()
 
     def column(title: str, cell: Callable[[Job], str], least: int | None = None) -> Column:
-        """Of jobs; empty for pipelines."""
+        """A column of jobs; empty for pipelines."""
         return Column(title, lambda place: cell(place.job) if place.is_job else "", least=least)
 
     def shared(title: str, key: str) -> Column:
-        """Of jobs and pipelines."""
+        """A column of jobs and pipelines."""
         return Column(title, lambda at: printable((at.job if at.is_job else known[at.job["id"]])[key]), least=6)
 
     def at_end(place: TreeRow) -> str:
@@ -105,7 +105,7 @@ def _after(job: Job) -> str:
 
 
 def standing(pipeline: Mapping[str, Any]) -> str:
-    """Where a pipeline stands, in words: `RUNNING, 2 of 5 steps completed`."""
+    """State and progress of a pipeline: `RUNNING, 2 of 5 steps completed`."""
     counts, total = pipeline["counts"], pipeline["steps_total"]
     text = f"{pipeline['state']}, {counts.get('COMPLETED', 0)} of {total} {'step' if total == 1 else 'steps'} completed"
     text += f", {pipeline['not_needed']} not needed" if pipeline["not_needed"] else ""
@@ -114,15 +114,15 @@ def standing(pipeline: Mapping[str, Any]) -> str:
 
 
 def signs() -> tuple[str, str, str, str]:
-    """Lines for a terminal that can draw them, else signs of ASCII."""
+    """Line-drawing characters if the terminal supports them, otherwise ASCII."""
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
     return ROUND if sys.stdout.isatty() and encoding == "utf8" else PLAIN
 
 
 def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> list[TreeRow]:
-    """The jobs in the order of the tree, those of each pipeline together.
+    """The jobs in tree order, grouped by pipeline.
 
-    Each job is once in it: below the one that ends its longest way from a job that waits for none of these.
+    Each job appears once: below the dependency that ends the longest path from a job without dependencies here.
     """
     by_id = {job["id"]: job for job in jobs}
     # Whoever waits for an array is shown below the last of its tasks, where it has rows for those.
@@ -161,14 +161,14 @@ def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> li
 
 
 def _parents(job: Job, known: Mapping[str, Job], last: Mapping[str, str]) -> list[str]:
-    """Those of the jobs that it waits for, or is the fallback of, which are shown, and are of the same pipeline."""
+    """Dependencies of the job, and the job it is a fallback of, that are shown and belong to the same pipeline."""
     named = [*job["depends_on"], *([job["fallback_of"]] if job["fallback_of"] else ())]
     above = [one if one in known else last.get(one.partition("_")[0], "") for one in named]
     return [one for one in above if one and known[one]["pipeline"] == job["pipeline"]]
 
 
 def _depths(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """The longest way to each job from one that waits for none."""
+    """The length of the longest path to each job from one without dependencies."""
     left = {job_id: len(above) for job_id, above in parents.items()}
     below: dict[str, list[str]] = {}
     for job_id, above in parents.items():
@@ -192,12 +192,12 @@ _COLOURS = {
     "CANCELLED": "#d9d9d9",
     "FAILED": "#f4b6b6",
 }
-"""Of nodes; states that are not named look like FAILED when they are final, else like RUNNING."""
+"""Colours of nodes; states without one use that of FAILED if final, otherwise that of RUNNING."""
 _LIVE = ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
 def show(asked: Sequence[str], values: Mapping[str, Any]) -> int:
-    """Show these pipelines one after the other. Raises: UsageError when one of them is a job."""
+    """Show these pipelines in turn. Raises: UsageError if one of them is a job."""
     for word in asked:
         if parse_pipeline_id(word) is None:
             what = "--graph is of pipelines" if "graph" in values else "jobs and pipelines are shown one or the other"
@@ -233,13 +233,13 @@ def _describe(pipeline: dict[str, Any]) -> None:
 
 
 def _fallbacks(pipeline: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fallbacks, each of its step: of an array it is one of a task, which is not shown."""
+    """The fallbacks attached to their step: a fallback of an array belongs to a task, which is not shown."""
     now = {step["step"]: step["id"] for step in pipeline["steps"]}
     return [{**job, "depends_on": [now[job["step"]]]} for job in pipeline["fallbacks"]]
 
 
 def _edges(pipeline: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """From, to, and what the edge says: nothing for afterok."""
+    """Source, target and label of each edge; the label is empty for afterok."""
     found = []
     for step in pipeline["steps"]:
         for need in step["needs"]:
@@ -256,7 +256,7 @@ def _colour(step: Mapping[str, Any]) -> str:
 
 
 def mermaid(pipeline: Mapping[str, Any]) -> str:
-    """The graph in Mermaid's words. Nodes have names of their own: Mermaid keeps some words to itself."""
+    """The graph in Mermaid syntax. Nodes are renamed, since Mermaid reserves some words."""
     nodes = {step["step"]: f"s{number}" for number, step in enumerate(pipeline["steps"], 1)}
     lines = ["flowchart TD"]
     for step in pipeline["steps"]:
@@ -275,7 +275,7 @@ def mermaid(pipeline: Mapping[str, Any]) -> str:
 
 
 def dot(pipeline: Mapping[str, Any]) -> str:
-    """The graph in Graphviz's words."""
+    """The graph in Graphviz syntax."""
     lines = [f"digraph {_quoted(pipeline['name'])} {{", '    node [shape=box, style="rounded,filled"];']
     for step in pipeline["steps"]:
         label = f"{step['step']}\\n{step['id']} {step['state']}"

@@ -1,4 +1,4 @@
-"""gctl preset: which preset is in force and why, and what each would have made of the last weeks."""
+"""gctl preset: the preset in force and its reason, and the outcome of each preset over the last weeks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TITLES = ("PRESET", "IN FORCE", "COMPLETION", "WAIT", "WIDE", "LONGEST", "LIGHT
 
 
 def show(operands: list[str], values: Values) -> int:
-    """Print the table, or have it worked out anew."""
+    """Print the table, or have the daemon judge the presets again."""
     if operands:
         hint = f"to choose one, set [priority] preset to {operands[0]}, then: gctl reload"
         raise UsageError(f"preset takes no operand, not {printable(operands[0], 40)!r}", printable(hint, 120))
@@ -54,7 +54,7 @@ def show(operands: list[str], values: Values) -> int:
 
 
 def line_of(found: dict[str, Any]) -> str:
-    """What is in force and why, on one line: `auto: fair; no other preset would be better, judged 2026-11-22 03:10`."""
+    """The preset in force and its reason: `auto: fair; no other preset would be better, judged 2026-11-22 03:10`."""
     if found["setting"] != "auto":
         return printable(found["in_force"])
     judged = f", judged {instant(found['judged_at'])}" if found["judged_at"] is not None else ""

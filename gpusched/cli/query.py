@@ -1,4 +1,4 @@
-"""What the commands about jobs share: query strings, Slurm's short words for states, and cells of their tables."""
+"""Shared by the commands about jobs: query strings, Slurm's state abbreviations, and cells of their tables."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ COMPACT = {
     "PREEMPTED": "PR",
     "DEADLINE": "DL",
 }
-"""Slurm's short forms; the same table as model.states, which is too heavy to import at the prompt."""
+"""Slurm's abbreviations; duplicates model.states, which is too heavy to import at the prompt."""
 
 
 def query(values: Values) -> str:
-    """The query string of the filters."""
     parts = {
         "ids": ",".join(values.get("ids", ())),
         "states": ",".join(values.get("states", ())),
@@ -46,7 +45,7 @@ def query(values: Values) -> str:
 
 
 def check_names(client: DaemonConnection, users: list[str], queues: list[str]) -> None:
-    """Refuse users and queues that there are none of, nor jobs of. Raises: NotFound."""
+    """Refuse unknown users without jobs, and unknown queues. Raises: NotFound."""
     for name in users:
         if not _is_user(name) and not _has_jobs(client, "users", name):
             raise NotFound(f"there is no user {printable(name, 60)!r}", "see whose jobs there are with: gq -a")
@@ -74,13 +73,13 @@ def _has_jobs(client: DaemonConnection, key: str, name: str) -> bool:
 
 
 def quote(text: str) -> str:
-    """Percent-encode a query value; as urllib does, without its import."""
+    """Percent-encode a query value as urllib does, without importing it."""
     safe = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~,@"
     return "".join(chr(byte) if byte in safe else f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape"))
 
 
 def mine(values: Values) -> list[str]:
-    """The caller's name when --me was given."""
+    """The caller's name if --me was given."""
     if not values.get("me"):
         return []
     import os
@@ -90,7 +89,7 @@ def mine(values: Values) -> list[str]:
 
 
 def elapsed(job: dict[str, Any], now: float) -> str:
-    """How long a job has run, without the time that it was suspended."""
+    """The run time of a job, without time spent suspended."""
     if job["start_at"] is None or job["state"] == "PENDING":
         return "0:00"
     until = job["end_at"] or job["suspended_at"] or now
@@ -98,7 +97,7 @@ def elapsed(job: dict[str, Any], now: float) -> str:
 
 
 def where(job: dict[str, Any], now: float, sentence: str | None = None) -> str:
-    """The node and GPUs of a job that has any, else why it waits or how it ended; with `sentence` also in words."""
+    """Node and GPUs of a job that holds any, otherwise why it is pending or how it ended; `sentence` is appended."""
     if job["state"] in ("RUNNING", "COMPLETING", "SUSPENDED"):
         cards = gpu_list(gpu["index"] for gpu in job["gpus"])
         found = f"{job['node']}:{cards}" if cards else job["node"] or ""
@@ -115,7 +114,7 @@ _WIDEST = 24
 
 
 def shown_id(job_id: str, tasks_left: str | None, throttle: int | None) -> str:
-    """The id of an array with its tasks that have not begun, `42_[7-99%4]`; of anything else the id itself."""
+    """The id of an array with the tasks that have not started, `42_[7-99%4]`; otherwise the job's id."""
     if not tasks_left:
         return job_id
     limit = f"%{throttle}" if throttle is not None else ""
@@ -123,19 +122,19 @@ def shown_id(job_id: str, tasks_left: str | None, throttle: int | None) -> str:
 
 
 def folded_ids(ids: Sequence[str]) -> str:
-    """Several jobs in one word, `412-9999 (9,588 jobs)`; one alone is its id."""
+    """Several ids in one word, `412-9999 (9,588 jobs)`; a single one is returned unchanged."""
     if len(ids) == 1:
         return ids[0]
     return folded_ranges(id_ranges(tuple(map(int, one.split("_"))) for one in ids), len(ids))
 
 
 def folded_ranges(ranges: str, count: int) -> str:
-    """The same of ranges of ids, as the daemon folds them."""
+    """As `folded_ids`, for ranges of ids as folded by the daemon."""
     return f"{_short(ranges, _WIDEST // 2)} ({count:,} jobs)"
 
 
 def _short(ids: str, width: int) -> str:
-    """As many of these ids and ranges as fit, the first one in any case."""
+    """As many of these ids and ranges as fit; the first is always included."""
     if len(ids) <= width or "," not in ids:
         return ids
     return (ids[:width].rpartition(",")[0] or ids.partition(",")[0]) + ",..."

@@ -1,4 +1,4 @@
-"""The client's end of a run in the foreground: passes on what is typed and what the job writes."""
+"""The client of a run in the foreground: relays terminal input and the job's output."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TILDE, DOT = b"~."
 
 
 class RawTerminal:
-    """Standard input, if it is a terminal. A context: on leaving it, whatever happened, the mode is as before."""
+    """Standard input, if it is a terminal. A context manager that restores the mode on exit, even after errors."""
 
     def __init__(self, fd: int = 0) -> None:
         self.fd = fd
@@ -48,7 +48,6 @@ class RawTerminal:
 
     @property
     def is_there(self) -> bool:
-        """Whether standard input is a terminal."""
         return self._before is not None
 
     def __enter__(self) -> RawTerminal:
@@ -59,7 +58,7 @@ class RawTerminal:
         self.restore()
 
     def make_raw(self) -> None:
-        """Every key goes to the job, also those that would signal this process."""
+        """Pass every key to the job, including those that would signal this process."""
         if self._before is None:
             return
         mode = termios.tcgetattr(self.fd)
@@ -80,7 +79,6 @@ class RawTerminal:
         self._set(mode)
 
     def restore(self) -> None:
-        """As it was."""
         if self._before is not None:
             self._set(self._before)
 
@@ -97,7 +95,7 @@ class RawTerminal:
 
 
 def size() -> tuple[int, int]:
-    """Rows and columns of the first standard stream that is a terminal; zeros when none is."""
+    """Rows and columns of the first standard stream that is a terminal; zeros if none is."""
     for fd in (0, 1, 2):
         try:
             found = os.get_terminal_size(fd)
@@ -108,14 +106,14 @@ def size() -> tuple[int, int]:
 
 
 class EscapeFilter:
-    """Finds `~.` at the begin of a line in what is typed, as ssh does; `~~` there stands for one tilde."""
+    """Finds `~.` at the beginning of a line of input, as ssh does; `~~` there is one tilde."""
 
     def __init__(self) -> None:
         self._is_new_line = True
         self._holds_tilde = False
 
     def feed(self, data: bytes) -> tuple[bytes, bool]:
-        """What of it goes to the job, and whether the person wants to leave."""
+        """The input for the job, and whether the user asked to detach."""
         if not self._holds_tilde and TILDE not in data:
             self._is_new_line = data[-1] in RETURN if data else self._is_new_line
             return data, False
@@ -142,9 +140,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
 PIPE_PIECE = 4096
-"""What a pipe, terminal or socket takes without blocking when it says that it takes something."""
+"""Bytes that a pipe, terminal or socket accepts without blocking once it polls as writable."""
 PATIENCE = 3
-"""So many Ctrl-C and the job is ended, whatever it makes of them."""
+"""After this many Ctrl-C the job is terminated, whether or not it handles them."""
 WATCHED = (
     *(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP),
@@ -152,7 +150,7 @@ WATCHED = (
 
 
 class RunEnding:
-    """How the run ended, as its supervisor says; `is_known` False when it said nothing or the client left."""
+    """How the run ended, as reported by its supervisor; `is_known` is False if the report is missing."""
 
     def __init__(self) -> None:
         self.is_known = False
@@ -165,8 +163,6 @@ class RunEnding:
 
 
 class AttachClient:
-    """One client attached to one run."""
-
     def __init__(self, sock: _socket.socket, keeps: bool) -> None:
         self._socket = sock
         self._keeps = keeps
@@ -183,7 +179,7 @@ class AttachClient:
         self._end = RunEnding()
 
     def run(self) -> RunEnding:
-        """Attach, and stay until the run is over or this client has to leave. Raises: Refused."""
+        """Attach, and stay until the run ends or this client has to leave. Raises: Refused."""
         self._outbox += frame(HELLO, b"%d %d %d" % (VERSION, *size()))
         wake_out, wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         before = {number: signal.signal(number, _note) for number in WATCHED}
@@ -205,7 +201,7 @@ class AttachClient:
     # --- one turn ---------------------------------------------------------------------------------------
 
     def _turn(self, wake_fd: int) -> bool:
-        """Wait for something and pass it on; False when all is said."""
+        """Poll once and relay; False when nothing is left to relay."""
         if not self._is_open and not any(self._pending.values()):
             return False
         poll = select.poll()
@@ -294,7 +290,7 @@ class AttachClient:
         self._is_open = False
 
     def say(self, text: str) -> None:
-        """Tell the person something, also in the middle of a screen."""
+        """Print a message to the user, even in the middle of a full-screen program."""
         begin, close = ("\r\n", "\r\n") if self._terminal is not None and self._terminal.is_there else ("", "\n")
         sys.stderr.write(f"{begin}grun: {text}{close}")
         sys.stderr.flush()
@@ -302,7 +298,7 @@ class AttachClient:
     # --- in and out -------------------------------------------------------------------------------------
 
     def _read_input(self) -> bool:
-        """Pass on what is typed or piped in; False when the person leaves."""
+        """Relay terminal or piped input; False if the user leaves."""
         try:
             data = os.read(0, min(CHUNK, self._input_credit))
         except OSError:
@@ -325,7 +321,7 @@ class AttachClient:
         return self._leave(0) if wants_out else True
 
     def _stop_reading(self) -> None:
-        """The job takes no more input: the writer of our standard input has to see that."""
+        """The job accepts no more input: close ours, so that its writer notices."""
         if self._has_input and not os.isatty(0):
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
@@ -333,7 +329,7 @@ class AttachClient:
         self._has_input = False
 
     def _write(self, stream: int) -> bool:
-        """Write some of what is pending; False when its reader has gone."""
+        """Write some of the pending data; False if the reader has closed."""
         fd, data = stream - IN, self._pending[stream]
         is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         written = 0
@@ -359,7 +355,7 @@ class AttachClient:
     # --- signals ----------------------------------------------------------------------------------------
 
     def _handle_signal(self, number: int) -> bool:
-        """A signal to this process; False when it has to leave."""
+        """Handle a signal to this process; False if the client has to leave."""
         if number == signal.SIGWINCH:
             self._resize()
         elif number == signal.SIGCONT:
@@ -382,7 +378,7 @@ class AttachClient:
         return True
 
     def _wants_to_leave(self) -> bool:
-        """TERM goes to the job first, where that is to end with this process."""
+        """TERM is forwarded to the job first, if the job is to end with this process."""
         return self._keeps or self._interrupts > 0
 
     def _resize(self) -> None:
@@ -403,4 +399,4 @@ class AttachClient:
 
 
 def _note(number: int, where: FrameType | None) -> None:
-    """Only the wake-up counts."""
+    """A handler that does nothing: only the wake-up descriptor counts."""

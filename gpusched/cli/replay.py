@@ -1,4 +1,4 @@
-"""gpusched debug snapshot, which writes what the policy sees; gpusched replay, which asks the policy once more."""
+"""gpusched debug snapshot writes the policy's input; gpusched replay runs the policy on it again."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from gpusched.simulate.policies import DEFAULT, PRESENT, policies_of
 from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under
 
 RECORDED = "recorded"
-"""What the settings of the file itself are called."""
+"""Name of the settings stored in the file itself."""
 
 
 # --- debug snapshot -------------------------------------------------------------------------------
 
 
 def write(file: str | None) -> None:
-    """Put what the policy sees right now into a file, for its owner alone; without a name on standard output.
+    """Write the policy's current input to a file readable by its owner only; without a name to standard output.
 
-    Raises: Forbidden for anybody but an admin, since it holds everybody's jobs.
+    Raises: Forbidden for non-admins, since it contains all users' jobs.
     """
     with connect() as client:
         found = client.call("GET", "/v1/snapshot")
@@ -74,7 +74,7 @@ def _replace(path: str, text: str) -> None:
 def show(
     file: str, *, job: str | None, policies: Sequence[str], config: str | None, as_json: bool, is_quiet: bool
 ) -> None:
-    """Print the plan of a recorded snapshot, and what other settings would change about it."""
+    """Print the plan of a recorded snapshot, and its differences under other settings."""
     if is_quiet and as_json:
         raise UsageError("--quiet and --json cannot be combined", "leave one out")
     if is_quiet and len(policies) > 1:
@@ -92,7 +92,7 @@ def show(
 
 
 def _others(recorded: Settings, policies: Sequence[str], config: str | None) -> list[tuple[str, Settings]]:
-    """Settings by name, as `gpusched simulate` names them; rules of the literature on top of what was recorded."""
+    """Settings by name, as in `gpusched simulate`; rules from the literature extend the recorded settings."""
     file = None if config is None else Path(config)
     names = policies or ([] if file is None else [DEFAULT])
     if not names:
@@ -104,7 +104,7 @@ def _others(recorded: Settings, policies: Sequence[str], config: str | None) -> 
 
 
 def _check_settings(settings: Settings, file: str) -> None:
-    """Values that no config file could have are not the policy's to deal with. Raises: BadRecording."""
+    """Reject values that no config file could contain, before they reach the policy. Raises: BadRecording."""
     for path, known in SETTINGS.items():
         value = value_of(settings, path)
         if value is not None and known.rule is not None and not known.rule.admits(value):

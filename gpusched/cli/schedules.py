@@ -1,4 +1,4 @@
-"""How `gpusched simulate` prints what it measured: tables to read, CSV, JSON, and how far it is."""
+"""Output of `gpusched simulate`: tables, CSV, JSON, and progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ByQueue = Mapping[str, Sequence[QueueResult]]
-"""By policy."""
 
 _SCHEDULE = (
     Column("POLICY", lambda one: printable(one.policy)),
@@ -42,7 +41,7 @@ _GROUP = (
     Column("SHARE", lambda row: f"{row[2].mean:.1%}" if row[2] else "-", right=True),
     Column("MOST", lambda row: f"{row[2].most:.1%}" if row[2] else "-", right=True),
 )
-"""Of rows (name, group, dominant share or None)."""
+"""Columns of rows (name, group, dominant share or None)."""
 _GAIN = (
     Column("JOBS", lambda one: f"{one.after.jobs:,}", right=True),
     Column("WAIT", lambda one: format_duration(one.after.wait_s), right=True),
@@ -65,18 +64,18 @@ _BY_QUEUE = (
 
 
 def print_schedules(schedules: Sequence[Schedule]) -> None:
-    """A line per policy."""
+    """Print a line per policy."""
     sys.stdout.write(tables.listing(_SCHEDULE, schedules))
 
 
 def print_details(schedules: Sequence[Schedule]) -> None:
-    """A line per measure, a column per policy."""
+    """Print a line per measure, a column per policy."""
     titles = ["MEASURE", *(printable(one.policy) for one in schedules)]
     tables.print_table(titles, detail_lines(schedules), frozenset(range(1, len(titles))))
 
 
 def print_groups(schedules: Sequence[Schedule]) -> None:
-    """Each user (or queue) under each policy: mean wait, mean slowdown and share of the cluster."""
+    """Print mean wait, mean slowdown and share of the cluster of each user (or queue) under each policy."""
     for one in schedules:
         name = Column(one.what.upper(), lambda row: printable(row[0]) or "-")
         rows = [(name, group, one.dominant_share.get(name)) for name, group in one.groups.items()]
@@ -84,7 +83,7 @@ def print_groups(schedules: Sequence[Schedule]) -> None:
 
 
 def print_by_queue(found: ByQueue) -> None:
-    """Each queue under each policy; nothing if only the planner was simulated."""
+    """Print each queue under each policy; nothing if only the planner was simulated."""
     if found:
         queues = [one.queue for one in next(iter(found.values()))]
         rows = [
@@ -94,14 +93,14 @@ def print_by_queue(found: ByQueue) -> None:
 
 
 def print_sentences(compared: Sequence[Comparison]) -> None:
-    """Who gains and who loses, a sentence per pair of policies; none if there is only one user or queue."""
+    """Print a sentence per pair of policies on who gains and who loses; nothing with only one user or queue."""
     told = [f"{printable(str(found))}\n" for found in compared if len(found.listed) > 1]
     if told:
         sys.stdout.write("\n" + "".join(told))
 
 
 def print_gains(compared: Sequence[Comparison]) -> None:
-    """Each user (or queue) under both of two policies, the largest gain first."""
+    """Print each user (or queue) under two policies, the largest gain first."""
     for found in compared:
         name = Column(found.what.upper(), lambda one: printable(one.name) or "-")
         sys.stdout.write(f"\n{printable(f'{found.after} instead of {found.before}')}\n")
@@ -109,7 +108,7 @@ def print_gains(compared: Sequence[Comparison]) -> None:
 
 
 def print_csv(schedules: Sequence[Schedule]) -> None:
-    """A row per policy; unknown values are empty."""
+    """Print a row per policy; unknown values are empty."""
     rows = [one.row() for one in schedules]
     writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -117,7 +116,7 @@ def print_csv(schedules: Sequence[Schedule]) -> None:
 
 
 def print_gains_csv(compared: Sequence[Comparison]) -> None:
-    """A row per user (or queue) and pair of policies."""
+    """Print a row per user (or queue) and pair of policies."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     names = ("wait_s_before", "wait_s_after", "slowdown_before", "slowdown_after")
     writer.writerow(("before", "after", "what", "name", "jobs", *names))
@@ -130,7 +129,7 @@ def print_gains_csv(compared: Sequence[Comparison]) -> None:
 def print_document(
     trace: Trace, schedules: Sequence[Schedule], compared: Sequence[Comparison], by_queue: ByQueue
 ) -> None:
-    """One JSON document with everything."""
+    """Print one JSON document with all results."""
     document = {
         **trace.document(),
         "policies": [one.document() for one in schedules],
@@ -142,7 +141,7 @@ def print_document(
 
 
 def print_remarks(trace: Trace) -> None:
-    """What was left out of a trace and what was corrected, on stderr."""
+    """Print rows of a trace that were left out or corrected, on stderr."""
     for why, one in trace.dropped.items():
         sys.stderr.write(f"gpusched: {printable(f'left out, {why}: {one}')}\n")
     for note in trace.notes:
@@ -154,7 +153,7 @@ _TOLD_EVERY_S = 0.2
 
 @contextmanager
 def progress(name: str, console: Console | None = None) -> Iterator[Progress | None]:
-    """A bar on stderr while a schedule is made: how far, how fast, how long yet; none where stderr is no terminal."""
+    """A progress bar on stderr: fraction, rate, remaining time; None if stderr is not a terminal."""
     if console is None and not sys.stderr.isatty():
         yield None
         return

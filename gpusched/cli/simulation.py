@@ -1,4 +1,4 @@
-"""gpusched simulate: reads and checks what is asked for, replays it under each policy, prints the result."""
+"""gpusched simulate: checks the request, replays the trace under each policy, prints the result."""
 
 from __future__ import annotations
 
@@ -38,40 +38,38 @@ from gpusched.simulate.trace import Trace, parse_rows, read_trace, select_rows, 
 
 @dataclass(frozen=True, slots=True)
 class SimulationRequest:
-    """The words of the command."""
-
     trace: str | None = None
     nodes: str | None = None
     cluster: str | None = None
     policies: Sequence[str] = ()
-    """By name; none: what fits the rest."""
+    """By name; if empty, chosen to suit the other options."""
     is_exact: bool = False
     rules: str | None = None
-    """By which every start is determined, `swf` or `gang`; anything that leaves one open is refused."""
+    """Rules that determine every start, `swf` or `gang`; ambiguous input is refused."""
     predict: str | None = None
-    """How run times are guessed under policies that name no way of their own."""
+    """Method that predicts run times under policies that name none of their own."""
     from_history: bool = False
     since: str | None = None
     config: str | None = None
     tick: bool = False
     rows: Sequence[str] = ()
-    """Parts of the trace, `FIRST:COUNT`; none: all of it."""
+    """Parts of the trace, `FIRST:COUNT`; if empty, all of it."""
     mishaps: Mishaps = field(default_factory=Mishaps)
 
 
 class Simulation(Value):
-    """All that is needed to run it."""
+    """A simulation that is ready to run."""
 
     trace: Trace
     nodes: tuple[NodeView, ...]
     policies: Sequence[Policy]
     is_whole: bool
-    """Everything that the daemon does happens, not the policy's decisions alone."""
+    """Simulate everything the daemon does, not only the policy's decisions."""
     mishaps: Mishaps
 
     @property
     def size(self) -> float:
-        """GPUs of the cluster, or its processors where nobody asks for GPUs."""
+        """GPUs of the cluster, or its processors if no job requests GPUs."""
         return size_of(self.nodes, self.trace.jobs)
 
     def run(self, policy: Policy, *, keeps_places: bool = False, progress: Progress | None = None) -> Outcome:
@@ -98,7 +96,7 @@ class Simulation(Value):
 
 
 def prepare(asked: SimulationRequest) -> Simulation:
-    """What was asked for, read and checked. Raises: UserError."""
+    """Read and check a request. Raises: UserError."""
     _check_words(asked)
     is_whole = asked.tick or asked.from_history
     names = asked.policies or ((PRESENT, DEFAULT) if asked.config else (PRESENT,) if asked.from_history else _USUAL)
@@ -171,7 +169,7 @@ def _history(asked: SimulationRequest) -> Trace:
 
 
 def _table() -> str:
-    """The job table of the daemon that commands talk to."""
+    """Path of the job table of the daemon that commands talk to."""
     if paths.finds_system():
         return os.path.join(paths.SYSTEM_STATE, os.path.basename(paths.database()))
     return paths.database()
@@ -206,7 +204,7 @@ def show_simulation(
     as_csv: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print what each policy makes of a trace; see `gpusched simulate --help`."""
+    """Print the result of each policy on a trace; see `gpusched simulate --help`."""
     if by not in (None, "user", "queue"):
         raise UsageError(f"--by {by!r} is neither user nor queue", "--by user")
     if as_csv and as_json:
@@ -277,7 +275,7 @@ _PACKED = (
     Column("DROPPED", lambda row: f"{fmean(run.dropped for run in row[1]):,.0f}", right=True),
     Column("MS/JOB", lambda row: f"{1e3 * sum(one.seconds for one in row[1]) / _tried(row[1]):.2f}", right=True),
 )
-"""Of rows (strategy, one result per order of arrival)."""
+"""Columns of rows (strategy, one result per order of arrival)."""
 
 
 def _tried(runs: Sequence[packing.Filled]) -> int:
@@ -287,7 +285,7 @@ def _tried(runs: Sequence[packing.Filled]) -> int:
 def show_packing(
     pack: tuple[str, str] | None, policy: str | None, orders: int | None, as_json: bool, others: Sequence[str]
 ) -> None:
-    """Print a line for each strategy. Raises: UsageError, and what reading the two files raises."""
+    """Print a line per strategy. Raises: UsageError, and the errors of reading the two files."""
     if pack is None:
         raise UsageError("--orders needs --pack", _EXAMPLE)
     if others:

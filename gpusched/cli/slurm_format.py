@@ -1,4 +1,4 @@
-"""Slurm's `-o` language: `%i`, `%.8j` (right-aligned, cut at 8), `%8j`; text that is no field is printed as it is."""
+"""Slurm's `-o` language: `%i`, `%.8j` (right-aligned, cut at 8), `%8j`; other text is printed unchanged."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ _FIELDS: dict[str, Column] = {
 
 
 def keys(form: str) -> list[str]:
-    """Keys of the JSON that the fields of a format are made of, each once."""
+    """Keys of the JSON that the fields of a format read, without duplicates."""
     letters = [piece[2] for piece in _split(form) if piece[2]]
     return list(dict.fromkeys(key for letter in letters for key in _FIELDS[letter].keys.split()))
 
 
 def render(form: str, jobs: list[Job], header: bool = True) -> str:
-    """One line a job, with a line of titles before them."""
+    """One line per job, after a line of titles."""
     pieces = _split(form)
     lines = []
     if header:
@@ -115,7 +115,7 @@ def _value(piece: _Piece, job: Job) -> str:
 
 
 _Piece = tuple[int, bool, str, str]
-"""Width (0: none), aligned to the right, letter (empty for text), text."""
+"""Width (0: none), right-aligned or not, letter (empty for text), text."""
 
 
 def _split(form: str) -> list[_Piece]:

@@ -1,4 +1,4 @@
-"""What a submission says of a job beside its program: terms, environment, folder."""
+"""The parts of a submission other than its program: options, environment, folder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 _INTERPRETERS = {".py": "python", ".R": "Rscript", ".r": "Rscript", ".jl": "julia", ".pl": "perl", ".js": "node"}
-"""Who runs a script, by the ending of its name; every other one is taken for one of the shell."""
+"""Interpreters by file name extension; other scripts are taken for shell scripts."""
 _MARKS = (b"#GSUB", b"#SBATCH")
 
 
 def read_file(path: str, what: str = "script", hint: str = "") -> bytes:
-    """The bytes of a file that is called `what` when it cannot be read. Raises: Refused with a sentence."""
+    """The bytes of a file, called `what` in errors. Raises: Refused."""
     shown = printable(path)
     try:
         with open(path, "rb") as file:
@@ -43,7 +43,7 @@ def read_file(path: str, what: str = "script", hint: str = "") -> bytes:
 
 
 def command_line(typed: Sequence[str], words: Sequence[str]) -> str:
-    """The line that submits a command with the options that were typed: without them it would get no GPU."""
+    """The line that submits a command with the options typed; without them it would get no GPU."""
     import shlex  # serves a mistake only
 
     return printable(shlex.join(["gsub", *typed, "--", *words]))
@@ -54,9 +54,9 @@ def _without_options(words: Sequence[str]) -> str:
 
 
 def check_script(body: bytes, name: str, line: Callable[[Sequence[str]], str] = _without_options) -> None:
-    """What every script must be. Raises: Refused.
+    """Check that a file can be run as a script. Raises: Refused.
 
-    Args: line: that submits this command in place of the script.
+    Args: line: returns the command line that submits this command in place of the script.
     """
     shown = printable(name)
     if not body.strip():
@@ -80,7 +80,7 @@ def _first_line(name: str) -> str:
 def directives(table: OptionTable, body: bytes, name: str) -> Values:
     """Values of all #GSUB and #SBATCH lines before the first command.
 
-    Raises: UsageError naming file, line and option of every mistake; an option that is not supported is never ignored.
+    Raises: UsageError naming file, line and option of every mistake; unsupported options are never ignored.
     """
     values: Values = {}
     mistakes = UsageErrors()
@@ -123,12 +123,12 @@ def _read_line(table: OptionTable, text: str, where: str, values: Values, mistak
 
 
 def base_name(path: str) -> str:
-    """What the job is called after."""
+    """Default name of a job with this program."""
     return os.path.basename(path)
 
 
 _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
-"""What a job gets of the environment with --export=NONE: enough to find programs and files."""
+"""Variables kept with --export=NONE: enough to find programs and files."""
 
 
 def spec_of(values: Values) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def spec_of(values: Values) -> dict[str, Any]:
 
 
 def over(lower: Values, upper: Values) -> Values:
-    """The values of both, the upper ones where both have them; of variables for the job all are kept."""
+    """Merge values; upper ones take precedence, and variables for the job are combined."""
     is_new_wish = not GPU_KEYS.isdisjoint(upper)
     values = {key: value for key, value in lower.items() if not (is_new_wish and key in GPU_KEYS)}
     values.update(upper)
@@ -154,7 +154,10 @@ def over(lower: Values, upper: Values) -> Values:
 
 
 def from_environment(table: OptionTable) -> Values:
-    """GSUB_TIME=4h and the like: defaults of the options that may stand in a script. Raises: UsageError naming all."""
+    """Defaults of the options valid in scripts, from variables such as GSUB_TIME=4h.
+
+    Raises: UsageError naming all mistakes.
+    """
     values: Values = {}
     mistakes = UsageErrors()
     for name, text in os.environ.items():
@@ -181,7 +184,7 @@ def from_environment(table: OptionTable) -> Values:
 
 
 def captured(values: Values) -> dict[str, str]:
-    """The environment that a job gets."""
+    """The environment passed to the job."""
     export = values.get("export", "ALL")
     env: dict[str, str] = {}
     names = export.split(",")
@@ -203,13 +206,13 @@ def captured(values: Values) -> dict[str, str]:
 
 
 def named_variables(values: Values) -> list[str]:
-    """Variables that the submitter wants passed on by name: the scheduler's settings leave out none of these."""
+    """Variables requested by name, which the scheduler's settings never exclude."""
     names = (name.partition("=")[0] for name in values.get("export", "ALL").split(","))
     return sorted({*(name for name in names if name not in ("", "ALL", "NONE")), *values.get("extra_env", ())})
 
 
 def say_excluded(command: str, names: list[str], values: Values) -> None:
-    """Say which variables the job will not have."""
+    """Report variables excluded from the job's environment."""
     if not names or values.get("quiet"):
         return
     if values.get("verbose"):
@@ -228,7 +231,7 @@ def umask() -> int:
 
 
 def current_folder() -> str:
-    """Raises: Refused when it does not exist any more."""
+    """Raises: Refused if it no longer exists."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -257,7 +260,7 @@ def check_resubmission(given: Values, operands: list[str]) -> None:
 
 
 def check_key(given: Values, values: Values) -> None:
-    """Refuse what has no effect. Raises: UsageError."""
+    """Refuse --key-again without --key. Raises: UsageError."""
     if "key_again" in given and values.get("key") is None:
         raise UsageError(
             "--key-again says when a key makes another job, and there is no --key",
@@ -266,7 +269,7 @@ def check_key(given: Values, values: Values) -> None:
 
 
 def take_snapshot(client: DaemonConnection, spec: Values, values: Values) -> Frozen | None:
-    """Let the job start in a copy of its folder, when that is asked for."""
+    """Start the job in a copy of its folder, if requested."""
     mode = values.get("snapshot", "no")
     if mode == "no" or values.get("dry_run"):
         return None
@@ -289,7 +292,7 @@ def keep_snapshots(client: DaemonConnection, values: Values) -> None:
 
 
 def say_found(answer: dict[str, Any], values: Values) -> None:
-    """Tell a person that nothing new was submitted."""
+    """Report that an existing job was found and nothing new was submitted."""
     if not answer.get("existing") or values.get("json") or values.get("quiet"):
         return
     job = answer["job"]

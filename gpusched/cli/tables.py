@@ -1,4 +1,4 @@
-"""Tables: columns aligned by the cells that their characters take, and at a terminal no wider than the terminal.
+"""Tables: columns aligned by display width, and at a terminal no wider than the terminal.
 
 In a pipe nothing is cut, folded or coloured, so that scripts read whole values, one row a line.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SENTENCES = ("REASON", "WHY", "NODE/REASON", "NOTE", "JOBS", "MEANING", "NOTIFIED")
-"""Columns of sentences and lists, which take several lines at a narrow terminal; others are never cut unasked."""
+"""Columns of sentences and lists, wrapped at a narrow terminal; others are cut only on request."""
 _LEAST_SENTENCE = 20
 
 STYLES = {
@@ -36,11 +36,11 @@ STYLES = {
     "lost": "31",
     "drained": "33",
 }
-"""Escape codes of the cells that have a colour, at terminals that want any."""
+"""Escape codes of coloured cells, on terminals with colours."""
 
 
 def cells(text: str) -> int:
-    """How many columns of a terminal a text takes: 2 for wide characters, none for those that combine."""
+    """Display width of a text: 2 for wide characters, 0 for combining ones."""
     if text.isascii():
         return len(text)
     from unicodedata import category, east_asian_width  # few names need it
@@ -57,13 +57,13 @@ def cells(text: str) -> int:
 
 
 def pad(text: str, width: int, is_right: bool = False) -> str:
-    """Fill a text with blanks to this many cells."""
+    """Pad a text with blanks to this width."""
     blanks = " " * (width - cells(text))
     return blanks + text if is_right else text + blanks
 
 
 def head(text: str, width: int) -> str:
-    """As much of a text's beginning as fits in this many cells."""
+    """The longest beginning of a text that fits in this width."""
     if text.isascii():
         return text[:width]
     taken = 0
@@ -75,7 +75,7 @@ def head(text: str, width: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """A text in at most this many cells; one that was cut ends in an ellipsis."""
+    """A text of at most this width; a cut text ends in an ellipsis."""
     return text if cells(text) <= width else head(text, width - 1) + _ellipsis()
 
 
@@ -85,7 +85,7 @@ def _ellipsis() -> str:
 
 
 def screen() -> tuple[int, int] | None:
-    """Lines and columns of the terminal that output goes to; None when it goes elsewhere."""
+    """Lines and columns of the terminal on standard output; None if it is not a terminal."""
     if not sys.stdout.isatty():
         return None
     try:
@@ -100,25 +100,25 @@ def screen() -> tuple[int, int] | None:
 
 
 def is_drawn() -> bool:
-    """Whether output goes to a terminal that knows escape codes."""
+    """Whether standard output is a terminal that supports escape codes."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def is_coloured() -> bool:
-    """Whether it goes to such a terminal, and colours are welcome."""
+    """Whether standard output is such a terminal and the user has not disabled colours."""
     return is_drawn() and not os.environ.get("NO_COLOR")
 
 
 class Column:
-    """One column of a table: its title, the cell of a row, and how it gives way."""
+    """One column of a table: its title, the cells, and how it shrinks."""
 
     __slots__ = ("cell", "is_right", "keys", "least", "title")
 
     def __init__(
         self, title: str, cell: Callable[[Any], str], *, right: bool = False, least: int | None = None, keys: str = ""
     ) -> None:
-        """Args: least: on a narrow terminal it is cut, down to this many cells; keys: of the JSON that the cell reads,
-        for tables that ask the daemon for no others."""
+        """Args: least: width down to which the column is cut on a narrow terminal; keys: JSON keys that the cell reads,
+        for tables that request only these from the daemon."""
         self.title = title
         self.cell = cell
         self.is_right = right
@@ -143,7 +143,7 @@ def lines_of(columns: Sequence[Column], rows: Sequence[Any], header: bool = True
 
 
 def listing(columns: Sequence[Column], rows: Sequence[Any], header: bool = True) -> str:
-    """The same as one text."""
+    """The table as one text."""
     return "".join(f"{line}\n" for line in lines_of(columns, rows, header))
 
 
@@ -165,10 +165,10 @@ def table(
     header: bool = True,
     cut: Mapping[int, int] = {},
 ) -> list[str]:
-    """The lines of a table. Texts must be printable already.
+    """The lines of a table. Texts must be printable.
 
-    Args: right: columns that are aligned to the right; cut: columns that end in an ellipsis where the terminal is too
-        narrow for them, with their least width: then each row is one line. Sentences in other columns are folded.
+    Args: right: columns aligned to the right; cut: columns cut with an ellipsis if the terminal is too narrow, with
+    their minimum width; each row is then one line. Sentences in other columns are wrapped.
     """
     shown = [titles, *rows] if header else rows
     if not shown:
@@ -199,7 +199,7 @@ def table(
 
 
 def _fit(widths: list[int], titles: Sequence[str], room: int, cut: Mapping[int, int]) -> tuple[list[int], int]:
-    """Widths that fit in this many cells, as far as columns may be narrower, and the blanks between two columns."""
+    """Widths that fit into this room as far as columns can shrink, and the number of blanks between columns."""
     least, between = list(widths), len(titles) - 1
     for at, title in enumerate(titles):
         if at in cut or title in SENTENCES:
@@ -217,7 +217,7 @@ def _fit(widths: list[int], titles: Sequence[str], room: int, cut: Mapping[int, 
 
 
 def _lines_of(row: Sequence[str], widths: Sequence[int], cut: Mapping[int, int]) -> list[Sequence[str]]:
-    """A row in columns of these widths: cut, or with sentences over several lines."""
+    """A row in columns of these widths: cut, or wrapped over several lines."""
     parts = [
         [cell] if cells(cell) <= width else [shorten(cell, width)] if at in cut else _wrap(cell, width)
         for at, (cell, width) in enumerate(zip(row, widths))  # noqa: B905
@@ -226,7 +226,7 @@ def _lines_of(row: Sequence[str], widths: Sequence[int], cut: Mapping[int, int])
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """A sentence in lines of at most this many cells."""
+    """Wrap a sentence into lines of at most this width."""
     lines = [""]
     for word in text.split(" "):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
@@ -247,7 +247,7 @@ _DEFAULT = "less"
 
 
 def page(text: str, is_wanted: bool = True) -> None:
-    """Print a text; through the pager where it has more lines than the terminal."""
+    """Print a text, through the pager if it has more lines than the terminal."""
     size = screen()
     is_long = size is not None and text.count("\n") >= size[0]
     pager = _pager() if is_wanted and is_long and is_drawn() else ""
@@ -266,7 +266,7 @@ def _pager() -> str:
 
 
 def _show(pager: str, text: str) -> bool:
-    """Have it shown; False when there is no such pager."""
+    """Show a text in the pager; False if it cannot be found."""
     import signal
     import subprocess
 
@@ -295,7 +295,7 @@ def bar(fraction: float, eta_at: float | None, now: float) -> str:
 
 
 def sentence(fraction: float, text: str, eta_at: float | None, now: float) -> str:
-    """The same for gshow, with what the job says beside it."""
+    """The progress bar of gshow, with the text reported by the job."""
     drawn = bar(fraction, eta_at, now).rpartition(" ")[0]
     said = f", {text}" if text else ""
     if eta_at is None:

@@ -1,4 +1,4 @@
-"""gpusched tune: which weights serve a goal best, and whether they do on jobs that the search has not seen."""
+"""gpusched tune: searches for weights that serve a goal, and validates them on jobs held out from the search."""
 
 from __future__ import annotations
 
@@ -159,30 +159,30 @@ def _writable(path: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What a search has found."""
+    """Results of a search."""
 
     goal: Objective
     tries: int
     seed: int
     jobs: tuple[int, int]
-    """Searched on, and held out."""
+    """Numbers of jobs searched on and held out."""
     priority: PrioritySettings
     today: PrioritySettings
     searched: Mapping[str, Score]
     held_out: Mapping[str, Score]
     verdict: SignFlipResult
-    """Of what was found against today's, over parts of the jobs held out."""
+    """Test of the found settings against the current ones, over parts of the held-out jobs."""
 
     @property
     def seems_better(self) -> bool:
-        """Whether it has served the goal better on jobs that the search has not seen."""
+        """Whether the found settings served the goal better on held-out jobs."""
         from gpusched.simulate.tuning import is_better
 
         return is_better(self.held_out[FOUND], self.held_out[TODAY])
 
     @property
     def is_better(self) -> bool:
-        """Whether it is worth a change: better, and not by chance."""
+        """Whether the change is worthwhile: better, and not by chance."""
         return self.seems_better and self.verdict.is_significant
 
 
@@ -234,7 +234,7 @@ def _tune(
 
 
 class _Counted:
-    """Runs schedules, and tells how many jobs of all have been replayed."""
+    """Runs schedules and reports the number of jobs replayed so far."""
 
     def __init__(self, simulation: Simulation, tell: Any) -> None:
         self._simulation = simulation
@@ -282,7 +282,7 @@ def _shown(goal: Objective, score: Score) -> list[str]:
 
 
 def _verdict(report: _Report) -> str:
-    """What to do, in a sentence or two."""
+    """The recommendation, in one or two sentences."""
     from gpusched.simulate.tuning import is_better
 
     goal, scores = report.goal, report.held_out

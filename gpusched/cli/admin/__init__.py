@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def main() -> int:
-    """Entry point."""
     from gpusched.cli.admin.app import main as run  # typer, which the package's other importers do without
 
     return run()

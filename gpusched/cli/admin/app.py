@@ -47,7 +47,6 @@ app.add_typer(debug_app, name="debug")
 
 
 def main() -> int:
-    """Entry point."""
 
     def body(words: list[str]) -> int:
         # click has its own way with usage errors (exit 2, one sentence); ours are left to output.run.
@@ -77,7 +76,7 @@ def _with_click_errors(body: Callable[[list[str]], int]) -> Callable[[list[str]]
 
 
 def _command_of(error: Exception) -> str:
-    """The command that was typed, as far as it was understood."""
+    """The command as typed, as far as it was parsed."""
     words = getattr(getattr(error, "ctx", None), "command_path", "").split()[1:]
     return " ".join(["gpusched", *words])
 

@@ -1,4 +1,4 @@
-"""gpusched backup and gpusched restore: what they print, and what restoring waits for."""
+"""Print the results of gpusched backup and gpusched restore, and wait for the daemon before a restore."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = 20
 
 
 def make(file: str, as_json: bool) -> None:
-    """Copy the job table of this scheduler into a file, whether or not its daemon runs. Raises: Forbidden."""
+    """Copy the job table of this scheduler to a file, whether or not its daemon runs. Raises: Forbidden."""
     _choose_table("gpusched backup")
     made = backup(paths.database(), file)
     if as_json:
@@ -35,9 +35,9 @@ def make(file: str, as_json: bool) -> None:
 
 
 def put_back(file: str, hold: bool, as_json: bool) -> None:
-    """Put a backup in the place of the job table, while no daemon runs and none can start.
+    """Replace the job table with a backup while no daemon runs and none can start.
 
-    Raises: DaemonBusy when one runs; Forbidden.
+    Raises: DaemonBusy if a daemon runs; Forbidden.
     """
     _choose_table("gpusched restore")
     if not paths.is_system():
@@ -85,7 +85,7 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
 
 
 def _choose_table(command: str) -> None:
-    """The table of the daemon that commands talk to; the system's is root's."""
+    """Select the table of the daemon that commands talk to; the system daemon's belongs to root."""
     if not paths.finds_system():
         return
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""`gpusched demo`: a first GPU job from submission to output, in a scheduler that is gone afterwards."""
+"""`gpusched demo`: a first GPU job from submission to output, in a temporary scheduler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _JOB = (
 
 
 def run_demo() -> int:
-    """Show every command that is typed, and its output. Returns 0 when the job COMPLETED."""
+    """Show each command and its output. Returns 0 if the job COMPLETED."""
     home = tempfile.mkdtemp(prefix="gpusched-demo-")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("GPUSCHED_", "GSUB_"))}
     env["GPUSCHED_HOME"] = home
@@ -59,7 +59,7 @@ def _has_gpus(env: dict[str, str]) -> bool:
 
 
 def _program(name: str) -> list[str]:
-    """This installation's own command, also when it is not on PATH."""
+    """This installation's own command, even if it is not on PATH."""
     module = "admin" if name == "gpusched" else name
     code = f"import sys; from gpusched.cli.{module} import main; sys.exit(main())"
     return [sys.executable, "-c", code]

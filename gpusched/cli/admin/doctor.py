@@ -1,4 +1,4 @@
-"""`gpusched doctor`: checks of this machine and of the daemon's files, with and without a daemon. Starts none."""
+"""`gpusched doctor`: checks of this machine and the daemon's files, with or without a daemon; never starts one."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _CGROUPS = "/sys/fs/cgroup"
 _CONTROLLERS = ("cpu", "memory", "pids")
 _LATE_S = 60.0
 _TIME_ERROR = 5
-"""What adjtimex(2) answers when nothing synchronises the clock."""
+"""Return value of adjtimex(2) when the clock is not synchronised."""
 _TIMEX_BYTES = 512
-"""More than `struct timex` has on any platform."""
+"""Larger than `struct timex` on any platform."""
 _UNLIMITED = float(1 << 50)
-"""In place of an unknown number: more than any guarantee."""
+"""Stands for an unknown number; larger than any guarantee."""
 
 
 def examine() -> list[Check]:
-    """Run all checks: the client's own first, then those that only the daemon can make.
+    """Run all checks: the client's own first, then those that need the daemon.
 
-    On a machine with a system scheduler root checks that one's files; others cannot, and need not.
+    On a machine with a system scheduler, root checks its files; other users cannot, and need not.
     """
     is_system, is_root = paths.finds_system(), os.geteuid() == 0
     if is_system and is_root:
@@ -77,7 +77,7 @@ def examine() -> list[Check]:
 
 
 def _ask_daemon(is_system: bool) -> tuple[list[Check], str | None]:
-    """What the daemon says of itself, and where its GPUs come from; without one, where they would come from."""
+    """The daemon's own checks and the source of its GPUs; without a daemon, the source it would use."""
     source = _chosen_source()
     try:
         with connect(autostart=False) as client:
@@ -161,10 +161,9 @@ def _targets() -> Finding:
 
 
 def broken_promises(loaded: Loaded) -> list[Refused]:
-    """A sentence with file and line for each guarantee that the machine cannot hold.
+    """One sentence with file and line for each guarantee that the machine cannot hold.
 
-    The machine is the one that the daemon sees, with what the file says of it; without a daemon only what the file
-    says.
+    The machine is the one the daemon sees, adjusted by the config file; without a daemon, the file alone counts.
     """
     settings = loaded.settings
     if not settings.queue:
@@ -174,7 +173,7 @@ def broken_promises(loaded: Loaded) -> list[Refused]:
 
 
 def membership_warnings(loaded: Loaded) -> list[Refused]:
-    """Accounts that are open by default or have no members, and members that this machine does not know."""
+    """Warn of accounts open by default, accounts without members, and members unknown to this machine."""
     settings = loaded.settings
     found = (*membership_findings(settings), *unknown_members(settings, _is_user, is_group))
     return [Refused(f"{loaded.place_of(path)}: {text}", hint) for path, text, hint in found]
@@ -207,7 +206,7 @@ def _found(settings: Settings, nodes: tuple[NodeView, ...]) -> Iterator[tuple[st
 
 
 def _nodes() -> tuple[NodeView, ...]:
-    """As the daemon sees them; none when there is no daemon."""
+    """The daemon's nodes; empty without a daemon."""
     try:
         with connect(autostart=False) as client:
             found = client.call("GET", "/v1/snapshot")["snapshot"]["nodes"]
@@ -292,7 +291,7 @@ def _spool_executes() -> Finding:
 
 
 def _no_script(where: str, error: OSError | subprocess.CalledProcessError) -> Finding:
-    """What keeps a script from being written or run there, and what to do."""
+    """The reason that a script cannot be written or run there, and the fix."""
     code = error.errno if isinstance(error, OSError) else None
     reason = str(error) if code is None else os.strerror(code)
     if os.statvfs(where).f_flag & os.ST_NOEXEC and code in (errno.EACCES, errno.EPERM):
@@ -308,7 +307,7 @@ def _no_script(where: str, error: OSError | subprocess.CalledProcessError) -> Fi
 
 
 def permissions() -> Finding:
-    """Whether only the owner can change the daemon's files, and only the owner can read the private ones."""
+    """Check that only the owner can change the daemon's files and read the private ones."""
     private = (paths.database(), paths.notify_file(), paths.spool_dir(), paths.state_dir(), paths.runtime_dir())
     for path in (*private, paths.config_file(), paths.log_file()):
         try:
@@ -329,7 +328,7 @@ def permissions() -> Finding:
 
 
 def table_at_rest() -> Finding:
-    """The job table, which the daemon checks itself while it runs."""
+    """Check the job table while no daemon runs; a running daemon checks it itself."""
     path = paths.database()
     found = store_status(path, thoroughly=True)
     if found is None:
@@ -344,7 +343,7 @@ def table_at_rest() -> Finding:
 
 
 def service() -> Finding:
-    """Whether systemd starts the daemon at boot, and has it running."""
+    """Check that systemd starts the daemon at boot and has it running."""
     if not os.path.isdir("/run/systemd/system"):
         return passed("this machine does not run systemd; whoever started the daemon has to restart it")
     if not os.path.lexists(paths.SYSTEM_UNIT):
@@ -375,7 +374,7 @@ def judge_service(facts: Mapping[str, str]) -> Finding:
 
 
 def control_groups(root: str = _CGROUPS) -> Finding:
-    """Whether the kernel can limit jobs to their cores and memory: version 2 with its controllers."""
+    """Check that the kernel can limit jobs to their cores and memory: cgroup v2 with its controllers."""
     try:
         with open(os.path.join(root, "cgroup.controllers"), encoding="ascii") as file:
             there = file.read().split()
@@ -390,14 +389,14 @@ def control_groups(root: str = _CGROUPS) -> Finding:
 
 
 def clock() -> Finding:
-    """Whether the clock is synchronised, and not behind the newest record of the job table."""
+    """Check that the clock is synchronised and not behind the newest record of the job table."""
     found = store_status(paths.database(), thoroughly=False)
     newest_at = None if found is None else found.newest_at
     return judge_clock(time.time(), newest_at, _is_synchronised())
 
 
 def judge_clock(now: float, newest_at: float | None, is_synchronised: bool | None) -> Finding:
-    """Args: newest_at: the last instant on record. is_synchronised: None when unknown."""
+    """Args: newest_at: time of the newest record. is_synchronised: None if unknown."""
     set_ntp = "sudo timedatectl set-ntp true"
     if newest_at is not None and newest_at > now + _LATE_S:
         text = f"the clock is {format_duration(newest_at - now)} behind the last job on record"
@@ -428,16 +427,16 @@ print(version.decode() if isinstance(version, bytes) else version, pynvml.nvmlDe
 
 
 def run_python(code: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Have another interpreter do this, which may hang. Raises: subprocess.TimeoutExpired.
+    """Run code that may hang in a separate interpreter. Raises: subprocess.TimeoutExpired.
 
-    Not in the folder where the command was typed, in which it would look for modules first: that may be anybody's.
+    Not in the current folder, where Python would look for modules first: anyone may be able to write there.
     """
     argv = [sys.executable, "-W", "ignore", "-c", code]
     return subprocess.run(argv, cwd="/", capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 def _nvml_module() -> Finding:
-    """In a process of its own: a foreign pynvml warns on import, and the driver may hang."""
+    """Runs in a separate process: a third-party pynvml warns on import, and the driver may hang."""
     code = "import pynvml; print(pynvml.__file__, hasattr(pynvml, 'nvmlDeviceGetTemperatureV'))"
     try:
         done = run_python(code, 20)
@@ -453,7 +452,7 @@ def _nvml_module() -> Finding:
 
 
 def nvml() -> Finding:
-    """Whether the driver answers; in a process of its own, since it may hang."""
+    """Check that the driver responds; in a separate process, since it may hang."""
     if not nvidia_signs():
         return passed("no NVIDIA GPU here")
     try:

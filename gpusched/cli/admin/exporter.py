@@ -1,7 +1,7 @@
-"""`gpusched metrics`: the daemon's numbers on standard output, in a file, or over HTTP from a process of its own.
+"""`gpusched metrics`: the daemon's numbers on standard output, in a file, or over HTTP from a separate process.
 
-All it does to the daemon is to read `GET /v1/metrics` from its socket; it never starts one. The daemon itself listens
-to no network.
+It only reads `GET /v1/metrics` from the daemon's socket and never starts a daemon. The daemon itself does not
+listen on the network.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gpusched.model.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, Page
 from gpusched.model.units import printable
 
 ASK_TIMEOUT_S = 5.0
-"""Prometheus itself gives up after ten seconds."""
+"""Below Prometheus's own scrape timeout of ten seconds."""
 _INDEX = b"<title>gpusched</title><a href='/metrics'>metrics</a>\n"
 
 
 def read(form: str) -> str:
-    """The page of a daemon that runs. Raises: DaemonUnreachable, NotReady, or what the daemon says."""
+    """The metrics page of a running daemon. Raises: DaemonUnreachable, NotReady, or the daemon's error."""
     try:
         with connect(autostart=False) as client:
             return _ask(client, form)
@@ -48,14 +48,14 @@ def _ask(client: DaemonConnection, form: str) -> str:
 
 
 def nothing(form: str) -> str:
-    """The page when there is no daemon to ask."""
+    """The metrics page without a daemon."""
     page = Page()
     page.put(series.UP, 0)
     return page.text(form)
 
 
 def write(path: str, form: str) -> None:
-    """Put the page into a file, whole or not at all; without a daemon one that says so. Raises: as `read`."""
+    """Write the page to a file atomically; without a daemon, a page that says so. Raises: as `read`."""
     try:
         text = read(form)
     except GpuschedError:
@@ -103,14 +103,14 @@ def address(text: str) -> tuple[str, int]:
 
 
 class Exporter:
-    """Answers GET /metrics. One question at a time goes to the daemon, however many ask."""
+    """Serves GET /metrics. At most one request to the daemon is in flight, regardless of the number of clients."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._trouble: str | None = None
 
     def app(self) -> web.Application:
-        """The application; anything but these two pages is 404, anything but GET and HEAD 405."""
+        """The application; other pages are 404, methods other than GET and HEAD are 405."""
         app = web.Application(client_max_size=0)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/", self._index)
@@ -146,7 +146,7 @@ def say(text: str) -> None:
 
 
 def serve(where: str) -> None:
-    """Serve until told to stop. Raises: UsageError, NotReady when the address cannot be had."""
+    """Serve until stopped. Raises: UsageError; NotReady if the address cannot be bound."""
     host, port = address(where)
     if os.geteuid() == 0 and chosen_socket()[0] == paths.SYSTEM_SOCKET:
         say("running as root is not necessary: any user can read the system daemon")

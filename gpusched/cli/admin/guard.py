@@ -1,4 +1,4 @@
-"""gpusched system guard: keeps those who are in no job off the GPUs."""
+"""gpusched system guard: keeps processes outside of jobs off the GPUs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def off() -> None:
 
 
 def lift() -> list[str]:
-    """Take it all away; what became of each unit. Raises: NotReady."""
+    """Remove the guard from all units; returns the outcome for each. Raises: NotReady."""
     known = {_unit_of(path) for path in _drop_ins()}
     said = []
     for unit in sorted({*_units(), *known, *guard.marked()}):

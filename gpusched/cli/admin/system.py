@@ -1,4 +1,4 @@
-"""gpusched system: makes this installation the scheduler of the machine, and takes it away again."""
+"""gpusched system: installs and removes the system scheduler."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def uninstall(
 
 
 def _carry_out(steps: list[PlanStep], title: str, notes: list[str], *, yes: bool, plan: bool) -> bool:
-    """Show the steps, ask, carry them out. False when nothing was done. Raises: Refused without a terminal."""
+    """Show the steps, ask, carry them out. False if nothing was done. Raises: Refused without a terminal."""
     if not any(step.act for step in steps):
         sys.stdout.write("nothing to do\n")
         return False
@@ -176,7 +176,7 @@ def _below(root: str | None) -> str:
 
 
 def _default_time(text: str | None, config: str) -> int | None:
-    """In seconds. Raises: UsageError, also where there is a config file, which is never touched."""
+    """In seconds. Raises: UsageError, also if a config file exists, which is never changed."""
     if text is None:
         return None
     try:
@@ -229,7 +229,7 @@ def _site(folder: str, below: str) -> InstallTarget:
 
 
 def example_for(cluster: dict[str, Any] | None) -> str:
-    """A first job that can run here, and why it is without a GPU where that may surprise."""
+    """A first job that can run here; without a GPU it includes the reason where that may surprise."""
     if cluster is None:
         return "gsub -- hostname"
     if not cluster["gpus"]:
@@ -254,7 +254,7 @@ def _running_jobs() -> int:
 
 
 def _held_runs(spool: str) -> int:
-    """How many supervisors live, as the spool knows without a daemon."""
+    """Number of live supervisors, read from the spool without a daemon."""
     from gpusched.engine.spool import read_record, runs_in
 
     if not os.path.isdir(spool):
@@ -275,7 +275,7 @@ def _status() -> dict[str, Any] | None:
 
 
 def _ask(path: str) -> dict[str, Any] | None:
-    """What the daemon of the machine answers; None when none does."""
+    """Reply of the system daemon; None if there is none."""
     from gpusched.client import DaemonConnection
 
     try:
@@ -286,7 +286,7 @@ def _ask(path: str) -> dict[str, Any] | None:
 
 
 def _personal_daemons() -> list[str]:
-    """Whose own schedulers run: their commands go to the machine's from then on."""
+    """Owners of running personal schedulers: installing sends their commands to the system scheduler."""
     import psutil
 
     from gpusched.client import DAEMON
@@ -311,7 +311,7 @@ _MOST_LINKS = 40
 
 
 def parts_of_installation(folder: str) -> Iterator[str]:
-    """Everything that root would run from: commands in `folder`, interpreter, libraries, this package."""
+    """Everything that root would execute: commands in `folder`, interpreter, libraries, this package."""
     yield os.path.join(folder, "gpuschedd")
     yield sys.executable
     package = os.path.dirname(os.path.abspath(gpusched.__file__))
@@ -329,7 +329,7 @@ def _system_trust_below(folder: str) -> Iterator[str]:
 
 
 def first_doubt(paths: Iterable[str]) -> str | None:
-    """Why root should not run from one of these, the first found; each part of each path is looked at, links too."""
+    """The first reason not to run one of these as root; checks each component of each path, including links."""
     known: dict[str, str | None] = {}
     for path in paths:
         for step in _steps(path):
@@ -341,12 +341,12 @@ def first_doubt(paths: Iterable[str]) -> str | None:
 
 
 def is_plain(path: str) -> bool:
-    """Whether a unit file takes this path as it is, without quotes."""
+    """Whether a unit file accepts this path without quotes."""
     return _PLAIN.fullmatch(path) is not None
 
 
 def _steps(path: str) -> Iterator[str]:
-    """The path and all that leads to it, from the root; where links lead, too."""
+    """Every component of the path from the root, including the targets of links."""
     at, left, links = "/", deque(part for part in path.split("/") if part), 0
     yield at
     while left:
@@ -371,7 +371,7 @@ def _steps(path: str) -> Iterator[str]:
 
 
 def doubt(path: str) -> str | None:
-    """Why root should not run what is here, or why others cannot; None when all is well."""
+    """Why root should not run this file, or why other users cannot; None if neither applies."""
     try:
         found = os.lstat(path)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What installing and removing the system's scheduler comes to: steps, worked out from what is there already.
+"""Plans for installing and removing the system scheduler: the steps that the current state still requires.
 
-A step that is not needed is not in the plan, so a plan that was carried out leaves an empty one.
+Unneeded steps are left out, so the plan after a complete installation is empty.
 """
 
 from __future__ import annotations
@@ -24,29 +24,27 @@ METRICS = "gpusched-metrics.service"
 GUARD = "gpusched-guard.service"
 UNITS = "/etc/systemd/system"
 _WRITTEN_FOR = "/opt/gpusched/bin/"
-"""Where the unit files say that the commands are."""
+"""Folder of the commands as written in the shipped unit files."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstallTarget:
-    """Where to install from and to."""
-
     folder: str
-    """Of the commands, absolute."""
+    """Folder of the commands, absolute."""
     root: str = ""
-    """What the paths written to begin with; with any, systemd is left alone."""
+    """Prefix of the paths written; if set, systemd is left alone."""
     launcher: str = "auto"
     """The setting [daemon] launcher."""
     checkpoint_dir: str | None = None
     """The setting [life] checkpoint_dir."""
 
     def at(self, path: str) -> str:
-        """A path of the machine below the root."""
+        """The path on the machine, below the root."""
         return self.root + path
 
 
 def source(name: str) -> str:
-    """The text of a file that comes with gpusched, for /etc."""
+    """The text of a file that gpusched ships for /etc."""
     package = os.path.dirname(os.path.abspath(gpusched.__file__))
     for folder in (os.path.join(package, "systemd"), os.path.join(os.path.dirname(package), "systemd")):
         path = os.path.join(folder, name)
@@ -57,7 +55,7 @@ def source(name: str) -> str:
 
 
 def unit_text(name: str, site: InstallTarget) -> str:
-    """A unit file with the paths of this installation."""
+    """The unit file with the paths of this installation."""
     text = source(name).replace(_WRITTEN_FOR, os.path.join(site.folder, ""))
     if name == UNIT and site.checkpoint_dir:
         # Not there yet: the first run that needs it makes it.
@@ -66,7 +64,7 @@ def unit_text(name: str, site: InstallTarget) -> str:
 
 
 def commands_folder() -> str:
-    """Where this installation's commands are. Raises: NotReady."""
+    """Folder of this installation's commands. Raises: NotReady."""
     for folder in (os.path.dirname(os.path.abspath(sys.executable)), sysconfig.get_path("scripts")):
         if os.path.exists(os.path.join(folder, "gpuschedd")):
             return folder
@@ -89,10 +87,10 @@ SLICE = UnitNames().slice
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One thing to do."""
+    """One step of a plan."""
 
     word: str
-    """`write`, `link`, `remove`, `run`, or `keep` when there is nothing to do but to know."""
+    """`write`, `link`, `remove`, `run`, or `keep` for a note without an action."""
     target: str
     why: str
     act: Callable[[], object] | None = None
@@ -100,21 +98,21 @@ class PlanStep:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What systemd and the daemon say right now."""
+    """Current state according to systemd and the daemon."""
 
     is_enabled: bool = False
     is_active: bool = False
     version: str | None = None
-    """Of the daemon that answers; None when none does."""
+    """Version of the responding daemon; None if none responds."""
     slice_tasks: int | None = None
-    """Processes and threads in the slice of all runs, which systemd keeps when the last run has ended; None without
-    one, or where systemd does not count them."""
+    """Processes and threads in the slice of all runs, which systemd keeps after the last run ends; None if there is
+    no slice, or systemd does not count them."""
 
 
 def install_plan(site: InstallTarget, service: ServiceState, default_time_s: int | None = None) -> list[PlanStep]:
-    """What is still to be done, in this order, after notes about what is kept.
+    """The remaining steps in order, after notes about files that are kept.
 
-    Args: default_time_s: time limit of jobs that give none, for a new config file.
+    Args: default_time_s: default time limit of jobs, for a new config file.
     """
     units = [
         *_written(site, f"{UNITS}/{UNIT}", unit_text(UNIT, site), "the scheduler"),
@@ -127,7 +125,7 @@ def install_plan(site: InstallTarget, service: ServiceState, default_time_s: int
 
 
 def _sandbox(site: InstallTarget) -> Iterator[PlanStep]:
-    """Runs that are children of the daemon must not be in its sandbox."""
+    """Keep runs that are children of the daemon out of its sandbox."""
     if site.launcher == "fork":
         yield from _written(site, FORK_CONF, source("gpusched-fork.conf"), 'no sandbox, for launcher = "fork"')
     elif os.path.exists(site.at(FORK_CONF)):
@@ -151,7 +149,7 @@ def _written(site: InstallTarget, path: str, text: str, why: str) -> Iterator[Pl
 
 
 def _once(site: InstallTarget, path: str, text: str, why: str) -> Iterator[PlanStep]:
-    """A file that belongs to the administrator from then on."""
+    """Write a file once; from then on it belongs to the administrator."""
     found = read_text(site.at(path))
     if found is None:
         yield PlanStep("write", site.at(path), why, lambda: write_text(site.at(path), text))
@@ -173,7 +171,7 @@ def _links(site: InstallTarget) -> Iterator[PlanStep]:
 
 
 def _is_ours(link: str) -> bool:
-    """Whether a link may be replaced: it leads to a command of the same name in another installation, or nowhere."""
+    """Whether a link may be replaced: its target, which need not exist, is a command of the same name."""
     return os.path.islink(link) and os.path.basename(os.readlink(link)) == os.path.basename(link)
 
 
@@ -192,7 +190,7 @@ def _systemd(site: InstallTarget, service: ServiceState, *, reload: bool) -> Ite
 
 
 def uninstall_plan(site: InstallTarget, service: ServiceState, *, purge: bool) -> list[PlanStep]:
-    """What takes it all away again but, without `purge`, settings and job table."""
+    """Remove everything; settings and job table only with `purge`."""
     steps: list[PlanStep] = []
     units = [path for path in (f"{UNITS}/{UNIT}", f"{UNITS}/{METRICS}", FORK_CONF) if os.path.exists(site.at(path))]
     # systemctl fails each time for a unit that was removed by hand.
@@ -231,7 +229,7 @@ def _lift_guard() -> None:
 
 
 def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> ServiceState:
-    """Ask systemd, and the daemon for its version."""
+    """Query systemd, and the daemon for its version."""
 
     def says(*words: str, unit: str = UNIT) -> str:
         done = subprocess.run(["systemctl", *words, unit], capture_output=True, text=True, check=False, env=environ)
@@ -255,7 +253,7 @@ def _command(*words: str, why: str = "") -> PlanStep:
 
 
 def run_command(*words: str) -> None:
-    """Raises: NotReady with the first line of what it says."""
+    """Raises: NotReady with the first line of the command's output."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
@@ -265,7 +263,7 @@ def run_command(*words: str) -> None:
 
 
 def read_text(path: str) -> str | None:
-    """None when there is no such file, "" when it cannot be read as text."""
+    """None if there is no such file, "" if it cannot be read as text."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -274,7 +272,7 @@ def read_text(path: str) -> str | None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Put a file there whole, for everybody to read."""
+    """Write a world-readable file atomically."""
     _make_folder(os.path.dirname(path))
     temporary = f"{path}.new"
     with open(temporary, "w", encoding="utf-8") as file:
@@ -301,7 +299,7 @@ def _make_folder(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file or a whole folder, and a folder of drop-ins that is empty then."""
+    """Remove a file or folder, and its folder of drop-ins if that is left empty."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
