@@ -55,7 +55,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """What a number is called, what it counts, and which labels tell its series apart."""
 
     name: str
@@ -76,9 +76,9 @@ class Page:
     """Numbers of one instant. A family may be put at any time and in any order; equal labels may be put once."""
 
     def __init__(self) -> None:
-        self._rows: dict[Family, dict[tuple[str, ...], float | Histogram]] = {}
+        self._rows: dict[MetricFamily, dict[tuple[str, ...], float | Histogram]] = {}
 
-    def put(self, family: Family, value: float | Histogram | None, *labels: str) -> None:
+    def put(self, family: MetricFamily, value: float | Histogram | None, *labels: str) -> None:
         """Add the value of one series; None is unknown and leaves it out. Raises: BrokenInvariant."""
         if value is None:
             return
@@ -106,7 +106,7 @@ class Page:
         return "\n".join(lines) + "\n"
 
 
-def _head(family: Family, is_open: bool) -> Iterable[str]:
+def _head(family: MetricFamily, is_open: bool) -> Iterable[str]:
     name = family.name if is_open else family.sample
     kind = family.kind if is_open or family.kind != "info" else "gauge"
     yield f"# HELP {name} {_escape(family.help, quotes=is_open)}"
@@ -115,7 +115,7 @@ def _head(family: Family, is_open: bool) -> Iterable[str]:
         yield f"# UNIT {name} {family.unit}"
 
 
-def _samples(family: Family, labels: Sequence[tuple[str, str]], value: float | Histogram) -> Iterable[str]:
+def _samples(family: MetricFamily, labels: Sequence[tuple[str, str]], value: float | Histogram) -> Iterable[str]:
     if not isinstance(value, Histogram):
         yield f"{family.sample}{_braces(labels)} {_number(value)}"
         return

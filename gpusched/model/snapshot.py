@@ -211,7 +211,7 @@ class Preempt(Value):
     """Why, in words that follow the job's name: "made room for job 12 (queue vision takes back 2 GPUs it had lent)"."""
 
 
-class Resume(Value):
+class ResumeRun(Value):
     """A decision to let a job go on that the policy had suspended."""
 
     job_id: int
@@ -222,7 +222,7 @@ class Plan(Value):
 
     starts: tuple[Start, ...] = ()
     preempts: tuple[Preempt, ...] = ()
-    resumes: tuple[Resume, ...] = ()
+    resumes: tuple[ResumeRun, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     reasons: Mapping[ClassKey, Reason] = field(default_factory=dict)
     """One for every class that still has a job waiting: the reason of its first waiting job."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.resources import Resources
-from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Resume, Snapshot, Start
+from gpusched.model.snapshot import ClassKey, PendingJob, Reason, ResumeRun, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import name_some, plural
 from gpusched.scheduler.calendar import ReservedNodes, licenses_of
@@ -57,7 +57,7 @@ class CycleRules:
     is_continued = False
     first_patient: Entry | None = None
     """The first that waits with nothing reserved for it yet, since it has not waited for long enough."""
-    resumes: Sequence[Resume] = ()
+    resumes: Sequence[ResumeRun] = ()
     _infeasible: Set[object] = frozenset()
     _denials: dict[object, Denial] | None = None
     _claims: Sequence[tuple[ClassKey, Resources]] = ()
@@ -738,7 +738,7 @@ class CycleRules:
                 continue
             if self.timeline.admits(booking, inf):
                 self._resume(one.first, booking, cores)
-                self.resumes = (*self.resumes, Resume(one.first.job_id))
+                self.resumes = (*self.resumes, ResumeRun(one.first.job_id))
                 self._suspended.remove(one)
 
     def _resume(self, first: Allocation, booking: AllocationUnits, cores: Resources) -> None:

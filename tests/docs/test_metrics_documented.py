@@ -16,7 +16,7 @@ from lab import Lab
 from gpusched.daemon.meters import page
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model import series
-from gpusched.model.metrics import PROMETHEUS, Family
+from gpusched.model.metrics import PROMETHEUS, MetricFamily
 from gpusched.testing import NOW, request
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -25,7 +25,7 @@ HOWTO = (DOCS / "howto" / "metrics.md").read_text()
 FROM_PROMETHEUS = {"instance", "job", "le"}
 
 
-def samples_of(family: Family) -> list[str]:
+def samples_of(family: MetricFamily) -> list[str]:
     if family.kind == "histogram":
         return [family.name + end for end in ("_bucket", "_count", "_sum")]
     return [family.sample]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model import series
-from gpusched.model.metrics import FORMATS, OPENMETRICS, PROMETHEUS, Family, Histogram, Page, label
+from gpusched.model.metrics import FORMATS, OPENMETRICS, PROMETHEUS, Histogram, MetricFamily, Page, label
 
-GAUGE = Family("lab_heat_celsius", "gauge", 'How "hot"\nit \\ is', ("place", "who"), unit="celsius")
-COUNTER = Family("lab_starts", "counter", "Starts.", ("who",))
-INFO = Family("lab_build", "info", "Version.", ("version",))
-HISTOGRAM = Family("lab_wait_seconds", "histogram", "Waits.", ("who",), unit="seconds")
+GAUGE = MetricFamily("lab_heat_celsius", "gauge", 'How "hot"\nit \\ is', ("place", "who"), unit="celsius")
+COUNTER = MetricFamily("lab_starts", "counter", "Starts.", ("who",))
+INFO = MetricFamily("lab_build", "info", "Version.", ("version",))
+HISTOGRAM = MetricFamily("lab_wait_seconds", "histogram", "Waits.", ("who",), unit="seconds")
 
 HOSTILE = [
     'a"b',

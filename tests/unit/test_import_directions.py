@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,40 +13,17 @@ import gpusched
 
 ROOT = Path(gpusched.__file__).parent
 
-ALLOWED: dict[str, frozenset[str]] = {
-    part: frozenset(others.split())
-    for part, others in {
-        "errors": "",
-        "model": "errors",
-        "ports": "scheduler lifecycle predict model errors",
-        "paths": "errors",
-        "private": "errors",
-        "quickjson": "",
-        "tail": "model",
-        "instants": "model",
-        "client": "paths private quickjson model errors",
-        "predict": "model errors",
-        "lifecycle": "model errors",
-        "scheduler": "lifecycle model errors",
-        "plugins": "scheduler model errors",
-        "store": "ports model errors",
-        "gpu": "ports model errors",
-        "engine": "ports model errors",
-        "config": "scheduler model errors",
-        "notify": "paths config lifecycle model errors",
-        "access": "scheduler model errors",
-        "daemon": "api access client paths config store gpu engine notify scheduler lifecycle plugins predict private "
-        "ports model errors",
-        "api": "access scheduler lifecycle predict ports model errors",
-        "snapshots": "paths model errors",
-        "simulate": "daemon engine gpu config paths quickjson scheduler lifecycle predict store ports model errors",
-        "sdk": "client snapshots paths private quickjson tail instants model errors",
-        "cli": "daemon access client paths config store gpu engine scheduler lifecycle ports notify private "
-        "quickjson tail instants snapshots model errors simulate",
-    }.items()
-}
-"""What each part may import of the others. Parts that are not listed (the builders for tests) stand
-above everything and are imported by none of these; benchmarks and tools are outside the package."""
+PAGE = ROOT.parent / "docs" / "explanation" / "architecture.md"
+
+
+def house() -> dict[str, frozenset[str]]:
+    """Folder or module -> what it may import, from the table of the architecture page, which is the rule."""
+    section = PAGE.read_text(encoding="utf-8").partition("## The house")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w/]+?)/?` \| [^|]+ \| ([^|]+) \|$", section, re.M)
+    return {part: frozenset(re.findall(r"`([\w/]+?)/?`", others)) for part, others in rows}
+
+
+ALLOWED = house()
 
 PURE = ("model", "lifecycle", "scheduler", "predict")
 
@@ -68,8 +46,21 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 
 def part_of(path: Path) -> str:
-    """First name below the package: `scheduler` for gpusched/scheduler/cycle.py, `errors` for errors.py."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    """The row of the table that a module belongs to: its sub-folder, its folder or, at the top, itself."""
+    folder = path.relative_to(ROOT).parent.parts[:2]
+    return "/".join(folder) if folder else path.stem
+
+
+def part_named(module: str) -> str | None:
+    """The row that an imported name of the package belongs to; None for the package itself and its version."""
+    path = ROOT.joinpath(*module.split(".")[1:])
+    while path != ROOT:
+        if path.is_dir():
+            return part_of(path / "__init__.py")
+        if path.with_suffix(".py").exists():
+            return part_of(path.with_suffix(".py"))
+        path = path.parent
+    return None
 
 
 def imports_of(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
@@ -83,7 +74,7 @@ def imports_of(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
             base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
             module = ".".join(filter(None, (base, node.module)))
             yield node.lineno, module
-            if module == "gpusched" or node.module is None:
+            if module.split(".")[0] == "gpusched":
                 for alias in node.names:
                     yield node.lineno, f"{module}.{alias.name}"
 
@@ -92,31 +83,53 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_imports_go_down_only(path: Path) -> None:
-    part = part_of(path)
-    if part not in ALLOWED:
-        return
-    allowed = ALLOWED[part] | {part}
-    wrong = [
-        f"line {line}: {part} imports {module}"
-        for line, module in imports_of(ast.parse(path.read_bytes()), path)
-        if module.startswith("gpusched.") and module.split(".")[1] not in allowed
-        # The version and its like are part of the package itself.
-        if not module.split(".")[1].startswith("__")
-    ]
-    assert not wrong
+def parts_imported(path: Path) -> dict[str, int]:
+    """Other rows that a module imports from -> the first line that does."""
+    found: dict[str, int] = {}
+    for line, module in imports_of(ast.parse(path.read_bytes()), path):
+        part = part_named(module) if module.startswith("gpusched.") else None
+        if part is not None and part != part_of(path):
+            found.setdefault(part, line)
+    return found
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) == "daemon"], ids=name)
+# Stand above everything and are imported by nothing: the package's own name and what tests build with.
+ABOVE = frozenset({"__init__", "testing"})
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) not in ABOVE], ids=name)
+def test_a_module_imports_what_its_row_names(path: Path) -> None:
+    allowed = ALLOWED[part_of(path)]
+    assert {part: line for part, line in parts_imported(path).items() if part not in allowed} == {}
+
+
+@pytest.mark.parametrize("part", sorted(ALLOWED))
+def test_a_row_names_no_import_that_is_gone(part: str) -> None:
+    used = {other for path in FILES if part_of(path) == part for other in parts_imported(path)}
+    assert sorted(ALLOWED[part] - used) == []
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if part_of(path).startswith("daemon")], ids=name)
 def test_only_the_composition_root_of_the_daemon_imports_the_api(path: Path) -> None:
-    modules = {module for _, module in imports_of(ast.parse(path.read_bytes()), path)}
-    assert path == ROOT / "daemon" / "main.py" or not any(one.startswith("gpusched.api") for one in modules)
+    assert path == ROOT / "daemon" / "main.py" or not any(one.startswith("api") for one in parts_imported(path))
 
 
-def test_every_part_of_the_package_is_known_here() -> None:
-    above = {"__init__", "testing"}
-    assert {part_of(path) for path in FILES} <= set(ALLOWED) | above
+def test_every_folder_has_a_row() -> None:
+    assert {part_of(path) for path in FILES} - ABOVE == set(ALLOWED)
+
+
+def test_the_picture_shows_every_part_and_imports_point_down() -> None:
+    picture = re.search(r"^## The house\n.*?```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    assert picture
+    tops = {part for part in ALLOWED if "/" not in part}
+    floors = [tops & set(re.findall(r"\w+", line.partition("|")[0])) for line in picture[1].splitlines()]
+    floor_of = {part: number for number, parts in enumerate(floors) for part in parts}
+    assert set(floor_of) == tops
+    assert sum(map(len, floors)) == len(tops), "a part stands on one floor"
+    for part, others in ALLOWED.items():
+        for other in others:
+            above, below = part.partition("/")[0], other.partition("/")[0]
+            assert above == below or floor_of[above] < floor_of[below], f"{part} imports {other}, which is not below it"
 
 
 def impurities(tree: ast.AST, path: Path) -> Iterator[str]:
@@ -133,7 +146,7 @@ def impurities(tree: ast.AST, path: Path) -> Iterator[str]:
             yield f"line {node.lineno}: calls .{node.func.attr}()"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) in PURE], ids=name)
+@pytest.mark.parametrize("path", [path for path in FILES if part_of(path).partition("/")[0] in PURE], ids=name)
 def test_what_decides_is_pure(path: Path) -> None:
     assert list(impurities(ast.parse(path.read_bytes()), path)) == []
 

@@ -16,7 +16,7 @@ from gpusched.model.execution import OpenRun, Order, StopOrder, SuspendOrder
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import AccountSettings, PreemptSettings, QosSettings
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
-from gpusched.model.snapshot import Resume as ResumeIt
+from gpusched.model.snapshot import ResumeRun as ResumeIt
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.testing import request
