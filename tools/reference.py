@@ -33,6 +33,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.spec import FIELDS
 from gpusched.model.value import Value, fields
+from tools.messages import messages_page
 from gpusched.simulate.measures import NOTES, by_section
 from gpusched.simulate.outcome import PARTS
 
@@ -48,6 +49,7 @@ def pages() -> dict[str, str]:
         "snapshot.md": snapshot_page(),
         "simulation.md": simulation_page(),
         "openapi.json": json.dumps(build(), indent=1) + "\n",
+        "messages.md": messages_page(),
         "../../gpusched/sdk/job_options.py": keywords_module(),
     }
 

@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 
-@pytest.mark.parametrize("name", ["cli.md", "settings.md", "metrics.md", "simulation.md", "openapi.json"])
+@pytest.mark.parametrize(
+    "name", ["cli.md", "settings.md", "metrics.md", "messages.md", "simulation.md", "openapi.json"]
+)
 def test_generated_pages_are_current(name: str) -> None:
     found = (DOCS / "reference" / name).read_text(encoding="utf-8")
     assert found == pages()[name], f"docs/reference/{name} is stale; run: python -m tools.reference"
