@@ -33,9 +33,9 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.spec import FIELDS
 from gpusched.model.value import Value, fields
-from tools.messages import messages_page
 from gpusched.simulate.measures import NOTES, by_section
 from gpusched.simulate.outcome import PARTS
+from tools.messages import messages_page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
