@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,10 +12,23 @@ import gpusched
 ROOT = Path(gpusched.__file__).parent
 
 
-def test_no_public_class_name_is_used_twice() -> None:
+def classes() -> defaultdict[str, list[str]]:
+    """Public class -> the modules that define it."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.parse(path.read_bytes()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(str(path.relative_to(ROOT)))
-    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+    return found
+
+
+def test_no_public_class_name_is_used_twice() -> None:
+    assert {name: paths for name, paths in classes().items() if len(paths) > 1} == {}
+
+
+def test_the_glossary_names_classes_that_exist() -> None:
+    page = (ROOT.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| [^|]+ \| .+ \| ([^|]+) \|$", page, re.M)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert len(named) > 30
+    assert sorted(named - set(classes())) == []
