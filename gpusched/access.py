@@ -1,8 +1,7 @@
-"""Who may do what to whose: the one place that answers it, for every command and every route.
+"""Access control: the single place that decides who may do what to which job, for every command and route.
 
-Three kinds of people have rights over what is not theirs: root and the daemon's own user; members of the admin group,
-as the system's user database says at the time of the call; operators of a queue and of the queues below it. Whoever
-has none of them is a stranger to the job.
+Three kinds of users have rights over other users' jobs: root and the daemon's own user; members of the admin group,
+according to the system's user database at the time of the call; operators of a queue and of the queues below it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gpusched.scheduler.admission import accounts_of, default_account, groups_li
 
 
 class Act(str, Enum):
-    """What is done to a job, in the words of the audit record."""
+    """An operation on a job, as worded in the audit record."""
 
     CANCEL = "cancel"
     SIGNAL = "signal"
@@ -32,7 +31,7 @@ class Act(str, Enum):
     RESUME = "resume"
     REQUEUE = "requeue"
     READ = "read"
-    """See all about it: its name, its command, its paths, its story."""
+    """See everything about it: its name, command, paths, history."""
     SCRIPT = "read the script of"
     ATTACH = "attach to"
     REPEAT = "repeat"
@@ -50,16 +49,16 @@ _OF_OPERATORS = frozenset(
 )
 _OF_ADMINS = _OF_OPERATORS | {Act.SCRIPT}
 _OF_ROOT = _OF_ADMINS | {Act.ATTACH, Act.REWRITE}
-"""Whoever changes what runs, runs something as the owner: for that an admin needs to be root. To repeat a job is for
-its owner alone, as what is repeated runs as whoever asks."""
+"""Changing what a job runs means running code as its owner: this takes root, not just an admin. Repeating a job is
+reserved for its owner, since the repetition runs as the caller."""
 
 
 class Hidden(NotFound):
-    """There is such a job, and the caller must not learn of it: told as if there were none, and recorded."""
+    """The job exists, but the caller must not learn of it: reported as if it did not exist, and recorded."""
 
 
 def user_name(uid: int) -> str:
-    """Name of a user, or the number as text when the account is gone."""
+    """Name of a user, or the uid as text if the account no longer exists."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -67,12 +66,12 @@ def user_name(uid: int) -> str:
 
 
 def is_root(caller: Caller) -> bool:
-    """Whether this is root, or the user that the daemon itself runs as."""
+    """Whether the caller is root or the user the daemon runs as."""
     return caller.uid in (0, os.geteuid())
 
 
 def is_admin(caller: Caller, settings: Settings) -> bool:
-    """Whether this is root, or in the admin group right now."""
+    """Whether the caller is root or currently in the admin group."""
     if is_root(caller):
         return True
     group = settings.access.admin_group
@@ -82,7 +81,7 @@ def is_admin(caller: Caller, settings: Settings) -> bool:
 
 
 def look_up_groups(uid: int, groups: Collection[str]) -> frozenset[str]:
-    """Those of these groups in which the user database has this user at this moment; none for an unknown user."""
+    """The groups among these that the user is in according to the current user database; none for an unknown user."""
     try:
         user = pwd.getpwuid(uid)
         gids = frozenset(os.getgrouplist(user.pw_name, user.pw_gid))
@@ -99,7 +98,7 @@ def _gid_of(group: str) -> int | None:
 
 
 def groups_of(caller: Caller, groups: Collection[str]) -> frozenset[str]:
-    """Those of these Unix groups that the user is in at this moment; what was looked up once holds for the request."""
+    """The Unix groups among these that the user is currently in; looked up once per request."""
     unknown = [group for group in groups if group not in caller.groups]
     if unknown:
         found = look_up_groups(caller.uid, unknown)
@@ -108,12 +107,12 @@ def groups_of(caller: Caller, groups: Collection[str]) -> frozenset[str]:
 
 
 def is_group(name: str) -> bool:
-    """Whether the user database has such a group at this moment."""
+    """Whether the user database currently has this group."""
     return _gid_of(name) is not None
 
 
 def operates(caller: Caller, queue: str, settings: Settings) -> bool:
-    """Whether this is an operator of the queue, or of one above it."""
+    """Whether the caller is an operator of the queue or of one above it."""
     known = settings.queue
     passed = set()
     name: str | None = queue
@@ -126,17 +125,16 @@ def operates(caller: Caller, queue: str, settings: Settings) -> bool:
 
 
 def is_operator(caller: Caller, settings: Settings) -> bool:
-    """Whether there is a queue of which this is an operator."""
+    """Whether the caller is an operator of any queue."""
     return any(caller.user in queue.operators for queue in settings.queue.values())
 
 
 def manages(caller: Caller, queue: str, settings: Settings) -> bool:
-    """Whether this is an admin, or an operator of the queue."""
+    """Whether the caller is an admin or an operator of the queue."""
     return is_admin(caller, settings) or operates(caller, queue, settings)
 
 
 def may(caller: Caller, act: Act, job: Job, settings: Settings) -> bool:
-    """Whether the caller may do this to the job."""
     if caller.uid == job.uid:
         return True
     if is_root(caller):
@@ -147,12 +145,12 @@ def may(caller: Caller, act: Act, job: Job, settings: Settings) -> bool:
 
 
 def hides(caller: Caller, job: Job, settings: Settings) -> bool:
-    """Whether the caller must not learn that there is such a job."""
+    """Whether the job's existence is hidden from the caller."""
     return "jobs" in settings.access.private_data and not may(caller, Act.READ, job, settings)
 
 
 def check(caller: Caller, act: Act, job: Job, settings: Settings) -> None:
-    """Refuse what the caller may not do to the job. Raises: Forbidden; Hidden for a job not theirs to know."""
+    """Check that the caller may do this to the job. Raises: Forbidden; Hidden for a job hidden from the caller."""
     if may(caller, act, job, settings):
         return
     if hides(caller, job, settings):
@@ -163,29 +161,29 @@ def check(caller: Caller, act: Act, job: Job, settings: Settings) -> None:
 
 
 def unknown(shown_id: str) -> Hidden:
-    """As of a job that does not exist."""
+    """The error for a hidden job, equal to that for one that does not exist."""
     return Hidden(f"there is no job {shown_id}", "list the jobs with: gq -a")
 
 
 def check_admin(caller: Caller, what: str, settings: Settings) -> None:
-    """Refuse what only admins may do to the daemon and its machines. Raises: Forbidden."""
+    """Check that the caller is an admin. Raises: Forbidden."""
     if not is_admin(caller, settings):
         raise Forbidden(f"only an admin may {what}, not {caller.user}", "ask " + admins(settings))
 
 
 def admins(settings: Settings) -> str:
-    """Whom a user can ask."""
+    """The users to contact, as named in hints."""
     group = settings.access.admin_group
     return f"root, or a member of group {group}" if group else "root"
 
 
 def is_private(what: str, caller: Caller, settings: Settings) -> bool:
-    """Whether data of this kind (`usage`, `accounts`, `reservations`, `jobs`) of others are hidden from the caller."""
+    """Whether other users' `usage`, `accounts`, `reservations` or `jobs` are hidden from the caller."""
     return what in settings.access.private_data and not is_admin(caller, settings)
 
 
 def no_job(job_id: int, next_id: int) -> NotFound:
-    """The error about a job that the table does not have; one that was pruned is told from one that never was."""
+    """The error for a job that is not in the table; distinguishes pruned jobs from ones that never existed."""
     if 0 < job_id < next_id:
         return NotFound(
             f"there is no job {job_id} any more: it ended long ago and was pruned",
@@ -195,17 +193,17 @@ def no_job(job_id: int, next_id: int) -> NotFound:
 
 
 def account_by_default(owner: Caller, settings: Settings) -> str | None:
-    """The account of a job of theirs that names none; None where it must name one."""
+    """The account of a user's jobs that name none; None if they must name one."""
     if not settings.account:
         return owner.user
     return default_account(owner.user, account_groups(owner, settings), settings)
 
 
 def own_accounts(owner: Caller, settings: Settings) -> list[str]:
-    """Accounts that this user may submit to; without configured ones that of their own name."""
+    """Accounts that the user may submit to; if none are configured, the one of the user's own name."""
     return accounts_of(owner.user, account_groups(owner, settings), settings) if settings.account else [owner.user]
 
 
 def account_groups(owner: Caller, settings: Settings) -> frozenset[str]:
-    """Those of the Unix groups that the configured accounts list which this user is in."""
+    """The Unix groups listed by configured accounts that the user is in."""
     return groups_of(owner, groups_listed(settings))

@@ -1,4 +1,4 @@
-"""Arrays and sweeps as clients write them: `0-9,20-30:2%4`, `lr=1e-3,1e-4`, `42_7`, `42_[3-5]`."""
+"""Syntax of arrays and sweeps in requests: `0-9,20-30:2%4`, `lr=1e-3,1e-4`, `42_7`, `42_[3-5]`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARRAY_KEYS = ("array", "sweep", "max_fails")
 MOST_NAMES = 100
 MOST_PLACES = 200
 MOST_IDS = 20_000
-"""Jobs that one request may name: what it does to them is one step, for which everybody else waits."""
+"""Jobs that one request may name: it is one step of the event loop, and all other requests wait for it."""
 
 _TASKS = re.compile(r"(\d{1,18})_(?:(\d{1,9})|\[([0-9,:\-]{1,4000})(?:%\d+)?\])")
 _OWN = ("GPUSCHED_", "SLURM_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -31,7 +31,7 @@ _IN_DEPENDENCY = re.compile(r"(?<=[:,?])\d{1,18}_\d{1,9}(?=[:,?+]|$)")
 
 
 def read_array(values: Mapping[str, Any]) -> ArraySpec | None:
-    """The array that a submission asks for, if any. Raises: UsageError."""
+    """The array of a submission, if any. Raises: UsageError."""
     text, sweep, max_fails = (values.get(key) for key in ARRAY_KEYS)
     if text is None and sweep is None:
         if max_fails is not None:
@@ -59,7 +59,7 @@ def read_array(values: Mapping[str, Any]) -> ArraySpec | None:
 
 
 def _check_places(values: Mapping[str, Any], names: list[str]) -> None:
-    """Refuse a place for a value whose name is misspelt: every task would be given the braces themselves."""
+    """Refuse a placeholder with a misspelt name, which would reach every task unchanged."""
     texts = [str(values[key]) for key in ("name", "stdout", "stderr") if values.get(key)]
     if values.get("script_name") == "wrap":
         texts.append(values.get("script") or "")
@@ -100,7 +100,7 @@ def _read_sweeps(lines: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...
 
 
 def _count(text: str) -> int:
-    """How many values a list of them has; one that cannot be read counts as one."""
+    """Number of values in a list; an unreadable one counts as one."""
     spans = [_SPAN.fullmatch(word) for word in text.split(",")]
     return sum(
         1 if span is None else abs(int(span[2]) - int(span[1])) // max(1, int(span[3] or 1)) + 1 for span in spans
@@ -144,7 +144,7 @@ def _values(text: str) -> Iterator[str]:
 def task_ids(text: str, find: Callable[[int], Job]) -> list[int] | None:
     """Ids of the tasks that `42_7` or `42_[3-5]` names; None for a text of another form.
 
-    Args: find: gives a job by id, or raises NotFound. Raises: NotFound, UsageError.
+    Args: find: returns a job by id, or raises NotFound. Raises: NotFound, UsageError.
     """
     match = _TASKS.fullmatch(text)
     if match is None:
@@ -169,7 +169,7 @@ def task_ids(text: str, find: Callable[[int], Job]) -> list[int] | None:
 
 
 def resolve_tasks(dependency: str, find: Callable[[int], Job]) -> str:
-    """A dependency with the id of each task that it names: `afterok:42_7=50`. Raises: NotFound, UsageError."""
+    """A dependency with its task names replaced by ids: `afterok:42_7=50`. Raises: NotFound, UsageError."""
     if len(dependency) > (most := FIELDS["dependency"].most):
         raise UsageError(
             f"the dependency has {len(dependency)} characters; at most {most} are taken", "name fewer jobs"

@@ -1,4 +1,4 @@
-"""Who is at the other end of the socket: SO_PEERCRED, never a field of the request."""
+"""Identity of the peer on the socket: SO_PEERCRED, never a field of the request."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CALLER = "caller"
 
 
 def pid_of(request: web.Request) -> int | None:
-    """The kernel's word on which process connected; None when it is gone or not visible from here."""
+    """The peer's process as reported by the kernel; None if it has exited or is not visible from here."""
     peer = peer_of(request.transport)
     return None if peer is None else peer[1]
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> tuple[int, int | None] | None:
-    """The kernel's word on uid and process at the other end; None when it is gone."""
+    """The peer's uid and process as reported by the kernel; None if it has disconnected."""
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None:
         return None
@@ -37,12 +37,12 @@ def peer_of(transport: asyncio.BaseTransport | None) -> tuple[int, int | None] |
 
 
 def known_caller(request: web.Request) -> Caller | None:
-    """Who asks, once `caller_of` has let them in."""
+    """The caller of a request that `caller_of` has admitted."""
     return request.get(_CALLER)
 
 
 def caller_of(request: web.Request) -> Caller:
-    """The kernel's word on who connected. Raises: Forbidden, of a personal daemon for anybody but its owner."""
+    """The caller as reported by the kernel. Raises: Forbidden if a personal daemon is called by another user."""
     known = request.get(_CALLER)
     if known is not None:
         return known  # type: ignore[no-any-return]

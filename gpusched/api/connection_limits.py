@@ -1,7 +1,7 @@
-"""The door of the socket: how many connections one user and all have, and how long an idle or slow one is kept.
+"""Limits on connections: their number, per user and in total, and how long an idle or slow one is kept.
 
-Stands between the event loop and aiohttp's protocol. When there is no room, the connection that was idle longest
-is given up for the new one: clients reconnect by themselves. Only when all are in use is the new one refused.
+Sits between the event loop and aiohttp's protocol. If there is no room, the connection idle longest is closed for the
+new one: clients reconnect by themselves. Only if all are busy is the new one refused.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from gpusched.model.settings import LimitSettings
 log = getLogger("gpusched.api")
 
 BEGIN_S = 10.0
-"""A connection that has sent no whole request head after so long is closed."""
+"""A connection that has sent no complete request head within this time is closed."""
 IDLE_S = 120.0
-"""So long is one kept on which nothing is asked any more."""
+"""An idle connection is closed after this time."""
 STUCK_S = 60.0
-"""A client that takes in nothing of its answer for so long is cut off: the answer is in memory."""
+"""A client that reads nothing of its answer for this long is disconnected: the answer occupies memory."""
 
 
 class ConnectionLimiter:
-    """Makes the protocol of each new connection, and knows all that are open."""
+    """Creates the protocol of each new connection, and tracks all open ones."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ConnectionLimiter:
         limits: Callable[[], LimitSettings],
         refused: Callable[[Caller, str, str], None] = lambda caller, what, why: None,
     ) -> None:
-        """Args: inner: makes aiohttp's protocol; refused: told of each connection that found no room."""
+        """Args: inner: makes aiohttp's protocol; refused: called for each refused connection."""
         self._inner = inner
         self._limits = limits
         self._refused = refused
@@ -57,12 +57,12 @@ class ConnectionLimiter:
         return len(self._by_inner)
 
     def unread_of(self, uid: int) -> int:
-        """Bytes of answers that a user has not taken in yet."""
+        """Bytes of answers that a user has not read yet."""
         return sum(door.unread for door in self._of.get(uid, ()))
 
     @contextmanager
     def in_use(self, request: web.Request) -> Iterator[None]:
-        """While a request is answered, its connection is not idle."""
+        """Mark the request's connection as busy while the request is answered."""
         door = self._by_inner.get(request.protocol)
         if door is None:
             yield
@@ -74,7 +74,7 @@ class ConnectionLimiter:
             door.end()
 
     def enter(self, door: LimitedConnection, uid: int, pid: int | None) -> TooMany | None:
-        """Take in a new connection; why not, when there is no room."""
+        """Register a new connection; returns the error if there is no room."""
         caller = Caller(uid, user_name(uid), pid)
         if not is_root(caller):
             problem = self._make_room(caller)
@@ -87,7 +87,6 @@ class ConnectionLimiter:
         return None
 
     def leave(self, door: LimitedConnection) -> None:
-        """A connection is gone."""
         self._by_inner.pop(door.inner, None)
         doors = self._of.get(door.uid, set())
         doors.discard(door)
@@ -116,13 +115,13 @@ class ConnectionLimiter:
 
 
 class LimitedConnection(asyncio.Protocol):
-    """One connection: passes everything on to aiohttp's protocol, and watches the clock."""
+    """One connection: forwards everything to aiohttp's protocol, and enforces time limits."""
 
     def __init__(self, limiter: ConnectionLimiter, inner: asyncio.Protocol) -> None:
         self.inner = inner
         self.uid = -1
         self.since = 0.0
-        """When it became what it is, idle or in use."""
+        """Time of the last change between idle and busy."""
         self._limiter = limiter
         self._is_in = False
         self._was_let_in = False
@@ -133,27 +132,23 @@ class LimitedConnection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is asked on it just now."""
         return self._requests == 0
 
     @property
     def unread(self) -> int:
-        """Bytes that the client has not taken in yet."""
+        """Bytes that the client has not read yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def begin(self) -> None:
-        """A request is being answered."""
         self._requests += 1
         self._set_timer(None)
 
     def end(self) -> None:
-        """It has been."""
         self._requests -= 1
         if self.is_idle and self._is_in:
             self._set_timer(IDLE_S)
 
     def cut(self) -> None:
-        """Close it at once."""
         self._limiter.leave(self)
         self._is_in = False
         self._set_timer(None)
@@ -170,7 +165,7 @@ class LimitedConnection(asyncio.Protocol):
     # --- what the event loop calls --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let it in, or tell why not."""
+        """Register the connection, or answer with the reason that it is refused."""
         self._transport = cast("asyncio.Transport", transport)
         peer = peer_of(transport)
         if peer is None:
@@ -187,7 +182,6 @@ class LimitedConnection(asyncio.Protocol):
         self.inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
         for timer in (self._timer, self._stuck):
             if timer is not None:
                 timer.cancel()
@@ -197,23 +191,19 @@ class LimitedConnection(asyncio.Protocol):
             self.inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a client that was let in."""
         if self._is_in:
             self.inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """The client sends no more."""
         return self.inner.eof_received() if self._is_in else None
 
     def pause_writing(self) -> None:
-        """The client does not take in what it is sent."""
         if self._transport is not None and self._stuck is None:
             self._stuck = asyncio.get_running_loop().call_later(STUCK_S, self.cut)
         if self._is_in:
             self.inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """It does again."""
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
@@ -222,7 +212,7 @@ class LimitedConnection(asyncio.Protocol):
 
 
 def _give_up(doors: set[LimitedConnection]) -> bool:
-    """Close the one that has been idle longest; False when none is."""
+    """Close the connection idle longest; False if none is idle."""
     idle = [door for door in doors if door.is_idle]
     if not idle:
         return False
@@ -241,7 +231,7 @@ def _answer(error: TooMany) -> bytes:
 
 
 def retry_after(error: TooMany) -> str:
-    """The header's value: whole seconds."""
+    """The value of the header, in whole seconds."""
     return str(max(1, math.ceil(error.retry_after_s)))
 
 

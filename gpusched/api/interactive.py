@@ -1,4 +1,4 @@
-"""What a submission says of its foreground, checked."""
+"""Checks the parts of a submission that concern its foreground."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ALONE = {
     "fallback": "fallback",
     "log_max_mib": "output file that is put aside; [interactive] log_mib limits it",
 }
-"""Fields that do not go with a foreground, in words."""
+"""Fields that cannot be combined with a foreground, as named in errors."""
 
 
 def read_interactive(
     values: Mapping[str, Any], request: Request, retry: RetryRule, settings: Settings
 ) -> tuple[Interactive | None, RetryRule]:
-    """The foreground, and the rule of retries with it: nobody would be at the next run. Raises: UsageError."""
+    """The foreground and its retry rule: no client would be attached to a second run. Raises: UsageError."""
     kind = values.get("interactive")
     if kind is None:
         for name in ("keep", "lease_s"):
@@ -44,7 +44,7 @@ def read_interactive(
 
 
 def submitted_by(specs: Sequence[JobSpec], pid: int | None, daemon: Daemon) -> tuple[JobSpec, ...]:
-    """The specs, where they are of the foreground with the process that submits them; None when nobody sees it."""
+    """The specs, foreground ones with the submitting process; unchanged if the process is not visible."""
     if pid is None or all(spec.interactive is None for spec in specs):
         return tuple(specs)
     client = daemon.client_process(pid)

@@ -1,4 +1,4 @@
-"""What everybody who looks at the queue should know: drained nodes and GPUs, and maintenance that is on or near."""
+"""Notices for all users who look at the queue: drained nodes and GPUs, and current or upcoming maintenance."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpusched.ports.daemon import SchedulerState
 from gpusched.scheduler.calendar import next_window
 
 AHEAD_S = 7 * 86400.0
-"""How long before it begins maintenance is announced."""
+"""How long in advance maintenance is announced."""
 
 
 def notices(scheduler: SchedulerState) -> list[dict[str, Any]]:
-    """Drains, then maintenance by its begin, each with what it is of and its message."""
+    """Drains, then maintenance by start time, each with its subject and message."""
     now, world = scheduler.now(), scheduler.world
     node = scheduler.node_name
     indices = {view.uuid: view.index for view in scheduler.tracker.views(now)}

@@ -1,6 +1,6 @@
-"""What one user may ask for, so that the others are answered: requests a second, bytes on their way, bytes kept.
+"""Limits on one user's request rate, bytes in flight and bytes stored, which keep the daemon responsive to others.
 
-The daemon's own user, who in system mode is root, is not counted.
+The daemon's own user, root in system mode, is exempt.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from gpusched.model.settings import LimitSettings
 from gpusched.model.units import format_duration
 
 MAX_BODY = 96 << 20
-"""A script at its limit can grow sixfold as JSON escapes; beyond this nothing is read."""
+"""Largest body that is read: JSON escapes can inflate a script at its limit sixfold."""
 BODIES_PER_USER = 2 * MAX_BODY
 BODIES = 8 * MAX_BODY
-"""Bytes of requests that are being read at once, of one user and in all: they are in memory."""
+"""Bytes of requests being read at once, per user and in total; they are held in memory."""
 BODY_S = 20.0
 LEAST_BYTES_PER_S = 1 << 20
-"""A request's body is waited for so long, and so much longer the larger it is: a local client needs milliseconds."""
+"""The time allowed for a body is BODY_S plus its size divided by this rate; a local client needs milliseconds."""
 JOB_BYTES = 1024
-"""What a row of the job table takes, beside its texts."""
+"""Size of a row of the job table without its texts."""
 FREE_S = 0.02
-"""Of each request so much time is free: what people and their scripts ask for takes less."""
+"""Free time of each request; interactive commands and scripts take less."""
 BUSY_PART = 0.5
-"""So much of the daemon's time one user may take up beyond that, on average."""
+"""Share of the daemon's time that one user may take beyond that, on average."""
 _DAY_S = 86400.0
 _FORGET = 4096
-"""Users that are remembered before those with full buckets are forgotten."""
+"""Users remembered before those with full buckets are dropped."""
 
 
 class TokenBucket:
-    """So many tokens, which come back at a steady rate."""
+    """A bucket of tokens that refills at a constant rate."""
 
     __slots__ = ("_at", "_left")
 
@@ -45,7 +45,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, tokens: float, most: float, rate: float, now: float) -> float:
-        """Take tokens when they are there; else how long until they are, in seconds, and none is taken."""
+        """Take the tokens if there are enough; otherwise take none and return the seconds until there are."""
         self._left = min(most, self._left + (now - self._at) * rate)
         self._at = now
         # Whoever asks for more than there can ever be waits for a full bucket: what is too large is refused elsewhere.
@@ -56,19 +56,19 @@ class TokenBucket:
         return (wanted - self._left) / rate
 
     def owe(self, tokens: float) -> None:
-        """Take tokens that are not there yet: whoever comes next waits until they are."""
+        """Take tokens in advance; the next caller waits until the debt is refilled."""
         self._left -= tokens
 
     def is_full(self, most: float, rate: float, now: float) -> bool:
-        """Whether it is as one that nobody has taken from."""
+        """Whether the bucket is full, like a new one."""
         return self._left + (now - self._at) * rate >= most
 
 
 class RateLimits:
-    """Counts what each user asks for."""
+    """Tracks the requests of each user."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Args: clock: seconds that only go forward."""
+        """Args: clock: a monotonic clock in seconds."""
         self._clock = clock
         self._requests: dict[int, TokenBucket] = {}
         self._bytes: dict[int, TokenBucket] = {}
@@ -107,12 +107,12 @@ class RateLimits:
         self._take_bytes(caller, size, limit)
 
     def check_writing(self, caller: Caller, limit: LimitSettings) -> None:
-        """Refuse a change by somebody whose changes have taken all that is theirs. Raises: Refused."""
+        """Refuse a change by a user whose changes have used up their allowance. Raises: Refused."""
         if not is_root(caller):
             self._take_bytes(caller, 0.0, limit)
 
     def written(self, caller: Caller, size: float, limit: LimitSettings) -> None:
-        """Count what a change has added to the database, where it is known only afterwards."""
+        """Count what a change has added to the database, if that is known only afterwards."""
         if not is_root(caller) and size:
             most = limit.submitted_mib_per_user * (1 << 20)
             self._bucket(self._bytes, caller.uid, most, most / _DAY_S).owe(size)
@@ -130,7 +130,7 @@ class RateLimits:
             )
 
     def spent(self, caller: Caller, busy_s: float, limit: LimitSettings) -> None:
-        """Count the time for which a request kept everybody else waiting, as so many requests more."""
+        """Count the time for which a request blocked all others as additional requests."""
         if busy_s > FREE_S and not is_root(caller):
             bucket = self._bucket(self._requests, caller.uid, float(limit.requests_burst), limit.requests_per_s)
             bucket.owe((busy_s - FREE_S) * limit.requests_per_s / BUSY_PART)
@@ -170,12 +170,12 @@ class RateLimits:
 
 
 def _length(part: object) -> int:
-    """Characters of what a row holds of it, about."""
+    """Approximate number of characters that a row stores of it."""
     return sum(len(word) + 3 for word in part) if isinstance(part, tuple) else len(repr(part))
 
 
 def too_many(message: str, wait_s: float, hint: str) -> TooMany:
-    """A refusal that says when to come again."""
+    """A refusal with the time to retry after."""
     error = TooMany(message, hint)
     error.retry_after_s = max(0.05, wait_s)
     return error

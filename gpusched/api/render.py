@@ -1,4 +1,4 @@
-"""From the daemon's values to the JSON that scripts rely on. Unknown is null; instants are epoch seconds."""
+"""The JSON that scripts rely on, from the daemon's values. Unknown is null; times are epoch seconds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOTHING_FOUND = RunFindings()
 
 
 def document(**content: Any) -> dict[str, Any]:
-    """A JSON document with the schema version in front."""
+    """A JSON document with the schema version first."""
     return {"schema_version": SCHEMA_VERSION, **content}
 
 
@@ -40,7 +40,7 @@ _write = msgspec.json.Encoder().encode
 
 
 def encode(value: object) -> bytes:
-    """JSON in ASCII and without spaces, as `json.dumps` writes it but in a tenth of the time."""
+    """ASCII JSON without spaces, as written by `json.dumps` but in a tenth of the time."""
     try:
         text = _write(value)
         if text.isascii():
@@ -52,26 +52,26 @@ def encode(value: object) -> bytes:
 
 @dataclass(slots=True)
 class JobContext:
-    """What a job's JSON needs beyond its row. Not frozen: a list makes thousands."""
+    """Input of a job's JSON beyond its row. Not frozen, since a list creates thousands."""
 
     settings: Settings
     node: str
     run: Run | None
-    """The current or last run, when it is known without asking the store for each job."""
+    """The current or last run, if known without one query per job."""
     reason: Reason | None
-    """Why it waits, for a pending job."""
+    """Why a pending job is waiting."""
     priority: Callable[[Job], tuple[float, dict[str, float]]]
-    """Of a pending job, its priority and the weighted factors that this is the sum of."""
+    """Priority of a pending job, and the weighted factors it is the sum of."""
     progress: ShownProgress | None = None
-    """How far its run is, if it says so and somebody has looked."""
+    """Progress of its run, if reported by the job and already read."""
     findings: RunFindings = _NOTHING_FOUND
-    """About its open run."""
+    """Findings about its open run."""
     name_of_run: Callable[[str], str] = str
-    """Of a run's handle, its job as people know it."""
+    """The displayed id of a run's job, by the run's handle."""
     fallback_of: str | None = None
-    """Of a fallback: the id of the failed job as people know it."""
+    """For a fallback, the displayed id of the failed job."""
     paths: tuple[str, str | None] | None = None
-    """Where its output and errors go, once they were worked out."""
+    """Paths of its output and errors, once they were computed."""
 
 
 JobFacts = Callable[[Job], JobContext]
@@ -124,7 +124,7 @@ def _path(job: Job, ctx: JobContext, which: int) -> str | None:
 
 
 def command_line(job: Job) -> str:
-    """The command in one line, as one could type it."""
+    """The command in one line, in a form that can be typed."""
     launch = job.spec.launch
     words = list(launch.argv)
     if launch.script_sha is not None:
@@ -142,7 +142,6 @@ def _sweep(job: Job) -> dict[str, str] | None:
 
 
 def _depends_on(job: Job) -> list[str]:
-    """Ids of the jobs that its dependency names."""
     if not job.spec.dependency:
         return []
     conditions = parse_dependency(job.spec.dependency).conditions
@@ -151,16 +150,16 @@ def _depends_on(job: Job) -> list[str]:
 
 
 PROGRESS_FIELDS = frozenset({"progress", "progress_text", "eta_at"})
-"""Keys for which files of jobs have to be looked at."""
+"""Keys that require reading files of jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunField:
-    """A key that is made of the current or last run."""
+    """A key read from the current or last run."""
 
     make: Callable[[Run, Job, JobContext], Any]
     without: Any = None
-    """What it is of a job that has no run."""
+    """Its value for a job without a run."""
 
 
 JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
@@ -241,17 +240,17 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "fallback_id": lambda job, ctx: None if job.fallback_id is None else str(job.fallback_id),
     "fallback_of": lambda job, ctx: ctx.fallback_of,
 }
-"""Every key of a job's JSON and how it is made: the name of an attribute, or a function; `fields=` picks from these."""
+"""Every key of a job's JSON with its source: the name of an attribute, or a function; `fields=` selects from these."""
 
 
 class RowMaker:
     """Makes rows of jobs: documents with some of the keys of `JOB_FIELDS`, in this order.
 
-    Attributes are read all at once, and what is of a run is left out of jobs that have none: a list has thousands.
+    Attributes are read in one call, and fields of runs are skipped for jobs without one: a list has thousands.
     """
 
     def __init__(self, names: Iterable[str], hidden: Mapping[str, Any] | None = None) -> None:
-        """Args: hidden: by key, what stands in its place in each row."""
+        """Args: hidden: by key, the value that replaces it in each row."""
         hidden = {} if hidden is None else hidden
         self._blank: dict[str, Any] = {name: hidden.get(name) for name in names}
         made = {name: JOB_FIELDS[name] for name in self._blank if name not in hidden}
@@ -275,7 +274,7 @@ class RowMaker:
 
 
 def gpu_request(request: Request) -> str:
-    """GPUs asked for on all nodes together, the way gsub reads them: `2`, `a100:2`, `0.5`; `0` for none.
+    """GPUs requested on all nodes together, in the syntax of gsub: `2`, `a100:2`, `0.5`; `0` for none.
 
     VRAM of each is added as in `1(8192M)`; a share of one card on each of 2 nodes is `2x0.5`.
     """
@@ -321,12 +320,11 @@ def run_json(run: Run) -> dict[str, Any]:
 
 
 def event_json(event: JobEvent) -> dict[str, Any]:
-    """One line of a job's story."""
     return {"at": event.at, "kind": event.kind, "text": event.text, "run": event.run}
 
 
 def plain(value: Any) -> Any:
-    """A value of the model, or a dataclass, as JSON by its fields."""
+    """A value of the model, or a dataclass by its fields, as JSON."""
     return msgspec.to_builtins(value, str_keys=True)
 
 
@@ -336,7 +334,7 @@ def forecast_json(found: Forecast) -> dict[str, Any]:
 
 
 def range_json(found: StartRange, calibration: Calibration, now: float) -> dict[str, Any] | None:
-    """Both ends of a start, and between which instants four in five start; null when nothing is known."""
+    """Earliest and latest start, and the range that holds four in five starts; null if nothing is known."""
     if found.is_unknown:
         return None
     low_at, high_at = likely_range(found, calibration, now)
@@ -344,7 +342,7 @@ def range_json(found: StartRange, calibration: Calibration, now: float) -> dict[
 
 
 def likely_range(found: StartRange, calibration: Calibration, now: float) -> tuple[float | None, float | None]:
-    """Between which instants four in five such jobs start; None twice when too few have started."""
+    """The range that holds four in five starts of such jobs; None twice if too few have started."""
     told_at = found.low_at if found.high_at is None else found.high_at
     likely = calibration.usual if found.high_at is None else calibration.likely
     if likely is None or told_at is None or told_at <= now:
@@ -353,7 +351,6 @@ def likely_range(found: StartRange, calibration: Calibration, now: float) -> tup
 
 
 def alternative_json(one: Alternative) -> dict[str, Any]:
-    """One thing that would help."""
     return {
         "change": plain(one.change),
         "text": one.text,
@@ -364,9 +361,9 @@ def alternative_json(one: Alternative) -> dict[str, Any]:
 
 
 def expected_json(job: Job, daemon: Daemon, *, is_whole: bool) -> dict[str, Any] | None:
-    """How long a pending job is expected to run, by what, and how good its user's limits were; null for others.
+    """Expected run time of a pending job, its basis, and the accuracy of its user's limits; null for other jobs.
 
-    Args: is_whole: all may be told of it; else no more than the length.
+    Args: is_whole: include everything; otherwise the run time only.
     """
     if job.state is not JobState.PENDING:
         return None
@@ -379,12 +376,12 @@ def expected_json(job: Job, daemon: Daemon, *, is_whole: bool) -> dict[str, Any]
 
 
 def prediction_json(found: PredictionError, settings: Settings) -> dict[str, Any]:
-    """How far off guesses of run times and users' limits have been, and which of them jobs are planned with."""
+    """Accuracy of predicted run times and of users' limits, and which of them the scheduler plans with."""
     return {**plain(found), "is_used": settings.priority.predict and found.is_better}
 
 
 def accuracy_json(found: Accuracy | None, calibration: Calibration) -> dict[str, Any] | None:
-    """How good estimates were, and part of the ranges of four in five that held; null when none can be judged."""
+    """Accuracy of predictions, and the share of four-in-five ranges that held; null if none can be judged."""
     if found is None:
         return None
     return {**plain(found), "likely_count": calibration.judged, "likely_inside": calibration.share}

@@ -1,4 +1,4 @@
-"""Reading requests and writing answers, whatever they are about."""
+"""Reading requests and writing answers, for all handlers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MOST_PARTS = 2_000_000
 MOST_NAMES = 500_000
 """Values, and names of values, in one request."""
 TURN_S = 0.002
-"""So long a list is worked at before others are answered."""
+"""A list is built for this long before other requests get a turn."""
 _PIECE = 32
-"""Rows that are encoded at once."""
+"""Rows encoded at once."""
 _SMALL = 1 << 16
 _LONGEST_NUMBER = 400
-"""Digits. Python reads longer ones in a time that grows with their square."""
+"""Digits. Python's time to parse longer numbers grows with the square of their length."""
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 
@@ -50,9 +50,9 @@ async def read_body(request: web.Request) -> dict[str, Any]:
 
 
 def check_parts(content: bytes) -> None:
-    """Refuse a JSON text that takes long to read: the daemon does nothing else meanwhile. Raises: UsageError.
+    """Refuse a JSON text that is slow to parse: the daemon is blocked meanwhile. Raises: UsageError.
 
-    Each value takes twenty times its bytes in memory, or more, and each name that is like no other longer than a value.
+    Each value takes at least twenty times its bytes in memory, and each distinct name more than a value.
     """
     if len(content) <= _SMALL:
         return
@@ -80,7 +80,7 @@ def check_keys(body: dict[str, Any], *known: str) -> None:
 
 
 def respond(**content: Any) -> web.Response:
-    """A JSON document, as compact as it gets."""
+    """A compact JSON document."""
     return web.Response(
         body=json.dumps(document(**content), separators=(",", ":")).encode(), content_type="application/json"
     )
@@ -89,9 +89,9 @@ def respond(**content: Any) -> web.Response:
 async def respond_list(
     name: str, items: Iterable[object], before: dict[str, Any], after: dict[str, Any]
 ) -> web.Response:
-    """A JSON document with a long list, between other keys; others are answered while it is made.
+    """A JSON document with a long list between other keys; other requests get turns while it is built.
 
-    Args: items: what makes them is asked for one after the other, as far as there is time before others' turn.
+    Args: items: may be lazy; consumed in pieces between the turns of other requests.
     """
     text = bytearray(encode(document(**before))[:-1])
     text += f',"{name}":['.encode()
@@ -145,7 +145,7 @@ def states_of(names: Iterable[str]) -> frozenset[JobState]:
 
 
 async def whole_body(request: web.Request) -> bytes:
-    """The bytes of a request, which must come as fast as a local client is. Raises: TooMany, TooSlow, UsageError."""
+    """The body of a request, which must arrive at the rate of a local client. Raises: TooMany, TooSlow, UsageError."""
     if not request.body_exists:
         return b""
     size = request.content_length

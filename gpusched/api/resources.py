@@ -1,4 +1,4 @@
-"""From the resources in a client's JSON to a Request: names, lists and counts checked, GPUs spread over the nodes."""
+"""The resources in a client's JSON as a Request: names, lists and counts checked, GPUs divided among the nodes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def read_request(values: Mapping[str, Any], settings: Settings) -> Request:
 
 
 def request_name(key: str) -> str:
-    """The name in a Request, or in the rest of a job, of a field of the JSON."""
+    """The name of a JSON field in a Request, or in the rest of a job."""
     field = _FIELDS.get(key)
     return key if field is None else field.attribute
 
 
 def request_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked fields of the JSON by the names that a Request has for them; `gpus` still counts all nodes.
+    """Checked JSON fields under their names in a Request; `gpus` still counts all nodes.
 
-    Raises: UsageError for names, lists and labels that cannot be read.
+    Raises: UsageError for unreadable names, lists and labels.
     """
     wanted = {request_name(key): values[key] for key in _FIELDS if key in values}
     for key in ("nodelist", "exclude"):
@@ -59,7 +59,7 @@ def request_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spread(wanted: dict[str, Any]) -> None:
-    """Put the number of GPUs on each node into `gpus`."""
+    """Convert `gpus` to the number on each node."""
     gpus, per_node = wanted.get("gpus"), wanted.pop(_PER_NODE, None)
     if gpus and per_node and "nodes" not in wanted and not gpus % per_node:
         wanted["nodes"] = gpus // per_node  # as Slurm: the numbers say how many nodes there must be
@@ -107,7 +107,7 @@ def _counts(key: str, counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 
 def _labels(key: str, text: str) -> str | None:
-    """The constraint without its blanks; None for nothing but blanks."""
+    """The constraint without blanks; None if it is blank."""
     if not text.strip():
         return None
     try:

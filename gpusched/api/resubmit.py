@@ -1,4 +1,4 @@
-"""Submitting once more what was submitted before: the request of an old job, with some of it changed."""
+"""Resubmission: the request of an old job, with some fields changed."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _ANEW: dict[str, Any] = {
     "step": None,
     "fallback_of": None,
 }
-"""What belongs to the one submission, not to the work: a repetition has it only when it says so."""
+"""Fields of a single submission rather than of the work: a repetition has them only if it sets them."""
 
 
 def read_resubmission(
     jobs: Iterable[Job], changes_json: Any, caller: Caller, settings: Settings, store: Store
 ) -> Submission:
-    """The specs of these jobs once more, each with the same changes. Raises: Forbidden, UsageError, Refused."""
+    """The specs of these jobs again, each with the same changes. Raises: Forbidden, UsageError, Refused."""
     raw = read_object(changes_json, "spec")
     changes = check_fields(raw, SPEC_FIELDS)
     payloads: dict[str, bytes] = {}
@@ -96,7 +96,7 @@ def _retry_values(old: RetryRule, raw: Mapping[str, Any], changes: Mapping[str, 
 
 
 def _request_values(old: Request, raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The resources as a submission says them: the old ones, with those that are given in their place."""
+    """The resources in the form of a submission: the old ones, overridden by the changes."""
     kept: dict[str, Any] = asdict(old)
     is_new_wish = not GPU_KEYS.isdisjoint(raw)
     if is_new_wish and changes.get("gpus", 1) == 0 and not changes.get("gpus_per_node"):

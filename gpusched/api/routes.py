@@ -1,4 +1,4 @@
-"""The table of routes: what the server registers, what the OpenAPI document lists, in one place."""
+"""The table of routes, from which the server registers handlers and the OpenAPI document is made."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation: where it is, what it does, what it takes and what it answers with."""
+    """One operation: its path, purpose, parameters and answer."""
 
     method: str
     path: str
     handler: Handler
     summary: str
     answer: str
-    """Key of the document that carries the result."""
+    """Key of the document that holds the result."""
     query: dict[str, str] = field(default_factory=dict)
     """Query parameters and their meaning."""
     body: dict[str, Any] | None = None
@@ -51,7 +51,7 @@ _CHOICE = {
     "all": {"type": "boolean"},
     "dry_run": {"type": "boolean"},
 }
-"""Which jobs a command is about, and whether it only says which these are."""
+"""Jobs that a command applies to, and whether it only lists them."""
 
 _FILTERS = {
     "ids": "comma-separated ids; @ is the caller's last job",

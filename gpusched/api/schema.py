@@ -1,4 +1,4 @@
-"""Fields of requests: how they are checked and documented; `model.spec` declares those of jobs."""
+"""Fields of requests, with their checks and documentation; `model.spec` declares those of jobs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from gpusched.api.routes import Route
 
 SPEC_FIELDS = {name: field for name, field in spec.FIELDS.items() if name != "throttle"}
-"""Of a submission."""
+"""Fields of a submission."""
 UPDATE_FIELDS = spec.UPDATABLE
 
 
 def json_schema(field: Field) -> dict[str, Any]:
-    """The field in JSON Schema's words, as the OpenAPI document shows it."""
+    """JSON Schema of a field for the OpenAPI document."""
     shape: dict[str, Any]
     if field.kind == "strings":
         shape = {"type": "array", "items": {"type": "string"}}
@@ -63,14 +63,14 @@ def json_schema(field: Field) -> dict[str, Any]:
 
 
 def read_object(value: object, what: str) -> dict[str, Any]:
-    """A JSON object, or a usage error that says what should have been one."""
+    """Check that a value is a JSON object. Raises: UsageError that says what was expected."""
     if not isinstance(value, dict):
         raise UsageError(f"{what} must be a JSON object", "see GET /v1/openapi.json")
     return value
 
 
 def check_fields(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Every value checked for type and range. Null means absent. Raises: UsageError."""
+    """Check every value for type and range. Null means absent. Raises: UsageError."""
     checked = {}
     for name, value in values.items():
         field = fields.get(name)
@@ -86,7 +86,7 @@ def check_fields(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict
 
 
 def _check_length(name: str, value: Any, field: Field) -> None:
-    """Refuse texts longer than anyone means: what they are compared with or made into grows with it."""
+    """Refuse overlong texts, since the cost of matching and expanding them grows with their length."""
     if isinstance(value, str):
         size = len(value)
     elif isinstance(value, (list, dict)):

@@ -28,19 +28,18 @@ from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound,
 log = getLogger("gpusched.api")
 
 UNREAD_PER_USER = 256 << 20
-"""Bytes of answers that are in memory for one user, beside a single one, which may be larger."""
+"""Unread bytes of answers held in memory for one user; a single answer may be larger."""
 WARNING = "Gpusched-Warning"
-"""Header with a text, percent-encoded, that commands print on stderr."""
+"""Header with a percent-encoded text that commands print on stderr."""
 MOST_WARNING = 1000
 _SHUTDOWN_S = 2.0
 HTTP_LOG = getLogger("gpusched.http")
-"""Where aiohttp says what it met."""
+"""aiohttp's logger."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build_app(service: ApiService) -> web.Application:
-    """The application with all routes."""
     app = web.Application(middlewares=[_errors, _admit], client_max_size=MAX_BODY)
     app[SERVICE] = service
     app[DOCUMENT] = build()
@@ -54,9 +53,9 @@ def build_app(service: ApiService) -> web.Application:
 
 
 def _is_ours(record: LogRecord) -> bool:
-    """Whether it is about the daemon: of bytes that are no HTTP the answer tells whoever sent them, and that is all.
+    """Whether a record concerns the daemon; invalid HTTP does not, since the sender gets an error answer.
 
-    Each of them is 40 KB of the log when it is written down, and costs its sender nothing.
+    Logging each such request would take 40 KB, at no cost to its sender.
     """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
@@ -89,7 +88,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
 
 
 async def _warn(request: web.Request, response: web.StreamResponse) -> None:
-    """Say with every answer to those who can mend it that the config file is not in force."""
+    """Warn admins with every answer that the config file is not in force."""
     service = service_of(request)
     problem = service.daemon.config_problem()
     caller = known_caller(request)
@@ -99,7 +98,7 @@ async def _warn(request: web.Request, response: web.StreamResponse) -> None:
 
 @web.middleware
 async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Nobody unknown gets further, and nobody too often."""
+    """Reject unknown callers, and callers over their rate limit."""
     service = service_of(request)
     caller = caller_of(request)
     service.pace.request(caller, service.settings.limit)
@@ -119,7 +118,7 @@ async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
 
 
 class Timed:
-    """Awaits a coroutine, and knows for how long it has kept the event loop to itself."""
+    """Awaits a coroutine and measures how long it blocks the event loop."""
 
     def __init__(self, work: Awaitable[web.StreamResponse]) -> None:
         self._work = work
@@ -148,7 +147,7 @@ def _record(request: web.Request, error: GpuschedError) -> None:
 
 
 class HttpServer:
-    """Serves the API on a Unix socket: everybody on the machine when the daemon is the system's."""
+    """Serves the API on a Unix socket, which all users can connect to if the daemon is the system's."""
 
     def __init__(self, service: ApiService) -> None:
         self._app = build_app(service)
@@ -158,7 +157,7 @@ class HttpServer:
         self._path = ""
 
     async def start(self, socket_path: str) -> None:
-        """Listen. A file left by a dead daemon is in the way: the caller holds the lock."""
+        """Listen. Replaces a socket file left by a dead daemon; the caller holds the lock."""
         self._path = socket_path
         self._runner = web.AppRunner(
             self._app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S, logger=HTTP_LOG
@@ -167,7 +166,7 @@ class HttpServer:
         self._listener = await _listen(limiter_for(self._app, self._runner), socket_path, self._mode)
 
     async def close(self) -> None:
-        """Let requests that are being answered end, for a moment; remove the socket."""
+        """Wait briefly for requests in progress; remove the socket."""
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:
@@ -200,7 +199,7 @@ def _unlink(path: str) -> None:
 
 
 def limiter_for(app: web.Application, runner: web.AppRunner) -> ConnectionLimiter:
-    """The door through which this application's connections come."""
+    """Create the connection limiter of this application."""
     service = app[SERVICE]
     assert runner.server is not None
     app[CONNECTION_LIMITER] = limiter = ConnectionLimiter(

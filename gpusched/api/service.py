@@ -1,4 +1,4 @@
-"""What handlers need of the running daemon: its scheduler, a way to wait for it, facts about itself."""
+"""The handlers' view of the running daemon: its scheduler, ways to wait for changes, facts about the daemon."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _Answer = TypeVar("_Answer")
 
 MOST_QUESTIONS = 8
 MOST_WATCHED = 200_000
-"""Each is a few hundred bytes of memory as long as somebody waits."""
+"""Each takes a few hundred bytes of memory during the wait."""
 
 
 @dataclass(slots=True, eq=False)
 class JobWatch:
-    """What one client waits for: any change of some jobs, or the ends of all of them."""
+    """One client's wait: for any change of some jobs, or for the ends of all of them."""
 
     left: set[int] | None
-    """Jobs that have not ended; None where any change will do."""
+    """Jobs that have not ended; None if the client waits for any change."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def notice(self, job: Job) -> None:
-        """Take in a changed row of one of the jobs, or of the array of one."""
+        """Process a changed row of one of the jobs, or of its array."""
         if self.left is None:
             self.is_over.set()
             return
@@ -62,35 +62,33 @@ class JobWatch:
 
 @dataclass(slots=True)
 class ApiService:
-    """The daemon as its API sees it."""
+    """The API's view of the daemon."""
 
     daemon: Daemon
     pace: RateLimits = field(default_factory=lambda: RateLimits(time.monotonic))
     requests: dict[Request, Request] = field(default_factory=dict)
-    """Equal resource requests are one object, however many jobs ask for them."""
+    """Interned resource requests: equal ones share one object."""
     watchers: dict[int, set[JobWatch]] = field(default_factory=dict)
-    """By job, the clients that wait for it."""
+    """Waiting clients, by job."""
     thinking: dict[int, int] = field(default_factory=dict)
-    """How many questions of each user are being worked out."""
+    """Number of forecasts in progress, by user."""
     waiting: dict[int, int] = field(default_factory=dict)
-    """How many jobs each user waits for, counted once for each request."""
+    """Number of jobs being waited for, by user; a job counts once per request."""
     thinker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "look-ahead"))
-    """Works out what takes a while, one question after the other; its thread begins with the first one."""
+    """Computes slow answers one at a time; its thread starts with the first one."""
 
     @property
     def scheduler(self) -> SchedulerState:
-        """What the scheduler knows right now."""
         return self.daemon.scheduler
 
     @property
     def settings(self) -> Settings:
-        """The daemon's settings."""
         return self.scheduler.settings
 
     async def work_out(self, question: Callable[[], _Answer], caller: Caller) -> _Answer:
-        """Have another thread answer this while the queue goes on. What the question looks at must not change.
+        """Compute an answer on another thread while the queue is served. The question must read immutable data only.
 
-        Raises: TooMany when the caller has several under way: they are answered one after the other, all users'.
+        Raises: TooMany if the caller has several in progress: those of all users are computed one at a time.
         """
         with self._counted(self.thinking, caller, 1, MOST_QUESTIONS, "forecasts"):
             began = time.monotonic()
@@ -116,23 +114,23 @@ class ApiService:
                 del counts[uid]
 
     def announce(self, jobs: Mapping[int, Job]) -> None:
-        """Wake the clients that wait for any of these jobs; called after each commit with the rows that changed."""
+        """Wake clients that wait for any of these jobs; called after each commit with the changed rows."""
         if self.watchers:
             for job_id, job in jobs.items():
                 for watch in self.watchers.get(job_id, ()):
                     watch.notice(job)
 
     async def changed(self, ids: Iterable[int], timeout_s: float, caller: Caller) -> None:
-        """Return when the row of one of these jobs changes, or after the timeout.
+        """Block until the row of one of these jobs changes or the timeout expires.
 
-        Raises: TooMany when the caller waits for too many jobs already.
+        Raises: TooMany if the caller already waits for too many jobs.
         """
         await self._watch(JobWatch(None), list(ids), timeout_s, caller)
 
     async def ended(self, ids: Iterable[int], timeout_s: float, caller: Caller) -> None:
-        """Return when all of these jobs, of which none has ended, have ended, or after the timeout.
+        """Block until all of these unfinished jobs have ended or the timeout expires.
 
-        Raises: TooMany when the caller waits for too many jobs already.
+        Raises: TooMany if the caller already waits for too many jobs.
         """
         left = set(ids)
         await self._watch(JobWatch(left), list(left), timeout_s, caller)
@@ -161,17 +159,17 @@ class ApiService:
     # --- looking jobs up --------------------------------------------------------------------------
 
     def job_id(self, text: str, caller: Caller) -> int:
-        """The id of the one job that a client wrote. Raises: NotFound, UsageError."""
+        """The id of the one job that a client named. Raises: NotFound, UsageError."""
         found = self.named(text, caller)
         if len(found) != 1:
             raise UsageError(f"{printable(text, 40)!r} names more than one job", "name one, for example: 42_7")
         return found[0]
 
     def named(self, text: str, caller: Caller, *, unfinished: bool = False) -> list[int]:
-        """What a client wrote: a number, a task `42_7`, several `42_[3-5]`, a pipeline `p42`, `@` for the last job.
+        """Ids for a number, a task `42_7`, several `42_[3-5]`, a pipeline `p42`, or `@` for the last job.
 
-        Of a pipeline these are the jobs of its steps and their fallbacks; when `unfinished`, those that have not ended
-        if there are any.
+        A pipeline stands for the jobs of its steps and their fallbacks; with `unfinished`, for the unfinished ones if
+        there are any.
         """
         if (pipeline := parse_pipeline_id(text)) is not None:
             jobs = [job for job in self.jobs_of_pipeline(pipeline) if not hides(caller, job, self.settings)]
@@ -202,7 +200,7 @@ class ApiService:
             raise UsageError(str(error), "list the jobs with: gq") from None
 
     def job_ids(self, text: str, caller: Caller) -> list[int]:
-        """A comma-separated list of ids, each once, in the order given."""
+        """Ids for a comma-separated list, without duplicates, in the given order."""
         found: dict[int, None] = {}
         for word in split_ids(text):
             found.update(dict.fromkeys(self.named(word, caller)))
@@ -211,7 +209,7 @@ class ApiService:
         return list(found)
 
     def not_needed(self, text: str) -> list[str]:
-        """Jobs of the pipelines among these ids that were left out because others went well."""
+        """Jobs of the named pipelines that were skipped because other jobs succeeded."""
         numbers = [number for word in text.split(",") if (number := parse_pipeline_id(word)) is not None]
         found = []
         for number in numbers:
@@ -221,23 +219,23 @@ class ApiService:
         return found
 
     def jobs_of_pipeline(self, number: int) -> list[Job]:
-        """Every job that a pipeline ever had, by id."""
+        """All jobs that a pipeline has ever had, by id."""
         jobs = self.scheduler.store.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
         return [self.scheduler.world.jobs.get(job.id, job) for job in jobs]
 
     def find(self, job_id: int) -> Job:
-        """A job, active or ended, or a task that has no row of its own. Raises: NotFound."""
+        """An active or ended job, or a task without a row of its own. Raises: NotFound."""
         found = self.find_all([job_id]).get(job_id)
         if found is None:
             raise self.no_job(job_id)
         return found
 
     def no_job(self, job_id: int) -> NotFound:
-        """The error about a job that is not there, or not any more."""
+        """The error about a job that does not exist, or no longer exists."""
         return no_job(job_id, self.scheduler.world.next_id)
 
     def find_all(self, ids: Iterable[int]) -> dict[int, Job]:
-        """Those of these jobs that exist, by id."""
+        """The existing jobs among these, by id."""
         wanted = list(ids)
         world, store = self.scheduler.world, self.scheduler.store
         found = {job_id: job for job_id in wanted if (job := world.find(job_id)) is not None}
@@ -252,7 +250,7 @@ class ApiService:
         return found
 
     def tasks_of(self, ids: Iterable[int]) -> dict[int, set[int]]:
-        """The arrays among these jobs, with the ids of their tasks that have rows and have not ended."""
+        """The arrays among these jobs, with the ids of their unfinished tasks that have rows."""
         world = self.scheduler.world
         found: dict[int, set[int]] = {}
         for job_id, job in self.find_all(ids).items():
@@ -261,7 +259,7 @@ class ApiService:
         return found
 
     def states_of_tasks(self, array: Job) -> dict[str, int]:
-        """How many tasks of an array are in each state."""
+        """Number of tasks of an array in each state."""
         found: Counter[JobState] = Counter()
         for _, state, tasks, _ in self.scheduler.store.task_tallies([array.id]):
             found[state] += tasks
@@ -290,11 +288,11 @@ class ApiService:
         return runs
 
     async def refresh_progress(self, jobs: Iterable[Job]) -> None:
-        """Look how far those of these jobs are that run."""
+        """Read the progress of the running jobs among these."""
         await self.daemon.refresh_progress([job for job in jobs if job.state in MOVING])
 
     def facts_of(self, jobs: Iterable[Job]) -> JobFacts:
-        """A function that gives the context of each of these jobs."""
+        """A function that returns the context of each of these jobs."""
         jobs = list(jobs)
         runs = self.runs_of(jobs)
         failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
@@ -330,13 +328,12 @@ class ApiService:
 
 
 MOVING = frozenset({JobState.RUNNING, JobState.SUSPENDED})
-"""States in which a job can be asked how far it is."""
+"""States in which a job can report progress."""
 
 SERVICE: web.AppKey[ApiService] = web.AppKey("service", ApiService)
 DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("document", dict)
-"""The OpenAPI document; made from the table of routes, which names the handler that serves it."""
+"""The OpenAPI document. Made from the table of routes, which itself names the handler that serves it."""
 
 
 def service_of(request: web.Request) -> ApiService:
-    """The service behind a request."""
     return request.app[SERVICE]

@@ -1,4 +1,4 @@
-"""From a client's JSON to checked values. Nothing a client sends is trusted, not even our own client's."""
+"""Checked values from a client's JSON. All input is untrusted, including that of our own client."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from gpusched.model.value import replace
 
 _ARGV_LIMIT = 1 << 20
 MOST_OVER = 2
-"""An environment may be so many times its limit before what is not passed on is taken out."""
+"""Multiple of the environment's limit that is accepted before excluded variables are removed."""
 _SNAPSHOT = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Checked jobs of one request and the texts they refer to by SHA-256."""
+    """The checked jobs of one request, and the texts they refer to by SHA-256."""
 
     specs: tuple[JobSpec, ...]
     payloads: dict[str, bytes]
     env_excluded: tuple[str, ...] = ()
-    """Variables that are left out of their environment."""
+    """Variables removed from their environment."""
 
 
 def read_submission(
     spec_json: Any, batch: Any, settings: Settings, request_cache: dict[Request, Request]
 ) -> Submission:
-    """Check one submission: a spec, or a spec that many shell lines share. Raises: UsageError, Refused."""
+    """Check one submission: a spec, or a spec shared by many shell lines. Raises: UsageError, Refused."""
     values = check_fields(read_object(spec_json, "spec"), SPEC_FIELDS)
     payloads: dict[str, bytes] = {}
     if batch is not None:
@@ -86,9 +86,9 @@ def read_submission(
 def read_spec(
     values: Mapping[str, Any], settings: Settings, payloads: dict[str, bytes], env_sha: str | None = None
 ) -> JobSpec:
-    """One job of checked fields; its texts go to the payloads. Raises: UsageError, Refused.
+    """One job from checked fields; its texts are added to the payloads. Raises: UsageError, Refused.
 
-    Args: env_sha: of an environment that is among the payloads already, in place of `env`.
+    Args: env_sha: of an environment already among the payloads, in place of `env`.
     """
     launch = _read_launch(values, settings, payloads, env_sha)
     command = posixpath.basename(launch.argv[0]) if launch.argv else "script"
@@ -113,13 +113,13 @@ def read_spec(
 
 
 def given_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the values say of a part of a job, by its attributes."""
+    """The given values of one part of a job, by attribute."""
     found = {field.attribute: values[name] for name, field in fields_of(kind).items() if name in values}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
 def limit_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The time limit of these values, as a JobSpec has it; nothing where they do not say."""
+    """The time limit in these values, in the form of a JobSpec; empty if not given."""
     if "time_limit_s" not in values:
         return {}
     limit = values["time_limit_s"]
@@ -128,7 +128,7 @@ def limit_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_words(values: Mapping[str, Any]) -> None:
-    """Texts with a form of their own follow it. Raises: UsageError."""
+    """Check texts that have a syntax of their own. Raises: UsageError."""
     snapshot = values.get("snapshot")
     if snapshot is not None and not _SNAPSHOT.fullmatch(snapshot):
         raise UsageError(f"snapshot is {printable(repr(snapshot), 60)}; it must be 32 hexadecimal digits", "")
@@ -195,7 +195,7 @@ def _read_launch(
 def sift_environment(
     given: Mapping[str, str], named: Collection[str], settings: Settings
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """An environment without what the settings leave out and nobody named; and the names of what is left out.
+    """The environment without excluded variables, unless requested by name; and the names of the removed ones.
 
     Raises: Refused.
     """
@@ -214,7 +214,7 @@ def sift_environment(
 
 @lru_cache(maxsize=4)
 def _exclusion(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """What names match that are left out, and what those of them match that are kept after all."""
+    """Patterns of the names to exclude, and of the exceptions among them."""
 
     def any_of(found: Iterable[str]) -> re.Pattern[str]:
         # Without a pattern nothing matches, which is what (?!) says.
@@ -227,7 +227,7 @@ def _exclusion(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[s
 
 
 def store_environment(env: Mapping[str, str], settings: Settings, payloads: dict[str, bytes]) -> str:
-    """Put an environment among the payloads; returns its SHA-256. Raises: UsageError, Refused."""
+    """Add an environment to the payloads; returns its SHA-256. Raises: UsageError, Refused."""
     limit = int(settings.limit.environment_mib * (1 << 20))
     for key, value in env.items():
         if not key or "=" in key or "\0" in key or "\0" in value:
@@ -312,7 +312,7 @@ def read_alerting(values: Mapping[str, Any]) -> Alerting | None:
 
 
 def read_parts(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """`notify` and `notify_to` as far as they are given, checked each by itself. Raises: UsageError."""
+    """`notify` and `notify_to` if given, each checked by itself. Raises: UsageError."""
     found: dict[str, tuple[str, ...]] = {}
     if "notify" in values:
         try:
@@ -332,7 +332,7 @@ def read_parts(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _is_name(target: str) -> bool:
-    """Whether it can be the name of a target, or a mail address."""
+    """Whether it is a valid target name or mail address."""
     if not target or not target.isprintable() or set(target) & set(" ,") or len(target) > MAX_TARGET:
         return False
     return "@" not in target or _ADDRESS.fullmatch(target) is not None

@@ -1,4 +1,4 @@
-"""What one caller may see: which jobs, how much of each, and texts in which nobody else's jobs are named."""
+"""Visibility for one caller: which jobs, which of their fields, and texts with other users' jobs removed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PUBLIC = frozenset(
         ),
     }
 )
-"""Keys of a job that strangers see when they see it at all: who holds or waits for how much, since when, until when."""
+"""Keys of a job visible to users without rights over it: resources held or requested, by whom, since and until when."""
 
 MASKED: dict[str, Any] = {
     **dict.fromkeys(("name", "command", "work_dir", "submit_dir"), "-"),
@@ -58,7 +58,7 @@ MASKED: dict[str, Any] = {
     "depends_on": [],
     "intruders": [],
 }
-"""What strangers get in place of the others."""
+"""Values shown to these users in place of the other keys."""
 
 _OF_RUN = frozenset(
     {
@@ -76,14 +76,14 @@ _NAMING_FACTS = frozenset({"jobs", "behind", "ahead", "users", "preempted", "pre
 
 
 class Viewer:
-    """One caller's eyes, for the length of a request."""
+    """One caller's view of jobs, for the duration of a request."""
 
     def __init__(self, service: ApiService, caller: Caller) -> None:
         self.service = service
         self.caller = caller
         self._settings = service.settings
         self.is_restricted = is_private("jobs", caller, self._settings)
-        """There are jobs of others that this caller must not know of."""
+        """Some jobs of other users may be hidden from the caller."""
         self._hides_calendar = is_private("reservations", caller, self._settings)
         self._known: dict[str, bool] = {}
         self._sees_all: dict[tuple[int, str], bool] = {}
@@ -92,22 +92,22 @@ class Viewer:
 
     @property
     def is_admin(self) -> bool:
-        """Whether nothing of anybody's jobs is hidden from this caller."""
+        """Whether the caller may see everything about all jobs."""
         return is_admin(self.caller, self._settings)
 
     @property
     def is_operator(self) -> bool:
-        """Whether some of the others' jobs are this caller's to look after."""
+        """Whether the caller operates a queue, and so some other users' jobs."""
         return is_operator(self.caller, self._settings)
 
     # --- which jobs -----------------------------------------------------------------------------------
 
     def sees(self, job: Job) -> bool:
-        """Whether the caller may know that there is such a job."""
+        """Whether the caller may know that the job exists."""
         return job.uid == self.caller.uid or not (self.is_restricted and hides(self.caller, job, self._settings))
 
     def sees_all_of(self, job: Job) -> bool:
-        """Whether the caller may see its name, command and paths."""
+        """Whether the caller may see the job's name, command and paths."""
         owner_and_queue = job.uid, job.spec.queue
         found = self._sees_all.get(owner_and_queue)
         if found is None:
@@ -116,18 +116,18 @@ class Viewer:
         return found
 
     def find(self, job_id: int) -> Job:
-        """A job that the caller may know of. Raises: NotFound, in the same words for one that is hidden."""
+        """A job visible to the caller. Raises: NotFound, with the same message if the job is hidden."""
         job = self.service.find_all([job_id]).get(job_id)
         if job is None or not self.sees(job):
             raise self.missing(job_id)
         return job
 
     def find_all(self, ids: Iterable[int]) -> dict[int, Job]:
-        """Those of these jobs that exist as far as the caller may know."""
+        """The jobs among these that exist and are visible to the caller."""
         return {job_id: job for job_id, job in self.service.find_all(ids).items() if self.sees(job)}
 
     def missing(self, job_id: int) -> NotFound:
-        """What is said of a job that does not exist, or that the caller must not know of."""
+        """The error for a job that does not exist or is hidden from the caller."""
         if not self.is_restricted:
             return self.service.no_job(job_id)
         # One that was pruned is not told from one that is hidden either.
@@ -135,17 +135,17 @@ class Viewer:
         return kind(f"there is no job {job_id}", "list the jobs with: gq -a")
 
     def read(self, text: str, act: Act = Act.READ) -> Job:
-        """The job that a client named, when the caller may do this to it. Raises: NotFound, Forbidden, UsageError."""
+        """The named job, if the caller may do this to it. Raises: NotFound, Forbidden, UsageError."""
         job = self.find(self.service.job_id(text, self.caller))
         self.check(job, act)
         return job
 
     def check(self, job: Job, act: Act = Act.READ) -> None:
-        """Refuse what the caller may not do to a job. Raises: Forbidden, Hidden."""
+        """Check that the caller may do this to the job. Raises: Forbidden, Hidden."""
         check(self.caller, act, job, self._settings)
 
     def check_dependency(self, dependency: str | None) -> None:
-        """Refuse a dependency on a job that is hidden, as on one that does not exist. Raises: Refused."""
+        """Refuse a dependency on a hidden job, as on one that does not exist. Raises: Refused."""
         if not (dependency and self.is_restricted):
             return
         try:
@@ -159,11 +159,11 @@ class Viewer:
     # --- how much of them -----------------------------------------------------------------------------
 
     def job_json(self, job: Job, ctx: JobContext) -> dict[str, Any]:
-        """A job as this caller sees it."""
+        """A job as visible to this caller."""
         return self.rows(JOB_FIELDS)(job, ctx)
 
     def rows(self, names: Iterable[str]) -> Callable[[Job, JobContext], dict[str, Any]]:
-        """A function that gives some keys of a job, in this order, as this caller sees it."""
+        """A function that returns the selected keys of a job, in this order, as visible to this caller."""
         names = tuple(names)
         makers = self._makers.get(names)
         if makers is None:
@@ -186,20 +186,20 @@ class Viewer:
         return row
 
     def run_json(self, job: Job, run: Run) -> dict[str, Any]:
-        """One of its runs."""
+        """A run of a job as visible to this caller."""
         found = run_json(run)
         if self.sees_all_of(job):
             return {**found, "reason_text": self.text(found["reason_text"])}
         return {name: value if name in _OF_RUN else None for name, value in found.items()}
 
     def story(self, job: Job, events: Iterable[JobEvent]) -> list[dict[str, Any]]:
-        """Its story; strangers are told none."""
+        """The history of a job; empty for callers without rights over it."""
         if not self.sees_all_of(job):
             return []
         return [{**event_json(event), "text": self.text(event.text)} for event in events]
 
     def outcome(self, job: Job) -> dict[str, Any]:
-        """Where it stands, for those who wait for it."""
+        """The job's state, for clients that wait for it."""
         text = self.text(job.reason_text) if self.sees_all_of(job) else None
         return {
             "id": job.shown_id,
@@ -212,7 +212,7 @@ class Viewer:
         }
 
     def facts(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Facts behind a reason, without those that name or count others' jobs where these are hidden."""
+        """Facts behind a reason, without those that name or count other users' hidden jobs."""
         hidden = _NAMING_FACTS if self.is_restricted else frozenset[str]()
         if self._is_hidden_reservation(facts.get("reservation")):
             hidden |= _CALENDAR_FACTS
@@ -222,7 +222,7 @@ class Viewer:
         return shown
 
     def text(self, text: str | None) -> str | None:
-        """A sentence in which jobs and reservations that the caller must not know of have no name."""
+        """A sentence with hidden jobs and reservations replaced by generic words."""
         if text is None:
             return None
         if self.is_restricted:
@@ -234,7 +234,7 @@ class Viewer:
         return text
 
     def may_use(self, entry: CalendarEntry) -> bool:
-        """Whether a reservation of the calendar is for the caller: by name, or by an account; maintenance for all."""
+        """Whether a reservation is for the caller, by user name or account; maintenance is for all."""
         if entry.is_maintenance or self.caller.user in entry.users:
             return True
         accounts = own_accounts(self.caller, self._settings)
@@ -255,11 +255,11 @@ class Viewer:
         return known
 
     def job_of(self, handle: str | None) -> str | None:
-        """The name of a run's job; `-` when the caller must not know that there is such a job, None of no run."""
+        """The id of a run's job; `-` if that is hidden from the caller, None without a run."""
         return None if handle is None else self.name(self.service.scheduler.name_of_run(handle))
 
     def name(self, shown_id: str | None) -> str | None:
-        """A job's name; `-` when the caller must not know that there is such a job."""
+        """A job's id; `-` if the job is hidden from the caller."""
         return shown_id if shown_id is None or not self.is_restricted or self._knows(shown_id) else "-"
 
     def _veiled(self, found: re.Match[str]) -> str:
@@ -281,12 +281,12 @@ class Viewer:
 
 
 class HiddenDependency(Refused, Hidden):
-    """A dependency on a job that the caller must not know of."""
+    """A dependency on a job hidden from the caller."""
 
     code = Refused.code
     http_status = Refused.http_status
 
 
 def viewer_of(request: web.Request) -> Viewer:
-    """The eyes of whoever asks. Raises: Forbidden."""
+    """The view of the request's caller. Raises: Forbidden."""
     return Viewer(service_of(request), caller_of(request))

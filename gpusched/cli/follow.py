@@ -327,7 +327,7 @@ class Follower:
         self._arrays: list[dict[str, Any]] = []
         self._told: dict[str, str] = {}
         self._is_complete = False
-        """Whether the daemon has told all there will ever be."""
+        """Whether the daemon has reported everything that will ever come."""
 
     def until_done(self, client: DaemonConnection, ids: list[str]) -> None:
         """Print until all jobs have ended and their output is printed. Raises: the daemon's errors; BrokenPipeError."""

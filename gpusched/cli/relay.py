@@ -159,7 +159,7 @@ class RunEnding:
         self.stopped_by: str | None = None
         self.sentence = ""
         self.left_by: int | None = None
-        """The client left by itself: 0 by `~.`, else the signal that made it."""
+        """Set if the client left on its own: 0 after `~.`, else the signal."""
 
 
 class AttachClient:

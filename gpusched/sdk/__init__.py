@@ -1,4 +1,4 @@
-"""gpusched from Python programs: a client with typed results, and an executor like those of concurrent.futures.
+"""gpusched for Python programs: a client with typed results, and an executor in the style of concurrent.futures.
 
-Its public names are those of the package `gpusched`, which loads them when they are first used.
+The public names belong to the package `gpusched`, which loads them on first use.
 """

@@ -1,7 +1,7 @@
-"""What a job of an executor runs: `python call.py FOLDER NUMBER` makes one call and leaves its result.
+"""The program of an executor's job: `python call.py FOLDER NUMBER` makes one call and writes its result.
 
-Run by its path, by the caller's interpreter, and for that reason importing nothing of gpusched: the caller's
-import path is known only once the call has been read.
+Run by path with the caller's interpreter, so it imports nothing of gpusched: the caller's import path is known only
+once the call has been read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 is_loading_main = False
-"""Whether the caller's main module is being imported: what it submits then, each of its jobs would submit again."""
+"""Whether the caller's main module is being imported; each job would repeat any submission made then."""
 
 if __name__ == "__main__":
     # The folder of this file is no place to import from.
@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 
 def main(folder: str, number: str) -> int:
-    """Make the call; returns the exit code: 1 when it raised, so that the job counts as failed and may be retried."""
+    """Make the call; returns the exit code, 1 if the call raised: the job then counts as failed and may be retried."""
     with open(os.path.join(folder, f"{number}.call"), "rb") as file:
         setup = pickle.load(file)
         payload = file.read()
@@ -58,7 +58,7 @@ def main(folder: str, number: str) -> int:
 
 
 def _packed(error: BaseException, protocol: int) -> bytes | str:
-    """The exception as bytes, or what it says when it does not survive that."""
+    """The pickled exception, or its message if it cannot be pickled."""
     try:
         packed = pickle.dumps(error, protocol)
         pickle.loads(packed)
@@ -68,7 +68,7 @@ def _packed(error: BaseException, protocol: int) -> bytes | str:
 
 
 def _load_main(setup: dict[str, Any]) -> None:
-    """Have what the caller defined in its main module; as multiprocessing does, under another name than __main__."""
+    """Provide the caller's main module, imported under a name other than __main__, as in multiprocessing."""
     import runpy
     import types
 

@@ -1,7 +1,7 @@
-"""The client for Python programs: what the commands do, with typed answers.
+"""The client for Python programs: the functions of the commands, with typed results.
 
-`Link` holds the connections: one for each thread, made again after a fork or a restart of the daemon. Output is read as
-lines, of a run that is over or of one that goes on.
+`Link` holds one connection per thread, reopened after a fork or a restart of the daemon. Output is read line by line,
+of finished runs and of running ones.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 PATIENCE_S = 30.0
-"""How long requests that may be repeated put up with a daemon that is away."""
+"""How long repeatable requests tolerate an unreachable daemon."""
 _RECONNECT_S = 0.2
 
 
 class Link:
-    """Requests to one daemon, from any thread."""
+    """Requests to one daemon. Thread-safe."""
 
     def __init__(self, socket_path: str | None = None, autostart: bool = True) -> None:
         self._socket_path = socket_path
@@ -43,16 +43,16 @@ class Link:
         self._lock = threading.Lock()
         self._open: list[plain.DaemonConnection] = []
         self._busy: set[plain.DaemonConnection] = set()
-        """On which an answer is awaited."""
+        """Connections with a request in progress."""
         self._to_close: set[plain.DaemonConnection] = set()
-        """Of those, the ones that are closed as soon as the answer has come."""
+        """Busy connections to close once the answer has arrived."""
         self._has_been_there = False
 
     def call(self, method: str, path: str, body: object = None, *, again: bool | None = None) -> dict[str, Any]:
-        """One request. One that changes nothing is made again when the daemon is restarted under it.
+        """Send one request. Requests without side effects are repeated if the daemon restarts meanwhile.
 
-        Args: again: whether it may be repeated; by default a GET may.
-        Raises: as gpusched.client.DaemonConnection.call; NotReady when it is not known whether it was carried out.
+        Args: again: whether it may be repeated; by default only a GET.
+        Raises: as gpusched.client.DaemonConnection.call; NotReady if it is unknown whether it was carried out.
         """
         may_repeat = method == "GET" if again is None else again
         deadline = time.monotonic() + PATIENCE_S
@@ -88,7 +88,7 @@ class Link:
         return self._client().socket_path
 
     def close(self) -> None:
-        """Drop all connections, those of requests under way once they are answered; the next request makes new ones."""
+        """Close all connections, busy ones once they are answered; the next request opens new ones."""
         with self._lock:
             self._to_close |= self._busy
             for client in self._open:
@@ -98,7 +98,7 @@ class Link:
 
     @contextmanager
     def _in_use(self, client: plain.DaemonConnection) -> Iterator[None]:
-        """Keep others from closing the connection under this thread."""
+        """Keep other threads from closing the connection while this one uses it."""
         with self._lock:
             self._busy.add(client)
             if client not in self._open:
@@ -143,16 +143,16 @@ class Link:
 
 
 JobLike = JobInfo | str | int
-"""A job, or its id: `42`, `"42_7"`, `"@"` for one's last job."""
+"""A job, or its id: `42`, `"42_7"`, `"@"` for the user's last job."""
 _WAIT_S = 60.0
 _IDS_AT_ONCE = 500
-"""What fits into one request line."""
+"""Limited by the length of a request line."""
 
 
 class Client:
-    """One scheduler: GPUSCHED_SOCKET, else the system's, else one's own, which is started when it is not there.
+    """One scheduler: GPUSCHED_SOCKET, else the system daemon, else the personal one, which is started if necessary.
 
-    For any number of threads. Every method raises the errors of `gpusched.errors`, each with a message and a hint.
+    Thread-safe. Every method raises the errors of `gpusched.errors`, each with a message and a hint.
     """
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, autostart: bool = True) -> None:
@@ -165,11 +165,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Drop the connections. Jobs go on."""
+        """Close the connections. Jobs keep running."""
         self._link.close()
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """One request of the API as it is, for what has no method here; see docs/reference/openapi.json."""
+        """Send a raw API request, for operations without a method here; see docs/reference/openapi.json."""
         return self._link.call(method, path, body)
 
     # --- submitting -------------------------------------------------------------------------------
@@ -183,15 +183,15 @@ class Client:
         key_again: str = "never",
         **options: Unpack[JobOptions],
     ) -> JobInfo:
-        """Record a job; it is on disk when this returns.
+        """Submit a job; it is on disk when this returns.
 
         Args:
-            command: words that are kept exactly, or one shell line.
-            script: in place of a command, the path of a script; it is read now. Its #GSUB lines are not.
-            args: of the script.
-            key_again: with `key`, when it makes another job: `never`, `failed`, `ended`.
+            command: words that are passed on exactly, or one shell line.
+            script: in place of a command, the path of a script, which is read now. Its #GSUB lines are ignored.
+            args: arguments of the script.
+            key_again: with `key`, when to submit another job: `never`, `failed`, `ended`.
             options: see JobOptions.
-        Raises: UsageError, Refused; NotReady when the daemon went away and there is no `key` to try again with.
+        Raises: UsageError, Refused; NotReady if the daemon became unreachable and there is no `key` to retry with.
         """
         own = ("command", "script", "args", "key_again")
         spec = {**spec_of(options, "submit", own), **_program(command, script, args)}
@@ -204,7 +204,7 @@ class Client:
         return read_job(answer["job"], answer.get("existing", False))
 
     def submit_all(self, lines: Iterable[str], **options: Unpack[JobOptions]) -> list[str]:
-        """Record a job for each shell line, all or none of them; returns their ids in order."""
+        """Submit a job for each shell line, all or none; returns their ids in order."""
         if isinstance(lines, str):
             raise UsageError(
                 "submit_all takes an iterable of lines, not one string", f"submit one job with: submit({lines[:40]!r})"
@@ -216,7 +216,7 @@ class Client:
         return [str(job_id) for job_id in answer["ids"]]
 
     def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> JobInfo:
-        """Once more what a job ran, with the options given here in place of its own."""
+        """Submit a job again, with the options given here in place of its own."""
         spec = spec_of(options, "resubmit", ("job",))
         for name, given in (("work_dir", "chdir"), ("env", "extra_env"), ("env_named", ""), ("umask", "")):
             if given not in options:
@@ -260,9 +260,9 @@ class Client:
         since: float | None = None,
         limit: int | None = None,
     ) -> list[JobInfo]:
-        """Jobs by id, ascending: those that have not ended, unless `ids` or `states` (or `["all"]`) say otherwise.
+        """Jobs by id, ascending: unfinished ones, unless `ids` or `states` (or `["all"]`) select others.
 
-        Args: since: only those unfinished, or ended at or after this instant. limit: the newest so many.
+        Args: since: only those unfinished, or ended at or after this time. limit: only this many of the newest.
         """
         words = {"states": states, "users": users, "names": names, "queues": queues}
         query: dict[str, Any] = {name: ",".join(given) for name, given in words.items() if given}
@@ -279,20 +279,20 @@ class Client:
         return [read_job(job) for job in self.call("GET", f"/v1/jobs?{urlencode(query)}")["jobs"]]
 
     def job(self, job: JobLike) -> JobDetails:
-        """Everything about one job, as it stands now. Raises: NotFound."""
+        """Everything about one job in its current state. Raises: NotFound."""
         return read_details(self.call("GET", f"/v1/jobs/{quote(_id(job), safe='')}")["job"])
 
     def logs(
         self, job: JobLike, *, follow: bool = False, run: int | None = None, err: bool = False, lines: int | None = None
     ) -> Iterator[str]:
-        """A job's output line by line, of its last run unless `run` says otherwise. A line beyond 1 MiB comes in parts.
+        """A job's output line by line, of its last run unless `run` is given. A line beyond 1 MiB is returned in parts.
 
         Args:
-            follow: wait for it to start, go on as it writes, through retries, until it has ended; all runs unless `run`
-                names one, and with `lines` from the current one on.
-            err: its errors, where they go to a file of their own.
-            lines: begin with the last so many.
-        Raises: NotFound; UsageError for an array; Refused: when there is no output (yet) and it is not followed.
+            follow: wait for the job to start and follow its output, through retries, until it has ended; all runs
+                unless `run` names one, and with `lines` from the current one on.
+            err: its standard error, if that has a file of its own.
+            lines: start at the last N lines.
+        Raises: NotFound; UsageError for an array; Refused if there is no output (yet) and `follow` is not set.
         """
         return read_logs(self._link, _id(job), follow=follow, run=run, err=err, lines=lines)
 
@@ -306,7 +306,7 @@ class Client:
     def wait(self, jobs: Iterable[JobLike], timeout_s: float | None = None) -> list[JobInfo]: ...
 
     def wait(self, jobs: JobLike | Iterable[JobLike], timeout_s: float | None = None) -> JobDetails | list[JobInfo]:
-        """Return when the job, or all of these jobs, have ended, in the order given. Raises: WaitTimeout."""
+        """Block until the job, or all of these jobs, have ended; results in the order given. Raises: WaitTimeout."""
         is_one = isinstance(jobs, (JobInfo, str, int))
         ids = [_id(jobs)] if isinstance(jobs, (JobInfo, str, int)) else [_id(job) for job in jobs]
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -332,7 +332,7 @@ class Client:
                 )
 
     def as_completed(self, jobs: Iterable[JobLike], timeout_s: float | None = None) -> Iterator[JobInfo]:
-        """Each of these jobs once, as it ends. Raises: NotFound, WaitTimeout."""
+        """Yield each of these jobs once, as it ends. Raises: NotFound, WaitTimeout."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         cursor = self.call("GET", "/v1/ended")["cursor"]
         left = dict.fromkeys(_id(job) for job in jobs)
@@ -354,7 +354,7 @@ class Client:
                 raise WaitTimeout(f"{plural(len(left), 'job')} not ended in time", "see them with: gq")
 
     def _left(self, ids: Iterable[str]) -> list[JobInfo]:
-        """Those of these jobs that have ended. Raises: NotFound when one does not exist."""
+        """The ended jobs among these. Raises: NotFound if one does not exist."""
         known = self.jobs(ids=ids)
         gone = set(ids) - {job.id for job in known}
         if gone:
@@ -364,26 +364,25 @@ class Client:
     # --- changing ---------------------------------------------------------------------------------
 
     def cancel(self, jobs: JobLike | Iterable[JobLike], *, signal: int | None = None) -> list[str]:
-        """End jobs, or send them one signal; returns the ids of those that were not over already."""
+        """End jobs, or send them one signal; returns the ids of those that had not ended."""
         answer = self.call("POST", "/v1/jobs/cancel", {"ids": _ids(jobs), "signal": signal})
         return [str(job_id) for job_id in (*answer["cancelled"], *answer["signalled"])]
 
     def hold(self, jobs: JobLike | Iterable[JobLike]) -> None:
-        """Keep jobs from starting; one that runs is kept from its next run."""
+        """Keep jobs from starting; a running job is kept from its next run."""
         self.call("POST", "/v1/jobs/hold", {"ids": _ids(jobs)})
 
     def release(self, jobs: JobLike | Iterable[JobLike]) -> None:
-        """Undo a hold."""
         self.call("POST", "/v1/jobs/release", {"ids": _ids(jobs)})
 
     def requeue(self, jobs: JobLike | Iterable[JobLike], *, hold: bool = False) -> None:
-        """End the runs of jobs and let them wait again; with `hold` until they are released."""
+        """End the runs of jobs and return them to the queue; with `hold` until they are released."""
         self.call("POST", "/v1/jobs/requeue", {"ids": _ids(jobs), "hold": hold})
 
     def update(self, jobs: JobLike | Iterable[JobLike], **changes: Any) -> None:
-        """Change what jobs ask for, as `submit` takes it: `time="2h"`, `mem="8G"`, `begin="now+1hour"`, `nice=5`.
+        """Change options of jobs, given as to `submit`: `time="2h"`, `mem="8G"`, `begin="now+1hour"`, `nice=5`.
 
-        None takes a wish back. Raises: TypeError for a name that is not known, UsageError, Refused.
+        None resets an option. Raises: TypeError for an unknown name, UsageError, Refused.
         """
         self.call("POST", "/v1/jobs/update", {"ids": _ids(jobs), "changes": changes_of(changes)})
 
@@ -392,7 +391,7 @@ _ACTIVE = frozenset({"PENDING", "RUNNING", "COMPLETING", "SUSPENDED"})
 
 
 def _warn(answer: Mapping[str, Any]) -> None:
-    """Say what the scheduler remarks, and which variables of this process the job will not have."""
+    """Issue warnings for the scheduler's notes, and for variables of this process that the job will not have."""
     for note in answer.get("notes", ()):
         warnings.warn(note, stacklevel=3)
     if names := answer.get("env_excluded"):
@@ -437,11 +436,11 @@ def _program(
 
 _LOOK_S = 0.2
 LONGEST = 1 << 20
-"""Bytes of a line; a longer one comes in parts."""
+"""Maximum bytes of a line; longer ones are returned in parts."""
 
 
 def read_logs(link: Link, job_id: str, *, follow: bool, run: int | None, err: bool, lines: int | None) -> Iterator[str]:
-    """See Client.logs. What is wrong is said at once, not when the first line is asked for."""
+    """See Client.logs. Errors are raised at once, not with the first line."""
     answer = _asked(link, job_id)
     if answer["arrays"]:
         array_id = answer["arrays"][0]["id"]
@@ -529,7 +528,7 @@ def _followed(link: Link, answer: dict[str, Any], err: bool, lines: int | None, 
 
 
 class _Reader:
-    """Whole lines of a file that may grow, be emptied, or be put aside."""
+    """Reads whole lines of a file that may grow, be truncated or be rotated."""
 
     def __init__(self, path: str, keep: int) -> None:
         self._tail = Tail(path, keep)
@@ -537,7 +536,7 @@ class _Reader:
         self._begun = b""
 
     def begin(self, lines: int | None) -> bool:
-        """Begin with the last this many lines, or with all of them; whether there is a file."""
+        """Start at the last N lines, or at the beginning; returns whether the file exists."""
         if lines is None:
             self._tail.begin_whole()
         else:
@@ -547,7 +546,7 @@ class _Reader:
         return self._tail.was_found
 
     def lines(self) -> Iterator[str]:
-        """The lines that have been completed since the last call."""
+        """The lines completed since the last call."""
         while True:
             while self._pieces:
                 # Only what is new is searched: a line may be endless.
@@ -566,13 +565,12 @@ class _Reader:
                 return
 
     def rest(self) -> Iterator[str]:
-        """A last line without its end."""
+        """The incomplete last line, if any."""
         if self._begun:
             line, self._begun = self._begun, b""
             yield line.decode(errors="replace")
 
     def close(self) -> None:
-        """Let go of the file."""
         self._tail.close()
 
     def __enter__(self) -> _Reader:
@@ -583,7 +581,7 @@ class _Reader:
 
 
 def _between_signs(data: bytes) -> int:
-    """Where to cut near the end without cutting through a sign of UTF-8."""
+    """Position near the end at which to split without splitting a UTF-8 character."""
     for place in range(len(data) - 1, len(data) - 5, -1):
         if data[place] & 0xC0 != 0x80:
             return place

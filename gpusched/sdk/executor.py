@@ -1,8 +1,8 @@
-"""An executor like those of concurrent.futures, whose calls are jobs.
+"""An executor in the style of concurrent.futures, whose calls are jobs.
 
-`Dispatch` submits calls in batches and turns the ends of jobs into results. Its two threads live only while there is
-something to do: one submits what has gathered, one holds a single request open for the ends of all jobs. Neither refers
-to the executor, so that it can be collected.
+`Dispatch` submits calls in batches and turns ended jobs into results. Its two threads live only while there is work:
+one submits collected calls, one holds a single request open for the ends of all jobs. Neither refers to the executor,
+so that it can be garbage-collected.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ T = TypeVar("T")
 
 
 class CallFuture(Future[T]):
-    """What a call will return. `as_completed` and `wait` of concurrent.futures take it like any other."""
+    """The result of a call. `as_completed` and `wait` of concurrent.futures accept it."""
 
     def __init__(self, dispatch: Dispatch, number: int, name: str) -> None:
         super().__init__()
         self.number = number
-        """Of the call, within its executor."""
+        """Number of the call within its executor."""
         self.name = name
         self.job_id: str | None = None
-        """Its job, once that is submitted, which is a moment after the call."""
+        """Id of its job, set on submission shortly after the call."""
         self.is_being_cancelled = False
-        """It was asked for, and not refused so far."""
+        """A cancellation was requested and has not been refused."""
         self.is_given_up = False
         """Its job is being cancelled because no call of the executor can be made."""
         self._dispatch = dispatch
 
     def cancel(self) -> bool:
-        """Take the call back if its job has not started; False when it has, or is over."""
+        """Cancel the call if its job has not started; False if it has started or ended."""
         if self.done():
             return self.cancelled()
         return self._dispatch.cancel([self])
 
     def running(self) -> bool:
-        """Whether the job runs now. Asks the scheduler: nobody keeps count of it otherwise."""
+        """Whether the job is running. Asks the scheduler, since nothing else tracks it."""
         if not super().running() and not self.done() and self._dispatch.has_started(self):
             with self._condition:
                 if self._state == "PENDING":
@@ -69,10 +69,9 @@ class CallFuture(Future[T]):
         return super().running()
 
     def take_back(self) -> bool:
-        """Be cancelled, without a word to anybody but those in `result`; False when it is over already.
+        """Mark as cancelled and wake only threads blocked in `result`; False if already done.
 
-        The job is not asked, and that it ran before it was put back into the queue does not matter. Whoever gets True
-        must call `tell_cancelled`.
+        Does not contact the job, and ignores a run before a requeue. If this returns True, call `tell_cancelled`.
         """
         with self._condition:
             if self.done():
@@ -82,7 +81,7 @@ class CallFuture(Future[T]):
             return True
 
     def tell_cancelled(self) -> None:
-        """Call the callbacks, here, and tell those who wait for one of many."""
+        """Run the callbacks in this thread, and notify `wait` and `as_completed`."""
         self._invoke_callbacks()  # type: ignore[attr-defined]  # `Future.cancel` does this where there is no job
         self.set_running_or_notify_cancel()
 
@@ -107,19 +106,19 @@ class Dispatch:
         self._lock = threading.Condition()
         self._queue: deque[CallFuture[Any]] = deque()
         self._open: dict[str, CallFuture[Any]] = {}
-        """By job."""
+        """Unfinished calls, by job."""
         self._early: dict[str, dict[str, Any]] = {}
         """Jobs that ended before their submission was answered."""
         self._logs: list[str] = []
-        """Jobs whose output need not be kept for longer than the executor."""
+        """Jobs whose output is deleted with the executor."""
         self._sending: Sequence[CallFuture[Any]] = ()
-        """What is on its way to the daemon: not waiting any more, and without an id yet."""
+        """Calls being submitted: no longer queued, and without a job id yet."""
         self._one_cancels = threading.Lock()
-        """Held while a cancellation is asked for, never while callbacks are called."""
+        """Held while a cancellation is requested, never while callbacks run."""
         self._cancelling: frozenset[str] = frozenset()
-        """Jobs of which a thread asks the daemon right now whether they can be cancelled."""
+        """Jobs whose cancellation a thread is currently requesting."""
         self._left: set[str] = set()
-        """Those of them that have ended so: that thread tells, as `Future.cancel` calls the callbacks itself."""
+        """Jobs among these that the request has ended: its thread runs the callbacks, as `Future.cancel` does."""
         self._cursor: str | None = None
         self._sender: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
@@ -130,7 +129,7 @@ class Dispatch:
     # --- what the executor asks -------------------------------------------------------------------
 
     def add(self, call: Callable[..., Any], arguments: Any, keywords: dict[str, Any] | None) -> CallFuture[Any]:
-        """Take a call. Raises: RuntimeError after `close`, BrokenExecutor when no call can be made."""
+        """Queue a call. Raises: RuntimeError after `close`, BrokenExecutor if no call can be made."""
         name = str(getattr(call, "__name__", None) or type(call).__name__)
         with self._lock:
             if self._is_closed:
@@ -154,10 +153,10 @@ class Dispatch:
         return future
 
     def cancel(self, futures: Sequence[CallFuture[Any]]) -> bool:
-        """Cancel the calls whose jobs have not started; whether one of them is cancelled now.
+        """Cancel the calls whose jobs have not started; returns whether one of them is cancelled now.
 
-        As in the standard library, their callbacks have been called when this returns. They are called last, without
-        any lock: they may shut the executor down, or cancel others.
+        As in the standard library, their callbacks have run when this returns. They run last and without a lock, so
+        they may shut the executor down or cancel others.
         """
         done: list[CallFuture[Any]] = []
         with self._lock:
@@ -177,7 +176,7 @@ class Dispatch:
         return any(future.cancelled() for future in futures)
 
     def _cancel_sent(self, futures: Sequence[CallFuture[Any]], done: list[CallFuture[Any]]) -> None:
-        """Ask for these to be cancelled; those that are get into `done`. Raises: as Client.call."""
+        """Request the cancellation of these; add the cancelled ones to `done`. Raises: as Client.call."""
         sent: dict[str | None, CallFuture[Any]] = {}
         gone: set[str] | None = None
         try:
@@ -204,14 +203,13 @@ class Dispatch:
                 self._lock.notify_all()
 
     def _take_back(self, future: CallFuture[Any]) -> bool:
-        """With the lock held, and its files gone before anybody can take the executor for idle."""
+        """Requires the lock; removes the files before another thread can see the executor as idle."""
         if not future.take_back():
             return False
         self.folder.forget(future.number)
         return True
 
     def has_started(self, future: CallFuture[Any]) -> bool:
-        """Whether the job of a call runs."""
         if future.job_id is None:
             return False
         return any(
@@ -219,7 +217,7 @@ class Dispatch:
         )
 
     def close(self, wait: bool, cancel: bool) -> None:
-        """Take no more calls; see Executor.shutdown."""
+        """Accept no more calls; see Executor.shutdown."""
         with self._lock:
             self._is_closed = True
             pending = [*self._queue, *self._sending, *self._open.values()]
@@ -285,7 +283,7 @@ class Dispatch:
         return _CALLS_AT_ONCE if self._max is None else min(_CALLS_AT_ONCE, self._max - len(self._open))
 
     def _submit(self, batch: Sequence[CallFuture[Any]]) -> list[tuple[CallFuture[Any], dict[str, Any]]]:
-        """Make jobs of these; returns those that have ended by now."""
+        """Submit these calls as jobs; returns those that have already ended."""
         if self._cursor is None:
             # Before the first job, so that no end can be missed.
             self._cursor = self._client.call("GET", "/v1/ended")["cursor"]
@@ -304,7 +302,7 @@ class Dispatch:
         return early
 
     def _posted(self, spec: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
-        """Submit, once, also when the daemon is killed under it: whether it has recorded the jobs can be seen."""
+        """Submit exactly once even if the daemon is killed meanwhile: recorded jobs can be looked up."""
         began_at = time.time() - 60
         while True:
             try:
@@ -356,7 +354,7 @@ class Dispatch:
         self._settle_end()
 
     def _look(self) -> list[dict[str, Any]]:
-        """Those that have ended, by looking at each: the daemon was restarted."""
+        """The ended jobs, found by checking each one after a restart of the daemon."""
         with self._lock:
             ids = list(self._open)
         return [
@@ -399,7 +397,7 @@ class Dispatch:
             self.folder.forget(future.number)
 
     def _break(self, error: InitializerFailed) -> None:
-        """Give up all calls that have not started: each would fail as this one did."""
+        """Fail all calls that have not started: each would fail as this one did."""
         with self._lock:
             if self._broken is not None:
                 return
@@ -425,7 +423,7 @@ class Dispatch:
                     future.is_given_up = False
 
     def _settle_end(self) -> None:
-        """After the last call of an executor that was shut down without waiting."""
+        """Clean up after the last call of an executor that was shut down without waiting."""
         with self._lock:
             is_over = self._is_closed and self._sender is None and self._watcher is None
         if is_over:
@@ -443,10 +441,10 @@ _OWN = ("client", "max_workers", "initializer", "initargs", "python")
 
 
 class Executor(concurrent.futures.Executor):
-    """Runs calls as jobs of the scheduler, each with the resources that are named here.
+    """Runs calls as jobs of the scheduler, each with the resources given here.
 
-    A call and its result travel by pickle, in files for the owner alone; what a call raises is raised by
-    `result()`, with the traceback of the job as its cause. A job that is killed raises JobFailed.
+    Calls and results are pickled into files that only the owner can read; an exception of a call is raised by
+    `result()`, with the job's traceback as its cause. A job that is killed raises JobFailed.
     """
 
     def __init__(
@@ -462,10 +460,10 @@ class Executor(concurrent.futures.Executor):
         """Set up an executor; nothing is submitted yet.
 
         Args:
-            client: that of another part of the program; by default one of its own.
-            max_workers: most jobs that wait or run at once; by default all calls are jobs at once.
-            initializer: called as `initializer(*initargs)` in each job before its call. When it raises, that call,
-                those that have not started and all later ones raise BrokenExecutor.
+            client: a client to share; by default the executor creates its own.
+            max_workers: maximum number of pending and running jobs; by default every call becomes a job at once.
+            initializer: called as `initializer(*initargs)` in each job before its call. If it raises, that call,
+                calls that have not started and all later ones raise BrokenExecutor.
             python: the interpreter of the jobs.
             options: of every job, see JobOptions.
         """
@@ -492,7 +490,7 @@ class Executor(concurrent.futures.Executor):
         weakref.finalize(self, self._dispatch.close, False, False)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
-        """Have a job call `fn(*args, **kwargs)`. Raises: RuntimeError after shutdown."""
+        """Submit a job that calls `fn(*args, **kwargs)`. Raises: RuntimeError after shutdown."""
         return self._dispatch.add(fn, args, kwargs)
 
     def map(
@@ -502,7 +500,7 @@ class Executor(concurrent.futures.Executor):
 
         Args:
             timeout: of the whole iteration, in seconds from now. Raises: TimeoutError.
-            chunksize: so many calls make one job: starting a job costs more than a small call.
+            chunksize: number of calls in each job: starting a job costs more than a small call.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -517,21 +515,21 @@ class Executor(concurrent.futures.Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for all calls; after Ctrl-C only for those whose jobs run, the others are cancelled."""
+        """Wait for all calls; after Ctrl-C only for running ones, the others are cancelled."""
         self.shutdown(cancel_futures=isinstance(error, KeyboardInterrupt))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls.
+        """Accept no more calls.
 
         Args:
-            wait: return when all calls are over; else at once, and they go on.
+            wait: block until all calls have ended; otherwise return at once, and they keep running.
             cancel_futures: cancel the calls whose jobs have not started.
         """
         self._dispatch.close(wait, cancel_futures)
 
 
 def _results(dispatch: Dispatch, futures: list[CallFuture[Any]], deadline: float | None) -> Iterator[Any]:
-    """Each result in order; whoever stops before the last has the others cancelled, with one request for all."""
+    """Yield the results in order; if the iteration stops early, cancel the rest with a single request."""
     futures.reverse()
     try:
         while futures:

@@ -1,4 +1,4 @@
-"""The files of an executor: calls on their way to jobs, results on their way back. For their owner alone."""
+"""The files of an executor: its calls and their results, readable by the owner only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpusched.errors import JobFailed
 from gpusched.paths import make_private
 
 _FORGOTTEN_S = 30 * 86400
-"""Folders that no process has touched for so long are those of programs that were killed."""
+"""Folders untouched for this long belong to programs that were killed."""
 
 
 class RemoteTraceback(Exception):
-    """Cause of an exception that a call raised: where it came from, as text."""
+    """Cause of an exception raised by a call: its traceback as text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -31,11 +31,11 @@ class RemoteTraceback(Exception):
 
 
 class InitializerFailed(BrokenExecutor):
-    """The executor's initializer raised in a job: no call can be made."""
+    """The executor's initializer raised in a job, so no call can be made."""
 
 
 class CallFolder:
-    """A folder of one executor in the state folder."""
+    """One executor's folder in the state folder."""
 
     def __init__(self) -> None:
         root = os.path.join(paths.state_dir(), "calls")
@@ -45,11 +45,11 @@ class CallFolder:
         self.path = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root)
 
     def write_initializer(self, initializer: Any, arguments: tuple[Any, ...]) -> None:
-        """Put down, once for all calls, what each job does first. Raises: what pickling it raises."""
+        """Write the initializer that each job runs first, once for all calls. Raises: the error of pickling it."""
         self._write("initializer", _pickled((initializer, arguments)))
 
     def write(self, number: int, call: Any, arguments: Any, keywords: dict[str, Any] | None) -> None:
-        """Put a call down. Raises: what pickling it raises."""
+        """Write a call. Raises: the error of pickling it."""
         payload = _pickled((call, arguments, keywords))
         setup = pickle.dumps({"path": sys.path, "protocol": pickle.HIGHEST_PROTOCOL, **_main_of()})
         self._write(f"{number}.call", setup + payload)
@@ -60,7 +60,7 @@ class CallFolder:
             file.write(content)
 
     def take(self, number: int, job: dict[str, Any], name: str) -> Any:
-        """The value that a call has returned. Raises: what it raised, or JobFailed when it left nothing."""
+        """The value returned by a call. Raises: the call's exception, or JobFailed if it left no result."""
         path = os.path.join(self.path, f"{number}.result")
         try:
             with open(path, "rb") as file:
@@ -90,20 +90,20 @@ class CallFolder:
         raise pickle.loads(document["value"]) from cause
 
     def forget(self, number: int) -> None:
-        """A call is settled: drop its files."""
+        """Delete the files of a finished call."""
         for ending in ("call", "result", "result.new"):
             _unlink(os.path.join(self.path, f"{number}.{ending}"))
 
     def log_pattern(self) -> str:
-        """Where the jobs write, unless they are told otherwise."""
+        """Default output path of the jobs."""
         return os.path.join(self.path.replace("%", "%%"), "%j.out")
 
     def forget_log(self, job_id: str) -> None:
-        """The output of a call that went well is kept only as long as the executor."""
+        """Delete the output of a successful call; it is kept only as long as the executor."""
         _unlink(os.path.join(self.path, f"{job_id}.out"))
 
     def remove(self) -> None:
-        """Drop the folder, unless the output of a call that failed is in it."""
+        """Delete the folder, unless it holds the output of a failed call."""
         _unlink(os.path.join(self.path, "initializer"))
         try:
             os.rmdir(self.path)
@@ -145,7 +145,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _main_of() -> dict[str, str | None]:
-    """How a job can have what this process's main module defines."""
+    """How a job can import the definitions of this process's main module."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     path = getattr(main, "__file__", None)

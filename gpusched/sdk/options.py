@@ -1,4 +1,4 @@
-"""What a submission from Python may say, and how it becomes the fields of the API."""
+"""Options of a submission from Python, and their conversion to the fields of the API."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gpusched.model.spec import FIELDS, TIME_LIMIT_WORDS, UPDATABLE
 from gpusched.model.units import closest, parse_duration_s, parse_size_mib
 
 _NAMES = {name: field.name for field in FIELDS.values() if field.keyword for name in (field.name, field.keyword)}
-"""The field of the API by its keyword, and by its own name."""
+"""The API field of each keyword, and of the field's own name."""
 _OF_THE_PROCESS = ("chdir", "env", "extra_env", "snapshot")
-"""Options that are no fields, or stand for what `spec_of` or the client looks up."""
+"""Options that are not fields, or that `spec_of` or the client looks up."""
 OPTIONS = frozenset({*_NAMES, *_OF_THE_PROCESS}) - {"work_dir"}
-"""Names that a submission takes."""
+"""Options of a submission."""
 CHANGES = frozenset({name for name, field in _NAMES.items() if field in UPDATABLE} | {"throttle"})
-"""Names that an update takes."""
+"""Options of an update."""
 _MEANT = {"work_dir": "chdir", "cwd": "chdir", "partition": "queue", "cpus_per_task": "cpus", "job_name": "name"}
-"""Names that other schedulers and the API have for an option."""
+"""Names that other schedulers and the API use for an option."""
 _KEPT_OUT = ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES")
-"""Not the job's business: it is given its own scheduler and GPUs."""
+"""Not passed on: the job gets its own scheduler and GPUs."""
 
 
 def check_names(function: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a keyword that a function does not take. Raises: TypeError naming the one that was probably meant."""
+    """Reject keywords that a function does not take. Raises: TypeError that suggests the closest name."""
     known = frozenset(known)
     for name in given:
         if name not in known:
@@ -41,9 +41,9 @@ def check_names(function: str, given: Iterable[str], known: Iterable[str]) -> No
 def spec_of(options: Mapping[str, Any], function: str = "submit", own: Iterable[str] = ()) -> dict[str, Any]:
     """The fields of the API.
 
-    Args: function: that was called, which takes the keywords `own`, too.
-    Raises: TypeError for a name that is not known; UsageError naming the option and the value that cannot be read, and
-    where a job that reads its program's main module would submit again.
+    Args: function: name of the called function, which also takes the keywords `own`.
+    Raises: TypeError for an unknown name; UsageError naming the option and the unreadable value, and if a job that
+    imports its program's main module would submit again.
     """
     check_names(function, options, (*OPTIONS, *own))
     if getattr(sys.modules["__main__"], "is_loading_main", False):
@@ -70,7 +70,7 @@ def spec_of(options: Mapping[str, Any], function: str = "submit", own: Iterable[
 
 
 def changes_of(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an update; None takes a wish back. Raises: as `spec_of`."""
+    """The fields of an update; None resets an option. Raises: as `spec_of`."""
     check_names("update", changes, CHANGES)
     found: dict[str, Any] = {}
     for name, value in changes.items():
@@ -85,7 +85,7 @@ def changes_of(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(name: str, value: Any) -> dict[str, Any]:
-    """Raises: UsageError naming the option and the value that cannot be read."""
+    """Raises: UsageError naming the option and the unreadable value."""
     try:
         return _field(name, value)
     except (ValueError, TypeError) as error:
@@ -115,7 +115,7 @@ def _field(keyword: str, value: Any) -> dict[str, Any]:
 
 
 def _read_text(name: str, text: str) -> Any:
-    """A size, a length of time or an instant as people write it; other texts are as they are."""
+    """Parse a size, duration or time given as text; other texts are returned unchanged."""
     if name.endswith("_mib"):
         return parse_size_mib(text)
     if name.endswith("_at"):

@@ -1,4 +1,4 @@
-"""What the scheduler answers with, as frozen values. Instants are UTC epoch seconds; unknown is None."""
+"""The scheduler's answers as frozen values. Times are UTC epoch seconds; unknown values are None."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from gpusched.model.states import JobState
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a run books on one card; whole when neither part is set."""
+    """A run's booking on one card; the whole card if neither part is set."""
 
     uuid: str
     index: int
     vram_mib: int | None = None
     fraction: float | None = None
     vram_used_mib: int | None = None
-    """Held at the last reading, of a card that an open run shares."""
+    """In use at the last reading, on a card that an open run shares."""
     enforcement: str | None = None
-    """What holds the run to its share: `none`, `watched`, `MPS`, `MIG`."""
+    """How the run's share is enforced: `none`, `watched`, `MPS`, `MIG`."""
     enforcement_why: str | None = None
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One attempt at a job."""
+    """One attempt of a job."""
 
     run: int
-    """Its number, from 1."""
+    """Counted from 1."""
     state: str
     """STARTING, RUNNING or ENDED."""
     node: str
@@ -40,14 +40,14 @@ class RunInfo:
     exit_code: int | None = None
     signal: int | None = None
     outcome: JobState | None = None
-    """How it ended, in the words of job states."""
+    """How it ended, as a job state."""
     reason: str | None = None
     reason_text: str | None = None
     cpu_s: float | None = None
     peak_mem_mib: float | None = None
     peak_vram_mib: int | None = None
     mean_utilisation: float | None = None
-    """Of its GPUs, 0 to 1."""
+    """Utilisation of its GPUs, 0 to 1."""
     energy_j: float | None = None
     suspended_s: float = 0.0
     stdout_path: str | None = None
@@ -56,7 +56,7 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a job's story."""
+    """One event in a job's history."""
 
     at: float
     kind: str
@@ -66,13 +66,13 @@ class Event:
 
 @dataclass(frozen=True)
 class JobInfo:
-    """A job as it stood when it was asked for; `client.job(job)` asks anew.
+    """A job at the time of the request; `client.job(job)` fetches the current state.
 
     The fields are the keys of a job in `gq --json`.
     """
 
     id: str
-    """`42`; of a task of an array `42_7`."""
+    """`42`; for a task of an array `42_7`."""
     name: str
     user: str
     state: JobState
@@ -80,7 +80,7 @@ class JobInfo:
     queue: str = "default"
     qos: str | None = None
     reason: str | None = None
-    """One word: why it waits, or why it ended as it did."""
+    """One word: why the job is pending, or why it ended as it did."""
     reason_text: str | None = None
     priority: float | None = None
     nice: int = 0
@@ -95,7 +95,7 @@ class JobInfo:
     end_at: float | None = None
     time_limit_s: int | None = None
     time_limit_source: str | None = None
-    """`user`, `auto`, `default`, `maximum`, `unlimited`; None where there is no limit."""
+    """`user`, `auto`, `default`, `maximum`, `unlimited`; None without a limit."""
     exit_code: int | None = None
     signal: int | None = None
     node: str | None = None
@@ -114,21 +114,21 @@ class JobInfo:
     retries: int = 0
     failures: int = 0
     progress: float | None = None
-    """How far it is, 0 to 1, while it runs and says so."""
+    """Fraction done, 0 to 1, while it runs and reports progress."""
     progress_text: str | None = None
     eta_at: float | None = None
-    """When it is done at its pace; None while nobody knows."""
+    """Expected end at its current rate; None while unknown."""
     existing: bool = False
-    """Of a submission with a key: whether the job was there before."""
+    """After a submission with a key: whether the job already existed."""
 
     @property
     def is_final(self) -> bool:
-        """Whether it has ended for good."""
+        """Whether the job has ended for good."""
         return self.state.is_final
 
     @property
     def result_code(self) -> int | None:
-        """What `gsub --wait` would exit with: 0, the job's own code, 128 + signal, else 1. None until it has ended."""
+        """The exit code of `gsub --wait`: 0, the job's own, 128 + signal, else 1. None until it has ended."""
         if not self.is_final:
             return None
         if self.state is JobState.COMPLETED:
@@ -147,7 +147,7 @@ class JobDetails(JobInfo):
     runs: tuple[RunInfo, ...] = ()
     events: tuple[Event, ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict)
-    """The resources it asks for, as recorded."""
+    """The requested resources, as recorded."""
     spec: Mapping[str, Any] = field(default_factory=dict)
     """The rest of its submission, as recorded."""
 
@@ -156,7 +156,7 @@ _T = TypeVar("_T")
 
 
 def _made(kind: type[_T], document: Mapping[str, Any], **parts: Any) -> _T:
-    """A value of the keys that it knows: a daemon of another release may say more, or less."""
+    """A value made of the known keys: a daemon of another release may send more, or fewer."""
     known = {part.name for part in fields(kind)}  # type: ignore[arg-type]  # _T is a dataclass
     return kind(**{name: value for name, value in document.items() if name in known}, **parts)
 
@@ -170,20 +170,18 @@ def _gpus(document: Mapping[str, Any]) -> tuple[Gpu, ...]:
 
 
 def read_run(document: Mapping[str, Any]) -> RunInfo:
-    """A run of its JSON."""
     outcome = document.get("outcome")
     parts = {"gpus": _gpus(document), "outcome": None if outcome is None else JobState(outcome)}
     return _made(RunInfo, _without(document, *parts), **parts)
 
 
 def read_job(document: Mapping[str, Any], existing: bool = False) -> JobInfo:
-    """A job of its JSON."""
     parts = {"gpus": _gpus(document), "state": JobState(document["state"]), "existing": existing}
     return _made(JobInfo, _without(document, *parts), **parts)
 
 
 def read_details(document: Mapping[str, Any]) -> JobDetails:
-    """A job of what `gshow --json` prints about it."""
+    """The details of a job from the JSON of `gshow --json`."""
     parts = {
         "gpus": _gpus(document),
         "state": JobState(document["state"]),

@@ -1,1 +1,1 @@
-"""One module for each subject of the API: reads requests, asks the daemon, answers with documents."""
+"""One module for each subject of the API: reads requests, calls the daemon, answers with documents."""

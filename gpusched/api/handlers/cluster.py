@@ -1,4 +1,4 @@
-"""Handlers about the machines and the daemon itself."""
+"""Handlers about nodes, GPUs and processes without a booking."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpusched.scheduler.cluster_state import ClusterLayout, LayoutGpu
 from gpusched.scheduler.whatif import Left
 
 _SHOWN_FAULTS = 20
-"""Of each GPU, the newest."""
+"""Newest faults shown for each GPU."""
 
 
 async def cluster(request: web.Request) -> web.Response:
@@ -188,7 +188,7 @@ async def undrain(request: web.Request) -> web.Response:
 
 
 _TRIED = 50
-"""Processes whose cost is worked out, those with the most memory first: each takes a plan of the whole queue."""
+"""Processes whose cost is computed, those with the most memory first: each takes a plan of the whole queue."""
 
 
 async def foreign(request: web.Request) -> web.Response:
@@ -225,7 +225,7 @@ async def foreign(request: web.Request) -> web.Response:
 
 
 def _told(viewer: Viewer, pid: int) -> dict[str, Any]:
-    """When and how its owner was told last, and since when it is being ended; why they were not is for them alone."""
+    """When its owner was notified, and since when it is being ended; means and failures only for owner and admins."""
     notes = viewer.service.daemon.owner_notes(pid)
     if notes is None:
         return {"told_at": None, "told_by": [], "untold": None, "ending_at": None}
@@ -262,7 +262,7 @@ def _rows(viewer: Viewer, node: str, view: GpuView, status: GpuStatus, now: floa
 
 
 def _left(found: list[tuple[str, GpuView, GpuStatus]], gone: set[int]) -> Left:
-    """Foreign memory that would stay on the cards of these processes without them."""
+    """Foreign memory that would remain on the cards of these processes after they exit."""
     left = {}
     for _, view, status in found:
         leaving = [process for process in status.intruders if process.pid in gone]
@@ -274,9 +274,9 @@ def _left(found: list[tuple[str, GpuView, GpuStatus]], gone: set[int]) -> Left:
 
 
 ADOPTION_FIELDS = ("name", "queue", "account", "qos", "time_limit_s", "vram_mib", "grace_s")
-"""What may be said of a job that is adopted, as in a submission."""
+"""Fields of an adopted job that a request may set, as in a submission."""
 _MOST_PID = 1 << 22
-"""Of any Linux."""
+"""Maximum pid on any Linux."""
 
 
 async def adopt(request: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
-"""A feed of the caller's jobs that end, for programs that wait for many of them with one open request.
+"""A feed of the caller's ended jobs, for programs that wait for many with one open request.
 
-A client asks once for a cursor, submits, and then asks for what has ended after the cursor. The feed is memory
-alone: after a restart, or for a client that was away for too long, `missed` tells it to look at its jobs itself.
+A client fetches a cursor, submits, and then requests the ends after the cursor. The feed is kept in memory only: after
+a restart, or for a client that was away for too long, `missed` tells it to check its jobs itself.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ from gpusched.api.visibility import viewer_of
 from gpusched.model.job import Job
 
 KEPT = 100_000
-"""How many ends of each user are remembered."""
+"""Ends remembered for each user."""
 _MOST = 5000
 """Ends in one answer."""
 
 
 class CompletionFeed:
-    """The ends of each user's jobs, apart from those of others: a cursor must not tell how many these have."""
+    """Ends of jobs, kept per user: a cursor must not reveal how many jobs other users have."""
 
     def __init__(self) -> None:
         self._token = f"{os.getpid():x}-{time.time_ns():x}"
         self._of: dict[int, UserCompletions] = {}
 
     def of(self, uid: int) -> UserCompletions:
-        """Those of one user."""
         return self._of.setdefault(uid, UserCompletions(self._token))
 
     def of_all(self, uids: Iterable[int]) -> UsersCompletions:
-        """Those of several users."""
         return UsersCompletions(tuple(self.of(uid) for uid in sorted(set(uids))))
 
     def announce(self, jobs: Mapping[int, Job], active: Mapping[int, object]) -> None:
-        """Take in the jobs whose row has changed; those that are no longer active have ended."""
+        """Record jobs whose row has changed; those that are no longer active have ended."""
         ended: dict[int, list[int]] = {}
         for job_id, job in jobs.items():
             if job_id not in active:
@@ -56,23 +54,22 @@ class UserCompletions:
 
     def __init__(self, token: str, kept: int = KEPT) -> None:
         self.token = token
-        """Tells this feed from that of the daemon before."""
+        """Distinguishes this feed from that of an earlier daemon."""
         self._ids: deque[int] = deque(maxlen=kept)
         self._last = 0
         self._news = asyncio.Event()
 
     def cursor(self, behind: int = 0) -> str:
-        """Where the feed is now, or so many ends before."""
+        """The current position of the feed, or the position `behind` ends earlier."""
         return f"{self.token}.{self._last - behind}"
 
     def add(self, ended: Sequence[int]) -> None:
-        """Take in jobs that have just ended."""
         self._ids.extend(ended)
         self._last += len(ended)
         self._news.set()
 
     def after(self, cursor: str) -> list[int] | None:
-        """Ids that ended after a cursor, oldest first; None when that is no longer known."""
+        """Ids that ended after a cursor, oldest first; None if the cursor is too old or unknown."""
         token, _, text = cursor.rpartition(".")
         if token != self.token or not (text.isascii() and text.isdigit()):
             return None
@@ -82,7 +79,7 @@ class UserCompletions:
         return list(islice(reversed(self._ids), missing))[::-1]
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when something has ended since the last call, or after the timeout."""
+        """Block until a job ends or the timeout expires."""
         self._news.clear()
         try:
             await asyncio.wait_for(self._news.wait(), timeout_s)
@@ -91,17 +88,16 @@ class UserCompletions:
 
 
 class UsersCompletions:
-    """The ends of some users' jobs, for who may read them all: with a cursor for each of these users."""
+    """Ends of several users' jobs, for callers who may read them all; its cursor has one position per user."""
 
     def __init__(self, parts: tuple[UserCompletions, ...]) -> None:
         self._parts = parts
 
     def cursor(self) -> str:
-        """Where they are now."""
         return ",".join(part.cursor() for part in self._parts)
 
     def after(self, cursor: str) -> list[int] | None:
-        """Ids that ended after a cursor, oldest first of each user; None when that is no longer known."""
+        """Ids that ended after a cursor, oldest first for each user; None if the cursor is too old or unknown."""
         texts = cursor.split(",")
         if len(texts) != len(self._parts):
             return None

@@ -1,4 +1,4 @@
-"""Handlers about the daemon itself: its state, its settings, its metrics."""
+"""Handlers about the daemon: its state, settings and metrics."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def status(request: web.Request) -> web.Response:
 
 
 def _counts(viewer: Viewer) -> dict[str, int]:
-    """Unfinished jobs that the caller may know of, by state."""
+    """Unfinished jobs visible to the caller, by state."""
     world = viewer.service.scheduler.world
     counts = world.counts()
     if not viewer.is_restricted:

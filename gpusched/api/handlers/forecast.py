@@ -1,6 +1,6 @@
-"""Handlers about what is to come: why a job waits and what would help, and when waiting jobs start.
+"""Handlers of predictions: why a job is pending and what would help, and when pending jobs start.
 
-The answers are worked out on a thread of their own, one after the other, so that the queue goes on meanwhile.
+The answers are computed in turn on a separate thread, so that the queue is served meanwhile.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def limit(request: web.Request) -> web.Response:
 
 
 async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
-    """What is said of a job's future; nothing of one that does not wait."""
+    """Predictions for a job; empty unless it is pending."""
     nothing: dict[str, Any] = {"place": None, "of": None, "start": None, "alternatives": []}
     nothing |= {"accuracy": None, "predictions": None, "expected": None}
     if job.state is not JobState.PENDING:

@@ -1,4 +1,4 @@
-"""Who is at a job in the foreground, and how long its lease lasts: asked of the run itself, when somebody asks."""
+"""The client attached to a foreground job, and its lease: requested from the run itself on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusched.model.states import JobState
 
 
 async def foreground_json(job: Job, service: ApiService) -> dict[str, Any] | None:
-    """For `gshow`; None for a job in the background. `client` is null also when nobody knows: see `is_known`."""
+    """For `gshow`; None for a job in the background. `client` is also null if unknown: see `is_known`."""
     spec = job.spec.interactive
     if spec is None:
         return None

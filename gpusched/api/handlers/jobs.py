@@ -1,4 +1,4 @@
-"""Handlers about jobs. Each reads its request, asks the service, renders a document."""
+"""Handlers about jobs. Each reads its request, calls the service and renders a document."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ from gpusched.ports.daemon import Forecast
 from gpusched.scheduler import whatif
 
 ORDERS = ("id", "queue")
-"""Of a list of jobs."""
+"""Sort orders of a list of jobs."""
 EVENT_BYTES = 256
-"""What a line in a job's story takes."""
+"""Estimated size of one event in a job's history."""
 
 
 Change = (
@@ -68,11 +68,11 @@ Change = (
     | commands.Requeue
     | ResumePipeline
 )
-"""What is done to jobs that are there."""
+"""An operation on existing jobs."""
 
 
 async def change(service: ApiService, command: Change) -> dict[str, Any]:
-    """Have a command of one user applied, and count what it adds to the database. Raises: Refused."""
+    """Apply a user's command, and count what it adds to the database. Raises: Refused."""
     limit, caller = service.settings.limit, command.caller
     service.pace.check_writing(caller, limit)
     answer = await service.daemon.ask(command)
@@ -130,7 +130,7 @@ async def submit(request: web.Request) -> web.Response:
 
 
 def _vram(service: ApiService, job: Job) -> dict[str, Any] | None:
-    """What jobs like this one used of their GPUs, and what could be asked for instead; null when too few have ended."""
+    """GPU memory used by similar jobs, and a suggested request; null if too few have ended."""
     scheduler = service.scheduler
     if not job.spec.request.gpus:
         return None
@@ -176,7 +176,7 @@ def _repeated(viewer: Viewer, body: dict[str, Any]) -> tuple[validate.Submission
 
 
 def with_task_ids(spec: Any, viewer: Viewer) -> Any:
-    """A submission or change whose dependency has the ids of the tasks that it names.
+    """A submission or change with the tasks in its dependency replaced by ids.
 
     Raises: NotFound, Refused, UsageError.
     """
@@ -228,7 +228,7 @@ async def listing(request: web.Request) -> web.Response:
 
 
 def _folded(jobs: list[Job], viewer: Viewer) -> tuple[list[Job], dict[str, list[Any]]]:
-    """Of pending jobs that a table shows alike only the first, with the ids of them all and how many they are."""
+    """Fold pending jobs with equal table rows into the first of each; also returns the ids and count of each group."""
     code_of = viewer.service.scheduler.reason_codes()
     requests: dict[int, str] = {}
     groups: dict[object, list[Job]] = {}
@@ -259,7 +259,7 @@ def _numbers_of(job: Job) -> tuple[int, ...]:
 
 
 def _summary(service: ApiService, jobs: Iterable[Job]) -> dict[str, Any]:
-    """How many of these jobs are in each state, pending tasks of arrays one by one, and how many GPUs are free."""
+    """Number of these jobs in each state, pending tasks of arrays counted one by one, and of free GPUs."""
     states: Counter[str] = Counter()
     for job in jobs:
         states[job.state.value] += job_count(job)
@@ -278,7 +278,7 @@ def _summary(service: ApiService, jobs: Iterable[Job]) -> dict[str, Any]:
 
 
 def _missing(viewer: Viewer, ids: list[int]) -> dict[str, Any]:
-    """Ids that were named and are not there, and those of them that were once. Raises: NotFound for one alone."""
+    """Named ids that do not exist, and which of them existed before. Raises: NotFound if only one id was named."""
     known = viewer.find_all(ids)
     missing = [job_id for job_id in ids if job_id not in known]
     if missing and len(ids) == 1:
@@ -291,7 +291,7 @@ def _missing(viewer: Viewer, ids: list[int]) -> dict[str, Any]:
 
 
 def filter_of(request: web.Request, service: ApiService, caller: Caller) -> JobFilter:
-    """The jobs that the query names; active ones unless it says otherwise. Raises: UsageError."""
+    """The jobs selected by the query, by default the active ones. Raises: UsageError."""
     ids = service.job_ids(request.query.get("ids", ""), caller)
     states = states_of(words(request, "states"))
     tasks = service.tasks_of(ids)
@@ -310,7 +310,7 @@ def filter_of(request: web.Request, service: ApiService, caller: Caller) -> JobF
 
 
 def selected(viewer: Viewer, wanted: JobFilter) -> list[Job]:
-    """Those of these jobs that the caller may know of, by id; of jobs by name those whose name they may see."""
+    """The selected jobs visible to the caller, by id; a name selects only jobs whose name the caller may see."""
     service = viewer.service
     if viewer.is_admin or not (viewer.is_restricted or wanted.names):
         return _selected(service, wanted)
@@ -402,7 +402,7 @@ async def show(request: web.Request) -> web.Response:
 
 
 def _wrapped(job: Job, service: ApiService) -> dict[str, str]:
-    """The shell line of `gsub --wrap` in place of the name that its script goes by."""
+    """The shell line of `gsub --wrap`, shown in place of the script's name."""
     launch = job.spec.launch
     if launch.script_sha is None or launch.script_name != "wrap":
         return {}
@@ -414,7 +414,7 @@ def _wrapped(job: Job, service: ApiService) -> dict[str, str]:
 
 
 def _related(job: Job, viewer: Viewer) -> list[dict[str, Any]]:
-    """The fallback of a job, and the job that it is the fallback of, as far as there are any; both are its owner's."""
+    """The fallback of a job and the job that it is the fallback of, if any; both have the same owner."""
     service = viewer.service
     named = {"fallback": job.fallback_id, "fallback_of": job.spec.fallback_of}
     known = service.find_all([job_id for job_id in named.values() if job_id is not None])
@@ -467,7 +467,7 @@ _FILTERS = ("users", "queues", "names", "states", "all")
 
 
 def _filters(body: dict[str, Any]) -> Selection | None:
-    """Jobs by what is said of them instead of by id; None when nothing is. Raises: UsageError."""
+    """Jobs selected by filters instead of ids; None without filters. Raises: UsageError."""
     lists = {key: _texts(body, key) for key in _FILTERS[:-1]}
     if not (any(lists.values()) or body.get("all") is True):
         return None
@@ -488,7 +488,7 @@ def _texts(body: dict[str, Any], key: str) -> list[str]:
 
 
 def _words(body: dict[str, Any]) -> list[str]:
-    """Ids as a client wrote them."""
+    """Ids as written by the client."""
     value = body.get("ids", [])
     if not isinstance(value, list) or not all(isinstance(word, (int, str)) for word in value):
         raise UsageError("ids must be a list of job ids", "see GET /v1/openapi.json")
@@ -610,7 +610,7 @@ def _each_once(named: Mapping[str, Sequence[int]]) -> list[int]:
 
 
 def _as_now(named: Mapping[str, Sequence[int]], service: ApiService, caller: Caller) -> dict[str, Sequence[int]]:
-    """A pipeline gets more jobs while it is waited for: fallbacks of its steps, and steps that run again."""
+    """The current jobs of each named pipeline, which gains jobs during a wait: fallbacks and repeated steps."""
     return {
         word: ids if parse_pipeline_id(word) is None else service.named(word, caller) for word, ids in named.items()
     }

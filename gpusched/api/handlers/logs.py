@@ -1,4 +1,4 @@
-"""What a reader of output has to know of jobs: which runs there are, where they write, whether more is to come."""
+"""State of jobs for readers of their output: the runs, their files, and whether more is to come."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
 
 TASKS_AT_ONCE = 1000
-"""Tasks of arrays in one answer: a larger one would keep the queue waiting while it is put together."""
+"""Tasks of arrays in one answer: building a larger one would delay other requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogVersion:
-    """What a reader knows from an earlier answer: its version, taken apart."""
+    """The reader's knowledge from an earlier answer, parsed from its version."""
 
     mark: str = ""
-    """Of what may still change."""
+    """Changes with anything that can still change."""
     cursor: str = ""
-    """Of the feed of ends, from when the reader began to read."""
+    """Position in the feed of ends when the reader began to read."""
     place: int | None = 0
-    """How many of the tasks it has been told of; None when it knows all, and is told of changes alone."""
+    """Number of tasks already sent; None once all are, and only changes are sent."""
 
     @classmethod
     def read(cls, text: str) -> LogVersion:
-        """A version as text; of anything else nothing is known."""
+        """Parse a version; any other text gives one without knowledge."""
         mark, _, rest = text.partition("~")
         cursor, _, place = rest.partition("~")
         if not cursor or not (place == "" or (place.isascii() and place.isdigit() and len(place) < 10)):
@@ -93,7 +93,7 @@ async def logs(request: web.Request) -> web.Response:
 
 
 def _find(viewer: Viewer, ids: list[int]) -> list[Job]:
-    """The named jobs in the order given. Raises: NotFound; Forbidden for those whose output is not the caller's."""
+    """The named jobs in the given order. Raises: NotFound; Forbidden for jobs whose output the caller may not read."""
     found = viewer.find_all(ids)
     for job_id in ids:
         if job_id not in found:
@@ -105,7 +105,7 @@ def _find(viewer: Viewer, ids: list[int]) -> list[Job]:
 def _tasks(
     service: ApiService, arrays: list[Job], active: list[Job], known: LogVersion, mark: str, feed: UsersCompletions
 ) -> tuple[list[Job], LogVersion]:
-    """The tasks to tell of, by array and number, and what is known then."""
+    """The tasks to report, by array and number, and the reader's knowledge afterwards."""
     now = feed.cursor()
     ended = feed.after(known.cursor) if arrays and known.cursor else []
     if ended is None:
@@ -128,7 +128,7 @@ def _tasks(
 
 
 def _page(arrays: list[Job], place: int) -> list[int]:
-    """Ids of so many tasks as one answer has, from a place on, counted over all the arrays."""
+    """Ids of one answer's tasks, starting at a place counted over all arrays."""
     ids: list[int] = []
     for array in arrays:
         size = len(all_tasks(array))
@@ -143,7 +143,7 @@ def _place(job: Job) -> tuple[int, int]:
 
 
 def _runs_of(service: ApiService, jobs: list[Job]) -> dict[int, list[Run]]:
-    """Every run of these jobs by number; of those that are open, what is known before it is written down."""
+    """Every run of these jobs by number; open runs include facts not yet stored."""
     world = service.scheduler.world
     ids = [job.id for job in jobs]
     runs = {(run.job_id, run.number): run for run in service.scheduler.store.runs(ids)} if ids else {}
@@ -158,7 +158,7 @@ def _runs_of(service: ApiService, jobs: list[Job]) -> dict[int, list[Run]]:
 
 
 def _mark(jobs: tuple[Job, ...], runs: dict[int, list[Run]]) -> str:
-    """A mark that changes with whatever a reader of output cares about."""
+    """A mark that changes with everything relevant to a reader of output."""
     marks = []
     for job in jobs:
         started = [run.start_at is not None for run in runs.get(job.id, ())]

@@ -1,4 +1,4 @@
-"""Handlers about pipelines: submitting one whole, showing it, going on with it."""
+"""Handlers about pipelines: submit, show, resume."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OF_THE_PIPELINE = ("env", "env_named", "key")
 
 
 def step_schema() -> dict[str, Any]:
-    """A step in JSON Schema's words, as the OpenAPI document shows it."""
+    """JSON Schema of a step for the OpenAPI document."""
     parts = {name: json_schema(field) for name, field in _STEP_FIELDS.items()}
     spec = {"$ref": "#/components/schemas/Spec"}
     return {"type": "object", "additionalProperties": False, "properties": {**parts, "spec": spec}}
@@ -89,7 +89,7 @@ def _text(body: Mapping[str, Any], key: str) -> str:
 
 
 class _Reader:
-    """Reads the steps of one submission; nothing in them is trusted."""
+    """Reads the steps of one submission, which are untrusted."""
 
     def __init__(self, viewer: Viewer, shas: Sequence[str], payloads: dict[str, bytes]) -> None:
         self._viewer = viewer
@@ -99,7 +99,7 @@ class _Reader:
         self._payloads = payloads
 
     def read(self, given: Any) -> list[PipelineStep]:
-        """The steps, whose names are unique and whose needs name each other without a circle."""
+        """The steps, with unique names and acyclic needs that name existing steps."""
         if not isinstance(given, list) or not given:
             raise UsageError("the pipeline has no steps", "see GET /v1/openapi.json")
         if len(given) > self._settings.limit.batch:
@@ -214,7 +214,7 @@ def _find(number: int, viewer: Viewer) -> Pipeline:
 
 
 def _check(pipeline: Pipeline, viewer: Viewer) -> None:
-    """Refuse to show another's pipeline, whose text and commands are theirs. Raises: Forbidden, NotFound."""
+    """Refuse to show another user's pipeline, whose text and commands are private. Raises: Forbidden, NotFound."""
     if _is_whole(pipeline, viewer):
         return
     if viewer.is_restricted:

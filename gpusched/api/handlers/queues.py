@@ -1,4 +1,4 @@
-"""Handlers about who stands where: parts of priorities, usage, the tree of accounts, queues and what they lend."""
+"""Handlers about priorities, usage, the account tree, queues and their loans."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def priorities(request: web.Request) -> web.Response:
 
 
 def priority_rows(scheduler: SchedulerState, jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """Waiting jobs as they stand in the queue; where weights order it, the higher tier and priority first."""
+    """Pending jobs in queue order; where weights order it, higher tiers and priorities first."""
     ranking, world = scheduler.ranking(), scheduler.world
     is_by_weight = scheduler.settings.priority.order != _BY_RESPONSE
     rows: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ def priority_rows(scheduler: SchedulerState, jobs: Iterable[Job]) -> list[dict[s
 
 
 def response_json(scheduler: SchedulerState, job: Job) -> dict[str, Any] | None:
-    """Of an eligible job what its place in the order `response_ratio` is made of; None where it has another order."""
+    """The parts of an eligible job's position in the order `response_ratio`; None under other orders."""
     planner, key = scheduler.planner(), scheduler.world.class_of(job.id)
     if key is None or planner.ranking.order_of(key.queue) != _BY_RESPONSE:
         return None
@@ -103,7 +103,7 @@ def response_json(scheduler: SchedulerState, job: Job) -> dict[str, Any] | None:
 
 
 def weights_of(settings: Settings) -> dict[str, float]:
-    """The weight of each factor by its name."""
+    """Weights by factor name."""
     names = [item.name for item in fields(settings.priority) if item.name.startswith(_WEIGHT)]
     return {name.removeprefix(_WEIGHT): getattr(settings.priority, name) for name in names}
 
@@ -139,7 +139,7 @@ async def usage(request: web.Request) -> web.Response:
 
 
 def _own_of(wanted: JobFilter, caller: Caller, settings: Settings) -> JobFilter | None:
-    """The same of the caller's own jobs; None when others' were asked for, of which nothing is told."""
+    """The filter restricted to the caller's own jobs; None if only other users' were requested, which are not shown."""
     if is_admin(caller, settings):
         return wanted
     if wanted.users and caller.user not in wanted.users:
@@ -183,7 +183,7 @@ async def accounts(request: web.Request) -> web.Response:
 
 
 def account_rows(scheduler: SchedulerState) -> list[dict[str, Any]]:
-    """The whole tree from the root down, each account before its users and the accounts below it."""
+    """The tree from the root down, each account before its users and subaccounts."""
     settings, snapshot = scheduler.settings, scheduler.snapshot(scheduler.now())
     layout = ClusterLayout(snapshot.nodes, settings)
     seen = {(job.spec.account, job.user) for job in scheduler.world.jobs.values()}
@@ -192,7 +192,7 @@ def account_rows(scheduler: SchedulerState) -> list[dict[str, Any]]:
 
 
 def _members_json(one: AccountShare, settings: Settings) -> dict[str, Any]:
-    """Whom an account lists, everybody as `*`; null of a user, and of what is no account of the config."""
+    """The members of an account, all users as `*`; null for a user, and for an account that is not configured."""
     account = settings.account.get(one.account) if one.user is None else None
     if account is None:
         return {"users": None, "groups": None}
@@ -220,7 +220,7 @@ def _standing_json(one: AccountShare) -> dict[str, Any]:
 
 
 def _on_the_way_to(user: str, own: Collection[str], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A user's own rows and accounts and the accounts above them, without what others have used in these."""
+    """A user's own rows and accounts and the accounts above them, without other users' usage in these."""
     kept: dict[int, dict[str, Any]] = {}
     above: list[int] = []
     for at, row in enumerate(rows):
@@ -248,7 +248,7 @@ _HIDDEN = dict.fromkeys(
 
 
 def _below_account(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """One account with all below it. Raises: NotFound."""
+    """One account with its whole subtree. Raises: NotFound."""
     for at, row in enumerate(rows):
         if row["account"] == name and row["user"] is None:
             end = at + 1
@@ -280,7 +280,7 @@ async def queues(request: web.Request) -> web.Response:
 
 
 def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Every queue that is configured or in use, each before those below it, and who has lent what to whom."""
+    """Every configured or used queue, each before its children, and the loans between them."""
     service = viewer.service
     scheduler, settings = service.scheduler, service.settings
     snapshot = scheduler.snapshot(scheduler.now())
@@ -331,7 +331,7 @@ def _loans(quotas: Quotas) -> tuple[dict[str, Resources], dict[str, Resources], 
 
 
 def _counts(viewer: Viewer, nodes: dict[str, QueueNode]) -> dict[str, tuple[int, int]]:
-    """Waiting and running jobs of each queue that the caller may know of, with those of the queues below it."""
+    """Pending and running jobs of each queue visible to the caller, including those of its subtree."""
     service = viewer.service
     own: dict[str, list[int]] = {}
     for job in service.scheduler.world.jobs.values():
@@ -351,7 +351,7 @@ def _counts(viewer: Viewer, nodes: dict[str, QueueNode]) -> dict[str, tuple[int,
 
 
 def _tree(nodes: dict[str, QueueNode], names: Iterable[str]) -> Iterable[tuple[QueueNode, int]]:
-    """Every queue with its depth, by name within its level; those without settings are at the top."""
+    """Every queue with its depth, by name within its level; queues without settings are at the top."""
     tops = [name for name in names if name not in nodes or nodes[name].parent is None]
     stack = [(name, 0) for name in sorted(tops, reverse=True)]
     while stack:

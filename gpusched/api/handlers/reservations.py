@@ -1,4 +1,4 @@
-"""Handlers about the reservations of the calendar."""
+"""Handlers about reservations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LISTS = ("cards", "users", "accounts")
 
 
 def reservations(viewer: Viewer) -> list[dict[str, Any]]:
-    """The entries of the calendar that are not over and that the caller may see, by their next window and name."""
+    """Reservations visible to the caller that have not ended, by their next window and name."""
     service = viewer.service
     world = service.scheduler.world
     now = service.scheduler.now()
