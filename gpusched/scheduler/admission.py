@@ -1,4 +1,4 @@
-"""What the queues and QOS refuse at submission: what no waiting would change, and too many jobs."""
+"""Refusals by queues and QOS at submission: requests that waiting cannot help, and too many jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gpusched.scheduler.usage import demand
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Jobs that wait or run now, without the one that asks; queues by the name the jobs were submitted to."""
+    """Pending and running jobs, excluding the one being submitted; queues by the name used at submission."""
 
     by_queue: Mapping[str, int] = field(default_factory=dict)
     by_queue_user: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -40,20 +40,18 @@ class Tally:
 
 
 def qos_of(spec: JobSpec, settings: Settings) -> str:
-    """The QOS that a job has: its own, or the default; empty for none."""
+    """QOS of a job: its own or the default; empty for none."""
     return spec.qos or settings.default.qos
 
 
 class TimeLimit(NamedTuple):
-    """A time limit and where it comes from."""
-
     seconds: int | None
     source: str
     """As `JobSpec.time_limit_source`."""
 
 
 def time_limit(spec: JobSpec, settings: Settings) -> TimeLimit:
-    """The time limit that a job gets: what it asks for, else the default of its queue, or of all, as far as allowed."""
+    """Time limit of a job: the requested one, else the default of its queue or the global one; capped."""
     if spec.time_limit_s is not None or spec.time_limit_source in TIME_LIMIT_WORDS:
         return TimeLimit(spec.time_limit_s, spec.time_limit_source)
     default_s = default_time_limit(spec.queue, settings)
@@ -64,29 +62,28 @@ def time_limit(spec: JobSpec, settings: Settings) -> TimeLimit:
 
 
 def limit_as_asked(spec: JobSpec) -> JobSpec:
-    """The submission with what was asked for of a time limit, not with what came of it."""
+    """The submission with the time limit as requested, undoing defaults and caps."""
     if spec.time_limit_source in ("", UNLIMITED):
         return spec
     return replace(spec, time_limit_s=None, time_limit_source=AUTO if spec.time_limit_source == AUTO else "")
 
 
 def default_time_limit(queue: str, settings: Settings) -> int | None:
-    """The default of a queue, of the next one above it that has any, or of all; None without."""
+    """Default of the queue, of the nearest ancestor with one, or the global one; None if none is set."""
     found = (one.default_time_s for one in chain_of(queue, settings.queue) if one.default_time_s is not None)
     return next(found, settings.default.time_limit_s)
 
 
 def longest_time_limit(spec: JobSpec, settings: Settings) -> int | None:
-    """The longest time limit that its queues and QOS allow; None where any is."""
+    """Longest time limit that the job's queues and QOS allow; None if unlimited."""
     return min((limit for limit, _ in _time_limits(spec, settings)), default=None)
 
 
 def why_refused(spec: JobSpec, user: str, settings: Settings, tally: Tally) -> Refusal | None:
-    """Refuse a submission that its queue or QOS does not admit; None when they do.
+    """Refuse a submission that its queue or QOS does not admit; None if both do.
 
-    Names first, then who may use them, then how much one job may ask for, then how many jobs there may
-    be. What machines can hold is not looked at here, nor whether the user is a member of the account: that is
-    `membership`, asked only when the job is given its account.
+    Checks in order: names, permission to use them, size of one job, number of jobs. Machine capacity is not
+    checked here. Neither is account membership: see `membership`, checked when the job is given its account.
     """
     account = spec.account or user
     qos_name = qos_of(spec, settings)
@@ -160,7 +157,7 @@ def _not_admitted_to_queue(
 
 
 def _barred_by(chain: Iterable[QueueSettings], user: str, account: str, settings: Settings) -> QueueSettings | None:
-    """The nearest queue that says who may use it decides, from the bottom up; None when it admits the user."""
+    """Nearest queue with an access list, from the bottom up, if it denies the user; None if the user is admitted."""
     for queue in chain:
         if queue.users or queue.accounts:
             return None if _admits(queue.users, queue.accounts, user, account, settings) else queue
@@ -180,7 +177,7 @@ def _not_admitted_to_qos(qos: QosSettings, user: str, account: str, settings: Se
 
 
 def _admits(users: Collection[str], accounts: Collection[str], user: str, account: str, settings: Settings) -> bool:
-    """Whether this user, this account or any account above it is named."""
+    """Whether the lists name this user, this account or any of its ancestors."""
     path = (account, *(one.name for one in chain_of(account, settings.account)))
     return user in users or any(name in accounts for name in path)
 
@@ -189,7 +186,7 @@ def _admits(users: Collection[str], accounts: Collection[str], user: str, accoun
 
 
 def _too_large(request: Request, chain: Sequence[QueueSettings], qos: QosSettings | None) -> Refusal | None:
-    """More than a job, a user or all jobs together may ever hold."""
+    """Refuse more than one job, one user or all jobs together may ever hold."""
     for where, limits in _limited(chain, qos):
         found = [
             (limit, who)
@@ -224,7 +221,7 @@ def _limited(
 
 
 def _gpus(request: Request) -> float:
-    """GPUs that the request counts as at least; slices by memory count nothing before there is a card."""
+    """Lower bound of the GPUs that the request counts as; slices by memory count as 0 until placed on a card."""
     if request.vram_mib is not None:
         return 0.0
     return request.nodes * (request.gpus if request.gpu_fraction is None else request.gpu_fraction)
@@ -316,41 +313,41 @@ def _too_many_of_user(where: str, user: str, most: int, held: int) -> Refusal:
 
 
 def _below(name: str, queues: Mapping[str, QueueSettings]) -> list[str]:
-    """The queue and all below it, whose jobs are its own too."""
+    """The queue and its descendants."""
     return [other for other in queues if any(queue.name == name for queue in chain_of(other, queues))]
 
 
 _BY_NAME, _BY_GROUP, _AS_EVERYBODY = range(3)
-"""How an account lists a user, the most specific first."""
+"""How an account lists a user, most specific first."""
 
 
 def are_restricted(accounts: Mapping[str, AccountSettings]) -> bool:
-    """Whether membership counts: as soon as one account lists users or groups.
+    """Whether membership is enforced: as soon as one account lists users or groups.
 
-    An account's members are those that it lists itself; membership is not inherited from the account above nor from
-    those below. Slurm calls a pair of account and user an association. As long as no account lists anybody, all are
-    open: such a configuration says how GPUs are shared, not between whom.
+    An account's members are those it lists itself; membership is not inherited in either direction. Slurm calls a
+    pair of account and user an association. As long as no account has a list, all are open: such a configuration
+    says how GPUs are shared, not between whom.
     """
     return any(account.users or account.groups for account in accounts.values())
 
 
 def groups_listed(settings: Settings) -> frozenset[str]:
-    """Unix groups that accounts list; who is in them is for the caller to look up."""
+    """Unix groups that accounts list; the caller looks up their members."""
     return frozenset(group for account in settings.account.values() for group in account.groups)
 
 
 def accounts_of(user: str, groups: Collection[str], settings: Settings) -> list[str]:
     """Accounts that the user is a member of, by name.
 
-    Args: groups: the user's Unix groups, of those that accounts list.
+    Args: groups: the user's Unix groups among those that accounts list.
     """
     return sorted(_listings(user, groups, settings.account))
 
 
 def default_account(user: str, groups: Collection[str], settings: Settings) -> str | None:
-    """The account of a job that names none: the only one that lists the user; None when there is not exactly one.
+    """Account of a job that names none: the only one that lists the user; None if there is not exactly one.
 
-    A listing by name goes before one by group, and that before one of everybody.
+    A listing by name takes precedence over one by group, and that over a listing of everybody.
     """
     found = _listings(user, groups, settings.account)
     best = min(found.values(), default=None)
@@ -376,10 +373,10 @@ def _listings(user: str, groups: Collection[str], accounts: Mapping[str, Account
 def account_refusal(
     account: str, user: str, groups: Collection[str], settings: Settings, option: str = "-A"
 ) -> Refusal | None:
-    """Refuse an account that the user is no member of, with the accounts that the user has; None for one of these.
+    """Refuse an account that the user is not a member of, listing the user's accounts; None for a member.
 
-    Asked when a job is given its account, not of jobs that have one: those go on when their user or their account is
-    taken out of the settings. A job that names none and has no default is under its user's name.
+    Checked when a job is given its account, not later: jobs keep running when their user or account is removed
+    from the settings. A job that names no account and has no default is charged to its user's name.
 
     Args: option: how the account was typed, `-A` or `account=`.
     """
@@ -425,18 +422,18 @@ def _some(names: list[str]) -> str:
 
 
 def open_to_all(accounts: Mapping[str, AccountSettings]) -> dict[str, AccountSettings]:
-    """The same accounts with everybody as a member, for replays: what is recorded has been submitted already."""
+    """Copy of the accounts with everybody as a member, for replays: recorded jobs were already admitted."""
     return {
         name: replace(account, users={EVERYBODY: 1.0, **account.users}, groups=()) for name, account in accounts.items()
     }
 
 
 Finding = tuple[str, str, str]
-"""Path of a setting, a sentence, and what to do."""
+"""Path of a setting, a sentence, and the remedy."""
 
 
 def membership_findings(settings: Settings) -> Iterator[Finding]:
-    """Accounts that anybody may use because no account says otherwise, and those that nobody may use."""
+    """Find accounts open to everybody for lack of any list, and accounts with no possible member."""
     accounts = settings.account
     if not are_restricted(accounts):
         if accounts:
@@ -455,7 +452,7 @@ def membership_findings(settings: Settings) -> Iterator[Finding]:
 def unknown_members(
     settings: Settings, is_user: Callable[[str], bool], is_group: Callable[[str], bool]
 ) -> Iterator[Finding]:
-    """Users and groups that accounts list and this machine does not have."""
+    """Find users and groups that accounts list but this machine does not have."""
     for name, account in settings.account.items():
         users = [user for user in account.users if user != EVERYBODY and not is_user(user)]
         groups = [group for group in account.groups if not is_group(group)]
@@ -469,9 +466,9 @@ _DATABASES = {"user": "passwd", "group": "group"}
 
 
 def slice_refusal(spec: JobSpec, user: str, nodes: Iterable[NodeView], settings: Settings) -> Refusal | None:
-    """Refuse a slice that is more of a card than its queue or QOS lets one job or one user hold; None when it is not.
+    """Refuse a slice larger than its queue or QOS allows one job or one user; None if it is allowed.
 
-    How much of a card a slice is depends on the cards, which `why_refused` does not know. While a node's driver is
+    The fraction of a card depends on the cards, which `why_refused` does not know. While a node's driver is
     broken its cards are unknown, so nothing is refused.
     """
     nodes = tuple(nodes)

@@ -1,18 +1,18 @@
-"""One cycle: what starts now, who makes room, what is reserved, and why everything else waits.
+"""One cycle: which jobs start, which victims are preempted, which reservations are made, and why the rest waits.
 
-Pending jobs are taken in order. For each, the first of these that is possible, the least disruptive first:
+Pending jobs are taken in order. For each, the first possible of these, least disruptive first:
 
-    limit     a limit of its queue or QOS keeps it waiting; it holds up those alone who would use up what it waits for
-    start     it fits now, and nothing that is reserved for an earlier job is delayed
-    preempt   others hold what is its own: they make room, and it is reserved for it
+    limit     a limit of its queue or QOS blocks it; it delays only jobs that would use up what it waits for
+    start     it fits now and delays no earlier job's reservation
+    preempt   other jobs hold resources it is entitled to: they are preempted and the room is reserved for it
     reserve   room is reserved for it at the earliest instant, for the first `backfill_depth`
     wait      behind those
 
-Jobs that the scheduler has suspended go on as soon as they fit, before any job that could not have suspended them.
+Jobs suspended by the scheduler resume as soon as they fit, ahead of any job that could not have suspended them.
 
 The work is done per class of equal jobs: a start advances its class, a job that cannot start blocks its class
-for the rest of the cycle. Once all reservations are made, whole numbers (free cores, free cards) turn most shapes away
-before any place is looked at; only classes that limits, the calendar or a QOS concerns are looked at all the same.
+for the rest of the cycle. Once all reservations are made, whole numbers (free cores, free cards) reject most
+shapes before any placement is tried; classes subject to limits, the calendar or a QOS are always examined.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ from gpusched.scheduler.rules import BLOCKED, NEXT_IN_CLASS, STARTED, CycleRules
 
 
 class Cycle(CycleRules):
-    """One walk along the queue, which later arrivals can continue."""
+    """One walk along the queue, which later arrivals can extend."""
 
     # --- the walk along the queue -----------------------------------------------------------------
 
     def run(self) -> None:
-        """Deal with the head of every class in order of rank; those that may only fill gaps, the shortest first where
-        that is asked."""
+        """Schedule the head of every class in order of rank; backfill candidates shortest first if so configured."""
         if self.is_general or self.queue.ranking.is_dynamic:
             self._walk()
         else:
             self._reserve_and_fill()
 
     def _walk(self) -> None:
-        """Look at each class by all the rules that there are."""
+        """Examine each class under all rules."""
         queue, suspended = self.queue, self._suspended
         is_dynamic, is_general = queue.ranking.is_dynamic, self.is_general
         has_gap_order, is_filling = queue.has_gap_order, False
@@ -89,17 +88,16 @@ class Cycle(CycleRules):
             self.resume_before(None)
 
     def _is_cut_short(self, job_class: JobClass, number: int) -> bool:
-        """Whether all jobs that are shown of a class were started: its next may go before all others, and nobody can
-        tell from here."""
+        """Whether all visible jobs of a class were started: its hidden next job may precede all others."""
         if number < len(job_class.jobs) or not job_class.hidden:
             return False
         self.cut_short = job_class
         return True
 
     def _reserve_and_fill(self) -> None:
-        """The same where most classes are of no concern to any rule, and ranks stay what they are.
+        """Faster walk, if most classes are exempt from the rules and ranks do not change during the cycle.
 
-        Once all reservations are made, only shapes that may fit are looked at, and classes that rules concern.
+        Once all reservations are made, only shapes that may fit and classes subject to rules are examined.
         """
         queue, placements, depth = self.queue, self.placements, self.depth
         placements.epoch += 1
@@ -134,7 +132,7 @@ class Cycle(CycleRules):
                 heappush(others, (queue.rank_at(job_class, number), number, job_class))
 
     def _fill_gaps(self, heads: list[Head]) -> None:
-        """Go on with those for whom nothing is reserved, as far as they delay nobody for whom something is."""
+        """Backfill jobs without a reservation as long as they delay no reservation."""
         queue, placements, now = self.queue, self.placements, self.now
         # Where nobody passes, only limits, windows and QOS have anything to say of those behind.
         fitting = placements.fitting(queue.shapes) if self.has_backfill else set[RequestShape]()
@@ -199,7 +197,7 @@ class Cycle(CycleRules):
         return found
 
     def _behind(self, rank: Rank) -> list[Head]:
-        """The first of each class that comes after this rank among those that may fill gaps."""
+        """Heads of the backfill classes that come after this rank."""
         queue, found = self.queue, list[Head]()
         for job_class in queue.classes:
             if job_class in self.closed:
@@ -217,7 +215,7 @@ class Cycle(CycleRules):
         return found
 
     def continue_with(self, arrivals: Sequence[Entry]) -> None:
-        """Go on with jobs that have come since, all of them behind the last for whom something is reserved."""
+        """Extend the cycle by jobs that have arrived since, all behind the last job with a reservation."""
         left, is_filling = self._last_first(arrivals), self._is_filling
         while left:
             entry = left.pop()
@@ -235,11 +233,11 @@ class Cycle(CycleRules):
 
     @property
     def _is_filling(self) -> bool:
-        """Whether all reservations are made, and others have an order of their own from then on."""
+        """Whether all reservations are made and the rest is in its own backfill order."""
         return self.queue.has_gap_order and len(self.reservations) >= self.depth
 
     def _last_first(self, arrivals: Sequence[Entry]) -> list[Entry]:
-        """These in the order in which they are dealt with, from behind."""
+        """Arrivals in processing order, reversed."""
         if len(arrivals) <= 1:
             return list(arrivals)
         queue, is_filling = self.queue, self._is_filling
@@ -253,7 +251,7 @@ class Cycle(CycleRules):
         return [entry for _, entry in ranked]
 
     def _backfill(self, job_class: JobClass, number: int) -> int:
-        """Deal with a job that no limit, window or QOS concerns."""
+        """Schedule a job that no limit, window or QOS affects."""
         shape = job_class.shape
         if self.reservations and not self.has_backfill:
             return BLOCKED

@@ -1,8 +1,8 @@
-"""Reservations of the calendar: when their windows are, which of them meet, whom they admit.
+"""Calendar reservations: occurrences of their windows, conflicts between them, and admission to them.
 
-Occurrence number k of an entry is [start_at + k * every_s, that + duration_s): its end is not part of it,
-so that one may end as the next begins. Distances are of seconds, not of days on the wall: where clocks are
-moved for summer, a weekly window moves by an hour with them.
+Occurrence number k of an entry is [start_at + k * every_s, that + duration_s): the end is exclusive,
+so one may end as the next begins. Periods are in seconds, not in days on the wall clock: a weekly window
+moves by an hour with daylight saving time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gpusched.scheduler.request_units import millicpus_of
 from gpusched.scheduler.timeline import FIRST_WINDOW, RunningJob, end_of
 
 MOST_WINDOWS = 16
-"""Windows of one entry that are looked ahead at most."""
+"""Maximum number of windows of one entry to look ahead."""
 MOST_IN_ALL = 200
-"""Windows of all entries together, but for the next one of each, since every one costs time in each cycle."""
+"""Maximum number of windows of all entries, except for the next one of each: every window costs time in each cycle."""
 YEAR_S = 366 * 86400
-"""How far ahead entries are compared that do not recur for ever."""
+"""How far ahead to compare entries that do not recur forever."""
 
 _LIST = "list them with: gctl reserve"
 
@@ -35,7 +35,7 @@ _LIST = "list them with: gctl reserve"
 
 
 def windows(entries: Iterable[CalendarEntry], now: float, horizon_s: float) -> tuple[Window, ...]:
-    """Windows that overlap [now, now + horizon_s), by start and name; at most MOST_IN_ALL, the soonest."""
+    """Windows that overlap [now, now + horizon_s), by start and name; at most MOST_IN_ALL, earliest first."""
     found: list[Window] = []
     later: list[Window] = []
     for entry in entries:
@@ -53,13 +53,13 @@ def _by_start(window: Window) -> tuple[float, str]:
 
 
 def next_window(entry: CalendarEntry, now: float) -> Window | None:
-    """The window that runs now, or else the next one to come; None when all are over."""
+    """Window in force now, or else the next one; None if all are over."""
     start_at = next(starts(entry, now), None)
     return None if start_at is None else _window(entry, start_at)
 
 
 def active(entry: CalendarEntry, now: float) -> Window | None:
-    """The window that runs now, if any."""
+    """Window in force now, if any."""
     window = next_window(entry, now)
     return window if window is not None and window.start_at <= now else None
 
@@ -70,11 +70,11 @@ def _window(entry: CalendarEntry, start_at: float) -> Window:
 
 
 def starts(entry: CalendarEntry, now: float) -> Iterator[float]:
-    """Starts of the occurrences that are not over, in order; without end when the entry recurs for ever.
+    """Starts of the occurrences that are not over, in order; infinite if the entry recurs forever.
 
-    Occurrence k is [start_at + k * every_s, that + duration_s): its end is not part of it, so that one may end as the
-    next begins. Distances are in seconds, not in days on the wall clock: a weekly window moves by an hour with summer
-    time.
+    Occurrence k is [start_at + k * every_s, that + duration_s): the end is exclusive, so one may end as the
+    next begins. Periods are in seconds, not in days on the wall clock: a weekly window moves by an hour with
+    daylight saving time.
     """
     number = _first_after(entry, now)
     while (start_at := _start(entry, number)) is not None:
@@ -83,7 +83,7 @@ def starts(entry: CalendarEntry, now: float) -> Iterator[float]:
 
 
 def _start(entry: CalendarEntry, number: int) -> float | None:
-    """Start of one occurrence; None when there is no such occurrence."""
+    """Start of one occurrence; None if it does not exist."""
     if entry.every_s is None and number:
         return None
     start_at = entry.start_at + number * (entry.every_s or 0)
@@ -92,7 +92,7 @@ def _start(entry: CalendarEntry, number: int) -> float | None:
 
 
 def _first_after(entry: CalendarEntry, now: float) -> int:
-    """Number of the first occurrence that ends after this instant, whether or not there is one."""
+    """Number of the first occurrence that would end after this instant, whether or not it exists."""
     if entry.every_s is None:
         return 0 if entry.start_at + entry.duration_s > now else 1
     number = max(0, floor((now - entry.start_at - entry.duration_s) / entry.every_s))
@@ -105,22 +105,22 @@ def _first_after(entry: CalendarEntry, now: float) -> int:
 
 
 def conflicting_entries(entry: CalendarEntry, entries: Iterable[CalendarEntry]) -> list[CalendarEntry]:
-    """The others that must not keep the same at the same time: none where either is maintenance."""
+    """Other entries that must not hold the same resources at the same time: none if either is maintenance."""
     if entry.is_maintenance:
         return []
     return [other for other in entries if other.name != entry.name and not other.is_maintenance]
 
 
 def overlaps(one: CalendarEntry, other: CalendarEntry, now: float = -inf) -> float | None:
-    """The first instant, within a year from now or from their starts, at which both keep the same card.
+    """First instant, within a year from now or from their starts, at which both hold the same card; None if never.
 
-    A whole node that is kept is the same as anything on it. None when they never do.
+    A whole node overlaps anything on it.
     """
     return meet_at(one, other, now) if shared(one, other) else None
 
 
 def shared(one: CalendarEntry, other: CalendarEntry) -> tuple[str, ...]:
-    """What both keep whenever they run: `n1:0`, or `n1` where one keeps the node; sorted."""
+    """Resources that both hold during their windows: `n1:0`, or `n1` if one holds the node; sorted."""
     names = set()
     for mine in one.held:
         for theirs in other.held:
@@ -135,7 +135,7 @@ def shared(one: CalendarEntry, other: CalendarEntry) -> tuple[str, ...]:
 
 
 def meet_at(one: CalendarEntry, other: CalendarEntry, now: float) -> float | None:
-    """The first instant, within a year from now or from their starts, at which both run; None when they never do."""
+    """First instant, within a year from now or from their starts, at which both are in force; None if never."""
     if not _can_ever_meet(one, other):
         return None
     until_at = max(now, one.start_at, other.start_at) + YEAR_S
@@ -153,10 +153,10 @@ def meet_at(one: CalendarEntry, other: CalendarEntry, now: float) -> float | Non
 
 
 def _can_ever_meet(one: CalendarEntry, other: CalendarEntry) -> bool:
-    """False when no two of their occurrences could meet even if both had always recurred and always did.
+    """False if no two occurrences could overlap even if both recurred forever in both directions.
 
-    The distances of their starts are then all the numbers that leave one remainder by the greatest
-    common divisor of the two periods.
+    The differences of their starts are then all the numbers with one remainder modulo the greatest common
+    divisor of the two periods.
     """
     if one.every_s is None or other.every_s is None:
         return True
@@ -169,9 +169,9 @@ def _can_ever_meet(one: CalendarEntry, other: CalendarEntry) -> bool:
 
 
 def why_not_admitted(spec: JobSpec, user: str, calendar: Mapping[str, CalendarEntry], now: float) -> Refusal | None:
-    """Refuse a job that asks for a reservation it can never run in; None for all others.
+    """Refuse a job that requests a reservation it can never run in; None for all others.
 
-    Who may use it, and what never changes: how long a window is and how much it keeps.
+    Checks access, and the constants: length of a window and its resources.
     """
     name = spec.reservation
     if not name:
@@ -224,11 +224,10 @@ def _too_much(spec: JobSpec, entry: CalendarEntry) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """One thing in the way of a new entry: another entry, or a running job."""
+    """One conflict of a new entry: with another entry or a running job."""
 
     text: str
     name: str | None = None
-    """The other entry."""
     job_id: int | None = None
 
 
@@ -240,10 +239,10 @@ def conflicts(
     now: float,
     name_of: Callable[[int], str] = str,
 ) -> tuple[Conflict, ...]:
-    """Entries that keep the same, then cores and memory that are not there, then jobs that run too long.
+    """Conflicting entries, then overbooked cores and memory, then jobs that run too long.
 
-    Maintenance is in nobody's way: it stands above reservations, in which nothing runs meanwhile.
-    `name_of` tells what people call a job.
+    Maintenance never conflicts: it overrides reservations, in which nothing runs meanwhile.
+    `name_of` returns the display name of a job.
     """
     others = sorted(conflicting_entries(entry, entries), key=lambda other: other.name)
     found = []
@@ -260,7 +259,7 @@ def conflicts(
 def _overbooked(
     entry: CalendarEntry, others: Iterable[CalendarEntry], layout: ClusterLayout, now: float
 ) -> Iterator[Conflict]:
-    """Nodes on which this entry and others that run at the same time keep more than there is."""
+    """Nodes on which this entry and concurrent ones hold more than the node has."""
     meeting = [other for other in others if meet_at(entry, other, now) is not None]
     for place in entry.held:
         number = layout.node_number(place.node)
@@ -280,7 +279,7 @@ def _overbooked(
 
 
 def _busy_instants(entry: CalendarEntry, others: Iterable[CalendarEntry], now: float) -> Iterator[float]:
-    """Starts within a year at which what is kept while the entry runs is at its most."""
+    """Starts within a year at which the resources held during the entry may peak."""
     until_at = max(now, entry.start_at) + YEAR_S
     for one in (entry, *others):
         for start_at in starts(one, now):
@@ -303,7 +302,7 @@ def _jobs_in_the_way(
     now: float,
     name_of: Callable[[int], str],
 ) -> Iterator[Conflict]:
-    """Running jobs that may still hold what the entry keeps when its next window begins."""
+    """Running jobs that may still hold the entry's resources when its next window begins."""
     window = next_window(entry, now)
     if window is None:
         return
@@ -339,18 +338,18 @@ def _too_long(held: Allocation, name: str, start_at: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReservationRequest:
-    """What somebody wants kept. Exactly one of `gpus`, `cards` and `is_node`, or none of them and `cpus`."""
+    """Requested resources of a reservation. Exactly one of `gpus`, `cards` and `is_node`, or `cpus` alone."""
 
     gpus: int | None = None
-    """This number of cards of one node."""
+    """Number of cards of one node."""
     cards: tuple[str, ...] = ()
-    """These cards, by UUID, of one node."""
+    """UUIDs of specific cards of one node."""
     is_node: bool = False
     """A whole node and everything on it."""
     cpus: float | None = None
-    """Cores; None for the same part of the node's cores as of its cards."""
+    """Cores; None for the same fraction of the node's cores as of its cards."""
     mem_mib: int | None = None
-    """Host memory; None as above."""
+    """Host memory; None as for `cpus`."""
 
 
 def choose_placement(
@@ -361,10 +360,10 @@ def choose_placement(
     allocations: Iterable[Allocation],
     now: float,
 ) -> Placement | None:
-    """What to keep for an entry that holds nothing yet; None when no node has that many cards left.
+    """Choose the resources of a new entry; None if no node has enough cards left.
 
-    Cards that another entry keeps at the same time are left out. Of the others those are taken on which
-    the fewest jobs may still run when the next window begins, linked ones together, the lowest first.
+    Skips cards that another entry holds at the same time. Prefers cards with the fewest jobs that may still run
+    when the next window begins, then linked cards, then the lowest index.
     """
     window = next_window(entry, now)
     begins_at = entry.start_at if window is None else window.start_at
@@ -387,7 +386,7 @@ def choose_placement(
 def _cards(
     wish: ReservationRequest, node: NodeView, taken: set[str], late: Sequence[Allocation]
 ) -> tuple[GpuView, ...] | None:
-    """Cards of this node that fulfil the wish, by index; None when it cannot."""
+    """Cards of this node that satisfy the request, by index; None if it cannot."""
     there = sorted((view for view in node.gpus if view.is_present), key=lambda view: view.index)
     if wish.is_node:
         return tuple(there)
@@ -449,7 +448,7 @@ _NOBODY = -1
 
 
 class ReservedNodes:
-    """The windows of one cycle, and what runs inside those that are in force."""
+    """The windows of one cycle, and the jobs inside the windows in force."""
 
     def __init__(self, snapshot: Snapshot, layout: ClusterLayout) -> None:
         self._layout = layout
@@ -491,7 +490,7 @@ class ReservedNodes:
         return held.reservation in self._open
 
     def draft(self, name: str, now: float, end_at: float) -> ClusterState:
-        """What is free inside a window in force for a job that may run until then; for looking."""
+        """Free resources inside a window in force for a job that may run until `end_at`; read-only."""
         free = self._drafts[name].copy()
         free.limit_to(self._everywhere)
         closed = self._closed(self._open[name], now, end_at)
@@ -503,7 +502,7 @@ class ReservedNodes:
         return free
 
     def _closed(self, window: Window, now: float, end_at: float) -> dict[str, Window]:
-        """By node of a window, the maintenance that a job on it would run into."""
+        """Maintenance that a job in the window would run into, by node."""
         found: dict[str, Window] = {}
         nodes = {place.node for place in window.held}
         for other in self._maintenance:
@@ -514,14 +513,14 @@ class ReservedNodes:
         return found
 
     def start(self, name: str | None, booking: AllocationUnits) -> None:
-        """A job starts, a member inside or any other outside."""
+        """Record the start of a job, inside if it is a member, outside otherwise."""
         if name is not None:
             self._drafts[name].book(booking)
         if self._open:
             self._everywhere.book(booking)
 
     def why_not(self, name: str, key: ClassKey, end_at: float, now: float) -> str | None:
-        """A sentence when a job may not run inside this reservation now."""
+        """Sentence if a job may not run inside this reservation now."""
         window = self._open.get(name)
         if window is None:
             opens_at = self._next.get(name)
@@ -545,12 +544,12 @@ class ReservedNodes:
 
 
 def licenses_of(booking: AllocationUnits) -> AllocationUnits:
-    """What a member takes of what no window keeps."""
+    """Share of a member's booking outside of any window: its licenses."""
     return AllocationUnits(booking.node, booking.uid, 0, 0, (), licenses=booking.licenses)
 
 
 def _booking_of(window: Window, layout: ClusterLayout) -> AllocationUnits | None:
-    """All that a window keeps, as one booking over its nodes; None when none of them is there."""
+    """All resources of a window as one booking over its nodes; None if all of them are gone."""
     found = [booking for place in window.held if (booking := layout.booking(_NOBODY, place)) is not None]
     if not found:
         return None
@@ -570,7 +569,7 @@ def _booking_of(window: Window, layout: ClusterLayout) -> AllocationUnits | None
 
 
 def _close(draft: ClusterState, node: int) -> None:
-    """Leave nothing free on a node. The cards are to be counted afterwards."""
+    """Leave nothing free on a node. The caller must recount the cards afterwards."""
     draft.free_millicpus[node] = draft.free_mem_mib[node] = 0
     draft.exclusive[node] = draft.jobs[node] = 1
     for card in draft.layout.cards_of[node]:
@@ -578,7 +577,7 @@ def _close(draft: ClusterState, node: int) -> None:
 
 
 def _draft_inside(window: Window, layout: ClusterLayout) -> ClusterState:
-    """A draft in which only what the window keeps is free."""
+    """Draft in which only the window's resources are free."""
     draft = ClusterState(layout)
     kept = {layout.node_number(place.node): place for place in window.held}
     cards = {

@@ -1,17 +1,16 @@
-"""Guarantees of whole groups of linked cards, kept so that they can be granted whenever they are wanted.
+"""Guarantees of whole groups of linked cards, held so that they can be granted at any time.
 
 A cell is a number of cards of one group: cards that are linked with each other, or, on a node without links,
-that are next to the same memory. A job that could be made to give way never stands between a queue and its
-cells. Any other job is turned away from a place if, with it there, no way would be left to give every queue all
-of its cells at once: on cards that are free, that hold jobs which can be made to give way, or that jobs of the
-same queue hold already.
+that are next to the same memory. A preemptible job never stands between a queue and its cells. Any other job
+is denied a placement that would leave no way to give every queue all of its cells at once: on cards that are
+free, that hold preemptible jobs, or that hold jobs of the same queue.
 
-A group gives each queue what is the more, the cards that its jobs hold there or the cells that it is to have
-there; all of this together must be no more than the cards of the group. Since cards of a group are alike, a
+A group gives each queue the greater of the cards that its jobs hold there and the cells assigned to it
+there; the sum must not exceed the cards of the group. Since cards of a group are interchangeable, a
 group of eight serves two cells of four, or one of four and two of two.
 
 Source: Zhao et al., HiveD: Sharing a GPU Cluster for Deep Learning with Guarantees (OSDI 2020). There a cell
-is of a level of a tree of links; here there are two levels, the card and the group.
+belongs to a level of a tree of links; here there are two levels, the card and the group.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ if TYPE_CHECKING:
 
 
 _MOST_STEPS = 5000
-"""Steps of one search for a way to give all cells; after them there is taken to be none."""
+"""Step limit of one search for an assignment of all cells; beyond it the search counts as failed."""
 
 NOBODY = ""
-"""In the place of a queue without cells, or of several queues on one card."""
+"""Placeholder for a queue without cells, or for several queues on one card."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A promise to one queue: a number of linked cards, on this node or on any."""
+    """A promise to one queue: a number of linked cards, on a given node or on any."""
 
     queue: str
     size: int
@@ -51,12 +50,12 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """As the settings say it."""
+        """The cell as written in the settings."""
         return str(self.size) if self.node is None else f"{self.node}:{self.size}"
 
 
 def hardest_first(cell: Cell) -> tuple[bool, int, str, str]:
-    """Sort key: cells of a node first, then the largest."""
+    """Sort key: cells bound to a node first, then the largest."""
     return cell.node is None, -cell.size, cell.queue, cell.node or ""
 
 
@@ -65,16 +64,16 @@ def hardest_first(cell: Cell) -> tuple[bool, int, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class CardGroup:
-    """Cards of one node that are linked with each other; one alone is a group too."""
+    """Cards of one node that are linked with each other; a single card is a group too."""
 
     node: str
     cards: frozenset[int]
 
 
 def groups_of(layout: ClusterLayout, *, as_built: bool = False) -> tuple[CardGroup, ...]:
-    """The groups of all cards that can be given to a job now, or that are there at all.
+    """Groups of all cards that can be allocated now, or of all cards present.
 
-    On a node without links the cards next to the same memory are a group; where that is unknown, all are.
+    On a node without links the cards next to the same memory form a group; if that is unknown, all cards do.
     """
     groups = []
     for node, cards in zip(layout.nodes, layout.cards_of, strict=True):
@@ -95,7 +94,7 @@ def _is_usable(card: LayoutGpu, node_why_not: str | None) -> bool:
 
 
 def _bonds(cards: Sequence[LayoutGpu]) -> list[object]:
-    """Equal for cards of one node that are of one group."""
+    """Keys that are equal for cards of the same group, by card of one node."""
     marks = [card.view.link_group for card in cards]
     if all(mark is None for mark in marks):
         marks = [card.view.numa for card in cards]
@@ -108,7 +107,7 @@ def _bonds(cards: Sequence[LayoutGpu]) -> list[object]:
 
 
 class _Search:
-    """An exact search, with a limit, for a way to give cells, with the queues' own jobs where they are."""
+    """Exact search, with a step limit, for an assignment of cells, with the queues' own jobs where they are."""
 
     def __init__(self, groups: Sequence[CardGroup], users: Mapping[int, str]) -> None:
         self._nodes = [group.node for group in groups]
@@ -120,7 +119,7 @@ class _Search:
         self._steps = 0
 
     def can_give_all(self, cells: Sequence[Cell]) -> bool:
-        """Whether all of them can be given at once."""
+        """Whether all cells can be granted at once."""
         self._steps = 0
         return self._give(cells, 0)
 
@@ -142,7 +141,7 @@ class _Search:
         return False
 
     def _choices(self, cell: Cell) -> list[tuple[int, int, int]]:
-        """Groups with room, those first where the queue's own jobs are, then the tightest; like ones once."""
+        """Groups with room: first those that hold jobs of the queue, then the tightest; equivalent groups only once."""
         seen = set()
         choices = []
         for number, node in enumerate(self._nodes):
@@ -158,12 +157,12 @@ class _Search:
 
 
 def can_give(groups: Sequence[CardGroup], users: Mapping[int, str], cells: Sequence[Cell]) -> bool:
-    """Whether all cells can be given at once. Args: users: per card that is held for good, the queue that holds it."""
+    """Whether all cells can be granted at once. Args: users: per card held by a non-preemptible job, its queue."""
     return _Search(groups, users).can_give_all(cells)
 
 
 def givable(groups: Sequence[CardGroup], users: Mapping[int, str], cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """All cells, or as many as can be given, those that are hard to give first."""
+    """All cells, or as many as can be granted, hardest first."""
     if can_give(groups, users, cells):
         return tuple(cells)
     kept: list[Cell] = []
@@ -174,7 +173,7 @@ def givable(groups: Sequence[CardGroup], users: Mapping[int, str], cells: Sequen
 
 
 def read_cell(queue: str, text: str) -> Cell:
-    """The cell in `4` or `n1:4`. Raises: ValueError with a sentence."""
+    """Parse a cell, `4` or `n1:4`. Raises: ValueError with a sentence."""
     node, colon, size = text.strip().rpartition(":")
     if not (size.isascii() and size.isdigit()) or not 1 <= int(size[:6]) <= 1024 or (colon and not node):
         raise ValueError(f"{text!r} is no group of GPUs; write 4, or n1:4 for one on node n1")
@@ -182,9 +181,9 @@ def read_cell(queue: str, text: str) -> Cell:
 
 
 def cells_of(queues: Mapping[str, QueueSettings]) -> tuple[Cell, ...]:
-    """All cells that are promised, the largest first; what cannot be read is left out.
+    """All promised cells, largest first; unparsable ones are skipped.
 
-    What is promised to a queue is in the promise of the queue above it, as far as that has the like.
+    A queue's cell is part of its parent's promise, as far as the parent has matching cells.
     """
     found: list[Cell] = []
     for name in sorted(queues):
@@ -201,12 +200,12 @@ def cells_of(queues: Mapping[str, QueueSettings]) -> tuple[Cell, ...]:
 
 
 class CellVeto:
-    """Keeps the cells of one cycle; it has to be told of every start and end in it.
+    """Guards the cells during one cycle; it must see every start and end.
 
-    Args: held: the running jobs as queue, booking and whether the job can be made to give way (it is on
-    borrowed cards and may be preempted).
+    Args: held: the running jobs as queue, booking and whether the job is removable (on borrowed cards and
+    preemptible).
 
-    Where not all promises can be kept even now (cards are lost, the settings are new), those that can are.
+    If not all promises can be kept even now (lost cards, new settings), it guards those that can.
     """
 
     def __init__(
@@ -225,15 +224,13 @@ class CellVeto:
 
     @property
     def is_needed(self) -> bool:
-        """Whether any queue is promised cells."""
         return bool(self._cells)
 
     def add(self, queue: str, booking: AllocationUnits, is_removable: bool) -> None:
-        """A job starts."""
         self._count(queue, booking, is_removable, 1)
 
     def remove(self, queue: str, booking: AllocationUnits, is_removable: bool) -> None:
-        """A job ends, or is made to."""
+        """Record that a job ends or is preempted."""
         self._count(queue, booking, is_removable, -1)
 
     def _count(self, queue: str, booking: AllocationUnits, is_removable: bool, sign: int) -> None:
@@ -248,17 +245,17 @@ class CellVeto:
             self._known.clear()
 
     def veto_for(self, queue: str, amount_is_borrowed: bool, can_requeue: bool) -> PlacementVeto:
-        """The guard of a job of this queue, good until the next `add` or `remove`.
+        """The veto for a job of this queue, valid until the next `add` or `remove`.
 
-        Args: amount_is_borrowed: with it the queue holds more than it is guaranteed; can_requeue: it accepts to
-        be preempted.
+        Args: amount_is_borrowed: with it the queue holds more than it is guaranteed; can_requeue: the job accepts
+        preemption.
         """
         known = self._settings.queue.get(queue)
         is_removable = amount_is_borrowed and can_requeue and (known is None or known.preemptible)
         return _Claim(self, None if is_removable or not self._cells else queue)
 
     def avoid(self, queue: str) -> frozenset[int]:
-        """Cards of which a job of this queue that cannot be made to give way could not have even one."""
+        """Cards that a non-removable job of this queue could not be given even singly."""
         avoided: set[int] = set()
         if self._cells:
             for group in self._groups:
@@ -268,7 +265,7 @@ class CellVeto:
         return frozenset(avoided)
 
     def why_not(self, queue: str, cards: frozenset[int]) -> str | None:
-        """A sentence when a job of this queue that cannot be made to give way may not have these cards."""
+        """Sentence if a non-removable job of this queue may not have these cards."""
         mark = (self._owner(queue), cards)
         if cards and mark not in self._known:
             self._known[mark] = self._look(*mark)
@@ -299,7 +296,7 @@ class CellVeto:
         return users
 
     def _owner(self, queue: str) -> str:
-        """The queue that a job's cards are counted to: its own or the next one above it that has cells."""
+        """Queue that the job's cards count towards: its own or the nearest ancestor with cells."""
         known = self._owners.get(queue)
         if known is None:
             known = self._owners[queue] = _owner(queue, self._settings.queue, {cell.queue for cell in self._cells})
@@ -308,7 +305,7 @@ class CellVeto:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """The guard of one kind of job; without a queue it lets everything pass."""
+    """The veto for one kind of job; without a queue it admits everything."""
 
     cells: CellVeto
     queue: str | None
@@ -336,7 +333,7 @@ def _owner(queue: str, queues: Mapping[str, QueueSettings], with_cells: set[str]
 
 
 def cell_problems(settings: Settings, layout: ClusterLayout | None = None) -> list[tuple[str, str]]:
-    """Setting and sentence for each cell that is not one or that no machine has, and for too many of them."""
+    """Setting and sentence for each malformed cell, each that no machine has, and for too many of them."""
     found: list[tuple[str, str]] = []
     for name in sorted(settings.queue):
         for text in settings.queue[name].cells:
@@ -374,7 +371,7 @@ _NO_CARDS: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class _NodeFilter:
-    """Plug-ins that look at the nodes of a place, before `then` does."""
+    """Plug-ins that filter the nodes of a placement before `then` does."""
 
     extensions: Extensions
     key: ClassKey
@@ -390,7 +387,7 @@ class _NodeFilter:
 
 
 class PlacementVetoes:
-    """Makes the guard of each class; None nearly always."""
+    """Creates the veto of each class; nearly always None."""
 
     def __init__(
         self,
@@ -410,7 +407,7 @@ class PlacementVetoes:
             self._cells = CellVeto(layout, settings, self._running(held))
 
     def _running(self, held: Iterable[Held]) -> Iterator[tuple[str, AllocationUnits, bool]]:
-        """What runs, and whether it gives way: the oldest of a queue are on its guarantee, the rest has borrowed."""
+        """Running jobs and whether they are removable: a queue's oldest use its guarantee, the rest has borrowed."""
         quotas = Quotas(self._settings, self._layout)
         for one in sorted(held, key=lambda one: (one.first.start_at, one.first.job_id)):
             first = one.first
@@ -420,13 +417,12 @@ class PlacementVetoes:
                 yield first.queue, booking, gives_way
 
     def _gives_way(self, queue: str, amount: Resources, quotas: Quotas) -> bool:
-        """Whether a job that holds so much more is on borrowed cards, and can be made to give way."""
+        """Whether a job with this additional amount is on borrowed cards and preemptible."""
         known = self._settings.queue.get(queue)
         is_preemptible = self._can_take_back and (known is None or known.preemptible)
         return is_preemptible and not quotas.is_within_guarantee(queue, amount)
 
     def of(self, key: ClassKey, amount: Resources) -> PlacementVeto | None:
-        """The guard of this class, as of now."""
         guard: PlacementVeto | None = None
         if self._cells is not None and key.request.gpus:
             guard = self._cells.veto_for(key.queue, self._gives_way(key.queue, amount, self._quotas), True)
@@ -435,16 +431,16 @@ class PlacementVetoes:
         return guard
 
     def reason(self) -> ReasonCode:
-        """The code for what a guard turns down."""
+        """Reason code for placements that a veto denies."""
         return ReasonCode.PLUGIN if self._cells is None else ReasonCode.QUEUE_GUARANTEE
 
     def avoid(self, key: ClassKey, amount: Resources) -> frozenset[int]:
-        """Cards that this class had better leave alone."""
+        """Cards that this class should avoid."""
         if self._cells is None or self._gives_way(key.queue, amount, self._quotas):
             return _NO_CARDS
         return self._cells.avoid(key.queue)
 
     def started(self, key: ClassKey, booking: AllocationUnits, amount: Resources) -> None:
-        """Count a job that starts in this cycle; it is not counted in the quotas yet."""
+        """Count a job that starts in this cycle; the quotas do not include it yet."""
         if self._cells is not None:
             self._cells.add(key.queue, booking, self._gives_way(key.queue, amount, self._quotas))

@@ -1,7 +1,7 @@
 """Tentative bookings on a copy of the machines, with checkpoint and rollback.
 
-Bookings are kept as whole numbers (thousandths of a core, millionths of a card), so that taking one
-away again leaves exactly what was there before.
+Bookings are whole numbers (thousandths of a core, millionths of a card), so that releasing one restores
+exactly the previous state.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from gpusched.model.value import Value
 from gpusched.scheduler.request_units import WHOLE_CARD, GpuDemand, RequestUnits, micros_of, millicpus_of, squeeze
 
 Counts = tuple[tuple[str, int], ...]
-"""Names and numbers, sorted by name."""
+"""Names and counts, sorted by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutGpu:
-    """One GPU of the layout. `number` counts over all nodes."""
+    """One GPU of the layout. `number` is unique across nodes."""
 
     number: int
     view: GpuView
     model: str
     slice_total_mib: int | None
-    """What all slices together may hold: the total less the headroom; None when the total is unknown."""
+    """Most that all slices together may hold: the total less the headroom; None if the total is unknown."""
     parent_model: str = ""
-    """Of a MIG instance: the model of the card that it is a part of."""
+    """For a MIG instance, the model of its parent card."""
     node: int = 0
     """Number of its node."""
     host_mib: int = 0
-    """Memory of the node that is all of this card, which has none of its own; 0 for any other."""
+    """Node memory that belongs to a card without memory of its own; 0 for any other card."""
 
     def is_of_type(self, model: str) -> bool:
-        """Whether a type that was asked for means this card. That of its parent does not mean an instance."""
+        """Whether a requested type matches this card. The parent's type does not match an instance."""
         return model in self.model and (not model or model not in self.parent_model)
 
 
@@ -55,7 +55,7 @@ class CardShare:
 
 # As above.
 class AllocationUnits(Value):
-    """What one job takes of one node, and of the `others` when it is a gang."""
+    """What one job takes of one node, and of the `others` if it is a gang."""
 
     node: int
     uid: int
@@ -66,22 +66,22 @@ class AllocationUnits(Value):
     licenses: Counts = ()
     is_exclusive: bool = False
     others: tuple[AllocationUnits, ...] = ()
-    """On the further nodes of a gang; these have no others and no licences."""
+    """On the other nodes of a gang; these have no others and no licenses."""
     gpu_mem_mib: int = 0
-    """Memory of the node that its cards take beyond `mem_mib`, having none of their own."""
+    """Node memory that its cards take beyond `mem_mib`, if they have none of their own."""
 
     @property
     def node_mem_mib(self) -> int:
-        """All that it takes of the node's memory."""
+        """Total that it takes of the node's memory."""
         return self.mem_mib + self.gpu_mem_mib
 
     def pieces(self) -> tuple[AllocationUnits, ...]:
-        """This one and the others, one a node."""
+        """This one and the others, one per node."""
         return (self, *self.others)
 
 
 class ClusterLayout:
-    """The machines as they stand through one cycle: nodes by name, their cards by index."""
+    """The machines as seen throughout one cycle: nodes by name, their cards by index."""
 
     __slots__ = (
         "_card_numbers",
@@ -150,11 +150,11 @@ class ClusterLayout:
         """Whether any card takes the memory of its node."""
 
     def node_number(self, name: str) -> int | None:
-        """Index of a node by name; None when it is not there."""
+        """Index of a node by name; None if it is gone."""
         return self._node_numbers.get(name)
 
     def booking(self, uid: int, held: Allocation | Placement) -> AllocationUnits | None:
-        """The booking of an allocation or placement; None on a node that is not there any more."""
+        """Booking of an allocation or placement; None if its node is gone."""
         node = self._node_numbers.get(held.node)
         if node is None:
             return None
@@ -181,9 +181,9 @@ class ClusterLayout:
         )
 
     def gpu_mem_mib(self, mem_mib: int, parts: Iterable[CardShare]) -> int:
-        """Memory of the node that these parts take beyond the `mem_mib` that are booked beside them.
+        """Node memory that these parts take beyond the `mem_mib` booked beside them.
 
-        A slice takes what it books. A whole card takes all that is its, and what is booked beside it is a part of that.
+        A slice takes what it books. A whole card takes all of its memory, which includes what is booked beside it.
         """
         if not self.has_host_memory:
             return 0
@@ -197,7 +197,7 @@ class ClusterLayout:
         return max(0, wholes_mib - mem_mib) + slices_mib
 
     def node_mem_mib(self, held: Allocation | Placement) -> int:
-        """All that an allocation or placement takes of its first node's memory."""
+        """Total that an allocation or placement takes of its first node's memory."""
         booking = self.booking(0, held)
         return held.mem_mib if booking is None else booking.node_mem_mib
 
@@ -211,7 +211,7 @@ class ClusterLayout:
         return CardShare(card, False, vram_mib, micros)
 
     def share(self, part: CardShare) -> GpuShare:
-        """What a run books on a card for this part."""
+        """Convert a part of a booking into the share of a card that a run records."""
         view = self.cards[part.card].view
         if part.is_whole:
             return GpuShare(view.uuid, view.index)
@@ -219,7 +219,7 @@ class ClusterLayout:
         return GpuShare(view.uuid, view.index, part.vram_mib, fraction)
 
     def placement(self, booking: AllocationUnits) -> Placement:
-        """The booking as the rest of the program knows it."""
+        """Convert the booking into a placement as used outside the scheduler."""
         return Placement(
             node=self.nodes[booking.node].name,
             gpus=tuple(self.share(part) for part in booking.parts),
@@ -233,7 +233,7 @@ class ClusterLayout:
 
 
 class ClusterState:
-    """Who holds how much, changed by `book` and `release`; both can be rolled back.
+    """Free resources, changed by `book` and `release`; both can be rolled back.
 
     The lists are indexed by node number (cores, memory) and card number (the rest).
     """
@@ -299,7 +299,7 @@ class ClusterState:
         return twin
 
     def limit_to(self, other: ClusterState) -> None:
-        """Have only free what is free in both; for looking, since it is not part of the log."""
+        """Reduce free resources to those free in both; for look-ups only, since it is not logged."""
         self.free_millicpus = list(map(min, self.free_millicpus, other.free_millicpus))
         self.free_mem_mib = list(map(min, self.free_mem_mib, other.free_mem_mib))
         self.jobs = list(map(max, self.jobs, other.jobs))
@@ -340,33 +340,32 @@ class ClusterState:
             first = last
 
     def book(self, booking: AllocationUnits) -> None:
-        """Take what the booking says, whether or not it is free."""
+        """Subtract the booking, whether or not it is free."""
         self._apply(booking, 1)
         self._log.append((booking, 1))
 
     def release(self, booking: AllocationUnits) -> None:
-        """Give back what the booking took."""
         self._apply(booking, -1)
         self._log.append((booking, -1))
 
     def take(self, booking: AllocationUnits) -> None:
-        """Book it for good: it is not rolled back."""
+        """Book permanently, outside of the rollback log."""
         self._apply(booking, 1)
 
     def give_back(self, booking: AllocationUnits) -> None:
-        """Release it for good."""
+        """Release permanently, outside of the rollback log."""
         self._apply(booking, -1)
 
     def checkpoint(self) -> int:
-        """A mark to roll back to."""
+        """Return a mark for `rollback`."""
         return len(self._log)
 
     def settle(self) -> None:
-        """Forget how it came to this: nothing before is rolled back any more."""
+        """Clear the log: nothing earlier can be rolled back."""
         self._log.clear()
 
     def rollback(self, mark: int) -> None:
-        """Undo everything since the mark, so that no trace of it is left."""
+        """Undo everything since the mark, without trace."""
         while len(self._log) > mark:
             booking, sign = self._log.pop()
             self._apply(booking, -sign)
@@ -439,7 +438,7 @@ class ClusterState:
         return not booking.others or all(self.has_room(other) for other in booking.others)
 
     def has_room_for(self, part: CardShare, uid: int) -> bool:
-        """Whether this user could book the part of a card without overbooking it."""
+        """Whether this user could book this part of a card without overbooking it."""
         card = part.card
         if part.is_whole:
             return self.is_unbooked(card)

@@ -1,4 +1,4 @@
-"""What changes the planner's state between two cycles."""
+"""Events that change the planner's state between two cycles."""
 
 from __future__ import annotations
 
@@ -10,80 +10,75 @@ from gpusched.scheduler.plugins import Extensions
 
 
 class JobQueued(Value):
-    """A job is pending from now on."""
+    """A job became pending."""
 
     key: ClassKey
     job: PendingJob
 
 
 class JobFenced(Value):
-    """Room was reserved for a pending job for the first time: from this instant on nothing passes it; None takes that
-    back."""
+    """Room was reserved for a pending job for the first time: no job passes it from then on. None cancels it."""
 
     job_id: int
     fence_at: float | None
 
 
 class JobLeft(Value):
-    """A job is not pending any more: it was cancelled, held or changed, but not started."""
+    """A job stopped pending without starting: it was cancelled, held or changed."""
 
     job_id: int
 
 
 class JobsHidden(Value):
-    """Further jobs of this class are pending that the planner is not shown, such as tasks of an array."""
+    """Further jobs of this class are pending but hidden from the planner, such as tasks of an array."""
 
     key: ClassKey
     count: int
 
 
 class RunHolds(Value):
-    """A job runs: what it holds, on each of its nodes. It is not pending any more, if it was."""
+    """A job runs: its holdings on each of its nodes. It is no longer pending, if it was."""
 
     allocations: tuple[Allocation, ...]
 
 
 class RunChanged(Value):
-    """A running job holds something else, or is to end at another time."""
+    """A running job's holdings or planned end changed."""
 
     allocations: tuple[Allocation, ...]
 
 
 class RunReleased(Value):
-    """A running job holds nothing any more. `is_charged`: its use is told by `UsageCharged`."""
+    """A running job released everything. `is_charged`: `UsageCharged` reports its use."""
 
     job_id: int
     is_charged: bool = False
 
 
 class RunExpected(Value):
-    """A running job that may run on is expected to end then, or at its limit; infinite: unknown."""
+    """A running job is expected to end then, or at its limit if it runs on; infinite: unknown."""
 
     job_id: int
     end_at: float
 
 
 class NodesChanged(Value):
-    """All nodes as they are now."""
-
     nodes: tuple[NodeView, ...]
 
 
 class UsageCharged(Value):
-    """What the ended runs of a user have used."""
+    """Accumulated use of a user's ended runs."""
 
     usage: Usage
 
 
 class WindowsChanged(Value):
-    """What the calendar holds from now on."""
+    """New contents of the calendar."""
 
     windows: tuple[Window, ...]
 
 
 class SettingsChanged(Value):
-    """Other settings are in force."""
-
     settings: Settings
     extensions: Extensions
 

@@ -1,7 +1,7 @@
-"""Decayed use of each user under each account, kept up to date, and what that does to the ranks of their jobs.
+"""Decayed use of each user under each account, maintained incrementally, and its effect on the ranks of their jobs.
 
-Use is that of `sharing.usage`, decayed in the same way; it is brought up to date for a user when that user's runs begin
-or end, and for all when ranks are worked out. The tree on top is `sharing.accounts`.
+Use is that of `sharing.usage`, decayed the same way; it is brought up to date for a user whenever that user's runs
+begin or end, and for all users when ranks are computed. The tree on top is `sharing.accounts`.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from gpusched.scheduler.usage import accrued, decayed, over
 
 @dataclass(frozen=True, slots=True)
 class AccountShare:
-    """How one account, or one user in it, stands: the columns of `sshare -l`."""
+    """One account, or one user in it: the columns of `sshare -l`."""
 
     account: str
     """Empty for the root of the tree."""
     user: str | None
     """None in the row of the account itself."""
     depth: int
-    """0 for the root."""
     shares: float
     norm_shares: float
-    """Shares over those of all siblings, 0 to 1."""
+    """Shares divided by those of all siblings, 0 to 1."""
     used: Resources
-    """Decayed amounts times seconds, of an account with all below it."""
+    """Decayed amounts times seconds; of an account including its descendants."""
     usage: float
-    """Dominant share of what was used: seconds of the whole cluster."""
+    """Dominant share of `used`, in seconds of the whole cluster."""
     effective_usage: float
-    """Usage over that of all siblings, 0 to 1."""
+    """Usage divided by that of all siblings, 0 to 1."""
     level_fs: float
-    """norm_shares / effective_usage: above 1 has had less than its share; infinite has used nothing."""
+    """norm_shares / effective_usage: above 1 means below its share; infinite means nothing used."""
     factor: float | None
-    """Of a user, in (0, 1]: 1 is the first in rank. None of an account."""
+    """Of a user, in (0, 1]; 1 is the first in rank. None for an account."""
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class _Node:
 
     @property
     def place(self) -> tuple[bool, str]:
-        """Where it stands among its siblings when they are listed: users first, then accounts, by name."""
+        """Sort key among its siblings for listings: users first, then accounts, by name."""
         return self.user is None, self.user or self.account
 
 
@@ -65,13 +64,13 @@ class AccountTree:
     """Accounts with users as leaves, ranked by use. `usage` and `seen` are per (account, user).
 
     Source: Slurm's Fair Tree (Levinthal and Cox, priority/multifactor since 14.11). At each level a node's LevelFS is
-    its part of the shares over its part of the use; siblings are sorted by it, and users are ranked in the order in
-    which a walk down the sorted tree meets them. So an account that has had less than its share puts all of its users
-    before those of one that has had more.
+    its fraction of the shares divided by its fraction of the use; siblings are sorted by it, and users are ranked in
+    the order of a depth-first walk of the sorted tree. So an account below its share puts all of its users
+    before those of an account above its share.
 
-    Leaves are the users that an account names, those that have used something and those that were seen.
-    An account that is used but not configured is at the top with 1 share; the account `""` is the root
-    itself. `capacity` is what a share is a part of.
+    Leaves are the users listed by an account, those with past use and those in `seen`.
+    An account with use but no configuration is at the top with 1 share; the account `""` is the root
+    itself. `capacity` is what shares are fractions of.
     """
 
     def __init__(
@@ -90,11 +89,11 @@ class AccountTree:
         self._factors = _rank(self._root, len(leaves))
 
     def factor(self, account: str, user: str) -> float:
-        """Fair-share factor in [0, 1], 1 for the first in rank; also for one that was never seen."""
+        """Fair-share factor in [0, 1], 1 for the first in rank; unseen users have one too."""
         return self._factors.get((account, user), 1.0)
 
     def parts(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """Of each account and user what they have used, and their part of all shares."""
+        """Use and fraction of all shares, by account and user."""
         found: dict[tuple[str, str], tuple[float, float]] = {}
 
         def add(node: _Node, part: float) -> None:
@@ -108,14 +107,14 @@ class AccountTree:
         return found
 
     def shares(self) -> tuple[AccountShare, ...]:
-        """The whole tree from the root down: the users of an account, then the accounts below it, by name."""
+        """The whole tree from the root down: the users of an account, then its child accounts, by name."""
         return tuple(_list(self._root, 0))
 
 
 def factors_without_accounts(usage: Mapping[str, float]) -> dict[str, float]:
-    """The factor of each user where there are no accounts and all have as many shares: those of `AccountTree`.
+    """Factor of each user without accounts and with equal shares; same values as from `AccountTree`.
 
-    Args: usage: the dominant share of what each has used, as in `AccountShare.usage`.
+    Args: usage: the dominant share of each user's use, as in `AccountShare.usage`.
     """
     names = sorted(usage)
     used = [max(0.0, usage[name]) for name in names]
@@ -131,7 +130,7 @@ def factors_without_accounts(usage: Mapping[str, float]) -> dict[str, float]:
 
 
 def _plant(accounts: Mapping[str, AccountSettings], leaves: Iterable[tuple[str, str]]) -> _Node:
-    """The bare tree: accounts under their parents, users under their accounts."""
+    """Build the bare tree: accounts under their parents, users under their accounts."""
     root = _Node("", None, 1.0)
     nodes = {"": root}
     ordered = sorted(leaves)
@@ -151,7 +150,7 @@ def _plant(accounts: Mapping[str, AccountSettings], leaves: Iterable[tuple[str, 
 
 
 def _add_up(node: _Node, usage: Mapping[tuple[str, str], Resources], capacity: Resources) -> None:
-    """What was used, from the leaves up."""
+    """Sum up use from the leaves to the root."""
     if node.user is not None:
         node.used = usage.get((node.account, node.user), NOTHING)
     for child in node.children:
@@ -161,7 +160,7 @@ def _add_up(node: _Node, usage: Mapping[tuple[str, str], Resources], capacity: R
 
 
 def _weigh(siblings: list[_Node]) -> None:
-    """Shares and use of each against its siblings, all the way down."""
+    """Normalise shares and use of each node against its siblings, recursively."""
     shares = sum(node.shares for node in siblings)
     usage = sum(node.usage for node in siblings)
     for node in siblings:
@@ -172,14 +171,14 @@ def _weigh(siblings: list[_Node]) -> None:
 
 
 def _level_fs(norm_shares: float, effective_usage: float) -> float:
-    """Who has no shares is last, used or not; who has used nothing is first."""
+    """LevelFS; a node without shares is last, used or not, and one without use is first."""
     if norm_shares <= 0:
         return 0.0
     return norm_shares / effective_usage if effective_usage > 0 else inf
 
 
 def _rank(root: _Node, count: int) -> dict[tuple[str, str], float]:
-    """Factor of each user: rank / number of users, the same for those that are tied."""
+    """Factor of each user: rank / number of users, equal for ties."""
     factors: dict[tuple[str, str], float] = {}
     last_rank = count
     for node, is_tied in _in_order(root.children, False):
@@ -191,9 +190,9 @@ def _rank(root: _Node, count: int) -> dict[tuple[str, str], float]:
 
 
 def _in_order(siblings: Iterable[_Node], starts_tied: bool) -> Iterable[tuple[_Node, bool]]:
-    """Users from the first in rank to the last, and whether each is tied with the one before.
+    """Users in order of rank, and whether each is tied with the previous one.
 
-    Accounts that are tied are walked as one: their children compete as siblings, as in Slurm.
+    Tied accounts are merged: their children compete as siblings, as in Slurm.
     """
     # Users go before accounts of the same LevelFS; names only make the order the same every time.
     ordered = sorted(siblings, key=lambda node: (-node.level_fs, node.place))
@@ -232,44 +231,44 @@ def _list(node: _Node, depth: int) -> Iterable[AccountShare]:
 
 
 Amounts = tuple[float, float, float, float]
-"""Those of `Resources`, in its order: all users are brought up to date for every period that passes."""
+"""The fields of `Resources`, in its order; plain tuples because all users are updated every period."""
 
 NO_AMOUNTS: Amounts = 0.0, 0.0, 0.0, 0.0
 
 
 def amounts_of(resources: Resources) -> Amounts:
-    """The same as plain numbers."""
+    """Convert to plain numbers."""
     return resources.gpus, resources.vram_mib, resources.cpus, resources.mem_mib
 
 
 def orders_of(settings: Settings) -> frozenset[str]:
-    """All orders that are in force anywhere."""
+    """All orders in force anywhere."""
     own = (queue.order for queue in settings.queue.values())
     return frozenset({settings.priority.order, *(order for order in own if order)})
 
 
 def counts_use(settings: Settings) -> bool:
-    """Whether any order goes by what users have used."""
+    """Whether any order depends on past use."""
     orders = orders_of(settings)
     return "response_ratio" in orders or _counts_factors(settings)
 
 
 def _counts_factors(settings: Settings) -> bool:
-    """Whether any order goes by the factors of Fair Tree."""
+    """Whether any order uses Fair-Tree factors."""
     orders = orders_of(settings)
     by_weight = settings.priority.weight_fairshare > 0 and not orders.isdisjoint({"multifactor", "hybrid"})
     return by_weight or "fairshare" in orders
 
 
 _LEAST_SHARE, _MOST_SHARE = 1 / 64, 64.0
-"""Users who have used less, or more, than this part of their share are not told apart."""
+"""Users below the first, or above the second, multiple of their share rank equal."""
 
 _PER_OCTAVE = 8
-"""This many values are told apart between a share and its double."""
+"""Resolution of shares: number of steps per doubling."""
 
 
 _LEAST_PATIENCE = 0.1
-"""The part of the wait for a reservation that is left to users who have used least of their share."""
+"""Minimum factor on the wait for a reservation, for users who have used least of their share."""
 
 
 class FairShareEntity:
@@ -322,7 +321,6 @@ class FairShareEntity:
 
     @property
     def mark(self) -> tuple[str, str]:
-        """Account and user."""
         return self.account, self.user
 
 
@@ -331,7 +329,7 @@ State = tuple[Amounts, int, Amounts, float, Amounts, float]
 
 
 class FairShare:
-    """All users that were ever seen, with the instant as of which they are compared."""
+    """All users ever seen, compared as of one instant."""
 
     def __init__(self, settings: Settings, capacity: Resources) -> None:
         self._settings = settings
@@ -361,13 +359,13 @@ class FairShare:
         """Of what there is any, the place among `Amounts` and how much."""
 
     def reconfigure(self, capacity: Resources) -> None:
-        """Shares are parts of this from now on."""
+        """Set the capacity that shares are fractions of."""
         if capacity != self._capacity:
             self._set_capacity(capacity)
             self.is_due = self.counts_use
 
     def copy(self) -> tuple[FairShare, dict[FairShareEntity, FairShareEntity]]:
-        """An independent one, and which entity of it stands for which of this."""
+        """Return an independent copy, and a mapping from old to new entities."""
         twin = copy(self)
         twins = {one: copy(one) for one in self._entities.values()}
         twin._entities = {mark: twins[one] for mark, one in self._entities.items()}
@@ -375,7 +373,7 @@ class FairShare:
         return twin, twins
 
     def of(self, account: str, user: str) -> FairShareEntity:
-        """The one with these names; new ones change what others are compared with."""
+        """The entity with these names; a new one changes the comparison of the others."""
         found = self._entities.get((account, user))
         if found is None:
             found = self._entities[account, user] = FairShareEntity(account, user, self._first)
@@ -383,12 +381,11 @@ class FairShare:
         return found
 
     def factor(self, account: str, user: str) -> float:
-        """Fair-Tree factor of a user under an account; 1 with no other user to compare with."""
+        """Fair-Tree factor of a user under an account; 1 if there is no other user."""
         found = self._entities.get((account, user))
         return 1.0 if found is None else found.factor
 
     def add_pending(self, entity: FairShareEntity) -> None:
-        """One more job of theirs is pending."""
         if not entity.pending:
             self._pending[entity] = None
             if len(self._pending) == 2 or (self._ranks_shares and not entity.running):
@@ -397,7 +394,6 @@ class FairShare:
         entity.pending += 1
 
     def remove_pending(self, entity: FairShareEntity) -> None:
-        """One pending job of theirs less."""
         entity.pending -= 1
         if not entity.pending:
             del self._pending[entity]
@@ -411,7 +407,7 @@ class FairShare:
             entity.is_counted, self.is_due = True, self.counts_use
 
     def reset(self, usage: Iterable[Usage]) -> None:
-        """Go on from what they had used by then, runs that go on included."""
+        """Restart from recorded use at an instant, open runs included."""
         for one in usage:
             entity = self.of(one.account, one.user)
             self._count(entity)
@@ -422,7 +418,7 @@ class FairShare:
     def recount(
         self, mark: tuple[str, str], row: Usage | None, open_runs: Sequence[tuple[Amounts, float]], at: float
     ) -> None:
-        """Recompute what a user had used as of this instant: ended runs, and open ones of this rate and start."""
+        """Recompute a user's use as of `at` from ended runs and from open runs given as rate and start."""
         half_life_s = self._half_life_s
         total = NOTHING if row is None else decayed(row.used, at - row.at, half_life_s)
         for rate, start_at in open_runs:
@@ -438,9 +434,9 @@ class FairShare:
         self.is_due = self.counts_use
 
     def hold(self, entity: FairShareEntity, rate: Amounts, since: float = -inf) -> None:
-        """They hold this much more, since this instant, or since before what they had used was worked out.
+        """Add to a user's holdings, since this instant or since before the recorded use was computed.
 
-        Runs that began after that are to be told in the order of their starts.
+        Runs that began after that must be added in order of their starts.
         """
         self._count(entity)
         if since > entity.at > -inf:
@@ -452,25 +448,25 @@ class FairShare:
         entity.rate = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
 
     def begin(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
-        """They hold this much more from now on."""
+        """Add to a user's holdings from now on."""
         if entity.ranked_at != self._at:
             self._rank(entity)
         self._move(entity, now)
         self.hold(entity, rate)
 
     def end(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
-        """One run of theirs has ended, and they hold this much less from now on."""
+        """End one run of the user and subtract its rate from now on."""
         self.leave(entity)
         self.charge(entity, rate, now)
 
     def leave(self, entity: FairShareEntity) -> None:
-        """One run of theirs has ended; what it has used is yet to be charged."""
+        """End one run of the user whose use has yet to be charged."""
         entity.running -= 1
         if self._ranks_shares and not entity.running:
             self.is_due = True
 
     def charge(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
-        """They hold this much less from now on; nothing after the last run, whatever the sums have lost in digits."""
+        """Subtract a rate from now on; after the last run set it to zero, against rounding errors."""
         if entity.ranked_at != self._at:
             self._rank(entity)
         self._move(entity, now)
@@ -480,7 +476,7 @@ class FairShare:
 
     @staticmethod
     def state_of(entity: FairShareEntity) -> State:
-        """All that `begin` changes."""
+        """State changed by `begin`, for `restore`."""
         return entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at
 
     @staticmethod
@@ -489,7 +485,7 @@ class FairShare:
         entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at = state
 
     def _move(self, entity: FairShareEntity, at: float) -> None:
-        """Count what was used until then, as `decayed` and `accrued` do."""
+        """Accumulate use until then, as `decayed` and `accrued` do."""
         elapsed_s = at - entity.at
         if elapsed_s <= 0:
             return
@@ -513,7 +509,7 @@ class FairShare:
             entity.ranked, entity.ranked_at = entity.used, self._at
 
     def used(self) -> tuple[Usage, ...]:
-        """What everybody had used when they were last compared."""
+        """Use of all users as of the last comparison."""
         return tuple(Usage(*mark, used, self._at) for mark, used in self._ranked().items())
 
     def _ranked(self) -> dict[tuple[str, str], Resources]:
@@ -525,9 +521,9 @@ class FairShare:
         return found
 
     def compare(self, at: float) -> Collection[FairShareEntity]:
-        """Work out who has used least as of this instant; those whose points that changes.
+        """Compare all users as of this instant and return those whose points change.
 
-        Nothing is worked out while the jobs of no more than one are pending: that one is not compared with anybody.
+        Does nothing while at most one user has pending jobs: there is nobody to compare with.
         """
         if at != self._at:
             self._at, self.is_due = at, True
@@ -561,7 +557,7 @@ class FairShare:
         return alone
 
     def _compare_shares(self) -> Collection[FairShareEntity]:
-        """Work out how much of their share each user has used who has a job; those for whom that has changed."""
+        """Compute the used fraction of the share of each user with a job; return those for whom it changed."""
         changed = set[FairShareEntity]()
         active = self._active()
         # Exact sums: the order in which users came must not show.
@@ -592,7 +588,7 @@ class FairShare:
         return changed
 
     def _active(self) -> list[tuple[FairShareEntity, float, float]]:
-        """Who has a job, what they have used, and their part of all shares."""
+        """Users with a job, their use, and their fraction of all shares."""
         active = [one for one in self._entities.values() if one.pending or one.running]
         accounts = self._settings.account
         if accounts or any(one.account for one in active):
@@ -619,7 +615,7 @@ class FairShare:
         return True
 
     def _factors(self) -> dict[tuple[str, str], float]:
-        """Of each account and user, the factor that `AccountTree` gives."""
+        """Factor of each account and user, as given by `AccountTree`."""
         accounts = self._settings.account
         if accounts or any(account for account, _ in self._entities):
             tree = AccountTree(accounts, self._ranked(), self._capacity, ())

@@ -1,10 +1,10 @@
-"""Which nodes and cards a request may use at all, and which of them have room: every filter by name.
+"""Eligible nodes and cards for a request, and those with room: every filter by name.
 
-Labels that a request insists on are written `a100&nvlink`, `imagenet|coco`, `!old`, `a&(b|c)`: `&` binds tighter than
-`|`, `!` tighter than both. Labels are compared letter by letter.
+Constraints on labels are written `a100&nvlink`, `imagenet|coco`, `!old`, `a&(b|c)`: `&` binds tighter than
+`|`, `!` tighter than both. Labels are compared exactly, including case.
 
 Filters that cannot change within a cycle (labels, type, size, health) run once per kind of request; the rest
-looks at bookings. What each filter turned away is counted, so that "why not" is data.
+depend on bookings. Rejections are counted per filter, so that "why not" is data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpusched.scheduler.request_units import WHOLE_CARD, CardKind, RequestUnits,
 
 _OPERATORS = "&|!()"
 _RESERVED = "[]{}*,;'\"`$<>\\"
-"""No part of a label, so that they may be given a meaning one day."""
+"""Characters reserved for future syntax, not allowed in labels."""
 
 MOST_CHARACTERS = 1000
 _MOST_NESTED = 50
@@ -34,21 +34,21 @@ Tree = tuple[str, tuple[object, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A constraint that has been read."""
+    """A parsed constraint."""
 
     text: str
     tree: Tree
     labels: tuple[str, ...]
-    """All labels in it, those after `!` included, in the order in which they are written."""
+    """All labels in it, including those after `!`, in order of appearance."""
 
     def admits(self, labels: Collection[str]) -> bool:
-        """Whether a node with these labels will do."""
+        """Whether a node with these labels satisfies the constraint."""
         return _holds(self.tree, labels)
 
 
 @lru_cache(maxsize=1024)
 def parse_constraint(text: str) -> Constraint:
-    """The constraint that is written so. Raises: ValueError with a sentence."""
+    """Parse a constraint. Raises: ValueError with a sentence."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"a constraint has at most {MOST_CHARACTERS} characters; this one has {len(text)}")
     reader = _Reader(text)
@@ -59,7 +59,7 @@ def parse_constraint(text: str) -> Constraint:
 
 
 class _Reader:
-    """Reads from left to right, one word (a label or an operator) ahead."""
+    """Recursive-descent parser with one word (a label or an operator) of lookahead."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -76,7 +76,7 @@ class _Reader:
         return self._words[self._at - 1] if self._at else ""
 
     def any_of(self, depth: int) -> Tree:
-        """Parts joined by `|`."""
+        """Parse alternatives joined by `|`."""
         return self._joined("|", depth)
 
     def _joined(self, operator: str, depth: int) -> Tree:
@@ -141,7 +141,7 @@ def _holds(tree: Tree, labels: Collection[str]) -> bool:
 
 
 class Rejection(str, Enum):
-    """Why a filter turned a node or a card away."""
+    """Why a filter rejected a node or a card."""
 
     NODE_NOT_ASKED_FOR = "node not in the node list"
     NODE_EXCLUDED = "node excluded"
@@ -181,28 +181,28 @@ Tally = Counter[Rejection]
 
 
 class NodeCandidates(Value):
-    """A node that may be used now, with the cards to choose from, best first; all, unlooked at, for a job without."""
+    """An eligible node with its candidate cards, best first; all cards, unfiltered, for a job without GPUs."""
 
     node: int
     cards: tuple[LayoutGpu, ...]
     is_second: bool
-    """Without the labels that the request prefers."""
+    """Whether it lacks the labels that the request prefers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What passes the fixed filters, and how many did not."""
+    """Nodes and cards that pass the fixed filters, and the number of rejections."""
 
     places: tuple[NodeCandidates, ...]
     cards_of: tuple[tuple[LayoutGpu, ...], ...]
-    """Per node of the layout, the cards that pass; none on nodes that were not asked for."""
+    """Per node of the layout, the cards that pass; empty for nodes that do not match."""
     asked: tuple[int, ...]
-    """Nodes that pass but for their health."""
+    """Nodes that pass all filters except health."""
     rejected: Tally
 
 
 def pool(layout: ClusterLayout, need: RequestUnits) -> Pool:
-    """Nodes and cards that could hold (a part of) such a job if nothing were booked."""
+    """Nodes and cards that could hold such a job, or a part of it, if nothing were booked."""
     mark = need.kind, need.where
     known = layout.pools.get(mark)
     if isinstance(known, Pool):
@@ -253,7 +253,7 @@ def _by_size(card: LayoutGpu) -> tuple[bool, int, int]:
 
 
 def reject_name(node: NodeView, where: Where) -> Rejection | None:
-    """The first filter by name or label that turns this node away."""
+    """The first filter by name or label that rejects this node."""
     _, constraint, _, nodelist, exclude = where
     if nodelist and node.name not in nodelist:
         return Rejection.NODE_NOT_ASKED_FOR
@@ -273,7 +273,7 @@ def _admits(constraint: str, node: NodeView) -> bool:
 
 
 def reject_health(node: NodeView, has_gpus: bool) -> Rejection | None:
-    """Whether the node may be used now."""
+    """Reject a node that may not be used now."""
     if node.why_not is not None:
         return Rejection.NODE_NOT_AVAILABLE
     if has_gpus and node.gpu_error is not None:
@@ -282,7 +282,7 @@ def reject_health(node: NodeView, has_gpus: bool) -> Rejection | None:
 
 
 def reject_card(card: LayoutGpu, kind: CardKind) -> Rejection | None:
-    """The first fixed filter that turns this card away, whatever is booked on it."""
+    """The first fixed filter that rejects this card, regardless of bookings."""
     is_slice, model, min_vram_mib, is_single = kind
     view = card.view
     if view.is_divided:
@@ -310,13 +310,13 @@ def reject_card(card: LayoutGpu, kind: CardKind) -> Rejection | None:
 
 
 def reject_cluster(draft: ClusterState, need: RequestUnits) -> Rejection | None:
-    """What the whole cluster shares and has too little of."""
+    """Reject for lack of a cluster-wide resource."""
     licenses = need.request.licenses
     return None if not licenses or has_counts(draft.free_licenses, licenses) else Rejection.LICENSES
 
 
 def reject_node(draft: ClusterState, need: RequestUnits, node: int, ceilings: LoadLimits | None) -> Rejection | None:
-    """The first thing but GPUs of which this node has too little free now."""
+    """Reject for the first resource other than GPUs that this node is short of now."""
     request = need.request
     if draft.exclusive[node]:
         return Rejection.EXCLUSIVE
@@ -338,7 +338,7 @@ def reject_node(draft: ClusterState, need: RequestUnits, node: int, ceilings: Lo
 
 
 def reject_size(node: NodeView, need: RequestUnits) -> Rejection | None:
-    """Whether one job asks for more than the node has; to oversubscribe is for several jobs together."""
+    """Reject one job that exceeds the node's size: oversubscription applies only to several jobs together."""
     if need.request.cpus > node.cpus:
         return Rejection.CPUS
     return Rejection.MEMORY if need.request.mem_mib > node.mem_mib else None
@@ -350,9 +350,9 @@ def has_counts(free: dict[str, int], wanted: Counts) -> bool:
 
 
 def slice_of(draft: ClusterState, need: RequestUnits, card: LayoutGpu) -> tuple[CardShare | None, int]:
-    """The slice this need would take of a card and the VRAM left beside it in MiB; no slice when full.
+    """The slice this need would take of a card and the VRAM left beside it in MiB; no slice if it does not fit.
 
-    A fraction books the same share of what slices may hold, so that two halves fill a card.
+    A fraction books the same fraction of the slice capacity, so that two halves fill a card.
     """
     number = card.number
     if draft.wholes[number] or (draft.slices[number] and draft.owner[number] != need.uid):
@@ -369,24 +369,24 @@ def slice_of(draft: ClusterState, need: RequestUnits, card: LayoutGpu) -> tuple[
 
 
 def room_of(draft: ClusterState, need: RequestUnits, card: LayoutGpu) -> int:
-    """VRAM that slices of this need may still book of a card, in MiB; below 0 when there is none."""
+    """VRAM that slices of this need may still book of a card, in MiB; negative if there is none."""
     room_mib = draft.layout.slice_limits[card.number] - draft.vram_mib[card.number]
     return min(room_mib, host_room_of(draft, card) - need.request.mem_mib) if card.host_mib else room_mib
 
 
 def host_room_of(draft: ClusterState, card: LayoutGpu) -> int:
-    """Memory of its node that slices of a card without any of its own may still book: none that foreign use takes."""
+    """Node memory that slices of a card without its own memory may still book, excluding foreign use."""
     foreign_mib = (card.slice_total_mib or 0) - draft.layout.slice_limits[card.number]
     return draft.free_mem_mib[card.node] - foreign_mib
 
 
 def has_host_room(draft: ClusterState, need: RequestUnits, card: LayoutGpu) -> bool:
-    """Whether the node's memory is enough for as many whole cards like this one as the need asks for."""
+    """Whether the node's memory suffices for the requested number of whole cards like this one."""
     return not card.host_mib or node_mem_mib(need, card) <= draft.free_mem_mib[card.node]
 
 
 def node_mem_mib(need: RequestUnits, card: LayoutGpu) -> int:
-    """Memory that the need takes of a node if it is given cards like this one there."""
+    """Node memory that the need takes if it is given cards like this one."""
     request = need.request
     if not card.host_mib:
         return request.mem_mib
@@ -403,5 +403,5 @@ def slice_mib(need: RequestUnits, card: LayoutGpu) -> int:
 
 
 def largest_slice_mib(card: LayoutGpu) -> int:
-    """What one slice may book at most: of an oversubscribed card no more than there is."""
+    """Largest slice that may be booked; of an oversubscribed card at most its physical size."""
     return min(card.slice_total_mib or 0, card.view.vram_total_mib or 0)

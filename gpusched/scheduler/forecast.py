@@ -1,8 +1,8 @@
-"""The future played on paper: decide, let the starts hold what they got, move to the next end, decide again.
+"""Simulation of the future: plan, let the starts hold their resources, advance to the next end, plan again.
 
-What is not known is not guessed: a run of unknown length never ends here, measured load
-counts for the first plan only, and a class of which only the front can be seen ends the play when that is
-used up. Ends that are close together count as one, at the last of them, so that few plans reach far.
+Nothing is guessed: a run of unknown length never ends here, measured load
+counts for the first plan only, and a class with hidden jobs ends the simulation once its visible jobs are
+used up. Ends close together are merged into the last of them, so that few plans reach far.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from gpusched.scheduler.runs import held_by
 from gpusched.scheduler.usage import charged, footprint
 
 TOGETHER = 0.01
-"""Ends within this part of the time that lies between them and the present are taken together."""
+"""Ends within this fraction of their distance from the present are merged."""
 
 Length = Callable[[int, float | None, float], float | None]
-"""Seconds that a run lasts in all, by job id, time limit (None without) and seconds that it has run so far.
-None when unknown."""
+"""Total seconds of a run, by job id, time limit (None without) and seconds that it has run so far.
+None if unknown."""
 
 
 def by_limit(job_id: int, limit_s: float | None, run_s: float) -> float | None:
-    """Every run uses all of its time limit."""
+    """Assume that every run uses all of its time limit."""
     return limit_s
 
 
@@ -60,9 +60,9 @@ class Arrival(Value):
     key: ClassKey
     job: PendingJob
     dependency: Expression | None = None
-    """Runs that end in the play are taken to have succeeded."""
+    """Runs that end in the simulation count as succeeded."""
     parents: Mapping[int, Parent] = msgspec.field(default_factory=dict)
-    """What is known in the present of the jobs that the dependency names."""
+    """Present state of the jobs that the dependency names."""
 
 
 @dataclass(slots=True)
@@ -70,20 +70,20 @@ class _Running:
     pieces: tuple[Allocation, ...]
     end_at: float | None
     key: ClassKey | None = None
-    """Known for jobs that started in the play, and for those that have to come back."""
+    """Known for jobs that started in the simulation, and for those to be requeued."""
     queued_at: float = 0.0
     left_s: float | None = None
-    """Of a suspended job, what is left of its run."""
+    """Remaining run time of a suspended job."""
     comes_back: bool = False
-    """It is preempted: at its end it waits again."""
+    """Whether it is preempted: at its end it is pending again."""
 
 
 class Future:
-    """The state of the play. `now` is its clock; `first_plan` is the plan of the present.
+    """State of the simulation. `now` is its clock; `first_plan` is the plan of the present.
 
     Nothing is guessed: a run of unknown length never ends here, measured load counts for the first plan only, and a
-    class of which only the front is visible ends the play when its front is used up. Ends that are close together
-    count as one, at the last of them, so that few plans reach far.
+    class with hidden jobs ends the simulation once its visible jobs are used up. Ends close together are merged
+    into the last of them, so that few plans reach far.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Future:
         self._running = {job_id: self._found(tuple(held)) for job_id, held in groupby(ordered, lambda one: one.job_id)}
 
     def play(self, wanted: Iterable[int], cycles: int) -> dict[int, float]:
-        """When each of these jobs starts, as far as at most `cycles` plans tell."""
+        """Start of each of these jobs, as far as at most `cycles` plans determine it."""
         left = set(wanted)
         started: dict[int, float] = {}
         for _ in range(cycles):
@@ -146,7 +146,7 @@ class Future:
         )
 
     def _found(self, pieces: tuple[Allocation, ...]) -> _Running:
-        """A job that runs at the beginning of the play."""
+        """A job that runs at the beginning of the simulation."""
         first = pieces[0]
         expected = first.expected_end_at
         if first.is_stopping:
@@ -225,7 +225,7 @@ class Future:
     # --- moving on --------------------------------------------------------------------------------
 
     def _move_on(self) -> bool:
-        """Go to the next instant at which something changes; False when there is none."""
+        """Advance to the next instant at which something changes; False if there is none."""
         instants = [run.end_at for run in self._running.values() if run.end_at is not None]
         for window in self._snapshot.windows:
             instants.extend(at for at in (window.start_at, window.end_at) if at > self.now)
@@ -254,7 +254,7 @@ class Future:
         return True
 
     def _let_follow(self, changed: Iterable[int]) -> bool:
-        """Line up the jobs that waited for these to start or to end; whether there were any."""
+        """Queue the jobs that depended on the start or end of these; return whether there were any."""
         ids = set(changed)
         found = False
         for one in list(self._followers) if ids else ():
@@ -277,7 +277,7 @@ class Future:
         return found
 
     def _charge(self, run: _Running) -> None:
-        """What an ended run has used counts on, or its user would seem to have used nothing."""
+        """Charge the use of an ended run, or its user would seem to have used nothing."""
         for held in run.pieces:
             booking = self._layout.booking(held.uid, held)
             if booking is None:
@@ -291,7 +291,7 @@ class Future:
             )
 
     def _safe_until(self) -> list[float]:
-        """When runs may be preempted that are too young for it now."""
+        """Ends of the protected time of runs that are too young to be preempted now."""
         settings = self._settings
         if settings.preempt.mode == "off" or not (settings.queue or settings.qos):
             return []
@@ -319,20 +319,20 @@ def _latest_first(arrival: Arrival) -> tuple[float, int]:
 
 
 def _goes_on_at_once(plan: Plan) -> bool:
-    """Whether there is more to plan at the same instant: a class was used up, or others stand still or go on."""
+    """Whether to plan again at the same instant: a class was used up, or jobs were suspended or resumed."""
     suspends = any(preempt.mode == PreemptMode.SUSPEND for preempt in plan.preempts)
     return suspends or bool(plan.resumes) or (plan.has_more and bool(plan.starts))
 
 
 def _no_ceiling(settings: Settings) -> CeilingSettings:
-    """Measured load counts for the present only. The order `utilisation` brings ceilings of its own when unset."""
+    """Disable load ceilings after the present. The order `utilisation` brings its own if unset."""
     if settings.priority.order != "utilisation":
         return CeilingSettings()
     return CeilingSettings(cpu_fraction=inf, mem_fraction=inf, gpu_fraction=inf)
 
 
 def _is_too_late(key: ClassKey, now: float) -> bool:
-    """Whether jobs of this class can no longer end by their deadline: they are ended in place of being started."""
+    """Whether jobs of this class can no longer meet their deadline: they are ended instead of started."""
     return key.deadline_at is not None and now + (key.time_limit_s or 0) > key.deadline_at
 
 
@@ -342,10 +342,10 @@ def _is_too_late(key: ClassKey, now: float) -> bool:
 def play_starts_and_ends(
     snapshot: Snapshot, settings: Settings, length: Length, wanted: Iterable[int], cycles: int
 ) -> dict[int, float] | None:
-    """The same play on one planner that goes on, which costs what changes from one plan to the next.
+    """The same simulation on one planner with incremental plans.
 
-    What has been used counts on as time passes. None where more than starts and ends may come of it: runs that are
-    suspended or being stopped, windows of the calendar, deadlines, preemption, measured load. That is for `Future`.
+    Past use accrues as time passes. None if more than starts and ends is possible: runs that are suspended or
+    being stopped, windows of the calendar, deadlines, preemption, measured load. `Future` covers those.
     """
     planner = _planner(snapshot, settings)
     if planner is None:
@@ -379,7 +379,7 @@ def play_starts_and_ends(
 
 
 def _planner(snapshot: Snapshot, settings: Settings) -> Planner | None:
-    """A planner that knows the snapshot; None where more than starts and ends may come of it."""
+    """A planner loaded with the snapshot; None if more than starts and ends is possible."""
     is_odd = any(held.is_suspended or held.is_stopping or held.reservation for held in snapshot.allocations)
     if is_odd or snapshot.windows or any(waiting.total > len(waiting.jobs) for waiting in snapshot.pending):
         return None
@@ -395,7 +395,7 @@ def _firsts(allocations: Iterable[Allocation]) -> Iterable[Allocation]:
 
 
 def _end_at(held: Allocation, length: Length, now: float) -> float | None:
-    """When a run ends that goes on now; None when unknown."""
+    """End of a running job; None if unknown."""
     expected = held.expected_end_at
     if expected is not None and expected <= now:
         return now
@@ -404,7 +404,7 @@ def _end_at(held: Allocation, length: Length, now: float) -> float | None:
 
 
 def class_key_of(pieces: Sequence[Allocation]) -> ClassKey:
-    """The class of a running job, by what it holds on each of its nodes."""
+    """Class of a running job, derived from its holdings on each of its nodes."""
     held = pieces[0]
     share = held.gpus[0] if held.gpus else None
     limit_s = None if held.expected_end_at is None else int(held.expected_end_at - held.start_at)
@@ -438,14 +438,14 @@ def class_key_of(pieces: Sequence[Allocation]) -> ClassKey:
 def in_order(
     snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS
 ) -> Iterator[tuple[ClassKey, PendingJob]]:
-    """The waiting jobs of the snapshot, best first, up to where a class that is cut short leaves it open."""
+    """Pending jobs of the snapshot, best first, up to the first class with hidden jobs that makes the order unknown."""
     return Planner.from_snapshot(snapshot, settings, extensions).in_order(snapshot.now)
 
 
 def queue_position(
     snapshot: Snapshot, settings: Settings, job_id: int, extensions: Extensions = NO_EXTENSIONS
 ) -> tuple[int, int] | None:
-    """The place of a job, from 1, and of how many; None when it is not in what the snapshot shows."""
+    """Position of a job, from 1, and the length of the queue; None if it is not in the visible part."""
     for place, (_, job) in enumerate(in_order(snapshot, settings, extensions), start=1):
         if job.id == job_id:
             return place, sum(waiting.total for waiting in snapshot.pending)
@@ -455,7 +455,7 @@ def queue_position(
 def first_in_order(
     snapshot: Snapshot, settings: Settings, most: int, extensions: Extensions = NO_EXTENSIONS
 ) -> list[int]:
-    """The ids of the jobs in the first places, at most `most`."""
+    """Ids of the first jobs in the queue, at most `most`."""
     ids: list[int] = []
     for _, job in in_order(snapshot, settings, extensions):
         if len(ids) == most:
@@ -465,36 +465,35 @@ def first_in_order(
 
 
 Predict = Callable[[int], Prediction | None]
-"""How long a running or waiting job runs, by its id."""
+"""Run time of a running or pending job, by id."""
 
 MAX_CYCLES = 80
-"""Plans for each end of the range, at most."""
+"""Maximum number of plans for each end of the range."""
 
 MAX_VISITS = 6000
-"""Classes that all plans for one end of the range may look at: with more classes there are fewer plans."""
+"""Budget of classes examined by all plans for one end of the range: the more classes, the fewer plans."""
 
 SWIFTER = 20
-"""This many plans are made in the time of one where each costs only what has changed."""
+"""How many incremental plans cost as much as a full one."""
 
 MANY_CLASSES = 100
-"""With more classes than this, those behind the last wanted job are left out of the play."""
+"""With more classes than this, those behind the last wanted job are left out of the simulation."""
 
 SLACK_S = 60.0
-"""A start this close to its range counts as inside: polls and the cleaning of cards take their time."""
+"""Tolerance for a start to count as inside its range, since polling and cleaning of cards take time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartRange:
-    """When a job starts, from when until when at the latest. Unknown is None, never a guess."""
+    """Earliest and latest expected start of a job. Unknown is None, never a guess."""
 
     low_at: float | None
-    """If runs take as long as those like them did, and those of unknown length use all of their time limit."""
+    """If runs last as long as similar ones did, and those of unknown length use all of their time limit."""
     high_at: float | None
-    """If every run uses all of its time limit; None when one without must end first, and beyond what was looked at."""
+    """If every run uses all of its time limit; None if one without must end first, or beyond the simulated plans."""
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing at all can be said."""
         return self.low_at is None and self.high_at is None
 
 
@@ -510,7 +509,7 @@ def forecast_starts(
     arrivals: Iterable[Arrival] = (),
     extensions: Extensions = NO_EXTENSIONS,
 ) -> dict[int, StartRange]:
-    """The range of each wanted job; jobs that are neither in the snapshot nor among the arrivals are unknown."""
+    """Start range of each wanted job; unknown for jobs neither in the snapshot nor among the arrivals."""
     arrivals = tuple(arrivals)
     snapshot = _without_those_behind(snapshot, settings, wanted, extensions)
     max_cycles = max(1, min(max_cycles, MAX_VISITS // max(1, len(snapshot.pending))))
@@ -550,7 +549,7 @@ def _play(
     arrivals: tuple[Arrival, ...],
     extensions: Extensions,
 ) -> tuple[dict[int, float], Plan | None]:
-    """When these start if runs last so long, and the plan of the present where one was made."""
+    """Starts of the wanted jobs for these run lengths, and the plan of the present if one was made."""
     if not arrivals and extensions == NO_EXTENSIONS:
         found = play_starts_and_ends(snapshot, settings, length, wanted, SWIFTER * max_cycles)
         if found is not None:
@@ -560,7 +559,7 @@ def _play(
 
 
 def _by_limits(snapshot: Snapshot) -> Snapshot:
-    """The same world, planned by time limits where there are any: what is promised is no guess."""
+    """The same snapshot, planned by time limits where there are any: a promise must not rest on a guess."""
     if not any(waiting.key.plan_s is not None for waiting in snapshot.pending) and not any(
         held.predicted_end_at is not None and held.expected_end_at is not None for held in snapshot.allocations
     ):
@@ -598,7 +597,7 @@ def _as_usual(run_s: Predict) -> Length:
 
 
 def _miss_their_deadline(snapshot: Snapshot, promised: Mapping[int, float | None]) -> set[int]:
-    """Jobs whose reservation is too late for them: they are ended before, unless something ends early."""
+    """Jobs whose reservation is too late: their deadline ends them first, unless something ends early."""
     return {
         job.id
         for waiting in snapshot.pending
@@ -609,7 +608,7 @@ def _miss_their_deadline(snapshot: Snapshot, promised: Mapping[int, float | None
 
 
 def _blocked_by_load(snapshot: Snapshot, plan: Plan) -> set[int]:
-    """Jobs that measured load keeps from starting: when that ends, no time limit tells."""
+    """Jobs blocked by measured load: no time limit tells when that ends."""
     return {
         job.id
         for waiting in snapshot.pending
@@ -638,18 +637,18 @@ def _without_those_behind(
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How good the first estimates of jobs that have started were."""
+    """Accuracy of the first estimates of jobs that have started."""
 
     count: int
-    """Estimates with both ends whose jobs have started."""
+    """Number of estimates with both ends whose jobs have started."""
     inside: float
-    """Share of those that started inside their range, a minute more or less."""
+    """Fraction of jobs that started inside their range, within a minute."""
     median_error_s: float
-    """Half of them started at most this long before or after the early end."""
+    """Median distance between the start and the early end of the range."""
 
 
 def accuracy(estimates: Iterable[Estimate]) -> Accuracy | None:
-    """What became of the estimates; None when there is nothing to judge by."""
+    """Compare estimates with actual starts; None if there is nothing to compare."""
     inside = 0
     errors_s = []
     for one in estimates:

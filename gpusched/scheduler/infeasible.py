@@ -1,4 +1,4 @@
-"""What can never fit: decided once, at submission, with the largest request that would."""
+"""Requests that can never fit: refused once, at submission, with the largest request that would fit."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from gpusched.scheduler.topology import by_group, largest_group
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request can never be granted, and what could be asked for in its place."""
+    """Why a request can never be granted, and what to request instead."""
 
     text: str
     hint: str
 
 
 def describe(request: Request, *, full: bool = False) -> str:
-    """What a request asks for, in a few words; GPUs alone unless `full`, else everything."""
+    """A request in a few words; GPUs alone unless `full`."""
     part = describe_part(request, full=full)
     if request.nodes > 1:
         alone = "nodes of its own" if request.is_exclusive else "nodes"
@@ -56,7 +56,7 @@ def describe(request: Request, *, full: bool = False) -> str:
 
 
 def describe_part(request: Request, *, full: bool = False) -> str:
-    """As `describe`, of one of the nodes."""
+    """As `describe`, for one of the nodes."""
     words = []
     linked = "linked " if request.is_linked and request.gpus > 1 else ""
     if request.gpu_fraction is not None:
@@ -76,7 +76,7 @@ def describe_part(request: Request, *, full: bool = False) -> str:
 
 
 def describe_where(request: Request) -> str:
-    """The nodes that a request is limited to, to follow what it asks for; empty when it is not."""
+    """The nodes that a request is limited to, phrased to follow the resources; empty if there is no limit."""
     texts = []
     if request.nodelist:
         texts.append(f"on {name_some('node', list(request.nodelist))}")
@@ -100,10 +100,10 @@ _FAKE = "to try it without one, restart the daemon with GPUSCHED_FAKE_GPUS=4x24G
 
 
 def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> Refusal | None:
-    """Refuse what no node could hold even when all of it is free and in order; None when one could.
+    """Refuse what no node could hold even if idle and healthy; None if some node could.
 
-    Bookings, drains and foreign use do not count: they pass. A card that is lost does not count as
-    there. While a node's driver is broken its GPUs are unknown, so requests for GPUs are accepted and wait.
+    Bookings, drains and foreign use do not count, being temporary. A lost card counts as absent. While a node's
+    driver is broken its GPUs are unknown, so requests for GPUs are accepted and wait.
     """
     built = [_as_built(node) for node in nodes]
     layout = ClusterLayout(built, settings)
@@ -127,7 +127,7 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
 
 
 def _refuse_nodes(request: Request, able: int) -> Refusal:
-    """A gang of more nodes than have its part."""
+    """Refuse a gang of more nodes than can hold its part."""
     what = describe_part(request, full=True)
     where = describe_where(request)
     have = "1 node has" if able == 1 else f"{able} nodes have"
@@ -148,7 +148,7 @@ def _gpus(request: Request, count: float) -> str:
 
 
 def _count_option(request: Request, count: int) -> str:
-    """How to ask for this number of GPUs on one node, or on each."""
+    """Option that requests this number of GPUs on one node, or on each."""
     option = "-g" if request.nodes == 1 else f"-N {request.nodes} --gpus-per-node"
     linked = " --gpus-linked" if request.is_linked else ""
     return f"{option} {_gpus(request, count)}{linked}"
@@ -164,7 +164,7 @@ def _gpu_as_built(gpu: GpuView) -> GpuView:
 
 
 def _over_ceiling(request: Request, layout: ClusterLayout, settings: Settings) -> Refusal | None:
-    """A job whose memory alone is above the ceiling of measured memory would wait for ever."""
+    """Refuse a job whose memory alone exceeds the ceiling of measured memory: it would wait forever."""
     ceiling = ceilings_of(settings).mem_fraction
     totals_mib = [node.load.mem_total_mib for node in layout.nodes if node.load is not None]
     if ceiling is None or not totals_mib or request.mem_mib <= ceiling * max(totals_mib):
@@ -178,7 +178,7 @@ def _over_ceiling(request: Request, layout: ClusterLayout, settings: Settings) -
 
 
 def _refuse_gpus(need: RequestUnits, layout: ClusterLayout) -> Refusal | None:
-    """The first thing about the GPUs alone that no node can give; None when it is not the GPUs."""
+    """Refuse GPUs that no node can provide; None if the cause is not the GPUs."""
     request = need.request
     limited = describe_where(request)
     asked = f"asked for {describe(request)}{_after(limited)}"
@@ -243,7 +243,7 @@ def _refuse_size(asked: str, cards: Sequence[LayoutGpu]) -> Refusal:
 def _refuse_count(
     need: RequestUnits, layout: ClusterLayout, fitting: Sequence[LayoutGpu], asked: str
 ) -> Refusal | None:
-    """Too many cards for one node, or for one group of linked cards."""
+    """Refuse too many cards for one node, or for one group of linked cards."""
     request = need.request
     numbers = {card.number for card in fitting}
     there = [[card for card in cards if card.number in numbers] for cards in layout.cards_of]
@@ -271,7 +271,7 @@ def _refuse_count(
 
 
 def _refuse_rest(need: RequestUnits, layout: ClusterLayout) -> Refusal:
-    """Too many cores, too much memory or of a custom resource, alone or together with the rest."""
+    """Refuse too many cores, too much memory or of a custom resource, alone or in combination."""
     request = need.request
     nodes = [layout.nodes[number] for number in pool(layout, need).asked]
     limited = describe_where(request)
@@ -317,17 +317,17 @@ def _refuse_rest(need: RequestUnits, layout: ClusterLayout) -> Refusal:
 
 
 def format_size_floor(mib: int) -> str:
-    """A size that can be asked for again: never rounded up."""
+    """A size that can be requested again: never rounded up."""
     text = format_size_mib(mib)
     return text if mib < 1024 or mib % 1024 == 0 else f"{mib}M"
 
 
 _LISTED = 12
-"""Names that a sentence lists before it says how many more there are."""
+"""Maximum number of names in a sentence before it counts the rest."""
 
 
 def refuse_conditions(request: Request, layout: ClusterLayout) -> Refusal | None:
-    """The first condition but an amount of a node that no node meets; None when all can be met."""
+    """Refuse the first condition, amounts aside, that no node meets; None if all can be met."""
     return (
         _refuse_licenses(request, layout)
         or _refuse_names(request, layout.nodes)
@@ -412,7 +412,7 @@ def _refuse_resources(request: Request, nodes: Sequence[NodeView]) -> Refusal | 
 
 
 def _refuse_number(request: Request, nodes: Sequence[NodeView]) -> Refusal | None:
-    """More nodes than there are, or than the other conditions leave."""
+    """Refuse more nodes than there are, or than the other conditions leave."""
     if request.nodes > max(1, len(nodes)):
         return Refusal(
             f"asked for {request.nodes} nodes; this scheduler has {len(nodes)}",
@@ -433,11 +433,11 @@ def _refuse_number(request: Request, nodes: Sequence[NodeView]) -> Refusal | Non
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """One resource of which too little is free. With several nodes, `free` is the most on any one."""
+    """A resource that is short. With several nodes, `free` is the most on any one."""
 
     resource: str
     """`gpus`, `linked_gpus`, `vram_mib`, `gpu_fraction`, `cpus`, `mem_mib`, `resource:NAME`, `license:NAME`; `nodes`
-    for a gang, for a job that must be alone, and when only the combination lacks."""
+    for a gang, for an exclusive job, and if only the combination is short."""
     needed: float
     free: float
     total: float
@@ -446,10 +446,9 @@ class Shortage:
 
 
 def shortages(draft: ClusterState, need: RequestUnits) -> list[Shortage]:
-    """What keeps a need that does not fit now from fitting, each resource by itself.
+    """Why a need does not fit now, each resource by itself.
 
-    Only nodes and cards that may be used count, and a job must fit on one node, but for a gang, of which each
-    node's part must.
+    Only usable nodes and cards count. A job must fit on one node; of a gang, each node's part must.
     """
     usable = [place.node for place in pool(draft.layout, need).places]
     found = license_shortages(draft, need)
@@ -499,7 +498,7 @@ def _lacks_on_one_node(draft: ClusterState, need: RequestUnits, usable: Sequence
 
 
 def _needed_mib(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> int:
-    """Memory of one node that the need takes, with that of its cards where these have none of their own."""
+    """Memory of one node that the need takes, including its cards' if these have none of their own."""
     layout = draft.layout
     if not need.request.gpus or not layout.has_host_memory:
         return need.request.mem_mib
@@ -508,7 +507,7 @@ def _needed_mib(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) 
 
 
 def license_shortages(draft: ClusterState, need: RequestUnits) -> list[Shortage]:
-    """Licenses of which too few are free."""
+    """Licenses with too few free."""
     found = []
     for name, count in need.request.licenses:
         free, total = max(0, draft.free_licenses.get(name, 0)), draft.layout.licenses.get(name, 0)
@@ -519,7 +518,7 @@ def license_shortages(draft: ClusterState, need: RequestUnits) -> list[Shortage]
 
 
 def _lack_of_nodes(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Shortage]:
-    """Of a gang: how many nodes have its part free; the GPUs alone, if it is those that lack."""
+    """For a gang, the number of nodes with its part free; the GPUs alone if only those are short."""
     request = need.request
     gpus_alone = replace(request, nodes=1, cpus=0.0, mem_mib=0, resources=(), is_exclusive=False, licenses=())
     everything = replace(request, nodes=1, licenses=())
@@ -540,7 +539,7 @@ def _lack_of_nodes(draft: ClusterState, need: RequestUnits, usable: Sequence[int
 def _lack(
     resource: str, noun: str, needed: float, free: Sequence[float], total: float, show: Callable[[float], str]
 ) -> Shortage:
-    """The figures of a resource that nodes have in amounts. `free` is per node."""
+    """The numbers for a per-node resource. `free` is per node."""
     most = max(free, default=0)
     there = show(most) if most else "none"
     if len(free) > 1:
@@ -578,7 +577,7 @@ def _free(draft: ClusterState, node: int, cards: Sequence[LayoutGpu]) -> list[La
 
 
 def _lack_of_slices(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Shortage]:
-    """Of one slice, the most room on any card; of several, the number of cards with room."""
+    """For one slice, the most room on any card; for several, the number of cards with room."""
     request = need.request
     cards_of = pool(draft.layout, need).cards_of
     cards = [() if draft.exclusive[node] else cards_of[node] for node in usable]

@@ -1,4 +1,4 @@
-"""What must hold in every snapshot, whatever has happened: nothing is promised twice."""
+"""Invariants of every snapshot: nothing is booked twice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpusched.scheduler.request_units import WHOLE_CARD, micros_of, millicpus_of
 
 
 def check_invariants(snapshot: Snapshot, settings: Settings | None = None) -> list[str]:
-    """One sentence for each thing that is wrong; empty when all is well.
+    """One sentence per violation; empty if all invariants hold.
 
-    The sums are made here from the allocations alone, not by the draft that the policy decides on. Without
-    settings there is no oversubscription, and licenses are not looked at.
+    The sums are computed here from the allocations alone, independently of the planner's draft. Without
+    settings there is no oversubscription, and licenses are not checked.
     """
     nodes = {node.name: node for node in snapshot.nodes}
     over = OversubscribeSettings() if settings is None else settings.oversubscribe
@@ -67,7 +67,7 @@ def _check_node(node: NodeView, held: list[Allocation], over: OversubscribeSetti
 
 
 def _mem_mib(held: Allocation, views: Mapping[str, GpuView], node_mem_mib: int) -> int:
-    """What an allocation takes of its node's memory, with that of cards that have none of their own."""
+    """What an allocation takes of its node's memory, including that of cards without their own."""
     of_host = [view for view in views.values() if view.has_host_memory]
     wholes_mib = slices_mib = 0
     for share in held.gpus:
@@ -79,7 +79,7 @@ def _mem_mib(held: Allocation, views: Mapping[str, GpuView], node_mem_mib: int) 
 
 
 def _check_card(name: str, view: GpuView | None, booked: list[tuple[Allocation, GpuShare]], factor: float) -> list[str]:
-    """A card that has left the machine still belongs to those who held it, and to nobody twice."""
+    """Check one card; one that has left the machine still belongs to its holders, and to only one of them."""
     problems = []
     jobs = ", ".join(str(allocation.job_id) for allocation, _ in booked)
     if len(booked) > 1 and any(share.is_whole for _, share in booked):
@@ -107,7 +107,7 @@ def _check_licenses(allocations: Iterable[Allocation], there: Mapping[str, int])
 
 
 def _check_gangs(allocations: Iterable[Allocation]) -> list[str]:
-    """The pieces of a gang are alike and on different nodes, and only one of them has its licenses."""
+    """Check that the pieces of a gang are equal, on different nodes, and that only one holds its licenses."""
     pieces: dict[int, list[Allocation]] = defaultdict(list)
     for allocation in allocations:
         pieces[allocation.job_id].append(allocation)
@@ -126,7 +126,7 @@ def _check_gangs(allocations: Iterable[Allocation]) -> list[str]:
 
 
 def _has_like_gpus(parts: list[Allocation]) -> bool:
-    """Whether each piece of a gang has as many GPUs as the others, but for one with the tail that was asked for."""
+    """Whether all pieces of a gang have the same number of GPUs, except for the requested tail."""
     counts = sorted(len(part.gpus) for part in parts)
     tail = 0 if parts[0].request is None else parts[0].request.tail_gpus
     return len(set(counts[1:] if tail and counts[0] == tail else counts)) == 1

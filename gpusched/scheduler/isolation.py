@@ -11,17 +11,16 @@ from gpusched.model.settings import IsolationSettings
 from gpusched.model.units import format_size_mib, plural
 
 _WEIGHT_PER_CORE = 100
-"""What systemd and the kernel give to whoever says nothing."""
+"""Default weight of systemd and the kernel."""
 _LEAST_WEIGHT, _MOST_WEIGHT = 10, 10_000
 
 
 def limits_of(
     run: Run, settings: IsolationSettings, gpus: Iterable[GpuSample | None], cpus: tuple[int, ...] = ()
 ) -> RunLimits:
-    """The limits of a run with what it has booked.
+    """The limits of a run, from its bookings.
 
-    Args: gpus: its GPUs; with one that is unknown, or whose device nodes are, none is shut off. cpus: ids that were
-    chosen for it.
+    Args: gpus: its GPUs; if one is unknown, or its device nodes are, no GPU is hidden. cpus: ids chosen for it.
     """
     samples = tuple(gpus)
     known = [sample for sample in samples if sample is not None and sample.minor is not None]
@@ -53,7 +52,7 @@ def _mem_limit_mib(run: Run, settings: IsolationSettings) -> int | None:
 
 
 def describe(limits: RunLimits) -> str:
-    """For the job's story: `kept to 4G of memory, 16384 tasks, CPUs 0-3, its own GPUs`."""
+    """For the job's event log: `kept to 4G of memory, 16384 tasks, CPUs 0-3, its own GPUs`."""
     parts = []
     if limits.mem_mib is not None:
         parts.append(f"{format_size_mib(limits.mem_mib)} of memory")
@@ -69,7 +68,7 @@ def describe(limits: RunLimits) -> str:
 
 
 def as_list(ids: Iterable[int]) -> str:
-    """Ids as the kernel writes them: `0-3,8`."""
+    """Ids in the kernel's list format: `0-3,8`."""
     ranges: list[tuple[int, int]] = []
     for one in sorted(ids):
         if ranges and ranges[-1][1] == one - 1:
@@ -82,10 +81,10 @@ def as_list(ids: Iterable[int]) -> str:
 def choose_cpus(
     processors: Sequence[Processor], cpus: float, taken: Collection[int], near: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """Ids for a run that asks for `cpus` cores; empty when it does not ask for whole ones or not enough are free.
+    """CPU ids for a run that asks for `cpus` cores; empty for fractions of cores, or if not enough are free.
 
-    All in one NUMA node if that goes, first in those that are `near`, else in the one with the least to spare; whole
-    physical cores before parts, and parts of cores that are broken into already before others.
+    Prefers a single NUMA node, one of `near` first, else the one with the least to spare; whole physical cores
+    before partial ones, and partially used cores before splitting others.
     """
     wanted = int(cpus)
     free = [one for one in processors if one.id not in taken]

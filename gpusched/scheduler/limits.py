@@ -1,4 +1,4 @@
-"""The limits of one queue or QOS against what is held and what a job needs, with the sentence for who waits."""
+"""Checks of one queue or QOS: holdings and needs against its limits, with the sentence for the blocked job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MICRO = 1_000_000
 
 GPUS, CPUS, MEM = 0, 1, 2
 KINDS = (GPUS, CPUS, MEM)
-"""What queues are guaranteed and limited in, the scarcest first. VRAM is not one: a slice is a part of a GPU."""
+"""Resources with guarantees and limits, scarcest first. VRAM is not one: a slice is a fraction of a GPU."""
 
 NAMES = ("gpus", "cpus", "mem_mib")
 
@@ -27,44 +27,44 @@ ZERO: Amount = (0, 0, 0)
 
 
 def amount_of(resources: Resources) -> Amount:
-    """Resources in the unit of quotas."""
+    """Convert resources to the unit of quotas."""
     return round(resources.gpus * MICRO), round(resources.cpus * MICRO), round(resources.mem_mib * MICRO)
 
 
 def resources_of(amount: Iterable[int]) -> Resources:
-    """The other way round, without VRAM."""
+    """Convert back to resources, without VRAM."""
     gpus, cpus, mem = amount
     return Resources(gpus=gpus / MICRO, cpus=cpus / MICRO, mem_mib=mem / MICRO)
 
 
 def micros_up_to(limit: float | None) -> int | None:
-    """A limit in the unit of quotas; None stays none."""
+    """Convert a limit to the unit of quotas; None for no limit."""
     return None if limit is None else round(limit * MICRO)
 
 
 def cells_gpus(cells: Iterable[str]) -> int:
-    """Cards in groups that are promised whole, `NODE:SIZE` or `SIZE`, all together."""
+    """Total cards in the cells, `NODE:SIZE` or `SIZE`."""
     sizes = (cell.rpartition(":")[2].strip() for cell in cells)
     return sum(int(size) for size in sizes if size.isdecimal())
 
 
 Limits = tuple[tuple[int, int], ...]
-"""Kinds that have a limit or a guarantee, and how much, in millionths."""
+"""Kinds with a limit or a guarantee, and the amount, in millionths."""
 
 
 class QueueNode(Value):
-    """One queue in its place in the tree."""
+    """One queue in the tree."""
 
     name: str
     settings: QueueSettings
     parent: str | None = None
     children: tuple[str, ...] = ()
     guaranteed: Amount = ZERO
-    """Its own guarantee, or that of all below it where that is more; 0 is none."""
+    """Its own guarantee, or the sum of its descendants' if that is more; 0 is none."""
     guarantees: Limits = ()
-    """The same, of what is guaranteed at all."""
+    """The same, only for guaranteed kinds."""
     maxima: Limits = ()
-    """Its own maxima for all its jobs together."""
+    """Maxima for all its jobs together."""
     most_per_job: int | None = None
     """GPUs."""
     most_per_user: int | None = None
@@ -73,17 +73,17 @@ class QueueNode(Value):
 
     @property
     def limits_users(self) -> bool:
-        """Whether what each user holds in it counts."""
+        """Whether it has limits per user."""
         return self.most_per_user is not None or self.settings.max_running_per_user is not None
 
 
 def implied(name: str) -> QueueNode:
-    """A queue that jobs are in though no setting names it: at the top, without limits or guarantee."""
+    """Node for a queue without settings: at the top, without limits or guarantee."""
     return QueueNode(name, QueueSettings(name), is_configured=False)
 
 
 def plant(queues: Mapping[str, QueueSettings]) -> dict[str, QueueNode]:
-    """Every configured queue by name. A parent that is not there, or a circle, counts as no parent."""
+    """Build the tree: every configured queue by name. A missing parent or a cycle counts as no parent."""
     parents = {name: parent_in(name, queues) for name in queues}
     children: dict[str, list[str]] = {name: [] for name in queues}
     for name in sorted(queues):
@@ -121,13 +121,13 @@ def _node(settings: QueueSettings, parent: str | None, children: tuple[str, ...]
 
 
 def own_guarantee(queue: QueueSettings) -> Amount:
-    """What the settings of the queue itself guarantee. Cells are part of its GPUs, and a lower bound of them."""
+    """Guarantee in the queue's own settings. Cells are part of its GPUs, and a lower bound of them."""
     gpus = max(queue.guaranteed_gpus, cells_gpus(queue.cells))
     return amount_of(Resources(gpus=gpus, cpus=queue.guaranteed_cpus, mem_mib=queue.guaranteed_mem_mib))
 
 
 def is_capacity(settings: Settings) -> bool:
-    """Whether queues divide the machines among them: any has a guarantee, a weight or an order of its own."""
+    """Whether queues divide the machines: any has a guarantee, a weight or an order of its own."""
     return any(
         any(own_guarantee(queue)) or queue.weight is not None or queue.order is not None
         for queue in settings.queue.values()
@@ -139,14 +139,14 @@ Held = tuple[int, int, int, int]
 
 NONE_HELD: Held = (0, 0, 0, 0)
 JOBS = 3
-"""Position of the running jobs."""
+"""Index of the number of running jobs."""
 
 _NOUNS = ("GPU", "CPU")
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit that several jobs share: of a queue, of a QOS, or of one user in either."""
+    """A limit shared by several jobs: of a queue, of a QOS, or of one user in either."""
 
     where: str
     """`queue` or `qos`."""
@@ -160,23 +160,23 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Why a job may not start now though it may fit: what the limit is, what is held, what it needs."""
+    """Why a job may not start now though it may fit: the limit, the holdings, the need."""
 
     code: ReasonCode
     text: str
     facts: Mapping[str, object] = field(default_factory=dict)
     limit: Limit | None = None
-    """None for a limit of one job alone."""
+    """None for a limit per job."""
 
 
 def has_limits(qos: QosSettings) -> bool:
-    """Whether this QOS can keep a job from starting."""
+    """Whether this QOS can block a job."""
     limits = (qos.max_gpus, qos.max_gpus_per_user, qos.max_gpus_per_job, qos.max_running_per_user)
     return any(limit is not None for limit in limits)
 
 
 def shared_limits(node: QueueNode, user: str) -> Iterator[Limit]:
-    """Those of a queue that several jobs of a user, or of all users, share."""
+    """Limits of a queue shared by several jobs of a user, or of all users."""
     if node.most_per_user is not None:
         yield Limit("queue", node.name, user, GPUS, node.most_per_user)
     if node.settings.max_running_per_user is not None:
@@ -186,7 +186,7 @@ def shared_limits(node: QueueNode, user: str) -> Iterator[Limit]:
 
 
 def shared_qos_limits(qos: QosSettings, user: str) -> Iterator[Limit]:
-    """The same of a QOS."""
+    """Limits of a QOS shared by several jobs of a user, or of all users."""
     per_user, most = micros_up_to(qos.max_gpus_per_user), micros_up_to(qos.max_gpus)
     if per_user is not None:
         yield Limit("qos", qos.name, user, GPUS, per_user)
@@ -197,7 +197,7 @@ def shared_qos_limits(qos: QosSettings, user: str) -> Iterator[Limit]:
 
 
 def over_job_limit(node: QueueNode, needed: Amount) -> Denial | None:
-    """A job that is too large for the queue by itself."""
+    """Deny a job that exceeds the queue's limit per job."""
     most = node.most_per_job
     if most is None or needed[GPUS] <= most:
         return None
@@ -206,7 +206,7 @@ def over_job_limit(node: QueueNode, needed: Amount) -> Denial | None:
 
 
 def over_user_limit(node: QueueNode, user: str, held: Held, needed: Amount) -> Denial | None:
-    """A user who holds or runs as much in the queue as one may. `held` is by this user in this queue."""
+    """Deny a job beyond the queue's limit per user. `held` is by this user in this queue."""
     is_over = _is_over(node.most_per_user, held[GPUS], needed[GPUS])
     most_jobs = node.settings.max_running_per_user
     if not is_over and (most_jobs is None or held[JOBS] < most_jobs):
@@ -221,7 +221,7 @@ def over_user_limit(node: QueueNode, user: str, held: Held, needed: Amount) -> D
 
 
 def over_maximum(node: QueueNode, held: Held, needed: Amount) -> Denial | None:
-    """A queue that holds, with all below it, as much as it may."""
+    """Deny a job beyond the maximum of a queue and its descendants."""
     for kind, most in node.maxima:
         if needed[kind] and held[kind] + needed[kind] > most:
             who = f"queue {node.name} may"
@@ -231,7 +231,7 @@ def over_maximum(node: QueueNode, held: Held, needed: Amount) -> Denial | None:
 
 
 def over_qos_limit(qos: QosSettings, user: str, held: Held, by_user: Held, needed: Amount) -> Denial | None:
-    """A QOS of which one job, one user or everybody together holds as much as they may."""
+    """Deny a job beyond the QOS's limit per job, per user or in total."""
     facts, one = {"qos": qos.name}, f"user {user} in QOS {qos.name} may"
     of_user = {**facts, "user": user}
     per_job, per_user = micros_up_to(qos.max_gpus_per_job), micros_up_to(qos.max_gpus_per_user)
@@ -252,7 +252,7 @@ def over_qos_limit(qos: QosSettings, user: str, held: Held, by_user: Held, neede
 
 
 def _is_over(most: int | None, held: int, needed: int) -> bool:
-    """Whether so much more is too much. Who needs nothing of it is not kept by it."""
+    """Whether the need exceeds the rest of the limit. A job that needs none of it is never blocked."""
     return most is not None and needed > 0 and held + needed > most
 
 
@@ -266,7 +266,7 @@ def _too_much(
     facts: Mapping[str, object],
     limit: Limit | None = None,
 ) -> Denial:
-    """Of one kind. `held` is None for limits of one job."""
+    """Denial for one kind. `held` is None for limits per job."""
     before = 0 if held is None else held[kind]
     holds = "" if held is None else f" and holds {show_number(kind, before)}"
     text = f"{who} hold {show_amount(kind, most)}{holds}; this job needs {show_number(kind, needed[kind])}"
@@ -297,7 +297,7 @@ _MAXIMA = ("max_gpus", "max_cpus", "max_mem_mib")
 
 
 def quota_problems(settings: Settings, capacity: Resources | None) -> list[tuple[str, str]]:
-    """Setting and sentence for every promise that cannot be kept. Without `capacity` the machines are not looked at."""
+    """Setting and sentence for every promise that cannot be kept. Without `capacity` the machines are not checked."""
     nodes = plant(settings.queue)
     found: list[tuple[str, str]] = []
     for name in sorted(nodes):
@@ -309,7 +309,7 @@ def quota_problems(settings: Settings, capacity: Resources | None) -> list[tuple
 
 
 def _below(node: QueueNode, children: Sequence[QueueNode]) -> list[tuple[str, str]]:
-    """Queues that are promised, together, more than the one above them has or may have."""
+    """Queues promised more, together, than their parent has or may have."""
     found = []
     own = own_guarantee(node.settings)
     for kind in KINDS:

@@ -1,7 +1,7 @@
-"""Measured load against the ceilings of the settings: more is not started on a node that is too busy.
+"""Measured load against the ceilings of the settings: no job starts on a node that is too busy.
 
-A sample lags behind: jobs that were started after it was taken are not in it yet. They count with
-what they asked for, or a burst of starts would all be let in by the same idle sample.
+A sample lags behind: it does not include jobs started after it was taken. They count with their requests, or
+the same idle sample would admit a whole burst of starts.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, LayoutGpu
 
 BUSY = 0.9
-"""Ceiling of a load that the settings leave without one, where there has to be one."""
+"""Ceiling of a load that the settings leave unset although one is required."""
 
 
 def ceilings_of(settings: Settings) -> CeilingSettings:
-    """The ceilings in force: those that are set, and others where the order or oversubscription needs them."""
+    """The ceilings in force: those in the settings, and defaults required by the order or oversubscription."""
     ceiling, over = settings.ceiling, settings.oversubscribe
     by_load = settings.priority.order == "utilisation"
     return replace(
@@ -35,12 +35,12 @@ def _or_busy(ceiling: float | None, is_needed: bool) -> float | None:
 
 
 def _since(ceiling: float | None, factor: float, what: str) -> str:
-    """Why there is a ceiling that nobody has set."""
+    """Explanation of a ceiling that is not in the settings."""
     return f", since {factor:g} times the {what} may be booked" if ceiling is None and factor > 1 else ""
 
 
 class LoadLimits:
-    """The load of every node as the ceilings see it, through one cycle."""
+    """Load of every node as compared with the ceilings, during one cycle."""
 
     def __init__(self, layout: ClusterLayout, settings: Settings, running: Iterable[Allocation] = ()) -> None:
         self._nodes = layout.nodes
@@ -75,13 +75,13 @@ class LoadLimits:
                 self.add(booking)
 
     def add(self, booking: AllocationUnits) -> None:
-        """Count a job that is started now, on each of its nodes."""
+        """Count a job that starts now, on each of its nodes."""
         for piece in booking.pieces():
             self._new_millicpus[piece.node] += piece.millicpus
             self._new_mem_mib[piece.node] += piece.mem_mib
 
     def why_not(self, node: int, mem_mib: int) -> str | None:
-        """A sentence when a job with this memory request may not be started on the node now."""
+        """Sentence if a job with this memory request may not start on the node now."""
         if not self.is_active:
             return None
         view = self._nodes[node]
@@ -96,7 +96,7 @@ class LoadLimits:
         )
 
     def why_not_join(self, card: LayoutGpu) -> str | None:
-        """A sentence when a slice may not join others on this card now; an empty card takes the first."""
+        """Sentence if a slice may not share this card now; an empty card always accepts the first slice."""
         ceiling = self._settings.gpu_fraction
         if ceiling is None:
             return None

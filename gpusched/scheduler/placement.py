@@ -1,4 +1,4 @@
-"""Where a request fits: filter nodes and cards, score what is left, and put the nodes of a gang together.
+"""Placement of a request: filter nodes and cards, score the rest, and combine the nodes of a gang.
 
 The filters are in `filters`, the strategies in `strategies`, groups of linked cards in `topology`.
 """
@@ -39,29 +39,29 @@ _UNKNOWN_SIZE = 1 << 60
 _SCORE = attrgetter("score")
 
 SCARCE_AT = 3
-"""Where in the score of an option stands how many scarce cards it takes, if anybody insists on any."""
+"""Index in an option's score of the number of scarce cards it takes, if any request insists on cards."""
 
 
 # Not frozen, though nothing changes one: that takes a third of the time, and one is made for each node.
 @dataclass(slots=True, order=True)
 class Candidate:
-    """One place for a request; the smallest is the best."""
+    """One placement of a request; the smallest is the best."""
 
     score: Score
     booking: AllocationUnits = field(compare=False)
 
 
 class PlacementVeto(Protocol):
-    """What may turn a place down that has room."""
+    """Check that may deny a placement that has room."""
 
     def why_not(self, booking: AllocationUnits) -> str | None:
-        """A sentence against this place; None when it will do. More cards or nodes are never more welcome."""
+        """Sentence against this placement; None if it is admissible. Denials are monotone in cards and nodes."""
 
 
 def best_placement(
     draft: ClusterState, need: RequestUnits, ceilings: LoadLimits | None = None, *, guard: PlacementVeto | None = None
 ) -> AllocationUnits | None:
-    """The best place for this need now, or None. Without `ceilings`, load is not looked at."""
+    """Best placement for this need now, or None. Without `ceilings`, load is not checked."""
     found = candidates(draft, need, ceilings, guard=guard, each=need.request.nodes)
     if len(found) == 1:
         return found[0].booking
@@ -69,7 +69,7 @@ def best_placement(
 
 
 def fits(draft: ClusterState, need: RequestUnits) -> bool:
-    """Whether there is any place for this need, whatever the load."""
+    """Whether any placement exists for this need, regardless of load."""
     if reject_cluster(draft, need) is not None:
         return False
     if need.request.tail_gpus:
@@ -85,7 +85,7 @@ def fits(draft: ClusterState, need: RequestUnits) -> bool:
 
 
 def _fits_with_tail(draft: ClusterState, need: RequestUnits) -> bool:
-    """The last node of an uneven gang asks for less than the others, so one more of those would do."""
+    """Whether an uneven gang fits: its last node asks for less, so one more node for that suffices."""
     there = set(hosts(draft, need))
     if len(there) != need.request.nodes:
         return len(there) > need.request.nodes
@@ -93,14 +93,14 @@ def _fits_with_tail(draft: ClusterState, need: RequestUnits) -> bool:
 
 
 def hosts(draft: ClusterState, need: RequestUnits) -> Iterator[int]:
-    """Nodes that have room for one node's part of this need, whatever the load."""
+    """Nodes with room for one node's part of this need, regardless of load."""
     for place in _with_cards(draft, need, pool(draft.layout, need).places):
         if reject_node(draft, need, place.node, None) is None and _has_cards(draft, need, place):
             yield place.node
 
 
 def _with_cards(draft: ClusterState, need: RequestUnits, places: Sequence[NodeCandidates]) -> Sequence[NodeCandidates]:
-    """Places with enough free cards of any kind, where whole ones are asked for."""
+    """Nodes with enough free cards of any kind, if the need is for whole cards."""
     count = need.request.gpus
     if not count or need.is_slice:
         return places
@@ -111,10 +111,10 @@ def _with_cards(draft: ClusterState, need: RequestUnits, places: Sequence[NodeCa
 def _unlike(
     draft: ClusterState, need: RequestUnits, places: Sequence[NodeCandidates], each: int
 ) -> Sequence[NodeCandidates]:
-    """Of nodes that are alike, and have as much free, the first `each`.
+    """The first `each` of nodes with equal hardware and equal free resources.
 
-    They score the same, so that the first would be taken before the others in any case; not so where it counts which
-    other jobs may run there.
+    They score the same, so the first would be taken anyway; not so for strategies that depend on which other jobs
+    may run there.
     """
     if (
         draft.layout.strategy in LEARNING_STRATEGIES
@@ -153,9 +153,9 @@ def candidates(
     guard: PlacementVeto | None = None,
     each: int = 0,
 ) -> list[Candidate]:
-    """At most one place per node; of a gang at most one. Cards to `avoid` are taken only where no others are left.
+    """At most one placement per node; at most one for a gang. Cards in `avoid` are taken only as a last resort.
 
-    With `each`, of identical nodes only the first `each` are looked at, for callers that want the best place alone.
+    With `each`, only the first `each` of identical nodes are examined, for callers that want just the best one.
     """
     rejection = reject_cluster(draft, need)
     if rejection is not None:
@@ -190,7 +190,7 @@ def candidates(
 
 
 def _with_tail(gang: list[Candidate], tails: list[Candidate], guard: PlacementVeto | None) -> list[Candidate]:
-    """The gang with the best further node for its last part, or nothing."""
+    """Complete the gang with the best further node for its last part; empty if there is none."""
     for one in gang:
         taken = {piece.node for piece in one.booking.pieces()}
         for tail in sorted(tails, key=_SCORE):
@@ -203,7 +203,7 @@ def _with_tail(gang: list[Candidate], tails: list[Candidate], guard: PlacementVe
 
 
 def _gang(found: list[Candidate], nodes: int, guard: PlacementVeto | None) -> list[Candidate]:
-    """The best nodes together, or nothing; the licenses are booked once, with the first."""
+    """Combine the best nodes into one placement; empty if impossible. The licenses are booked once, with the first."""
     if guard is None:
         best = sorted(found, key=_SCORE)[:nodes]
         if len(best) < nodes:
@@ -242,7 +242,7 @@ def _has_cards(draft: ClusterState, need: RequestUnits, place: NodeCandidates) -
 
 
 class NodeSearch:
-    """The search of one place after another for one need."""
+    """Search for one need, node by node."""
 
     __slots__ = ("_avoid", "_ceilings", "_closed", "_draft", "_need", "_strategy", "_tally", "scarce")
 
@@ -265,7 +265,7 @@ class NodeSearch:
         """As the draft stood when the search began; None where nobody insists on anything."""
 
     def look(self, place: NodeCandidates) -> Candidate | Rejection:
-        """The best choice of cards on this node."""
+        """Best choice of cards on this node."""
         need, draft = self._need, self._draft
         rejection = reject_node(draft, need, place.node, self._ceilings)
         if rejection is not None:
@@ -277,7 +277,7 @@ class NodeSearch:
         return self._slices(place) if need.is_slice else self._wholes(place)
 
     def admitted(self, place: NodeCandidates, refused: Candidate, guard: PlacementVeto) -> Candidate | Rejection:
-        """This option if the guard lets it pass, or else the best with other cards of the node."""
+        """This option if the guard admits it, or else the best one with other cards of the node."""
         if guard.why_not(refused.booking) is None:
             return refused
         self._tally, tally = None, self._tally
@@ -297,7 +297,7 @@ class NodeSearch:
     # --- whole cards ----------------------------------------------------------------------------
 
     def _wholes(self, place: NodeCandidates) -> Candidate | Rejection:
-        """The smallest cards that do, linked with each other if possible."""
+        """Smallest sufficient cards, linked with each other if possible."""
         draft, count = self._draft, self._need.request.gpus
         if self._tally is None and draft.free_cards[place.node] < count:
             return Rejection.GPUS
@@ -336,12 +336,12 @@ class NodeSearch:
         return *self._reluctance(card), _UNKNOWN_SIZE if total_mib is None else total_mib
 
     def _reluctance(self, card: LayoutGpu) -> tuple[int, ...]:
-        """What it costs to take this card, before anything else is compared."""
+        """Leading part of the cost of this card, compared before anything else."""
         is_avoided = card.number in self._avoid
         return (is_avoided,) if self.scarce is None else (is_avoided, self.scarce.holds(card.number))
 
     def _take(self, place: NodeCandidates, free: list[CardCandidate]) -> tuple[list[CardCandidate], int] | None:
-        """The best cards of those that are free, leaving those to avoid alone where that can be done."""
+        """Best of the free cards, without those to avoid if possible."""
         request, layout = self._need.request, self._draft.layout
         tightness, is_linked = self._strategy.tightness, request.is_linked
         if self._avoid:
@@ -355,7 +355,7 @@ class NodeSearch:
     # --- slices ---------------------------------------------------------------------------------
 
     def _slices(self, place: NodeCandidates) -> Candidate | Rejection:
-        """On the cards that cost least, by the strategy."""
+        """Slices on the cheapest cards according to the strategy."""
         fitting: list[CardCandidate] = []
         found: dict[int, tuple[CardShare, int]] = {}
         for card in place.cards:
@@ -380,7 +380,7 @@ class NodeSearch:
         return Rejection.LINKED if taken is None else self._slice_option(place, *taken, found)
 
     def _unlike(self, fitting: list[CardCandidate]) -> list[CardCandidate]:
-        """One of each kind of card in the same state."""
+        """One card of each kind and state."""
         draft = self._draft
         kinds = {
             (one.cost, one.card.model, one.card.slice_total_mib, draft.micros[one.card.number]): one
@@ -437,8 +437,8 @@ class NodeSearch:
 def _other_cards(
     draft: ClusterState, place: NodeCandidates, refused: AllocationUnits
 ) -> Iterator[tuple[LayoutGpu, ...]]:
-    """Other choices among the cards of a node, where the first was turned down: each group of linked cards, all
-    but the groups that were touched, and all but the very cards."""
+    """Alternatives on a node after the guard denied the first choice: each group of linked cards, all but the
+    groups involved, and all but these cards."""
     touched = {part.card for part in refused.parts}
     if not touched:
         return
@@ -450,9 +450,9 @@ def _other_cards(
 
 
 class PlacementCache:
-    """The best places on the machines of now, beside what is reserved.
+    """Best placements on the machines as they are now, subject to the reservations.
 
-    Args: has_one_place: a job goes where it is put best, whatever is reserved, or it waits.
+    Args: has_one_place: a job gets its best placement regardless of reservations, or waits.
     """
 
     __slots__ = ("_draft", "_has_one_place", "_most_free", "_timeline", "epoch", "is_flat")
@@ -468,7 +468,7 @@ class PlacementCache:
         """The epoch of which it is, and the most cards that are free on any node."""
 
     def may_fit(self, shape: RequestShape) -> bool:
-        """A first look, by numbers alone; whether there is a place is another question."""
+        """Numeric precheck; a placement may still not exist."""
         draft = self._draft
         if self.is_flat:
             return shape.millicpus <= draft.free_millicpus[0]
@@ -477,7 +477,7 @@ class PlacementCache:
         return shape.cards <= self._most_free[1]
 
     def fitting(self, shapes: Iterable[RequestShape]) -> set[RequestShape]:
-        """Those of which one may find a place now."""
+        """Shapes of which a job may find a placement now."""
         epoch = self.epoch
         if self.is_flat:
             free = self._draft.free_millicpus[0]
@@ -491,7 +491,7 @@ class PlacementCache:
         }
 
     def place(self, shape: RequestShape, end_at: float) -> AllocationUnits | None:
-        """The best place now for a job of this shape that delays nothing that is reserved."""
+        """Best placement now for a job of this shape that delays no reservation."""
         timeline, epoch = self._timeline, self.epoch
         reserved = timeline.reservations
         if not reserved or not (end_at > reserved[0].pass_until if len(reserved) == 1 else timeline.concerns(end_at)):
@@ -538,9 +538,9 @@ class PlacementCache:
         return found
 
     def _may_pass(self, shape: RequestShape, reserved: TimelineReservation) -> bool:
-        """A first look, by numbers alone, at whether a job that is not over by then leaves room for what is reserved.
+        """Numeric precheck whether a job that ends after the start of a reservation leaves room for it.
 
-        That may go elsewhere, so that its own cards count as free; but then it takes as many others.
+        The reservation may move, so the job's own cards count as free; but then it takes as many others.
         """
         cards, free = shape.cards, reserved.state.free_cards
         if not cards:
@@ -552,14 +552,14 @@ class PlacementCache:
         return any(count >= cards and free[node] + held.get(node, 0) >= cards for node, count in enumerate(free_now))
 
     def best(self, shape: RequestShape) -> AllocationUnits | None:
-        """The best place now for a job of this shape, whatever is reserved."""
+        """Best placement now for a job of this shape, regardless of reservations."""
         if shape.epoch != self.epoch:
             shape.booking = self.find(shape) if self.may_fit(shape) else None
             shape.epoch = self.epoch
         return shape.booking
 
     def find(self, shape: RequestShape) -> AllocationUnits | None:
-        """The same, looked for."""
+        """As `best`, without its cache."""
         only = shape.only
         if only is None:
             only = best_placement(self._draft, shape.need)

@@ -1,12 +1,12 @@
-"""The planner: what runs, what is pending and what has been used, kept between cycles.
+"""The planner: running jobs, pending jobs and past use, kept between cycles.
 
-What changes goes in as events, and each cycle looks only at what that can concern. The state is whatever `snapshot`
-shows: a planner after any events plans as one that is made from its own snapshot.
+Changes arrive as events, and each cycle examines only what they can affect. The state is exactly what `snapshot`
+returns: a planner after any events plans like one built from its own snapshot.
 
-    shapes    jobs that ask for the same share a shape; when the first finds no room, none of them does
-    screens   whole numbers (free cores, free cards) turn most shapes away before any place is looked at
-    arrivals  while nothing has become free, whoever waited goes on waiting: only those that are new are looked at
-    periods   what age and past use do to ranks is worked out once in each `calc_period_s`
+    shapes    jobs with equal requests share a shape; when the first finds no room, none of them does
+    screens   whole numbers (free cores, free cards) reject most shapes before any placement is tried
+    arrivals  while nothing is freed, blocked jobs stay blocked: only new jobs are examined
+    periods   the effect of age and past use on ranks is computed once in each `calc_period_s`
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from gpusched.scheduler.strategies.fragmentation import FRAGMENTATION, typical_o
 
 
 class FreeSteps:
-    """What is free of one number over time, as steps: the timeline of a machine on which there is one place or none.
+    """Free amount of one resource over time, as a step function: the timeline of a machine with a single placement.
 
-    What a reservation needs is then a number and no search. The last step lasts for ever.
+    A reservation then needs only a number and no search. The last step extends to infinity.
     Invariant: the instants are increasing, and no step is negative.
     """
 
     __slots__ = ("_at", "_free")
 
     def __init__(self, now: float, free: int, ends: Iterable[tuple[float, int]]) -> None:
-        """Args: ends: instants after `now` in order, each with what becomes free then."""
+        """Args: ends: instants after `now` in order, each with the amount freed then."""
         self._at, self._free = [now], [free]
         for at, amount in ends:
             free += amount
@@ -57,7 +57,7 @@ class FreeSteps:
                 self._free.append(free)
 
     def move_on(self, now: float) -> None:
-        """Forget what is over by now."""
+        """Drop the steps before now."""
         gone = bisect_left(self._at, now)
         if gone == len(self._at) or self._at[gone] > now:
             gone -= 1
@@ -65,9 +65,9 @@ class FreeSteps:
         self._at[0] = now
 
     def take(self, amount: int, duration_s: float) -> float | None:
-        """Take `amount` for `duration_s` from the first instant on at which they are free for all of it.
+        """Take `amount` for `duration_s` from the earliest instant at which it is free throughout.
 
-        Returns: that instant; None when there never is enough, and nothing was taken.
+        Returns: that instant; None if there is never enough, in which case nothing was taken.
         """
         at, free = self._at, self._free
         first, count = 0, len(at)
@@ -92,10 +92,8 @@ class FreeSteps:
 
 
 class Planner(PlannerState):
-    """Plans by what it knows."""
-
     def fork(self) -> Planner:
-        """An independent planner with the same state, for trying what would be."""
+        """An independent planner with the same state, for what-if questions."""
         self.settle()
         twin = copy(self)
         twin.layout = layout = copy(self.layout)
@@ -132,7 +130,7 @@ class Planner(PlannerState):
         return twin
 
     def in_order(self, now: float) -> Iterator[tuple[ClassKey, PendingJob]]:
-        """Pending jobs as they stand in the queue, up to where a class of which not all are shown leaves it open."""
+        """Pending jobs in queue order, up to the first class with hidden jobs that makes the order unknown."""
         self.settle()
         self._move_to(now)
         left = {one: len(one.jobs) for one in self.queue.classes}
@@ -145,9 +143,9 @@ class Planner(PlannerState):
     # --- a cycle --------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Plan:
-        """Plan one cycle. Equal states give equal plans; what it tries is taken back before anything else changes.
+        """Plan one cycle. Equal states give equal plans; its trial bookings are undone before the next change.
 
-        Invariant: the starts of the plan together with what runs book nothing twice.
+        Invariant: the starts of the plan together with the running jobs book nothing twice.
         """
         self.settle()
         starts, cycle = self._plan(now)
@@ -171,9 +169,9 @@ class Planner(PlannerState):
         )
 
     def schedule(self, now: float) -> Sequence[Start]:
-        """Plan one cycle and take its starts for carried out.
+        """Plan one cycle and apply its starts as if carried out.
 
-        Raises: BrokenInvariant where the plan preempts or resumes, which the caller has to follow up.
+        Raises: BrokenInvariant if the plan preempts or resumes, which the caller must carry out.
         """
         if self._tentative or self._undo:
             self.settle()
@@ -192,7 +190,7 @@ class Planner(PlannerState):
         return starts
 
     def _plan(self, now: float) -> tuple[Sequence[Start], Cycle | None]:
-        """The starts of a cycle, and the cycle, where it was one."""
+        """The starts of a cycle, and the cycle itself, if one was needed."""
         self._move_to(now)
         queue = self.queue
         if not len(queue) and not self.odd_runs:
@@ -236,7 +234,7 @@ class Planner(PlannerState):
             self.timeline.forget_places()
 
     def cycle_for_reasons(self, now: float) -> Cycle:
-        """A whole cycle as of this instant, for what it says of those that wait; its starts are not carried out."""
+        """A whole cycle as of this instant, for the reasons of blocked jobs; its starts are not carried out."""
         self.settle()
         self._leave_cycle()
         self._is_stale = True
@@ -249,7 +247,7 @@ class Planner(PlannerState):
     # --- the short cut ----------------------------------------------------------------------------
 
     def _can_continue(self, cycle: Cycle, now: float) -> bool:
-        """Whether nothing but the arrival of jobs behind those with a reservation has happened since this cycle."""
+        """Whether nothing has happened since this cycle but arrivals behind all jobs with a reservation."""
         if self._is_stale or cycle.has_passed or self._learns or cycle.cut_short is not None:
             return False
         if not cycle.may_be_continued or (self.ranking.is_dynamic and cycle.starts):
@@ -306,7 +304,7 @@ class Planner(PlannerState):
         return True
 
     def _plan_in_steps(self, now: float, starts: list[Start]) -> None:
-        """Conservative backfill by planning from scratch; for jobs at the end of the queue alone, by going on."""
+        """Conservative backfill on one number: from scratch, or incrementally if all arrivals are at the end."""
         steps, queue = self._steps, self.queue
         self._cycle = None
         entries: Sequence[Entry]
@@ -341,11 +339,11 @@ class Planner(PlannerState):
         self._is_stale = False
 
     def _is_amid(self) -> bool:
-        """Whether a new job stands in the queue before others that were looked at."""
+        """Whether a new job precedes others that were already examined."""
         rank, last = self.queue.rank, self._last_rank
         return any(rank(entry[2], entry[0], entry[1]) < last for entry in self.queue.new)
 
 
 def decide(snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS) -> Plan:
-    """Plan one cycle of what a snapshot shows. Equal inputs give equal plans; the snapshot is not changed."""
+    """Plan one cycle for a snapshot. Equal inputs give equal plans; the snapshot is not changed."""
     return Planner.from_snapshot(snapshot, settings, extensions).plan(snapshot.now)

@@ -1,7 +1,7 @@
-"""Where a site's own code takes part in a cycle: plain functions, handed in with the snapshot.
+"""Extension points for a site's own code in a cycle: plain functions, passed in with the snapshot.
 
-The functions must be as pure as the rest: equal inputs, equal answers. Who loads them also catches what
-they raise; here they are only called.
+The functions must be as pure as the scheduler: equal inputs, equal answers. The loader also catches their
+exceptions; here they are only called.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.snapshot import ClassKey, PendingJob, Placement
 
 Sort = Callable[[ClassKey], float]
-"""Points that a class's jobs get on top of their priority."""
+"""Points added to the priority of a class's jobs."""
 Filter = Callable[[ClassKey, NodeView], "str | None"]
-"""Why jobs of this class may not run on this node; None when they may."""
+"""Why jobs of this class may not run on this node; None if they may."""
 Score = Callable[[ClassKey, NodeView], float]
-"""How well the node suits the class; the highest sum wins, the strategy breaks ties."""
+"""Suitability of the node for the class; the highest sum wins, the strategy breaks ties."""
 Permit = Callable[[ClassKey, PendingJob, Placement], "str | None"]
-"""Why a job that has a place may not start yet; None when it may."""
+"""Why a job with a placement may not start yet; None if it may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extensions:
-    """Functions by the name of the plug-in that they come from, in order of loading."""
+    """Functions by name of their plug-in, in order of loading."""
 
     sorts: tuple[tuple[str, Sort], ...] = ()
     filters: tuple[tuple[str, Filter], ...] = ()
@@ -37,7 +37,7 @@ class Extensions:
         return tuple((name, sort(key)) for name, sort in self.sorts)
 
     def why_not_node(self, key: ClassKey, node: NodeView) -> str | None:
-        """The first plug-in's word against this node."""
+        """The first plug-in's objection to this node."""
         for name, check in self.filters:
             text = check(key, node)
             if text is not None:
@@ -45,11 +45,11 @@ class Extensions:
         return None
 
     def score(self, key: ClassKey, node: NodeView) -> float:
-        """Sum of what all plug-ins say of this node."""
+        """Sum of the scores of all plug-ins for this node."""
         return sum(score(key, node) for _, score in self.scores)
 
     def why_not_now(self, key: ClassKey, job: PendingJob, place: Placement) -> str | None:
-        """The first plug-in's word against starting this job now."""
+        """The first plug-in's objection to starting this job now."""
         for name, permit in self.permits:
             text = permit(key, job, place)
             if text is not None:
@@ -57,7 +57,7 @@ class Extensions:
         return None
 
     def asked_once(self) -> Extensions:
-        """The same functions, asked once for equal arguments, as they are pure; permits are asked each time."""
+        """The same functions, memoized, as they are pure; permits are called each time."""
         if not (self.sorts or self.filters or self.scores):
             return self
         return Extensions(

@@ -1,8 +1,8 @@
-"""Who makes room when a job that goes first cannot start: borrowed capacity first, then lower QOS, least lost work.
+"""Choice of victims for a job that cannot start: borrowed capacity first, then lower QOS, then least lost work.
 
-A job may take from others what its queue is guaranteed and they have borrowed, or what its QOS may preempt.
-Runs that are younger than their protected time, that are being stopped already, or that started in this very
-cycle are left alone. Among the sets of victims that make enough room the one is taken that costs least.
+A job may preempt others for resources that its queue is guaranteed and they have borrowed, or that its QOS entitles
+it to. Exempt are runs within their protected time, runs already being stopped, and runs started in this very
+cycle. Among the sets of victims that free enough room it takes the cheapest.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ from gpusched.scheduler.usage import demand, footprint
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A running job with all that it holds, on every node."""
+    """A running job with its holdings on every node."""
 
     first: Allocation
     bookings: tuple[AllocationUnits, ...]
     amount: Resources
 
     def given_up(self, mode: str) -> tuple[Resources, int]:
-        """What its queue and user hold less when it makes room, and how many jobs: one that is suspended stays one."""
+        """What its queue and user hold less after preemption, and by how many jobs: a suspended job still counts."""
         if mode == PreemptMode.SUSPEND:
             return Resources(cpus=self.amount.cpus), 0
         return self.amount, 1
 
     def leave(self, draft: ClusterState, mode: str) -> None:
-        """Release what it leaves when it makes room: of one that is suspended only the cores."""
+        """Release what preemption frees: everything, or only the cores if suspended."""
         for booking in self.bookings:
             draft.release(booking)
             if mode == PreemptMode.SUSPEND:
                 draft.book(replace(booking, millicpus=0))
 
     def stay(self, draft: ClusterState, mode: str) -> None:
-        """Undo `leave`."""
         for booking in self.bookings:
             if mode == PreemptMode.SUSPEND:
                 draft.release(replace(booking, millicpus=0))
@@ -71,40 +70,39 @@ def held_by_job(layout: ClusterLayout, allocations: Iterable[Allocation]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A running job that may be asked to make room, and what that costs."""
+    """A running job that could be preempted, and the cost of that."""
 
     held: Held
     is_reclaimed: bool
-    """It holds what its queue has borrowed from that of the claimant."""
+    """Whether it holds what its queue has borrowed from that of the claimant."""
     cuts: bool
-    """Its queue would be left with less than its guarantee: it is partly on what is borrowed."""
+    """Whether its queue would fall below its guarantee: it is only partly on borrowed resources."""
     mode: str
     lost: float
-    """Seconds of work that are lost, times the dominant share of the cluster that did them."""
+    """Lost work: seconds, times the dominant share of the cluster that did them."""
 
     @property
     def job_id(self) -> int:
-        """Of the running job."""
         return self.held.first.job_id
 
     @property
     def amount(self) -> Resources:
-        """What it gives up."""
+        """Resources that it gives up."""
         return self.held.given_up(self.mode)[0]
 
     def cost(self, settings: Settings) -> tuple[bool, bool, int, bool, float, int]:
-        """Sorts those first that are to go first."""
+        """Sort key; the first in order is preempted first."""
         is_last = self.mode == PreemptMode.CANCEL
         tier = tier_of(self.held.first.qos, settings)
         return not self.is_reclaimed, self.cuts, tier, is_last, self.lost, -self.job_id
 
 
 Helps = Callable[[Sequence[Victim]], bool]
-"""Whether what these would leave can be kept for the claimant: it may be kept for others who are before it in line."""
+"""Whether the freed room can be reserved for the claimant, rather than for jobs ahead of it in the queue."""
 
 
 class Preemption:
-    """The running jobs of one cycle, as those see them who may take their place."""
+    """The running jobs of one cycle as possible victims."""
 
     def __init__(
         self,
@@ -129,23 +127,23 @@ class Preemption:
         self.is_off = settings.preempt.mode == "off"
 
     def departures(self, victims: Sequence[Victim] = ()) -> tuple[dict[int, float], set[int]]:
-        """When each job that is being stopped, those of this cycle and these included, has ended at the latest.
+        """Latest end of each job being stopped, those of this cycle and `victims` included.
 
-        And which of them are only suspended.
+        Also returns which of them are only suspended.
         """
         leaving = [*self._leaving(), *((victim.held, victim.mode) for victim in victims)]
         ends_at = {one.first.job_id: self._now + one.first.grace_s for one, _ in leaving}
         return ends_at, {one.first.job_id for one, mode in leaving if mode == PreemptMode.SUSPEND}
 
     def gone_at(self, job_ids: Sequence[int]) -> float | None:
-        """By when all of these jobs, which are being stopped, have ended; None when one of them is not, or for none."""
+        """Latest end of all these jobs, which are being stopped; None if one of them is not, or for none."""
         graces = {one.first.job_id: one.first.grace_s for one in self._stopping}
         if not job_ids or any(job_id not in graces for job_id in job_ids):
             return None
         return self._now + max(graces[job_id] for job_id in job_ids)
 
     def frees_soon(self, key: ClassKey, draft: ClusterState, need: RequestUnits, guard: PlacementVeto | None) -> bool:
-        """Whether those that are being stopped already make enough room, also below the limits."""
+        """Whether the jobs already being stopped free enough room, limits included."""
         if not self._stopping and not self.chosen:
             return False
         if self._without_leaving().why_not(key, demand(draft.layout, need.request)) is not None:
@@ -159,7 +157,7 @@ class Preemption:
         return (*stopping, *((self._held[job_id], one.mode) for job_id, one in self.chosen.items()))
 
     def _without_leaving(self) -> Quotas:
-        """What is held when all that are being stopped have ended."""
+        """Quotas after the end of all jobs being stopped."""
         quotas = self._quotas.copy()
         for one, mode in self._leaving():
             quotas.remove(one.first.queue, one.first.user, one.first.qos, *one.given_up(mode))
@@ -172,7 +170,7 @@ class Preemption:
             draft.book(booking)
 
     def may_preempt(self, key: ClassKey, victim: Allocation) -> bool:
-        """Whether the claimant's QOS, or that of a job that waits for it, is above the victim's and may."""
+        """Whether the claimant's QOS, or that of a job depending on it, is above the victim's and may preempt."""
         settings = self._settings
         theirs = settings.qos.get(victim.qos)
         if theirs is not None and not theirs.preemptible:
@@ -187,7 +185,7 @@ class Preemption:
     def victims(
         self, key: ClassKey, amount: Resources, *, may_suspend: bool = True, at: float | None = None
     ) -> list[Victim]:
-        """All that may be asked, or could be at a later instant, those first that are to go first."""
+        """All possible victims, now or at a later instant, in order of preference."""
         if self.is_off:
             return []
         at = self._now if at is None else at
@@ -208,7 +206,7 @@ class Preemption:
         return found
 
     def _safe_until(self, one: Allocation) -> float:
-        """Until when a run is too young to be asked."""
+        """End of its protected time."""
         qos = self._settings.qos.get(one.qos)
         own = None if qos is None else qos.min_run_s
         return one.start_at + (self._settings.preempt.min_run_s if own is None else own)
@@ -232,7 +230,7 @@ class Preemption:
         guard: PlacementVeto | None,
         helps: Helps,
     ) -> tuple[Victim, ...]:
-        """The cheapest victims that let this job start, recorded in `chosen`; none when nothing helps."""
+        """The cheapest victims that let this job start, recorded in `chosen`; empty if no set suffices."""
         best = self._best(key, need, draft, guard, helps)
         for victim in best:
             self._quotas.leave(victim.held.first.queue, victim.amount)
@@ -243,7 +241,7 @@ class Preemption:
     def possible_at(
         self, key: ClassKey, need: RequestUnits, draft: ClusterState, guard: PlacementVeto | None
     ) -> tuple[float, tuple[Victim, ...]] | None:
-        """The first instant at which runs that are protected now could make enough room, and which; None for never."""
+        """First instant at which runs now protected could free enough room, and those runs; None for never."""
         instants = sorted({at for one in self._held.values() if (at := self._safe_until(one.first)) > self._now})
         found, low, high = None, 0, 0 if self.is_off else len(instants)
         # The later, the more may be asked.
@@ -265,7 +263,7 @@ class Preemption:
         helps: Helps,
         at: float | None = None,
     ) -> tuple[Victim, ...]:
-        """The cheapest victims, suspended where that is enough."""
+        """The cheapest victims, suspended if that suffices."""
         amount = demand(draft.layout, need.request)
         victims = self.victims(key, amount, at=at)
         best = self._cheapest(victims, key, amount, need, draft, guard, helps) if victims else ()
@@ -285,7 +283,7 @@ class Preemption:
         guard: PlacementVeto | None,
         helps: Helps,
     ) -> tuple[Victim, ...]:
-        """Of the sets that make enough room the one that costs least."""
+        """The cheapest of the sets that free enough room."""
         best: tuple[Victim, ...] = ()
         for group in self._groups(victims, need):
             picked = self._pick(group, key, amount, need, draft, guard)
@@ -294,7 +292,7 @@ class Preemption:
         return best
 
     def _groups(self, victims: Sequence[Victim], need: RequestUnits) -> Iterable[Sequence[Victim]]:
-        """All of them, and for a job of one node those of each node: few on one node beat many on several."""
+        """All victims, and for a job of one node those of each node: few on one node beat many on several."""
         yield victims
         if need.request.nodes == 1:
             nodes = sorted({booking.node for victim in victims for booking in victim.held.bookings})
@@ -311,7 +309,7 @@ class Preemption:
         draft: ClusterState,
         guard: PlacementVeto | None,
     ) -> tuple[Victim, ...]:
-        """Enough of them, and none that would then stand before the claimant in line and take its place back."""
+        """Enough victims, none of which would then precede the claimant in the queue and reclaim its place."""
         left = list(victims)
         while True:
             picked, quotas = self._enough(left, key, amount, need, draft, guard)
@@ -332,9 +330,9 @@ class Preemption:
         draft: ClusterState,
         guard: PlacementVeto | None,
     ) -> tuple[tuple[Victim, ...], Quotas]:
-        """One after the other until it fits, then back with those that are not needed, the dearest first.
+        """Add victims until the job fits, then drop the unneeded, dearest first.
 
-        With what is held without them.
+        Also returns the quotas without them.
         """
         trial = draft.copy()
         self._release_leaving(trial)
@@ -369,7 +367,7 @@ class Preemption:
         return tuple(picked), limits
 
     def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, int, float, int]:
-        """Of a whole set: few that are not borrowed, of low tier, few that lose for good, little work, few."""
+        """Cost of a whole set: few not borrowed, low tier, few that lose for good, little work, few victims."""
         return (
             sum(not victim.is_reclaimed for victim in victims),
             sum(victim.cuts for victim in victims),

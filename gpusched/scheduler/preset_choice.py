@@ -1,10 +1,10 @@
-"""`preset = "auto"`: which preset is in force, judged by what each would have made of the last weeks.
+"""`preset = "auto"`: chooses the preset by replaying the last weeks under each.
 
-The measure is the mean completion (submission to end) of all jobs. A preset is eligible only when it stays within
-bounds of what `fair` makes of the same jobs (`BOUNDS`), so that completion is never bought from wide jobs, from those
-who wait longest, or from users who have used little. `fair` itself always is. The most that `auto` does is to change
-over to an eligible preset that is better beyond chance in two judgements in a row, nights apart. What is in force and
-leaves the bounds twice in a row is given up for `fair`.
+The measure is the mean completion (submission to end) of all jobs. A preset is eligible only if it stays within
+bounds relative to `fair` on the same jobs (`BOUNDS`), so that completion is never bought from wide jobs, from
+the longest waits, or from users who have used little. `fair` itself is always eligible. `auto` only ever changes
+to an eligible preset that is significantly better in two judgements in a row, nights apart. A preset in force
+that leaves the bounds twice in a row is replaced by `fair`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from gpusched.model.units import plural
 from gpusched.model.value import Value, replace
 
 ALPHA = 0.05
-"""What chance does as well less often than this is significant."""
+"""Significance level."""
 MARGIN = 0.01
-"""What is better by less than this part is not worth a change."""
+"""Minimum relative improvement that justifies a change."""
 BOUNDS: Mapping[str, tuple[float, str]] = {
     "longest_wait_s": (2.0, "the longest wait would be"),
     "wide_wait_s": (1.5, "wide jobs would wait"),
     "light_wait_s": (1.25, "users who use little would wait"),
 }
-"""How many times as long as under `fair` it may be at most, and how that is said."""
+"""Maximum ratio to the value under `fair`, and its wording."""
 SLACK_S = 600.0
-"""What is longer by less than this is within every bound."""
+"""Excess below this is within every bound."""
 MOST_JOBS = 10_000
 LEAST_JOBS = 200
 LEAST_DAYS = 7.0
-"""Of less nothing can be learned."""
+"""Minimum history in days."""
 APART_S = 20 * 3600.0
-"""Two judgements nearer to each other than this, as when an admin asks for one, count as one."""
+"""Judgements closer together than this, such as one requested by an admin, count as one."""
 
 _DAY_S = 86400.0
 
 
 class PresetWorth(Value):
-    """What became of the jobs under one preset, in seconds; None where there was no such job."""
+    """Results of one preset, in seconds; None if there was no such job."""
 
     completion_s: float
     """Mean, from submission to end."""
@@ -51,19 +51,19 @@ class PresetWorth(Value):
     wide_wait_s: float | None = None
     """Mean of jobs that need half of the GPUs of the machine or more, and at least two."""
     light_wait_s: float | None = None
-    """Mean of the jobs of users who have used less than an equal part; None with one user."""
+    """Mean of the jobs of users who have used less than an equal share; None with one user."""
 
 
 class PresetGain(Value):
-    """A preset against the one in force, over contiguous parts of the jobs."""
+    """A preset compared with the one in force, over contiguous blocks of the jobs."""
 
     parts: int
-    """0 when there were too few jobs for any."""
+    """0 if there were too few jobs for any block."""
     better: int
-    """The number of parts in which its completion was less."""
+    """Number of blocks in which its completion was shorter."""
     worse: int
     p: float
-    """How often chance alone does as well, corrected for the number of presets."""
+    """Probability of doing as well by chance, corrected for the number of presets."""
 
 
 class Judgement(Value):
@@ -73,27 +73,26 @@ class Judgement(Value):
     """UTC epoch seconds of its end."""
     jobs: int
     since_at: float
-    """Of the first of the jobs."""
+    """Submission of the first of the jobs."""
     in_force: str
     worth: Mapping[str, PresetWorth]
-    """By preset."""
     gains: Mapping[str, PresetGain]
-    """By preset, but for the one in force."""
+    """By preset, except the one in force."""
 
 
 class TrialResult(Value):
-    """What the process that replays the last weeks answers with."""
+    """Answer of the process that replays the last weeks."""
 
     jobs: int = 0
     worth: Mapping[str, PresetWorth] = field(default_factory=dict)
     gains: Mapping[str, PresetGain] = field(default_factory=dict)
     error: str | None = None
-    """Why there is nothing else."""
+    """Why everything else is missing."""
     is_too_much: bool = False
-    """Whether fewer jobs might have gone well."""
+    """Whether fewer jobs might have succeeded."""
 
     def makes_sense(self, in_force: str) -> bool:
-        """Whether every preset is there, with values that a replay can have."""
+        """Whether every preset is present, with plausible values."""
         if set(self.worth) != set(CHOICES) or set(self.gains) != set(CHOICES) - {in_force}:
             return False
         times = (
@@ -111,30 +110,30 @@ class TrialResult(Value):
 
 
 class PresetState(Value):
-    """What `auto` has decided, kept over restarts."""
+    """Decision of `auto`, persisted across restarts."""
 
     in_force: str = FAIR
     since_at: float | None = None
-    """When it was changed over to; None: from the beginning."""
+    """When it came into force; None: from the beginning."""
     candidate: str | None = None
-    """Would be changed over to if the next judgement says the same."""
+    """Comes into force if the next judgement agrees."""
     candidate_at: float | None = None
     why: str = "not judged yet"
     """A clause, without an instant."""
     tried_at: float | None = None
-    """When a judgement was last begun, whatever came of it; before the first, since when one could have been."""
+    """Start of the last judgement, whatever its outcome; before the first, the earliest time one was possible."""
     judgement: Judgement | None = None
-    """The last that came to its end."""
+    """The last completed judgement."""
     problem: str | None = None
-    """Why the last one did not."""
+    """Why the last judgement failed."""
     most_jobs: int = MOST_JOBS
-    """Only this many of the newest are replayed; fewer once more took too long."""
+    """Only this many of the newest jobs are replayed; lowered after a replay that took too long."""
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """Presets that left the bounds in the last judgement, and how."""
+    """Presets outside the bounds in the last judgement, and how."""
 
 
 def too_little(jobs: int, span_s: float) -> str | None:
-    """Why this many jobs are too few to judge by; None when it can."""
+    """Why this many jobs are too few to judge by; None if they suffice."""
     if jobs >= LEAST_JOBS and span_s >= LEAST_DAYS * _DAY_S:
         return None
     if not jobs:
@@ -146,22 +145,22 @@ def too_little(jobs: int, span_s: float) -> str | None:
 
 
 def with_too_little(state: PresetState, why: str) -> PresetState:
-    """Nothing could be judged: what is in force stays."""
+    """State after too little history: the preset in force stays."""
     return replace(state, why=why, candidate=None, candidate_at=None, problem=None, judgement=None, excluded={})
 
 
 def with_problem(state: PresetState, why: str) -> PresetState:
-    """A judgement came to nothing: what is in force stays."""
+    """State after a failed judgement: the preset in force stays."""
     return replace(state, problem=why)
 
 
 def with_fewer_jobs(state: PresetState, why: str) -> PresetState:
-    """A replay took more than it may: the next one is of half as many jobs."""
+    """State after a replay exceeded its budget: the next one uses half as many jobs."""
     return replace(state, problem=why, most_jobs=max(5 * LEAST_JOBS, state.most_jobs // 2))
 
 
 def beyond_bounds(worth: PresetWorth, fair: PresetWorth) -> str | None:
-    """How a preset is worse than `fair` by more than may be; None when it is eligible."""
+    """How a preset exceeds its bounds relative to `fair`; None if it is eligible."""
     for name, (most, said) in BOUNDS.items():
         value, base = getattr(worth, name), getattr(fair, name)
         if value is None or base is None or value <= base + SLACK_S:
@@ -173,7 +172,7 @@ def beyond_bounds(worth: PresetWorth, fair: PresetWorth) -> str | None:
 
 
 def decide(state: PresetState, judgement: Judgement) -> PresetState:
-    """What is in force after one more judgement, and why."""
+    """Preset in force after one more judgement, and why."""
     worth, now = judgement.worth, judgement.at
     found = {name: beyond_bounds(one, worth[FAIR]) for name, one in worth.items() if name != FAIR}
     excluded = {name: how for name, how in found.items() if how is not None}
@@ -189,7 +188,7 @@ def decide(state: PresetState, judgement: Judgement) -> PresetState:
 
 
 def _wanted(in_force: str, judgement: Judgement, excluded: Mapping[str, str]) -> tuple[str | None, str]:
-    """The preset that this judgement alone would have, and why; None: the one in force."""
+    """Preset preferred by this judgement alone, and why; None: the one in force."""
     worth = judgement.worth
     if in_force in excluded:
         return FAIR, f"under {in_force} {excluded[in_force]} as under {FAIR}"

@@ -1,35 +1,35 @@
-"""Which pending job comes first: whole-order policies by name, and what a rank is made of.
+"""Order of pending jobs: whole-order policies by name, and the components of a rank.
 
 Source of the weighted factors: Slurm's multifactor priority plugin for age, fair share, size, partition, QOS and nice;
 the fit factor is the resource-aware term of dominant-resource schedulers. Each is in [0, 1], 1 being the most urgent.
 
 A rank is a tuple that sorts smaller first:
 
-    queue     where its queue stands against the others (only with guarantees, weights or own orders)
+    queue     its queue against the others (only with guarantees, weights or own orders)
     tier      of its QOS, higher first; preempted jobs before the others of their tier
-    overdue   in orders that do not count age, those that have waited `max_wait_s`, so that no job starves
-    measure   what the order by name says
+    overdue   in orders without age, jobs that have waited `max_wait_s`, so that no job starves
+    measure   value of the order by name
     then      the instant it waits from, and its id
 
 The order `response_ratio` has a measure of its own, in three parts:
 
-    band      how much of their share its user has used, in steps of `fairshare_step`, so that users who have used less
-              go first whatever their jobs are like; a job that has waited `max_wait_s` is in the first band, if no
+    band      used fraction of its user's share, in steps of `fairshare_step`, so that users who have used less
+              go first whatever their jobs; a job that has waited `max_wait_s` is in the first band, if no
               job of its user runs: an endless stream of jobs starves no one, and flooding the queue gains nothing
-    patience  jobs that have waited long enough for a reservation, wide ones first, then by their wait over their
-              user's share
-    ratio     the others by their wait over their expected run time: it has no scale of its own, serves short jobs
-              first and ages all
+    patience  jobs that have waited long enough for a reservation, wide ones first, then by wait over the user's
+              share
+    ratio     the others by wait over expected run time: it has no scale of its own, favours short jobs and ages
+              all
 
-Once room is reserved, all others fill gaps by band and ratio. Sources: Brinch Hansen, An Analysis of Response Ratio
-Scheduling (1971), for the ratio; Tang et al., Fault-aware, Utility-based Job Scheduling on Blue Gene/P Systems (2009),
-for waits over run times in backfilling.
+Once the reservations are made, all others fill gaps by band and ratio. Sources: Brinch Hansen, An Analysis of Response
+Ratio Scheduling (1971), for the ratio; Tang et al., Fault-aware, Utility-based Job Scheduling on Blue Gene/P Systems
+(2009), for waits over run times in backfilling.
 
-The order of the whole is the setting `priority.order`; a queue may have its own inside.
+The global order is the setting `priority.order`; a queue may have its own inside.
 
-What time and past use do to ranks is worked out as of the last whole `calc_period_s`, as with Slurm's
-PriorityCalcPeriod. Between two such instants the rank of a pending job stays what it is, so that the queue can be
-kept in order.
+The effect of time and past use on ranks is computed as of the last whole `calc_period_s`, as with Slurm's
+PriorityCalcPeriod. Between two such instants the rank of a pending job is constant, so that the queue can be
+kept sorted.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from gpusched.scheduler.usage import capacity_of, demand
 
 
 def clamped(value: float) -> float:
-    """The value, or the nearer end of [0, 1]."""
+    """The value limited to [0, 1]."""
     return min(1.0, max(0.0, value))
 
 
 def age_factor(waited_s: float, max_age_s: float) -> float:
-    """Time waited over the longest that counts; a clock that was set back counts as no wait."""
+    """Wait divided by the longest that counts; a clock that was set back counts as no wait."""
     if max_age_s <= 0:
         return 0.0
     return clamped(waited_s / max_age_s)
@@ -70,39 +70,39 @@ def nice_factor(nice: int) -> float:
 
 
 def size_factor(request: Request, wanted: Resources, capacity: Resources, *, favor_small: bool) -> float:
-    """The part of the cluster's GPUs that the job asks for, or of its cores when it asks for none."""
+    """Fraction of the cluster's GPUs that the job asks for, or of its cores if it asks for none."""
     have, want = (capacity.gpus, wanted.gpus) if request.gpus else (capacity.cpus, wanted.cpus)
     size = clamped(want / have) if have > 0 else 0.0
     return 1.0 - size if favor_small else size
 
 
 _LONG_S = 30 * 86400.0
-"""A run of a month or more is no longer short in any way."""
+"""Runs of a month or more get no points for being short."""
 
 
 def short_factor(length_s: float) -> float:
-    """1 for a job that is over at once, 0 for a month or more, and for an unknown (infinite) length.
+    """1 for a zero-length job, 0 for a month or more, and for an unknown (infinite) length.
 
-    Each doubling takes away as much: run times differ by powers of ten, and so do the errors of what is known of them.
+    Logarithmic: run times differ by powers of ten, and so do the errors of their estimates.
     """
     return clamped(1.0 - log2(1.0 + max(0.0, length_s)) / log2(1.0 + _LONG_S))
 
 
 def whole_factor(request: Request, largest_node: int) -> float:
-    """The part of the largest node's cards that it needs free at once; 0 without GPUs, 1 for whole nodes.
+    """Fraction of the largest node's cards that it needs free at once; 0 without GPUs, 1 for whole nodes.
 
-    As many others must end before one of them can start, so that small jobs that pass cost most.
+    That many others must end before one of them can start, so they suffer most from small jobs that pass.
     """
     return clamped(request.gpus / largest_node) if largest_node and not request.shares_cards else 0.0
 
 
 def fit_factor(wanted: Resources, capacity: Resources) -> float:
-    """1 less the dominant share of the cluster that the job asks for."""
+    """1 minus the dominant share of the cluster that the job asks for."""
     return 1.0 - clamped(wanted.dominant_share(capacity))
 
 
 def deadline_factor(deadline_at: float | None, time_limit_s: int | None, now: float, horizon_s: float) -> float:
-    """0 without a deadline or far from it, 1 at the last start that meets it, rising evenly over `horizon_s`."""
+    """0 without a deadline or far from it, 1 at the last start that meets it, rising linearly over `horizon_s`."""
     if deadline_at is None or horizon_s <= 0:
         return 0.0
     slack_s = deadline_at - (time_limit_s or 0) - now
@@ -110,7 +110,7 @@ def deadline_factor(deadline_at: float | None, time_limit_s: int | None, now: fl
 
 
 class Priority(Value):
-    """A job's weighted priority with the parts it is made of. Higher is sooner."""
+    """A job's weighted priority and its components. Higher is sooner."""
 
     total: float
     parts: tuple[tuple[str, float], ...]
@@ -120,7 +120,7 @@ class Priority(Value):
 def class_key(
     job: Job, inherited: Urgency | None = None, predicted_s: int | None = None, plan_s: int | None = None
 ) -> ClassKey:
-    """The class a job waits in; `inherited` is what the jobs that wait for it pass on."""
+    """Class of a job; `inherited` is the priority passed on by jobs that depend on it."""
     spec = job.spec
     limit = None if spec.array is None else spec.array.throttle
     return ClassKey(
@@ -145,42 +145,42 @@ def class_key(
 
 
 SHORTEST_S = 1800.0
-"""In the order `response_ratio` shorter runs count as so long: waiting is not cheaper below that."""
+"""Minimum run time in the order `response_ratio`: shorter runs count as this long."""
 
 UNKNOWN_S = 3600.0
-"""In the order `response_ratio`, how long a job is expected to run of which nothing is known."""
+"""In the order `response_ratio`, expected run time of a job without any prediction."""
 
 DOUBLING_POINTS = 1000.0
-"""This many points of nice, QOS, queue, deadline and plug-ins count like twice the wait there."""
+"""In `response_ratio`, this many points of nice, QOS, queue, deadline and plug-ins count like doubling the wait."""
 
 _WIDE_PART = 4
-"""A job that needs whole nodes, or this part of all GPUs or cores, is a wide one."""
+"""A job that needs whole nodes, or this fraction of all GPUs or cores, is wide."""
 
 _WIDE_EXPONENT = 0.6
 
 _MOST_REQUESTS = 10_000
-"""What as many requests will hold is remembered."""
+"""Maximum number of requests with cached demands."""
 
 Rank = tuple[object, ...]
 Measure = tuple[float, ...]
 
 
 def ranked_at(now: float, settings: Settings) -> float:
-    """As of when ranks are worked out: the last whole period up to this instant."""
+    """Reference instant of ranks: the last whole period up to now."""
     period_s = rank_period_s(settings)
     return now - now % period_s if period_s > 0 and -inf < now < inf else now
 
 
 def rank_period_s(settings: Settings) -> float:
-    """How long ranks do not change by themselves; 0: they always may.
+    """How long ranks stay constant; 0: not at all.
 
-    Where past use is to be forgotten soon, a period is no longer than a hundredth of the half-life.
+    With a short half-life, a period is at most a hundredth of it.
     """
     return min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
 
 
 class Responding(Protocol):
-    """What the order `response_ratio` has to know of a class of jobs."""
+    """Properties of a class of jobs used by the order `response_ratio`."""
 
     entity: FairShareEntity
     patience_s: float
@@ -190,25 +190,25 @@ class Responding(Protocol):
 
 
 class ResponseStanding(Value):
-    """What a job's place in the order `response_ratio` is made of."""
+    """Components of a job's position in the order `response_ratio`."""
 
     share: float
-    """What its user has used of their share: 1 as much as others who are active, 2 twice that."""
+    """Use of its user relative to their share: 1 as much as others who are active, 2 twice that."""
     turn: int
     """1: users who have used least, and jobs that have waited `max_wait_s`; each step of `fairshare_step` one later."""
     waited_s: float
     expected_s: float | None
-    """None: nothing is known of jobs like it."""
+    """None: no prediction."""
     urgency: float
-    """What its wait is multiplied with, by nice, QOS, queue, deadline and plug-ins; 1 without any."""
+    """Multiplier of its wait from nice, QOS, queue, deadline and plug-ins; 1 without any."""
     ratio: float
-    """Wait over expected run time, as the order counts both."""
+    """Wait over expected run time, both adjusted as the order does."""
     reserves_at: float
-    """From when on it has waited long enough for a reservation, as long as its user's share stays what it is."""
+    """When it has waited long enough for a reservation, if its user's share stays constant."""
 
 
 class Ranking:
-    """Ranks classes of pending jobs by the settings, and by what is held and has been used."""
+    """Ranks classes of pending jobs by the settings, current holdings and past use."""
 
     def __init__(
         self, settings: Settings, layout: ClusterLayout, quotas: Quotas, fairshare: FairShare, extensions: Extensions
@@ -234,7 +234,7 @@ class Ranking:
         self.move_to(-inf)
 
     def reconfigure(self, layout: ClusterLayout, quotas: Quotas, *, is_same_size: bool) -> None:
-        """The machines have changed; `is_same_size`: not in what they have in all."""
+        """The machines have changed; `is_same_size`: but not their totals."""
         self.layout, self._quotas = layout, quotas
         if not is_same_size:
             self.capacity = capacity_of(layout)
@@ -242,14 +242,14 @@ class Ranking:
             self._wanted.clear()
 
     def copy(self, layout: ClusterLayout, quotas: Quotas, fairshare: FairShare) -> Ranking:
-        """An independent one over equal state."""
+        """An independent copy over equal state."""
         twin = copy(self)
         twin.layout, twin._quotas, twin._fairshare = layout, quotas, fairshare
         twin._held = {user: held.copy() for user, held in self._held.items()}
         return twin
 
     def move_to(self, as_of: float) -> None:
-        """Have age count as of another instant; what has been used is for `FairShare`."""
+        """Set the instant as of which age counts; past use is left to `FairShare`."""
         priority = self.settings.priority
         self.as_of = as_of
         if 0 < priority.max_age_s < inf:
@@ -267,12 +267,12 @@ class Ranking:
         return (known.order if known else None) or self.settings.priority.order
 
     def tier(self, key: ClassKey) -> int:
-        """Of its QOS, or of the QOS of a job that waits for it."""
+        """Tier of its QOS, or of the QOS of a job that depends on it."""
         inherited = key.inherited.qos if key.inherited else ""
         return max(tier_of(key.qos, self.settings), tier_of(inherited, self.settings))
 
     def wanted(self, key: ClassKey) -> Resources:
-        """What a job of this class will hold."""
+        """Demand of a job of this class."""
         found = self._wanted.get(key.request)
         if found is None:
             if len(self._wanted) >= _MOST_REQUESTS:
@@ -281,38 +281,38 @@ class Ranking:
         return found
 
     def queue_rank(self, key: ClassKey) -> tuple[object, ...]:
-        """Where its queue stands against the others."""
+        """Rank of its queue among the others."""
         return self._quotas.rank(key.queue, self.wanted(key)) if self._quotas.is_capacity else ()
 
     def measure(self, order: str, key: ClassKey, queued_at: float) -> Measure:
-        """What the order by name says, but for the weighted sum, which `PendingQueue` keeps by parts."""
+        """Value of the named order, except for the weighted sum, which `PendingQueue` maintains by parts."""
         return _MEASURES[order](self, key, queued_at)
 
     def is_overdue(self, order: str, queued_at: float) -> bool:
-        """Whether it has waited for so long that an order without age takes it first."""
+        """Whether it has waited so long that an order without age takes it first."""
         return order in AGELESS and self.as_of - queued_at > self.settings.priority.max_wait_s
 
     def fairshare(self, key: ClassKey) -> float:
-        """Fair-Tree factor of its user under its account; 1 with no other user to compare with."""
+        """Fair-Tree factor of its user under its account; 1 if there is no other user."""
         return self._fairshare.factor(key.account, key.user) if self._fairshare.counts_use else 1.0
 
     def patience_s(self, key: ClassKey) -> float:
-        """How long one of these waits before anything is reserved for it, with a user who has used their share."""
+        """Wait of a job of this class before it gets a reservation, if its user is exactly at their share."""
         if self.order_of(key.queue) != "response_ratio":
             return 0.0
         priority = self.settings.priority
         return priority.reserve_after_s + priority.reserve_after_runs * ratio_length_s(key)
 
     def urgency(self, key: ClassKey) -> float:
-        """What the wait of one of these counts for, by nice, QOS, queue, deadline and plug-ins; 1 without any."""
+        """Multiplier of a wait from nice, QOS, queue, deadline and plug-ins; 1 without any."""
         points = -self.settings.priority.weight_nice / 2
         points += sum(value for name, value in self._own_parts(key) if name not in ("short", "whole", "fit"))
         return float(2.0 ** min(64.0, max(-64.0, points / DOUBLING_POINTS)))
 
     def ratio_s(self, key: ClassKey) -> float:
-        """What the wait of one of these is divided by: its run time, for whole nodes a little less.
+        """Divisor of a wait: the run time, slightly reduced for whole nodes.
 
-        They can only start when several jobs have ended, and each start that passes them takes that further away.
+        Those can only start after several jobs have ended, and each start that passes them delays that further.
         """
         request, length_s = key.request, ratio_length_s(key)
         if request.gpus and request.gpus >= self._largest_node and not request.shares_cards:
@@ -320,7 +320,7 @@ class Ranking:
         return length_s
 
     def is_wide(self, key: ClassKey) -> bool:
-        """Whether so much must be free for it at once that small jobs can keep passing it."""
+        """Whether it needs so much free at once that small jobs can keep passing it."""
         request, wanted, capacity = key.request, self.wanted(key), self.capacity
         if not request.shares_cards and request.gpus and request.gpus >= self._largest_node:
             return True
@@ -329,7 +329,7 @@ class Ranking:
         return wanted.cpus * _WIDE_PART >= capacity.cpus
 
     def response_rank(self, job_class: Responding, queued_at: float, *, ages: bool = True) -> tuple[object, ...]:
-        """Where a job stands in the order `response_ratio`. Args: ages: whether it may stand among those that have
+        """Rank of a job in the order `response_ratio`. Args: ages: whether it may rank among those that have
         waited long enough for a reservation."""
         entity, waited_s = job_class.entity, max(0.0, self.as_of - queued_at)
         band = entity.band
@@ -340,7 +340,7 @@ class Ranking:
         return band, True, True, -(1.0 + waited_s) * job_class.urgency / job_class.ratio_s
 
     def response_standing(self, job_class: Responding, key: ClassKey, queued_at: float) -> ResponseStanding:
-        """What a job's place in the order `response_ratio` is made of."""
+        """Components of a job's position in the order `response_ratio`."""
         entity, waited_s = job_class.entity, max(0.0, self.as_of - queued_at)
         is_overdue = waited_s >= self.settings.priority.max_wait_s
         length_s = expected_s(key)
@@ -360,7 +360,7 @@ class Ranking:
         return not patience_s or max(0.0, self.as_of - queued_at) >= patience_s * job_class.entity.patience
 
     def priority(self, key: ClassKey, queued_at: float) -> Priority:
-        """The weighted sum, whether or not the order goes by it."""
+        """The weighted sum, whether or not the order uses it."""
         weights = self.settings.priority
         age = weights.weight_age * age_factor(self.now - queued_at, weights.max_age_s)
         share = weights.weight_fairshare * self.fairshare(key)
@@ -368,7 +368,7 @@ class Ranking:
         return Priority(sum(value for _, value in parts), parts)
 
     def own_points(self, key: ClassKey) -> float:
-        """What age and fair share add nothing to; it stays the same but for jobs with a deadline."""
+        """Points without age and fair share; constant except for jobs with a deadline."""
         return sum(value for _, value in self._own_parts(key))
 
     def _own_parts(self, key: ClassKey) -> tuple[tuple[str, float], ...]:
@@ -392,7 +392,7 @@ class Ranking:
     # --- what users hold now --------------------------------------------------------------------
 
     def hold(self, user: str, amount: Resources, sign: int = 1) -> None:
-        """Count what a user holds more, or with `sign=-1` less."""
+        """Add to a user's holdings, or with `sign=-1` subtract."""
         held = self._held.setdefault(user, [0, 0, 0, 0])
         for number, part in enumerate(amounts_of(amount)):
             held[number] += sign * round(part * 1_000_000)
@@ -400,7 +400,7 @@ class Ranking:
     # --- the orders by name ---------------------------------------------------------------------
 
     def by_arrival(self, key: ClassKey, queued_at: float) -> Measure:
-        """First come, first served: the instant that follows in the rank decides."""
+        """First come, first served: the arrival instant that follows in the rank decides."""
         return ()
 
     def by_static_priority(self, key: ClassKey, queued_at: float) -> Measure:
@@ -408,24 +408,24 @@ class Ranking:
         return (-sum(value for name, value in self._own_parts(key) if name in ("queue", "qos", "nice")),)
 
     def by_headroom(self, key: ClassKey, queued_at: float) -> Measure:
-        """Jobs that the measured load leaves room for first, each group by arrival."""
+        """Jobs that fit the measured load first, each group by arrival."""
         return (0.0 if self._has_headroom(key) else 1.0,)
 
     def by_priority_and_demand(self, key: ClassKey, queued_at: float) -> Measure:
-        """Weighted priority x (100 - percent of the cluster that is asked for)."""
+        """Weighted priority x (100 - percent of the cluster requested)."""
         percent = 100.0 * clamped(self.wanted(key).dominant_share(self.capacity))
         return (-self.priority(key, queued_at).total * (100.0 - percent),)
 
     def by_length(self, key: ClassKey, queued_at: float) -> Measure:
-        """Shortest job first by time limit, or as predicted; one of unknown length comes last."""
+        """Shortest job first by time limit, or as predicted; unknown lengths come last."""
         return (inf if key.planned_s is None else float(key.planned_s),)
 
     def by_prediction(self, key: ClassKey, queued_at: float) -> Measure:
-        """Shortest predicted job first, whatever its time limit; by that where nothing was predicted."""
+        """Shortest predicted job first, whatever its time limit; by the limit without a prediction."""
         return (expected_s(key),)
 
     def by_area(self, key: ClassKey, queued_at: float) -> Measure:
-        """Smallest area first: planned time times GPUs, then times cores. Without GPUs or length: first and last."""
+        """Smallest area first: planned time times GPUs, then times cores. No GPUs sorts first, no length last."""
         wanted = self.wanted(key)
         if key.planned_s is None:
             return (inf, wanted.gpus)
@@ -437,11 +437,11 @@ class Ranking:
         return (Resources(*(part / 1_000_000 for part in held)).dominant_share(self.capacity),)
 
     def by_fairshare(self, key: ClassKey, queued_at: float) -> Measure:
-        """Who has used least of their share, over time."""
+        """Least use relative to the share, over time."""
         return (-self.fairshare(key),)
 
     def _has_headroom(self, key: ClassKey) -> bool:
-        """Whether some node's measured idle cores and memory are enough for it; unknown load is none."""
+        """Whether some node's measured idle cores and memory suffice for it; unknown load counts as none."""
         request = key.request
         for node in self.layout.nodes:
             load = node.load
@@ -466,13 +466,13 @@ _MEASURES: Mapping[str, Callable[[Ranking, ClassKey, float], Measure]] = {
 }
 
 AGELESS = frozenset(_MEASURES) - {"fifo"}
-"""Orders in which endless arrivals could keep a job waiting for ever."""
+"""Orders in which endless arrivals could keep a job waiting forever."""
 
 DYNAMIC = frozenset({"drf", "hybrid", "utilisation"})
-"""Orders in which what is held, measured or the time of day ranks, so that no queue stays in order."""
+"""Orders that depend on current holdings, load or the time of day, so that no queue stays sorted."""
 
 BY_LENGTH = frozenset({"response_ratio", "sjf", "spf", "saf"})
-"""Orders that go by how long a job is taken to run."""
+"""Orders by expected run time."""
 
 
 def tier_of(qos: str, settings: Settings) -> int:
@@ -482,12 +482,12 @@ def tier_of(qos: str, settings: Settings) -> int:
 
 
 def ratio_length_s(key: ClassKey) -> float:
-    """How long one of these is taken to run in the order `response_ratio`."""
+    """Run time that the order `response_ratio` assumes for a job of this class."""
     length_s = expected_s(key)
     return max(SHORTEST_S, UNKNOWN_S if length_s == inf else length_s)
 
 
 def expected_s(key: ClassKey) -> float:
-    """How long it is expected to run: as predicted, or as planned; infinite when unknown."""
+    """Expected run time: predicted, or planned; infinite if unknown."""
     length_s = key.planned_s if key.predicted_s is None else key.predicted_s
     return inf if length_s is None else float(length_s)

@@ -1,7 +1,7 @@
 """Pending jobs: classes of equal jobs by request, user and priority, and their heads in order.
 
-A class holds its jobs by arrival, and no two of them can change places. So only the heads of the classes are ranked,
-and ranked again only where time, use or a prediction has changed something. Classes that ask for the same share a
+A class holds its jobs by arrival; their relative order never changes. So only the heads of the classes are ranked,
+and ranked again only after a change of time, use or prediction. Classes with equal requests share a
 shape: when the first of them finds no room, none of them does.
 """
 
@@ -33,7 +33,7 @@ from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint
 
 
 class RequestShape:
-    """All jobs that fit in exactly the same places."""
+    """All jobs that fit in exactly the same placements."""
 
     __slots__ = (
         *("booking", "can_fit", "cards", "epoch", "millicpus", "need"),
@@ -68,7 +68,7 @@ class RequestShape:
 
 
 class JobClass:
-    """Pending jobs that the planner cannot tell apart but by when they came, first come first."""
+    """Pending jobs that differ only in arrival, in order of arrival."""
 
     __slots__ = (
         *("entity", "has_key", "hidden", "insists", "is_cores_only", "is_limited", "jobs", "key", "limit_s"),
@@ -114,7 +114,7 @@ class JobClass:
         self.set_lengths(backfill_by)
 
     def set_lengths(self, backfill_by: str) -> None:
-        """Work out how long one of these is planned to run, and relied upon to hold what it takes."""
+        """Compute the planned run time of a job, and how long it is relied upon to hold its resources."""
         planned_s, relied_s = self.key.planned_s, self.key.relied_s(backfill_by)
         self.planned_s: float = inf if planned_s is None else planned_s
         self.relied_s: float = inf if relied_s is None else relied_s
@@ -124,13 +124,13 @@ class JobClass:
 
 
 _MOST_SHAPES = 4096
-"""Shapes that are remembered, pending or not."""
+"""Maximum number of cached shapes, pending or not."""
 
 Entry = tuple[float, int, JobClass]
-"""The instant a job waits from, its id, its class."""
+"""Arrival instant of a job, its id, its class."""
 
 Head = tuple[Rank, int, JobClass]
-"""The rank of a job, its place in its class, the class. Ranks end in the id, so that no comparison goes beyond them."""
+"""Rank of a job, its index in its class, the class. Ranks end in the id, so comparisons never reach the index."""
 
 
 def _never(key: ClassKey) -> bool:
@@ -141,7 +141,7 @@ class PendingQueue:
     """The pending jobs.
 
     Invariant: `heads` has the head of each pending class, sorted by ranks as of the last `rank_as_of` and points as of
-    the last comparison. Where ranks are dynamic it is empty, and each cycle ranks the heads by itself.
+    the last comparison. With dynamic ranks it is empty, and each cycle ranks the heads itself.
     """
 
     def __init__(self, layout: ClusterLayout, settings: Settings, ranking: Ranking, fairshare: FairShare) -> None:
@@ -207,7 +207,7 @@ class PendingQueue:
     # --- classes --------------------------------------------------------------------------------
 
     def class_of_key(self, key: ClassKey) -> JobClass:
-        """The class of all jobs with this key."""
+        """The class shared by all jobs with this key."""
         found = self._by_key.get(key)
         if found is None:
             found = self._by_key[key] = self.own_class(key)
@@ -215,7 +215,7 @@ class PendingQueue:
         return found
 
     def own_class(self, key: ClassKey) -> JobClass:
-        """A class that no other jobs have, whatever their key: what it is predicted to run can change."""
+        """A private class, whatever the key: its predicted run time can change."""
         need = RequestUnits.of(key.request, key.uid)
         shape = self._shapes.get(need.signature)
         if shape is None:
@@ -227,7 +227,7 @@ class PendingQueue:
         return made
 
     def _weigh(self, job_class: JobClass) -> None:
-        """Work out what hangs on the settings and on the machines that there are."""
+        """Compute the properties that depend on the settings and machines."""
         key, ranking = job_class.key, self.ranking
         request = key.request
         job_class.wanted = ranking.wanted(key)
@@ -248,9 +248,9 @@ class PendingQueue:
         )
 
     def predict(self, job_class: JobClass, predicted_s: int | None, plan_s: int | None) -> None:
-        """All of an own class are expected, and planned, to run for this long.
+        """Set the expected and planned run time of all jobs of a private class.
 
-        The weighted order goes by what is expected as of the last whole period, as it does by age and use.
+        The weighted order uses predictions as of the last whole period, like age and use.
         """
         if not job_class.jobs or not self._is_by_prediction:
             self._predicted.pop(job_class, None)
@@ -276,7 +276,7 @@ class PendingQueue:
     # --- ranks ----------------------------------------------------------------------------------
 
     def rank(self, job_class: JobClass, queued_at: float, job_id: int) -> Rank:
-        """Where this job stands; smaller is sooner, and no two jobs are equal."""
+        """Rank of this job; smaller is sooner, and no two jobs are equal."""
         ranking, order = self.ranking, job_class.order
         if order == "multifactor":
             at = queued_at if queued_at > ranking.floor_at else ranking.floor_at
@@ -294,18 +294,18 @@ class PendingQueue:
         return (ranking.queue_rank(job_class.key), *rank) if ranking.is_dynamic else rank
 
     def rank_at(self, job_class: JobClass, number: int) -> Rank:
-        """Where the job stands that has this place in its class."""
+        """Rank of the job at this index of its class."""
         queued_at, job_id, _ = job_class.jobs[number]
         return self.rank(job_class, queued_at, job_id)
 
     def first_behind(self, job_class: JobClass, rank: Rank) -> int:
-        """The place in its class of the first job that ranks behind this."""
+        """Index in its class of the first job that ranks behind this."""
         if len(job_class.jobs) == 1:
             return int(job_class.rank <= rank)
         return bisect_left(job_class.jobs, rank, key=lambda entry: self.rank(job_class, entry[0], entry[1]))
 
     def in_gaps(self, head: Head) -> Head:
-        """A job as it stands among those that may fill gaps, where these have an order of their own."""
+        """The head with its rank for backfilling, if that has an order of its own."""
         rank, number, job_class = head
         if self._is_by_length:
             return (expected_s(job_class.key), rank), number, job_class
@@ -321,7 +321,7 @@ class PendingQueue:
     # --- who comes and goes ---------------------------------------------------------------------
 
     def fill(self, job_class: JobClass, jobs: Iterable[PendingJob]) -> None:
-        """Put jobs into a class that has none yet, first come first."""
+        """Fill an empty class with jobs, in order of arrival."""
         entries = [(job.queued_at, job.id, job_class) for job in jobs]
         if not entries:
             return
@@ -340,7 +340,6 @@ class PendingQueue:
             self.want(job_class, len(entries) * job_class.micros)
 
     def add(self, job_class: JobClass, queued_at: float, job_id: int) -> None:
-        """A job is pending from now on."""
         entry = queued_at, job_id, job_class
         self._insert(job_class, entry)
         self.new.append(entry)
@@ -375,7 +374,7 @@ class PendingQueue:
         self.fairshare.add_pending(job_class.entity)
 
     def _line_up(self, job_class: JobClass) -> None:
-        """A class has its first job."""
+        """Insert the head of a class that has its first job."""
         shape = job_class.shape
         if not shape.pending:
             self.shapes[shape] = None
@@ -398,7 +397,7 @@ class PendingQueue:
         insort(self.heads, (rank, 0, job_class))
 
     def take(self, job_class: JobClass, number: int) -> Entry:
-        """Take out the job that has this place in its class; it counts among those that insist until `forget`."""
+        """Remove the job at this index of its class; its demand stays counted until `forget`."""
         jobs = job_class.jobs
         entry = jobs.pop(number)
         del self._entries[entry[1]]
@@ -413,7 +412,7 @@ class PendingQueue:
         return entry
 
     def _leave_line(self, job_class: JobClass) -> None:
-        """A class has no job to show any more."""
+        """Remove a class without visible jobs from the heads."""
         del self.classes[job_class]
         shape = job_class.shape
         shape.pending -= 1
@@ -431,14 +430,14 @@ class PendingQueue:
         self._insert(entry[2], entry)
 
     def remove(self, job_id: int) -> JobClass:
-        """A job is not pending any more: it was cancelled, held, changed or started."""
+        """Remove a job that is no longer pending: cancelled, held, changed or started."""
         entry = self._entries[job_id]
         job_class = entry[2]
         self.take(job_class, bisect_left(job_class.jobs, entry))
         return job_class
 
     def hide(self, job_class: JobClass, count: int) -> None:
-        """`count` jobs of the class wait without being shown."""
+        """Set the number of pending but hidden jobs of the class."""
         if job_class.micros and count != job_class.hidden:
             self.want(job_class, (count - job_class.hidden) * job_class.micros)
         job_class.hidden = count
@@ -446,13 +445,13 @@ class PendingQueue:
             del self._by_key[job_class.key]
 
     def forget(self, job_class: JobClass) -> None:
-        """One of these is neither pending nor running any more."""
+        """Subtract the demand of a job that is neither pending nor running any more."""
         self.others -= not job_class.is_cores_only
         if job_class.micros:
             self.want(job_class, -job_class.micros)
 
     def want(self, job_class: JobClass, micros: int) -> None:
-        """Count what one of these insists on, or with less than 0 no longer does."""
+        """Add to the demand of this class in millionths of cards; negative values subtract."""
         if self._wanted is not None:
             if self._wanted.insisted or job_class.insists is not None:
                 self.forces_places = True
@@ -461,12 +460,12 @@ class PendingQueue:
     # --- what others ask ------------------------------------------------------------------------
 
     def class_of(self, job_id: int) -> JobClass | None:
-        """The class that a pending job is in; None when it is not pending."""
+        """Class of a pending job; None if it is not pending."""
         entry = self._entries.get(job_id)
         return None if entry is None else entry[2]
 
     def class_with(self, key: ClassKey) -> JobClass | None:
-        """Of the pending classes with this key the one whose first job came first; None when there is none."""
+        """Pending class with this key whose first job came first; None if there is none."""
         found = self._by_key.get(key)
         if found is not None:
             return found
@@ -474,12 +473,12 @@ class PendingQueue:
         return min(alike, key=lambda one: one.jobs[0][:2], default=None)
 
     def place(self, job_id: int) -> tuple[JobClass, int] | None:
-        """The class of a pending job and its place in it."""
+        """Class of a pending job and its index there."""
         entry = self._entries.get(job_id)
         return None if entry is None else (entry[2], bisect_left(entry[2].jobs, entry))
 
     def in_order(self) -> list[Entry]:
-        """All pending jobs, first in line first, as of the last `rank_as_of`."""
+        """All pending jobs in order, as of the last `rank_as_of`."""
         ranked = sorted((self.rank(one[2], one[0], one[1]), one) for one in self._entries.values())
         return [entry for _, entry in ranked]
 
@@ -506,11 +505,11 @@ class PendingQueue:
     # --- what time does -------------------------------------------------------------------------
 
     def seen(self) -> None:
-        """A cycle has looked at all that are new."""
+        """Mark all new jobs as examined by a cycle."""
         self.new.clear()
 
     def rank_as_of(self, now: float) -> bool:
-        """Rank again where time or use has changed ranks since the last time; whether anything may have changed."""
+        """Update ranks for time and use since the last call; return whether anything may have changed."""
         ranking, fairshare = self.ranking, self.fairshare
         ranking.now = now
         at = ranking.as_of
@@ -538,7 +537,7 @@ class PendingQueue:
         return True
 
     def rank_all(self) -> None:
-        """Rank all heads again: what ranks are made of has changed."""
+        """Recompute the ranks of all heads after their inputs changed."""
         self.heads.clear()
         if not self.ranking.is_dynamic:
             for job_class in self.classes:
@@ -546,7 +545,7 @@ class PendingQueue:
             self.heads = sorted((job_class.rank, 0, job_class) for job_class in self.classes)
 
     def _take_predicted(self, *, is_later: bool) -> set[JobClass]:
-        """Have classes stand in line as they are predicted now; those that are pending, to be ranked again."""
+        """Apply the latest predictions; return the pending classes to be ranked again."""
         found: set[JobClass] = set()
         left: dict[JobClass, tuple[int | None, int | None]] = {}
         for job_class, (predicted_s, plan_s) in self._predicted.items():
@@ -560,9 +559,9 @@ class PendingQueue:
         return found
 
     def _has_aged(self, at: float) -> bool:
-        """Whether the age of anybody is more than counts: from then on all others catch up with it.
+        """Whether any job's age exceeds the longest that counts: from then on all others catch up with it.
 
-        In orders without age it goes first from then on, which is seen once.
+        In orders without age it goes first from then on, which is detected once.
         """
         entries, heap = self._entries, self._by_age
         priority, found = self._settings.priority, False
@@ -579,7 +578,7 @@ class PendingQueue:
         return found
 
     def _rank_heads(self, users: Collection[FairShareEntity], classes: Collection[JobClass], *, has_aged: bool) -> None:
-        """Rank again the heads of classes that are of these users, are these, or have waited as long as counts."""
+        """Recompute the ranks of heads of these users, of these classes, or with an age at the cap."""
         ranking, aged_at = self.ranking, -inf
         if has_aged:
             aged_at = ranking.floor_at if self._is_weighted else ranking.as_of - self._settings.priority.max_wait_s
@@ -594,7 +593,7 @@ class PendingQueue:
     # --- other machines, another future -----------------------------------------------------------
 
     def reconfigure(self, layout: ClusterLayout, *, is_same_size: bool) -> None:
-        """The machines have changed; `is_same_size`: not in what they have in all."""
+        """The machines have changed; `is_same_size`: but not their totals."""
         self._set_layout(layout)
         for shape in self._shapes.values():
             shape.epoch = shape.passes_of = shape.refused_of = -1
@@ -612,7 +611,7 @@ class PendingQueue:
         fairshare: FairShare,
         entities: dict[FairShareEntity, FairShareEntity],
     ) -> tuple[PendingQueue, dict[JobClass, JobClass]]:
-        """An independent one, and which class of it stands for which of this."""
+        """An independent copy, and a mapping from old to new classes."""
         twin = copy(self)
         twin.ranking, twin.fairshare = ranking, fairshare
         shapes = {one: copy(one) for one in self._shapes.values()}

@@ -1,8 +1,8 @@
-"""Queues, guarantees and limits: who may take how much more, and who goes first.
+"""Queues, guarantees and limits: how much more a job may take, and which goes first.
 
-One `Quotas` lives through one cycle. It knows what the running jobs hold, is told of every start, and
-answers for the next job. Guarantees are lent while they lie idle, and down the tree: what is guaranteed
-to a queue is there for all below it.
+One `Quotas` lives through one cycle. It tracks the holdings of running jobs, must see every start, and
+answers for the next job. Idle guarantees are lent, also down the tree: the guarantee of
+a queue is available to all of its descendants.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gpusched.scheduler.usage import capacity_of
 
 
 class Quotas:
-    """What every queue, user and QOS holds, against what it may hold and what it is guaranteed."""
+    """Holdings of every queue, user and QOS, against their limits and guarantees."""
 
     __slots__ = (
         "_by_qos",
@@ -79,19 +79,18 @@ class Quotas:
         """Whether queues divide the machines among them, so that `rank` decides which goes first."""
 
     def mark(self) -> dict[str, Amount]:
-        """What queues are losing already, to be handed to `restore`."""
+        """Amounts that queues are losing already, to pass to `restore`."""
         return self._leaving.copy()
 
     def restore(self, mark: dict[str, Amount]) -> None:
-        """Have queues lose what they were losing then."""
+        """Reset the amounts that queues are losing."""
         self._leaving = mark
 
     def has_limits(self, queue: str, qos: str) -> bool:
-        """Whether any limit can keep a job of this queue and QOS from starting."""
+        """Whether any limit can block a job of this queue and QOS."""
         return not self._is_unlimited(queue, qos)
 
     def copy(self) -> Quotas:
-        """An independent one that holds the same."""
         twin = Quotas.__new__(Quotas)
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
@@ -103,7 +102,7 @@ class Quotas:
         return twin
 
     def add(self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1) -> None:
-        """Count a running job, a gang with all of it at once; or, with `jobs=0`, a further piece of one."""
+        """Count a running job, a gang with all of its nodes at once; or, with `jobs=0`, a further piece of one."""
         self._count(queue, user, qos, amount_of(amount), jobs, 1)
 
     def remove(self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1) -> None:
@@ -111,10 +110,10 @@ class Quotas:
         self._count(queue, user, qos, amount_of(amount), jobs, -1)
 
     def leave(self, queue: str, amount: Resources) -> None:
-        """Count a running job as told to end: for guarantees it holds nothing, for limits all until it has ended.
+        """Count a running job as being stopped: it no longer counts for guarantees, but for limits until it has ended.
 
-        So that a queue is not made to give back twice what it has borrowed. Those who get what it leaves
-        are added like running jobs, or they would claim their guarantee twice.
+        This keeps a queue from having to return borrowed resources twice. Jobs that receive the freed resources
+        must be added like running jobs, or they would claim their guarantee twice.
         """
         gpus, cpus, mem = amount_of(amount)
         for node in self._chain(queue):
@@ -122,7 +121,7 @@ class Quotas:
             self._leaving[node.name] = (g + gpus, c + cpus, m + mem)
 
     def _staying(self, name: str) -> Amount:
-        """What a queue holds and is not losing already."""
+        """Holdings of a queue without those it is losing already."""
         gpus, cpus, mem, _ = self._by_queue.get(name, NONE_HELD)
         leaving = self._leaving.get(name)
         if leaving is None:
@@ -143,7 +142,7 @@ class Quotas:
             self._by_qos_user[qos, user] = (g + gpus, c + cpus, m + mem, j + jobs)
 
     def _chain(self, queue: str) -> tuple[QueueNode, ...]:
-        """The queue and all above it, from the bottom up."""
+        """The queue and its ancestors, from the bottom up."""
         known = self._chains.get(queue)
         if known is not None:
             return known
@@ -160,28 +159,28 @@ class Quotas:
         return self._chains[queue]
 
     def used(self, queue: str) -> Resources:
-        """What the jobs in a queue and all below it hold, without VRAM."""
+        """Holdings of the jobs in a queue and its descendants, without VRAM."""
         return resources_of(self._by_queue.get(queue, NONE_HELD)[:JOBS])
 
     def running(self, queue: str) -> int:
-        """How many jobs run in a queue and all below it."""
+        """Number of running jobs in a queue and its descendants."""
         return self._by_queue.get(queue, NONE_HELD)[JOBS]
 
     def guaranteed(self, queue: str) -> Resources:
-        """What a queue is guaranteed, by itself or through those below it."""
+        """Guarantee of a queue, its own or through its descendants."""
         return resources_of(self._chain(queue)[0].guaranteed)
 
     # Limits
 
     def why_not(self, key: ClassKey, amount: Resources) -> Denial | None:
-        """The first limit in the way of a job of this class that would take this much; None when it may start.
+        """The first limit that blocks a job of this class with this amount; None if it may start.
 
-        Order: limits of one job, of one user, maxima of the queues from the bottom up, the QOS.
+        Order: limits per job, per user, maxima of the queues from the bottom up, the QOS.
         """
         return self.denial(key.queue, key.user, key.qos, amount)
 
     def denial(self, queue: str, user: str, qos_name: str, amount: Resources) -> Denial | None:
-        """As `why_not`, of a job of this queue, user and QOS."""
+        """As `why_not`, for a job of this queue, user and QOS."""
         if self._is_unlimited(queue, qos_name):
             return None
         needed = amount_of(amount)
@@ -224,7 +223,7 @@ class Quotas:
         return any(limit.name == node.name for node in self._chain(queue))
 
     def limits_over(self, key: ClassKey) -> Iterator[Limit]:
-        """All limits that a job of this class counts against together with others."""
+        """All shared limits that a job of this class counts against."""
         if self._is_unlimited(key.queue, key.qos):
             return
         for node in self._chain(key.queue):
@@ -236,20 +235,20 @@ class Quotas:
     # Guarantees
 
     def is_within_guarantee(self, queue: str, amount: Resources) -> bool:
-        """Whether the queue, or any above it, has so much of its guarantee left.
+        """Whether the queue or one of its ancestors has this much of its guarantee left.
 
-        Only what is needed counts, and only kinds that are guaranteed: with nothing but GPUs guaranteed,
+        Only needed and guaranteed kinds count: with nothing but GPUs guaranteed,
         the cores of a job do not matter, and a job without GPUs is not within it.
         """
         needed = amount_of(amount)
         return any(_is_within(node, self._staying(node.name), needed) for node in self._chain(queue))
 
     def rank(self, queue: str, amount: Resources) -> tuple[tuple[int, float, str], ...]:
-        """Sort key between all queues, smaller first, for a job that would take this much.
+        """Sort key across all queues, smaller first, for a job with this amount.
 
         Per level from the top: within its guarantee (0), beyond it (1), without settings although others
-        have them (2); then the part of the guarantee in use, or the dominant share of what is held beyond
-        it over the weight; then the name. It grows with what the queue holds and never shrinks.
+        have them (2); then the used fraction of the guarantee, or the dominant share of the excess over
+        it divided by the weight; then the name. It grows with the queue's holdings and never shrinks.
         """
         needed = amount_of(amount)
         return tuple(self._rank_of(node, needed) for node in reversed(self._chain(queue)))
@@ -270,15 +269,15 @@ class Quotas:
     def may_reclaim(
         self, claimant: str, amount: Resources, victim: str, victim_amount: Resources, *, may_cut: bool = False
     ) -> bool:
-        """Whether a job of the claimant queue may have what a job of the victim queue holds.
+        """Whether a job of the claimant queue may reclaim what a job of the victim queue holds.
 
-        Seen from the queue that is above both, the claimant's side stays within its guarantee with the
-        amount. Every queue on the victim's side is preemptible, holds more than its guarantee of something
-        that the claimant is guaranteed and needs, and falls below its guarantee of nothing that it holds
-        more of; with `may_cut` it may, for a job that is partly on what its queue has borrowed and for want
-        of any other. A guarantee of GPUs goes before one of cores, and that before one of memory: a job on
-        guaranteed GPUs is not taken for the cores it has. Else two queues with guarantees of different
-        kinds could take turns with one another.
+        Below their common ancestor, the claimant's side must stay within its guarantee with the
+        amount. Every queue on the victim's side must be preemptible, hold more than its guarantee of some kind
+        that the claimant is guaranteed and needs, and fall below its guarantee of no kind in which it exceeds it;
+        `may_cut` waives the last condition, for a victim partly on borrowed resources when there is no
+        other. A guarantee of GPUs precedes one of cores, and that one of memory: a job on
+        guaranteed GPUs is not preempted for its cores. Otherwise two queues with guarantees of different
+        kinds could keep preempting each other.
         """
         if not self._reclaims:
             return False
@@ -310,14 +309,14 @@ class Quotas:
         return True
 
     def ledger(self) -> tuple[Loan, ...]:
-        """Who lends what to whom now."""
+        """Current loans between queues."""
         tops = [name for name, node in self._nodes.items() if node.parent is None]
         tops += [name for name in self._by_queue if name not in self._nodes]
         return loans(self._nodes, tops, lambda name: self._by_queue.get(name, NONE_HELD), dict(self._capacity))
 
 
 def _is_within(node: QueueNode, held: Sequence[int], needed: Amount) -> bool:
-    """Whether so much more is within the guarantee of this queue alone."""
+    """Whether this much more is within the guarantee of this queue alone."""
     is_any = False
     for kind, own in node.guarantees:
         if needed[kind]:
@@ -329,7 +328,7 @@ def _is_within(node: QueueNode, held: Sequence[int], needed: Amount) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """What one queue has lent to another of the same level. Neither is above the other."""
+    """Loan from one queue to another of the same level. Neither is the other's ancestor."""
 
     lender: str
     borrower: str
@@ -337,7 +336,7 @@ class Loan:
 
 
 HeldBy = Callable[[str], Sequence[int]]
-"""What a queue holds with all below it, in millionths by kind."""
+"""Holdings of a queue and its descendants, in millionths by kind."""
 
 
 def loans(
@@ -345,9 +344,9 @@ def loans(
 ) -> tuple[Loan, ...]:
     """All loans, level by level, by lender and borrower.
 
-    What nobody is guaranteed is nobody's loan: borrowers use that up first. The rest of what they hold
-    above their guarantee is taken from idle guarantees. Both go by name, so that equal worlds give
-    equal ledgers. `tops` are all queues of the highest level, those without settings too.
+    Unguaranteed resources are not lent: borrowers use them up first. The rest of their excess over
+    their guarantee is taken from idle guarantees. Both go by name, so that equal states give
+    equal ledgers. `tops` are all queues of the highest level, including those without settings.
     """
     found = _between(sorted(tops), nodes, held, capacity)
     for name, node in sorted(nodes.items()):
@@ -374,7 +373,7 @@ def _between(
 
 
 def _apportion(siblings: Sequence[str], idle: Mapping[str, int], unpromised: int) -> list[tuple[str, str, int]]:
-    """Pairs for one kind. `idle` is below 0 for those that hold more than their guarantee."""
+    """Pairs for one kind. `idle` is negative for queues above their guarantee."""
     made = []
     left = {name: amount for name, amount in idle.items() if amount > 0}
     lenders = iter([name for name in siblings if name in left])
@@ -396,7 +395,7 @@ def _apportion(siblings: Sequence[str], idle: Mapping[str, int], unpromised: int
 
 @dataclass(frozen=True, slots=True)
 class CountedRun:
-    """A running job as limits see it. `end_at` is infinite without a time limit."""
+    """A running job as seen by limits. `end_at` is infinite without a time limit."""
 
     queue: str
     user: str
@@ -408,24 +407,24 @@ class CountedRun:
 
 @dataclass(slots=True)
 class LimitReservation:
-    """The job that is next below a limit."""
+    """The next job to start below a limit."""
 
     job_id: int
     limit: Limit
     pass_until: float
-    """Who has ended by then is not in its way."""
+    """Jobs that end by then do not delay it."""
     spare: int
-    """What the limit has left then, beside what this job needs."""
+    """What the limit has left then, beyond this job's need."""
     is_open: bool = False
-    """Whether that instant moves with the time: nobody knows when a job without a time limit ends."""
+    """Whether that instant moves with time: the end of a job without a time limit is unknown."""
 
 
 class LimitReservations:
     """The reservations of one cycle: at most one below each limit, for the first job in line.
 
-    Without them a wide job could wait for ever below the maximum of its queue: whenever a job ends, a small one takes
-    its place. So the first job that waits below a limit, for the limit or for a place, is promised what the limit
-    leaves once enough of what counts against it has ended. A later job that counts as well may start if it ends by
+    Without them a wide job could wait forever below the maximum of its queue: whenever a job ends, a small one takes
+    its place. So the first job blocked below a limit, by the limit or for lack of room, is promised the rest of the
+    limit once enough jobs counting against it have ended. A later job that counts as well may start if it ends by
     then, or if the limit has room for both: EASY backfill (see `timeline`) of a number instead of machines.
     """
 
@@ -439,9 +438,9 @@ class LimitReservations:
         self._turns: dict[Limit, LimitReservation] = {}
 
     def wait(self, job_id: int, limit: Limit, amount: Resources, start_at: float = inf) -> None:
-        """This job counts against the limit and waits; it is next below it unless another was before.
+        """Record a blocked job that counts against the limit; it is next below it unless another came first.
 
-        Args: start_at: when a place is kept for it; infinite when the limit alone keeps it waiting.
+        Args: start_at: start of its reserved room; infinite if only the limit blocks it.
         """
         if limit in self._turns:
             return
@@ -460,11 +459,10 @@ class LimitReservations:
         self._turns[limit] = LimitReservation(job_id, limit, until, limit.most - held - needed, is_open)
 
     def hold_at(self, now: float) -> bool:
-        """Whether all of them are at a later instant what they were."""
+        """Whether all of them remain the same at a later instant."""
         return all(not turn.is_open and turn.pass_until > now for turn in self._turns.values())
 
     def move_to(self, now: float) -> None:
-        """Time has passed."""
         self._now = now
 
     def _counted(self, limit: Limit) -> list[CountedRun]:
@@ -479,7 +477,7 @@ class LimitReservations:
             self._by_user.setdefault(user, []).append(one)
 
     def _pass_until(self, ended: Sequence[CountedRun]) -> float:
-        """As for reservations: nobody knows when a job without a limit ends, so who passes is short beside it."""
+        """As for reservations: the end of a job without a limit is unknown, so only relatively short jobs may pass."""
         last = max((one.end_at for one in ended), default=self._now)
         if last < inf:
             return max(last, self._now)
@@ -487,14 +485,14 @@ class LimitReservations:
         return self._now + max(0.0, self._now - youngest)
 
     def in_the_way(self, key: ClassKey, amount: Resources, end_at: float) -> LimitReservation | None:
-        """Whose turn a job of this class would delay that starts now and runs until then; None when nobody's."""
+        """Limit reservation that a job of this class would delay by running from now until then; None for none."""
         for turn in self._met_by(key, end_at):
             if _share(turn.limit, amount) > turn.spare:
                 return turn
         return None
 
     def started(self, key: ClassKey, amount: Resources, end_at: float) -> None:
-        """A job of this class has started."""
+        """Record that a job of this class has started."""
         for turn in self._met_by(key, end_at):
             turn.spare -= _share(turn.limit, amount)
         one = CountedRun(key.queue, key.user, key.qos, amount, self._now, end_at)
@@ -514,5 +512,5 @@ class LimitReservations:
 
 
 def _share(limit: Limit, amount: Resources) -> int:
-    """What a job with this amount takes of the limit."""
+    """Amount of this job that counts against the limit."""
     return 1 if limit.kind == JOBS else amount_of(amount)[limit.kind]

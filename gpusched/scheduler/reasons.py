@@ -1,6 +1,6 @@
 """Why a job waits: facts for scripts, a sentence for people.
 
-Instants are in the facts only (`expected_at`); sentences speak of lengths of time, because the policy
+Instants are in the facts only (`expected_at`); sentences speak of durations, because the planner
 knows no time zone.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Blocked:
-    """The first job of a class that stays, and why where that is known already."""
+    """The first blocked job of a class, and the reason if known already."""
 
     __slots__ = ("_entry", "is_foreseen", "job_class", "reason", "reservation")
 
@@ -52,17 +52,15 @@ class Blocked:
 
     @property
     def job(self) -> PendingJob:
-        """The job itself."""
         return PendingJob(self._entry[1], self._entry[0])
 
     @property
     def key(self) -> ClassKey:
-        """Of its class."""
         return self.job_class.key
 
 
 class Explainer:
-    """Gives the reasons of one cycle, as of its end. `first_blocked` is the first job with a reservation."""
+    """Derives the reasons of one cycle, as of its end. `first_blocked` is the first job with a reservation."""
 
     def __init__(self, cycle: Cycle, first_blocked: Blocked | None) -> None:
         self._cycle = cycle
@@ -80,7 +78,7 @@ class Explainer:
         self._known: dict[object, Reason] = {}
 
     def reason(self, head: Blocked, kept: TimelineReservation | None = None) -> Reason:
-        """Why this job, the first of its class that waits, was not started; `kept` is its reservation."""
+        """Why this job, the first blocked one of its class, was not started; `kept` is its reservation."""
         need = RequestUnits.of(head.key.request, head.key.uid)
         if kept is not None:
             return self._of_calendar(head, need, kept) or self._of_reserved(head, need, kept)
@@ -94,7 +92,7 @@ class Explainer:
     # --- what the calendar keeps ------------------------------------------------------------------
 
     def _of_calendar(self, head: Blocked, need: RequestUnits, kept: TimelineReservation | None) -> Reason | None:
-        """A window of the calendar, when it alone keeps the job from starting."""
+        """Reason if only a calendar window keeps the job from starting."""
         if not self._cycle.windows:
             return None
         window = self._in_time(head, need, kept) if fits(self._draft, need) else self._in_force(need)
@@ -122,7 +120,7 @@ class Explainer:
         return self._cycle.windows[FIRST_WINDOW - number]
 
     def _in_time(self, head: Blocked, need: RequestUnits, kept: TimelineReservation | None) -> Window | None:
-        """The window that comes too soon for it where there is room now, at the place that leaves most time."""
+        """Window that begins too soon for the job although there is room now, at the place that leaves most time."""
         places: list[Candidate] = []
         avoid = frozenset[int]()
         for one in sorted((one for one in self._timeline.reservations if one.job_id < 0), key=lambda one: one.start):
@@ -142,7 +140,7 @@ class Explainer:
         return self._timeline.delayed_by(option.booking, self._cycle.relied_end_of(head.key), kept)
 
     def _in_force(self, need: RequestUnits) -> Window | None:
-        """The last to end of the windows in force without which there would be room."""
+        """Among the windows in force without which there would be room, the one that ends last."""
         nodes = {self._draft.layout.nodes[place.node].name for place in pool(self._draft.layout, need).places}
         closed = {
             place.node: window
@@ -196,7 +194,7 @@ class Explainer:
         return Reason(code, text, facts | {"preempt_at": at, "preempts": names})
 
     def _bound(self, head: Blocked, kept: TimelineReservation, facts: dict[str, object]) -> str:
-        """Until when others may start before it, or delay it."""
+        """When others must end to start before it, or how long they may delay it."""
         if head.is_foreseen:
             # What it may wait for longer hangs on what its user has used by then.
             job_class = head.job_class
@@ -212,7 +210,7 @@ class Explainer:
         return f"; others may delay it for {about(at - self._now)} at most"
 
     def _prospect(self, kept: TimelineReservation) -> str:
-        """When it is expected to start, and what has to end for that."""
+        """Expected start, and which jobs must end for it."""
         waits_for = kept.waits_for(self._draft, self._now)
         names = [self._name_of(number) for number in sorted(waits_for) if number > 0]
         ends = name_some("job", names)
@@ -233,7 +231,7 @@ class Explainer:
     def _behind(
         self, head: Blocked, need: RequestUnits, facts: dict[str, object], kept: TimelineReservation | None
     ) -> Reason:
-        """It would fit, but for what is kept for others."""
+        """Reason if it would fit but for others' reservations."""
         for option in sorted(candidates(self._draft, need)):
             ahead = next((one for one in self._delayed(head, option, kept) if one.job_id > 0), None)
             if ahead is not None and ahead.need is not None:
@@ -250,13 +248,13 @@ class Explainer:
     # --- what is missing --------------------------------------------------------------------------
 
     def _sentence(self, missing: Sequence[Shortage], need: RequestUnits) -> str:
-        """What it needs, how much of that is free, who uses the licenses, and who has taken cards without a booking."""
+        """Sentence with the need, what is free, the users of the licenses, and unbooked users of cards."""
         where = describe_where(need.request)
         text = "needs " + ", and ".join(lack.text + users_of(lack, self._cycle) for lack in missing)
         return text + (f" ({where})" if where else "") + _not_available(list(self._intrusions(need)))
 
     def _look(self, need: RequestUnits) -> tuple[list[Shortage], dict[str, object]]:
-        """What is missing now (nothing when it would fit), and the facts behind that."""
+        """Current shortages (none if it would fit), and the facts behind them."""
         tally: Tally = Counter()
         missing = [] if candidates(self._draft, need, tally=tally) else shortages(self._draft, need)
         tally.update(pool(self._draft.layout, need).rejected)
@@ -290,7 +288,7 @@ class Explainer:
         return Reason(code, text, facts | {"behind": name})
 
     def _competes(self, kept: TimelineReservation, need: RequestUnits, missing: Sequence[Shortage]) -> bool:
-        """Whether a job with a reservation gets some of what is missing before this one."""
+        """Whether a job with a reservation gets some of the missing resources before this one."""
         if kept.need is None:
             return False
         there = pool(self._draft.layout, need)
@@ -312,7 +310,7 @@ class Explainer:
         return False
 
     def _too_busy(self, need: RequestUnits) -> list[str]:
-        """What the ceilings say of each place with room; empty when one of them may take the job."""
+        """Objections of the ceilings to each place with room; empty if they admit one of them."""
         if candidates(self._draft, need, self._ceilings):
             return []
         texts: list[str] = []
@@ -325,7 +323,7 @@ class Explainer:
         return texts
 
     def _not_available(self, need: RequestUnits, facts: dict[str, object]) -> Reason:
-        """Hardware that would do may not be used now, or is not there any more; licenses were taken away."""
+        """Matching hardware is unusable now or gone; licenses were removed."""
         for name, count in need.request.licenses:
             total = self._draft.layout.licenses.get(name, 0)
             if count > total:
@@ -344,7 +342,7 @@ class Explainer:
         return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts | {"unavailable": obstacles})
 
     def _obstacles(self, need: RequestUnits) -> Iterator[dict[str, object]]:
-        """Nodes and cards, of those that were asked for, that may not be used, each with why."""
+        """Matching nodes and cards that may not be used, each with the reason."""
         layout = self._draft.layout
         for number in pool(layout, need).asked:
             node, cards = layout.nodes[number], layout.cards_of[number]
@@ -361,7 +359,7 @@ class Explainer:
                         yield {"node": node.name, "gpu": card.view.index, "why": why}
 
     def _intrusions(self, need: RequestUnits) -> Iterator[str]:
-        """Cards that no job has booked whole and that intruders keep from this one."""
+        """Cards without a whole-card booking that intruders keep from this job."""
         layout = self._draft.layout
         if not need.request.gpus:
             return
@@ -379,7 +377,7 @@ def _named(card: LayoutGpu, node: NodeView) -> str:
 
 
 def _not_available(whys: Sequence[str]) -> str:
-    """The end of a sentence about these cards and nodes; empty for none."""
+    """End of a sentence about these cards and nodes; empty for none."""
     if not whys:
         return ""
     more = f"; and {len(whys) - NAMED} more" if len(whys) > NAMED else ""
@@ -387,7 +385,7 @@ def _not_available(whys: Sequence[str]) -> str:
 
 
 def _why_not(card: LayoutGpu, need: RequestUnits) -> str | None:
-    """Why a card of the right kind may not be used; None when it may, or is of another kind."""
+    """Why a card of the right kind may not be used; None if it may, or is of another kind."""
     rejection = reject_card(card, need.kind)
     if rejection is Rejection.CARD_LOST:
         return card.view.why_not or "lost"
@@ -407,7 +405,7 @@ def _why_not(card: LayoutGpu, need: RequestUnits) -> str | None:
 
 
 def license_wait(cycle: Cycle, draft: ClusterState, need: RequestUnits) -> Reason | None:
-    """The reason of a job for which too few licenses are free in a draft; None when there are enough."""
+    """Reason for a job with too few free licenses in a draft; None if there are enough."""
     missing = license_shortages(draft, need)
     if not missing:
         return None
@@ -416,7 +414,7 @@ def license_wait(cycle: Cycle, draft: ClusterState, need: RequestUnits) -> Reaso
 
 
 def users_of(lack: Shortage, cycle: Cycle) -> str:
-    """Who uses a license that is missing, to follow the words about it; empty for anything else."""
+    """Users of a license that is short, phrased to follow its name; empty for any other resource."""
     kind, _, license_name = lack.resource.partition(":")
     if kind != "license":
         return ""
@@ -429,13 +427,13 @@ def users_of(lack: Shortage, cycle: Cycle) -> str:
 
 
 def _code(missing: Sequence[Shortage]) -> ReasonCode:
-    """Licenses go before anything else that is missing, as with Slurm: the whole cluster shares them."""
+    """Reason code; licenses take precedence, as with Slurm: the whole cluster shares them."""
     is_of_licenses = any(lack.resource.startswith("license:") for lack in missing)
     return ReasonCode.LICENSES if is_of_licenses else ReasonCode.RESOURCES
 
 
 def _described(request: Request) -> str:
-    """What a job in front asks for, with its licenses."""
+    """Request of a job ahead in the queue, with its licenses."""
     names = [describe(request), *(license_text(name, count) for name, count in request.licenses)]
     return name_some("", names, named=len(names))
 
@@ -452,10 +450,10 @@ def _end(ends: str, names: Sequence[str]) -> str:
 
 
 class Reasons(Mapping[ClassKey, Reason]):
-    """Why each class waits, worked out when somebody asks: most plans are carried out and forgotten.
+    """Lazy reasons of all classes: most plans are carried out and dropped without a look at them.
 
-    All are as of the end of the cycle, so that what they call free is free when the plan is carried out. When the
-    planner has changed since, a cycle of its own is made for them, as of the same instant.
+    All are as of the end of the cycle, so that resources called free are free once the plan is carried out. If the
+    planner has changed since, they get a cycle of their own as of the same instant.
     """
 
     def __init__(self, planner: Planner, now: float, cycle: Cycle | None) -> None:
@@ -485,7 +483,7 @@ class Reasons(Mapping[ClassKey, Reason]):
         return cycle
 
     def _foreseen(self, cycle: Cycle, entry: Entry) -> Blocked | None:
-        """The first job in line, for which nothing is reserved yet, with what would be reserved for it now."""
+        """The first job in line if it has no reservation yet, with the one it would get now."""
         job_class = entry[2]
         twin = cycle.timeline.copy(cycle.draft)
         reservation = twin.reserve(entry[1], job_class.shape.need, job_class.planned_s)

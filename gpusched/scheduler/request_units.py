@@ -1,4 +1,4 @@
-"""A request in the units in which it is booked, and what can be said of where it fits before anything is booked."""
+"""A request in booking units, and numeric checks of where it fits."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from gpusched.model.job import Request
 from gpusched.model.value import replace
 
 WHOLE_CARD = 1_000_000
-"""A whole card in the unit in which fractions are booked."""
+"""A whole card in the unit of fractions."""
 
 
 def millicpus_of(cpus: float) -> int:
-    """Cores in the unit in which they are booked, thousandths."""
+    """Cores in booking units, thousandths."""
     return round(cpus * 1000)
 
 
 def micros_of(fraction: float) -> int:
-    """A fraction of a card in the unit in which it is booked, millionths."""
+    """A fraction of a card in booking units, millionths."""
     return max(1, round(fraction * WHOLE_CARD))
 
 
 def squeeze(model: str) -> str:
-    """A model name as types are compared: lower case, without blanks and dashes."""
+    """Normalise a model name for comparing types: lower case, without blanks and dashes."""
     return "".join(model.split()).replace("-", "").lower()
 
 
 CardKind = tuple[bool, str, int, bool]
-"""Slices or whole cards, type, least VRAM, whether it is one card alone."""
+"""Slices or whole cards, type, minimum VRAM, whether it is a single card."""
 
 Where = tuple[bool, str | None, str | None, tuple[str, ...], tuple[str, ...]]
-"""Whether GPUs are asked for, constraint, preference, node list, excluded nodes."""
+"""Whether it needs GPUs, constraint, preference, node list, excluded nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestUnits:
-    """A request in the units of the draft, with the user whose slices may share a card."""
+    """A request in booking units, with the user whose slices may share a card."""
 
     request: Request
     uid: int
@@ -43,9 +43,9 @@ class RequestUnits:
     micros: int
     is_slice: bool
     kind: CardKind
-    """What the fixed filters of cards look at."""
+    """Inputs of the fixed card filters."""
     where: Where
-    """What the fixed filters of nodes look at."""
+    """Inputs of the fixed node filters."""
 
     @classmethod
     def of(cls, request: Request, uid: int) -> RequestUnits:
@@ -62,19 +62,19 @@ class RequestUnits:
         )
 
     def of_tail(self) -> RequestUnits:
-        """What the last node of an uneven gang has to hold."""
+        """Need of the last node of an uneven gang."""
         return RequestUnits.of(
             replace(self.request, gpus=self.request.tail_gpus, tail_gpus=0, nodes=1, licenses=()), self.uid
         )
 
     @property
     def signature(self) -> tuple[Request, int]:
-        """Equal for needs that fit in exactly the same places."""
+        """Equal for needs that fit in exactly the same placements."""
         return self.request, self.uid if self.is_slice else -1
 
 
 class GpuDemand:
-    """A sum over jobs, kept up to date job by job."""
+    """A sum over jobs, maintained incrementally."""
 
     __slots__ = ("insisted", "micros")
 
@@ -85,13 +85,12 @@ class GpuDemand:
         """Of those, what is asked for by jobs that insist, by what they insist on; see `constraint_strength`."""
 
     def copy(self) -> GpuDemand:
-        """An independent sum of the same."""
         twin = GpuDemand()
         twin.micros, twin.insisted = self.micros, self.insisted.copy()
         return twin
 
     def add(self, insists: Request | None, micros: int) -> None:
-        """Add millionths, or subtract them: the sums do not hang on the order."""
+        """Add millionths, or subtract them: the sums do not depend on the order."""
         self.micros += micros
         if insists is None:
             return
@@ -110,7 +109,7 @@ def micros_asked(request: Request, cards: int | None = None) -> int:
 
 
 def constraint_strength(request: Request) -> Request | None:
-    """What a request for GPUs insists on, in the form of a request for the like; None where it does not."""
+    """Constraints of a request for GPUs, as a minimal request with the same ones; None if it has none."""
     if not request.gpus or not (
         request.constraint or request.gpu_type or request.min_vram_mib or request.nodelist or request.exclude
     ):
@@ -128,5 +127,5 @@ def constraint_strength(request: Request) -> Request | None:
 
 
 def insisting_on_nothing(request: Request) -> Request:
-    """A request for the same form of cards that any model, label and node will do for."""
+    """The same form of cards with any model, label and node."""
     return Request(gpus=min(request.gpus, 2), cpus=0.0, vram_mib=1 if request.shares_cards else None)

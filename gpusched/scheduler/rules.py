@@ -1,4 +1,4 @@
-"""The rules of one cycle: what becomes of a job, limits, places, victims, reservations, reasons."""
+"""The rules of one cycle, applied to each job: limits, placement, victims, reservations, reasons."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
 
 SETTLED_FENCES = 2
-"""This many times `fence_s` after its fence what is reserved for a job stays where it is."""
+"""A reservation becomes immovable this many times `fence_s` after its fence."""
 
 _DOUBTED_BANDS = 3
-"""For how many bands the guesses of users who have used more are doubled."""
+"""Maximum number of bands for which the predictions of users who have used more are doubled."""
 
 STARTED, NEXT_IN_CLASS, BLOCKED = 0, 1, 2
-"""What became of a job: its class goes on with the next; so it does though this one waits; all of its class wait."""
+"""Outcome for a job: started, or blocked though its class continues, or blocked with its whole class."""
 
 
 class CycleRules:
-    """The state of one walk along the queue, which later arrivals can continue."""
+    """State of one walk along the queue, which later arrivals can extend."""
 
     # What most cycles never need stays with the class: there are two cycles a job.
     last_reserved: Rank | None = None
-    """Where in the queue the last one stands for whom something is reserved."""
+    """Rank of the last job with a reservation."""
     cut_short: JobClass | None = None
-    """A class with more jobs than are shown, all of which were started."""
+    """A class with hidden jobs whose visible jobs were all started."""
     left: Sequence[JobClass] = ()
-    """Classes that were not looked at, since the queue was cut short."""
+    """Classes not examined because the queue was cut short."""
     reserved_band: float = inf
-    """The first band of those for whom something is reserved."""
+    """The first band among jobs with a reservation."""
     has_passed = False
-    """Whether one started that is still there when something reserved begins, or that puts others elsewhere."""
+    """Whether a started job still runs when some reservation begins, or changes other jobs' placements."""
     is_continued = False
     first_patient: Entry | None = None
-    """The first that waits with nothing reserved for it yet, since it has not waited for long enough."""
+    """The first blocked job without a reservation because it has not waited long enough."""
     resumes: Sequence[ResumeRun] = ()
     _infeasible: Set[object] = frozenset()
     _denials: dict[object, Denial] | None = None
@@ -111,7 +111,7 @@ class CycleRules:
             self.timeline.begin(now)
 
     def _open_windows(self) -> None:
-        """Machines of this cycle alone: without what runs inside windows in force, and with the windows themselves."""
+        """Adapt the machines for this cycle: remove jobs inside windows in force, and reserve the windows."""
         planner, now = self.planner, self.now
         view = Snapshot(now, self.layout.nodes, planner.allocations(), windows=self.windows)
         self._inside = inside = ReservedNodes(view, self.layout)
@@ -132,21 +132,20 @@ class CycleRules:
 
     @property
     def inside(self) -> ReservedNodes:
-        """The windows of the calendar."""
         if self._inside is None:
             self._inside = ReservedNodes(Snapshot(self.now, self.layout.nodes, windows=self.windows), self.layout)
         return self._inside
 
     @property
     def limit_reservations(self) -> LimitReservations:
-        """Whose turn it is below a limit that keeps jobs waiting."""
+        """Turns below limits that block jobs."""
         if self._limit_reservations is None:
             self._limit_reservations = LimitReservations(self.quotas, self.now, self._runners)
         return self._limit_reservations
 
     @property
     def preemption(self) -> Preemption:
-        """The running jobs, as those see them who may take their place."""
+        """The running jobs as possible victims."""
         if self._preemption is None:
             inside = self._inside
             others = {
@@ -162,16 +161,16 @@ class CycleRules:
 
     @property
     def made_preemption(self) -> Preemption | None:
-        """The same, if anybody has asked."""
+        """`preemption`, if it was ever needed."""
         return self._preemption
 
     @property
     def may_be_continued(self) -> bool:
-        """Whether time alone changes nothing of what became of anybody."""
+        """Whether the passage of time alone changes no outcome."""
         return not self.is_general and (self._limit_reservations is None or self._limit_reservations.hold_at(self.now))
 
     def move_to(self, now: float) -> None:
-        """Time has passed, and jobs have arrived at the end of the queue."""
+        """Advance the clock; further jobs have arrived at the end of the queue."""
         self.now, self.is_continued = now, True
         self.timeline.move_to(now)
         if self._limit_reservations is not None:
@@ -179,7 +178,7 @@ class CycleRules:
 
     @property
     def vetoes(self) -> PlacementVetoes:
-        """What may turn a place down that has room."""
+        """Vetoes against placements that have room."""
         if self._vetoes is None:
             held = (one.held for _, one in self.planner.runs_before(self))
             self._vetoes = PlacementVetoes(self.layout, self.settings, held, self.quotas, self.extensions)
@@ -187,7 +186,6 @@ class CycleRules:
 
     @property
     def ceilings(self) -> LoadLimits:
-        """Measured load against the ceilings of the settings."""
         if self.planner.inert_load_limits is not None:
             return self.planner.inert_load_limits
         if self._ceilings is None:
@@ -197,7 +195,7 @@ class CycleRules:
 
     @property
     def license_users(self) -> list[tuple[int, str, tuple[tuple[str, int], ...]]]:
-        """Who holds which licenses: job, user, licenses."""
+        """Holders of licenses: job, user, licenses."""
         return [
             (job_id, one.user, piece.licenses)
             for job_id, one in self.planner.runs.items()
@@ -216,11 +214,11 @@ class CycleRules:
 
     @property
     def has_claims(self) -> bool:
-        """Whether anything counts that is of this cycle alone."""
+        """Whether anything is booked for this cycle only."""
         return bool(self._claims or self._leaving is not None or self._undo)
 
     def close(self) -> None:
-        """Take back what counts for this cycle alone."""
+        """Undo everything booked for this cycle only."""
         for undo in reversed(self._undo):
             undo()
         for key, amount in self._claims:
@@ -233,7 +231,7 @@ class CycleRules:
     # --- what becomes of a job ---------------------------------------------------------------------
 
     def _wait_patiently(self, entry: Entry) -> None:
-        """A job waits with nothing reserved for it yet."""
+        """Record a blocked job without a reservation."""
         first, rank = self.first_patient, self.queue.rank
         if first is None or (
             self.is_continued and rank(entry[2], entry[0], entry[1]) < rank(first[2], first[0], first[1])
@@ -241,7 +239,7 @@ class CycleRules:
             self.first_patient = entry
 
     def settled_at(self, fence_at: float) -> float:
-        """From when on what is reserved for a job with this fence stays where it is, so that nothing can delay it."""
+        """When the reservation of a job with this fence becomes immovable, so that nothing can delay it."""
         return fence_at + SETTLED_FENCES * self.settings.priority.fence_s
 
     def _reserve_room(
@@ -252,10 +250,10 @@ class CycleRules:
         guard: PlacementVeto | None = None,
         only: AllocationUnits | None = None,
     ) -> TimelineReservation | None:
-        """Reserve room for a job at the earliest instant; where nothing passes it any more, where that stays reserved.
+        """Reserve room for a job at the earliest instant; once fenced or settled, at a stable place.
 
-        Predictions of what runs on one node and the other change with each end. A job that followed them from node to
-        node would have drained many of them in vain.
+        Predicted ends on each node change with every end. A job that followed them from node to
+        node would drain many of them in vain.
         """
         job_id, timeline = entry[1], self.timeline
         fence_at, fence_s = self.planner.fences.get(job_id), self.settings.priority.fence_s
@@ -278,7 +276,7 @@ class CycleRules:
     def _keep_room(
         self, entry: Entry, need: RequestUnits, duration_s: float, fence_at: float
     ) -> TimelineReservation | None:
-        """Reserve the place of the last cycle, or one that is free in less than half the time, if it may move yet."""
+        """Reserve the place of the last cycle, or, if it may still move, one free in less than half the time."""
         planner, timeline, job_id = self.planner, self.timeline, entry[1]
         placement = planner.kept.get(job_id)
         place = None if placement is None else self.layout.booking(need.uid, placement)
@@ -311,7 +309,7 @@ class CycleRules:
             self.blocked[job_class] = Blocked(entry, reason, reservation)
 
     def _start(self, job_class: JobClass, number: int, booking: AllocationUnits) -> RunningJob:
-        """Start this job here."""
+        """Book this job here."""
         shape = job_class.shape
         if booking is shape.only:
             placement = shape.placement
@@ -335,7 +333,7 @@ class CycleRules:
     # --- the rules --------------------------------------------------------------------------------
 
     def schedule_job(self, job_class: JobClass, number: int) -> int:
-        """Start this job, make or reserve room for it, or let it wait."""
+        """Start this job, preempt or reserve for it, or let it wait."""
         key = job_class.key
         entry = job_class.jobs[number]
         throttled = self.why_throttled(key)
@@ -374,7 +372,7 @@ class CycleRules:
         return self.vetoes.of(job_class.key, job_class.wanted) if self.planner.has_vetoes else None
 
     def _denial(self, job_class: JobClass) -> Denial | None:
-        """The limit that keeps it waiting."""
+        """The limit that blocks it."""
         key = job_class.key
         mark = key.queue, key.user, key.qos, job_class.shape, len(self.starts), len(self._claims)
         if self._denials is None:
@@ -387,7 +385,7 @@ class CycleRules:
         return found
 
     def start(self, job_class: JobClass, number: int, booking: AllocationUnits) -> None:
-        """Start this job here, and count it wherever it counts."""
+        """Start this job here, and update all counts."""
         key = job_class.key
         if self.has_windows:
             self._start_beside_windows(job_class, number, booking)
@@ -416,9 +414,9 @@ class CycleRules:
         self.inside.start(key.reservation, booking)
 
     def limit_reservation(self, job_class: JobClass) -> Reason | None:
-        """Who is next below a limit that this job would use up; None when it may go on.
+        """Reason if another job is next below a limit that this one would use up; None if it may proceed.
 
-        What its queue is guaranteed a job need not leave to anybody.
+        A job need not leave its queue's guarantee to others.
         """
         key = job_class.key
         turn = self.limit_reservations.in_the_way(key, job_class.wanted, self.relied_end_of(key))
@@ -431,7 +429,7 @@ class CycleRules:
         return Reason(ReasonCode.PRIORITY, text, {"behind": name})
 
     def why_throttled(self, key: ClassKey) -> Reason | None:
-        """Why no more tasks of the same array may run; None when they may."""
+        """Reason if no more tasks of the same array may run; None if they may."""
         if key.throttle is None:
             return None
         array, limit = key.throttle
@@ -442,7 +440,7 @@ class CycleRules:
         return Reason(ReasonCode.JOB_ARRAY_TASK_LIMIT, text, {"array": array, "limit": limit, "held": held})
 
     def block(self, job_class: JobClass, entry: Entry, reason: Reason | None = None) -> int:
-        """This job stays: so does its class, but where its place may change with what others take."""
+        """Block this job, and its class unless its best placement may change with the bookings of others."""
         if job_class not in self.blocked:
             self.blocked[job_class] = Blocked(entry, reason)
         if self.has_one_place and self.timeline.reservations and fits(self.draft, job_class.shape.need):
@@ -458,7 +456,7 @@ class CycleRules:
         guard: PlacementVeto | None,
         reason: Reason | None = None,
     ) -> int:
-        """Reserve room for this job; its class goes on only while there are reservations left to make."""
+        """Reserve room for this job; its class continues only while more reservations are allowed."""
         entry = job_class.jobs[number]
         duration_s = self._reserved_s(job_class.key)
         leaving = 0 if self._preemption is None else len(self._preemption.chosen)
@@ -486,7 +484,7 @@ class CycleRules:
         guard: PlacementVeto | None,
         reason: Reason | None = None,
     ) -> int:
-        """Reserve what others are leaving for this job, also when all reservations are made."""
+        """Reserve room being freed for this job, even beyond the maximum number of reservations."""
         before = len(self.reservations)
         key = job_class.key
         # As good as held: the next of its queue must not take back more than is left of the guarantee.
@@ -506,7 +504,7 @@ class CycleRules:
         guard: PlacementVeto | None,
         reason: Reason | None = None,
     ) -> int | None:
-        """Reserve for this job what others are leaving already; None when that is not enough."""
+        """Reserve room being freed already for this job; None if that is not enough."""
         preemption = self.preemption
         if not preemption.frees_soon(job_class.key, self.draft, need, guard):
             return None
@@ -522,7 +520,7 @@ class CycleRules:
         guard: PlacementVeto | None,
         reason: Reason | None = None,
     ) -> int | None:
-        """Have others make room for this job, and reserve it for that job; None when that does not help."""
+        """Preempt others for this job and reserve the room for it; None if that does not help."""
         preemption = self.preemption
         helps = partial(self._fits_soon, job_class=job_class, need=need, guard=guard)
         job_id = job_class.jobs[number][1]
@@ -535,15 +533,15 @@ class CycleRules:
     def _fits_soon(
         self, victims: Sequence[Victim], job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None
     ) -> bool:
-        """Whether there is room beside what is reserved once all that are being stopped, and these too, have ended.
+        """Whether there is room beside the reservations once all jobs being stopped, and these victims, have ended.
 
-        Else they would make room for others, who may have no right to it.
+        Otherwise they would make room for others, who may have no right to it.
         """
         departures = self.preemption.departures(victims)
         return self.timeline.fits_after(*departures, need, self._reserved_s(job_class.key), guard)
 
     def may_preempt_at(self, job: Blocked, need: RequestUnits) -> tuple[float, tuple[int, ...]] | None:
-        """When protected runs could be preempted for a blocked job, and which; None when that does not help."""
+        """When protected runs could be preempted for a blocked job, and which; None if that does not help."""
         if self.planner.can_never_preempt:
             return None
         guard = self._veto(job.job_class)
@@ -552,17 +550,16 @@ class CycleRules:
 
     @property
     def has_reservations_left(self) -> bool:
-        """Whether another blocked job gets a reservation."""
         return len(self.reservations) < self.depth
 
     def end_of(self, job_class: JobClass) -> float:
-        """When a job of this class that starts now is planned to have ended."""
+        """Planned end of a job of this class that starts now."""
         if self.is_held_to_limit(job_class.key):
             return self.now + job_class.limit_s
         return self.now + job_class.planned_s
 
     def relied_end_of(self, key: ClassKey) -> float:
-        """When it is relied upon to have ended, by those for whom something is reserved."""
+        """End of a job starting now that reservations rely on."""
         lasts_s = self._relied_s(key)
         relied_s = inf if lasts_s is None else float(lasts_s)
         if self.reserved_band < inf:
@@ -571,13 +568,12 @@ class CycleRules:
         return self.now + relied_s
 
     def relied_on(self, job_class: JobClass) -> float:
-        """For how long one of these is relied upon to hold what it takes."""
+        """How long reservations rely on a job of this class to hold its resources."""
         return self._doubted(job_class.relied_s, job_class.limit_s, job_class.entity.band)
 
     def _doubted(self, relied_s: float, limit_s: float, band: int) -> float:
-        """A guess may be wrong at the cost of those for whom something is reserved: where their users have used less,
-        it counts twice for each band between them, up to the time limit, which jobs are held to.
-        """
+        """Lengthen a prediction that may err at the expense of jobs with a reservation: if their users have used less,
+        it doubles for each band between them, up to the time limit, which is enforced."""
         bands = min(_DOUBTED_BANDS, band - self.reserved_band)
         return relied_s if bands <= 0 else min(limit_s, relied_s * 2.0**bands)
 
@@ -591,30 +587,30 @@ class CycleRules:
         return inf if lasts_s is None else float(lasts_s)
 
     def is_held_to_limit(self, key: ClassKey) -> bool:
-        """What the calendar keeps is not to be met by one that runs on: before that its limit counts."""
+        """Whether its limit counts instead of its prediction: calendar windows must not meet a job that overruns."""
         return key.plan_s is not None and self.has_windows and bool(self.inside.later)
 
     def is_known_infeasible(self, mark: object) -> bool:
-        """Whether a job with the same mark was turned away; what is free only shrinks in a cycle."""
+        """Whether a job with the same mark was rejected; free resources only shrink in a cycle."""
         return mark in self._infeasible
 
     def remember_infeasible(self, mark: object) -> None:
-        """Turn later jobs with this mark away unseen."""
+        """Reject later jobs with this mark without a search."""
         if not isinstance(self._infeasible, set):
             self._infeasible = set()
         self._infeasible.add(mark)
 
     def waits_for_others(self, need: RequestUnits, guard: PlacementVeto | None) -> bool:
-        """Whether it is others, running or with a reservation, that keep this job from starting.
+        """Whether other jobs, running or with a reservation, block this one.
 
-        Else it is the measured load, a drain or a fault, for which nothing can be reserved.
+        Otherwise the cause is measured load, a drain or a fault, for which nothing can be reserved.
         """
         if fits(self.draft, need):
             return bool(self.timeline.reservations) and bool(candidates(self.draft, need, self.ceilings, guard=guard))
         return fits(self._idle_draft(), need)
 
     def _place(self, job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None) -> AllocationUnits | None:
-        """The best place now that delays nothing that is reserved."""
+        """Best placement now that delays no reservation."""
         key = job_class.key
         end_at = self.relied_end_of(key)
         timeline = self.timeline
@@ -648,7 +644,7 @@ class CycleRules:
         return None
 
     def _make_room(self, job_class: JobClass, number: int, need: RequestUnits, guard: PlacementVeto | None) -> int:
-        """Preempt for it, reserve room for it, or let it wait behind those for whom room is reserved."""
+        """Preempt for it, reserve room for it, or let it wait behind jobs with a reservation."""
         entry = job_class.jobs[number]
         if not self.waits_for_others(need, guard):
             return self.block(job_class, entry, self._turned_down(need, guard))
@@ -671,7 +667,7 @@ class CycleRules:
         return self.block(job_class, entry)
 
     def _turned_down(self, need: RequestUnits, guard: PlacementVeto | None) -> Reason | None:
-        """The word of the guard when it alone is against the best place."""
+        """Reason if the guard alone objects to the best placement."""
         booking = None if guard is None else best_placement(self.draft, need, self.ceilings)
         if guard is None or booking is None:
             return None
@@ -680,9 +676,9 @@ class CycleRules:
     def _reclaim_below_maximum(
         self, job_class: JobClass, number: int, need: RequestUnits, denial: Denial
     ) -> int | None:
-        """Make room for a job whose siblings have borrowed up to the maximum of a queue above them all.
+        """Make room for a job whose siblings have borrowed up to the maximum of a common ancestor.
 
-        There may be free cards enough: it is the maximum that stands between the queue and its guarantee.
+        Enough cards may be free: the maximum stands between the queue and its guarantee.
         """
         key, amount = job_class.key, job_class.wanted
         if denial.code is not ReasonCode.QUEUE_MAX or not self.quotas.is_within_guarantee(key.queue, amount):
@@ -705,7 +701,7 @@ class CycleRules:
         return by_qos or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, job_class.wanted))
 
     def _schedule_inside(self, job_class: JobClass, number: int, need: RequestUnits, name: str) -> int:
-        """A job that asked for a reservation of the calendar runs inside it or not at all."""
+        """Schedule a job that requested a calendar reservation: inside it or not at all."""
         key, entry = job_class.key, job_class.jobs[number]
         end_at = self.now + job_class.limit_s
         text = self.inside.why_not(name, key, end_at, self.now)
@@ -726,7 +722,7 @@ class CycleRules:
     # --- suspended jobs -------------------------------------------------------------------------
 
     def resume_before(self, head: JobClass | None) -> None:
-        """Let suspended jobs go on, but for those that the next job in the queue could suspend again."""
+        """Resume suspended jobs, except those that the next job in the queue could suspend again."""
         for one in list(self._suspended):
             if head is not None and self.preemption.may_preempt(head.key, one.first):
                 continue
@@ -758,14 +754,14 @@ class CycleRules:
         self._undo = (*self._undo, undo)
 
     def _is_behind(self, one: Held, cores: Resources, head: JobClass | None) -> bool:
-        """Whether the queue of the next job in line goes before that of a suspended job."""
+        """Whether the queue of the next job in line precedes that of a suspended job."""
         if head is None or not self.quotas.is_capacity:
             return False
         theirs = self.quotas.rank(head.key.queue, head.wanted)
         return theirs < self.quotas.rank(one.first.queue, one.amount + cores)
 
     def _is_limited(self, one: Held, cores: Resources) -> bool:
-        """Whether a limit of its queue or QOS keeps a suspended job from going on."""
+        """Whether a limit of its queue or QOS keeps a suspended job from resuming."""
         first = one.first
         self.quotas.remove(first.queue, first.user, first.qos, one.amount)
         denial = self.quotas.denial(first.queue, first.user, first.qos, one.amount + cores)
@@ -774,7 +770,7 @@ class CycleRules:
 
 
 def _taken_up_again(one: Held) -> AllocationUnits:
-    """The cores that a suspended job has given up; all else it holds still."""
+    """The cores that a suspended job has released; it still holds the rest."""
     booking = one.bookings[0]
     return AllocationUnits(booking.node, booking.uid, round(one.first.suspended_cpus * 1000), 0, ())
 
@@ -784,7 +780,7 @@ def _preempt_mark(key: ClassKey, need: RequestUnits, guard: PlacementVeto | None
 
 
 def _preempting(preemption: Preemption, job_id: int, name_of: Callable[[int], str]) -> Reason | None:
-    """Why it still waits: others are being stopped for it."""
+    """Reason for a job whose victims are being stopped."""
     mine = sorted(one.job_id for one in preemption.chosen.values() if one.for_job == job_id)
     if not mine:
         return None

@@ -1,4 +1,4 @@
-"""A running job with all that it holds, as the planner keeps it."""
+"""A running job as kept by the planner, with all its holdings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ActiveRun:
-    """A running job with all that it holds."""
+    """A running job with all its holdings."""
 
     __slots__ = (
         *("_allocations", "_amount", "_held", "_planner", "entity", "is_suspended", "job_class"),
@@ -48,27 +48,24 @@ class ActiveRun:
 
     @property
     def first(self) -> Allocation:
-        """What it holds on its first node."""
+        """Holdings on its first node."""
         return self.allocations[0]
 
     @property
     def user(self) -> str:
-        """Whose it is."""
         return self.job_class.key.user if self.job_class is not None else self.first.user
 
     @property
     def queue(self) -> str:
-        """That it is in."""
         return self.job_class.key.queue if self.job_class is not None else self.first.queue
 
     @property
     def qos(self) -> str:
-        """Of its job."""
         return self.job_class.key.qos if self.job_class is not None else self.first.qos
 
     @property
     def array_id(self) -> int | None:
-        """Of its array, where that counts its tasks."""
+        """Id of its array, if that limits its running tasks."""
         if self.job_class is None:
             return self.first.array_id
         throttle = self.job_class.key.throttle
@@ -76,14 +73,14 @@ class ActiveRun:
 
     @property
     def amount(self) -> Resources:
-        """What it takes from others."""
+        """Resources it takes from others."""
         if self._amount is None:
             self._amount = footprint(self._planner.layout, self.running.booking)
         return self._amount
 
     @property
     def held(self) -> Held:
-        """As those see it who may take its place."""
+        """As a possible victim."""
         if self._held is None:
             booking = self.running.booking
             pieces: tuple[AllocationUnits, ...] = (booking,)
@@ -94,17 +91,17 @@ class ActiveRun:
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
-        """What it holds on each of its nodes."""
+        """Holdings on each of its nodes."""
         if self._allocations is None:
             self._allocations = tuple(self._made())
         return self._allocations
 
     def tell(self, allocations: tuple[Allocation, ...]) -> None:
-        """What it holds, as others know it."""
+        """Set the holdings as allocations."""
         self._allocations, self._held, self._amount = allocations, None, None
 
     def predict(self, end_at: float | None) -> None:
-        """It is planned to end then, where that is not its limit."""
+        """Set the predicted end, if that is not its limit."""
         self.predicted_at = end_at
         if self._allocations is not None:
             self.tell(tuple(replace(held, predicted_end_at=end_at) for held in self._allocations))
@@ -123,7 +120,7 @@ class ActiveRun:
 def held_by(
     key: ClassKey, job_id: int, place: Placement, start_at: float, limit_at: float | None, grace_s: float
 ) -> Allocation:
-    """What a job of this class holds on one node. Args: limit_at: when its time limit is over, if it has one."""
+    """Holdings of a job of this class on one node. Args: limit_at: end of its time limit, if it has one."""
     return Allocation(
         job_id=job_id,
         uid=key.uid,
@@ -150,7 +147,7 @@ def held_by(
 
 
 def is_as_planned(planned: Allocation, held: Allocation) -> bool:
-    """Whether a run holds what a plan thought it would, until then."""
+    """Whether a run has the planned holdings and end."""
     return (
         planned.node == held.node
         and planned.gpus == held.gpus

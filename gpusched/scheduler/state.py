@@ -1,4 +1,4 @@
-"""What the planner knows: machines, running jobs, pending jobs, use, and the events that change it."""
+"""State of the planner: machines, running jobs, pending jobs, use, and the events that change it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class PlannerState:
     """All state that lives between cycles.
 
     Args:
-        nodes: as they are now; `NodesChanged` tells of others.
-        settings: in force until `SettingsChanged`.
+    nodes: present nodes; `NodesChanged` replaces them.
+    settings: in force until `SettingsChanged`.
     """
 
     def __init__(self, nodes: Iterable[NodeView], settings: Settings, extensions: Extensions = NO_EXTENSIONS) -> None:
@@ -120,7 +120,7 @@ class PlannerState:
         """Whether all cards are of one size."""
 
     def _set_rules(self) -> None:
-        """Work out which rules the settings bring into play."""
+        """Determine which rules the settings require."""
         settings, ceiling = self.settings, ceilings_of(self.settings)
         self.has_ceilings = any(
             limit is not None
@@ -157,13 +157,13 @@ class PlannerState:
         self.queue.must_see_class = self._must_see
 
     def _must_see(self, key: ClassKey) -> bool:
-        """Whether jobs of this class are looked at in each cycle even where there is no room for them."""
+        """Whether to examine this class in each cycle even without room for it."""
         if key.throttle is not None or key.reservation is not None or self.quotas.has_limits(key.queue, key.qos):
             return True
         return self.may_preempt(key)
 
     def may_preempt(self, key: ClassKey) -> bool:
-        """Whether the QOS of these jobs, or of one that waits for them, may preempt others."""
+        """Whether the QOS of this class, or of a job that depends on it, may preempt others."""
         if self.can_never_preempt:
             return False
         names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
@@ -175,7 +175,7 @@ class PlannerState:
     def from_snapshot(
         cls: type[_State], snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS
     ) -> _State:
-        """A planner that knows what the snapshot shows."""
+        """A planner loaded with the snapshot."""
         made = cls(snapshot.nodes, settings, extensions)
         made.name_of = snapshot.name_of
         made._fill(snapshot)
@@ -205,7 +205,7 @@ class PlannerState:
                 queue.hide(job_class, pending.total - len(pending.jobs))
 
     def snapshot(self, now: float, most: int | None = None) -> Snapshot:
-        """The same world as values. Args: most: of each class, show at most this many jobs."""
+        """The state as values. Args: most: maximum number of jobs to show of each class."""
         self.settle()
         self._move_to(now)
         return Snapshot(
@@ -221,37 +221,35 @@ class PlannerState:
         )
 
     def allocations(self) -> tuple[Allocation, ...]:
-        """What all running jobs hold, by job."""
+        """Holdings of all running jobs, by job."""
         return tuple(held for _, one in sorted(self.runs.items()) for held in one.allocations)
 
     # --- what changes ---------------------------------------------------------------------------
 
     def apply(self, event: events.Event) -> None:
-        """Take in one event."""
         _APPLY[type(event)](self, event)
 
     def _changes(self, *, frees: bool = True) -> None:
-        """Something is about to change: the uncommitted part of the last plan is taken back."""
+        """Prepare for a change: undo the uncommitted part of the last plan."""
         self.settle()
         self.version += 1
         if frees:
             self._is_stale = True
 
     def class_of_key(self, key: ClassKey) -> JobClass:
-        """The class of all jobs with this key, to be handed in with each of them."""
+        """The class shared by all jobs with this key, to pass with each of them."""
         return self.queue.class_of_key(key)
 
     def own_class(self, key: ClassKey) -> JobClass:
-        """A class for jobs whose `predict` is theirs alone, whatever the key."""
+        """A private class, whatever the key, for jobs with predictions of their own."""
         return self.queue.own_class(key)
 
     def predict(self, job_class: JobClass, predicted_s: int | None, plan_s: int | None) -> None:
-        """Pending jobs of an own class are expected and planned to run for this long; running ones run as planned."""
+        """Set the expected and planned run time of pending jobs of a private class; running jobs keep theirs."""
         self._changes()
         self.queue.predict(job_class, predicted_s, plan_s)
 
     def job_queued(self, job_class: JobClass, queued_at: float, job_id: int) -> None:
-        """A job is pending from now on."""
         if self._tentative or self._undo:
             self.settle()
         self.version += 1
@@ -263,7 +261,7 @@ class PlannerState:
             self.fences[event.job.id] = event.job.fence_at
 
     def pending_of(self, key: ClassKey) -> list[tuple[float, int]]:
-        """When the pending jobs of a class came, and their ids, first come first."""
+        """Arrival and id of the pending jobs of a class, in order of arrival."""
         self.settle()
         found = self.queue.class_with(key)
         return [] if found is None else [(queued_at, job_id) for queued_at, job_id, _ in found.jobs]
@@ -282,7 +280,7 @@ class PlannerState:
                 self.fences[event.job_id] = event.fence_at
 
     def job_left(self, job_id: int) -> None:
-        """A job is not pending any more: it was cancelled, held or changed."""
+        """Remove a pending job that was cancelled, held or changed."""
         self._changes()
         self._forget_fence(job_id)
         self.queue.forget(self.queue.remove(job_id))
@@ -315,7 +313,7 @@ class PlannerState:
         self._hold(event.allocations, self._now)
 
     def _confirm(self, allocations: tuple[Allocation, ...]) -> bool:
-        """Whether this start is one of the last plan, and holds just what was planned."""
+        """Whether this start is one of the last plan, with exactly the planned holdings."""
         first = allocations[0]
         for number, (_, run, _) in enumerate(self._tentative):
             if run.running.job_id != first.job_id:
@@ -334,7 +332,7 @@ class PlannerState:
         return False
 
     def run_ended(self, job_id: int, *, is_charged: bool = False) -> None:
-        """A running job is over, and what it held is free. It is charged until the next cycle, unless that is told."""
+        """Free the holdings of an ended job. It is charged up to the next cycle, unless `is_charged`."""
         self._changes()
         self._release(job_id, is_charged=is_charged)
 
@@ -355,13 +353,13 @@ class PlannerState:
             self._expect(one, event.end_at)
 
     def _foresee(self, one: ActiveRun, now: float) -> None:
-        """Have a run end as is foreseen by now."""
+        """Update the planned end of a run to the prediction as of now."""
         running = one.running
         self._plan_end(one, foreseen_end(running.start_at, one.predicted_at, one.limit_at, now))
         self._watch(one)
 
     def _watch(self, one: ActiveRun) -> None:
-        """Look at a run again when it has outlived what was predicted of it."""
+        """Schedule another look at a run for when it outlives its prediction."""
         running = one.running
         if one.predicted_at is not None and one.limit_at == inf:
             heappush(self._outlived, (outlived_at(running.start_at, running.end_at), running.job_id))
@@ -389,7 +387,7 @@ class PlannerState:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        """Rebuild all state from a snapshot of itself, under the present settings."""
+        """Rebuild all state from its own snapshot, under the present settings."""
         snapshot = self.snapshot(max(self._now, 0.0))
         self.runs, self.odd_runs, self.tasks, self._gone = {}, 0, Counter(), []
         self._leave_cycle()
@@ -397,7 +395,7 @@ class PlannerState:
         self._fill(snapshot)
 
     def _change_machines(self, nodes: tuple[NodeView, ...]) -> None:
-        """Other nodes, or other GPUs of them; what is pending stays in line."""
+        """Replace the nodes or their GPUs; pending jobs keep their place in the queue."""
         before, self.layout = self.layout, ClusterLayout(nodes, self.settings)
         layout = self.layout
         layout.wanted = before.wanted
@@ -420,7 +418,7 @@ class PlannerState:
                 self._hold(allocations, self._now)
 
     def _put_again(self, job_id: int, run: ActiveRun, *, is_counted: bool) -> None:
-        """Have a run hold what it holds on rebuilt machines."""
+        """Book a run again on the rebuilt machines."""
         booking = self._booking(run.allocations)
         if booking is None:
             if is_counted:
@@ -456,7 +454,7 @@ class PlannerState:
             self.windows = event.windows
 
     def _hold(self, allocations: tuple[Allocation, ...], now: float) -> None:
-        """A job that began before runs here."""
+        """Add a job that was already running."""
         first = allocations[0]
         booking = self._booking(allocations)
         if booking is None:
@@ -490,7 +488,7 @@ class PlannerState:
         self.placements.epoch += 1
 
     def _charged_rate(self, run: ActiveRun) -> Amounts:
-        """What a run is charged for, a second; one that is suspended gives its cores back."""
+        """Rate at which a run is charged, per second; a suspended one is not charged for its cores."""
         qos = self.settings.qos.get(run.qos)
         rate = run.amount if qos is None else run.amount.times(max(0.0, qos.usage_factor))
         if run.is_suspended:
@@ -503,7 +501,7 @@ class PlannerState:
         return self.placements.is_flat and run.limit_at < inf and not has_more
 
     def _booking(self, allocations: Sequence[Allocation]) -> AllocationUnits | None:
-        """What a job holds on all of its nodes that are there."""
+        """Booking of a job on all of its nodes that still exist."""
         layout = self.layout
         pieces = [booking for held in allocations if (booking := layout.booking(held.uid, held)) is not None]
         if not pieces:
@@ -511,7 +509,7 @@ class PlannerState:
         return replace(pieces[0], others=tuple(pieces[1:])) if len(pieces) > 1 else pieces[0]
 
     def _count(self, run: ActiveRun, sign: int) -> Resources:
-        """Count what a run holds, or with `sign=-1` no longer, in the quotas and wherever else it counts."""
+        """Add a run's holdings to the quotas and other counts, or with `sign=-1` subtract them."""
         amount = run.amount
         if self.counts_quotas:
             count = self.quotas.add if sign > 0 else self.quotas.remove
@@ -559,7 +557,7 @@ class PlannerState:
     # --- what a plan tries ------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Take back the uncommitted part of the last plan."""
+        """Undo the uncommitted part of the last plan."""
         if not (self._tentative or self._undo):
             return
         if self._tentative:
@@ -595,14 +593,14 @@ class PlannerState:
         self._cycle = self._steps = None
 
     def runs_before(self, cycle: CycleRules) -> Iterator[tuple[int, ActiveRun]]:
-        """Those that ran when the cycle began, by job."""
+        """Jobs that ran when the cycle began, by id."""
         started = {start.job_id for start in cycle.starts}
         return ((job_id, one) for job_id, one in sorted(self.runs.items()) if job_id not in started)
 
     # --- time and starts --------------------------------------------------------------------------
 
     def book(self, entry: Entry, booking: AllocationUnits, start: Start, now: float) -> RunningJob:
-        """A job that a cycle has taken out of the queue starts here."""
+        """Start a job that a cycle has taken out of the queue."""
         job_class = entry[2]
         self.draft.take(booking)
         running = RunningJob(entry[1], now, now + job_class.planned_s, booking)
@@ -625,7 +623,7 @@ class PlannerState:
         return running
 
     def _rate(self, job_class: JobClass, run: ActiveRun) -> Amounts:
-        """What its user is charged for, a second; where all cards are alike, the same in all places."""
+        """Rate at which its user is charged, per second; with identical cards, the same for all placements."""
         rate = job_class.rate
         if rate is None:
             rate = self._charged_rate(run)
@@ -635,16 +633,15 @@ class PlannerState:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to plan."""
         return not (len(self.queue) or self._tentative or any(one.is_suspended for one in self.runs.values()))
 
     def move_to(self, now: float) -> None:
-        """Count the time that has passed, for whoever asks for ranks."""
+        """Account for the time that has passed before ranks are read."""
         self.settle()
         self._move_to(now)
 
     def _move_to(self, now: float) -> None:
-        """Count the time that has passed."""
+        """Account for the time that has passed."""
         queue = self.queue
         if self._recounted:
             self._recount(ranked_at(now, self.settings))
@@ -670,7 +667,7 @@ class PlannerState:
         self._now = now
 
     def _take_outlived(self, now: float) -> None:
-        """Take runs without a limit to run on that have outlived what was predicted of them."""
+        """Extend the planned ends of runs without a limit that have outlived their predictions."""
         heap = self._outlived
         while heap and heap[0][0] <= now:
             at, job_id = heappop(heap)
@@ -681,7 +678,7 @@ class PlannerState:
                     self._foresee(one, now)
 
     def _recount(self, at: float) -> None:
-        """Work out as of this instant what those have used whose charges or runs have changed."""
+        """Recompute, as of this instant, the use of users whose charges or runs have changed."""
         if self.fairshare.counts_use:
             open_runs: dict[tuple[str, str], list[tuple[Amounts, float]]] = {mark: [] for mark in self._recounted}
             for one in self.runs.values():
@@ -693,7 +690,7 @@ class PlannerState:
 
 
 def _sizes_of(layout: ClusterLayout) -> tuple[object, ...]:
-    """All of the machines that what a job takes is measured by."""
+    """Properties of the machines that the sizes of jobs are measured by."""
     cards = tuple((card.view.name, card.view.vram_total_mib, card.view.is_present) for card in layout.cards)
     return tuple((node.name, node.cpus, node.mem_mib, len(node.gpus)) for node in layout.nodes), cards
 

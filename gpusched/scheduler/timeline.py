@@ -1,21 +1,20 @@
-"""When running jobs end, what is reserved for whom, and who may pass.
+"""Planned ends of running jobs, reservations, and which jobs may pass them.
 
-The first blocked jobs get reservations, each at the earliest instant at which it fits for all of its time
-limit beside what is reserved already. A later job may start now when, for as long as it runs, every one of
-them still fits at its own instant. One reservation is EASY backfill, one for every job is conservative
+The first blocked jobs get reservations, each at the earliest instant at which it fits for its whole time
+limit beside the earlier reservations. A later job may start now if, throughout its run, every
+reservation still fits at its own instant. One reservation is EASY backfill, one for every job is conservative
 backfill.
 
-A job without a time limit is taken to end after all that have one, those that started first ending
-first. A reservation that needs the end of such a job has no start time, but it is of concrete cards.
+Jobs without a time limit are assumed to end after all jobs with one, in the order of their starts.
+A reservation that needs the end of such a job has no start time, but it holds concrete cards.
 To pass it by ending in time, a job must be shorter than the youngest such job has run already: then
-the blocked job waits at most about twice as long as it would have, and the cards need not be idle.
+the blocked job waits at most about twice as long as it would have, and the cards need not idle.
 
-A run that outlives its prediction and has no limit is taken to run on: once three quarters of the predicted time are
-over, the prediction grows. The longer such runs have run already, the longer they go on, as run times differ by powers
-of ten.
+The prediction of a run without a limit grows once three quarters of it are over. The longer such runs have lasted
+already, the longer they continue, as run times differ by powers of ten.
 
-From one cycle to the next little changes: one job ends, another starts. So the machines as they will be once
-the first few jobs have ended are kept, and moved along from there (`_Cursor`).
+Little changes between cycles: one job ends, another starts. So the machines as they will be after
+the first few ends are cached, and moved along from there (`_Cursor`).
 
 Sources: Lifka, The ANL/IBM SP Scheduling System (1995), for EASY; Mu'alem and Feitelson, Utilization,
 Predictability, Workloads, and User Runtime Estimates (2001), for conservative backfill.
@@ -40,11 +39,11 @@ Instant = tuple[float, int]
 NEVER: Instant = (inf, 1 << 62)
 
 FIRST_WINDOW = -1
-"""Stands for the first window of the calendar among running and pending jobs, whose ids begin at 1; -2 for the next."""
+"""Pseudo-id of the first calendar window among running and pending jobs, whose ids begin at 1; -2 for the next."""
 
 
 class RunningJob(Value):
-    """A running job as the timeline sees it. `end_at` is infinite without a time limit."""
+    """A running job as seen by the timeline. `end_at` is infinite without a time limit."""
 
     job_id: int
     start_at: float
@@ -52,7 +51,7 @@ class RunningJob(Value):
     booking: AllocationUnits
 
     def __lt__(self, other: RunningJob) -> bool:
-        """Two parts of one job, of which one was suspended, may be as good as equal among the ends."""
+        """Treat equal keys among the ends as equal, such as two parts of one job, one of them suspended."""
         return False
 
 
@@ -61,7 +60,7 @@ End = tuple[float, float, int, RunningJob]
 
 
 class TimelineReservation:
-    """What is reserved for one blocked job, or for a window of the calendar, from one instant to another."""
+    """A reservation for one blocked job, or a calendar window, from one instant to another."""
 
     __slots__ = (
         *("_booking", "_cards", "_ended", "_first", "end", "fence_at", "job_id", "need", "pass_until", "start"),
@@ -103,34 +102,33 @@ class TimelineReservation:
 
     @property
     def start_at(self) -> float | None:
-        """Latest expected start; None when a job without a time limit must end first."""
+        """Latest expected start; None if a job without a time limit must end first."""
         return None if self.start[0] == inf else self.start[0]
 
     @property
     def booking(self) -> AllocationUnits:
-        """What is reserved."""
         return self._booking
 
     @property
     def cards(self) -> frozenset[int]:
-        """Numbers of the cards that are reserved."""
+        """Numbers of the reserved cards."""
         if self._cards is None:
             self._cards = frozenset(part.card for piece in self._booking.pieces() for part in piece.parts)
         return self._cards
 
     def move_to(self, booking: AllocationUnits) -> None:
-        """Reserve this instead, at the same instant."""
+        """Change the place, at the same instant."""
         self._booking, self._cards = booking, None
 
     def is_held_at(self, instant: Instant) -> bool:
-        """Whether it is in force then."""
+        """Whether it is in force at that instant."""
         return self.start <= instant < self.end
 
 
 class Timeline:
-    """Running jobs by their planned ends, and the reservations of the present cycle.
+    """Running jobs by planned end, and the reservations of the present cycle.
 
-    Invariant: `ends` is sorted. `state` is the machines of now, which the caller keeps up to date.
+    Invariant: `ends` is sorted. `state` is the present machines, which the caller keeps up to date.
     """
 
     __slots__ = ("_cursor", "_now", "_walker", "ends", "reservations", "state")
@@ -148,7 +146,7 @@ class Timeline:
     # --- what changes ---------------------------------------------------------------------------
 
     def add(self, running: RunningJob) -> None:
-        """A job runs, as the machines of now know."""
+        """Add a running job that is already booked in `state`."""
         end = _end_of(running)
         ends = self.ends
         number = bisect_left(ends, end)
@@ -158,7 +156,7 @@ class Timeline:
             self._walker.added(number, running.booking)
 
     def remove(self, running: RunningJob) -> None:
-        """A job runs no longer, or not as was planned; the machines of now know that it is over, if it is."""
+        """Remove a run that has ended or changed; `state` must already reflect its end, if it has ended."""
         number = bisect_left(self.ends, (running.end_at, running.start_at, running.job_id))
         self._cursor.removed(number, running.booking)
         if self._walker is not None:
@@ -166,11 +164,11 @@ class Timeline:
         del self.ends[number]
 
     def forget_places(self) -> None:
-        """Other places may be the best now, though the machines are the same."""
+        """Invalidate cached placements, though the machines are the same."""
         self._cursor.place = None
 
     def pass_by(self, running: RunningJob) -> bool:
-        """A job that was added has started; whether it is still there when anything that is reserved begins."""
+        """Apply the start of an added job to the reservations; return whether it outlasts the start of any."""
         end_at, has_passed = running.end_at, False
         for one in self.reservations:
             if end_at > one.pass_until:
@@ -179,24 +177,23 @@ class Timeline:
         return has_passed
 
     def move_to(self, now: float) -> None:
-        """Time has passed, and nothing else has happened."""
+        """Advance the clock without any other change."""
         self._now = now
 
     def begin(self, now: float) -> None:
-        """Begin a cycle: nothing is reserved yet."""
+        """Begin a cycle without reservations."""
         self._now = now
         self.reservations = []
 
     def copy(self, state: ClusterState) -> Timeline:
-        """The same jobs and no reservations, over an equal state of the machines."""
+        """The same jobs without reservations, over an equal state of the machines."""
         twin = Timeline(state, (), self._now)
         twin.ends = self.ends.copy()
         return twin
 
     def ending_early(self, ends_at: Mapping[int, float], suspended: Collection[int] = ()) -> Timeline:
-        """The same with running jobs that are about to be stopped, each to have ended by its instant; some are only
-        suspended. What is reserved stays where it is: it only has more room than it knows of.
-        """
+        """A copy in which running jobs being stopped have each ended by their instant; some are only
+        suspended. Reservations keep their place, though there is more room."""
         twin = Timeline(self.state, self._running_until(ends_at, suspended), self._now)
         twin.reservations = self.reservations
         return twin
@@ -214,31 +211,30 @@ class Timeline:
     # --- what happens now -----------------------------------------------------------------------
 
     def start(self, running: RunningJob) -> None:
-        """A job starts now that the state has booked and `admits` let pass."""
+        """Add a job that starts now, booked in `state` and allowed by `admits`."""
         self.add(running)
         self.pass_by(running)
 
     def _passed_by(self, end_at: float) -> list[TimelineReservation]:
-        """What a job that runs from now until then could be in the way of."""
+        """Reservations that a job that runs from now until then could delay."""
         return [one for one in self.reservations if end_at > one.pass_until]
 
     def cards_reserved(self, end_at: float) -> frozenset[int]:
-        """Cards that a job which runs until then had better leave alone."""
+        """Cards that a job that runs until then should avoid."""
         return frozenset().union(*(one.cards for one in self._passed_by(end_at)))
 
     def concerns(self, end_at: float) -> tuple[int, ...]:
-        """Which reservations, by number, a job that runs until then could be in the way of."""
+        """Numbers of the reservations that a job that runs until then could delay."""
         return tuple(number for number, one in enumerate(self.reservations) if end_at > one.pass_until)
 
     def leaves_licenses(self, licenses: Counts, end_at: float) -> bool:
-        """Whether these licenses can be used from now until then without those that are reserved."""
+        """Whether these licenses are free from now until then beside the reserved ones."""
         return all(has_counts(one.state.free_licenses, licenses) for one in self._passed_by(end_at))
 
     def admits(self, booking: AllocationUnits, end_at: float) -> bool:
-        """Whether all that is reserved still fits at its time if this is started now and runs until then.
+        """Whether every reservation still fits at its time if this starts now and runs until then.
 
-        A reservation may move to other cards for that, never to a later instant. When the answer is no,
-        nothing has changed.
+        Reservations may move to other cards for that, never to a later instant. On denial nothing changes.
         """
         passed = self._passed_by(end_at)
         tight = [one for one in passed if not one.state.has_room(booking)]
@@ -259,9 +255,9 @@ class Timeline:
     def delayed_by(
         self, booking: AllocationUnits, end_at: float, own: TimelineReservation | None = None
     ) -> list[TimelineReservation]:
-        """What is reserved and would no longer fit at its time if this was started now and ran until then.
+        """Reservations that would no longer fit at their time if this started now and ran until then.
 
-        Args: own: what is reserved for the very job that asks, which is not in its own way. Changes nothing.
+        Args: own: reservation of the job itself, exempt from the check. Changes nothing.
         """
         marks = self._marks()
         for one in self.reservations:
@@ -288,7 +284,7 @@ class Timeline:
                 one.move_to(before)
 
     def _move(self, moved: TimelineReservation) -> bool:
-        """Find other cards for a reservation that no longer fits where it is, at the same instant."""
+        """Find other cards at the same instant for a reservation that no longer fits."""
         if moved.need is None:
             return False
         meets = [one for one in self.reservations if moved.is_held_at(one.start)]
@@ -305,7 +301,7 @@ class Timeline:
     # --- what is reserved -----------------------------------------------------------------------
 
     def reserve_window(self, number: int, booking: AllocationUnits, start_at: float, end_at: float) -> None:
-        """A window of the calendar that begins later: fixed, and before all reservations are made."""
+        """Reserve a future calendar window: fixed, and before all other reservations."""
         start, end = (start_at, 0), (end_at, 0)
         state = self.state.copy()
         for ends_at, _, _, running in self.ends:
@@ -327,11 +323,11 @@ class Timeline:
         guard: PlacementVeto | None = None,
         only: AllocationUnits | None = None,
     ) -> TimelineReservation | None:
-        """Reserve room for this need, for so long, from the earliest instant on; None when it never fits.
+        """Reserve room for this need and duration from the earliest instant on; None if it never fits.
 
-        Measured load is not looked at: what it will be then, nobody knows.
+        Ignores measured load, as its future is unknown.
 
-        Args: only: the one place that there is for this need, where there is no more than one.
+        Args: only: the only possible placement for this need, if there is just one.
         """
         if not self.reservations and guard is None:
             cursor = self._cursor
@@ -356,7 +352,7 @@ class Timeline:
         return made
 
     def take_back(self, one: TimelineReservation) -> None:
-        """Undo `reserve`, of the only one."""
+        """Undo `reserve`, if there are no other reservations."""
         self.reservations.remove(one)
 
     def reserve_for_good(
@@ -367,9 +363,9 @@ class Timeline:
         guard: PlacementVeto | None = None,
         only: AllocationUnits | None = None,
     ) -> TimelineReservation | None:
-        """Reserve room where nothing has started for longest, whatever is predicted.
+        """Reserve the room that has had no start for longest, regardless of predictions.
 
-        Jobs that start later do so elsewhere, so that the same place is found from cycle to cycle until the runs on it
+        Jobs that start later do so elsewhere, so each cycle finds the same place until the runs on it
         have ended.
         """
         twin = Timeline(self.state, (replace(one, end_at=inf) for *_, one in self.ends), self._now)
@@ -384,9 +380,9 @@ class Timeline:
         duration_s: float,
         guard: PlacementVeto | None = None,
     ) -> bool:
-        """Whether room could be reserved for this need from the instant on at which all of these have ended.
+        """Whether room could be reserved for this need once all of these have ended.
 
-        Not when it is reserved for others already: then it would be them for whom these make room.
+        Not if others have reserved it: the victims would make room for those.
         """
         twin = self.ending_early(ends_at, suspended)
         found = twin._earliest(need, duration_s, guard)
@@ -395,9 +391,8 @@ class Timeline:
     def _earliest(
         self, need: RequestUnits, duration_s: float, guard: PlacementVeto | None
     ) -> tuple[Instant, AllocationUnits, ClusterState, int] | None:
-        """The first instant with room beside what is reserved, the place, the machines of then, and how many jobs will
-        have ended.
-        """
+        """The first instant with room beside the reservations, the place, the machines then, and the number of jobs
+        ended by then."""
         if self._walker is None:
             self._walker = _Cursor(self)
         walker = self._walker
@@ -427,21 +422,21 @@ class Timeline:
         return None
 
     def _met_between(self, start: Instant, end: Instant) -> list[TimelineReservation]:
-        """What is reserved from a later instant on, but before the end."""
+        """Reservations that begin between the two instants."""
         return [one for one in self.reservations if start < one.start < end]
 
     def _candidates(self, first: Instant) -> Iterator[Instant]:
-        """Instants at which something becomes free, from the first one that could suffice."""
+        """Instants at which something is freed, from the first that could suffice."""
         ends = self.ends[bisect_left(self.ends, (first[0],)) :] if self._now < first[0] < inf else self.ends
         instants = {first, *instants_of(ends, self._now), *(one.end for one in self.reservations)}
         yield from (instant for instant in sorted(instants) if instant >= first and instant != NEVER)
 
 
 class _Cursor:
-    """The machines as they will be once the first `ended` of the running jobs have ended.
+    """The machines as they will be after the first `ended` running jobs have ended.
 
-    Invariant: bookings that a reservation has brought with it come on top, and are rolled back before anything else is
-    done to the machines.
+    Invariant: the bookings of a reservation come last, and are rolled back before any other change to
+    the machines.
     """
 
     __slots__ = ("_draft", "_freed", "_is_reserved", "_none_sooner", "_only", "_since", "_timeline", "ended", "place")
@@ -465,13 +460,12 @@ class _Cursor:
 
     @property
     def state(self) -> ClusterState:
-        """The machines."""
         if self._draft is None:
             self._draft = self._timeline.state.copy()
         return self._draft
 
     def instant(self, now: float) -> Instant:
-        """At which it stands."""
+        """Its present instant."""
         if not self.ended:
             return now, 0
         ends = self._timeline.ends
@@ -483,7 +477,7 @@ class _Cursor:
     # --- what changes ---------------------------------------------------------------------------
 
     def added(self, number: int, booking: AllocationUnits) -> None:
-        """A job was put there among the ends."""
+        """Adjust for a job inserted at this index of the ends."""
         if number < self.ended:
             self.ended += 1
         elif self._draft is None:
@@ -495,7 +489,7 @@ class _Cursor:
             self.place = None
 
     def removed(self, number: int, booking: AllocationUnits) -> None:
-        """The job that stands there is about to be taken out."""
+        """Adjust for the job at this index of the ends, which is about to be removed."""
         ends = self._timeline.ends
         if number < self.ended:
             is_sooner = ends[number][0] == ends[self.ended - 1][0]
@@ -509,7 +503,7 @@ class _Cursor:
             self._freed.update(piece.node for piece in booking.pieces())
 
     def cleared(self) -> ClusterState:
-        """The machines without what a reservation has brought with it, and without a log."""
+        """The machines without the bookings of a reservation, and without a log."""
         state = self.state
         state.rollback(0)
         if self._is_reserved:
@@ -521,14 +515,14 @@ class _Cursor:
         return state
 
     def reserve(self, booking: AllocationUnits) -> None:
-        """Book it on top, until the next time that room is looked for."""
+        """Book it temporarily, until the next search."""
         self.state.book(booking)
         self._is_reserved = True
 
     # --- where there is room ----------------------------------------------------------------------
 
     def earliest(self, need: RequestUnits, now: float, only: AllocationUnits | None) -> AllocationUnits | None:
-        """The best place at the first instant with room where nothing is reserved, to which it goes; None for never."""
+        """Advance to the first instant with room without reservations; return the best placement, or None."""
         state = self.cleared()
         if only is not self._only:
             self._only, self.place, self._none_sooner = only, None, None
@@ -543,7 +537,7 @@ class _Cursor:
         return self._best(state, need)
 
     def go_to_room(self, need: RequestUnits, now: float) -> bool:
-        """Go to the first instant at which this need fits, whatever is reserved; False when there is none."""
+        """Advance to the first instant at which this need fits, regardless of reservations; False if there is none."""
         state, self._only, self.place, self._none_sooner = self.cleared(), None, None, None
         self._release(state, self._instant_after(self.ended, now))
         if fits(state, need):
@@ -552,13 +546,13 @@ class _Cursor:
         return self._move_on(state, need)
 
     def ended_by(self, instant: Instant) -> int:
-        """How many have ended by then."""
+        """Number of jobs ended by then."""
         at, endless = instant
         ends = self._timeline.ends
         return bisect_left(ends, (inf,)) + endless if at == inf else bisect_left(ends, (at, inf))
 
     def _best(self, state: ClusterState, need: RequestUnits) -> AllocationUnits | None:
-        """The best place at this instant."""
+        """Best placement at this instant."""
         if self.place is None or self.place[0] is not need:
             booking = self._only
             if booking is None:
@@ -573,9 +567,9 @@ class _Cursor:
         return fits(state, need) if self._only is None else state.has_room(self._only)
 
     def _may_fit(self, state: ClusterState, need: RequestUnits, nodes: Iterable[int]) -> bool:
-        """Whether there can be room for (a part of) it on one of these nodes, by numbers alone.
+        """Numeric precheck for room for (a part of) the need on one of these nodes.
 
-        Where there was none before, it is only where something became free that there can be.
+        Without room before, it can only be where something was freed.
         """
         request = need.request
         if request.licenses:
@@ -586,7 +580,7 @@ class _Cursor:
         return any(free_cards[node] >= cards and free_millicpus[node] >= need.millicpus for node in nodes)
 
     def _instant_after(self, first: int, now: float) -> int:
-        """How many have ended when all have that end at the same instant as those. Of ends nobody knows each is one."""
+        """Number of jobs ended after all with the same end as these. Unknown ends are all distinct."""
         ends = self._timeline.ends
         count = len(ends)
         last = ends[first - 1][0] if first else now
@@ -595,14 +589,14 @@ class _Cursor:
         return first
 
     def _release(self, state: ClusterState, ended: int) -> None:
-        """Move on to when `ended` jobs have ended."""
+        """Advance until `ended` jobs have ended."""
         if ended > self.ended:
             for end in self._timeline.ends[self.ended : ended]:
                 state.give_back(end[3].booking)
             self.ended, self.place = ended, None
 
     def _move_on(self, state: ClusterState, need: RequestUnits) -> bool:
-        """Go to the first later instant with room for this need."""
+        """Advance to the first later instant with room for this need."""
         self._none_sooner = None
         ends = self._timeline.ends
         while self.ended < len(ends):
@@ -614,7 +608,7 @@ class _Cursor:
         return False
 
     def _move_back(self, state: ClusterState, need: RequestUnits, now: float) -> None:
-        """Go to the first instant with room for this need, which is this one or a sooner one."""
+        """Move back to the first instant with room for this need, this one or earlier."""
         self._none_sooner = None
         ends = self._timeline.ends
         while self.ended and ends[self.ended - 1][0] > now:
@@ -637,17 +631,17 @@ def _end_of(running: RunningJob) -> End:
 
 
 _OUTLIVED, _GROWTH = 0.75, 2.25
-"""A prediction grows by the second factor once the first part of it is over. Chosen on traces, see docs/explanation."""
+"""A prediction grows by the second factor once the first fraction of it is over. Tuned on traces: docs/explanation."""
 
 
 def end_of(held: Allocation, now: float) -> float:
-    """When a running job is taken to end: as predicted, and once it has run on for longer, at its limit."""
+    """Assumed end of a running job: as predicted, or its limit once it has outlived that."""
     limit_at = inf if held.expected_end_at is None else held.expected_end_at
     return foreseen_end(held.start_at, held.predicted_end_at, limit_at, now)
 
 
 def foreseen_end(start_at: float, predicted_at: float | None, limit_at: float, now: float) -> float:
-    """When a run is taken to end by this instant; infinite when unknown."""
+    """Assumed end of a run as of now; infinite if unknown."""
     if predicted_at is None:
         return limit_at
     if limit_at < inf:
@@ -661,17 +655,17 @@ def foreseen_end(start_at: float, predicted_at: float | None, limit_at: float, n
 
 
 def outlived_at(start_at: float, end_at: float) -> float:
-    """When a run that is taken to end then, and has no limit, is taken to run on."""
+    """When a run without a limit and with this assumed end counts as outliving its prediction."""
     return start_at + _OUTLIVED * (end_at - start_at)
 
 
 def after(start: Instant, duration_s: float) -> Instant:
-    """The instant that is so much later."""
+    """The instant `duration_s` later."""
     return (start[0] + duration_s, 0) if start[0] + duration_s < inf else NEVER
 
 
 def instants_of(ends: Sequence[End], now: float) -> Iterator[Instant]:
-    """When something becomes free. One past its time limit is being stopped: it counts as ending now."""
+    """Instants at which something is freed. A job past its time limit is being stopped: it counts as ending now."""
     endless = 0
     for end_at, *_ in ends:
         if end_at < inf:
@@ -682,7 +676,7 @@ def instants_of(ends: Sequence[End], now: float) -> Iterator[Instant]:
 
 
 def pass_until(start: Instant, ended: Sequence[End], now: float) -> float:
-    """By when a job must have ended that may use what is reserved from then on, when these have ended."""
+    """Latest end of a job that may use a reservation's resources before it starts, which needs these ends."""
     if start[0] < inf:
         return start[0]
     youngest = max((start_at for end_at, start_at, _, _ in ended if end_at == inf), default=now)
@@ -690,7 +684,7 @@ def pass_until(start: Instant, ended: Sequence[End], now: float) -> float:
 
 
 def _suspended(one: RunningJob, at: float) -> Iterator[RunningJob]:
-    """The cores are free then; nobody knows when a suspended job has ended and leaves the rest."""
+    """Split a suspended job: its cores are free then; the end of the rest is unknown."""
     booking = one.booking
     if booking.millicpus:
         yield replace(
@@ -703,7 +697,7 @@ def _suspended(one: RunningJob, at: float) -> Iterator[RunningJob]:
 
 
 def _holders(draft: ClusterState, booking: AllocationUnits, ended: Sequence[RunningJob]) -> tuple[int, ...]:
-    """Who of these holds a card, a license, or some of a node of which the booking lacks something now."""
+    """Jobs among these that hold a card, a license, or part of a node that the booking is short of now."""
     pieces = booking.pieces()
     cards = {part.card for piece in pieces for part in piece.parts if not draft.has_room_for(part, piece.uid)}
     nodes = {piece.node for piece in pieces if not draft.has_room(replace(piece, parts=(), licenses=(), others=()))}
@@ -720,7 +714,7 @@ def _holders(draft: ClusterState, booking: AllocationUnits, ended: Sequence[Runn
 
 
 def _may_fit_all(states: Sequence[ClusterState], need: RequestUnits) -> bool:
-    """Whether enough nodes have room for a part of this need at each of several instants, by numbers alone."""
+    """Numeric precheck for enough nodes with room for a part of this need at each of several instants."""
     request = need.request
     cards, millicpus, left = 0 if need.is_slice else request.gpus, need.millicpus, request.nodes
     for node in range(len(states[0].free_cards)):
@@ -735,7 +729,7 @@ def _may_fit_all(states: Sequence[ClusterState], need: RequestUnits) -> bool:
 
 
 def _worst(states: Sequence[ClusterState]) -> ClusterState:
-    """What is free at all of several instants."""
+    """Resources free at all of several instants."""
     if len(states) == 1:
         return states[0]
     worst = states[0].copy()

@@ -1,7 +1,7 @@
-"""Which cards of a node belong together, and which of them to take.
+"""Groups of related cards on a node, and the choice of cards among them.
 
-Cards with the same link group are linked with each other; on a node where none has one, cards next to the same
-memory (NUMA node) take their place; where both are unknown, all cards of the node are taken to be alike.
+Cards with the same link group are linked with each other; on a node without link groups, cards next to the same
+memory (NUMA node) form groups instead; if both are unknown, all cards of the node are one group.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _TWINS = "twins"
 
 @dataclass(frozen=True, slots=True)
 class CardCandidate:
-    """A card that could be taken; the smaller the cost the better."""
+    """A candidate card; the smaller the cost the better."""
 
     card: LayoutGpu
     cost: tuple[int, ...]
 
 
 def groups_of(layout: ClusterLayout) -> tuple[tuple[int, ...] | None, ...]:
-    """Per node, the group of each of its cards, in order of card; None where all cards are one group."""
+    """Per node, the group of each of its cards, in order of card; None if all cards are one group."""
     known = layout.pools.get(_GROUPS)
     if isinstance(known, tuple):
         return known
@@ -51,9 +51,9 @@ def _groups_of_node(cards: Sequence[LayoutGpu]) -> tuple[int, ...] | None:
 
 
 def twins_of(layout: ClusterLayout) -> tuple[int | None, ...]:
-    """Per node, a number that it shares with those that are just like it; None where its own cards differ.
+    """Per node, a number shared by all identical nodes; None if its own cards differ.
 
-    Custom resources are no part of it: who asks for them has to look at each node.
+    Custom resources are not compared: needs for them must be checked on each node.
     """
     known = layout.pools.get(_TWINS)
     if isinstance(known, tuple):
@@ -83,7 +83,7 @@ def _kind_of_node(layout: ClusterLayout, node: int, numbers: dict[object, int]) 
 
 
 def by_group(layout: ClusterLayout, node: int, cards: Sequence[LayoutGpu]) -> list[tuple[LayoutGpu, ...]]:
-    """These cards of a node, those that belong together in one tuple, in the order in which they come."""
+    """These cards of a node as one tuple per group, in order of appearance."""
     groups = groups_of(layout)[node]
     if groups is None:
         return [tuple(cards)] if cards else []
@@ -97,11 +97,11 @@ def by_group(layout: ClusterLayout, node: int, cards: Sequence[LayoutGpu]) -> li
 def take(
     layout: ClusterLayout, node: int, free: Sequence[CardCandidate], count: int, *, is_linked: bool, tightness: int
 ) -> tuple[list[CardCandidate], int] | None:
-    """`count` of the free cards, and over how many groups more than one they are spread.
+    """`count` of the free cards, and the number of additional groups they span.
 
-    `free` is sorted, the cheapest first. A group that holds all of them comes first, and among such groups the
+    `free` is sorted, cheapest first. Groups that hold all of them come first, and among these the
     one with the cheapest cards, then with a `tightness` of 1 the one with the fewest free cards, so that others
-    stay whole, with -1 the one with the most, with 0 the first. None when there are too few, or when they must be
+    stay whole, with -1 the one with the most, with 0 the first. None if there are too few, or if they must be
     linked and no group has enough.
     """
     if len(free) < count:
@@ -120,7 +120,7 @@ def take(
 
 
 def _cheapest(groups: Sequence[list[CardCandidate]], count: int, tightness: int) -> list[CardCandidate]:
-    """From the best of several groups that have enough each."""
+    """From the best of several groups with enough cards each."""
 
     def rank(group: list[CardCandidate]) -> tuple[tuple[int, ...], int, int]:
         return group[count - 1].cost, tightness * len(group), group[0].card.number
@@ -129,7 +129,7 @@ def _cheapest(groups: Sequence[list[CardCandidate]], count: int, tightness: int)
 
 
 def _spread(groups: Sequence[list[CardCandidate]], count: int) -> tuple[list[CardCandidate], int]:
-    """From as few groups as can be: the largest whole, then the smallest with the rest; of equal ones the cheapest."""
+    """From as few groups as possible: the largest whole, then the smallest with the rest; cheapest among equals."""
     left = sorted(groups, key=lambda group: (group[0].cost, group[0].card.number))
     chosen: list[CardCandidate] = []
     used = 0
@@ -144,5 +144,5 @@ def _spread(groups: Sequence[list[CardCandidate]], count: int) -> tuple[list[Car
 
 
 def largest_group(layout: ClusterLayout, node: int, cards: Sequence[LayoutGpu]) -> int:
-    """How many of these cards of a node are linked with each other at most."""
+    """Maximum number of these cards of a node that are linked with each other."""
     return max((len(group) for group in by_group(layout, node, cards)), default=0)

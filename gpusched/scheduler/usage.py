@@ -1,4 +1,4 @@
-"""What jobs hold and have held: amounts of a booking, and past use that counts half after every half-life."""
+"""Amounts of bookings, and past use with exponential decay by half-life."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LN2 = log(2.0)
 
 
 def capacity_of(layout: ClusterLayout) -> Resources:
-    """All that the machines have: cards that are there, cores and memory, without oversubscription.
+    """Total of the machines: cards present, cores and memory, without oversubscription.
 
-    Drained machines and cards in foreign use count: what a share is a part of must not jump with them.
+    Drained machines and cards in foreign use count, so that shares do not jump with them.
     """
     known = layout.pools.get("capacity")
     if isinstance(known, Resources):
@@ -38,10 +38,10 @@ def _whole_node(layout: ClusterLayout, node: int) -> Resources:
 
 
 def footprint(layout: ClusterLayout, booking: AllocationUnits) -> Resources:
-    """What a booking takes from others. A gang takes the sum of its pieces.
+    """Resources that a booking takes from others. A gang takes the sum of its pieces.
 
-    A whole card is one GPU with all of its VRAM, a slice the part that it books. A job that is alone
-    on its nodes takes all that they have, as in Slurm.
+    A whole card is one GPU with all of its VRAM, a slice the part that it books. An exclusive job
+    takes everything on its nodes, as in Slurm.
     """
     total = NOTHING
     for piece in booking.pieces():
@@ -69,15 +69,15 @@ def _part_of_card(layout: ClusterLayout, part: CardShare) -> float:
 
 
 def _fraction(vram_mib: int, total_mib: int | None) -> float:
-    """A slice by memory as a part of its card; all of a card of unknown size."""
+    """A slice by memory as a fraction of its card; all of a card of unknown size."""
     return min(1.0, vram_mib / total_mib) if total_mib else 1.0
 
 
 def demand(layout: ClusterLayout, request: Request) -> Resources:
-    """What a request would take, before there is a place for it: on the smallest cards that would do.
+    """Resources that a request would take, before placement: on the smallest suitable cards.
 
-    So a slice by memory never counts as less of a card than it will be. A job that wants its nodes
-    for itself counts as what it asks for; only `footprint` knows how large its nodes are.
+    So a slice by memory never counts as less of a card than it will be. An exclusive job
+    counts as what it requests; only `footprint` knows the size of its nodes.
     """
     gpus = vram_mib = 0.0
     if request.gpus:
@@ -99,7 +99,7 @@ def demand(layout: ClusterLayout, request: Request) -> Resources:
 
 
 def _card_sizes(layout: ClusterLayout, request: Request) -> tuple[int, ...]:
-    """VRAM of the cards there are of this type and size, smallest first."""
+    """VRAM of the present cards of this type and size, smallest first."""
     mark = ("card sizes", request.gpu_type, request.min_vram_mib)
     known = layout.pools.get(mark)
     if isinstance(known, tuple):
@@ -132,7 +132,7 @@ def decayed(used: Resources, elapsed_s: float, half_life_s: float) -> Resources:
 
 
 def _weight(elapsed_s: float, half_life_s: float) -> float:
-    """What use counts that was so long ago, 0 to 1."""
+    """Weight, 0 to 1, of use that long ago."""
     if elapsed_s <= 0:
         return 1.0
     if half_life_s <= 0:
@@ -141,7 +141,7 @@ def _weight(elapsed_s: float, half_life_s: float) -> float:
 
 
 def accrued(rate: Resources, start_at: float, until_at: float, now: float, half_life_s: float) -> Resources:
-    """What holding `rate` from start until then counts now: every instant decayed by its own age, exactly.
+    """Present value of holding `rate` from start to `until_at`: every instant decayed by its own age, exactly.
 
     Amounts times seconds. Integral of 2^(-(now - t) / h) over t: h / ln 2 x (2^(-(now - until) / h) -
     2^(-(now - start) / h)). An end before the start counts nothing; an end after `now` (a clock that was
@@ -154,7 +154,7 @@ def accrued(rate: Resources, start_at: float, until_at: float, now: float, half_
 
 
 def _counted_s(seconds: float, half_life_s: float) -> float:
-    """What holding something for the last `seconds` counts."""
+    """Present value of holding one unit for the last `seconds`."""
     if half_life_s == inf:
         return seconds
     # expm1 keeps the digits of a short run that a difference of two powers would lose.
@@ -162,8 +162,8 @@ def _counted_s(seconds: float, half_life_s: float) -> float:
 
 
 def over(elapsed_s: float, half_life_s: float) -> tuple[float, float]:
-    """The two numbers of `decayed` and `accrued` for some more time (above 0): what past use is multiplied by, and what
-    was held through all of it."""
+    """Coefficients of `decayed` and `accrued` for an elapsed time above 0: the factor on past use, and the one on
+    constant holdings."""
     if half_life_s <= 0:
         return 0.0, 0.0
     return _weight(elapsed_s, half_life_s), _counted_s(elapsed_s, half_life_s)
@@ -180,7 +180,7 @@ def charged(
     half_life_s: float,
     factor: float = 1.0,
 ) -> Usage:
-    """The usage of a user with one more run that has ended, both as of `now`. `factor` is that of the QOS."""
+    """Usage of a user after one more run has ended, both as of `now`. `factor` is that of the QOS."""
     used = accrued(rate.times(max(0.0, factor)), start_at, end_at, now, half_life_s)
     if before is not None:
         used += decayed(before.used, now - before.at, half_life_s)
@@ -190,10 +190,10 @@ def charged(
 def usage_now(
     snapshot: Snapshot, layout: ClusterLayout, settings: Settings, as_of: float | None = None
 ) -> dict[tuple[str, str], Resources]:
-    """Decayed use per (account, user) in amounts times seconds, with what open runs have used so far.
+    """Decayed use per (account, user) in amounts times seconds, including open runs so far.
 
-    A run that stands still uses no cores. What its QOS does not count (usage_factor 0) is not in it. With `as_of`, an
-    instant before that of the snapshot, what open runs have used since then is not in it either.
+    A suspended run uses no cores. Use exempted by its QOS (usage_factor 0) is left out. With `as_of`, an
+    instant before that of the snapshot, later use of open runs is left out too.
     """
     now, half_life_s = snapshot.now if as_of is None else as_of, settings.priority.half_life_s
     total: dict[tuple[str, str], Resources] = {}

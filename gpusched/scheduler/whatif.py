@@ -1,6 +1,6 @@
-"""What one could change about a waiting job so that it starts now: every answer is tried by `decide` first.
+"""Changes to a pending job that would start it now: `decide` verifies every answer.
 
-Only one thing is changed at a time, and nothing is proposed that would not be admitted.
+Changes one thing at a time, and proposes nothing that would not be admitted.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.request_units import squeeze
 
 STEP_S = 300
-"""Time limits are proposed in these steps."""
+"""Granularity of proposed time limits."""
 
 TYPING_S = 60
-"""A gap shrinks while somebody types: this much of it is not used."""
+"""Part of a gap left unused, since it shrinks while the user types."""
 
 MAX_LIMIT_S = 7 * 86400
 SHORTEST_S = 600
-"""Of a job of which nothing is known, no shorter limit is proposed."""
+"""Minimum limit to propose for a job without history."""
 
 UNKNOWN_LENGTH = "if that is long enough: too few jobs like it have ended to tell"
 LEAST_SHARE = 0.5
-"""Less than this part of the memory that was asked for is not proposed: the job would hardly run with it. Nor is less
-of a time limit, where nothing else is known."""
+"""Minimum fraction of the requested memory to propose: the job would hardly run with less. Likewise for a time
+limit without other evidence."""
 
 _MAKERS = frozenset({"nvidia", "tesla", "geforce", "quadro", "amd", "radeon"})
 _SERIES = frozenset({"rtx", "gtx", "titan"})
 
 _FIELDS = {"gpus_linked": "is_linked", "exclusive": "is_exclusive"}
-"""Names in a Request of fields of a submission that are called otherwise there."""
+"""Fields of a Request with another name in a submission."""
 
 _LIMIT, _QUEUE, _CONDITION, _TYPE, _SLICE, _FEWER = 0.0, 0.9, 1.0, 1.5, 2.0, 2.5
-"""How large a change is, before the part of the amount that it takes away is added."""
+"""Size of a change, before adding the fraction of the amount that it takes away."""
 
 
 def shorter_limits(trial: Trial) -> Iterator[Change]:
-    """A shorter time limit, to fit before what is kept for others: none that would end most jobs like it."""
+    """Shorter time limits that fit before others' reservations, but not so short as to end most similar jobs."""
     asked_s = trial.key.time_limit_s
     most_s = MAX_LIMIT_S if asked_s is None else asked_s - 1
     if trial.sensible is None:
@@ -75,7 +75,7 @@ def shorter_limits(trial: Trial) -> Iterator[Change]:
 
 
 def _longest(trial: Trial, tries: list[Change]) -> Change | None:
-    """The longest limit that helps with a minute to type it; the search knows no gaps."""
+    """The longest limit that helps, with a minute to type it; the search does not know the gaps."""
     best = trial.largest(tries)
     if best is None or best.key.time_limit_s is None:
         return best
@@ -89,7 +89,7 @@ def _shorter(tries: list[Change], than: Change) -> Change | None:
 
 
 def _geometric(steps: range) -> list[int]:
-    """Steps of 5 minutes up to two hours, then of about a tenth: as people would ask."""
+    """Steps of 5 minutes up to two hours, then of about a tenth: as users would ask."""
     chosen: list[int] = []
     for step in steps:
         unit = STEP_S if step <= 7200 else 1800 if step <= 43_200 else 3600 if step <= 86_400 else 6 * 3600
@@ -103,7 +103,7 @@ def _rounded(limit_s: float) -> int:
 
 
 def format_limit(seconds: int) -> str:
-    """A length of time the short way it is typed: `45m`, `2h`, `1h30m`, `2d`."""
+    """A duration in the short form in which it is typed: `45m`, `2h`, `1h30m`, `2d`."""
     days, rest = divmod(seconds, 86400)
     hours, rest = divmod(rest, 3600)
     minutes, secs = divmod(rest, 60)
@@ -112,7 +112,6 @@ def format_limit(seconds: int) -> str:
 
 
 def other_queues(trial: Trial) -> Iterator[Change]:
-    """Another queue."""
     parents = {queue.parent for queue in trial.settings.queue.values()}
     for name in sorted(trial.settings.queue):
         if name not in parents and name != trial.key.queue:
@@ -122,7 +121,7 @@ def other_queues(trial: Trial) -> Iterator[Change]:
 
 
 def dropped_conditions(trial: Trial) -> Iterator[Change]:
-    """Without one of the conditions on where it may run."""
+    """Omissions of one condition on where the job may run."""
     request = trial.key.request
     dropped: list[tuple[str, object, bool, str, str]] = [
         ("gpus_linked", False, request.is_linked, "--gpus-linked", "gpus-linked=no"),
@@ -151,7 +150,7 @@ def dropped_conditions(trial: Trial) -> Iterator[Change]:
 
 
 def other_gpu_types(trial: Trial) -> Iterator[Change]:
-    """Another type of GPU, for a job that names one."""
+    """Other types of GPU, for a job that names one."""
     request = trial.key.request
     if request.gpu_type is None:
         return
@@ -166,7 +165,7 @@ def other_gpu_types(trial: Trial) -> Iterator[Change]:
 
 
 def _gpus_words(request: Request, gpus: int | None = None, gpu_type: str | None = None) -> tuple[str, str]:
-    """GPUs as typed for gsub and for gctl update; on several nodes those of each, as -g counts all of them."""
+    """GPU options for gsub and for gctl update; on several nodes the number per node, as -g counts all of them."""
     count = f"{request.gpu_fraction:g}" if request.gpu_fraction is not None else str(gpus or request.gpus)
     kind = gpu_type or request.gpu_type
     typed = f"{kind}:{count}" if kind else count
@@ -176,7 +175,7 @@ def _gpus_words(request: Request, gpus: int | None = None, gpu_type: str | None 
 
 
 def _short_model(model: str) -> str:
-    """The word by which people call a card: `a100`, `rtx4090`."""
+    """Common name of a card: `a100`, `rtx4090`."""
     words = [word for word in model.replace("-", " ").lower().split() if word not in _MAKERS]
     if len(words) > 1 and words[0] in _SERIES:
         return words[0] + words[1]
@@ -184,7 +183,6 @@ def _short_model(model: str) -> str:
 
 
 def less_host(trial: Trial) -> Iterator[Change]:
-    """Fewer cores, or less host memory."""
     request = trial.key.request
     cores = [
         Change(
@@ -213,7 +211,7 @@ def less_host(trial: Trial) -> Iterator[Change]:
 
 
 def _sizes(asked_mib: int) -> list[tuple[int, str]]:
-    """Amounts of memory below what was asked for, and how they are typed, smallest first."""
+    """Memory sizes below the requested one, and how they are typed, smallest first."""
     unit = 1024 if asked_mib > 2048 else 256
     least = max(1, int(-(-asked_mib * LEAST_SHARE // unit)))
     sizes = [units * unit for units in range(least, -(-asked_mib // unit))]
@@ -221,7 +219,7 @@ def _sizes(asked_mib: int) -> list[tuple[int, str]]:
 
 
 def smaller_slices(trial: Trial) -> Iterator[Change]:
-    """A slice of a card in place of a whole one, or a smaller slice."""
+    """A slice of a card instead of a whole one, or a smaller slice."""
     request = trial.key.request
     if request.vram_mib is not None:
         sizes = _sizes(request.vram_mib)
@@ -250,7 +248,6 @@ def smaller_slices(trial: Trial) -> Iterator[Change]:
 
 
 def fewer_gpus(trial: Trial) -> Iterator[Change]:
-    """Fewer nodes, or fewer GPUs on each."""
     request = trial.key.request
     each = f" {_gpus_words(request)[0]}" if request.gpus else ""
     nodes = [
@@ -277,12 +274,12 @@ def fewer_gpus(trial: Trial) -> Iterator[Change]:
 
 
 BUDGET = 25
-"""Plans that one question may cost, beside that of the present."""
+"""Maximum number of plans for one question, besides that of the present."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that is worth a try."""
+    """A change worth trying."""
 
     key: ClassKey
     change: Mapping[str, object]
@@ -290,14 +287,14 @@ class Change:
     update: str
     size: float
     without: str = ""
-    """What has to be left out, when the change is not an option to type."""
+    """What to leave out, if the change is not an option to type."""
     remark: str = ""
-    """What speaks for it, or should be thought of."""
+    """Argument for it, or caveat."""
 
 
 @dataclass(frozen=True, slots=True)
 class SensibleLimit:
-    """Which time limits make sense for a job, judged by jobs like it, in seconds."""
+    """Sensible time limits for a job, from similar ones, in seconds."""
 
     least_s: float
     """Nearly all of them took no longer."""
@@ -309,7 +306,7 @@ class SensibleLimit:
 
 @dataclass(slots=True)
 class Trial:
-    """Tries changes of one job, within the budget."""
+    """Trials of changes to one job, within the budget."""
 
     snapshot: Snapshot
     """Without the job."""
@@ -318,14 +315,14 @@ class Trial:
     job: PendingJob
     allowed: Callable[[ClassKey], bool]
     planner: Planner
-    """That knows the snapshot."""
+    """Loaded with the snapshot."""
     left: int = BUDGET + 1
     known: dict[ClassKey, float | None] = field(default_factory=dict)
     later: list[tuple[Change, float]] = field(default_factory=list)
     gaps_s: tuple[float, ...] = ()
-    """How long what is kept for others or by the calendar is still free, longest first."""
+    """How long gaps before reservations and calendar windows last, longest first."""
     sensible: SensibleLimit | None = None
-    """None when too few jobs like it have ended."""
+    """None if too few similar jobs have ended."""
 
     @classmethod
     def of(
@@ -337,7 +334,7 @@ class Trial:
         extensions: Extensions = NO_EXTENSIONS,
         sensible: SensibleLimit | None = None,
     ) -> Trial | None:
-        """None when the job is not in the snapshot."""
+        """None if the job is not in the snapshot."""
         for at, waiting in enumerate(snapshot.pending):
             job = next((one for one in waiting.jobs if one.id == job_id), None)
             if job is not None:
@@ -350,7 +347,7 @@ class Trial:
         return None
 
     def start_of(self, key: ClassKey) -> float | None:
-        """When the job starts with this key, as far as one plan tells. None also when the budget is used up."""
+        """Start of the job with this key, as far as one plan determines it. None also once the budget is used up."""
         if key in self.known:
             return self.known[key]
         if self.left <= 0:
@@ -375,7 +372,7 @@ class Trial:
         return found
 
     def _of_calendar(self) -> Iterator[float]:
-        """Instants by which the calendar wants the job to have ended."""
+        """Instants by which the job must have ended because of the calendar."""
         for window in self.snapshot.windows:
             if window.start_at > self.snapshot.now:
                 yield window.start_at
@@ -383,7 +380,7 @@ class Trial:
                 yield window.end_at
 
     def helps(self, one: Change) -> bool:
-        """Whether the job starts now with this; what only makes it sooner is remembered."""
+        """Whether the job starts now with this change; remembers one that only makes it start sooner."""
         if one.key == self.key or one.key.request.contradiction() is not None or not self.allowed(one.key):
             return False
         start_at = self.start_of(one.key)
@@ -392,7 +389,7 @@ class Trial:
         return start_at == self.snapshot.now
 
     def largest(self, tries: Sequence[Change]) -> Change | None:
-        """The last of these, smallest amount first, that helps; more is never easier than less."""
+        """The last of these changes, smallest amount first, that helps; more is never easier than less."""
         if not tries or not self.helps(tries[0]):
             return None
         low, high = 0, len(tries)
@@ -405,12 +402,11 @@ class Trial:
         return tries[low]
 
     def request(self, **parts: object) -> ClassKey:
-        """The key with a part of the request changed."""
         return replace(self.key, request=replace(self.key.request, **parts))  # type: ignore[arg-type]
 
 
 SOONER_S = 600.0
-"""What does not start a job now is proposed only when it gains this much, and half of the wait."""
+"""A change that does not start the job now is proposed only if it gains this much, and half of the wait."""
 
 _CHANGES = (
     shorter_limits,
@@ -425,16 +421,16 @@ _CHANGES = (
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One change, tried on the present state of the machines and the queue."""
+    """A change, tried on the present state of the machines and the queue."""
 
     change: Mapping[str, object]
     """Fields of the submission and their new values."""
     text: str
-    """What it does: "would start now with -t 2h"."""
+    """Its effect: "would start now with -t 2h"."""
     option: str
-    """As typed for gsub; empty when something has to be left out."""
+    """As typed for gsub; empty if something has to be left out."""
     update: str
-    """As typed for `gctl update ID`; empty when gctl has no word for it."""
+    """As typed for `gctl update ID`; empty if gctl has no option for it."""
     starts_at: float
     """The present, or the promised start."""
     is_now: bool
@@ -448,10 +444,10 @@ def alternatives(
     extensions: Extensions = NO_EXTENSIONS,
     sensible: SensibleLimit | None = None,
 ) -> tuple[Alternative, ...]:
-    """Changes that make a waiting job start now, or clearly sooner, the smallest first.
+    """Changes that start a pending job now, or clearly sooner, smallest first.
 
-    `allowed` says whether a job with this key would be admitted, `sensible` which time limits jobs like it keep. Empty
-    when the job is not in the snapshot, when it starts anyway, and when nothing that was tried helps.
+    `allowed` tells whether a job with this key would be admitted, `sensible` which time limits similar jobs keep. Empty
+    if the job is not in the snapshot, if it starts anyway, and if no tried change helps.
     """
     trial = Trial.of(snapshot, settings, job_id, allowed, extensions, sensible)
     if trial is None or trial.start_of(trial.key) == snapshot.now:
@@ -474,7 +470,7 @@ def _worded(one: Change, now: float, start_at: float | None) -> Alternative:
 
 
 def _sooner(trial: Trial) -> tuple[Change, float] | None:
-    """The change that gains most, when that is clearly worth it."""
+    """The change that gains most, if that is clearly worth it."""
     before = trial.known.get(trial.key)
     if before is None or not trial.later:
         return None
@@ -484,13 +480,13 @@ def _sooner(trial: Trial) -> tuple[Change, float] | None:
 
 
 Left = Mapping[str, int]
-"""By GPU UUID: memory of no job that would be left there, in MiB."""
+"""By GPU UUID: memory in MiB left in use there that belongs to no job."""
 
 
 def starts_without(
     snapshot: Snapshot, settings: Settings, cases: Sequence[Left], extensions: Extensions = NO_EXTENSIONS
 ) -> tuple[int, ...]:
-    """How many more jobs would start now, for each case by itself. Every case is tried by `decide`."""
+    """How many more jobs would start now, for each case by itself, verified by `decide`."""
     before = len(decide(snapshot, settings, extensions).starts)
     return tuple(max(0, len(decide(_without(snapshot, left), settings, extensions).starts) - before) for left in cases)
 
@@ -498,7 +494,7 @@ def starts_without(
 def starts_on(
     snapshot: Snapshot, settings: Settings, left: Left, extensions: Extensions = NO_EXTENSIONS
 ) -> Mapping[str, tuple[int, ...]]:
-    """Which jobs would start now beyond those that start anyway, by the GPUs that they would get."""
+    """Jobs that would start now in addition to those that start anyway, by the GPUs they would get."""
     before = {start.job_id for start in decide(snapshot, settings, extensions).starts}
     found: dict[str, tuple[int, ...]] = {}
     for start in decide(_without(snapshot, left), settings, extensions).starts:
@@ -511,7 +507,7 @@ def starts_on(
 
 
 def _closes(gpu: GpuView, left_mib: int) -> bool:
-    """Whether so much of no job would still keep whole-card jobs away."""
+    """Whether this much foreign memory would still keep whole-card jobs away."""
     return left_mib > gpu.foreign_limit_mib or (gpu.is_foreign_busy and left_mib > 0)
 
 
@@ -543,7 +539,7 @@ def vram_seen(request: Request, found: VramSeen) -> str:
 
 
 def vram_advice(request: Request, found: VramSeen, cards: Sequence[GpuView], settings: GpuSettings) -> str | None:
-    """What could be asked for instead; None when the request is about right, or nobody can tell.
+    """What to request instead; None if the request is about right, or there is no evidence.
 
     Args: cards: of all nodes.
     """

@@ -1,1 +1,1 @@
-"""Placement strategies: what each makes of a place, by the name in [placement] strategy."""
+"""Placement strategies: each scores placements, selected by [placement] strategy."""

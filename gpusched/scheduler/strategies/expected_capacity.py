@@ -1,16 +1,16 @@
-"""How many GPUs the jobs that are usual here would still take on a node, and how a placement changes that.
+"""Expected GPUs that typical jobs would still take on a node, and how a placement changes that.
 
-Lists of usual jobs are drawn beforehand, the same for every node and every question. On a node as it stands the jobs
-of a list are put one after the other where they fit, each slice on the fullest card with room. The mean of the GPUs
-that find a taker is the outlook of the node. A placement is as dear as the outlook that it takes away. Cores, memory,
-whole cards and rests of cards are used up together, so that no node is left with GPUs without cores, and no card
-with a rest that nobody asks for, where there is another choice.
+Lists of typical jobs are drawn in advance, the same for every node and every query. On a node in its present state the
+jobs of a list are placed in turn where they fit, each slice on the fullest card with room. The mean number of GPUs
+taken is the outlook of the node. A placement costs as much as it lowers the outlook. This uses up cores, memory,
+whole cards and remainders of cards together, so that no node is left with GPUs without cores, and no card
+with a remainder that no job asks for, if there is another choice.
 
-Who may go anywhere should rather not fill the cards that others insist on, before they are scarce (see `scarcity`):
-the pressure on a node is the GPUs asked for by the usual jobs that could run there, each spread evenly over all cards
-that would do. It is added to the price of a place.
+Unconstrained jobs should avoid filling the cards that others insist on, even before those are scarce (see
+`scarcity`): the pressure on a node is the GPUs requested by the typical jobs that could run there, each spread evenly
+over all suitable cards. It is added to the cost of a placement.
 
-The lists favour wide jobs over their number, because the other nodes of a cluster take the narrow ones;
+The lists favour wide jobs beyond their frequency, because the other nodes of a cluster take the narrow ones;
 a tenth of the fragmentation (see `fragmentation`) keeps whole nodes together where the lists see no difference.
 
 Source: rollout, one step of policy iteration over simulated futures with common random numbers (Bertsekas, Tsitsiklis
@@ -28,29 +28,29 @@ from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
 from gpusched.scheduler.strategies.fragmentation import CardState, Fragmentation, Typical, Usual
 
 LISTS = 8
-"""Lists of usual jobs that a node is tried with; more make every new state of a node dearer."""
+"""Lists of typical jobs tried on a node; more make every new state of a node costlier."""
 
 LENGTH = 100
 """Jobs on a list: enough to fill the widest nodes."""
 
 WIDTH = 0.85
-"""A job of n GPUs is drawn n to the power of this times as often as it comes."""
+"""A job of n GPUs is drawn n to the power of this times as often as its frequency."""
 
 WITHOUT_GPUS = 0.2
-"""A job without GPUs is drawn this many times as often as it comes; others have room for most of them."""
+"""A job without GPUs is drawn this many times as often as its frequency; other nodes have room for most of them."""
 
 OF_FRAGMENTS = 0.1
-"""What a fragment counts beside a GPU without a taker."""
+"""Weight of a fragment relative to a GPU that no typical job takes."""
 
 OF_PRESSURE = 0.5
-"""What a GPU costs under the mean pressure, beside one without a taker. More would be paid for in GPUs without a taker:
-what must be left to others, because it is scarce, is left to them whatever it costs (see `scarcity`)."""
+"""Cost of a GPU under mean pressure relative to one that no typical job takes. More would cost too many of the latter:
+scarce cards are left to others at any cost anyway (see `scarcity`)."""
 
 OUTLOOK = "outlook"
 
 
 class ExpectedCapacity(Fragmentation):
-    """The outlook of nodes in one layout, as the amount that is lost of it; `worth` is that of a placement."""
+    """Outlook of the nodes in one layout, as the expected loss; `worth` is that of a placement."""
 
     def __init__(self, layout: ClusterLayout, typical: Typical) -> None:
         super().__init__(layout, _by_width(typical))
@@ -89,7 +89,7 @@ class ExpectedCapacity(Fragmentation):
         return cards if need.request.mem_mib <= layout.mem_mib[node] else 0
 
     def worth(self, draft: ClusterState, booking: AllocationUnits) -> float:
-        """How good this place is: the outlook that it adds (below 0: takes away) less what its GPUs are in demand."""
+        """Value of this placement: its change of the outlook (negative: a loss) minus the pressure on its GPUs."""
         return self.gain(draft, booking) - OF_PRESSURE * self.pressure[booking.node] * self._gpus_of(booking)
 
     def _gpus_of(self, booking: AllocationUnits) -> float:
@@ -108,7 +108,7 @@ class ExpectedCapacity(Fragmentation):
         return (room - self._taken(admits, millicpus, mem_mib, cards)) / WHOLE_CARD + OF_FRAGMENTS * fragments
 
     def _taken(self, admits: tuple[bool, ...], millicpus: int, mem_mib: int, cards: tuple[CardState, ...]) -> float:
-        """Millionths of cards that the jobs of a list take, the mean over the lists."""
+        """Millionths of cards that the jobs of a list take, averaged over the lists."""
         fitting = frozenset(
             number
             for number, (cpus, mem, need) in enumerate(self._jobs)
@@ -130,7 +130,7 @@ class ExpectedCapacity(Fragmentation):
         return sum(self._fill_any(one, millicpus, mem_mib, list(cards)) for one in lists) / len(lists)
 
     def _fill(self, jobs: Sequence[int], millicpus: int, mem_mib: int, rooms: list[int], wanted: Sequence[int]) -> int:
-        """What they take of cards of one kind, by their room, that all may share."""
+        """What jobs take of cards of one kind, given by their room, that all users may share."""
         known, failed = self._jobs, set()
         taken = 0
         for job in jobs:
@@ -160,7 +160,7 @@ class ExpectedCapacity(Fragmentation):
         return taken
 
     def _fill_any(self, jobs: Sequence[int], millicpus: int, mem_mib: int, cards: list[CardState]) -> int:
-        """What they take of cards of several kinds, or of several users."""
+        """What jobs take of cards of several kinds, or of several users."""
         taken = 0
         failed: set[int] = set()
         for job in jobs:
@@ -189,7 +189,7 @@ class ExpectedCapacity(Fragmentation):
 
 
 def expected_capacity_of(layout: ClusterLayout) -> ExpectedCapacity | None:
-    """That of this layout, kept through the cycle; None when nothing is known of the usual jobs."""
+    """Cached for this layout throughout the cycle; None if no typical jobs are known."""
     known = layout.pools.get(OUTLOOK)
     if isinstance(known, ExpectedCapacity):
         return known
@@ -214,7 +214,7 @@ def _by_width(typical: Typical) -> Typical:
 
 
 def _lists(weights: Sequence[float]) -> list[list[int]]:
-    """Lists of jobs by number, drawn by weight, and always the same for the same weights."""
+    """Lists of job numbers, drawn by weight, deterministic for given weights."""
     steps = list(accumulate(weights))
     last = len(weights) - 1
     state = 1

@@ -1,13 +1,13 @@
-"""How much of a node's free GPUs the usual jobs could not use, and how a placement changes that.
+"""Fraction of a node's free GPUs that typical jobs could not use, and how a placement changes that.
 
-For a node with GPU room R_g on each card g, and a usual job m, the fragment is all of the room when m cannot run
+For a node with GPU room R_g on each card g, and a typical job m, the fragment is all of the room if m cannot run
 on the node at all (too few cards with room, cores, memory, the wrong labels) or needs no GPU; else it is the sum of R_g
-over the cards that m cannot use. The fragmentation of the node is the mean over the usual jobs, weighted by how
-often they come. A placement is scored by how many GPUs of it disappear.
+over the cards that m cannot use. The fragmentation of the node is the mean over the typical jobs, weighted by
+frequency. A placement is scored by how many GPUs of fragments it removes.
 
 Source: Weng et al., Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
-Descent (USENIX ATC 2023), section 3.2 and algorithm 1. As in the authors' simulator the gain of d GPUs is made
-coarse, floor(100 / (1 + exp(-d))), so that nodes that are nearly equal are filled in order.
+Descent (USENIX ATC 2023), section 3.2 and algorithm 1. As in the authors' simulator the gain of d GPUs is
+quantised, floor(100 / (1 + exp(-d))), so that nearly equal nodes are filled in order.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from gpusched.scheduler.filters import pool
 from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
 
 Typical = tuple[tuple[RequestUnits, float], ...]
-"""Usual jobs with how often they come; the weights sum to 1."""
+"""Typical jobs with their frequency; the weights sum to 1."""
 
 MOST_TYPICAL = 64
-"""Kinds of usual jobs that are looked at; more make every placement dearer."""
+"""Maximum number of kinds of typical jobs; more make every placement costlier."""
 
 COVERED = 0.95
-"""Where there are more, the commonest that make up this part of all jobs count by themselves."""
+"""Beyond that, the commonest kinds that make up this fraction of all jobs are kept apart."""
 
 FRAGMENTATION = "fragmentation"
 _MOST_KNOWN = 200_000
-"""States of nodes that are remembered; then they are forgotten, against growing without end."""
+"""Maximum number of cached node states; then the cache is cleared, which bounds its size."""
 
 CardState = tuple[int, int, int]
 """Kind of the card, room in millionths, user whose slices are on it (-1: none)."""
@@ -45,7 +45,7 @@ CardState = tuple[int, int, int]
 
 
 def typical_of(snapshot: Snapshot) -> Typical:
-    """The usual jobs, judged by those that wait and run now."""
+    """Typical jobs, estimated from the pending and running ones."""
     counts: dict[RequestUnits, float] = {}
     for waiting in snapshot.pending:
         _count(counts, waiting.key.request, waiting.key.uid, waiting.total * waiting.key.request.nodes)
@@ -55,10 +55,10 @@ def typical_of(snapshot: Snapshot) -> Typical:
 
 
 def most_typical(counts: Mapping[RequestUnits, float], most: int = MOST_TYPICAL) -> Typical:
-    """At most `most` kinds of jobs, with how often they come; the weights sum to 1.
+    """At most `most` kinds of jobs, with their frequency; the weights sum to 1.
 
-    Where there are more, the commonest count by themselves. Of the others, those that ask for the same GPUs count
-    as one kind with the mean of their cores and memory: wide jobs are rare, but forgotten they would find no
+    Beyond that, the commonest are kept apart. Of the rest, kinds with the same GPU request are merged into one
+    with the mean of their cores and memory: wide jobs are rare, but without them none would find a
     whole node.
     """
     kinds = dict(counts)
@@ -74,7 +74,7 @@ def most_typical(counts: Mapping[RequestUnits, float], most: int = MOST_TYPICAL)
 
 
 def _commonest(ordered: Sequence[tuple[RequestUnits, float]], most: int) -> int:
-    """How many kinds, the commonest first, make up nearly all jobs; at most `most`."""
+    """Number of kinds, commonest first, that make up nearly all jobs; at most `most`."""
     wanted = COVERED * sum(count for _, count in ordered)
     for number, (_, count) in enumerate(ordered[:most]):
         if wanted <= 0:
@@ -84,7 +84,7 @@ def _commonest(ordered: Sequence[tuple[RequestUnits, float]], most: int) -> int:
 
 
 def _weighs_most(item: tuple[RequestUnits, float]) -> tuple[float, float, str]:
-    """Sorts by the GPUs that are asked for in all."""
+    """Sort key: the total of GPUs requested."""
     need, count = item
     fraction = need.request.gpu_fraction
     return -count * (need.request.gpus if fraction is None else fraction), -count, repr(need)
@@ -113,7 +113,7 @@ def _count(counts: dict[RequestUnits, float], request: Request, uid: int, times:
 
 
 def _request_of(held: Allocation) -> Request:
-    """What a run holds on its node as a request, with what its job insists on where that is known."""
+    """Holdings of a run on its node as a request, with its job's constraints if known."""
     share = held.gpus[0] if held.gpus else None
     fraction = None if share is None else share.fraction
     vram_mib = None if share is None or fraction is not None else share.vram_mib
@@ -138,7 +138,7 @@ def _request_of(held: Allocation) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """A usual job as this layout sees it."""
+    """A typical job in terms of this layout."""
 
     need: RequestUnits
     weight: float
@@ -147,8 +147,6 @@ class Usual:
 
 
 class Fragmentation:
-    """The fragmentation of nodes in one layout."""
-
     def __init__(self, layout: ClusterLayout, typical: Typical) -> None:
         self._layout = layout
         self._usual = [_usual(layout, need, weight) for need, weight in typical]
@@ -178,11 +176,11 @@ class Fragmentation:
         return hosts[admits]
 
     def score(self, draft: ClusterState, booking: AllocationUnits) -> int:
-        """How good this place is, 0 to 100; 50 changes nothing."""
+        """Score of this placement, 0 to 100; 50 changes nothing."""
         return floor(100 / (1 + exp(-self.gain(draft, booking))))
 
     def gain(self, draft: ClusterState, booking: AllocationUnits) -> float:
-        """How many GPUs less are fragments with this booking on its (first) node."""
+        """GPUs of fragments removed by this booking on its (first) node."""
         node = booking.node
         parts = {part.card: part for part in booking.parts}
         before: list[CardState] = []
@@ -197,7 +195,7 @@ class Fragmentation:
         return self._amount(node, millicpus, mem_mib, before) - lost
 
     def amount(self, draft: ClusterState, node: int) -> float:
-        """How many of the free GPUs of this node are fragments now."""
+        """Number of free GPUs of this node that are fragments now."""
         states = [self._state(draft, card) for card in self._counted[node]]
         return self._amount(node, draft.free_millicpus[node], draft.free_mem_mib[node], states)
 
@@ -250,7 +248,7 @@ class Fragmentation:
 
 
 def fragmentation_of(layout: ClusterLayout) -> Fragmentation | None:
-    """That of this layout, kept through the cycle; None when nothing is known of the usual jobs."""
+    """Cached for this layout throughout the cycle; None if no typical jobs are known."""
     known = layout.pools.get(FRAGMENTATION)
     if isinstance(known, Fragmentation):
         return known

@@ -1,16 +1,17 @@
-"""Which cards to leave to those who insist on them: on a model, a size, a label or a node.
+"""Cards to leave to jobs that insist on them: on a model, a size, a label or a node.
 
-A job that may go anywhere should not take the last cards that others must have. Who is to come is judged by those who
-wait and run now (`GpuDemand`). Cards that the very same jobs insist on are one class. If the cards that are free now
-were asked for in the same proportions, each free card of a class would be asked for this often by those who insist:
+An unconstrained job should not take the last cards that others require. Future demand is estimated from the
+pending and running jobs (`GpuDemand`). Cards that the very same jobs insist on are one class. If the cards that are
+free now were requested in the same proportions, the requests per free card of a class, from jobs insisting on it,
+would be:
 
-    part of all GPUs asked for that those ask for who insist on the class, each of them spread over all cards that do
+    fraction of all requested GPUs that jobs insisting on the class request, each spread over all suitable cards
         * free cards of all classes / free cards of the class
 
-From `SCARCE` on the class is scarce, and others take its cards only where nothing else is left. A class of which
-there is plenty is filled as ever, until just enough is left of it; one without a free card has nothing to be left,
-and slices may fill the cards that are open. Where nobody insists on anything, or what they
-insist on is everywhere, nothing is scarce and nothing is worked out.
+From `SCARCE` on the class is scarce, and others take its cards only as a last resort. An abundant class is filled as
+usual, until just enough is left of it; in one without a free card there is nothing to protect,
+and slices may fill its partly used cards. If no job insists on anything, or only on what is everywhere, nothing is
+scarce and nothing is computed.
 
 Source: after the protection levels of yield management (Belobaba, Application of a Probabilistic Decision Model to
 Airline Seat Inventory Control, Operations Research 37, 1989), with the mean in place of the distribution.
@@ -34,14 +35,14 @@ from gpusched.scheduler.request_units import (
 )
 
 SCARCE = 0.8
-"""How often a free card is asked for by those who insist on its class when it is left to them. Below 1, since not
-every card that is left serves them: beside some there are no cores, and wide jobs want several on one node."""
+"""Requests per free card from jobs insisting on its class, from which on it is left to them. Below 1, since not
+every card left serves them: some lack cores, and wide jobs need several on one node."""
 
 _SCARCITY = "scarcity"
 
 
 def wanted_of(snapshot: Snapshot) -> GpuDemand:
-    """What all ask for who wait and run."""
+    """Demand of all pending and running jobs."""
     wanted = GpuDemand()
     for waiting in snapshot.pending:
         request = waiting.key.request
@@ -55,23 +56,21 @@ def wanted_of(snapshot: Snapshot) -> GpuDemand:
 
 @dataclass(frozen=True, slots=True)
 class Scarce:
-    """The classes of cards that are scarce as a draft stands."""
+    """Classes of cards that are scarce in the present state of a draft."""
 
     class_of: Sequence[int]
     """Per card of the layout."""
     classes: frozenset[int]
 
     def holds(self, card: int) -> bool:
-        """Whether this card is scarce."""
         return self.class_of[card] in self.classes
 
     def count(self, parts: Iterable[CardShare]) -> int:
-        """How many of these cards are scarce."""
         return sum(self.holds(part.card) for part in parts)
 
 
 class Scarcity:
-    """The classes of cards of a layout, for what is insisted on at present."""
+    """Classes of cards of a layout for the present constraints."""
 
     def __init__(self, layout: ClusterLayout, insisted: frozenset[Request]) -> None:
         self.insisted = insisted
@@ -113,7 +112,7 @@ class Scarcity:
         self._none = Scarce(self.class_of, frozenset())
 
     def scarce(self, draft: ClusterState, wanted: GpuDemand) -> Scarce:
-        """The classes that are scarce, as the draft stands."""
+        """The scarce classes in the present state of the draft."""
         if not self._accepted or wanted.micros <= 0:
             return self._none
         free = [self._free(draft, number) for number in range(len(self._nodes))]
@@ -139,7 +138,7 @@ class Scarcity:
 
 
 def scarcity_of(layout: ClusterLayout) -> Scarcity | None:
-    """That of this layout, kept until something else is insisted on; None where nobody insists on anything."""
+    """Cached for this layout until the constraints change; None if there are none."""
     wanted = layout.wanted
     if wanted is None or not wanted.insisted:
         return None
@@ -151,12 +150,12 @@ def scarcity_of(layout: ClusterLayout) -> Scarcity | None:
 
 
 def scarce_of(draft: ClusterState) -> Scarce | None:
-    """What is scarce as this draft stands; None where nobody insists on anything."""
+    """Scarce classes in the present state of this draft; None if no job insists on anything."""
     wanted, known = draft.layout.wanted, scarcity_of(draft.layout)
     return None if wanted is None or known is None else known.scarce(draft, wanted)
 
 
 def _cards(layout: ClusterLayout, request: Request) -> frozenset[int]:
-    """Numbers of the cards that would do for such a job if nothing were booked."""
+    """Numbers of the suitable cards for such a job if nothing were booked."""
     found = pool(layout, RequestUnits.of(request, -1))
     return frozenset(card.number for place in found.places for card in place.cards)

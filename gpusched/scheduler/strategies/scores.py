@@ -1,6 +1,6 @@
-"""Which of the places with room is the best: the strategies of [placement] strategy, each a few small functions.
+"""Scores of placements with room: the strategies of [placement] strategy, each a few small functions.
 
-A strategy says which cards of a node a slice takes first, and how good a node is. All take the smallest
+A strategy orders the cards of a node for a slice, and scores nodes. All use the smallest
 sufficient cards for whole-card jobs, and leave nodes with many GPUs to jobs that use them.
 """
 
@@ -17,41 +17,41 @@ from gpusched.scheduler.strategies.fragmentation import fragmentation_of
 _LARGEST = "largest node"
 
 Score = tuple[float, ...]
-"""The smaller the better. The number of the node is compared last."""
+"""Smaller is better. The node number breaks ties."""
 
 
 # As `placement.Option`.
 @dataclass(slots=True)
 class PlacementFeatures:
-    """A place on one node, and what the strategies look at."""
+    """A placement on one node with the inputs of the strategies."""
 
     booking: AllocationUnits
     free: int
-    """Cards of the right kind on the node that nobody held before."""
+    """Previously unused cards of the right kind on the node."""
     largest_mib: int
-    """Of whole cards: the size of the largest among them."""
+    """For whole cards: the size of the largest among them."""
     opened: int
-    """Of slices: how many cards they are the first on."""
+    """For slices: number of previously empty cards."""
     left_mib: int
-    """Of slices: the room left on their cards."""
+    """For slices: the room left on their cards."""
 
 
 CardCost = Callable[[ClusterState, LayoutGpu, int], tuple[int, ...]]
-"""What it costs to put a slice on this card, with the room in MiB that is left then."""
+"""Cost of placing a slice on this card, given the room in MiB that is left then."""
 
 
 # --- pack: fill nodes and cards ---------------------------------------------------------------------
 
 
 def fullest_card(draft: ClusterState, card: LayoutGpu, left_mib: int) -> tuple[int, ...]:
-    """A card that is in use before one that is empty, then the one on which least is left."""
+    """Used cards before empty ones, then the least room left."""
     return int(not draft.slices[card.number]), left_mib
 
 
 def pack(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
-    """Fewest empty cards opened, then the node with the least GPU room: jobs go where they just fit.
+    """Fewest empty cards opened, then the node with the least GPU room: tightest fit.
 
-    So do jobs without GPUs: their cores are then missing where no GPU is left to go with them.
+    This includes jobs without GPUs: they take cores where no GPU is left to need them.
     """
     node = choice.booking.node
     if draft.shared_cards[node]:
@@ -69,12 +69,11 @@ def pack(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> 
 
 
 def emptiest_card(draft: ClusterState, card: LayoutGpu, left_mib: int) -> tuple[int, ...]:
-    """The card of which least is booked, then the smallest."""
+    """Least booked card, then the smallest."""
     return draft.vram_mib[card.number] + card.view.foreign_mib, draft.micros[card.number], left_mib
 
 
 def spread(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
-    """The emptiest cards and nodes."""
     node = choice.booking.node
     if not need.request.gpus:
         return len(draft.layout.cards_of[node]), -draft.free_millicpus[node]
@@ -88,12 +87,11 @@ def spread(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -
 
 
 def any_card(draft: ClusterState, card: LayoutGpu, left_mib: int) -> tuple[int, ...]:
-    """Cards in their order."""
+    """Cards by index."""
     return ()
 
 
 def first(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
-    """The first node, by name, that has room."""
     return ()
 
 
@@ -101,9 +99,9 @@ def first(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) ->
 
 
 def best_fit(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
-    """What is left of cores and GPUs on the node, each as a part of what the largest node has.
+    """Rest of cores and GPUs on the node, each as a fraction of the largest node's.
 
-    Memory is seldom what runs out; counted as a third part it leaves less room for all (docs/explanation/placement.md).
+    Memory seldom runs out; as a third component it leaves less room for all (docs/explanation/placement.md).
     """
     layout, booking = draft.layout, choice.booking
     node = booking.node
@@ -124,7 +122,7 @@ def _asked_micros(draft: ClusterState, booking: AllocationUnits) -> int:
 
 
 def _largest(layout: ClusterLayout) -> tuple[int, int]:
-    """The most cores in thousandths and cards that any one node has."""
+    """Maximum cores in thousandths, and cards, of any one node."""
     known = layout.pools.get(_LARGEST)
     if isinstance(known, tuple):
         return known
@@ -151,10 +149,10 @@ def _taken_micros(draft: ClusterState, number: int, vram_mib: int, micros: int) 
 
 
 def dot_product(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
-    """The smallest product of what is asked for and what is free, cores and GPUs as parts of the largest node's.
+    """Smallest dot product of demand and free resources, cores and GPUs as fractions of the largest node's.
 
-    Source: the alignment score of Grandl et al., Multi-resource Packing for Cluster Schedulers (SIGCOMM 2014), turned
-    round to keep free nodes free, as in the comparison of Weng et al. (USENIX ATC 2023).
+    Source: the alignment score of Grandl et al., Multi-resource Packing for Cluster Schedulers (SIGCOMM 2014),
+    inverted to keep free nodes free, as in the comparison of Weng et al. (USENIX ATC 2023).
     """
     layout, booking = draft.layout, choice.booking
     node = booking.node
@@ -170,7 +168,7 @@ def dot_product(draft: ClusterState, need: RequestUnits, choice: PlacementFeatur
 
 
 def fgd(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
-    """The least new fragmentation for the jobs that are usual here; see `fragmentation`."""
+    """Least additional fragmentation for the typical jobs; see `fragmentation`."""
     known = fragmentation_of(draft.layout)
     if known is None:
         return pack(draft, need, choice)
@@ -181,7 +179,7 @@ def fgd(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> S
 
 
 def outlook(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) -> Score:
-    """The least of what the jobs that are usual here would have taken, and GPUs in least demand; see `outlook`."""
+    """Least loss for the typical jobs, and GPUs in least demand; see `expected_capacity`."""
     known = expected_capacity_of(draft.layout)
     if known is None:
         return pack(draft, need, choice)
@@ -191,14 +189,12 @@ def outlook(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How to choose cards, and nodes."""
-
     score: Callable[[ClusterState, RequestUnits, PlacementFeatures], Score]
     card_cost: CardCost
     tightness: int = 1
     """Take cards from the group of linked cards with the fewest free ones; -1: with the most, 0: from the first."""
     tries_each_card: bool = False
-    """Let the score choose among the cards that one slice could go to."""
+    """Whether the score also chooses among the cards that one slice could go to."""
 
 
 STRATEGIES: dict[str, Strategy] = {
