@@ -205,7 +205,7 @@ def _too_large(request: Request, chain: Sequence[QueueSettings], qos: QosSetting
             return Refusal(f"asked for {asked}; {who} may hold none", "name another one, or ask for no GPU")
         most, count = plural(limit, "GPU"), _gpus(request)
         if count > limit:
-            # Parts are of one card only: 2.5 GPUs cannot be asked for.
+            # Fractions apply to a single card: 2.5 GPUs cannot be requested.
             option = f"-g {int(limit) if limit > 1 else format_amount_floor(limit)}"
             return _too_much(plural(count, "GPU"), who, most, option, request)
     return _too_much_else(request, chain)
@@ -475,7 +475,7 @@ def slice_refusal(spec: JobSpec, user: str, nodes: Iterable[NodeView], settings:
     if spec.request.vram_mib is None or any(node.gpu_error is not None for node in nodes):
         return None
     layout = ClusterLayout(nodes, settings)
-    # These start without any running job.
+    # Quotas without any running job.
     quotas = Quotas(settings, layout)
 
     def denial(request: Request) -> Denial | None:

@@ -134,7 +134,7 @@ class Cycle(CycleRules):
     def _fill_gaps(self, heads: list[Head]) -> None:
         """Backfill jobs without a reservation as long as they delay no reservation."""
         queue, placements, now = self.queue, self.placements, self.now
-        # Where nobody passes, only limits, windows and QOS have anything to say of those behind.
+        # Without backfill, only classes subject to limits, windows and QOS matter behind.
         fitting = placements.fitting(queue.shapes) if self.has_backfill else set[RequestShape]()
         must_see = bool(queue.must_see)
         if not fitting and not must_see:
@@ -183,7 +183,7 @@ class Cycle(CycleRules):
                 if not fitting and not must_see:
                     return
                 if moves:
-                    # Others are put elsewhere from here on, and may pass there, those of its own class included.
+                    # Later jobs, its own class included, get other placements from here on, and may pass there.
                     heads, first, others = self._candidates(self._behind(rank), fitting), 0, []
                     continue
             if number < len(job_class.jobs):
@@ -267,7 +267,7 @@ class Cycle(CycleRules):
             self._wait_patiently(entry)
             return BLOCKED
         if not self.has_backfill:
-            # Nobody passes it, so that what is reserved need not be worked out but for whoever asks.
+            # No job passes it, so its reservation is computed only on demand.
             if shape.can_fit is None:
                 shape.can_fit = fits(self._idle_draft(), shape.need)
             if not shape.can_fit:

@@ -391,12 +391,12 @@ def _cards(
     if wish.is_node:
         return tuple(there)
     if wish.cards:
-        # Who names cards is told what stands in the way of them.
+        # Keep cards named explicitly, so that the refusal can name their conflicts.
         named = tuple(view for view in there if view.uuid in wish.cards)
         return named if len(named) == len(set(wish.cards)) else None
     if not wish.gpus:
         return ()
-    # MIG instances are kept by name: a number of GPUs is a number of cards.
+    # MIG instances are reserved only by UUID: a number of GPUs means whole cards.
     whole = [view for view in there if view.uuid not in taken and view.mig_profile is None]
     return _pick(whole, wish.gpus, late)
 
@@ -593,7 +593,7 @@ def _draft_inside(window: Window, layout: ClusterLayout) -> ClusterState:
             continue
         draft.free_millicpus[number] = round(place.cpus * 1000)
         draft.free_mem_mib[number] = layout.node_mem_mib(place)
-        # Where only part of a node is kept, others use the rest: nobody inside can have the node alone.
+        # If only part of a node is reserved, others use the rest: no job inside can have the node alone.
         draft.jobs[number] = int(not place.is_exclusive)
         if not place.is_exclusive:
             draft.free_resources[number] = dict(place.resources)

@@ -278,7 +278,7 @@ class CellVeto:
         if can_give(self._groups, users, self._promised):
             return None
         left = Counter(self._promised) - Counter(givable(self._groups, users, self._promised))
-        # A promise to others is the better reason.
+        # Prefer naming another queue's promise.
         lost = min(left, key=lambda cell: (cell.queue == owner, hardest_first(cell)), default=None)
         if lost is None:
             return "its GPUs are linked with others that a queue is promised together"

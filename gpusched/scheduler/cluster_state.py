@@ -41,8 +41,8 @@ class LayoutGpu:
         return model in self.model and (not model or model not in self.parent_model)
 
 
-# Not frozen, though nothing changes one: some are made for each place that is looked at, and one that is frozen
-# takes four times as long to make.
+# Not frozen, though never modified: some are created for each place tried, and a frozen one takes four times as long
+# to create.
 @dataclass(slots=True, unsafe_hash=True)
 class CardShare:
     """What one booking takes of one card: all of it, or VRAM (and, for a fraction, time)."""
@@ -53,7 +53,6 @@ class CardShare:
     micros: int = 0
 
 
-# As above.
 class AllocationUnits(Value):
     """What one job takes of one node, and of the `others` if it is a gang."""
 
@@ -128,7 +127,7 @@ class ClusterLayout:
         headroom_mib = settings.gpu.share_headroom_mib
         for number, node in enumerate(self.nodes):
             first = len(self.cards)
-            # Several cards without memory of their own have equal parts of the node's.
+            # Cards without memory of their own share the node's equally.
             host_mib = self.mem_mib[number] // max(1, sum(view.has_host_memory for view in node.gpus))
             for view in sorted(node.gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
                 total = None if view.vram_total_mib is None else max(0, view.vram_total_mib - headroom_mib)
@@ -140,7 +139,7 @@ class ClusterLayout:
                 parent = squeeze(view.name.rpartition(" MIG ")[0]) if view.mig_profile is not None else ""
                 of_host = host_mib if view.has_host_memory else 0
                 self.cards.append(LayoutGpu(len(self.cards), view, squeeze(view.name), total, parent, number, of_host))
-                # The headroom is there for contexts; what runs hold beyond it is taken from who comes next.
+                # The headroom is for contexts; use by runs beyond it reduces the room of the next job.
                 taken_mib = view.foreign_mib + max(0, view.over_mib - headroom_mib)
                 self.slice_limits.append(-1 if total is None else total - taken_mib)
             self.cards_of.append(tuple(self.cards[first:]))
@@ -158,7 +157,7 @@ class ClusterLayout:
         node = self._node_numbers.get(held.node)
         if node is None:
             return None
-        # A card that has left the machine holds nothing that could be given to another job.
+        # A card that has left the machine has nothing to give to another job.
         parts = tuple(
             self._part(card, share)
             for share in held.gpus
@@ -320,7 +319,7 @@ class ClusterState:
             if not self.slices[card]:
                 self.owner[card] = other.owner[card]
             elif self.owner[card] != other.owner[card]:
-                # Slices of two users, one after the other: there is no room for either beside both.
+                # Slices of different users at the two instants: neither user has room throughout.
                 self.wholes[card] = 1
             self.slices[card] = max(self.slices[card], count)
             self.vram_mib[card] = max(self.vram_mib[card], other.vram_mib[card])

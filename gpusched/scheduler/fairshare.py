@@ -194,7 +194,7 @@ def _in_order(siblings: Iterable[_Node], starts_tied: bool) -> Iterable[tuple[_N
 
     Tied accounts are merged: their children compete as siblings, as in Slurm.
     """
-    # Users go before accounts of the same LevelFS; names only make the order the same every time.
+    # Users precede accounts of the same LevelFS; names only make the order deterministic.
     ordered = sorted(siblings, key=lambda node: (-node.level_fs, node.place))
     position = 0
     is_tied = starts_tied
@@ -547,7 +547,7 @@ class FairShare:
         return changed
 
     def _compare_with_nobody(self) -> Collection[FairShareEntity]:
-        # Jobs that have waited `max_wait_s` stand in the first band, whosever they are.
+        # Jobs that have waited `max_wait_s` are in the first band, regardless of user.
         is_moved, self.first_band = self.first_band != 0, 0
         usual = (1.0, 1.0, 1.0)
         alone = [one for one in self._pending if is_moved or (one.factor, one.share, one.patience) != usual]
@@ -560,7 +560,7 @@ class FairShare:
         """Compute the used fraction of the share of each user with a job; return those for whom it changed."""
         changed = set[FairShareEntity]()
         active = self._active()
-        # Exact sums: the order in which users came must not show.
+        # Exact sums: the order of arrival of users must not matter.
         used, shares = fsum(usage for _, usage, _ in active), fsum(part for _, _, part in active)
         for entity, usage, part in active:
             share = 1.0
@@ -568,7 +568,7 @@ class FairShare:
                 share = min(_MOST_SHARE, max(_LEAST_SHARE, usage / used / (part / shares)))
             elif part <= 0:
                 share = _MOST_SHARE
-            # Rounded, so that use which grows a little changes nothing.
+            # Rounded, so that a little more use changes nothing.
             is_other = self._set_share(entity, 2.0 ** (round(_PER_OCTAVE * log2(share)) / _PER_OCTAVE))
             if is_other or entity.is_idle is bool(entity.running):
                 entity.is_idle = not entity.running
@@ -576,13 +576,13 @@ class FairShare:
         first_band = min((one.band for one, _, _ in active), default=0)
         last_band = max((one.band for one, _, _ in active), default=0)
         for entity, _, _ in active:
-            # Whoever has used less than others who have jobs now is not asked for patience with them.
+            # Users who have used less than other active ones need not be patient with them.
             patience = 0.0 if entity.band < last_band else min(1.0, max(_LEAST_PATIENCE, entity.share))
             if patience != entity.patience:
                 entity.patience = patience
                 changed.add(entity)
         if first_band != self.first_band:
-            # Jobs that have waited `max_wait_s` stand there, whosever they are.
+            # Jobs that have waited `max_wait_s` are there, regardless of user.
             self.first_band = first_band
             changed.update(self._pending)
         return changed

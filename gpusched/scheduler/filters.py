@@ -268,7 +268,7 @@ def _admits(constraint: str, node: NodeView) -> bool:
     try:
         return parse_constraint(constraint).admits(node.labels)
     except ValueError:
-        # Refused at submission; one that was recorded all the same must not stop the others.
+        # Refused at submission; an invalid one recorded anyway must not stop the other jobs.
         return False
 
 

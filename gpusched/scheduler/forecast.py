@@ -384,7 +384,7 @@ def _planner(snapshot: Snapshot, settings: Settings) -> Planner | None:
     if is_odd or snapshot.windows or any(waiting.total > len(waiting.jobs) for waiting in snapshot.pending):
         return None
     if any(waiting.key.deadline_at is not None for waiting in snapshot.pending):
-        # Those that miss it are ended in place of being started.
+        # Jobs that miss their deadline are ended instead of started.
         return None
     planner = Planner.from_snapshot(snapshot, settings)
     return planner if planner.can_never_preempt and not planner.has_ceilings else None
@@ -529,7 +529,7 @@ def forecast_starts(
         if job_id not in seen or job_id in loaded or job_id in missing:
             ranges[job_id] = UNKNOWN
             continue
-        # Behind a run that may take for ever, nothing is promised but what preemption makes sure of.
+        # Behind a run without a limit, only starts guaranteed by preemption are promised.
         high_at = promised.get(job_id)
         if high_at is None:
             high_at = latest.get(job_id)
@@ -589,7 +589,7 @@ def _as_usual(run_s: Predict) -> Length:
         usual = run_s(job_id)
         if usual is None:
             return limit_s
-        # A run that has outlived the middle of those like it is compared with the long ones, then with its limit.
+        # A run that has outlived the median of similar jobs is compared with the long ones, then with its limit.
         found = next((long_s for long_s in (usual.median_s, usual.high_s) if long_s > so_far_s), limit_s)
         return found if limit_s is None or found is None else min(found, limit_s)
 

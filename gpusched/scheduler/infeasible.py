@@ -121,7 +121,7 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     able = sum(1 for _ in hosts(draft, need))
     if able:
         return _refuse_nodes(request, able)
-    # One node's part is too large for any: that is said of the part.
+    # One node's part is too large for any node: the refusal is about the part.
     refused = _refuse_gpus(need, layout) if request.gpus else None
     return refused or _refuse_rest(need, layout)
 

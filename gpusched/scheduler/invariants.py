@@ -90,7 +90,7 @@ def _check_card(name: str, view: GpuView | None, booked: list[tuple[Allocation, 
     if fractions > WHOLE_CARD:
         problems.append(f"fractions of {fractions / WHOLE_CARD:g} of {name} are booked, by jobs {jobs}")
     vram_mib = sum(share.vram_mib or 0 for _, share in booked)
-    # Of one without memory of its own, the sum of its node is what counts.
+    # For a card without memory of its own, only the node's total counts.
     total_mib = None if view is None or view.has_host_memory else view.vram_total_mib
     if total_mib is not None and vram_mib > int(total_mib * factor):
         problems.append(f"{vram_mib} MiB of {name} are booked, which has {total_mib}, by jobs {jobs}")

@@ -96,7 +96,7 @@ def choose_cpus(
 
     def rank(numa: int) -> tuple[bool, bool, int, int]:
         count = len(by_numa[numa])
-        # Where all of it has room, the fullest; else the emptiest, so that it is torn apart as little as possible.
+        # The fullest that holds the whole run; else the emptiest, so that it is split as little as possible.
         return numa not in near, count < wanted, count if count >= wanted else -count, numa
 
     sizes: dict[int, int] = {}

@@ -42,7 +42,7 @@ SCARCE_AT = 3
 """Index in an option's score of the number of scarce cards it takes, if any request insists on cards."""
 
 
-# Not frozen, though nothing changes one: that takes a third of the time, and one is made for each node.
+# Not frozen, though never modified: that takes a third of the time, and one is created for each node.
 @dataclass(slots=True, order=True)
 class Candidate:
     """One placement of a request; the smallest is the best."""
@@ -182,7 +182,7 @@ def candidates(
     if need.request.nodes > 1 or need.request.tail_gpus:
         gang = _gang(found, need.request.nodes, guard)
         if gang and need.request.tail_gpus:
-            # The whole nodes may be the first of their like.
+            # The full nodes may be the first of their kind.
             tails = candidates(draft, need.of_tail(), ceilings, avoid=avoid, each=each and each + 1)
             return _with_tail(gang, tails, guard)
         return gang
@@ -501,7 +501,7 @@ class PlacementCache:
                 return None
             passed = 1, 1
         else:
-            # Which reservations they are hangs on the time alone, so that to count them tells them.
+            # Which reservations these are depends on the end alone, so their number identifies them.
             passed = len(reserved), sum([end_at > one.pass_until for one in reserved])
             if shape.refused_of != epoch:
                 shape.refused_of, shape.refused = epoch, set()
@@ -512,7 +512,7 @@ class PlacementCache:
             booking = self.best(shape)
             if booking is None:
                 return None
-            # There is no other place to which what is reserved could be moved.
+            # Reservations have no other place to move to.
             found = booking
             for one in reserved:
                 if end_at > one.pass_until and not one.state.has_room(booking):

@@ -97,7 +97,7 @@ class Planner(PlannerState):
         self.settle()
         twin = copy(self)
         twin.layout = layout = copy(self.layout)
-        # What is learned of the usual jobs is kept there, too.
+        # The pools also hold the state learned about typical jobs.
         layout.pools = layout.pools.copy()
         if layout.wanted is not None:
             layout.wanted = layout.wanted.copy()
@@ -254,7 +254,7 @@ class Planner(PlannerState):
             return False
         queue, new = self.queue, self.queue.new
         if queue.must_see and cycle.starts:
-            # What is held counts against limits that others were promised what is left of.
+            # New holdings count against limits whose rest is promised to other jobs.
             return False
         if not cycle.depth:
             return True
@@ -276,10 +276,10 @@ class Planner(PlannerState):
             if one.fence_at is not None and one.pass_until > -inf and one.fence_at <= now:
                 return False
             if start_at <= now or start_at == inf:
-                # For a start that nobody can tell, others are let pass the longer, the longer that has been so.
+                # With an unknown start, the allowance for passing jobs grows with time.
                 return False
         if cycle.has_one_place and not self.placements.is_flat:
-            # Where those behind it go best changes with where it goes.
+            # Its placement changes the best placements of the jobs behind it.
             return not any(self.placements.may_fit(entry[2].shape) for entry in new)
         return True
 
@@ -289,7 +289,7 @@ class Planner(PlannerState):
     # --- a reservation for everybody, on one node -----------------------------------------------
 
     def _can_plan_in_steps(self, now: float) -> bool:
-        # There each is relied upon to end as planned.
+        # This mode relies on every job to end as planned.
         queue = self.queue
         can = (
             not queue.others

@@ -244,7 +244,7 @@ class Preemption:
         """First instant at which runs now protected could free enough room, and those runs; None for never."""
         instants = sorted({at for one in self._held.values() if (at := self._safe_until(one.first)) > self._now})
         found, low, high = None, 0, 0 if self.is_off else len(instants)
-        # The later, the more may be asked.
+        # The later, the more runs may be preempted.
         while low < high:
             middle = (low + high) // 2
             best = self._best(key, need, draft, guard, lambda _: True, instants[middle])
@@ -268,7 +268,7 @@ class Preemption:
         victims = self.victims(key, amount, at=at)
         best = self._cheapest(victims, key, amount, need, draft, guard, helps) if victims else ()
         if not best and any(victim.mode == PreemptMode.SUSPEND for victim in victims):
-            # Their cores are not enough: what else they hold they leave only by ending.
+            # Their cores are not enough, and suspended jobs keep the rest.
             victims = self.victims(key, amount, may_suspend=False, at=at)
             best = self._cheapest(victims, key, amount, need, draft, guard, helps)
         return best
@@ -342,7 +342,7 @@ class Preemption:
             one = victim.held.first
             lost, jobs = victim.held.given_up(victim.mode)
             if victim.is_reclaimed:
-                # Every victim leaves its queue with less; none is pushed below its own guarantee.
+                # Every victim reduces its queue's holdings; no queue may fall below its own guarantee.
                 is_borrowed = borrowed.may_reclaim(key.queue, amount, one.queue, lost, may_cut=victim.cuts)
                 if not is_borrowed and not self.may_preempt(key, one):
                     continue

@@ -198,7 +198,7 @@ def _wanted(in_force: str, judgement: Judgement, excluded: Mapping[str, str]) ->
         name for name in others if name not in excluded and better[name] > MARGIN and judgement.gains[name].p < ALPHA
     ]
     if sure:
-        # The first of equal ones.
+        # The first among equals.
         best = max(sure, key=better.__getitem__)
         return best, f"{best} is {better[best]:.0%} better{_sureness(judgement.gains[best])}"
     name = max(others, key=better.__getitem__, default=None)

@@ -253,8 +253,8 @@ class Ranking:
         priority = self.settings.priority
         self.as_of = as_of
         if 0 < priority.max_age_s < inf:
-            # Two jobs that both grow older keep their places, whatever the time: what ranks is the instant they wait
-            # from, and only those move whose age counts no more.
+            # Two ageing jobs keep their relative order at any time: they rank by arrival, and only jobs whose age has
+            # reached the cap move.
             self.slope, self.floor_at = priority.weight_age / priority.max_age_s, as_of - priority.max_age_s
         else:
             self.slope, self.floor_at = 0.0, -inf

@@ -352,7 +352,7 @@ class PendingQueue:
     def _watch_age(self, queued_at: float, job_id: int) -> None:
         heap = self._by_age
         if len(heap) > 64 + 2 * len(self._entries):
-            # Nearly all of them have started long before their age counted no more.
+            # Nearly all of them started long before their age reached the cap.
             heap[:] = [(at, number) for at, number, _ in self._entries.values()]
             heapify(heap)
         heappush(heap, (queued_at, job_id))

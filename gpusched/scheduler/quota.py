@@ -150,7 +150,7 @@ class Quotas:
         node: QueueNode | None = self._nodes.get(queue) or implied(queue)
         most = self._settings.limit.running_per_user
         if most is not None and node is not None and node.settings.max_running_per_user is None:
-            # Of the queue that a job is in; those above it have no number of their own to be taken for one.
+            # Applies to the job's own queue; its ancestors do not inherit the default.
             node = replace(node, settings=replace(node.settings, max_running_per_user=most))
         while node is not None:
             made.append(node)
@@ -351,7 +351,7 @@ def loans(
     found = _between(sorted(tops), nodes, held, capacity)
     for name, node in sorted(nodes.items()):
         if node.children:
-            # What the queue may share out among those below: its guarantee, or what it holds if that is more.
+            # What the queue can divide among its children: the greater of its guarantee and its holdings.
             own = {kind: max(node.guaranteed[kind], held(name)[kind]) for kind in KINDS}
             found += _between(node.children, nodes, held, own)
     return tuple(found)

@@ -104,7 +104,7 @@ class Explainer:
             when = f"begins in {about(window.start_at - self._now)}, and {limit}"
         else:
             when = f"ends in {about(window.end_at - self._now)}"
-        # Of a reservation it is for its members.
+        # The message of a reservation is for its members only.
         why = f" ({window.message})" if window.message and window.is_maintenance else ""
         text = f"needs {describe(need.request)}; {_of_window(window)} {when}{why}"
         facts: dict[str, object] = {
@@ -125,7 +125,7 @@ class Explainer:
         avoid = frozenset[int]()
         for one in sorted((one for one in self._timeline.reservations if one.job_id < 0), key=lambda one: one.start):
             if not one.cards <= avoid:
-                # The cards that are kept first are the last to take.
+                # Take the cards reserved earliest last.
                 avoid |= one.cards
                 places += candidates(self._draft, need, avoid=avoid)
         found = []
@@ -150,7 +150,7 @@ class Explainer:
         }
         if nodes and all(node in closed for node in nodes):
             return min((closed[node] for node in nodes), key=lambda window: (window.end_at, window.name))
-        # As many as can be are left in force, those that last longest first.
+        # Keep as many in force as possible, the longest-lasting first.
         there = sorted((one for one in self._cycle.inside.now if one.job_id < 0), key=lambda one: -one.end_at)
         free = self._draft.copy()
         for one in there:
@@ -196,7 +196,7 @@ class Explainer:
     def _bound(self, head: Blocked, kept: TimelineReservation, facts: dict[str, object]) -> str:
         """When others must end to start before it, or how long they may delay it."""
         if head.is_foreseen:
-            # What it may wait for longer hangs on what its user has used by then.
+            # How much longer it may wait depends on its user's use by then.
             job_class = head.job_class
             at = head.job.queued_at + job_class.patience_s * job_class.entity.patience
             facts["reserves_at"] = at
@@ -215,7 +215,7 @@ class Explainer:
         names = [self._name_of(number) for number in sorted(waits_for) if number > 0]
         ends = name_some("job", names)
         windows = [_of_window(self._window(number)) for number in waits_for if number < 0]
-        # What begins later, and has to be over as well.
+        # Reservations that begin later and must end first, too.
         between = [one for one in self._timeline.reservations if one is not kept and one.end == kept.start]
         if windows or between:
             jobs = [self._name_of(one.job_id) for one in between if one.job_id > 0]

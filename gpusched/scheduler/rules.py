@@ -43,7 +43,7 @@ STARTED, NEXT_IN_CLASS, BLOCKED = 0, 1, 2
 class CycleRules:
     """State of one walk along the queue, which later arrivals can extend."""
 
-    # What most cycles never need stays with the class: there are two cycles a job.
+    # Class attributes, as most cycles never set them: there are two cycles per job.
     last_reserved: Rank | None = None
     """Rank of the last job with a reservation."""
     cut_short: JobClass | None = None
@@ -281,7 +281,7 @@ class CycleRules:
         placement = planner.kept.get(job_id)
         place = None if placement is None else self.layout.booking(need.uid, placement)
         if place is not None and self.layout.placement(place) != placement:
-            # A card of it has left the machine.
+            # One of its cards has left the machine.
             place = None
         found = timeline.reserve(job_id, need, duration_s)
         if found is not None and place is not None and found.booking != place:
@@ -326,7 +326,7 @@ class CycleRules:
         elif self.timeline.reservations:
             passes = self.timeline.pass_by(running)
             if not self.placements.is_flat and (passes or self.has_one_place):
-                # Others are put elsewhere from now on, and may be let pass there.
+                # Later jobs get other placements from now on, and may be able to pass there.
                 self.has_passed = True
         return running
 
@@ -395,7 +395,7 @@ class CycleRules:
             self._ceilings.add(booking)
         amount = footprint(self.layout, booking)
         if self.planner.has_vetoes:
-            # Not counted in the quotas yet, as far as the guards are concerned.
+            # Must precede `quotas.add`: guards see quotas without this job.
             self.quotas.remove(key.queue, key.user, key.qos, amount)
             self.vetoes.started(key, booking, amount)
             self.quotas.add(key.queue, key.user, key.qos, amount)
@@ -487,7 +487,7 @@ class CycleRules:
         """Reserve room being freed for this job, even beyond the maximum number of reservations."""
         before = len(self.reservations)
         key = job_class.key
-        # As good as held: the next of its queue must not take back more than is left of the guarantee.
+        # Counts as held: the next job of its queue must not reclaim more than the rest of the guarantee.
         self.quotas.add(key.queue, key.user, key.qos, job_class.wanted)
         self._claims = (*self._claims, (key, job_class.wanted))
         why = _preempting(self.preemption, job_class.jobs[number][1], self.name_of) or reason
@@ -526,7 +526,7 @@ class CycleRules:
         job_id = job_class.jobs[number][1]
         if not preemption.choose(job_id, job_class.key, need, self.draft, guard, helps):
             return None
-        # What those leave can be reserved for others from then on.
+        # The room freed by the victims can be reserved for others from then on.
         self.timeline = self.timeline.ending_early(*preemption.departures())
         return self._claim(job_class, number, need, guard, reason)
 
@@ -582,7 +582,7 @@ class CycleRules:
         return key.time_limit_s if self.is_held_to_limit(key) else key.relied_s(by)
 
     def _reserved_s(self, key: ClassKey) -> float:
-        # Before a window as long as it is relied upon: a shorter plan would find room where it may not start.
+        # Before a window, as long as others rely on: a shorter plan would find room where it may not start.
         lasts_s = self._relied_s(key) if self.has_windows and self.inside.later else key.planned_s
         return inf if lasts_s is None else float(lasts_s)
 

@@ -549,7 +549,7 @@ class PlannerState:
                 self.fairshare.end(one.entity, one.rate, self._now)
                 self._recounted[one.entity.mark] = None
             else:
-                # Others are compared without them at once; what they held counts until the next plan.
+                # Other users are compared without this run at once; its use is charged until the next plan.
                 self.fairshare.leave(one.entity)
                 self._gone.append((one.entity, one.rate))
         self.placements.epoch += 1
@@ -573,7 +573,7 @@ class PlannerState:
                 self._count(run, -1)
             if state is not None and run.entity is not None:
                 if run.entity in self._confirmed:
-                    # Going back to before this start would forget those that were carried out.
+                    # Restoring the state before this start would lose the confirmed ones.
                     self.fairshare.end(run.entity, run.rate, self._now)
                 else:
                     self.fairshare.restore(run.entity, state)
@@ -651,10 +651,10 @@ class PlannerState:
             self._is_stale, queue.forces_places = True, False
             self.timeline.forget_places()
         for entity, rate in self._gone:
-            # Only now: what was used counts as of the last whole period.
+            # Only now, since use counts as of the last whole period.
             self.fairshare.charge(entity, rate, now)
         self._gone.clear()
-        # What was predicted and has not come true says nothing of what is to come.
+        # Replace predictions that have passed: they say nothing about the remaining time.
         late, ends = 0, self.timeline.ends
         while late < len(ends) and ends[late][0] <= now:
             end_at, _, job_id, _ = ends[late]

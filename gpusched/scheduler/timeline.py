@@ -241,7 +241,7 @@ class Timeline:
         if not tight:
             return True
         marks = self._marks()
-        # Tried with the newcomer in place; whoever starts it books it once more by `start`.
+        # A trial with the new job booked; `start` books it for real.
         for one in passed:
             one.state.book(booking)
         moved = all(self._move(one) for one in tight)
@@ -396,9 +396,9 @@ class Timeline:
         if self._walker is None:
             self._walker = _Cursor(self)
         walker = self._walker
-        # Every end makes more room, so what is reserved can only move the instant back.
+        # Every end makes more room, so reservations can only postpone the instant.
         if not walker.go_to_room(need, self._now):
-            # Where nobody ends there may be room for it all the same, once what is reserved is over.
+            # Even without any end there may be room once reservations are over.
             return None
         first = walker.instant(self._now)
         state, count = walker.state.copy(), walker.ended
@@ -573,7 +573,7 @@ class _Cursor:
         """
         request = need.request
         if request.licenses:
-            # What the cluster shares may be what was lacking.
+            # Cluster-wide licenses may be what was short.
             return True
         cards = 0 if need.is_slice else min(request.gpus, request.tail_gpus or request.gpus)
         free_cards, free_millicpus = state.free_cards, state.free_millicpus

@@ -39,9 +39,9 @@ def _groups_of_node(cards: Sequence[LayoutGpu]) -> tuple[int, ...] | None:
     if all(mark is None for mark in marks):
         marks = [card.view.numa for card in cards]
     if len(set(marks)) <= 1:
-        # Of cards without any link, all are alike; those that are all linked are too.
+        # Cards without any link are interchangeable, and so are cards that are all linked.
         return None
-    # A card without a mark on a node where others have one stands alone.
+    # A card without a link group, on a node where others have one, is a group of its own.
     numbers: dict[object, int] = {}
     found = []
     for card, mark in zip(cards, marks, strict=True):

@@ -50,7 +50,7 @@ def shorter_limits(trial: Trial) -> Iterator[Change]:
     asked_s = trial.key.time_limit_s
     most_s = MAX_LIMIT_S if asked_s is None else asked_s - 1
     if trial.sensible is None:
-        # Who says how long it takes knows best, within reason.
+        # The user's own limit is the best estimate, within reason.
         least_s = SHORTEST_S if asked_s is None else max(SHORTEST_S, LEAST_SHARE * asked_s)
         remark = UNKNOWN_LENGTH
     else:
@@ -361,7 +361,7 @@ class Trial:
             found = self.snapshot.now
         else:
             kept = [one.start_at for one in plan.reservations if one.job_id == self.job.id]
-            # A start that is expected at once is not one: something is in the way that should be gone.
+            # An immediate expected start is not real: something that should be over still blocks it.
             found = next((at for at in kept if at is not None and at > self.snapshot.now), None)
         if key == self.key:
             others = [one.start_at for one in plan.reservations if one.start_at is not None]

@@ -222,7 +222,7 @@ def _lists(weights: Sequence[float]) -> list[list[int]]:
     for _ in range(LISTS):
         drawn = []
         for _ in range(LENGTH):
-            # Knuth's MMIX generator: the policy draws no lots, so that its plans can be made again.
+            # Knuth's MMIX generator with a fixed seed, so that plans are reproducible.
             state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
             drawn.append(min(last, bisect_right(steps, state / 2**64 * steps[-1])))
         made.append(drawn)

@@ -100,7 +100,7 @@ def _by_gpus(counts: Mapping[RequestUnits, float]) -> dict[RequestUnits, float]:
         total = sum(count for _, count in members)
         cpus = sum(request.cpus * count for request, count in members) / total
         mem_mib = sum(request.mem_mib * count for request, count in members) / total
-        # Rounded, so that sums in another order of addition give the same.
+        # Rounded, so that the order of addition does not matter.
         mean = replace(kind.request, cpus=round(cpus, 3), mem_mib=round(mem_mib))
         merged[RequestUnits.of(mean, kind.uid)] = total
     return merged

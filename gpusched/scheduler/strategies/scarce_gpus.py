@@ -117,7 +117,7 @@ class Scarcity:
             return self._none
         free = [self._free(draft, number) for number in range(len(self._nodes))]
         every_one = sum(free)
-        # Of all that is asked for, what is asked for of each card.
+        # Fraction of the total demand that falls on each card.
         parts = [0.0] * len(free)
         for one, cards, classes in self._accepted:
             part = wanted.insisted.get(one, 0) / wanted.micros / cards

@@ -20,7 +20,7 @@ Score = tuple[float, ...]
 """Smaller is better. The node number breaks ties."""
 
 
-# As `placement.Option`.
+# Not frozen, as `placement.Candidate`.
 @dataclass(slots=True)
 class PlacementFeatures:
     """A placement on one node with the inputs of the strategies."""
@@ -110,7 +110,7 @@ def best_fit(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures)
     if most_cards:
         free_micros = sum(_free_micros(draft, card) for card in layout.cards_of[node])
         left += (free_micros - _asked_micros(draft, booking)) / WHOLE_CARD / most_cards
-    # Rounded, so that sums in another order of addition are no smaller.
+    # Rounded, so that the order of addition does not matter.
     return choice.largest_mib, round(left, 9)
 
 
@@ -183,7 +183,7 @@ def outlook(draft: ClusterState, need: RequestUnits, choice: PlacementFeatures) 
     known = expected_capacity_of(draft.layout)
     if known is None:
         return pack(draft, need, choice)
-    # Rounded, so that nodes that are alike are taken in order.
+    # Rounded, so that equal nodes are taken in order.
     return (-round(known.worth(draft, choice.booking), 9),)
 
 
