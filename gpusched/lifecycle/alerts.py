@@ -1,6 +1,6 @@
-"""Which alerts a change of a job raises, and when time alone raises one.
+"""Alerts raised by changes of a job, and by the passage of time alone.
 
-From rows before and after a change to what is to be told; who is told how is decided by the user's own targets.
+Derives alerts from rows before and after a change; the user's own targets determine recipients and channels.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import format_duration, gpu_label, gpu_list
 
 LIMIT_FRACTION = 0.8
-"""Part of the time limit after which `time_limit_80` is told."""
+"""Fraction of the time limit that triggers `time_limit_80`."""
 
 BACKOFF_FACTOR = 2.0
-"""Factor from one wait between two attempts to the next."""
+"""Growth factor of the waits between attempts."""
 
 _GOOD_ENDS = (JobState.COMPLETED, JobState.CANCELLED)
 _OF_WHOLE = frozenset({"pending", "queue_empty"})
-"""What is told of an array as a whole only."""
+"""Events reported only for an array as a whole."""
 _OF_EITHER = frozenset({"begin", "end", "fail", "retry", "preempt"})
-"""What is told of an array as a whole, or when asked for of each of its tasks."""
+"""Events reported for an array as a whole or, on request, for each of its tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertCause:
-    """Why an alert about a job is raised."""
+    """Reason for an alert about a job."""
 
     event: str
     message: str
     run: int = 0
-    """Number of the run it is about; 0 for none."""
+    """Number of its run; 0 for none."""
     counts_as: tuple[str, ...] = ()
-    """Other words under which it was asked for as well."""
+    """Further event words that request this alert."""
     about: str = ""
-    """What it is about, where a run may have several of this event."""
+    """Distinguishes several alerts of this event about one run."""
 
 
 def alert_causes(
     before: Job | None, after: Job, runs: Mapping[int, Run], changed: Iterable[int]
 ) -> Iterator[AlertCause]:
-    """What the change of one job has to be told of, in the order in which it happened.
+    """Yield the alerts due to the change of one job, in order of occurrence.
 
     Args:
         before: None for a new job.
-        runs: those of the job that are known, by number.
-        changed: numbers of the runs that changed with it.
+        runs: known runs of the job, by number.
+        changed: numbers of the runs changed together with it.
     """
     wanted = wanted_of(after)
     if not wanted:
@@ -80,7 +80,7 @@ def alert_causes(
 
 
 def wanted_of(job: Job) -> frozenset[str]:
-    """The events that are told of this row; an array and its tasks share what was asked for."""
+    """Events to report for this row; an array and its tasks share one request."""
     alerting = job.spec.alerting
     if alerting is None:
         return frozenset()
@@ -91,7 +91,7 @@ def wanted_of(job: Job) -> frozenset[str]:
 
 
 def _ended(job: Job, wanted: frozenset[str]) -> Iterator[AlertCause]:
-    """One alert, however many words ask for it."""
+    """One alert, however many words request it."""
     message = f"{job.state}: {job.reason_text or 'unknown reason'}"
     if job.is_array and has_failed(job):
         # However many: one alert for all of them.
@@ -103,7 +103,7 @@ def _ended(job: Job, wanted: frozenset[str]) -> Iterator[AlertCause]:
 
 
 def has_failed(job: Job) -> bool:
-    """Whether a final state is a bad end: not one that the user asked for."""
+    """Whether a final state is a failure rather than requested by the user."""
     if job.state is JobState.CANCELLED:
         return job.reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
     return job.state.is_final and job.state not in _GOOD_ENDS
@@ -115,7 +115,7 @@ def _begins_as_array(before: Job | None, after: Job) -> bool:
 
 
 def _is_newly_held(before: Job | None, after: Job) -> bool:
-    """For a fault; a hold by a person needs no telling."""
+    """Held because of a fault; a hold by a person raises no alert."""
     code = ReasonCode.JOB_HELD_GPU_FAULT
     return before is not None and after.reason is code and not (before.hold and before.reason is code)
 
@@ -143,7 +143,7 @@ def _indices(run: Run) -> str:
 
 
 def limit_alert_at(job: Job, run: Run | None) -> float | None:
-    """When the run will have used most of its time limit; None without such an alert, or while suspended."""
+    """When the run will have used LIMIT_FRACTION of its limit; None without such an alert, or while suspended."""
     if run is None or job.state is not JobState.RUNNING or "time_limit_80" not in wanted_of(job):
         return None
     if job.spec.time_limit_s is None:
@@ -163,7 +163,7 @@ def pending_alert_at(job: Job, pending_s: float) -> float | None:
 
 
 def limit_alert(job: Job, run: Run) -> AlertCause:
-    """What is told then."""
+    """The alert due at `limit_alert_at`."""
     limit = format_duration(job.spec.time_limit_s)
     return AlertCause(
         "time_limit_80", f"run {run.number} has used {LIMIT_FRACTION:.0%} of its time limit, {limit}", job.run
@@ -171,7 +171,7 @@ def limit_alert(job: Job, run: Run) -> AlertCause:
 
 
 def pending_alert(job: Job, now: float, why: str | None) -> AlertCause:
-    """The alert then; `why` is its pending reason."""
+    """The alert due at `pending_alert_at`; `why` is the job's pending reason."""
     waited = format_duration(now - max(job.queued_at, job.eligible_at))
     return AlertCause("pending", f"pending for {waited}: {why or 'unknown reason'}", job.run + 1)
 
@@ -180,7 +180,7 @@ def pending_alert(job: Job, now: float, why: str | None) -> AlertCause:
 
 
 def alert_of(job: Job, what: AlertCause, run: Run | None, now: float) -> Alert:
-    """The row of the outbox; at most one of an event for each run and what it is about."""
+    """Make the outbox row; at most one per event, run and `about`."""
     alerting = job.spec.alerting or Alerting()
     return Alert(
         key=f"{job.id}.{what.run} {what.event}" + (f" {what.about}" if what.about else ""),
@@ -196,7 +196,7 @@ def alert_of(job: Job, what: AlertCause, run: Run | None, now: float) -> Alert:
 
 
 def facts_of(job: Job, what: AlertCause, run: Run | None, now: float) -> Facts:
-    """What a template may say, by names of `model.alerts.FACTS`; what there is not is left out."""
+    """Values for templates, by names of `model.alerts.FACTS`; missing facts are left out."""
     spec = job.spec
     found: dict[str, str | float | None] = {
         "event": what.event,
@@ -242,20 +242,20 @@ class AdminEvent:
     message: str
     node: str
     about: str = ""
-    """UUID of the GPU when it is about one: each has its own measure."""
+    """UUID of the GPU, if any, as alerts are throttled per GPU."""
 
     @property
     def mark(self) -> str:
-        """What the keys of all alerts about the same thing begin with."""
+        """Common key prefix of all alerts about the same thing."""
         return " ".join(word for word in (self.event, self.node, self.about) if word) + " @"
 
 
 def admin_alert(
     news: AdminEvent, now: float, uid: int, targets: tuple[str, ...], before: Iterable[Alert]
 ) -> Alert | None:
-    """The row of the outbox; None without targets, or when the same was sent often enough.
+    """Make the outbox row; None without targets, or when the same was sent often enough.
 
-    Args: before: alerts that wait or were told, whichever.
+    Args: before: earlier alerts, pending or sent.
     """
     if not targets:
         return None
@@ -276,14 +276,14 @@ def admin_alert(
 
 
 def is_over(alert: Alert, now: float) -> bool:
-    """Whether a told alert of the administrator need not be remembered any more."""
+    """Whether a sent admin alert can be forgotten."""
     return alert.job_id is None and alert.state == "told" and alert.at <= now - QUIET_S
 
 
 def drain_event(drained: str, message: str, nodes: Iterable[NodeView]) -> AdminEvent | None:
-    """What is told of a node or GPU that was taken out, by a person or because it is suspect.
+    """Alert about a node or GPU that was drained, by a person or as suspect.
 
-    None for a lost one: that is told when it is seen.
+    None for a lost GPU, which is reported on detection.
     """
     if message.startswith(f"{SUSPECT}{WAS_LOST}"):
         return None

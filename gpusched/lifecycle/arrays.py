@@ -1,12 +1,12 @@
 """Arrays: one row for many tasks until a task splits off.
 
-The row of the array has an id and no run; its tasks have the ids right behind it, in the order of their numbers,
-whether they have a row of their own yet or not. A task gets its row when it starts, or when something is done to it
-alone. The row of the array ends when all of its tasks have ended, so that others can wait for it as for a job.
+The row of the array has an id and no run; its tasks have the ids directly after it, in the order of their numbers,
+with or without rows of their own. A task gets its row when it starts, or when a command applies to it alone. The row
+of the array ends after all of its tasks, so that other jobs can depend on it as on a job.
 
     PENDING      some task has no row yet
     RUNNING      every task has a row, and not all have ended
-    COMPLETING   the tasks without a row never will have one; others have not ended
+    COMPLETING   the tasks without a row will never get one; others have not ended
 """
 
 from __future__ import annotations
@@ -22,30 +22,29 @@ from gpusched.model.tasks import TaskSet, tasks_of
 from gpusched.model.value import replace
 
 _STOPPED_AS = {ReasonCode.DEADLINE: JobState.DEADLINE, ReasonCode.MAX_FAILS: JobState.FAILED}
-"""What an array ends as whose tasks were given up, by the reason; CANCELLED for the others."""
+"""Final state of an array whose tasks were given up, by reason; CANCELLED for other reasons."""
 
 
 @dataclass(slots=True)
 class TasksEnded:
-    """How many tasks have ended, by state, and the largest of their exit codes."""
+    """Number of ended tasks by state, and their highest exit code."""
 
     states: Counter[JobState] = field(default_factory=Counter)
     exit_code: int | None = None
 
     def add(self, state: JobState, exit_code: int | None, tasks: int = 1) -> None:
-        """Count tasks that ended so."""
         self.states[state] += tasks
         if exit_code is not None:
             self.exit_code = max(exit_code, self.exit_code or 0)
 
     @property
     def failed(self) -> int:
-        """Tasks that have neither completed nor been cancelled."""
+        """Number of tasks that neither completed nor were cancelled."""
         return self.states.total() - self.states[JobState.COMPLETED] - self.states[JobState.CANCELLED]
 
 
 def all_tasks(array: Job) -> TaskSet:
-    """The tasks that were submitted."""
+    """All tasks as submitted."""
     assert array.spec.array is not None
     return tasks_of(array.spec.array.tasks)
 
@@ -56,19 +55,19 @@ def tasks_left(array: Job) -> TaskSet:
 
 
 def task_id(array: Job, task: int) -> int:
-    """Id of a task. Raises: ValueError when the array has none of this number."""
+    """Id of a task. Raises: ValueError if the array has no such task."""
     return array.id + 1 + all_tasks(array).position(task)
 
 
 def task_number(array: Job, job_id: int) -> int | None:
-    """Number of the task with this id; None when it is none of this array."""
+    """Number of the task with this id; None if it is not in this array."""
     position = job_id - array.id - 1
     tasks = all_tasks(array)
     return tasks.at(position) if 0 <= position < len(tasks) else None
 
 
 def task(array: Job, number: int) -> Job:
-    """The row of a task, as it is when it splits off: others may have started, this one has not."""
+    """Make the row of a task at its split: not started, even if other tasks have."""
     spec = array.spec
     if spec.array is not None and spec.array.sweep:
         spec = replace(spec, name=swept_name(spec.name, spec.array, number))
@@ -78,7 +77,7 @@ def task(array: Job, number: int) -> Job:
 
 
 def split(array: Job, numbers: Iterable[int], start_at: float | None) -> Job:
-    """The array when these tasks have rows of their own; `start_at` is the start of the first task that did."""
+    """The array after these tasks received rows of their own; `start_at` is the start of the first task."""
     left = tasks_left(array).minus(numbers)
     state = JobState.RUNNING if array.state is JobState.PENDING and not left else array.state
     return replace(
@@ -90,7 +89,7 @@ def split(array: Job, numbers: Iterable[int], start_at: float | None) -> Job:
 
 
 def stop(array: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Give up the tasks that have no row. One that is given up already stays so."""
+    """Give up the tasks without a row; no effect if already given up."""
     if array.state is JobState.COMPLETING or array.state.is_final:
         return array, ()
     array = replace(array, state=JobState.COMPLETING, cancel_at=now, reason=code, reason_text=text)
@@ -98,7 +97,7 @@ def stop(array: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tupl
 
 
 def settle(array: Job, ended: TasksEnded, has_open: bool, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
-    """The array as it is now that tasks have ended: stopped for too many failures, ended, or unchanged."""
+    """Update the array after tasks ended: stop it after too many failures, end it, or leave it unchanged."""
     assert array.spec.array is not None
     most = array.spec.array.max_fails
     if most is not None and ended.failed > most and array.state in (JobState.PENDING, JobState.RUNNING):
@@ -115,7 +114,7 @@ def settle(array: Job, ended: TasksEnded, has_open: bool, now: float) -> tuple[J
 
 
 def _outcome(array: Job, states: Mapping[JobState, int]) -> tuple[JobState, ReasonCode]:
-    """COMPLETED only when all of its tasks have; else what its tasks ended as, FAILED where that differs."""
+    """COMPLETED if all tasks are, else CANCELLED; with other end states, that one, or FAILED for several."""
     if array.cancel_at is not None:
         code = array.reason or ReasonCode.CANCELLED_BY_USER
         return _STOPPED_AS.get(code, JobState.CANCELLED), code
@@ -140,7 +139,7 @@ def summary(states: Mapping[JobState, int], left: int = 0) -> str:
 
 
 def swept(array: ArraySpec, task: int) -> dict[str, str]:
-    """Names and values of a task of a sweep; the last name changes fastest."""
+    """Names and values of one task of a sweep; the last name changes fastest."""
     left = task
     found: dict[str, str] = {}
     for name, values in reversed(array.sweep):
@@ -150,19 +149,19 @@ def swept(array: ArraySpec, task: int) -> dict[str, str]:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """A text with `{name}` replaced by the value, for the names of the sweep and nothing else.
+    """Replace `{name}` by its value, only for names of the sweep.
 
-    `${name}` is the shell's, which finds the value in the environment.
+    Leaves `${name}` to the shell, which reads the value from the environment.
     """
     return PLACE.sub(lambda found: values.get(found[1], found[0]), text) if "{" in text else text
 
 
 PLACE = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""Where a text has room for a value."""
+"""Placeholder for a value in a text."""
 
 
 def swept_name(name: str, array: ArraySpec, task: int) -> str:
-    """The name of a task: with its values in the places that it has for them, or else behind it."""
+    """Name of a task: its values fill the placeholders, or are appended without any."""
     values = swept(array, task)
     filled = fill(name, values)
     if filled != name:
@@ -171,12 +170,12 @@ def swept_name(name: str, array: ArraySpec, task: int) -> str:
 
 
 def job_count(job: Job) -> int:
-    """How many jobs a row stands for: an array for its tasks without a row as long as these may start."""
+    """Number of jobs in a row: an array counts its tasks without a row as long as these can start."""
     if not job.is_array:
         return 1
     return len(tasks_left(job)) if job.state is JobState.PENDING else 0
 
 
 def jobs_in(spec: JobSpec) -> int:
-    """How many jobs a submission makes: of an array each task is one."""
+    """Number of jobs in a submission: an array counts each task."""
     return 1 if spec.array is None else len(tasks_of(spec.array.tasks))

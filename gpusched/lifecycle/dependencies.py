@@ -1,14 +1,14 @@
-"""Dependencies in Slurm's words: `afterok:1:2,afterany:3`, and `?` in place of `,` for "any of".
+"""Dependencies in Slurm's syntax: `afterok:1:2,afterany:3`, with `?` in place of `,` for "any of".
 
-after      has started, or was cancelled before it could; `after:1+10` ten minutes later
+after      has started, or was cancelled before its start; `after:1+10` ten minutes later
 afterany   has ended
 afterok    has COMPLETED
-afternotok has ended in any other way
-aftercorr  as afterok; of an array, the task with the same number
+afternotok has ended in any other state
+aftercorr  as afterok; for an array, the task with the same number
 singleton  every earlier unfinished job of the same user and name has ended
 
-A job has ended when it will not run again: one that is retried or requeued has not. A task of an array is recorded with
-its id, `afterok:42_7=50`, and shown without.
+A job has ended once it will not run again: one that is retried or requeued has not. A task of an array is recorded by
+its id, `afterok:42_7=50`, and shown without it.
 """
 
 from __future__ import annotations
@@ -29,71 +29,71 @@ _UNKNOWN_HERE = ("afterburstbuffer", "expand")
 
 
 class Parent(NamedTuple):
-    """What a dependency looks at in a job that it names."""
+    """State of a job named in a dependency, as far as dependencies need it."""
 
     state: JobState
     start_at: float | None = None
-    """Of its last run, if it has had one."""
+    """Start of its last run, if any."""
     end_at: float | None = None
     """Set when the state is final."""
     is_left_out: bool = False
-    """It was ended because what it waited for could never come true."""
+    """It ended because its own dependency could never be satisfied."""
 
 
 Lookup = Callable[[int], Parent | None]
-"""What is known of a job; None when it does not exist any more."""
+"""Look up a job by id; None once it is deleted."""
 
 
 class Condition(Value):
-    """One job and what must have become of it; `singleton` names none and has 0."""
+    """One job and the required outcome; `singleton` has no job and id 0."""
 
     kind: str
     job_id: int = 0
     delay_s: int = 0
-    """With `after`: so long after the start."""
+    """For `after`: delay after the start."""
     task: str = ""
-    """Of a task of an array what people call it: `42_7`."""
+    """For an array task: its display id, `42_7`."""
 
     @property
     def shown_id(self) -> str:
-        """The job as people know it."""
+        """Id for display."""
         return self.task or str(self.job_id)
 
     @property
     def array_id(self) -> int | None:
-        """Of a task, its array."""
+        """For a task: id of its array."""
         return int(self.task.partition("_")[0]) if self.task else None
 
 
 class Expression(Value):
-    """All of the conditions, or any of them."""
+    """A conjunction or disjunction of conditions."""
 
     conditions: tuple[Condition, ...]
     is_any: bool = False
 
     @property
     def job_ids(self) -> tuple[int, ...]:
-        """The jobs that are named, each once, ascending."""
+        """Named jobs, ascending, without duplicates."""
         return tuple(sorted({condition.job_id for condition in self.conditions if condition.job_id}))
 
     @property
     def is_singleton(self) -> bool:
-        """Whether earlier jobs of the same user and name count."""
+        """Whether it depends on earlier jobs of the same user and name."""
         return any(condition.kind == SINGLETON for condition in self.conditions)
 
 
 @dataclass(frozen=True, slots=True)
 class Satisfied:
-    """The job may start, from the instant `at` on."""
+    """The job can start from `at` on."""
 
     at: float = 0.0
     text: str = ""
-    """What `at` is reckoned from, when there is one."""
+    """The event that `at` is computed from, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsatisfied:
-    """It may come true: `ids` are the jobs that it waits for."""
+    """Still undecided: `ids` are the unfinished jobs it depends on."""
 
     text: str
     ids: tuple[int, ...]
@@ -101,12 +101,12 @@ class Unsatisfied:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """It cannot come true any more: `id` is the job that decided it."""
+    """Can never be satisfied: `id` is the deciding job."""
 
     text: str
     id: int
     is_spared: bool = False
-    """Because others went well: a failure did not come, or what was to follow one has been left out."""
+    """Caused by success elsewhere: an expected failure did not occur, or a job to follow it was left out."""
 
 
 Verdict = Satisfied | Unsatisfied | Never
@@ -114,7 +114,7 @@ Verdict = Satisfied | Unsatisfied | Never
 
 @lru_cache(maxsize=4096)
 def parse_dependency(text: str) -> Expression:
-    """Read a dependency. Raises: ValueError with a sentence that quotes what cannot be read."""
+    """Parse a dependency. Raises: ValueError with a sentence that quotes the invalid part."""
     if "," in text and "?" in text:
         raise ValueError(f"{text!r} mixes ',' (all of) and '?' (any of); use one of them")
     conditions: list[Condition] = []
@@ -165,14 +165,14 @@ _ITS_ID = re.compile(r"=\d+")
 
 
 def as_typed(dependency: str | None) -> str | None:
-    """A dependency as people write it: tasks of arrays without their ids."""
+    """Convert a dependency to the form typed by people: array tasks without ids."""
     return dependency and _ITS_ID.sub("", dependency)
 
 
 def evaluate(expression: Expression, lookup: Lookup, earlier: int | None = None) -> Verdict:
-    """Whether the dependency holds, as far as is known of the jobs it names.
+    """Evaluate the dependency from the known states of its jobs.
 
-    Args: earlier: the first unfinished job of the same user and name that is before this one, for `singleton`.
+    Args: earlier: the first unfinished earlier job of the same user and name, for `singleton`.
     """
     waiting: list[int] = []
     texts: list[str] = []
@@ -233,7 +233,7 @@ def _evaluate_one(condition: Condition, lookup: Lookup, earlier: int | None) -> 
 
 
 def _delayed(condition: Condition, known: Parent) -> Satisfied:
-    """So long after the start, or after the end of a job that never started."""
+    """Apply the delay to the start, or to the end of a job that never started."""
     minutes, name = condition.delay_s // 60, condition.shown_id
     if known.start_at is not None:
         return Satisfied(known.start_at + condition.delay_s, f"{minutes} min after the start of job {name}")
@@ -242,9 +242,9 @@ def _delayed(condition: Condition, known: Parent) -> Satisfied:
 
 
 def find_cycle(edges: Mapping[int, Collection[int]]) -> tuple[int, ...] | None:
-    """A circle of jobs that wait for each other, first job repeated at the end; None when there is none.
+    """Find a dependency cycle, returned with its first job repeated at the end; None without one.
 
-    Args: edges: the jobs that each job names; jobs that name none may be left out.
+    Args: edges: dependencies of each job; jobs without any may be omitted.
     """
     done: set[int] = set()
     for root in sorted(edges):

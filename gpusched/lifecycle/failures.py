@@ -1,15 +1,15 @@
-"""Whose fault a failure is: the program's, or the GPU's.
+"""Attribution of failures to the program or the GPU.
 
-The driver reports faults by number (XID). [fault] says which of them are the hardware's: a run that failed while its
-card had one of those is a victim, to be run again without using up a retry; so is one that lost its card. All other
-faults, a program's illegal access among them, stay the run's own. A run that found the card's memory taken by processes
-that are no jobs, or by what an earlier run left behind, is a victim too.
+The driver reports faults by number (XID). [fault] lists the hardware faults: a run that failed while its card had one
+of those is a victim and is repeated without using up a retry, as is a run that lost its card. All other faults, such
+as a program's illegal access, remain the run's own. A run that found the card's memory taken by processes without a
+job, or by leftovers of an earlier run, is also a victim.
 
-But a fault can also be what the program does to cards: a job whose repetitions meet the same fault is held, before it
-has taken out every card of the machine.
+But programs can also cause hardware faults: a job with the same fault in each repetition is held before it has taken
+out every card of the machine.
 
-Where the driver tells nothing, runs that fail in their first seconds speak of the card as well: those of several users
-in a row, while nobody else's run survives there. One user's mistake, however often repeated, never does.
+Without driver reports, runs that fail in their first seconds are evidence against the card, if several users in a row
+are affected and no other user's run survives there. Failures of one user alone never are, however many.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ MEANINGS = {
 """Source: NVIDIA's catalog of XID errors."""
 
 WAS_LOST = "was lost"
-"""What is said of a card that the driver lost, whether it gave a number for it or not."""
+"""Description of a card that the driver lost, with or without a number."""
 
 _TOLD_LATE_S = 5.0
-"""A fault may be told of so long after the run that it ended."""
+"""Maximum delay of a fault report after the end of the affected run."""
 _COUNTERPART_S = 5.0
-"""Between the event and the line in the log at most."""
+"""Maximum time between the event and the log line of one fault."""
 _SAME_S = 1.0
-"""Lines of the log about one fault are not further apart."""
+"""Maximum time between log lines about one fault."""
 _MOST_FAULTS = 1000
 _BLAMED = (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.TIMEOUT)
 _OWN_CODES = frozenset({2, 126, 127})
-"""Wrong usage, a program that cannot be executed, one that is not there: nothing that a card could cause."""
+"""Exit codes for wrong usage, a program that cannot be executed and a missing one: no card can cause these."""
 
 
 class GpuFault(Value):
-    """What the driver told of one card. `at` is when it happened, of a lost card when that was first seen."""
+    """A reported fault of one card. `at` is its time; for a lost card, the time of detection."""
 
     uuid: str
     index: int
     xid: int | None
-    """None: the driver lost the card, whether it gave a reason or not."""
+    """None: the driver lost the card, with or without a stated reason."""
     at: float
     sequence: int | None = None
-    """Of its first record in the kernel's log; None while only the event was heard."""
+    """Sequence number of its first kernel log record; None while only the event was received."""
     is_event: bool = True
-    """It was heard as an event of the driver."""
+    """Whether the driver's event was received."""
 
     @property
     def text(self) -> str:
@@ -79,15 +79,15 @@ class GpuFault(Value):
 
     @property
     def meaning(self) -> str | None:
-        """What the number says, where it is known."""
+        """Meaning of the number, if known."""
         return None if self.xid is None else MEANINGS.get(self.xid)
 
 
 def add_fault(known: Sequence[GpuFault], heard: GpuFault) -> tuple[tuple[GpuFault, ...], bool]:
-    """What is known after a fault was heard of, and whether it is a new one.
+    """Record a report of a fault; also returns whether the fault is new.
 
-    Every fault is told of twice where both ways are open, as an event and in the kernel's log, in either order; one
-    fault may fill several lines of the log; and the log is read again whenever its reader is started again.
+    If both channels work, every fault is reported twice, as an event and in the kernel log, in either order; one fault
+    may fill several lines of the log; and the log is reread whenever its reader restarts.
     """
     like = [other for other in known if other.uuid == heard.uuid and other.xid == heard.xid]
     if heard.sequence is not None and any(other.sequence == heard.sequence for other in like):
@@ -106,18 +106,18 @@ def add_fault(known: Sequence[GpuFault], heard: GpuFault) -> tuple[tuple[GpuFaul
 
 
 def _is_counterpart(known: GpuFault, heard: GpuFault) -> bool:
-    """Whether the other way of hearing of a fault may now tell of one that is known from one way alone."""
+    """Whether this report is the second one, by the other channel, of a fault known from one channel."""
     is_missing = known.sequence is None if heard.sequence is not None else not known.is_event
     return is_missing and abs(known.at - heard.at) <= _COUNTERPART_S
 
 
 def is_hardware(fault: GpuFault, settings: FaultSettings) -> bool:
-    """Whether it is the card's and not the program's."""
+    """Whether the fault is the hardware's, not the program's."""
     return fault.xid is None or fault.xid in settings.xid_victim or fault.xid in settings.xid_drain
 
 
 def takes_out(fault: GpuFault, settings: FaultSettings, clearance: Clearance | None) -> bool:
-    """Whether a fault makes its card suspect: not when somebody has cleared the card since."""
+    """Whether a fault makes its card suspect: not if the card was cleared since."""
     if clearance is not None and fault.at <= clearance.at:
         return False
     return settings.return_to_service != "auto" if fault.xid is None else fault.xid in settings.xid_drain
@@ -126,8 +126,8 @@ def takes_out(fault: GpuFault, settings: FaultSettings, clearance: Clearance | N
 def awaits_faults(run: Run, faults_until: float | None, now: float, wait_s: float) -> bool:
     """Whether a fault that explains the run's failure may still be unread.
 
-    Args: faults_until: faults from before this instant have been read, None where nothing tells of them; wait_s:
-        longest wait after the end of the run.
+    Args: faults_until: faults before this instant have been read, None without a source of faults; wait_s: maximum
+    wait after the end of the run.
     """
     if faults_until is None or run.outcome not in _BLAMED or run.end_at is None:
         return False
@@ -135,9 +135,9 @@ def awaits_faults(run: Run, faults_until: float | None, now: float, wait_s: floa
 
 
 def fault_of(run: Run, faults: Iterable[GpuFault], xids: Container[int]) -> GpuFault | None:
-    """The first fault of these numbers that a card of the run had while it ran, or the loss of one until now.
+    """The run's first fault with one of these numbers, or the loss of a card up to now.
 
-    Of a run that has not ended: so far.
+    For an open run: so far.
     """
     if run.start_at is None:
         return None
@@ -153,7 +153,7 @@ def fault_of(run: Run, faults: Iterable[GpuFault], xids: Container[int]) -> GpuF
 
 
 def attribute_to_gpu(run: Run, fault: GpuFault | None) -> Run:
-    """The ended run as a victim of this fault, when it had one and did not end well or on purpose; else as it is."""
+    """Mark the ended run as a victim of this fault, unless it ended well or on purpose."""
     if fault is None:
         return run
     gpu = f"GPU {gpu_label(fault.index)}"
@@ -167,9 +167,9 @@ def attribute_to_gpu(run: Run, fault: GpuFault | None) -> Run:
 
 
 def attribute_to_foreign_use(run: Run, foreign_mib: Mapping[str, int], early_s: float, least_mib: int) -> Run:
-    """The ended run, as a victim if memory that it needed was held without a booking; else as it is.
+    """Mark the ended run as a victim if unbooked use took memory it needed; otherwise return it unchanged.
 
-    Args: foreign_mib: by GPU UUID, at its recent peak. early_s, least_mib: how soon, and how much, excuses it.
+    Args: foreign_mib: by GPU UUID, at its recent peak. early_s, least_mib: latest failure and least use that excuse it.
     """
     if run.outcome is not JobState.OUT_OF_MEMORY or run.start_at is None or run.end_at is None:
         return run
@@ -195,18 +195,18 @@ class EarlyFailure:
     user: str
     job_id: int
     name: str
-    """Of the job, as people know it."""
+    """Display name of the job."""
 
 
 Evidence = dict[str, tuple[EarlyFailure, ...]]
-"""By GPU UUID: early failures in a row, oldest first. Never changed, only replaced."""
+"""By GPU UUID: consecutive early failures, oldest first. Immutable."""
 
 
 def add_evidence(evidence: Evidence, job: Job, run: Run, settings: FaultSettings) -> Evidence:
-    """What is known of the cards after a run has ended.
+    """Update the evidence about cards after the end of a run.
 
-    A run that survived its first seconds clears all its cards. One that failed in them speaks against its card if it
-    had one alone; a job that fails so on two cards speaks against none.
+    A run that survives its first seconds clears all its cards. An early failure counts against its card if the run had
+    only one; a job with early failures on two cards counts against none.
     """
     if run.outcome is None or run.start_at is None or run.end_at is None or not run.gpus:
         return evidence
@@ -234,7 +234,7 @@ _MOST_ROWS = 100
 
 
 def suspicion(rows: tuple[EarlyFailure, ...], settings: FaultSettings) -> str | None:
-    """Why a card is suspect by these failures; None when it is not."""
+    """Why these failures make a card suspect; None if they do not."""
     users = {row.user: row.name for row in rows}
     if not settings.early_users or len(users) < settings.early_users:
         return None
@@ -247,7 +247,7 @@ def suspicion(rows: tuple[EarlyFailure, ...], settings: FaultSettings) -> str | 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a run comes from, to recognise others of the same job, array or program."""
+    """Origin of a run, to match runs of the same job, array or program."""
 
     user: str
     program: str
@@ -255,7 +255,7 @@ class Origin:
     array_id: int | None = None
 
     def is_like(self, other: Origin) -> bool:
-        """Whether what one does to cards says something of the other."""
+        """Whether hardware faults of one are evidence about the other."""
         if self.user != other.user:
             return False
         return self.job_id == other.job_id or self.program == other.program or self._is_in_array_of(other)
@@ -266,30 +266,30 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class FaultyRun:
-    """A run with the fault of the hardware that its card had meanwhile."""
+    """A run with the hardware fault that its card had at the time."""
 
     origin: Origin
     shown_id: str
-    """Of the job, as people know it."""
+    """Display id of the job."""
     number: int
     fault: GpuFault
 
     @property
     def xid(self) -> int:
-        """By which faults are the same; a lost card has fallen off the bus."""
+        """Number that identifies equal faults; a lost card counts as fallen off the bus."""
         return _FALLEN if self.fault.xid is None else self.fault.xid
 
 
 _FALLEN = 79
 _LIKE_S = 86400.0
-"""Faults of other jobs like it count for so long."""
+"""How long faults of other, similar jobs count."""
 
 
 def repeated(last: FaultyRun, known: Iterable[FaultyRun], hold_after: int) -> tuple[FaultyRun, ...]:
-    """The runs that show the job of the last one to take out cards, oldest first; none while they are too few.
+    """Runs that show the last run's job to take out cards, oldest first; empty while too few.
 
-    A job's own runs count on whichever card; those of others like it only on other cards, since a broken card would
-    fail them too.
+    The job's own runs count on any card; runs of similar jobs only on other cards, since a broken card would fail
+    them, too.
     """
     same = [one for one in known if one.xid == last.xid and one.origin.is_like(last.origin)]
     own = [one for one in same if one.origin.job_id == last.origin.job_id]

@@ -1,6 +1,6 @@
-"""What runs after a job's last failure (`--fallback`): a job of its own, right behind the failed one.
+"""The fallback of a failed job (`--fallback`): a job of its own, queued directly after the failed one.
 
-The failed job stays as it ended; both name each other. A fallback has no fallback and is not retried.
+The failed job keeps its final state; both refer to each other. A fallback has no fallback and is not retried.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from gpusched.model.states import JobState
 from gpusched.model.value import replace
 
 FAILURES = frozenset({JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL})
-"""Ends that a fallback follows. A cancelled or preempted job was ended on purpose, one past its deadline comes
-too late."""
+"""Final states that trigger a fallback. A cancelled or preempted job was ended on purpose, and past its deadline a
+fallback comes too late."""
 
 _LONGEST_NAME = 200
 _SUFFIX = "-fallback"
@@ -19,9 +19,9 @@ _OWN_FILE = ("%j", "%J", "%A")
 
 
 def wants_fallback(job: Job) -> bool:
-    """Whether the job has failed for good, asked for a fallback and has none yet.
+    """Whether the job has failed for good and requested a fallback that does not exist yet.
 
-    The row of an array runs nothing: its tasks have fallbacks of their own.
+    The row of an array has no runs: its tasks have fallbacks of their own.
     """
     return (
         job.spec.fallback is not None
@@ -33,13 +33,13 @@ def wants_fallback(job: Job) -> bool:
 
 
 def make_fallback(job: Job, job_id: int, now: float, default_output: str) -> tuple[Job, Job, tuple[JobEvent, ...]]:
-    """The failed job with its fallback's id, the fallback, and what their stories say.
+    """Make the fallback: returns the failed job with its fallback's id, the fallback, and events for both histories.
 
-    The fallback asks for what the job asked for last and counts its age from where the job did, so that it is next in
-    line where the job was; after one that was ended at its time limit, and so had all that it asked for, from now. It
-    belongs to the pipeline of the job, and is held when the job was.
+    The fallback has the job's last request and inherits the start of its age, so that it takes the job's place in the
+    queue; after a timeout, when the job had its full time, its age starts now. It belongs to the job's pipeline, and is
+    held if the job was.
 
-    Args: default_output: the output pattern of a job that names none.
+    Args: default_output: output pattern of a job without one.
     """
     text = f"fallback of job {job.shown_id}, which ended as {job.state}: {job.reason_text or job.reason}"
     made = Job(
@@ -96,7 +96,7 @@ def _spec(job: Job, default_output: str) -> JobSpec:
 
 
 def _beside(pattern: str | None, default: str) -> str | None:
-    """A log of its own: the failed job's must stay as it is."""
+    """A separate log, to preserve that of the failed job."""
     shown = default if pattern is None else pattern
     if shown.startswith("/dev/") or any(word in shown for word in _OWN_FILE):
         return pattern

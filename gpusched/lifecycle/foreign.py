@@ -1,6 +1,6 @@
-"""Who of those that use a GPU without a job is told so, and who is ended: from what is known of them to steps.
+"""Decides which users of GPUs without a job are alerted, and which processes are killed.
 
-No process is ended without notice, or for a GPU that no job waits for. System processes are left alone.
+No process is killed without notice, or for a GPU that no job is pending for. System processes are left alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpusched.model.units import format_duration, format_size_mib, gpu_label, gp
 from gpusched.model.value import Value, replace
 
 FIRST_PERSON_UID = 1000
-"""Below are the system's accounts."""
+"""Lowest uid of a person; system accounts are below."""
 
 _SYSTEM = frozenset(
     {
@@ -38,19 +38,19 @@ _SYSTEM_BEGINS = ("nvidia-cuda-mps", "systemd")
 
 
 class ForeignGpuUse(Value):
-    """A GPU that foreign processes keep from jobs, and one process's use of it."""
+    """A GPU blocked by foreign processes, and one process's use of it."""
 
     uuid: str
     index: int
     vram_mib: int | None
     idle_s: float | None
-    """How long it has done nothing for anybody; None while it works."""
+    """How long the whole GPU has been idle; None while it is busy."""
     bookers: frozenset[int] = frozenset()
-    """Uids of those whose jobs have booked it."""
+    """Uids of the users whose running jobs booked it."""
 
 
 class ForeignProcess(Value):
-    """A process of no job that is on cards which its like close to jobs."""
+    """A process without a job, on cards that foreign use blocks for jobs."""
 
     pid: int
     start_ticks: int
@@ -58,36 +58,36 @@ class ForeignProcess(Value):
     user: str
     name: str
     program: str | None
-    """Name of the file that it executes, if that belongs to root; else it says nothing."""
+    """File name of its executable if root owns that file; otherwise untrusted and None."""
     cards: tuple[ForeignGpuUse, ...]
     since_at: float
-    """Since when it has been seen there."""
+    """Time of its first sighting there."""
     waiting: tuple[str, ...] = ()
-    """Of each job that would start on its cards now without foreign processes: its queue."""
+    """Queues of the jobs that would start on its cards now without foreign processes, one entry per job."""
     first_told_at: float | None = None
     told_at: float | None = None
     ending_at: float | None = None
-    """When it was told to end."""
+    """Time of its TERM."""
 
     @property
     def disturbed(self) -> tuple[ForeignGpuUse, ...]:
-        """Its cards that jobs of others have booked."""
+        """Its cards that are booked by jobs of other users."""
         return tuple(card for card in self.cards if card.bookers - {self.uid})
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignNotice:
-    """Its owner is to be told, as one of `jobs` who wait."""
+    """An alert to its owner; `jobs` counts the pending jobs that it blocks."""
 
     stranger: ForeignProcess
     jobs: int
     ends_after_s: float | None = None
-    """So long from now at the earliest it is ended; None when it is not."""
+    """Minimum time from now until the process is killed; None if it will not be."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignEnd:
-    """It is to be ended: with TERM first, then, when that did not do it, with KILL."""
+    """The process is to be ended: with TERM first, later with KILL if it survives."""
 
     stranger: ForeignProcess
     jobs: int
@@ -102,7 +102,7 @@ def is_of_the_system(program: str | None) -> bool:
 def steps(
     strangers: Iterable[ForeignProcess], settings: ForeignSettings, now: float
 ) -> tuple[ForeignNotice | ForeignEnd, ...]:
-    """What is due about each, in their order."""
+    """Due steps, in the order of the processes."""
     found = []
     for stranger in strangers:
         step = None if is_exempt(stranger, settings) else _step(stranger, settings, now)
@@ -112,7 +112,7 @@ def steps(
 
 
 def is_exempt(stranger: ForeignProcess, settings: ForeignSettings) -> bool:
-    """Whether it is left alone for what it is or whose it is."""
+    """Whether its program or owner exempts it."""
     return (
         stranger.uid < FIRST_PERSON_UID
         or stranger.user in settings.exempt_users
@@ -146,7 +146,7 @@ def _ends_at(stranger: ForeignProcess, settings: ForeignSettings, now: float) ->
 
 
 def messages(step: ForeignNotice, ways: Sequence[str], others: frozenset[int], node: str, now: float) -> list[Alert]:
-    """What is told to the owner, and with `wall` to the `others`."""
+    """Alerts to the owner and, with `wall`, to the `others`."""
     stranger = step.stranger
     direct = tuple(f"@{way}" for way in ways if way in ("write", "mail"))
     text = _text(step, node, now, "your process", "Make it a job, while it runs, with")
@@ -180,7 +180,7 @@ def messages(step: ForeignNotice, ways: Sequence[str], others: frozenset[int], n
 
 
 def _text(step: ForeignNotice, node: str, now: float, whose: str, how: str) -> str:
-    """Which process, which card, since when, who waits, and what to do: sentences on lines of their own."""
+    """Process, card, start, pending jobs, and advice: one sentence per line."""
     stranger = step.stranger
     idle = [card.idle_s for card in stranger.cards]
     idles = [one for one in idle if one is not None]
@@ -203,7 +203,7 @@ def _text(step: ForeignNotice, node: str, now: float, whose: str, how: str) -> s
 
 
 def held_by(stranger: ForeignProcess) -> str:
-    """Its cards, and how much it has of each."""
+    """Its cards, and its memory on each."""
     return "GPU " + ", ".join(
         gpu_label(card.index) + ("" if card.vram_mib is None else f" ({format_size_mib(card.vram_mib)})")
         for card in stranger.cards
@@ -212,7 +212,7 @@ def held_by(stranger: ForeignProcess) -> str:
 
 @dataclass(slots=True)
 class OwnerNotes:
-    """What is remembered of one process."""
+    """Notification state of one process."""
 
     since_at: float
     uid: int
@@ -221,7 +221,7 @@ class OwnerNotes:
     first_told_at: float | None = None
     told_at: float | None = None
     told_by: list[str] = field(default_factory=list)
-    """Ways by which the last message reached them: write, mail, names of their targets."""
+    """Channels that delivered the last message: write, mail, names of the owner's targets."""
     untold: str | None = None
-    """Why a way did not."""
+    """Why a channel failed."""
     ending_at: float | None = None

@@ -1,11 +1,11 @@
-"""GPUs of a running job that do nothing: since when, and what is due about it.
+"""Idle GPUs of running jobs: since when, and the resulting actions.
 
-Readings are summed up in windows of [idle] window_s. A window in which the busiest card of the run worked less than
-[idle] utilisation on average is idle, and `idle_at` is where the first of an unbroken row of idle windows began.
-What cannot be read breaks the row: unknown is never idle.
+Readings are aggregated in windows of [idle] window_s. A window is idle if the mean utilisation of the run's busiest
+card was below [idle] utilisation; `idle_at` is the start of the first in an unbroken series of idle windows.
+Unreadable values break the series: unknown is never idle.
 
-Idle cards alone end nothing. That takes a run that is `quiet` as well: no traffic in the cards' memory, next to no CPU
-time, no log or checkpoint that changed. `quiet_at` is since when all of that was known to hold.
+Idle cards alone never end a run. It must also be `quiet`: no traffic in the cards' memory, next to no CPU time, no
+change to logs or checkpoints. `quiet_at` is the time since which all of that has been known to hold.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gpusched.model.settings import IdleSettings, Settings
 from gpusched.model.value import Value, replace
 
 _MISSED = 3
-"""Windows without a reading after which nothing is known of the time before."""
+"""Windows without a reading after which earlier readings no longer count."""
 
 
 class IdleStep(IntEnum):
-    """What was done about the idle GPUs of a run; each at most once, in this order."""
+    """Steps taken about the idle GPUs of a run; each at most once, in this order."""
 
     NONE = 0
     TOLD = 1
@@ -32,28 +32,28 @@ class IdleStep(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuLoadReading:
-    """The cards of a run in one reading, the busiest counting; None when it is not known of one that could be busy."""
+    """One reading of a run's cards, taken from the busiest; None if a card that could be busy is unknown."""
 
     at: float
     utilisation: float | None
     """0 to 1."""
     traffic: float | None
-    """Share of time in which the cards' memory was read or written, 0 to 1."""
+    """Fraction of time with the cards' memory being read or written, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the processes of a run have done beside their GPUs."""
+    """Activity of a run's processes other than on GPUs."""
 
     at: float
     cpu_s: float | None
-    """CPU time of all its processes so far; None when unknown."""
+    """Total CPU time of its processes; None when unknown."""
     marks: tuple[object, ...] | None
-    """Something that changes when its logs grow or its work is saved; None when unknown."""
+    """Changes whenever its logs grow or its checkpoints are written; None when unknown."""
 
 
 class IdleStreak(Value):
-    """What is remembered of one run between two readings."""
+    """State of one run between two readings."""
 
     last: GpuLoadReading
     window_at: float
@@ -65,13 +65,12 @@ class IdleStreak(Value):
 
     @property
     def mean(self) -> float:
-        """Utilisation in the window so far."""
+        """Mean utilisation in the window so far."""
         passed_s = self.last.at - self.window_at
         return self.busy_s / passed_s if passed_s > 0 else self.last.utilisation or 0.0
 
 
 def add_reading(before: IdleStreak | None, look: GpuLoadReading, settings: IdleSettings) -> IdleStreak:
-    """Take in one reading."""
     fresh = IdleStreak(look, look.at)
     if before is None or look.utilisation is None or before.last.utilisation is None:
         return fresh
@@ -91,7 +90,6 @@ def add_reading(before: IdleStreak | None, look: GpuLoadReading, settings: IdleS
 
 
 def add_activity(before: IdleStreak, activity: Activity, settings: IdleSettings) -> IdleStreak:
-    """Take in what the processes have done since the last time."""
     earlier = before.activity
     after = replace(before, activity=activity)
     if earlier is None or not _is_still(before.last, settings):
@@ -110,7 +108,7 @@ def _is_still(look: GpuLoadReading, settings: IdleSettings) -> bool:
 
 
 def idle_since(seen: IdleStreak | None, now: float, settings: IdleSettings) -> float | None:
-    """Since when the cards do nothing, when that is long enough to be told; None when they work, or unknown."""
+    """Start of the idle time once it is long enough to alert; None while busy or unknown."""
     if seen is None or seen.idle_at is None or not settings.after_s or not _is_idle_now(seen, now, settings):
         return None
     return seen.idle_at if now - seen.idle_at >= settings.after_s else None
@@ -125,9 +123,9 @@ def _is_idle_now(seen: IdleStreak, now: float, settings: IdleSettings) -> bool:
 def due(
     seen: IdleStreak | None, done: int, now: float, settings: IdleSettings, *, can_requeue: bool
 ) -> IdleStep | None:
-    """The next step about a run's idle GPUs, of which `done` was the last; None when nothing is due.
+    """Next step about a run's idle GPUs after `done`; None when nothing is due.
 
-    A job that must not be run again is not ended where the settings say `requeue`.
+    A job with --no-requeue is not ended if the settings say `requeue`.
     """
     since = idle_since(seen, now, settings)
     if seen is None or since is None:
@@ -146,7 +144,7 @@ def due(
 
 
 def is_exempt(spec: JobSpec, settings: Settings) -> bool:
-    """Whether nobody looks at its GPUs: it said so, or its queue or QOS, or it has a lease that ends it sooner."""
+    """Whether its GPUs are not monitored: by its own option, its queue or QOS, or since its lease ends it sooner."""
     lease_s = None if spec.interactive is None else spec.interactive.lease_s
     is_leased = lease_s is not None and lease_s <= settings.idle.then_after_s
     if spec.ignore_idle or is_leased or not spec.request.gpus:

@@ -1,4 +1,4 @@
-"""Where the output of a run goes: sbatch's filename patterns filled in."""
+"""Output paths of runs: expands sbatch's filename patterns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpusched.model.job import Job
 
 
 def expand_pattern(pattern: str, job: Job, node: str) -> str:
-    """Fill in an output pattern: `%j %J %A %a %x %u %N %n %t %s %%`, numbers padded by `%5j`.
+    """Expand an output pattern: `%j %J %A %a %x %u %N %n %t %s %%`, numbers padded by `%5j`.
 
     Source: the filename patterns of sbatch. An unknown letter stays as it is. A slash in a name
-    becomes `_`, so that a job's name cannot lead the file elsewhere.
+    becomes `_`, so that a job's name cannot redirect the file.
     """
     out = []
     for literal, letter, width in _pieces(pattern):
@@ -45,9 +45,9 @@ _LETTERS: Mapping[str, Callable[[Job, str], str | int]] = {
 
 @lru_cache(1024)
 def _pieces(pattern: str) -> tuple[tuple[str, str, int], ...]:
-    """What an output pattern consists of: text, or a letter and the width that its number is padded to.
+    """Split an output pattern into text, or a letter and the padding width of its number.
 
-    Nearly all jobs have the same few patterns.
+    Cached, since nearly all jobs share a few patterns.
     """
     pieces = []
     at = 0
@@ -74,15 +74,15 @@ def _pieces(pattern: str) -> tuple[tuple[str, str, int], ...]:
 
 @lru_cache(1024)
 def _prefix(folder: str) -> str:
-    """A folder as the begin of the path of a file in it."""
+    """A folder as a path prefix."""
     return posixpath.join(posixpath.normpath(folder), "")
 
 
 def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[str, str | None]:
-    """Absolute paths of a run's output and error; None when errors go into the output.
+    """Absolute paths of a run's stdout and stderr; None when stderr goes to stdout.
 
-    Runs after the first get their number as a suffix, so that no log of an earlier attempt is lost;
-    with `--open-mode=append` all runs write to one file, with `truncate` each empties it as in Slurm.
+    Later runs get their number as a suffix, to preserve the logs of earlier attempts;
+    with `--open-mode=append` all runs write to one file, with `truncate` each run truncates it as in Slurm.
     """
     launch = job.spec.launch
     suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
@@ -108,6 +108,6 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
 
 
 def values_of(job: Job) -> dict[str, str]:
-    """What a task of a sweep has in the places that are named for it; nothing for any other job."""
+    """Values of a sweep task for its placeholders; empty for any other job."""
     array = job.spec.array
     return {} if array is None or not array.sweep or job.task is None else swept(array, job.task)

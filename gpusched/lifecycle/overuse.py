@@ -1,8 +1,8 @@
-"""Runs on shared cards that use more VRAM than they booked: when they are told, when one is ended, who is a victim.
+"""Runs that exceed their VRAM bookings on shared cards: alerts, ends, and the attribution of victims.
 
-A booking of VRAM binds nobody unless the hardware or MPS holds it. What is left is to watch: each reading sets what a
-run holds on its cards against what it booked. Only an unbroken row of readings counts; what cannot be read, or cannot
-be told apart, breaks the row: unknown is never over. A run that has its cards to itself is not looked at.
+A VRAM booking is not enforced without MIG or MPS, only monitored: each reading compares a run's use of its cards with
+its bookings. Only an unbroken series of readings counts; an unreadable or ambiguous reading breaks it: unknown is
+never over. Runs without neighbours on their cards are not monitored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpusched.model.units import format_duration, format_size_mib, gpu_label, gp
 from gpusched.model.value import Value, replace
 
 BEFORE_S, AFTER_S = 10.0, 2.0
-"""Readings from so long before the end of a run until so long after it speak of what its memory ran out of."""
+"""Readings within this window around the end of a run can explain its out-of-memory error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +33,25 @@ class SharedGpuReading:
 
 
 class OveruseStreak(Value):
-    """What is remembered of one run between two readings."""
+    """State of one run between two readings."""
 
     at: float
     worst: ShareUse | None = None
-    """In the last reading, the card of which it holds most beyond its booking; None while it keeps to that."""
+    """In the last reading, the card with the largest excess over the booking; None while within the bookings."""
     since: float | None = None
-    """When the row of readings began that all show it over its booking."""
+    """Start of the unbroken series of readings over the booking."""
     readings: int = 0
 
 
 class OveruseStep(Enum):
-    """What is due about a run over its booking."""
+    """Due action about a run over its booking."""
 
     TOLD = "told"
     ENDED = "ended"
 
 
 def is_over(use: ShareUse, settings: GpuSettings) -> bool:
-    """Whether this is more than contexts and the like."""
+    """Whether the excess is more than CUDA contexts can explain."""
     return use.over_mib > settings.vram_over_mib
 
 
@@ -64,7 +64,7 @@ def overuse_text(use: ShareUse) -> str:
 def add_reading(
     before: OveruseStreak | None, at: float, uses: Sequence[ShareUse], settings: GpuSettings, gap_s: float
 ) -> OveruseStreak:
-    """Take in one reading of a run's shared cards; after a pause longer than `gap_s` the streak starts over."""
+    """Add one reading of a run's shared cards; after a pause longer than `gap_s` the streak starts over."""
     over = [use for use in uses if is_over(use, settings)]
     if not over:
         return OveruseStreak(at)
@@ -77,7 +77,7 @@ def add_reading(
 def due_step(
     seen: OveruseStreak | None, told_at: float | None, now: float, settings: GpuSettings, gap_s: float
 ) -> OveruseStep | None:
-    """What is due about a run whose owner was told at `told_at`, if ever. No run ends without notice or too soon."""
+    """Due action about a run; `told_at` is the alert to its owner, if any. No run ends without notice or too soon."""
     if seen is None or seen.since is None or settings.vram_over == "ignore":
         return None
     if seen.readings < settings.vram_over_polls or not 0 <= now - seen.at <= gap_s:
@@ -90,7 +90,7 @@ def due_step(
 
 
 def end_overuse(job: Job, use: ShareUse, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Have the run ended; the job is COMPLETING until it has. One that is being ended already is left alone."""
+    """Order the end of the run; the job is COMPLETING until then. No effect if it is already being ended."""
     if job.state is JobState.COMPLETING:
         return job, ()
     text = f"held {overuse_text(use)}"
@@ -99,7 +99,7 @@ def end_overuse(job: Job, use: ShareUse, now: float) -> tuple[Job, tuple[JobEven
 
 
 def endangered(look: SharedGpuReading, settings: GpuSettings) -> list[tuple[ShareUse, ShareUse]]:
-    """Runs that keep to their booking and may fail all the same, each with the run that holds most beyond its own."""
+    """Runs within their bookings that may still run out of memory, each with the run that exceeds its own most."""
     over = [use for use in look.uses if is_over(use, settings)]
     if not over:
         return []
@@ -110,9 +110,9 @@ def endangered(look: SharedGpuReading, settings: GpuSettings) -> list[tuple[Shar
 def crowded_victim(
     run: Run, looks: Sequence[SharedGpuReading], settings: GpuSettings, name_of: Callable[[str], str]
 ) -> Run:
-    """The ended run, as a victim of a neighbour if that held memory that this one had booked; else as it is.
+    """Mark the ended run as a victim if a neighbour used memory it had booked; otherwise return it unchanged.
 
-    Args: looks: of the run's cards, around its end. name_of: of a run's handle, the job as people know it.
+    Args: looks: readings of the run's cards around its end. name_of: display name of the job of a run's handle.
     """
     if run.outcome is not JobState.OUT_OF_MEMORY or run.reason is not ReasonCode.OUT_OF_MEMORY or run.end_at is None:
         return run
@@ -131,23 +131,23 @@ _NAME = 40
 
 @dataclass(frozen=True, slots=True)
 class Intruder:
-    """What is on one GPU without a booking in one reading: a foreign process, or all processes of one run."""
+    """Unbooked use of one GPU in one reading: a foreign process, or all processes of one run."""
 
     uuid: str
     index: int
     process: GpuProcess
-    """The foreign process; of a run the one that holds most."""
+    """The foreign process; for a run, its process with the most memory."""
     vram_mib: int | None
-    """Of all its processes; None when the driver does not tell for one of them."""
+    """Total of its processes; None when the driver does not report one of them."""
 
     @property
     def run(self) -> str | None:
-        """Handle of the run; None of a foreign process."""
+        """Handle of the run; None for a foreign process."""
         return self.process.run
 
     @property
     def key(self) -> tuple[str, str | int]:
-        """The same in every reading."""
+        """Identity across readings."""
         return self.uuid, self.process.pid if self.run is None else self.run
 
     @property
@@ -157,7 +157,7 @@ class Intruder:
 
 
 def intruders_of(uuid: str, index: int, processes: Iterable[GpuProcess]) -> list[Intruder]:
-    """The intruders of one GPU, those of one run as one."""
+    """Intruders on one GPU, the processes of one run grouped."""
     found: dict[str | int, Intruder] = {}
     for process in processes:
         one = Intruder(uuid, index, process, process.vram_mib)
@@ -174,24 +174,24 @@ def intruders_of(uuid: str, index: int, processes: Iterable[GpuProcess]) -> list
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An unbroken row of readings that show the same intruder on the same GPU."""
+    """An unbroken series of readings with the same intruder on the same GPU."""
 
     intruder: Intruder
-    """As of the last of them."""
+    """From the latest reading."""
     since_at: float
     at: float
     readings: int
 
 
 def sighted(before: Sighting | None, intruder: Intruder, at: float, gap_s: float) -> Sighting:
-    """Take in one reading; after a pause longer than `gap_s` the row begins again."""
+    """Add one reading; after a pause longer than `gap_s` the series starts over."""
     if before is None or not 0 <= at - before.at <= gap_s:
         return Sighting(intruder, at, at, 1)
     return Sighting(intruder, before.since_at, at, before.readings + 1)
 
 
 class UnbookedStep(Enum):
-    """What is due about a run on a GPU that it did not book."""
+    """Due action about a run on a GPU that it did not book."""
 
     TELL = "tell"
     END = "end"

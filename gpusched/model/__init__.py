@@ -1,4 +1,4 @@
-"""Values and enumerations that every part shares; arithmetic and validation, no behaviour.
+"""Values and enumerations shared by every part: arithmetic and validation, no behaviour.
 
-The package itself imports nothing: clients at the prompt use `model.units` and `model.states` alone.
+The package itself imports nothing, so that command-line clients can load `model.units` and `model.states` alone.
 """

@@ -1,4 +1,4 @@
-"""What people can be told of, and the facts that a message may use. `docs/reference/alerts.md` lists both."""
+"""Alert events and the facts for message templates; listed in `docs/reference/alerts.md`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "queue_empty": "all your jobs have ended",
     }
 )
-"""What a job can be told of with --notify, and what it means."""
+"""Job events for --notify, with their meanings."""
 
 OWNER_EVENTS: Mapping[str, str] = MappingProxyType(
     {"gpu_foreign": "a process of yours outside any job uses a GPU that pending jobs need"}
 )
-"""What users of the machine are told who may never have asked, see `[foreign]`."""
+"""Events sent to users of the machine even without a request, see `[foreign]`."""
 
 ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
     {
@@ -42,13 +42,13 @@ ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
         "foreign_ended": "a foreign process was killed for pending jobs, as set in `[foreign]`",
     }
 )
-"""What those are told whom `[alert] admin` names."""
+"""Events sent to the users in `[alert] admin`."""
 
 EACH_TASK = "array_tasks"
-"""Not an event: tell of each task of an array, not of the array as a whole."""
+"""A modifier, not an event: alert for each array task, not for the array as a whole."""
 
 ONCE = frozenset({"time_limit_80", "pending", "gpu_idle", "vram_over", "gpu_unbooked", "gpu_intruder"})
-"""What would be found again after a restart: kept in the table until the job has ended, so that it is told once."""
+"""Events that a restart would detect again: kept in the table until the job ends, so that each is sent once."""
 
 _GROUPS: Mapping[str, tuple[str, ...]] = {"all": tuple(EVENTS), "requeue": ("preempt", "retry"), "none": ()}
 _OTHERS = {
@@ -57,7 +57,7 @@ _OTHERS = {
     "time_limit_50": "time_limit_80",
     "invalid_depend": "fail",
 }
-"""Words of Slurm that are not known here, and the nearest that is."""
+"""Slurm words that gpusched lacks, with the nearest word that it has."""
 
 FACTS: Mapping[str, str] = MappingProxyType(
     {
@@ -85,38 +85,38 @@ FACTS: Mapping[str, str] = MappingProxyType(
         "output": "file with the run's output",
     }
 )
-"""What a template may use in braces, as `{name}`; what an event does not have is `-`."""
+"""Facts for templates, written as `{name}`; a fact that an event lacks becomes `-`."""
 
 Facts = tuple[tuple[str, str | int | float], ...]
-"""Names of FACTS with their values; instants as UTC epoch seconds."""
+"""Values of FACTS by name; instants as UTC epoch seconds."""
 
 
 class Alert(Value):
-    """One thing to tell one user: a row of the outbox, gone when everybody concerned was told."""
+    """One alert to one user: a row of the outbox, deleted after delivery to every target."""
 
     key: str
-    """What makes it the same alert: `42.1 end`."""
+    """Identity of the alert for deduplication: `42.1 end`."""
     event: str
     counts_as: tuple[str, ...]
-    """A target gets it when it asks for any of these."""
+    """Event words; a target that asks for any of them receives the alert."""
     uid: int
-    """Whose targets are told."""
+    """User whose targets receive it."""
     at: float
     facts: Facts = ()
     targets: tuple[str, ...] = ()
-    """Only these of the user's targets, or mail addresses; none means all."""
+    """Restricts delivery to these targets or mail addresses of the user; empty means all targets."""
     job_id: int | None = None
     run: int | None = None
     state: str = "waiting"
-    """`armed`: to be told when the user's queue is empty; `waiting`; `told`: kept so that it is not told again."""
+    """`armed`: sent once the user's queue is empty; `waiting`; `told`: kept to prevent a second delivery."""
     settled: tuple[str, ...] = ()
-    """Targets that were told, or given up on."""
+    """Targets with finished delivery: delivered or given up."""
 
 
 def parse_events(text: str) -> tuple[str, ...]:
-    """Read `--notify` and Slurm's `--mail-type`: words with commas, in either case, `-` for `_`.
+    """Parse `--notify` and Slurm's `--mail-type`: words separated by commas, in either case, `-` for `_`.
 
-    Returns: words of EVENTS and EACH_TASK, sorted, each once.
+    Returns: words of EVENTS and EACH_TASK, sorted, without duplicates.
     Raises: ValueError with a sentence that quotes the bad word.
     """
     found: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a check of `gpusched doctor` finds, in the daemon and in the client."""
+"""Findings of the `gpusched doctor` checks, in the daemon and in the client."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Finding = tuple[str, str, str]
-"""Level (`ok`, `warn`, `fail`), what was found, and what to do about it with the next command to type."""
+"""Level (`ok`, `warn`, `fail`), finding, and a hint with the next command to type."""
 
 
 def passed(text: str) -> Finding:
-    """All is well."""
     return "ok", text, ""
 
 
 def warned(text: str, hint: str) -> Finding:
-    """Costs something, breaks nothing."""
+    """A finding that costs something but breaks nothing."""
     return "warn", text, hint
 
 
 def failed(text: str, hint: str) -> Finding:
-    """Something does not work."""
+    """A finding that breaks something."""
     return "fail", text, hint
 
 
@@ -35,9 +34,9 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """A warning is no failure."""
+        """Whether nothing failed; warnings do not count."""
         return self.level != "fail"
 
     def document(self) -> dict[str, Any]:
-        """For --json and the API."""
+        """JSON object for --json and the API."""
         return {**asdict(self), "ok": self.ok}

@@ -1,7 +1,7 @@
-"""What the daemon can be asked to do, as values, and who asks.
+"""Commands to the daemon as values, with their callers.
 
-The API builds these from requests and hands them to the daemon, which applies them all before one commit and answers
-after it.
+The API builds these from requests and passes them to the daemon, which applies them all before one commit and
+answers after it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from gpusched.model.states import JobState
 from gpusched.model.value import Value
 
 NEVER, FAILED, ENDED = AGAIN = ("never", "failed", "ended")
-"""When a key makes another job: never; once its job has ended but not COMPLETED; once it has ended at all."""
+"""When a reused key makes a new job: never; after its job ended in a state other than COMPLETED; after any end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as the kernel says."""
+    """Identity of the caller, as reported by the kernel."""
 
     uid: int
     user: str
     pid: int | None = field(default=None, compare=False)
-    """The process that connected, for the audit record; None when it is not known."""
+    """The process that connected, for the audit record; None when unknown."""
     groups: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
-    """What was looked up of their groups: once for each request, as a list has thousands of rows."""
+    """Cache of the caller's group memberships for one request, as a list has thousands of rows."""
 
 
 class Selection(Value):
-    """Which jobs a command is about: ids, or all active jobs that match every given filter."""
+    """Jobs that a command applies to: ids, or all active jobs that match every given filter."""
 
     ids: tuple[int, ...] = ()
     users: frozenset[str] = frozenset()
@@ -41,7 +41,7 @@ class Selection(Value):
     states: frozenset[JobState] = frozenset()
     everything: bool = False
     pipelines: frozenset[int] = frozenset()
-    """Numbers of pipelines: their steps that have not ended, or all when none is left, beside the ids."""
+    """Pipelines, in addition to the ids: selects their unfinished steps, or all steps if none is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class Submit:
     specs: Sequence[JobSpec]
     payloads: dict[str, bytes]
     key_again: str = NEVER
-    """When the key of a single submission makes another job than the one it has: a word of `AGAIN`."""
+    """When the key of a single submission makes a new job despite its earlier one: a word of `AGAIN`."""
     origins: Sequence[str] = ()
-    """The jobs that these repeat, in order."""
+    """The original jobs of these repeats, in order."""
     env_excluded: Sequence[str] = ()
-    """Variables that [submit] env_exclude has left out of their environment."""
+    """Variables that [submit] env_exclude removed from their environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End jobs, or send them one signal when `signal` is set."""
+    """End jobs, or send them one signal if `signal` is set."""
 
     caller: Caller
     selection: Selection
@@ -72,14 +72,14 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep pending jobs from starting; running ones are held for their next run."""
+    """Keep pending jobs from starting; a running job is held from its next run on."""
 
     caller: Caller
     ids: tuple[int, ...] = ()
     filters: Selection | None = None
-    """In place of ids: pending jobs that match, or those in the states that it names."""
+    """Instead of ids: pending jobs that match, or jobs in the states of the selection."""
     dry_run: bool = False
-    """Only say which jobs it would be."""
+    """List the affected jobs without holding them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class Release:
     caller: Caller
     ids: tuple[int, ...] = ()
     filters: Selection | None = None
-    """In place of ids: held jobs that match, but those that the caller may not release."""
+    """Instead of ids: matching held jobs that the caller may release."""
     dry_run: bool = False
-    """Only say which jobs it would be."""
+    """List the affected jobs without releasing them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Change what jobs ask for. `changes` holds fields of JobSpec, Request, RetryRule and Alerting by name."""
+    """Change the requests of jobs. `changes` holds fields of JobSpec, Request, RetryRule and Alerting by name."""
 
     caller: Caller
     ids: tuple[int, ...]
@@ -105,7 +105,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Let running jobs stand still; they keep all that they hold."""
+    """Suspend running jobs; they keep all their resources."""
 
     caller: Caller
     ids: tuple[int, ...]
@@ -113,7 +113,7 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Let jobs go on that their owner had suspended."""
+    """Resume jobs that their owner suspended."""
 
     caller: Caller
     ids: tuple[int, ...]
@@ -121,17 +121,17 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """End the runs of jobs and let them wait again."""
+    """End the runs of jobs and return the jobs to the queue."""
 
     caller: Caller
     ids: tuple[int, ...]
     hold: bool = False
-    """Let them wait until they are released."""
+    """Hold the jobs after the requeue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Keep new work off nodes or GPUs; None as message undrains."""
+    """Keep new work off nodes or GPUs; with None as message, undrain."""
 
     caller: Caller
     targets: tuple[str, ...]
@@ -139,7 +139,7 @@ class Drain:
 
 
 class Reserve(Value):
-    """Make an entry of the calendar. `cards` are as a person types them: index, `node:index` or UUID."""
+    """Add a reservation to the calendar. `cards` are as typed: index, `node:index` or UUID."""
 
     caller: Caller
     name: str
@@ -155,15 +155,15 @@ class Reserve(Value):
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     is_maintenance: bool = False
-    """The whole node, for nobody."""
+    """Reserves the whole node and admits no jobs."""
     message: str = ""
     ignore_jobs: bool = False
-    """Also when running jobs may reach into it; they are not ended."""
+    """Accept the reservation even if running jobs may overlap it; they are not ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreserve:
-    """Take entries out of the calendar; what runs inside goes on."""
+    """Remove reservations from the calendar; jobs inside them keep running."""
 
     caller: Caller
     names: tuple[str, ...]
@@ -177,12 +177,12 @@ class PipelineStep:
     spec: JobSpec
     needs: StepNeeds
     where: str
-    """What messages call it: file and line."""
+    """Location for messages: file and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitPipeline:
-    """Record a pipeline whose steps need each other without a circle. Answers with its id and those of its jobs."""
+    """Record a pipeline with acyclic dependencies. Answers with its id and the ids of its jobs."""
 
     caller: Caller
     name: str
@@ -190,12 +190,12 @@ class SubmitPipeline:
     steps: Sequence[PipelineStep]
     payloads: Mapping[str, bytes]
     dry_run: bool = False
-    """Check only."""
+    """Validate without recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePipeline:
-    """Run again what did not finish COMPLETED. Answers with the new jobs."""
+    """Run the steps again that did not end COMPLETED. Answers with the new jobs."""
 
     caller: Caller
     number: int
@@ -203,18 +203,18 @@ class ResumePipeline:
 
 @dataclass(frozen=True, slots=True)
 class OccupiedGpu:
-    """A card that the process, or one below it, is on."""
+    """A card in use by the process or its descendants."""
 
     uuid: str
     index: int
     total_mib: int | None
     used_mib: int | None
-    """By them all together; None when the driver does not tell."""
+    """Their total; None when the driver does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptableProcess:
-    """A process that may be adopted, as it was a moment ago."""
+    """A candidate process for adoption, as read a moment ago."""
 
     process: AdoptedProcess
     uid: int
@@ -223,12 +223,12 @@ class AdoptableProcess:
     argv: tuple[str, ...]
     work_dir: str
     output: str
-    """The file that its output goes to; /dev/null when that is no file."""
+    """Its output file; /dev/null when its output is not a file."""
     cards: tuple[OccupiedGpu, ...]
     tree: frozenset[int]
-    """The pids of it and of what is below it."""
+    """Pids of the process and its descendants."""
     above: frozenset[int]
-    """Those of its ancestors."""
+    """Pids of its ancestors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,20 +238,20 @@ class Adopt:
     caller: Caller
     found: AdoptableProcess
     spec: JobSpec
-    """A submission that asks for the cards; its work is the process's own."""
+    """A submission that requests the cards; its work is the process itself."""
     payloads: dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class LoseClients:
-    """The clients of these jobs are gone."""
+    """Record that the clients of these jobs disconnected for good."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Read the config file again. Answers with what changed, and with what a restart has to change."""
+    """Reread the config file. Answers with the changes, and with those that need a restart."""
 
     caller: Caller
 

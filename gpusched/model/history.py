@@ -1,4 +1,4 @@
-"""What the record of runs sums up to, for accounting: exact, and not decayed like the usage of fair share."""
+"""Sums over the run history for accounting: exact, without the decay of fair-share usage."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from gpusched.model.settings import Settings
 from gpusched.model.value import Value, replace
 
 GROUPS = ("user", "account", "queue")
-"""What sums may be made by."""
+"""Possible groupings of the sums."""
 
 
 @dataclass(slots=True)
 class UsageSum:
-    """What the runs of one user, account or queue held in a span of time. Amounts times seconds."""
+    """Resources held by the runs of one user, account or queue in a period. Amounts times seconds."""
 
     name: str
     jobs: int = 0
     runs: int = 0
     gpu_s: float = 0.0
-    """Whole cards count 1, slices the part of the card that they book."""
+    """A whole card counts 1, a slice the booked fraction of its card."""
     cpu_s: float = 0.0
     mem_mib_s: float = 0.0
     wait_s: float = 0.0
-    """From being queued to the first start, of all jobs that started in the span."""
+    """Sum of the waits from queueing to first start, over all jobs that started in the period."""
     started: int = 0
-    """How many those are."""
+    """Number of those jobs."""
 
 
 def group_of(job: Job, by: str) -> str:
@@ -38,10 +38,10 @@ def group_of(job: Job, by: str) -> str:
 
 
 def seconds_in(run: Run, since: float, now: float, stands_still_since: float | None = None) -> float:
-    """How long a run moved within a span, in seconds; of an open run up to now.
+    """Time that a run was active within a period, in seconds; for an open run, up to now.
 
-    Of a run that began before the span the time it stood still counts evenly over its whole life, so
-    that the sums of two spans that meet are the sum of both together.
+    For a run that began before the period, its suspended time is spread evenly over its whole life, so that
+    the results of two adjacent periods add up to that of both together.
     """
     if run.start_at is None:
         return 0.0
@@ -57,12 +57,12 @@ def seconds_in(run: Run, since: float, now: float, stands_still_since: float | N
 
 
 def cards_in(shares: Iterable[GpuShare], vram_total_mib: Mapping[str, int]) -> float:
-    """GPUs that a run holds, a slice counting as its part; by memory of a card whose size is unknown as all of it."""
+    """GPUs that a run holds; a slice counts its fraction, or 1 if booked by memory on a card of unknown size."""
     return sum(part_of_card(share, vram_total_mib.get(share.uuid)) for share in shares)
 
 
 def part_of_card(share: GpuShare, total_mib: int | None) -> float:
-    """What a share is of its card, 0 to 1; a slice of a card of unknown size counts as all of it."""
+    """Fraction of its card that a share books, 0 to 1; 1 for a slice by memory on a card of unknown size."""
     if share.fraction is not None:
         return share.fraction
     if share.vram_mib is None or not total_mib:
@@ -71,27 +71,27 @@ def part_of_card(share: GpuShare, total_mib: int | None) -> float:
 
 
 class ReplayRequest(Value):
-    """On which machine, and what is in force."""
+    """Machine and preset in force for a replay."""
 
     node: NodeView
     settings: Settings
     in_force: str
-    """The preset."""
+    """Preset in force."""
     most_jobs: int
-    """Only the newest this many are replayed."""
+    """Replay at most this many jobs, the newest."""
 
 
 class TrialLimits(Value):
-    """What the process that replays may use."""
+    """Resource limits of the replay process."""
 
     parent: int
-    """Pid of the daemon, with which it ends."""
+    """Pid of the daemon; the process ends with it."""
     cpu_s: int
     memory_mib: int
 
 
 class EndedJob(Value):
-    """One job with all its runs, and when it was released if it was ever held."""
+    """One job with all its runs, and the time of its release if it was ever held."""
 
     job: Job
     runs: tuple[Run, ...] = ()
@@ -99,7 +99,7 @@ class EndedJob(Value):
 
 
 def without_texts(job: Job, program: str) -> Job:
-    """The job without anything that its user has written. Args: program: what its family is called."""
+    """Remove all text written by the user from a job. Args: program: pseudonym of its family."""
     mark = sha256(program.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     spec = replace(
         job.spec,
@@ -118,7 +118,7 @@ def without_texts(job: Job, program: str) -> Job:
 
 
 def without_paths(run: Run) -> Run:
-    """The run without its files and processes."""
+    """Remove files and processes from a run."""
     return replace(
         run,
         reason_text=None,
@@ -131,7 +131,7 @@ def without_paths(run: Run) -> Run:
 
 
 def at_rest(node: NodeView) -> NodeView:
-    """The machine as it is when all is well and nobody is on it."""
+    """Reset a node to healthy and empty."""
     gpus = tuple(
         GpuView(
             gpu.uuid,

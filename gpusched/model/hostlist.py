@@ -1,17 +1,17 @@
-"""Slurm's lists of nodes, `lab1,gpu[01-03,7]`: one text for many names.
+"""Slurm's node lists, `lab1,gpu[01-03,7]`: many names in one text.
 
-No imports, like `model.units`: commands at the prompt use this module. Source: slurm.conf(5), "nodelist".
+No imports, like `model.units`: command-line clients use this module. Source: slurm.conf(5), "nodelist".
 """
 
 from __future__ import annotations
 
 MAX_NODES = 4096
 _DIGITS = 9
-"""Longest number in brackets."""
+"""Maximum digits of a number in brackets."""
 
 
 def expand(text: str) -> list[str]:
-    """The names of a list, each once, in the order given. Raises: ValueError with a sentence."""
+    """Expand a node list, without duplicates, in the given order. Raises: ValueError with a sentence."""
     found: dict[str, None] = {}
     named = 0
     for word in _split(text):
@@ -31,7 +31,7 @@ def _shown(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside brackets. Raises: ValueError for brackets that do not pair."""
+    """Split at commas outside brackets. Raises: ValueError for unbalanced brackets."""
     words = [""]
     is_inside = False
     for char in text.strip():
@@ -51,7 +51,7 @@ def _split(text: str) -> list[str]:
 
 
 def _expand_one(word: str, text: str) -> list[str]:
-    """Every name of one word, the last bracket running fastest."""
+    """Expand all brackets of one word; the last bracket varies fastest."""
     before, bracket, rest = word.partition("[")
     if not bracket:
         if not word.isprintable() or " " in word:
@@ -72,7 +72,7 @@ def _expand_one(word: str, text: str) -> list[str]:
 
 
 def _numbers(part: str, text: str) -> list[str]:
-    """`7` or `01-03`; leading zeros are kept."""
+    """Expand `7` or `01-03`, keeping leading zeros."""
     first, dash, last = part.partition("-")
     if not dash:
         last = first

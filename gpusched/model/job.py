@@ -1,4 +1,4 @@
-"""A job is what was asked; a run is one attempt at it. Both are frozen values: a change makes a new one."""
+"""Jobs, which are requests, and runs, which are attempts at a job. Both are immutable: updates create new values."""
 
 from __future__ import annotations
 
@@ -44,68 +44,68 @@ class Job(Value):
     state: JobState
     submit_at: float
     queued_at: float
-    """Age counts from here: submission, or the asked begin time; retries do not move it."""
+    """Start of the job's age: submission, or the requested begin time; unchanged by retries."""
     eligible_at: float
-    """Not before this instant: begin time, or the end of a retry's backoff."""
+    """Earliest start: begin time, or the end of a retry's backoff."""
     start_at: float | None = None
     """Start of the last run."""
     end_at: float | None = None
-    """Set exactly when the state is final."""
+    """Set if and only if the state is final."""
     hold: str | None = None
     """`user` or `admin` while held."""
     run: int = 0
     """Number of the current or last run; 0 before the first."""
     failures: int = 0
-    """Failed runs that counted against the retries."""
+    """Failed runs that used up a retry."""
     requeues: int = 0
-    """Runs lost to the machine and repeated for free."""
+    """Runs lost to the machine and repeated without using a retry."""
     exit_code: int | None = None
     signal: int | None = None
     reason: ReasonCode | None = None
-    """Of the end, or of the last failed run; while pending the reason is worked out, not stored."""
+    """Reason of the end, or of the last failed run. Reasons of pending jobs are computed, not stored."""
     reason_text: str | None = None
     cancel_at: float | None = None
-    """When a cancel was recorded for a run that has not ended yet."""
+    """Time of a recorded cancel while its run has not ended yet."""
     preempt_at: float | None = None
-    """When it was decided to end the current run for a job that goes first; None once that run has ended."""
+    """Time of the decision to preempt the current run; None once that run has ended."""
     is_front: bool = False
-    """Waits at the front of its kind: a run of it was preempted, and none has started since."""
+    """Pending before the rest of its class: a run was preempted and the job has not started since."""
     suspended_at: float | None = None
-    """Since when the current run stands still; None while it moves."""
+    """Start of the current suspension; None while the run is active."""
     suspended_by: str | None = None
-    """Who stopped it: `user`, or `policy` when it makes room and goes on by itself."""
+    """`user`, or `policy`, which suspends a run to make room and resumes it by itself."""
     array_id: int | None = None
-    """Of a task: the id of its array."""
+    """For a task: id of its array."""
     task: int | None = None
-    """Of a task: its number in the array."""
+    """For a task: its number in the array."""
     tasks_left: str | None = None
-    """Of an array: the numbers of the tasks that have no row of their own yet."""
+    """For an array: numbers of the tasks without a row of their own."""
     fallback_id: int | None = None
-    """Of a job that has failed: the id of its fallback."""
+    """For a failed job: id of its fallback."""
 
     @property
     def is_array(self) -> bool:
-        """Whether this row stands for tasks rather than for something that runs."""
+        """Whether this row represents pending array tasks and cannot run itself."""
         return self.spec.array is not None and self.array_id is None
 
     @property
     def last_id(self) -> int:
-        """The last id that it uses up: an array has one for each of its tasks, right behind its own."""
+        """Last id that the job reserves: an array has one for each task, directly after its own."""
         return self.id + (len(tasks_of(self.spec.array.tasks)) if self.spec.array and self.is_array else 0)
 
     @property
     def shown_id(self) -> str:
-        """The id as people know it: `42`, of a task `42_7`."""
+        """Id for display: `42`, for a task `42_7`."""
         return str(self.id) if self.array_id is None else f"{self.array_id}_{self.task}"
 
     @property
     def restarts(self) -> int:
-        """How often the job was started again: SLURM_RESTART_COUNT."""
+        """Number of restarts: SLURM_RESTART_COUNT."""
         return max(0, self.run - 1)
 
 
 class GpuShare(Value):
-    """What one run books on one card; whole when neither part is set."""
+    """Booking of one run on one card; the whole card when neither part is set."""
 
     uuid: str
     index: int
@@ -117,7 +117,6 @@ class GpuShare(Value):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the card is booked alone."""
         return self.vram_mib is None and self.fraction is None
 
 
@@ -129,7 +128,7 @@ class Run(Value):
     state: RunState
     node: str
     boot_id: str
-    """Of the machine when the run was recorded; another one now means the run cannot be alive."""
+    """Boot id of the machine at the run's start; if it has changed since, the run cannot be alive."""
     intent_at: float
     gpus: tuple[GpuShare, ...] = ()
     cpus: float = 0.0
@@ -138,32 +137,32 @@ class Run(Value):
     end_at: float | None = None
     supervisor_pid: int | None = None
     supervisor_start_ticks: int | None = None
-    """Start time of the supervisor in clock ticks since boot, against pid reuse."""
+    """Start time of the supervisor in clock ticks since boot; detects pid reuse."""
     pid: int | None = None
     exit_code: int | None = None
     signal: int | None = None
     outcome: JobState | None = None
-    """How this attempt ended, in job-state words; None while it is open."""
+    """How this attempt ended, as a job state; None while it is open."""
     reason: ReasonCode | None = None
     reason_text: str | None = None
     cpu_s: float | None = None
     peak_mem_mib: float | None = None
-    """Largest resident size of any one process of the run."""
+    """Peak resident size of the run's largest process."""
     peak_vram_mib: int | None = None
     mean_utilisation: float | None = None
     energy_j: float | None = None
     suspended_s: float = 0.0
-    """How long the run stood still; the time limit does not count it, nor does usage unless it kept GPUs."""
+    """Time suspended; excluded from the time limit, and from usage unless the run kept GPUs."""
     stdout_path: str | None = None
     stderr_path: str | None = None
     idle_at: float | None = None
-    """Since when its GPUs do nothing, once its owner has been told; None while they work."""
+    """Start of its GPUs' idle time, set after its owner was alerted; None while they are busy."""
     idle_step: int = 0
-    """What was done about its idle GPUs so far, see `lifecycle.idle`; never lowered."""
+    """Last step taken about its idle GPUs, see `lifecycle.idle`; never decreases."""
 
     @property
     def id(self) -> str:
-        """The engine's handle, `JOB.RUN`; used once and never again."""
+        """The engine's handle, `JOB.RUN`; never reused."""
         return run_id(self.job_id, self.number)
 
 
@@ -173,13 +172,13 @@ def run_id(job_id: int, number: int) -> str:
 
 
 def split_run_id(handle: str) -> tuple[int, int]:
-    """Job id and run number of a handle made by `run_id`."""
+    """Split a handle made by `run_id` into job id and run number."""
     job, _, number = handle.partition(".")
     return int(job), int(number)
 
 
 class JobEvent(Value):
-    """One line of a job's story, append-only."""
+    """One line of a job's history, append-only."""
 
     job_id: int
     at: float

@@ -1,7 +1,7 @@
-"""Pages of numbers for Prometheus: families, samples, and the two text formats that are read out there.
+"""Metrics pages for Prometheus: families, samples, and the two text formats.
 
-OpenMetrics 1.0 is what Prometheus asks for over HTTP. The older text format, version 0.0.4, is all that node_exporter's
-textfile collector reads: it knows no `info`, no `# UNIT`, and calls a counter by the name of its sample.
+OpenMetrics 1.0 is Prometheus's choice over HTTP. The older text format, version 0.0.4, is the only one that
+node_exporter's textfile collector reads: it lacks `info` and `# UNIT`, and names a counter by its sample.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CONTENT_TYPES = {
 
 
 def label(text: str) -> str:
-    """A text as it can be a label: what stands for no character is spelled out."""
+    """Make a text usable as a label: escape undecodable bytes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Histogram:
-    """How many observations were at most so large, and their sum."""
+    """Cumulative histogram: counts of observations up to each bound, and their sum."""
 
     __slots__ = ("_bounds", "_counts", "sum")
 
@@ -40,26 +40,26 @@ class Histogram:
         self.sum = 0.0
 
     def add(self, value: float) -> None:
-        """Take in one observation."""
+        """Record one observation."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     @property
     def count(self) -> int:
-        """Observations so far."""
+        """Number of observations."""
         return sum(self._counts)
 
     def cumulated(self) -> Iterator[tuple[float, int]]:
-        """Each bound, infinity last, with how many were at most that large."""
+        """Each bound, ending with infinity, with the number of observations up to it."""
         return zip((*self._bounds, inf), accumulate(self._counts), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """What a number is called, what it counts, and which labels tell its series apart."""
+    """A metric family: name, meaning and label names."""
 
     name: str
-    """Without `_total` or `_info`; with its unit, if it has one."""
+    """Without `_total` or `_info`; with its unit, if any."""
     kind: str
     """`gauge`, `counter`, `histogram` or `info`."""
     help: str
@@ -68,18 +68,18 @@ class MetricFamily:
 
     @property
     def sample(self) -> str:
-        """Name under which a counter or an info is queried; of a histogram that of its parts without their ends."""
+        """Name for queries of a counter or an info; for a histogram, the name without the suffixes of its parts."""
         return self.name + {"counter": "_total", "info": "_info"}.get(self.kind, "")
 
 
 class Page:
-    """Numbers of one instant. A family may be put at any time and in any order; equal labels may be put once."""
+    """Metrics of one instant. Families may be added in any order, each label set once."""
 
     def __init__(self) -> None:
         self._rows: dict[MetricFamily, dict[tuple[str, ...], float | Histogram]] = {}
 
     def put(self, family: MetricFamily, value: float | Histogram | None, *labels: str) -> None:
-        """Add the value of one series; None is unknown and leaves it out. Raises: BrokenInvariant."""
+        """Add the value of one series; None means unknown and omits it. Raises: BrokenInvariant."""
         if value is None:
             return
         marks = tuple(map(label, labels))
@@ -94,7 +94,7 @@ class Page:
         rows[marks] = value
 
     def text(self, form: str) -> str:
-        """The page in one of FORMATS."""
+        """Render the page in one of FORMATS."""
         is_open = form == OPENMETRICS
         lines: list[str] = []
         for family, rows in self._rows.items():

@@ -1,7 +1,7 @@
-"""What an option and a field of a job are: data that the prompt, scripts, the API, Python and the pages share.
+"""Options and fields of jobs as data, shared by the command line, scripts, the API, Python and the docs.
 
-`model.spec` declares the fields. Commands at the prompt import this module: it stays free of msgspec, regular
-expressions and typing.
+`model.spec` declares the fields. Command-line clients import this module: it must not import msgspec, regular
+expressions or typing.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     """Makes of a text a value, or `Several`. Raises: ValueError with a sentence."""
 
 MAX_TEXT = 4096
-"""Characters of a text, and of all texts of a list or map together; of paths it is what the kernel takes."""
+"""Maximum characters of a text, and of all texts of a list or map together; the kernel's limit for paths."""
 MAX_UNITS = 1_000_000
-"""Most of one license or custom resource that one job may ask for."""
+"""Maximum units of one license or custom resource per job."""
 REQUIRED = object()
-"""The default of a field that must be given."""
+"""Default of mandatory fields."""
 PENDING, RUNNING = "pending", "running"
-"""Until when `gctl update` changes a field: while the job waits, or also while it runs."""
+"""When `gctl update` can change a field: only while the job is pending, or also while it runs."""
 
 
 class Several(dict):  # type: ignore[type-arg]
-    """Values of several keys that one text sets; None takes back what an earlier option set."""
+    """Values of several keys set by one text; None resets a value from an earlier option."""
 
 
 class Option:
-    """One option: its spellings, what it takes, what it sets.
+    """One option: its spellings, its argument, the key that it sets.
 
-    Without a metavar it is a flag, which sets its key to True unless `sets` says otherwise. An option whose key ends in
-    `_at` takes an instant; others are read by `read`, by default as they are.
+    An option without metavar is a flag and sets its key to True unless `sets` overrides it. If the key ends in `_at`,
+    the argument is an instant; other arguments are parsed by `read`, by default kept as they are.
     """
 
     __slots__ = ("completes", "help", "is_shared", "key", "metavar", "names", "read", "section", "sets")
@@ -51,7 +51,7 @@ class Option:
         completes: str = "",
         is_shared: bool = True,
     ) -> None:
-        """Args: text: names, metavar and help, as in `-q --queue NAME  queue`; key: by default the long name."""
+        """Args: text: names, metavar and help, as in `-q --queue NAME  queue`; key: defaults to the long name."""
         spelling, _, self.help = text.partition("  ")
         words = spelling.split()
         self.metavar = "" if words[-1].startswith("-") else words.pop()
@@ -67,11 +67,11 @@ class Option:
 
     @property
     def long(self) -> str:
-        """The long spelling, for messages."""
+        """Long spelling, for messages."""
         return next((name for name in self.names if name.startswith("--")), self.names[0])
 
     def bind(self, key: str = "", read: Reader | None = None) -> None:
-        """Fill in what follows from the name, or from the field that it sets."""
+        """Complete the option from its name, or from the field that it sets."""
         self.key = self.key or key or self.long.lstrip("-").replace("-", "_")
         if self.metavar:
             self.read = self.read or read or str
@@ -81,9 +81,9 @@ class Option:
 
 
 class Field:
-    """One field of a request: JSON type, range or choices, meaning; of a job, also where it is kept and spelled.
+    """One field of a request: JSON type, range or choices, meaning; for jobs also its location and options.
 
-    The ending of the name gives the unit: `_mib` binary megabytes, `_s` seconds, `_at` an instant.
+    The suffix of the name gives the unit: `_mib` binary megabytes, `_s` seconds, `_at` an instant.
     """
 
     __slots__ = (
@@ -158,7 +158,7 @@ class Field:
             option.section = option.section or getattr(owner, "_section", "")
 
     def _reader(self) -> Reader | None:
-        """By its kind and unit."""
+        """Parser for the field's kind and unit."""
         low, high = self.low or 0, self.high or 0
         if self.name.endswith("_mib"):
             return parse_size_mib
@@ -174,12 +174,12 @@ class Field:
 
 
 def without_unit(name: str) -> str:
-    """The name as people type it: `mem` for `mem_mib`."""
+    """The name as typed by people: `mem` for `mem_mib`."""
     return name.removesuffix("_mib").removesuffix("_s").removesuffix("_at")
 
 
 def field(*args: Any, **parts: Any) -> Any:
-    """A `Field`, in the place of the attribute's default."""
+    """Declare a `Field`, in place of the attribute's default."""
     return Field(*args, **parts)
 
 
@@ -187,7 +187,7 @@ def field(*args: Any, **parts: Any) -> Any:
 
 
 def words(text: str) -> list[str]:
-    """Words separated by commas; several uses add up."""
+    """Words separated by commas; repeated options accumulate."""
     return [word for word in text.split(",") if word]
 
 
@@ -224,7 +224,7 @@ def decimal(low: float, high: float) -> Reader:
 
 
 def choice(*known: str) -> Reader:
-    """One of a few words."""
+    """One of several words."""
 
     def read(text: str) -> str:
         if text not in known:
@@ -236,17 +236,17 @@ def choice(*known: str) -> Reader:
 
 
 def yes_or_no(text: str) -> bool:
-    """A flag where a value must be given."""
+    """A boolean option that requires a value."""
     return bool(choice("yes", "no")(text.lower()) == "yes")
 
 
 def seconds_from_zero(text: str) -> int:
-    """A length of time that may be nothing."""
+    """A duration that may be 0."""
     return 0 if text.strip() in ("0", "0s") else parse_duration_s(text)
 
 
 def pair(example: str, key: str) -> Reader:
-    """`NAME=VALUE`, put under this key; several uses add up."""
+    """`NAME=VALUE`, stored under this key; repeated options accumulate."""
 
     def read(text: str) -> Several:
         name, equals, content = text.partition("=")
@@ -258,7 +258,7 @@ def pair(example: str, key: str) -> Reader:
 
 
 def counts(example: str) -> Reader:
-    """`name:2,other` or `name=2`; several uses add up."""
+    """`name:2,other` or `name=2`; repeated options accumulate."""
 
     def read(text: str) -> dict[str, int]:
         found: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A pipeline: jobs that were submitted together and wait for each other by name."""
+"""Pipelines: jobs submitted together with dependencies by step name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpusched.model.value import Value
 
 
 class Pipeline(Value):
-    """One row of the table of pipelines. Its jobs carry its name, `p42`, and that of their step."""
+    """One row of the pipeline table. Its jobs carry its id, `p42`, and their step's name."""
 
     number: int
     uid: int
@@ -16,37 +16,36 @@ class Pipeline(Value):
     name: str
     submit_at: float
     source: str
-    """The file as it was submitted. May hold lone surrogates for bytes that are not UTF-8."""
+    """The submitted file. May hold lone surrogates for bytes that are not UTF-8."""
 
     @property
     def id(self) -> str:
-        """As people know it: `p42`, which no job can be called."""
+        """Id for display: `p42`, which no job can be named."""
         return pipeline_id(self.number)
 
 
 def pipeline_id(number: int) -> str:
-    """The id of the pipeline with this number."""
     return f"p{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class StepNeed:
-    """Another step, and what must have become of it."""
+    """Dependency on another step, and its required outcome."""
 
     kind: str
     step: str
     delay_s: int = 0
-    """With `after`: so long after the start."""
+    """For `after`: delay after the other step's start."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepNeeds:
-    """All of the needs, or any of them."""
+    """A conjunction or disjunction of dependencies."""
 
     all: tuple[StepNeed, ...] = ()
     is_any: bool = False
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The steps that are named, each once, in order."""
+        """Names of the steps in the dependencies, without duplicates, in order."""
         return tuple(dict.fromkeys(need.step for need in self.all))

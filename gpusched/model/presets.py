@@ -1,13 +1,13 @@
-"""Presets of [priority]: its other settings under one name, as defaults of their own.
+"""Presets of [priority]: named sets of defaults for its other settings.
 
     fair         no user gets much more than an equal share, whatever their jobs; the default
-    throughput   those that have waited longest for their length, whoever they belong to: short mean completion
+    throughput   longest wait relative to length first, regardless of user: short mean completion
     fifo         first come, first served, with EASY backfill
-    slurm        multifactor priorities as a Slurm site sets them, with backfill by time limits
-    auto         one of these four, chosen by what they would have made of the last weeks
+    slurm        multifactor priorities as on a typical Slurm site, with backfill by time limits
+    auto         the best of these four in a replay of the last weeks
 
-What the config file says of a setting wins over the preset. `fair` is what `model.settings` has as defaults; the other
-presets name every setting that their order and backfill go by, so that they do not change when those defaults do.
+Settings in the config file override the preset. `fair` equals the defaults of `model.settings`; the other presets
+name every setting that determines their order and backfill, so that changes of those defaults do not affect them.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-"""What each of them says, by the name of the setting."""
+"""Settings of each preset, by setting name."""
 
 
 def preset(name: str, stated: Mapping[str, Any] = MappingProxyType({})) -> PrioritySettings:
-    """The section [priority] under a preset, and what is stated on top of it. `auto` begins as `fair`."""
+    """Build [priority] from a preset and the settings stated in the config file. `auto` starts as `fair`."""
     return PrioritySettings(**{"preset": name, **PRESETS[FAIR if name == AUTO else name], **stated})
 
 
 def under_preset(settings: Settings, name: str) -> Settings:
-    """These settings as they would be under another of the four presets: all that their file states stays.
+    """Replace the preset of these settings by another of the four; settings stated in the config file stay.
 
-    They keep the name of the preset that was asked for, which may be `auto`.
+    The result keeps the configured name of the preset, which may be `auto`.
     """
     stated = {key: getattr(settings.priority, key) for key in settings.stated}
     priority = replace(preset(name, stated), preset=settings.priority.preset)

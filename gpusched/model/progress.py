@@ -1,4 +1,4 @@
-"""How far a run is: what it says of itself, and when it will be done at that pace. Pure."""
+"""Progress of a run: parsing of its reports, and the end extrapolated from its pace. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from gpusched.model.units import printable
 from gpusched.model.value import Value
 
 TEXT_WIDTH = 60
-"""Characters kept of what a run says beside the number."""
+"""Maximum characters of the text beside the number."""
 LINE_CHARS = 2000
-"""Of a longer line only the end is looked at: bars are drawn over each other with carriage returns."""
+"""Longer lines are cut to their end, since bars overwrite themselves with carriage returns."""
 
 EARLY_S = 5.0
 EARLY_FRACTION = 0.005
-"""Before either, a pace is anybody's guess."""
+"""Below either, no pace is computed: it would be a guess."""
 SEEN_S = 15.0
-"""After so long what was seen counts, not how long the run has lasted: it may have begun in the middle."""
+"""From then on, only observed time counts, not the run's total, since the bar may have started late."""
 PACE_S = 60.0
 PACE_PART = 0.25
-"""The pace is that of the last minute, or of the last quarter of the run if that is longer: what was slow at its
-beginning counts less and less, and one slow step does not move the end by hours."""
+"""The pace is taken over the last minute, or the last quarter of the run if that is longer, so that a slow start
+counts less and less, and one slow step does not move the end by hours."""
 MOST_SAMPLES = 64
 
 _NUMBER = r"\d{1,18}(?:\.\d{0,18})?|\.\d{1,18}"
@@ -33,25 +33,25 @@ _BAR = re.compile(
 
 
 class Progress(Value):
-    """What a run says about how far it is."""
+    """Progress as reported by a run."""
 
     fraction: float
     """From 0 to 1."""
     text: str = ""
-    """What it says beside that: `450/1000 5.4it/s`, printable."""
+    """The rest of the report: `450/1000 5.4it/s`, printable."""
     left_s: float | None = None
-    """How long it will take by its own words, from when it said so."""
+    """Remaining time as reported by the run, counted from the report."""
 
 
 class Sample(Value):
-    """How far a run was after so long; time during which it stood still does not count."""
+    """Progress after an elapsed time, suspensions excluded."""
 
     elapsed_s: float
     fraction: float
 
 
 def parse_progress(content: str) -> Progress | None:
-    """The last line of a progress file: `0.35`, `35%` or `120/1000`, perhaps with a text after it."""
+    """Parse the last line of a progress file: `0.35`, `35%` or `120/1000`, with an optional text after it."""
     line = _last_line(content)
     found = _SAID.fullmatch(line)
     if found is None:
@@ -71,7 +71,7 @@ def parse_progress(content: str) -> Progress | None:
 
 
 def parse_bar(output: str) -> Progress | None:
-    """The bar that an output ends with, as tqdm draws it: `45%|####5     | 450/1000 [01:23<01:41, 5.4it/s]`."""
+    """Parse the tqdm bar at the end of an output: `45%|####5     | 450/1000 [01:23<01:41, 5.4it/s]`."""
     found = _BAR.search(_last_line(output))
     if found is None:
         return None
@@ -97,7 +97,7 @@ def _shown(text: str) -> str:
 
 
 def _seconds(text: str) -> float | None:
-    """`01:41`, `1:02:03`; None for `?`."""
+    """Parse `01:41` or `1:02:03`; None for `?`."""
     seconds = 0
     for part in text.split(":"):
         if not part.isdigit():
@@ -107,7 +107,7 @@ def _seconds(text: str) -> float | None:
 
 
 def with_sample(samples: Sequence[Sample], sample: Sample) -> tuple[Sample, ...]:
-    """The samples of a run and one more; those before it started over, as with the next epoch's bar, are dropped."""
+    """Append a sample; drop the earlier ones if progress restarted, as with the next epoch's bar."""
     if samples and sample.fraction < samples[-1].fraction:
         return (sample,)
     if samples and sample.elapsed_s <= samples[-1].elapsed_s:
@@ -118,9 +118,9 @@ def with_sample(samples: Sequence[Sample], sample: Sample) -> tuple[Sample, ...]
 
 
 def left_s(samples: Sequence[Sample], began_anew: bool) -> float | None:
-    """How long it takes from the last sample on, at the recent pace; None when unknown.
+    """Time remaining after the last sample, at the recent pace; None when unknown.
 
-    Args: began_anew: the fraction has fallen once, so the whole time of the run says nothing about its pace.
+    Args: began_anew: the fraction has fallen once, so the run's total time is no measure of its pace.
     """
     if not samples:
         return None
@@ -142,9 +142,9 @@ def left_s(samples: Sequence[Sample], began_anew: bool) -> float | None:
 
 
 class ShownProgress(Value):
-    """How far a run is, as people see it."""
+    """Progress of a run for display."""
 
     fraction: float
     text: str
     eta_at: float | None
-    """When it is done at its pace, UTC epoch seconds; None when unknown."""
+    """Expected completion at the current pace, UTC epoch seconds; None when unknown."""

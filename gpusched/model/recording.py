@@ -1,14 +1,14 @@
-"""What the policy was given at one instant, as one document that gives exactly the same back.
+"""The policy's input at one instant as a document that restores it exactly.
 
-    snapshot_version   of this form; a reader that does not know it refuses the document
+    snapshot_version   of this format; readers reject unknown versions
     release            of gpusched that wrote it
-    plugins            names of the plug-ins that took part; what they did is not in the document
-    names              what people call the jobs whose name is not their id: tasks of arrays
+    plugins            names of the active plug-ins; their effects are not in the document
+    names              display names of jobs with a name other than their id: array tasks
     snapshot           model.snapshot.Snapshot, by its fields
     settings           model.settings.Settings, by its fields
 
-`docs/reference/snapshot.md` lists every field. A field that comes new has a default that means what was before, so that
-older documents stay readable; what it means otherwise takes a new version.
+`docs/reference/snapshot.md` lists every field. A new field has a default that means the earlier behaviour, so that
+older documents stay readable; any other change of meaning requires a new version.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ VERSION = 1
 _HINT = "write a new one with: gpusched debug snapshot FILE"
 _KEYS = frozenset({"schema_version", "snapshot_version", "release", "plugins", "names", "snapshot", "settings"})
 _NAMELESS = "name_of"
-"""The field of a snapshot that is a function, and is written as the names that it gives."""
+"""A function among a snapshot's fields, written as its results."""
 
 
 class BadRecording(UserError):
-    """A document that is no snapshot, is damaged, or is of a version that is not known."""
+    """The document is not a snapshot, is damaged, or has an unknown version."""
 
     code = "bad_snapshot"
 
 
 class Pseudonyms(Value):
-    """What people call jobs, by id; of all others the id itself."""
+    """Display names of jobs by id; other jobs go by their id."""
 
     shown: Mapping[int, str]
 
@@ -51,18 +51,18 @@ class Pseudonyms(Value):
 
 
 class Recording(Value):
-    """The policy's whole input, with nothing in it that changes later."""
+    """The policy's complete input, immutable."""
 
     snapshot: Snapshot
     settings: Settings
     release: str = ""
     plugins: tuple[str, ...] = ()
     names: Mapping[int, str] = field(default_factory=dict)
-    """Of the jobs in the snapshot whose name is not their id."""
+    """Names of the jobs in the snapshot that have a name other than their id."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, settings: Settings, release: str = "", plugins: Iterable[str] = ()) -> Recording:
-        """Look up the names of all jobs of the snapshot, which holds them itself from then on."""
+        """Record a snapshot with the names of all its jobs, so that it no longer needs the caller to look them up."""
         names = {job_id: name for job_id in _ids(snapshot) if (name := snapshot.name_of(job_id)) != str(job_id)}
         return cls(_named(snapshot, names), settings, release, tuple(plugins), names)
 
@@ -72,7 +72,7 @@ def _named(snapshot: Snapshot, names: Mapping[int, str]) -> Snapshot:
 
 
 def _ids(snapshot: Snapshot) -> Iterable[int]:
-    """Every id that a plan of this snapshot can speak of."""
+    """Every id that a plan of this snapshot can mention."""
     for held in snapshot.allocations:
         yield held.job_id
         if held.array_id is not None:
@@ -84,7 +84,7 @@ def _ids(snapshot: Snapshot) -> Iterable[int]:
 
 
 def encode(recording: Recording) -> dict[str, Any]:
-    """The document of a recording, in built-in types."""
+    """Convert a recording to a document of built-in types."""
     snapshot = recording.snapshot
     return {
         "snapshot_version": VERSION,
@@ -103,7 +103,7 @@ _Parts = msgspec.defstruct(
     bases=(Value,),
     module=__name__,
 )
-"""A snapshot without the names of jobs."""
+"""A snapshot without job names."""
 
 
 class _Document(Value):
@@ -117,7 +117,7 @@ class _Document(Value):
 
 
 def decode(document: Any) -> Recording:
-    """The recording of a document. Raises: BadRecording with the place that is wrong, or the version."""
+    """Restore a recording from its document. Raises: BadRecording with the invalid location, or the version."""
     if type(document) is not dict or "snapshot_version" not in document:
         raise BadRecording("that is no snapshot of gpusched", _HINT)
     version, release = document["snapshot_version"], document.get("release")
@@ -141,14 +141,14 @@ def decode(document: Any) -> Recording:
 
 
 _LATEST = 253402214400.0
-"""The last day of the year 9999: calendars do not go further."""
+"""The last day of the year 9999, the limit of calendars."""
 
 _LARGEST = 1 << 63
-"""No count, size or id is beyond; whole numbers of thousands of digits take long to add and are no floats."""
+"""Upper bound of counts, sizes and ids; integers of thousands of digits are slow to add and overflow floats."""
 
 
 def _check_numbers(part: Any) -> None:
-    """Refuse numbers that nothing here can be. Raises: ValueError."""
+    """Reject impossible numbers. Raises: ValueError."""
     if isinstance(part, dict):
         for item in part.values():
             _check_numbers(item)
@@ -160,7 +160,7 @@ def _check_numbers(part: Any) -> None:
 
 
 def _check(snapshot: Snapshot) -> None:
-    """What the policy takes for granted. Raises: ValueError."""
+    """Check the policy's preconditions. Raises: ValueError."""
     if not 0 <= snapshot.now < _LATEST:
         raise ValueError(f"now is {snapshot.now:g}, which is no instant")
     nodes = [node.name for node in snapshot.nodes]

@@ -1,4 +1,4 @@
-"""Amounts of the resources that shares, quotas and usage are counted in."""
+"""Resource amounts for shares, quotas and usage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpusched.model.value import Value
 
 
 class Resources(Value):
-    """GPUs (a slice counts as the part of its card), VRAM and memory in MiB, cores. Also amounts times seconds."""
+    """GPUs (a slice counts its fraction of the card), VRAM and memory in MiB, cores. Also amounts times seconds."""
 
     gpus: float = 0.0
     vram_mib: float = 0.0
@@ -30,11 +30,10 @@ class Resources(Value):
         )
 
     def times(self, factor: float) -> Resources:
-        """Every amount multiplied."""
         return Resources(self.gpus * factor, self.vram_mib * factor, self.cpus * factor, self.mem_mib * factor)
 
     def dominant_share(self, capacity: Resources) -> float:
-        """The largest share of any resource that the capacity has; 0 of an empty capacity.
+        """Largest share of any resource in the capacity; 0 for an empty capacity.
 
         Source: Ghodsi et al., Dominant Resource Fairness (NSDI 2011).
         """

@@ -1,4 +1,4 @@
-"""Which values a setting may have, beyond its type."""
+"""Validation rules for settings, beyond their types."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ class Range(Value):
     low: float
     high: float
     above: bool = False
-    """The low end itself is not allowed."""
+    """Exclude the low end."""
 
     def __str__(self) -> str:
         least = f"above {self.low:g}" if self.above else f"of at least {self.low:g}"
         return f"{least} and at most {self.high:.15g}"
 
     def admits(self, value: float) -> bool:
-        """Whether the value is in the range."""
         return (value > self.low if self.above else value >= self.low) and value <= self.high
 
 
 class OneOf(Value):
-    """One of some words."""
+    """One of several words."""
 
     words: tuple[str, ...]
 
@@ -35,12 +34,11 @@ class OneOf(Value):
         return "one of " + ", ".join(self.words)
 
     def admits(self, value: str) -> bool:
-        """Whether it is one of them."""
         return value in self.words
 
 
 class Text(Value):
-    """A text that is not empty."""
+    """A non-empty text."""
 
     is_word: bool = False
     may_be_empty: bool = False
@@ -51,7 +49,7 @@ class Text(Value):
         return "one word without spaces" if self.is_word else "a text on one line, not empty"
 
     def admits(self, value: str) -> bool:
-        """Whether it is on one line, or one word."""
+        """Whether it is a single line, or a single word."""
         if self.may_be_empty and not value:
             return True
         if self.is_word:
@@ -60,18 +58,18 @@ class Text(Value):
 
 
 class Folder(Value):
-    """The path of a folder."""
+    """An absolute path."""
 
     def __str__(self) -> str:
         return "an absolute path"
 
     def admits(self, value: str) -> bool:
-        """Whether it begins at the root and is on one line."""
+        """Whether it is absolute and on one line."""
         return value.startswith("/") and Text().admits(value)
 
 
 class Texts(Value):
-    """A list of words, none of them empty."""
+    """A list of non-empty words."""
 
     what: str
 
@@ -79,12 +77,11 @@ class Texts(Value):
         return f"a list of {self.what}, each one word without spaces"
 
     def admits(self, value: tuple[str, ...]) -> bool:
-        """Whether all are words."""
         return all(word and word.isprintable() and " " not in word for word in value)
 
 
 class SomeOf(Value):
-    """A list of some of these words."""
+    """A list with elements from these words."""
 
     words: tuple[str, ...]
 
@@ -92,18 +89,17 @@ class SomeOf(Value):
         return "a list of some of " + ", ".join(self.words)
 
     def admits(self, value: tuple[str, ...]) -> bool:
-        """Whether each is one of them."""
         return all(word in self.words for word in value)
 
 
 class Cells(Value):
-    """A list of cells, `SIZE` or `NODE:SIZE`."""
+    """A list of cells, as `SIZE` or `NODE:SIZE`."""
 
     def __str__(self) -> str:
         return "a list of texts such as '4' (four linked GPUs) or 'n1:4' (those on node n1)"
 
     def admits(self, value: tuple[str, ...]) -> bool:
-        """Whether each names a number of cards, with or without a node."""
+        """Whether each is a number of cards, optionally with a node."""
         return all(re.fullmatch(r"(?:[^\s:]+:)?[1-9]\d{0,3}", word) for word in value)
 
 
@@ -117,7 +113,7 @@ class Amounts(Value):
         return f"a table of names and numbers, each {'above' if self.above else 'at least'} {self.low:g}"
 
     def admits(self, value: Mapping[str, float]) -> bool:
-        """Whether every name is a word and every number large enough."""
+        """Whether every name is a word and every number at least the minimum."""
         named = Text(is_word=True)
         return all(
             named.admits(name) and (count > self.low if self.above else count >= self.low)
@@ -126,18 +122,18 @@ class Amounts(Value):
 
 
 class MemberShares(Value):
-    """Names of users with their shares; `*` stands for everybody."""
+    """User names with their shares; `*` stands for all users."""
 
     def __str__(self) -> str:
         return 'a list of names, a table of names and shares above 0, or "*"'
 
     def admits(self, value: Mapping[str, float]) -> bool:
-        """Whether every name is a word and every number above 0."""
+        """Whether every name is a word and every share above 0."""
         return Amounts(0, above=True).admits(value)
 
 
 class Numbers(Value):
-    """A list of whole numbers, each from `low` to `high`."""
+    """A list of integers from `low` to `high`."""
 
     low: int
     high: int
@@ -146,23 +142,22 @@ class Numbers(Value):
         return f"a list of whole numbers from {self.low} to {self.high}"
 
     def admits(self, value: tuple[int, ...]) -> bool:
-        """Whether each is in the range."""
         return all(self.low <= number <= self.high for number in value)
 
 
 class Modules(Value):
-    """A list of Python modules by their full names."""
+    """A list of full Python module names."""
 
     def __str__(self) -> str:
         return "a list of names of Python modules"
 
     def admits(self, value: tuple[str, ...]) -> bool:
-        """Whether each can be the name of a module."""
+        """Whether each is a valid module name."""
         return all(part.isidentifier() for name in value for part in name.split("."))
 
 
 AT_START = "at start"
-"""Beside the rule of a setting: it counts from the daemon's start; a reload does not apply it."""
+"""Marks a setting that takes effect only at the daemon's start; a reload does not apply it."""
 
 Rule = Modules | SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts | MemberShares
 

@@ -1,4 +1,4 @@
-"""Every number that `GET /v1/metrics` tells, by family. The reference page is made from this."""
+"""All metrics of `GET /v1/metrics`, by family; source of the reference page."""
 
 from __future__ import annotations
 

@@ -701,7 +701,7 @@ Node = TypeVar("Node", bound=_Child)
 
 
 def chain_of(name: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
-    """The node and all above it, from the bottom up, each once; none when it is not there."""
+    """A node and its ancestors, bottom-up, each once; empty for an unknown node."""
     passed: set[str] = set()
     above: str | None = name
     while above is not None and above in nodes and above not in passed:
@@ -711,9 +711,9 @@ def chain_of(name: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
 
 
 def parent_in(name: str, nodes: Mapping[str, Node]) -> str | None:
-    """The parent; None where there is none, it is not there, or the way up leads round in a circle.
+    """Parent of a node; None without a parent, for an unknown node, or within a cycle.
 
-    The config file is refused for the last two; this only keeps a walk down from going on for ever.
+    Configuration checks reject the last two; this only keeps traversals finite.
     """
     above = nodes[name].parent if name in nodes else None
     if above is None or above not in nodes:

@@ -1,4 +1,4 @@
-"""What the policy is given and what it gives back. Both are frozen; equal inputs give equal plans."""
+"""Input and output of the policy. Both are frozen; equal inputs give equal plans."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gpusched.model.value import Value
 
 
 class Urgency(Value):
-    """What a job passes on, through its dependency, to the jobs that it waits for."""
+    """Urgency that a pending job passes on to the jobs it depends on."""
 
     nice: int
     qos: str
 
 
 class ClassKey(Value, cache_hash=True):
-    """Pending jobs that the policy cannot tell apart but by their place in the queue."""
+    """Pending jobs that differ for the policy only by their place in the queue."""
 
     uid: int
     account: str
@@ -34,43 +34,43 @@ class ClassKey(Value, cache_hash=True):
     deadline_at: float | None = None
     reservation: str | None = None
     is_front: bool = False
-    """Preempted jobs: they go before others of the same tier and queue."""
+    """Preempted jobs: they rank before others of the same tier and queue."""
     inherited: Urgency | None = None
-    """Of the most urgent job that waits for one of these to end; None when there is none."""
+    """From the most urgent job that depends on one of these; None without one."""
     can_requeue: bool = True
     can_suspend: bool = False
     throttle: tuple[int, int] | None = None
-    """Of tasks of an array with a limit: the array's id, and how many of its tasks may run at once."""
+    """For tasks of an array with a limit: the array's id, and the maximum number of running tasks."""
     predicted_s: int | None = None
-    """How long it is expected to run, learned from earlier ones: a job without a time limit is planned with it."""
+    """Run time predicted from earlier jobs, used to plan jobs without a time limit."""
     plan_s: int | None = None
-    """How long it is planned to run in place of its time limit, learned too; it may run on up to that."""
+    """Run time learned from earlier jobs, used in place of the time limit; the run may last up to that limit."""
 
     @property
     def planned_s(self) -> int | None:
-        """How long it is planned to run: as learned, or its time limit, or as predicted; None when unknown."""
+        """Planned run time: `plan_s`, else the time limit, else `predicted_s`; None when unknown."""
         if self.plan_s is not None:
             return self.plan_s if self.time_limit_s is None else min(self.plan_s, self.time_limit_s)
         return self.predicted_s if self.time_limit_s is None else self.time_limit_s
 
     def relied_s(self, backfill_by: str) -> int | None:
-        """How long it is relied upon to hold what it takes, by `[priority] backfill_by`; None when unknown."""
+        """Run time that backfill trusts, by `[priority] backfill_by`; None when unknown."""
         return self.planned_s if backfill_by == "prediction" else self.time_limit_s
 
 
 class PendingJob(Value):
-    """One eligible job: its id and the instant its age counts from."""
+    """One eligible job: its id and the start of its age."""
 
     id: int
     queued_at: float
     fence_at: float | None = None
-    """From when on nothing passes it, whatever it is expected to run; None: nothing was ever reserved for it."""
+    """From then on no job may pass it, whatever its expected run time; None: it never had a reservation."""
 
 
 class PendingClass(Value):
     """Eligible jobs of one class, oldest first (`queued_at`, `id`).
 
-    `jobs` may be only the front of the class; `total` counts all of it.
+    `jobs` may be only the front of the class; `total` counts all jobs.
     """
 
     key: ClassKey
@@ -79,9 +79,9 @@ class PendingClass(Value):
 
 
 class Usage(Value):
-    """What the ended runs of one user under one account have used, decayed to the instant `at`.
+    """Usage of the ended runs of one user under one account, decayed to the instant `at`.
 
-    Open runs are not in it: the policy adds what they have used so far.
+    Excludes open runs; the policy adds their usage so far.
     """
 
     account: str
@@ -92,7 +92,7 @@ class Usage(Value):
 
 
 class Window(Value):
-    """One occurrence of a reservation of the calendar: what is kept for its members, from when until when."""
+    """One occurrence of a calendar reservation: its resources, start and end."""
 
     name: str
     start_at: float
@@ -100,41 +100,41 @@ class Window(Value):
     held: tuple[Placement, ...]
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
-    """Who may use it: these users and everybody under these accounts; empty both means nobody."""
+    """Users and accounts that may use it, sub-accounts included; when both are empty, no job may."""
     message: str = ""
-    """Why, for all to see."""
+    """Reason, visible to all users."""
 
     @property
     def is_maintenance(self) -> bool:
-        """Whether it is kept for nobody."""
+        """Whether it admits no jobs."""
         return not (self.users or self.accounts)
 
     def admits(self, user: str, account: str) -> bool:
-        """Whether a job of this user and account may run inside."""
+        """Whether jobs of this user and account may run inside."""
         return user in self.users or account in self.accounts
 
 
 class VramSeen(Value):
-    """What the newest runs of a family used."""
+    """VRAM use of a family's latest runs."""
 
     runs: int
     peak_mib: int
-    """Of one card, in the run that used most."""
+    """Maximum per card over these runs."""
 
 
 class Prediction(Value):
-    """How long jobs like this one run, learned from those that ended, in seconds."""
+    """Run times of similar jobs, learned from ended ones, in seconds."""
 
     low_s: float
-    """Nine in ten ran at least this long."""
+    """10th percentile: nine in ten ran at least this long."""
     median_s: float
     high_s: float
-    """Nine in ten ran at most this long."""
+    """90th percentile: nine in ten ran at most this long."""
     samples: int
 
 
 class Snapshot(Value, gc=True):
-    """The world at one instant. Classes are sorted by their first job, the rest by name or id."""
+    """State of the cluster at one instant. Classes are sorted by their first job, the rest by name or id."""
 
     now: float
     nodes: tuple[NodeView, ...]
@@ -142,18 +142,18 @@ class Snapshot(Value, gc=True):
     pending: tuple[PendingClass, ...] = ()
     usage: tuple[Usage, ...] = ()
     windows: tuple[Window, ...] = ()
-    """What the calendar holds from now on, as far as it is looked ahead, by start and name."""
+    """Reservations of the calendar from now to its horizon, by start and name."""
     used: tuple[Usage, ...] | None = None
-    """What everybody had used when ranks were last worked out, open runs included, where the caller keeps that; None:
-    it is worked out from `usage` and `allocations`."""
+    """All usage at the last computation of ranks, open runs included, if the caller keeps it; None: computed from
+    `usage` and `allocations`."""
     kept: tuple[tuple[int, Placement], ...] = ()
-    """Jobs that nothing passes any more, and where room was last reserved for them."""
+    """Jobs that no job may pass any more, each with the place of its last reservation."""
     name_of: Callable[[int], str] = str
-    """What people call the job with this id: a task of an array `42_7`."""
+    """Display name of a job by id: `42_7` for an array task."""
 
 
 class Reason(Value):
-    """Why a job waits: a code for scripts, a sentence for people, the facts behind it for both."""
+    """Why a job is pending: a code for scripts, a sentence for people, and facts for both."""
 
     code: ReasonCode
     text: str
@@ -161,7 +161,7 @@ class Reason(Value):
 
 
 class Placement(Value):
-    """Where one job goes and what it books there."""
+    """Node and bookings of one job."""
 
     node: str
     gpus: tuple[GpuShare, ...]
@@ -171,7 +171,7 @@ class Placement(Value):
     licenses: tuple[tuple[str, int], ...] = ()
     is_exclusive: bool = False
     others: tuple[Placement, ...] = ()
-    """Of a gang: what it books on its other nodes."""
+    """For a gang: bookings on its other nodes."""
 
 
 class Start(Value):
@@ -182,18 +182,18 @@ class Start(Value):
 
 
 class Reservation(Value):
-    """What is kept for one of the first blocked jobs, so that nothing overtakes it for ever."""
+    """Resources reserved for one of the first blocked jobs, so that it cannot starve."""
 
     job_id: int
     placement: Placement
     start_at: float | None
     """Latest expected start; None when a job without a time limit must end first."""
     fence_at: float | None = None
-    """From when on nothing passes the job, whatever it is expected to run; None: that may always delay it."""
+    """From then on no job may pass it, whatever its expected run time; None: backfill may always delay it."""
 
 
 class PreemptMode:
-    """Words for how a running job makes room."""
+    """How a running job makes room."""
 
     REQUEUE = "requeue"
     SUSPEND = "suspend"
@@ -201,65 +201,65 @@ class PreemptMode:
 
 
 class Preempt(Value):
-    """A decision to take from a running job what it holds."""
+    """A decision to preempt a running job."""
 
     job_id: int
     mode: str
-    """A word of PreemptMode; `cancel` for a job that does not accept to be run again."""
+    """A word of PreemptMode; `cancel` for a job that does not consent to being requeued."""
     for_job: int
     text: str
-    """Why, in words that follow the job's name: "made room for job 12 (queue vision takes back 2 GPUs it had lent)"."""
+    """Reason, phrased to follow the job's name: "made room for job 12 (queue vision takes back 2 GPUs it had lent)"."""
 
 
 class ResumeRun(Value):
-    """A decision to let a job go on that the policy had suspended."""
+    """A decision to resume a job that the policy suspended."""
 
     job_id: int
 
 
 class Plan(Value):
-    """What to do now, and why everything else waits."""
+    """Decisions for now, and the reasons of jobs that stay pending."""
 
     starts: tuple[Start, ...] = ()
     preempts: tuple[Preempt, ...] = ()
     resumes: tuple[ResumeRun, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     reasons: Mapping[ClassKey, Reason] = field(default_factory=dict)
-    """One for every class that still has a job waiting: the reason of its first waiting job."""
+    """One per class with pending jobs: the reason of its first pending job."""
     first_blocked: int | None = None
-    """The job that all lower ones wait behind, if any."""
+    """First blocked job, ahead of all lower ones; None without one."""
     has_more: bool = False
-    """A class was cut short in the snapshot and its front was used up: decide again."""
+    """A class was truncated in the snapshot and its front is exhausted: run the policy again."""
 
 
 class CalendarEntry(Value):
-    """One reservation of the calendar, which may recur: what is kept, when, for whom."""
+    """One calendar reservation, possibly recurring: its resources, times and users."""
 
     name: str
     start_at: float
-    """Of the first occurrence."""
+    """Start of the first occurrence."""
     duration_s: int
     held: tuple[Placement, ...]
-    """What is kept, on each node."""
+    """Reserved resources, by node."""
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     every_s: int | None = None
-    """Distance from one occurrence to the next; None for a single one."""
+    """Interval between occurrences; None for a single one."""
     until_at: float | None = None
-    """No occurrence begins at or after this instant; None for no end."""
+    """End of the recurrence: no occurrence starts at or after it; None for no end."""
     made_by: str = ""
     made_at: float = 0.0
     message: str = ""
-    """Why, for all to see."""
+    """Reason, visible to all users."""
 
     @property
     def is_maintenance(self) -> bool:
-        """Whether it is kept for nobody."""
+        """Whether it admits no jobs."""
         return not (self.users or self.accounts)
 
 
 class Estimate(Value):
-    """The first estimate of a job's start, and what became of it."""
+    """First estimate of a job's start, and the actual outcome."""
 
     job_id: int
     made_at: float
@@ -267,4 +267,4 @@ class Estimate(Value):
     high_at: float | None
     """None when unknown."""
     start_at: float | None = None
-    """When the job did start; None while it waits."""
+    """Actual start; None while pending."""

@@ -1,11 +1,11 @@
-"""What a submission says of a job. Each field stands here once, and all that knows of it is made from this:
+"""Fields of a submission, each declared once as the source of everything derived from it:
 
-the attribute of the value that `model.job` makes of the class, the field of the request with its check and its error,
+the attribute of the value class in `model.job`, the field of the request with validation and error messages,
 the OpenAPI document, options of gsub and grun with help and completion, `#GSUB` and `#SBATCH` lines, `gctl update`,
-keywords in Python, the reference pages. "Add an option" in docs/contributing.md shows it by an example.
+Python keywords, the reference pages. "Add an option" in docs/contributing.md walks through an example.
 
-The prompt reads these classes as plain data; msgspec, which takes longer to import than gsub to submit, makes values
-of them in `model.job`.
+Command-line clients read these classes as plain data; `model.job` turns them into msgspec structs, since importing
+msgspec takes longer than gsub needs for a submission.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ MAX_NODES = 4096
 MAX_NAME = 200
 MAX_LIST = 1 << 16
 MAX_OWN = 1 << 62
-"""For what has a limit of its own."""
+"""Bound for fields that have a limit of their own."""
 MAX_INSTANT = 32503680000.0
-"""Year 3000: a begin time above is a mistake in units."""
+"""Year 3000: a later begin time is an error in units."""
 
 AUTO, UNLIMITED, DEFAULT, MAXIMUM = "auto", "unlimited", "default", "maximum"
 TIME_LIMIT_WORDS = (AUTO, UNLIMITED)
-"""What a submission may say in place of a time limit."""
+"""Words that a submission may give instead of a time limit."""
 TIME_LIMIT_SOURCES = (*TIME_LIMIT_WORDS, DEFAULT, MAXIMUM)
-"""Where a time limit comes from that was not stated: similar jobs, the wish for none, the settings' default, and the
-longest that the queue or QOS allows."""
+"""Sources of a time limit that the user did not state: similar jobs, an explicit wish for none, the default of the
+settings, and the maximum of the queue or QOS."""
 
 WHAT, RES, WHEN, MANY, WHERE = "What to run", "Resources", "When", "Many tasks", "Where"
 FAIL, FILES, SLURM = "Failure and end", "Files", "Slurm spellings"
-"""Sections of the help."""
+"""Help sections."""
 
 _EVENTS = (
     "begin end fail retry preempt time_limit_80 held pending gpu_idle vram_over gpu_unbooked gpu_intruder queue_empty"
 )
-"""Those of `model.alerts`, which few submissions import."""
+"""Copied from `model.alerts`, which few submissions import."""
 
 
 class Request(Value):
@@ -157,7 +157,7 @@ class Request(Value):
         default=False,
         update=PENDING,
     )
-    """The cards of each node must be linked with each other (NVLink, or else one NUMA node)."""
+    """The cards of each node must be linked to each other (NVLink, or else the same NUMA node)."""
     resources: tuple[tuple[str, int], ...] = field(
         "counts",
         "Custom resources on each node: names and numbers.",
@@ -166,7 +166,7 @@ class Request(Value):
         default=(),
         update=PENDING,
     )
-    """Custom resources of a node, names and numbers, sorted by name, on each node."""
+    """Custom resources on each node, names and numbers, sorted by name."""
     licenses: tuple[tuple[str, int], ...] = field(
         "counts",
         "Licenses of the whole cluster: names and numbers.",
@@ -175,7 +175,7 @@ class Request(Value):
         default=(),
         update=PENDING,
     )
-    """Names and numbers, sorted by name, booked once for the whole cluster."""
+    """Licenses, names and numbers, sorted by name, booked once for the whole cluster."""
     nodelist: tuple[str, ...] = field(
         "strings",
         "Only these nodes; a text may name several, as gpu[01-03].",
@@ -188,7 +188,7 @@ class Request(Value):
     )
     exclude: tuple[str, ...] = field(
         "strings",
-        "None of these nodes; a text may name several.",
+        "Exclude these nodes; a text may name several.",
         option="-x --exclude NODES  none of these nodes",
         read=hosts,
         section=WHERE,
@@ -228,11 +228,11 @@ class Request(Value):
 
     @property
     def shares_cards(self) -> bool:
-        """Whether the job takes slices rather than whole cards."""
+        """Whether the job books slices rather than whole cards."""
         return self.gpu_fraction is not None or self.vram_mib is not None
 
     def contradiction(self) -> str | None:
-        """A sentence when the parts do not go together, whatever the machines are."""
+        """A sentence on the contradiction between fields, regardless of the machines; None without one."""
         if self.gpu_fraction is not None and self.gpus != 1:
             fraction = format_amount(self.gpu_fraction)
             return f"a fraction of {fraction} is of one card, but {self.gpus} GPUs were asked for"
@@ -262,9 +262,9 @@ class Request(Value):
 
 
 def gpus_of_each_node(total: int | None, per_node: int | None, nodes: int) -> int | None:
-    """GPUs on each node of a gang, from their number in all, on each node, or both; None when neither is given.
+    """Compute the GPUs per node of a gang from the total, the number per node, or both; None without either.
 
-    Raises: ValueError when the total does not divide evenly, or the two do not agree.
+    Raises: ValueError when the total does not divide evenly, or the two contradict each other.
     """
     if total is None:
         return per_node
@@ -282,7 +282,7 @@ def gpus_of_each_node(total: int | None, per_node: int | None, nodes: int) -> in
 
 
 class RetryRule(Value):
-    """When and how often a failed run is tried again."""
+    """When and how often to retry a failed run."""
 
     _section = FAIL
 
@@ -330,7 +330,7 @@ class RetryRule(Value):
         default=("exit", "signal", "oom", "node_fail"),
         is_shared=False,
     )
-    """Classes: exit, signal, oom, timeout, node_fail; an exit code `3` or range `10-20`; a name `SIGSEGV`."""
+    """Error classes: exit, signal, oom, timeout, node_fail; an exit code `3` or range `10-20`; a signal `SIGSEGV`."""
     requeue: bool = field(
         "boolean",
         "Repeat for free a run lost to the machine.",
@@ -343,7 +343,7 @@ class RetryRule(Value):
 
 
 class Notice(Value):
-    """A signal sent some time before the time limit, or first at a stop before it (`--signal [B:]SIG[@s]`)."""
+    """A signal sent before the time limit, or as the first signal of an earlier stop (`--signal [B:]SIG[@s]`)."""
 
     signal: int
     before_s: int
@@ -364,7 +364,7 @@ class Launch(Value):
     )
     """SHA-256 of the script's text in the payload table; None for a plain command."""
     script_name: str | None = field("string", "What the user calls the script.", keyword=None)
-    """What the user called the script: file name, `stdin` or `wrap`."""
+    """Name of the script as submitted: file name, `stdin` or `wrap`."""
     env_sha: str = field("map", "Captured environment.", name="env", most=MAX_OWN, keyword=None)
     """SHA-256 of the captured environment in the payload table."""
     env_named: ClassVar[tuple[str, ...]] = field(
@@ -436,7 +436,7 @@ class Launch(Value):
         section=FAIL,
         default=None,
     )
-    """Between the first signal and KILL; None is the setting `grace_s`."""
+    """Time between the first signal and KILL; None for the setting `grace_s`."""
     gpu_ids: str | None = field(
         "string",
         "Form of CUDA_VISIBLE_DEVICES.",
@@ -445,11 +445,11 @@ class Launch(Value):
         choices=("index", "uuid"),
         default=None,
     )
-    """`index` or `uuid` in CUDA_VISIBLE_DEVICES; None is the setting `gpu_ids`."""
+    """`index` or `uuid` in CUDA_VISIBLE_DEVICES; None for the setting `gpu_ids`."""
     submit_dir: str | None = field(
         "string", "Folder of relative outputs, absolute; the working directory unless it is given.", default=None
     )
-    """Where relative outputs are, and the job's own folder in its environment; None is `work_dir`."""
+    """Base of relative outputs, and the submit directory in the environment; None for `work_dir`."""
     log_max_mib: int | None = field(
         "integer",
         "Rotate an output file when it has grown to this size, in MiB.",
@@ -462,14 +462,14 @@ class Launch(Value):
         default=None,
         is_shared=False,
     )
-    """An output file that has grown to this size is renamed and a new one begun; None lets it grow."""
+    """Rotate an output file at this size; None lets it grow."""
     log_keep: int = field(
         "integer", "How many rotated files are kept; 0 empties the file instead.", (0, 100), default=3
     )
 
 
 class ArraySpec(Value):
-    """Many tasks of one submission: what `-a` or `--sweep` asks for."""
+    """Array of tasks in one submission, from `-a` or `--sweep`."""
 
     _section = MANY
 
@@ -517,7 +517,7 @@ class ArraySpec(Value):
 
 
 class Alerting(Value):
-    """Who is notified of what about a job (`--notify`)."""
+    """Alerts about a job (`--notify`): events and targets."""
 
     _section = FAIL
 
@@ -558,29 +558,29 @@ class Alerting(Value):
         update=RUNNING,
         owner_only=True,
     )
-    """Names of targets in the user's own configuration; none means all of them."""
+    """Names of targets in the user's own configuration; empty means all of them."""
 
 
 class ClientProcess(Value):
-    """The process that a job in the foreground was submitted by."""
+    """The process that submitted a foreground job."""
 
     pid: int
     start_ticks: int
-    """Clock ticks from the boot to its start, which tells it from a later process with the same pid."""
+    """Start time in clock ticks since boot; detects pid reuse."""
     boot_id: str
 
 
 class AdoptedProcess(Value):
-    """The process that became a job while it ran (`gpusched adopt`); it and what is below it are the run."""
+    """A running process that became a job (`gpusched adopt`); it and its descendants are the run."""
 
     pid: int
     start_ticks: int
-    """Clock ticks from the boot to its start, which tells it from a later process with the same pid."""
+    """Start time in clock ticks since boot; detects pid reuse."""
     boot_id: str
 
 
 class Interactive(Value):
-    """A job in the foreground of a client (`grun`)."""
+    """A foreground job of a client (`grun`)."""
 
     pty: bool = field(
         "string",
@@ -604,11 +604,11 @@ class Interactive(Value):
         keyword=None,
     )
     client: ClientProcess | None = None
-    """Unless it is kept, it is not started when this process is gone; None when that is not known."""
+    """If this process is gone, the job is not started unless it is to be kept; None when unknown."""
 
 
 class JobSpec(Value):
-    """All that a submission says, after validation."""
+    """A validated submission."""
 
     _section = WHEN
 
@@ -638,7 +638,7 @@ class JobSpec(Value):
         keyword="time",
     )
     time_limit_source: str = ""
-    """Of a submission that gives no length: one of `TIME_LIMIT_SOURCES`; empty where it gives one, or none applies."""
+    """For a submission without a time limit: one of `TIME_LIMIT_SOURCES`; empty if it states one or none applies."""
     queue: str = field(
         "word",
         "Queue the job waits in.",
@@ -673,7 +673,7 @@ class JobSpec(Value):
         default=None,
         update=PENDING,
     )
-    """Slurm's syntax, `afterok:1:2,afterany:3`, tasks with their ids, `afterok:42_7=50`; checked at submission."""
+    """Slurm's syntax, `afterok:1:2,afterany:3`, or with tasks, `afterok:42_7=50`; checked at submission."""
     never_satisfied: str | None = field(
         "string",
         "What becomes of it when its dependency can never come true.",
@@ -687,7 +687,7 @@ class JobSpec(Value):
         default=None,
         update=PENDING,
     )
-    """`cancel` or `wait` when its dependency can never come true; None is the setting `life.never_satisfied`."""
+    """`cancel` or `wait`, for a dependency that can never be satisfied; None for the setting `life.never_satisfied`."""
     begin_at: float | None = field(
         "number",
         "Not before this instant, UTC epoch seconds.",
@@ -710,7 +710,7 @@ class JobSpec(Value):
         default="",
         update=PENDING,
     )
-    """Quality of service; empty is the setting `default.qos`, or none."""
+    """Quality of service; empty for the setting `default.qos`, or none."""
     reservation: str | None = field(
         "word",
         "Runs inside this reservation only.",
@@ -726,7 +726,7 @@ class JobSpec(Value):
         default=None,
         update=PENDING,
     )
-    """To have ended by this instant: a job that no longer can, by its time limit, ends as DEADLINE."""
+    """Required end: a job that can no longer meet it, by its time limit, ends as DEADLINE."""
     array: ArraySpec | None = None
     fallback: str | None = field(
         "string",
@@ -764,30 +764,30 @@ class JobSpec(Value):
     snapshot: str | None = field(
         "string", "Name of the copy of the code that the working directory is in.", default=None, python="bool | str"
     )
-    """Name of the frozen copy of the code that every run starts in (`--snapshot`)."""
+    """Name of the code snapshot that every run starts in (`--snapshot`)."""
     pipeline: str | None = None
-    """Id of the pipeline that it is a step of."""
+    """Id of its pipeline, if it is a step."""
     step: str | None = None
-    """Its name in the pipeline."""
+    """Step name in the pipeline."""
     fallback_of: int | None = None
-    """Id of the failed job that it runs as the fallback of."""
+    """Id of the failed job for which it is the fallback."""
     adopted: AdoptedProcess | None = None
-    """It ran before it was a job, so it has one run, cannot be started again, and its exit code is unknown."""
+    """The adopted process: such a job has one run, cannot be restarted, and its exit code is unknown."""
 
     @property
     def limit_source(self) -> str | None:
-        """Where the time limit comes from, `user` where it was stated; None where there is none."""
+        """Source of the time limit, `user` if stated; None without a limit."""
         return self.time_limit_source or (None if self.time_limit_s is None else "user")
 
 
 def fields_of(kind: type) -> dict[str, Field]:
-    """The fields of a request that this class declares, by their names in JSON."""
+    """Request fields declared by a class, by JSON name."""
     return {one.name: one for one in vars(kind).values() if isinstance(one, Field)}
 
 
 PARTS = (Request, RetryRule, JobSpec, ArraySpec, Launch, Interactive, Alerting)
 FIELDS: dict[str, Field] = {name: one for kind in PARTS for name, one in fields_of(kind).items()}
-"""Every field of a submission or an update, by its name in JSON."""
+"""Every field of submissions and updates, by its JSON name."""
 UPDATABLE: dict[str, Field] = {name: one for name, one in FIELDS.items() if one.update}
 GPU_KEYS = frozenset({"gpus", "gpus_per_node", "gpu_fraction", "gpu_type"})
-"""One wish in several values: whoever says any of them again takes back the others said before."""
+"""Keys that together form one request for GPUs: setting any of them again resets the others."""

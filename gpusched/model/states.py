@@ -1,7 +1,6 @@
-"""Job states, run states and the reason codes, with one line on each.
+"""Job states, run states and reason codes, with one line on each.
 
-Spelling is Slurm's wherever Slurm has the word. `docs/reference/states.md` explains every name here
-and a test keeps the two in step.
+Names are Slurm's where Slurm has them. `docs/reference/states.md` explains every name; a test compares the two.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from enum import Enum
 
 
 class JobState(str, Enum):
-    """Where a job is. A job in a final state never moves again."""
+    """State of a job. Final states never change."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -34,7 +33,7 @@ class JobState(str, Enum):
 
     @property
     def compact(self) -> str:
-        """Slurm's two-letter form, as `gq` prints it in its ST column."""
+        """Slurm's two-letter form, for the ST column of `gq`."""
         return COMPACT[self]
 
 
@@ -58,7 +57,7 @@ COMPACT = {
 
 
 class RunState(str, Enum):
-    """Where one attempt is. STARTING is recorded before the process is asked for."""
+    """State of one run. STARTING is recorded before the process is requested."""
 
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -68,7 +67,7 @@ class RunState(str, Enum):
 
 
 class ReasonCode(str, Enum):
-    """Why a job waits, or why it ended as it did. One word each, without blanks."""
+    """Why a job is pending, or why it ended as it did. One word each, without blanks."""
 
     NONE = "None"
     # why a job waits
@@ -126,7 +125,7 @@ class ReasonCode(str, Enum):
 
     @property
     def of_followers(self) -> ReasonCode:
-        """Why equal jobs behind the one with this reason wait: for their turn, unless the reason holds for each."""
+        """Reason of equal jobs behind this one: their turn, unless the same reason holds for each."""
         return _PRIORITY if self is _RESOURCES or self is _PREEMPTING else self
 
 

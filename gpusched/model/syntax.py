@@ -1,4 +1,4 @@
-"""Options of jobs whose text has a syntax of its own, much of it Slurm's: `a100:2`, `B:USR1@60`, `100M:5`."""
+"""Job options with a syntax of their own, much of it Slurm's: `a100:2`, `B:USR1@60`, `100M:5`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpusched.model.units import parse_duration_s, parse_size_mib, printable
 
 
 def gpus(text: str) -> Several:
-    """`2`, `a100:2`, `a100`, `0.5`, `a100:0.5`, `1g.10gb`. Sets all of it, so that nothing of an earlier -g stays."""
+    """`2`, `a100:2`, `a100`, `0.5`, `a100:0.5`, `1g.10gb`. Sets every GPU key, to reset any earlier -g."""
     kind, colon, count = text.rpartition(":")
     is_profile = "g." in count  # of a MIG instance, 1g.10gb
     if not colon and (is_profile or (not count[:1].isdigit() and count[:1] not in (".", "-", "+"))):
@@ -23,7 +23,7 @@ def gpus(text: str) -> Several:
 
 
 def gpus_of_node(text: str) -> Several:
-    """As -g, but on each node: `2`, `a100:2`, `0.5`."""
+    """As -g, but per node: `2`, `a100:2`, `0.5`."""
     found = gpus(text)
     count = 1 if found["gpu_fraction"] is not None else found["gpus"]
     kind = {"gpu_type": found["gpu_type"]} if found["gpu_type"] else {}
@@ -31,7 +31,7 @@ def gpus_of_node(text: str) -> Several:
 
 
 def gres(text: str) -> Several:
-    """Slurm's `gpu:2` and `gpu:a100:2`, on each node."""
+    """Slurm's `gpu:2` and `gpu:a100:2`, per node."""
     name, _, rest = text.partition(":")
     if name != "gpu":
         raise ValueError(
@@ -41,17 +41,17 @@ def gres(text: str) -> Several:
 
 
 def memory(text: str) -> Several:
-    """Host memory of the job; takes the place of an earlier amount for each core."""
+    """Host memory of the job; overrides an earlier amount per core."""
     return Several(mem_mib=parse_size_mib(text), mem_per_cpu_mib=None)
 
 
 def memory_per_core(text: str) -> Several:
-    """Host memory for each core; takes the place of an earlier amount for the job."""
+    """Host memory per core; overrides an earlier amount for the job."""
     return Several(mem_mib=None, mem_per_cpu_mib=parse_size_mib(text))
 
 
 def nodes(text: str) -> int:
-    """A number of nodes; Slurm's range only when both ends are the same."""
+    """A number of nodes; accepts Slurm's range only if both ends are equal."""
     low, dash, high = text.partition("-")
     if dash and low and high and low != high:
         raise ValueError(f"{printable(text, 40)!r} is a range, which is not supported; write -N {printable(low, 10)}")
@@ -59,14 +59,14 @@ def nodes(text: str) -> int:
 
 
 def hosts(text: str) -> tuple[str, ...]:
-    """Slurm's list of nodes, `lab1,gpu[01-03]`. A tuple: of several uses the last one counts, as in Slurm."""
+    """Slurm's node list, `lab1,gpu[01-03]`. A tuple, so that the last of several options wins, as in Slurm."""
     from gpusched.model.hostlist import expand  # few submissions name nodes
 
     return tuple(expand(text))
 
 
 def time_limit(text: str) -> int | str:
-    """Slurm's words for no limit, `auto`, or a length of time."""
+    """Slurm's words for no limit, `auto`, or a duration."""
     word = text.strip().lower()
     if word in ("0", "unlimited", "infinite", "none"):
         return "unlimited"
@@ -74,7 +74,7 @@ def time_limit(text: str) -> int | str:
 
 
 def notice(text: str) -> Several:
-    """`[B:]SIG[@seconds]`, 60 seconds when they are not given, as in Slurm."""
+    """`[B:]SIG[@seconds]`, by default 60 seconds, as in Slurm."""
     main_only = text[:2].upper() == "B:"
     name, at, before = (text[2:] if main_only else text).partition("@")
     before_s = whole(0, 65535)(before) if at else 60
@@ -82,7 +82,7 @@ def notice(text: str) -> Several:
 
 
 def signal_number(name: str) -> int:
-    """Number of a signal by name, with or without SIG, or by number. Raises: ValueError."""
+    """Number of a signal given by name, with or without SIG, or by number. Raises: ValueError."""
     import signal  # most command lines name none
 
     word = name.upper()
@@ -95,20 +95,20 @@ def signal_number(name: str) -> int:
 
 
 def log_max(text: str) -> Several:
-    """`100M` or `100M:5`: a size, and how many rotated files are kept; None takes back an earlier number."""
+    """`100M` or `100M:5`: a size, and the number of rotated files to keep; None resets an earlier number."""
     size, colon, keep = text.partition(":")
     return Several(log_max_mib=parse_size_mib(size), log_keep=whole(0, 100)(keep) if colon else None)
 
 
 def events(text: str) -> list[str]:
-    """Events to be notified of, as the daemon reads them too: here a mistake is reported with its place."""
+    """Events for alerts, parsed as in the daemon, but here an error can name its location."""
     from gpusched.model.alerts import parse_events  # few submissions ask for it
 
     return list(parse_events(text))
 
 
 def mail_type(text: str) -> list[str]:
-    """Slurm's words; its ALL is less than ours."""
+    """Slurm's words; its ALL covers fewer events than ours."""
     words = text.split(",")
     return events(",".join("begin,end,fail,requeue" if word.strip().upper() == "ALL" else word for word in words))
 
@@ -122,7 +122,7 @@ def kill_on_invalid_dep(text: str) -> str:
 
 
 def only_one(text: str) -> Several:
-    """Slurm's number of tasks: a job has one on each node."""
+    """Slurm's number of tasks: must be 1, as a job has one per node."""
     if text not in ("1", "1-1"):
         raise ValueError(f"{printable(text, 40)!r} tasks are requested; a job has one on each node")
     return Several()

@@ -1,7 +1,6 @@
-"""Numbers of array tasks: `0-9,20-30:2`, as Slurm writes them.
+"""Numbers of array tasks: `0-9,20-30:2`, as in Slurm.
 
-A set is a tuple of ascending ranges that do not touch the same number. An array of any size costs as much as it
-has ranges.
+A set is a tuple of ascending, disjoint ranges. Costs depend on the number of ranges, not on the size of the array.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from functools import lru_cache
 from itertools import pairwise
 
 MAX_TASK = 4_000_000
-"""The highest number a task may have."""
+"""Maximum task number."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """Task numbers in the order in which they start."""
+    """Task numbers in start order."""
 
     ranges: tuple[range, ...] = ()
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> TaskSet:
-        """The set of these numbers, in as few ranges as a look ahead finds."""
+        """Build a set of these numbers with few ranges (greedy)."""
         return cls(tuple(_runs(sorted(set(numbers)))))
 
     def __len__(self) -> int:
@@ -43,7 +42,7 @@ class TaskSet:
         return ",".join(map(_written, self.ranges))
 
     def position(self, number: int) -> int:
-        """How many numbers of the set come before this one. Raises: ValueError when it is not in the set."""
+        """Count the numbers of the set below this one. Raises: ValueError if it is not in the set."""
         before = 0
         for part in self.ranges:
             if number in part:
@@ -61,7 +60,7 @@ class TaskSet:
         raise IndexError(position)
 
     def without(self, number: int) -> TaskSet:
-        """The set without this number, which is in it or not."""
+        """The set without this number, which need not be in it."""
         kept: list[range] = []
         for part in self.ranges:
             if number not in part:
@@ -72,7 +71,6 @@ class TaskSet:
         return TaskSet(tuple(kept))
 
     def minus(self, numbers: Iterable[int]) -> TaskSet:
-        """The set without these numbers."""
         taken = sorted({number for number in numbers if number in self})
         if len(taken) <= _FEW:
             left = self
@@ -84,13 +82,13 @@ class TaskSet:
 
 
 _FEW = 16
-"""Numbers that are taken out one by one, each at the price of the ranges, rather than by rebuilding the set."""
+"""Up to this many, remove numbers one by one, each at the cost of the ranges, instead of rebuilding the set."""
 
 
 def parse_tasks(text: str, most: int = MAX_TASK) -> TaskSet:
-    """Read `0-9,20-30:2`. Raises: ValueError with a sentence.
+    """Parse `0-9,20-30:2`. Raises: ValueError with a sentence.
 
-    Numbers are put in ascending order, and one that is named twice counts once, as in Slurm.
+    Numbers are sorted and duplicates dropped, as in Slurm.
     """
     parts = sorted((_range(word.strip(), text, most) for word in text.split(",")), key=_first)
     if all(before[-1] < after[0] for before, after in pairwise(parts)):
@@ -121,7 +119,7 @@ def _range(word: str, text: str, most: int) -> range:
 
 @lru_cache(maxsize=4096)
 def tasks_of(text: str) -> TaskSet:
-    """The set that a text of the job table stands for."""
+    """Parse a text of the job table."""
     return parse_tasks(text) if text else TaskSet()
 
 
@@ -130,7 +128,7 @@ def _first(part: range) -> int:
 
 
 def _runs(numbers: list[int]) -> Iterator[range]:
-    """Ranges that hold these ascending numbers; a step other than 1 only for three or more."""
+    """Split ascending numbers into ranges; uses a step other than 1 only for three or more."""
     index = 0
     while index < len(numbers):
         step = numbers[index + 1] - numbers[index] if index + 1 < len(numbers) else 1

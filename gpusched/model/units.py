@@ -1,7 +1,7 @@
-"""Sizes, times, ids and names as people write them, read once and printed the same way everywhere.
+"""Sizes, times, ids and names: parsed and printed the same way everywhere.
 
-No imports: commands at the prompt use this module. Every function raises ValueError with a sentence
-that quotes the offending text; the caller knows which option it came from.
+No imports: command-line clients use this module. Every function raises ValueError with a sentence
+that quotes the offending text; the caller adds the option.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIME_FACTORS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def parse_size_mib(text: str) -> int:
-    """Read a memory size; binary units, a bare number is MiB, rounded up to a whole MiB.
+    """Parse a memory size in binary units; a bare number is MiB. Rounds up to a whole MiB.
 
     Accepts `8192`, `8G`, `8GB`, `8GiB`, `0.5T`, in either case.
     """
@@ -41,7 +41,7 @@ def parse_size_mib(text: str) -> int:
 
 
 def format_size_mib(mib: float | None) -> str:
-    """Print MiB the short way people read it: `512M`, `24G`, `1.5G`; `-` when unknown."""
+    """Format MiB compactly: `512M`, `24G`, `1.5G`; `-` when unknown."""
     if mib is None:
         return "-"
     if mib < 1024:
@@ -54,7 +54,7 @@ def format_size_mib(mib: float | None) -> str:
 
 
 def parse_duration_s(text: str, also: str = "") -> int:
-    """Read a length of time in seconds; `also` is what else may be written, for the error.
+    """Parse a duration in seconds; `also` names further accepted input for the error.
 
     Slurm's forms `MM`, `MM:SS`, `HH:MM:SS`, `D-HH[:MM[:SS]]`, and `90s`, `30m`, `4h`, `2d`, `1h30m`.
     A bare number is minutes, as in Slurm.
@@ -104,7 +104,7 @@ def _unit_duration(word: str) -> int | None:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Print a length of time as Slurm does: `M:SS`, `H:MM:SS`, `D-HH:MM:SS`; `UNLIMITED` for None."""
+    """Format a duration as Slurm does: `M:SS`, `H:MM:SS`, `D-HH:MM:SS`; `UNLIMITED` for None."""
     if seconds is None:
         return "UNLIMITED"
     whole = max(0, int(seconds))
@@ -119,7 +119,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_amount(amount: float) -> str:
-    """Print a number of things as people read it: `2`, `0.5`, `0.335`; one with many digits as `1.17`."""
+    """Format a number compactly: `2`, `0.5`, `0.335`; rounded if it has many digits, `1.17`."""
     if type(amount) is int:
         return str(amount)
     text = f"{amount:.3f}"
@@ -131,14 +131,14 @@ def format_amount(amount: float) -> str:
 
 
 def format_amount_floor(amount: float) -> str:
-    """As `format_amount`, never more than there is: for what a hint proposes to ask for."""
+    """As `format_amount`, but rounded down: for amounts that a hint suggests requesting."""
     return format_amount(int(amount * 100) / 100)
 
 
 def id_ranges(ids: Iterable[tuple[int, ...]]) -> str:
-    """Ids of jobs in one word, `412-9999,10003,42_7`.
+    """Job ids in one word, `412-9999,10003,42_7`.
 
-    Args: ids: of a job its number, of a task those of its array and its own.
+    Args: ids: the number of a job, or those of the array and the task.
     """
     ranges: list[list[tuple[int, ...]]] = []
     for one in sorted(ids):
@@ -150,13 +150,13 @@ def id_ranges(ids: Iterable[tuple[int, ...]]) -> str:
 
 
 def plural(amount: float, noun: str) -> str:
-    """Print an amount with its noun: `1 GPU`, `1.5 GPUs`, `0 CPUs`."""
+    """Format an amount with its noun: `1 GPU`, `1.5 GPUs`, `0 CPUs`."""
     text = format_amount(amount)
     return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
 
 
 def plural_of(amount: float, noun: str) -> str:
-    """The noun as it follows this amount."""
+    """The noun in the grammatical number for this amount."""
     return noun if format_amount(amount) == "1" else noun + "s"
 
 
@@ -164,12 +164,12 @@ _MIG_FROM, _MIG_SLOTS = 1000, 10
 
 
 def mig_index(parent: int, slot: int) -> int:
-    """Index of a MIG instance, apart from those of cards: 1021 is instance 1 of GPU 2."""
+    """Index of a MIG instance, distinct from card indices: 1021 is instance 1 of GPU 2."""
     return _MIG_FROM + _MIG_SLOTS * parent + slot
 
 
 def gpu_label(index: int) -> str:
-    """How people name a GPU: `2`, and `2:1` for instance 1 of it."""
+    """Display form of a GPU index: `2`, and `2:1` for its instance 1."""
     if index < _MIG_FROM:
         return str(index)
     parent, slot = divmod(index - _MIG_FROM, _MIG_SLOTS)
@@ -177,7 +177,7 @@ def gpu_label(index: int) -> str:
 
 
 def gpu_list(indices: Iterable[int]) -> str:
-    """Print GPUs as people name them, runs of three and more as a range: `0`, `0,1`, `0-7`, `0-2,5`, `2:0,2:1`."""
+    """Format a list of GPUs, with ranges from three on: `0`, `0,1`, `0-7`, `0-2,5`, `2:0,2:1`."""
     runs: list[list[int]] = []
     for index in sorted(indices):
         if runs and index == runs[-1][-1] + 1 and index < _MIG_FROM:
@@ -192,12 +192,12 @@ def gpu_list(indices: Iterable[int]) -> str:
 
 
 def card_index(index: int) -> int:
-    """Index of the card; of a MIG instance that of the card it is a part of."""
+    """Index of the card; for a MIG instance, that of its parent."""
     return index if index < _MIG_FROM else (index - _MIG_FROM) // _MIG_SLOTS
 
 
 def parse_job_id(text: str) -> int:
-    """Read a job id; ids are whole numbers from 1."""
+    """Parse a job id, an integer from 1."""
     first, dash, last = text.partition("-")
     if dash and _is_digits(first) and _is_digits(last):
         # `gq` shows equal jobs so; others of the same user may have ids between these.
@@ -208,7 +208,7 @@ def parse_job_id(text: str) -> int:
 
 
 def split_ids(text: str) -> list[str]:
-    """`41,42_[1-3,7],43` as words; a comma inside brackets joins."""
+    """Split `41,42_[1-3,7],43` at the commas outside brackets."""
     words, word, depth = [], "", 0
     for char in text:
         if char == "," and depth <= 0:
@@ -221,16 +221,16 @@ def split_ids(text: str) -> list[str]:
 
 
 def parse_pipeline_id(text: str) -> int | None:
-    """The number of a pipeline's id, `p42`; None when the text is something else."""
+    """Parse a pipeline id, `p42`, to its number; None for any other text."""
     digits = text[1:]
     is_id = text[:1] == "p" and _is_digits(digits) and len(digits) <= 18 and digits[0] != "0"
     return int(digits) if is_id else None
 
 
 def printable(text: str, width: int | None = None) -> str:
-    """Make user-supplied text safe for a terminal: control and undecodable characters are escaped.
+    """Make user-supplied text safe for a terminal by escaping control and undecodable characters.
 
-    With `width`, longer text is cut and ends in `+`, as Slurm marks a cut name.
+    With `width`, longer text is cut and ends in `+`, as in Slurm.
     """
     if not text.isprintable():
         text = "".join(char if char.isprintable() else _escape(char) for char in text)
@@ -260,9 +260,9 @@ def _number(digits: str) -> float | None:
 
 
 NAMED = 3
-"""Jobs, cards or nodes that a sentence names before it says how many more there are."""
+"""Maximum jobs, cards or nodes listed by name in a sentence before "and N more"."""
 MOST_CHOICES = 8
-"""Names that a hint offers."""
+"""Maximum names in a hint."""
 
 
 def name_some(noun: str, names: Sequence[str], named: int = NAMED) -> str:
@@ -285,12 +285,12 @@ def choose(names: Iterable[str], option: str) -> str:
 
 
 def with_value(option: str, value: str) -> str:
-    """An option as it is typed: `-q nlp`, `queue=nlp`."""
+    """An option as typed: `-q nlp`, `queue=nlp`."""
     return f"{option}{value}" if option.endswith("=") else f"{option} {value}"
 
 
 def about(seconds: float) -> str:
-    """A length of time as people say it: `about 12 min`, `about 3 h`, `less than a minute`."""
+    """A duration in words: `about 12 min`, `about 3 h`, `less than a minute`."""
     if seconds < 60:
         return "less than a minute"
     if seconds < 5400:
@@ -301,18 +301,18 @@ def about(seconds: float) -> str:
 
 
 def put_aside(path: str, number: int) -> str:
-    """The file rotated away `number` rotations ago; 0 is the one that is written to."""
+    """Path of an output file after `number` rotations; 0 is the current file."""
     return f"{path}.old{number}" if number else path
 
 
 _CUTOFF = 0.75
-"""Below it two words share letters by chance: `input` and `output`, `gpu` and `cpu`."""
+"""Below it, similarity is due to chance: `input` and `output`, `gpu` and `cpu`."""
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` is a slip of; None when none is near or the nearest means something else.
+    """The known word that `word` misspells; None when none is close or the closest has another meaning.
 
-    `--gpus-per-task` is no slip of `--cpus-per-task`: what sets the two apart is a word that other names use.
+    `--gpus-per-task` is not taken for `--cpus-per-task`: the differing part is a word used in other names.
     """
     from difflib import get_close_matches  # the prompt pays for it only when something is wrong already
 
@@ -324,6 +324,6 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _words(name: str) -> set[str]:
-    """The words of a name of several, each without the s of a plural."""
+    """Parts of a compound name, each without a plural s."""
     parts = "".join(char if char.isalnum() else " " for char in name.lower()).split()
     return {part.rstrip("s") or part for part in parts}

@@ -1,12 +1,12 @@
-"""The base of all values that the parts of gpusched hand to each other: frozen, comparable, hashable.
+"""The base of all values passed between the parts of gpusched: frozen, comparable, hashable.
 
     class Xid(Value):
         number: int
         at: float
 
-Values are msgspec structs: making one costs a tenth of a frozen dataclass, and so does a copy with other fields. They
-are never part of a reference cycle, so the garbage collector passes over them. Neither the commands at the prompt nor
-supervisors import this module: what they need of the model is free of it.
+Values are msgspec structs: construction costs a tenth of a frozen dataclass, as does a copy with other fields. They
+are never part of a reference cycle and are exempt from garbage collection. Neither command-line clients nor
+supervisors import this module: their parts of the model do not depend on it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ __all__ = ["Value", "asdict", "convert", "declared", "decode", "encode", "fields
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field, field))
 class Value(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A frozen value. Equal are values of one class with equal fields."""
+    """A frozen value. Values are equal if they have the same class and equal fields."""
 
 
 T = TypeVar("T")
 
 plain = msgspec.to_builtins
-"""A value in built-in types; tuples stay tuples."""
+"""Convert a value to built-in types; tuples stay tuples."""
 
 _write = msgspec.json.Encoder().encode
 
 
 def encode(value: object) -> bytes:
-    """A value as one compact JSON document, which is always valid UTF-8."""
+    """Encode a value as one compact JSON document, always valid UTF-8."""
     try:
         return _write(value)
     except UnicodeEncodeError:
@@ -57,10 +57,10 @@ def encode(value: object) -> bytes:
 
 
 def decode(document: str | bytes, kind: type[T]) -> T:
-    """The value of this type that the document was made of. A field that is missing has its default.
+    """Decode a value of this type. Missing fields take their defaults.
 
-    Raises: ValueError with the place, for a part of another type, a field that is not known, or one without default
-    that is missing.
+    Raises: ValueError with the location, for a part of the wrong type, an unknown field, or a missing field without
+    a default.
     """
     wanted: Any = kind
     try:
@@ -79,9 +79,9 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def convert(parts: object, kind: type[T], place: str = "") -> T:
-    """The value of this type that was made into these built-in types; texts that are keys may stand for numbers.
+    """Convert built-in types to a value of this type; string keys may stand for numbers.
 
-    Args: place: where the parts are in a larger document.
+    Args: place: location of the parts in a larger document.
     Raises: as `decode`.
     """
     try:
@@ -91,14 +91,14 @@ def convert(parts: object, kind: type[T], place: str = "") -> T:
 
 
 def _misfit(error: msgspec.ValidationError, place: str = "") -> ValueError:
-    """The error with the place as Python writes it: "nodes[0].cpus: expected `float`, got `str`"."""
+    """The error with its location in Python syntax: "nodes[0].cpus: expected `float`, got `str`"."""
     text, _, path = str(error).partition(" - at ")
     where = path.replace("`", "").replace("$" if place else "$.", place).removeprefix("$") or place
     return ValueError(f"{where + ': ' if where else ''}{text[:1].lower()}{text[1:]}")
 
 
 def declared(kind: type, *, cache_hash: bool = False, **defaults: Value) -> Any:
-    """The value that a class of `gpusched.model.spec` declares, as a class of `gpusched.model.job`.
+    """Make a value class from a declaration in `gpusched.model.spec`, for `gpusched.model.job`.
 
     Args: defaults: of attributes that are values themselves.
     """

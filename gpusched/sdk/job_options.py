@@ -42,7 +42,7 @@ class JobOptions(TypedDict, total=False):
     nodelist: Sequence[str]
     """Only these nodes; a text may name several, as gpu[01-03]."""
     exclude: Sequence[str]
-    """None of these nodes; a text may name several."""
+    """Exclude these nodes; a text may name several."""
     constraint: str
     """Labels a node must have: a100&nvlink, imagenet|coco, !old."""
     prefer: str
