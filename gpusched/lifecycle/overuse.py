@@ -198,7 +198,7 @@ class UnbookedStep(Enum):
 
 
 def due_unbooked_step(seen: Sighting, told_at: float | None, now: float, settings: GpuSettings) -> UnbookedStep | None:
-    """What is due about unbooked use whose owner was told at `told_at`, if ever. No run ends without notice."""
+    """Due action about unbooked use; `told_at` is the alert to its owner, if any. No run ends without notice."""
     if seen.readings < settings.vram_over_polls:
         return None
     if told_at is None:
@@ -209,7 +209,7 @@ def due_unbooked_step(seen: Sighting, told_at: float | None, now: float, setting
 
 
 def is_worth_telling(seen: Sighting, settings: GpuSettings) -> bool:
-    """Whether the owner of a job is told of an intruder on its GPU: not of next to nothing, nor of a display."""
+    """Whether to alert a job's owner to an intruder on its GPU: not about trivial use, nor about a display."""
     one = seen.intruder
     is_large = one.vram_mib is None or one.vram_mib > settings.baseline_mib
     return seen.readings >= settings.vram_over_polls and is_large and not is_of_the_system(one.process.name)
@@ -219,12 +219,12 @@ def is_worth_telling(seen: Sighting, settings: GpuSettings) -> bool:
 
 
 def unbooked_mark(intruder: Intruder) -> str:
-    """How the sentence begins that tells of unbooked use; another GPU makes another one."""
+    """First words of the alert about unbooked use; distinct for each GPU."""
     return f"unbooked use of GPU {gpu_label(intruder.index)}:"
 
 
 def unbooked_text(intruder: Intruder, job: Job, booked: Sequence[GpuShare], settings: GpuSettings) -> str:
-    """What the owner of a job on a GPU that it did not book is told."""
+    """Alert to the owner of a job on a GPU that it did not book."""
     text = f"{unbooked_mark(intruder)} process {_named(intruder.process)} holds {intruder.held}, and the job booked "
     if job.spec.adopted is not None:
         text += f"GPU {gpu_list(share.index for share in booked)} when it was adopted"
@@ -239,12 +239,12 @@ def unbooked_text(intruder: Intruder, job: Job, booked: Sequence[GpuShare], sett
 
 
 def unbooked_use_text(intruder: Intruder) -> str:
-    """Unbooked use, as of now: `uses GPU 2 (20G), which it did not book`."""
+    """Current unbooked use: `uses GPU 2 (20G), which it did not book`."""
     return f"uses GPU {gpu_label(intruder.index)} ({intruder.held}), which it did not book"
 
 
 def intruder_mark(intruder: Intruder, name_of: Callable[[str], str]) -> str:
-    """How the sentence begins that tells of an intruder; each intruder on each GPU has its own."""
+    """First words of the alert about an intruder; distinct for each intruder and GPU."""
     label = gpu_label(intruder.index)
     if intruder.run is None:
         return f"foreign process {intruder.process.pid} on GPU {label}"
@@ -252,7 +252,7 @@ def intruder_mark(intruder: Intruder, name_of: Callable[[str], str]) -> str:
 
 
 def intruder_text(intruder: Intruder, name_of: Callable[[str], str]) -> str:
-    """What the owner of a job is told of an intruder on its GPU."""
+    """Alert to the owner of a job about an intruder on its GPU."""
     mark = intruder_mark(intruder, name_of)
     if intruder.run is None:
         known = printable(intruder.process.name or "?", _NAME)
@@ -269,7 +269,7 @@ def _named(process: GpuProcess) -> str:
 
 
 def end_unbooked_use(job: Job, intruder: Intruder, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Have the run ended; the job is COMPLETING until it has. One that is being ended already is left alone."""
+    """Order the end of the run; the job is COMPLETING until then. No effect if it is already being ended."""
     if job.state is JobState.COMPLETING:
         return job, ()
     text = unbooked_use_text(intruder).replace("uses", "used", 1)
@@ -279,7 +279,7 @@ def end_unbooked_use(job: Job, intruder: Intruder, now: float) -> tuple[Job, tup
 
 @dataclass(frozen=True, slots=True)
 class UnbookedReading:
-    """Jobs that were on one GPU without a booking in one reading, and the shares of those that had booked it."""
+    """Jobs on one GPU without a booking in one reading, and the shares of the jobs that booked it."""
 
     at: float
     uuid: str
@@ -290,9 +290,9 @@ class UnbookedReading:
 def unbooked_victim(
     run: Run, looks: Sequence[UnbookedReading], settings: GpuSettings, name_of: Callable[[str], str]
 ) -> Run:
-    """The ended run, as a victim of a job that did not book its GPU if that held memory of it; else as it is.
+    """Mark the ended run as a victim if a job without a booking used its GPU's memory; otherwise return it unchanged.
 
-    Args: looks: around its end; name_of: of a run's handle, the job as people know it.
+    Args: looks: readings around its end; name_of: display name of the job of a run's handle.
     """
     if run.outcome is not JobState.OUT_OF_MEMORY or run.reason is not ReasonCode.OUT_OF_MEMORY or run.end_at is None:
         return run

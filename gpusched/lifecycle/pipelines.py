@@ -1,7 +1,7 @@
-"""What the steps of a pipeline need of each other: read, put in order, judged, and resumed.
+"""Dependencies between the steps of a pipeline: parsing, ordering, status and resumption.
 
-A step names others in Slurm's words with names in the place of ids: `prep`, `afterany:train:test`,
-`after:server+5`; `,` is all of them and `?` any. A bare name is `afterok`.
+A step names others in Slurm's syntax with names in place of ids: `prep`, `afterany:train:test`,
+`after:server+5`; `,` means all of them and `?` any. A bare name is `afterok`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEP_NAMES = "up to 100 letters, digits, _, - and ., not beginning with - or ."
 
 
 def parse_needs(text: str) -> StepNeeds:
-    """Read needs. Raises: ValueError with a sentence that quotes what cannot be read."""
+    """Parse needs. Raises: ValueError with a sentence that quotes the invalid part."""
     if not text.strip():
         return StepNeeds()
     if "," in text and "?" in text:
@@ -54,7 +54,7 @@ def _parse_need(kind: str, word: str, text: str) -> StepNeed:
 
 
 def find_circle(needs: Mapping[str, StepNeeds]) -> tuple[str, ...] | None:
-    """Steps that wait for each other, the first one repeated at the end; None when there are none."""
+    """Find a cycle of steps, returned with its first step repeated at the end; None without one."""
     names = list(needs)
     at = {name: place for place, name in enumerate(names)}
     edges = {at[name]: [at[step] for step in of.steps if step in at] for name, of in needs.items()}
@@ -63,7 +63,7 @@ def find_circle(needs: Mapping[str, StepNeeds]) -> tuple[str, ...] | None:
 
 
 def in_order(needs: Mapping[str, StepNeeds]) -> list[str]:
-    """The steps so that each comes after those it needs, else as they were given. There is no circle."""
+    """Sort the steps topologically, otherwise in the given order. Requires an acyclic graph."""
     names = list(needs)
     at = {name: place for place, name in enumerate(names)}
     left = {name: sum(step in needs for step in of.steps) for name, of in needs.items()}
@@ -84,7 +84,7 @@ def in_order(needs: Mapping[str, StepNeeds]) -> list[str]:
 
 
 def dependency_of(needs: StepNeeds, ids: Mapping[str, int], more: str | None) -> str | None:
-    """The dependency in Slurm's syntax, of needs whose steps have these ids, with another one before it."""
+    """Needs as a dependency in Slurm's syntax, by the ids of their steps, preceded by `more`."""
     terms = [more] if more else []
     kind = ""
     for need in needs.all:
@@ -113,7 +113,7 @@ def written(expression: Expression) -> str:
 
 
 def steps_of(jobs: Iterable[Job]) -> dict[str, Job]:
-    """The last job of each step, in the order of the first ones; tasks of arrays belong to their array."""
+    """The last job of each step, in the order of the first jobs; array tasks belong to their array."""
     found: dict[str, Job] = {}
     for job in sorted(jobs, key=lambda job: job.id):
         if job.spec.step is not None and _is_step(job):
@@ -122,9 +122,9 @@ def steps_of(jobs: Iterable[Job]) -> dict[str, Job]:
 
 
 def fallbacks_of(jobs: Sequence[Job]) -> list[Job]:
-    """The fallbacks of the last job of each step, by id; of an array each failed task may have one.
+    """Fallbacks of the last job of each step, by id; an array may have one for each failed task.
 
-    Those of jobs whose step was run again since are past.
+    Excludes fallbacks of jobs whose step ran again since.
     """
     made = [job for job in jobs if job.spec.fallback_of is not None]
     if not made:
@@ -135,27 +135,25 @@ def fallbacks_of(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _is_step(job: Job) -> bool:
-    """Whether a job of a pipeline is a step, not a task of one nor what ran after its last failure."""
+    """Whether a job of a pipeline is a step, rather than a task of one or a fallback."""
     return job.array_id is None and job.spec.fallback_of is None
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """Where a pipeline stands."""
-
     state: str
-    """PENDING before anything has started, RUNNING until all has ended, fallbacks too, then COMPLETED, FAILED or
-    CANCELLED. A fallback mends nothing: its step has failed."""
+    """PENDING before the first start, RUNNING until every job has ended, fallbacks included, then COMPLETED, FAILED or
+    CANCELLED. A fallback does not repair its step, which stays failed."""
     counts: Mapping[str, int]
-    """How many steps are in each state of jobs."""
+    """Number of steps by job state."""
     not_needed: frozenset[str]
-    """Steps that were left out because others went well: what was to run after a failure that did not come."""
+    """Steps left out because others succeeded: they were to run after a failure that did not occur."""
     fallbacks: Mapping[str, int]
-    """How many fallbacks of steps are in each state of jobs."""
+    """Number of fallbacks of steps, by job state."""
 
 
 def pipeline_status(jobs: Sequence[Job]) -> PipelineStatus:
-    """Judge a pipeline by all jobs it ever had."""
+    """Derive the status of a pipeline from all of its jobs, past ones included."""
     steps = steps_of(jobs)
     spare = _not_needed(steps, names_of(jobs))
     counts = Counter(job.state.value for job in steps.values())
@@ -173,12 +171,12 @@ def pipeline_status(jobs: Sequence[Job]) -> PipelineStatus:
 
 
 def names_of(jobs: Iterable[Job]) -> dict[int, str]:
-    """The step of each job that ever belonged to the pipeline, by id."""
+    """Step of every job that was ever in the pipeline, by id."""
     return {job.id: job.spec.step for job in jobs if job.spec.step is not None and _is_step(job)}
 
 
 def conditions_of(job: Job) -> Expression:
-    """What a job depends on; empty when on nothing."""
+    """Dependencies of a job; empty without any."""
     return parse_dependency(job.spec.dependency) if job.spec.dependency else Expression(())
 
 
@@ -211,9 +209,9 @@ def _is_spared(expression: Expression, steps: Mapping[str, Job], names: Mapping[
 
 
 def to_resume(jobs: Sequence[Job]) -> list[str]:
-    """The steps that have to run again, each after those it needs: what has ended and not COMPLETED.
+    """Steps to run again, in dependency order: all that ended in a state other than COMPLETED.
 
-    What was not needed stays so, unless a step that it waits for runs again.
+    Steps that were not needed stay so, unless a step they depend on runs again.
     """
     steps, names = steps_of(jobs), names_of(jobs)
     spare = _not_needed(steps, names)
@@ -238,7 +236,7 @@ def _inside(job: Job, names: Mapping[int, str]) -> list[Condition]:
 
 
 def moved(job: Job, names: Mapping[int, str], ids: Mapping[str, int]) -> str | None:
-    """The dependency of a job when its steps have these ids now."""
+    """Rewrite a job's dependency for the current ids of its steps."""
     expression = conditions_of(job)
     conditions = tuple(
         replace(one, job_id=ids[names[one.job_id]]) if one.job_id in names else one for one in expression.conditions
@@ -247,17 +245,16 @@ def moved(job: Job, names: Mapping[int, str], ids: Mapping[str, int]) -> str | N
 
 
 def unknown(number: int) -> NotFound:
-    """What is said of a pipeline that does not exist, or that must not be known of."""
+    """Error for a pipeline that does not exist or is not visible to the caller."""
     return NotFound(
         f"there is no pipeline {pipeline_id(number)}", "list them with: gq --tree, ended ones with: gq --tree -a"
     )
 
 
 def step_ids(number: int, jobs: Sequence[Job], *, unfinished: bool) -> list[int]:
-    """The steps among all jobs of a pipeline, and behind them their fallbacks; those that have not ended, while there
-    are any, when asked for those.
+    """Ids of a pipeline's steps, followed by their fallbacks; with `unfinished`, only unfinished ones if there are any.
 
-    Raises: NotFound when there are no jobs: each pipeline has some.
+    Raises: NotFound without jobs, since every pipeline has some.
     """
     found = [*steps_of(jobs).values(), *fallbacks_of(jobs)]
     if not found:

@@ -1,4 +1,4 @@
-"""Which failed runs are tried again, and after how long."""
+"""Retries of failed runs: conditions and backoff."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpusched.model.units import format_size_mib
 from gpusched.model.value import replace
 
 CLASSES = ("exit", "signal", "oom", "timeout", "node_fail")
-"""Classes of failure that a job may name in `retry_on`."""
+"""Error classes for `retry_on`."""
 
 _GROUPS = {"fail": ("exit", "signal", "oom"), "all": CLASSES}
 _CODES = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?")
@@ -27,7 +27,7 @@ _JITTER = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a run failed. `kind` is one of CLASSES, or `launch` or `unbooked`, which are never tried again."""
+    """How a run failed. `kind` is one of CLASSES, or `launch` or `unbooked`, which are never retried."""
 
     kind: str
     exit_code: int | None = None
@@ -55,11 +55,11 @@ def failure_of(run: Run) -> Failure | None:
 
 
 def wants_retry(rule: RetryRule, failure: Failure) -> bool:
-    """Whether the rule names this failure, whatever retries are left.
+    """Whether the rule covers this failure, regardless of the retries left.
 
-    An exit code or a signal that is named matches however the failure is classed, but for a time
-    limit, a lost machine, a command that could not be started and use of a GPU that was not booked. A
-    signal's name also matches exit code 128+N, which is how a shell reports the death of its child.
+    A listed exit code or signal matches whatever the class of the failure, except after a timeout, a node failure,
+    a failed launch and use of a GPU that was not booked. A signal's name also matches exit code 128+N, a shell's
+    exit code for a child killed by that signal.
     """
     if failure.kind in ("launch", "unbooked"):
         return False
@@ -79,10 +79,10 @@ def _names(word: str, failure: Failure) -> bool:
 
 
 def parse_retry_on(text: str) -> tuple[str, ...]:
-    """Read `--retry-on`: classes, exit codes, ranges and signals, separated by commas.
+    """Parse `--retry-on`: classes, exit codes, ranges and signals, separated by commas.
 
-    `fail` stands for exit, signal and oom; `all` for every class. The result holds canonical words,
-    each once, in the order given. Raises: ValueError with a sentence that quotes the bad word.
+    `fail` stands for exit, signal and oom; `all` for every class. Returns canonical words in the given order,
+    without duplicates. Raises: ValueError with a sentence that quotes the bad word.
     """
     words: list[str] = []
     for part in text.split(","):
@@ -118,8 +118,8 @@ def backoff_s(rule: RetryRule, attempt: int, job_id: int) -> float:
     """Wait in seconds before the run that follows failure number `attempt` (from 1).
 
     `backoff_s x factor^(attempt-1)`, at most `backoff_max_s`, times a jitter between 0.75 and 1.25
-    that depends on job and attempt alone, so that jobs that failed together do not return together
-    and a restarted daemon finds the same instant.
+    that depends only on job and attempt, so that jobs that failed together do not return together
+    and a restarted daemon computes the same instant.
     """
     return _growth_s(rule, attempt) * (1 - _JITTER + 2 * _JITTER * _hash_fraction(f"{job_id}.{attempt}"))
 
@@ -135,7 +135,7 @@ def _growth_s(rule: RetryRule, attempt: int) -> float:
 
 
 def _hash_fraction(text: str) -> float:
-    """A number in [0, 1) that is the same in every process and Python version."""
+    """Hash to a number in [0, 1), stable across processes and Python versions."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") / (1 << 64)
 
 
@@ -145,7 +145,7 @@ _SPARE = 1.25
 
 @dataclass(frozen=True, slots=True)
 class LargerRequest:
-    """Try again with this request; `text` follows "with "."""
+    """Retry with this request; `text` follows "with "."""
 
     request: Request
     text: str
@@ -153,7 +153,7 @@ class LargerRequest:
 
 @dataclass(frozen=True, slots=True)
 class NothingLarger:
-    """To try again would be in vain; `text` says why."""
+    """A retry would be futile; `text` says why."""
 
     text: str
 
@@ -161,13 +161,13 @@ class NothingLarger:
 def larger_request(
     request: Request, run: Run, nodes: Sequence[NodeView], settings: Settings, is_admitted: Callable[[Request], bool]
 ) -> LargerRequest | NothingLarger | None:
-    """The next rung for a request whose run ran out of memory, the GPU's or its own of the host.
+    """Enlarge a request whose run exceeded GPU memory, or its own limit of host memory.
 
-    `is_admitted` says whether the machines could ever give a request and the job's queue would take it.
+    `is_admitted` says whether the machines could ever satisfy a request and the job's queue accepts it.
 
-    None when more would not help, or when that is unknown: growing is switched off, a card's size cannot be read, or
-    processes of no job held memory of a card of the run, or the whole machine's memory ran out. The request then
-    stays as it is.
+    Returns: None, to keep the request, when more would not help or that is unknown: growth is disabled, a card's
+    size cannot be read, processes without a job held memory of one of the run's cards, or the whole machine ran out
+    of memory.
     """
     if run.reason is ReasonCode.HOST_OUT_OF_MEMORY or settings.life.oom_growth <= 1:
         return None
@@ -220,7 +220,7 @@ def _ladder(request: Request, run: Run, had_mib: int, totals: Sequence[int], gro
 
 
 def _mib(share: GpuShare, view: GpuView) -> int:
-    """What a run could use of a card."""
+    """Memory of a card that the run could use."""
     if share.vram_mib is not None:
         return share.vram_mib
     total_mib = view.vram_total_mib or 0

@@ -1,7 +1,7 @@
-"""The life of a job: events in, new values out.
+"""Life cycle of a job: events in, new values out.
 
-Every function takes values and returns new ones, with the lines for the job's story. `TRANSITIONS` has every legal
-move; any other raises BrokenInvariant. A final state never moves. A SUSPENDED run may end in every way that a RUNNING
+Every function takes values and returns new ones, with events for the job's history. `TRANSITIONS` lists every legal
+move; any other raises BrokenInvariant. Final states never change. A SUSPENDED run may end in every way that a RUNNING
 one may.
 
                           SUSPENDED
@@ -39,7 +39,7 @@ from gpusched.model.units import format_duration, format_size_mib, gpu_list
 from gpusched.model.value import replace
 
 Step = tuple[Job, Run, tuple[JobEvent, ...]]
-"""A job and its run after something has happened, and what its story says of it."""
+"""A job and its run after an event, with the new events of the job's history."""
 
 _ENDS = (
     JobState.COMPLETED,
@@ -69,13 +69,13 @@ TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
 
 
 def check_transition(job: Job, to: JobState) -> None:
-    """Raises: BrokenInvariant, with the job's story, when the job may not move there."""
+    """Raises: BrokenInvariant, with the job's details, for an illegal move."""
     if (job.state, to) not in TRANSITIONS:
         raise BrokenInvariant(f"job {job.id} cannot go from {job.state} to {to} ({story_of(job)})")
 
 
 def story_of(job: Job) -> str:
-    """What a broken invariant says of the job."""
+    """Details of the job for a broken invariant."""
     parts = [f"submitted at {job.submit_at:.3f}", f"run {job.run}"]
     for name in ("start_at", "end_at", "cancel_at", "hold", "exit_code", "signal", "reason"):
         value = getattr(job, name)
@@ -85,7 +85,7 @@ def story_of(job: Job) -> str:
 
 
 def check_open(job: Job, run: Run) -> None:
-    """Raises: BrokenInvariant when this is not the open run of the job."""
+    """Raises: BrokenInvariant if this is not the open run of the job."""
     is_current = run.job_id == job.id and run.number == job.run
     has_run = job.state in (*LIVE, JobState.COMPLETING)
     if not is_current or not has_run or run.state is RunState.ENDED:
@@ -99,23 +99,23 @@ def move(job: Job, to: JobState) -> Job:
 
 
 def completing(job: Job) -> Job:
-    """A job whose run is being ended; what stands still is let go on to its end.
+    """Move a job to COMPLETING; a suspended run is resumed for its end.
 
-    `suspended_by` still says of one that made room that it has no cores of its own any more.
+    `suspended_by` is kept, as a job suspended to make room no longer has cores of its own.
     """
     by = "policy" if job.suspended_by == "policy" else None
     return replace(move(job, JobState.COMPLETING), suspended_at=None, suspended_by=by)
 
 
 def still_s(job: Job, now: float) -> float:
-    """How long the job's run has stood still this time, in seconds."""
+    """Length of the run's current suspension, in seconds."""
     return 0.0 if job.suspended_at is None else max(0.0, now - job.suspended_at)
 
 
 Grow = Callable[[Job, Run], LargerRequest | NothingLarger | None]
 
 _ONCE = RetryRule(requeue=False)
-"""Of what cannot be started again."""
+"""For adopted jobs, which cannot be restarted."""
 _ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED, ReasonCode.GPU_IDLE)
 _CANCELLED = (ReasonCode.CANCELLED_BY_USER, ReasonCode.GPU_IDLE, ReasonCode.CLIENT_LOST)
 
@@ -166,7 +166,7 @@ def _where(placement: Placement) -> str:
 
 
 def run_started(job: Job, run: Run, event: RunStarted) -> Step:
-    """The run lives. The job itself is returned unchanged: its start was recorded with the intent."""
+    """Record that the run is alive. The job is unchanged, as its start was recorded with the intent."""
     check_open(job, run)
     run = replace(
         run,
@@ -180,7 +180,7 @@ def run_started(job: Job, run: Run, event: RunStarted) -> Step:
 
 
 def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
-    """The run is being ended: the job is COMPLETING until its end comes."""
+    """Record that the run is being ended: the job is COMPLETING until then."""
     check_open(job, run)
     if job.state not in LIVE:
         return job, run, ()
@@ -201,13 +201,13 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
 
 
 def run_suspended(job: Job, run: Run, event: RunSuspended) -> Step:
-    """The run stands still. Job and run are returned unchanged: it was recorded when it was decided."""
+    """Record the suspension. Job and run are unchanged, as it was recorded with the decision."""
     check_open(job, run)
     return job, run, (JobEvent(job.id, event.at, "note", "all of its processes are stopped", run.number),)
 
 
 def run_resumed(job: Job, run: Run, event: RunResumed) -> Step:
-    """The run moves again; how long it has stood still is now known to the millisecond."""
+    """Record that the run continues, with the exact time suspended as reported by the engine."""
     check_open(job, run)
     return job, replace(run, suspended_s=event.suspended_s), ()
 
@@ -222,7 +222,7 @@ def run_ended(
     gpus_clean: bool,
     grow: Grow | None = None,
 ) -> Step:
-    """Record how the run ended. With clean GPUs the job moves on at once, else when `finish` is called, with `grow`."""
+    """Record how the run ended. Unless its GPUs are clean, the job moves on only in a later `finish`; see there for `grow`."""
     check_open(job, run)
     outcome, reason, text = _judge(job, event)
     run = replace(
@@ -257,10 +257,10 @@ def run_ended(
 
 
 def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
-    """Outcome, reason and sentence of a run's end.
+    """Outcome, reason and sentence for a run's end.
 
-    What stopped a run outweighs how it then exited, but for a run that was to make room, or to end with the machine,
-    and came to its own good end within its grace.
+    The cause of a stop outweighs the exit status, except for a run that was preempted or shut down and
+    ended successfully within its grace.
     """
     if event.launch_error is not None:
         return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
@@ -313,7 +313,7 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
 
 
 def _out_of_host_memory(event: RunEnded) -> tuple[ReasonCode, str]:
-    """Whose memory it was that ran out, and what came of it."""
+    """Reason and sentence: the run's own limit or the machine's memory, and what was killed."""
     # The number is not told: where all are killed together, the kernel counts the first one twice.
     killed = "it" if event.signal is not None else "a process of it" if event.oom_kills == 1 else "processes of it"
     if event.at_mem_limit and event.mem_limit_mib is not None:
@@ -334,7 +334,7 @@ def run_lost(
     gpus_clean: bool,
     boot_id: str | None = None,
 ) -> Step:
-    """The run's supervisor is gone without a result; with another `boot_id` it was the machine's restart.
+    """Record that the run's supervisor disappeared without a result; a new `boot_id` means a restart of the machine.
 
     As for `run_ended`, the job moves on when its GPUs are clean.
     """
@@ -359,10 +359,10 @@ def run_lost(
 
 
 def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Settings, now: float) -> Step:
-    """Close a run that no process ever took; the job waits again and nothing is counted against it.
+    """Close a run that no process ever took; the job is pending again and nothing counts against it.
 
-    The run's number is not used again. The next try comes no sooner than one poll after this one, so
-    that an engine which cannot start anything does not spin.
+    The run's number is not reused. The next attempt comes no sooner than one poll later, so that an engine
+    that cannot start anything does not spin.
     """
     check_open(job, run)
     text = f"was not started: {event.detail}"
@@ -392,7 +392,7 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
 
 
 def _not_adopted(job: Job, run: Run, event: RunNeverStarted) -> Step:
-    """What was to be adopted cannot wait for another start: it runs, and is no job."""
+    """End the job of a failed adoption: its process keeps running, without a job, and cannot start later."""
     text = f"was not adopted: {event.detail}"
     run = replace(run, outcome=JobState.FAILED, reason=ReasonCode.JOB_LAUNCH_FAILURE, reason_text=text)
     job = replace(job, reason=run.reason, reason_text=text)
@@ -404,8 +404,8 @@ def finish(
 ) -> tuple[Job, tuple[JobEvent, ...]]:
     """Move the job on after its run ended and its GPUs are clean: a retry, a requeue, or the end.
 
-    `grow` says what a job asks for next whose memory ran out. A recorded cancel forbids another run; a run
-    that ended by itself before the cancel reached it keeps its own outcome when no further run would have followed.
+    `grow` determines the next request of a job that ran out of memory. A recorded cancel forbids another run; a run
+    that ended by itself before the cancel reached it keeps its own outcome if no other run would have followed.
     """
     failure = failure_of(run)
     if run.outcome is None or run.end_at is None:
@@ -461,9 +461,9 @@ def finish(
 
 
 def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """End a pending job at once; mark one with a run, which is COMPLETING until the run has ended.
+    """End a pending job at once; mark a job with a run, which is COMPLETING until the run has ended.
 
-    A second cancel changes nothing.
+    A second cancel has no effect.
     """
     text = f"cancelled by {by}"
     if job.state is JobState.PENDING:
@@ -478,7 +478,7 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
 
 
 def lose_gpu(job: Job, now: float, lost: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Have a run ended whose GPU was lost; `lost` names it. One that is being ended already is left alone."""
+    """Order the end of a run on a lost GPU, named by `lost`. No effect if it is already being ended."""
     if job.state not in LIVE:
         return job, ()
     text = f"lost {lost}"
@@ -487,10 +487,10 @@ def lose_gpu(job: Job, now: float, lost: str) -> tuple[Job, tuple[JobEvent, ...]
 
 
 def ends_unsatisfied(spec: JobSpec, settings: Settings, *, is_spared: bool = False) -> bool:
-    """Whether a job whose dependency can no longer come true is ended, and does not wait until it is changed.
+    """Whether a job whose dependency can never be satisfied is ended rather than left pending until it is changed.
 
-    A step of a pipeline that `is_spared`, because others went well, has nothing to be mended, and would keep the
-    pipeline from its end.
+    A pipeline step that `is_spared`, because others succeeded, needs no repair and would keep the pipeline from
+    ending.
     """
     if is_spared and spec.step is not None and spec.never_satisfied is None:
         return True
@@ -498,7 +498,7 @@ def ends_unsatisfied(spec: JobSpec, settings: Settings, *, is_spared: bool = Fal
 
 
 def give_up(job: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Cancel a pending job for a reason that is not a person's wish."""
+    """Cancel a pending job for a reason other than a user's request."""
     if job.state is not JobState.PENDING:
         raise BrokenInvariant(f"job {job.id} is {job.state} and cannot be given up ({story_of(job)})")
     job = replace(move(job, JobState.CANCELLED), end_at=now, reason=code, reason_text=text)
@@ -506,7 +506,7 @@ def give_up(job: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tup
 
 
 def last_start_at(job: Job) -> float | None:
-    """The last instant at which a pending job can start and, by its time limit, meet its deadline; None if any."""
+    """Latest start of a pending job that meets its deadline, by its time limit; None without a constraint."""
     if job.state is not JobState.PENDING or job.spec.deadline_at is None:
         return None
     return job.spec.deadline_at - (job.spec.time_limit_s or 0)
@@ -539,21 +539,21 @@ def _rule_of(job: Job) -> RetryRule:
 
 
 def hold(job: Job, now: float, by: str, *, admin: bool = False) -> tuple[Job, JobEvent]:
-    """Keep the job from starting; one that runs is held for its next run."""
+    """Keep the job from starting; a running job is held for its next run."""
     _check_active(job, "held")
     job = replace(job, hold="admin" if admin else "user")
     return job, JobEvent(job.id, now, "held", f"held by {by}")
 
 
 def hold_for_fault(job: Job, now: float, text: str) -> tuple[Job, JobEvent]:
-    """Keep a job from taking out more cards, until its owner has looked into it."""
+    """Hold a job to keep it from taking out more cards, until its owner has looked into it."""
     _check_active(job, "held")
     job = replace(job, hold="user", reason=ReasonCode.JOB_HELD_GPU_FAULT, reason_text=text)
     return job, JobEvent(job.id, now, "held", text)
 
 
 def held_code(job: Job) -> ReasonCode:
-    """By whom or for what a held job is."""
+    """Reason of a held job: held by its owner, an admin or a fault."""
     if job.hold == "admin":
         return ReasonCode.JOB_HELD_ADMIN
     is_for_fault = job.reason is ReasonCode.JOB_HELD_GPU_FAULT
@@ -561,7 +561,6 @@ def held_code(job: Job) -> ReasonCode:
 
 
 def release(job: Job, now: float, by: str) -> tuple[Job, JobEvent]:
-    """Undo a hold."""
     _check_active(job, "released")
     if job.reason is ReasonCode.JOB_HELD_GPU_FAULT:
         job = replace(job, reason=None, reason_text=None)
@@ -569,7 +568,7 @@ def release(job: Job, now: float, by: str) -> tuple[Job, JobEvent]:
 
 
 def _end(job: Job, to: JobState, run: Run) -> Job:
-    """Final state; a cancelled job says who cancelled it, not what its last run failed with."""
+    """Move to a final state; a cancelled job keeps who cancelled it as reason, not its last run's failure."""
     job = replace(move(job, to), end_at=run.end_at)
     if to is JobState.CANCELLED and run.reason not in _CANCELLED:
         text = f"cancelled; its last run: {run.reason_text}"
@@ -583,7 +582,7 @@ def _check_active(job: Job, word: str) -> None:
 
 
 def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
-    """The row of a job that has just been submitted."""
+    """Row of a newly submitted job."""
     queued_at = max(now, spec.begin_at or now)
     return Job(
         id=job_id,
@@ -600,7 +599,7 @@ def new_job(job_id: int, caller: Caller, spec: JobSpec, now: float) -> Job:
 
 
 def refuse_to_repeat(job: Job) -> None:
-    """An adopted job has nothing that could be started again. Raises: Refused."""
+    """Reject adopted jobs, whose process cannot be restarted. Raises: Refused."""
     if job.spec.adopted is not None:
         raise Refused(
             f"job {job.shown_id} was adopted while it ran: how to start it, with which environment, is not known",
@@ -609,19 +608,19 @@ def refuse_to_repeat(job: Job) -> None:
 
 
 def preempt(job: Job, now: float, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Have a job's run make room: it is COMPLETING until the run has ended, and then waits again.
+    """Preempt a job's run: it is COMPLETING until the run has ended, and then pending again.
 
-    One that does not accept to be run again ends as PREEMPTED. One that is being ended already is left alone.
-    `text` says for whom, in words that follow "preempted: ".
+    A job that does not consent to a requeue ends as PREEMPTED. No effect if it is already being ended.
+    `text` names the beneficiary, phrased to follow "preempted: ".
     """
     return _make_room(job, now, ReasonCode.PREEMPTED, text, f"preempted: {text}")
 
 
 def requeue(job: Job, now: float, by: str, *, is_owner: bool) -> tuple[Job, tuple[JobEvent, ...]]:
-    """As `preempt`, for somebody who wants the job to start over.
+    """As `preempt`, for a person who wants the job to start over.
 
-    Where that is its owner, a job with a time limit waits from now on: given back just before its limit, again and
-    again, it would go before others by a limit that never ends it.
+    If that is its owner, the age of a job with a time limit starts over: otherwise, requeued repeatedly just before its
+    limit, it would rank before others thanks to a limit that never ends it.
     """
     text = f"requeued by {by}"
     after, story = _make_room(job, now, ReasonCode.REQUEUED, text, text)
@@ -630,12 +629,12 @@ def requeue(job: Job, now: float, by: str, *, is_owner: bool) -> tuple[Job, tupl
 
 
 def requeue_idle(job: Job, now: float, why: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """As `preempt`, for GPUs that do nothing; the job does not go before others when it waits again."""
+    """As `preempt`, for idle GPUs; the job returns to the queue without precedence."""
     return _make_room(job, now, ReasonCode.GPU_IDLE, why, f"is being requeued: {why}")
 
 
 def cancel_idle(job: Job, now: float, why: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Cancel a job whose GPUs do nothing."""
+    """Cancel a job because of idle GPUs."""
     if job.state is JobState.COMPLETING:
         return job, ()
     text = f"cancelled by the scheduler: {why}"
@@ -651,15 +650,15 @@ def _make_room(job: Job, now: float, reason: ReasonCode, text: str, told: str) -
 
 
 def counts_for_usage(run: Run) -> bool:
-    """Whether an ended run is charged: not when the policy took its resources, so that its work was lost.
+    """Whether an ended run is charged: not if the policy took its resources and its work was lost.
 
-    A run that its owner had requeued is charged: the time was the owner's to use.
+    A run requeued by its owner is charged: the owner chose to give up the work.
     """
     return run.reason is not ReasonCode.PREEMPTED
 
 
 def suspend(job: Job, now: float, by: str, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Let a running job stand still. `by` is `user` or `policy`, `text` says why; a second time changes nothing."""
+    """Suspend a running job. `by` is `user` or `policy`, `text` says why; no effect if suspended."""
     if job.state is JobState.SUSPENDED:
         return job, ()
     reason = ReasonCode.PREEMPTED if by == "policy" else None
@@ -668,7 +667,7 @@ def suspend(job: Job, now: float, by: str, text: str) -> tuple[Job, tuple[JobEve
 
 
 def resume(job: Job, run: Run, now: float, text: str) -> Step:
-    """Let a job that stands still go on. The run's account of it is put right when the engine has told."""
+    """Resume a suspended job. The run's suspended time is corrected once the engine reports it."""
     if job.state is not JobState.SUSPENDED:
         raise BrokenInvariant(f"job {job.id} is {job.state} and cannot go on ({story_of(job)})")
     run = replace(run, suspended_s=run.suspended_s + still_s(job, now))

@@ -1,8 +1,8 @@
-"""What the HTTP API may ask of the daemon that it serves.
+"""Interface of the daemon for its HTTP API.
 
-`gpusched.daemon.facade` is the daemon's side of it, and `gpusched.daemon.main` puts the two together. Everything is
-called on the daemon's thread. What takes long is answered with a question: a function without arguments that touches
-nothing but frozen values, so that another thread may work it out.
+`gpusched.daemon.facade` implements it, and `gpusched.daemon.main` connects the two. All calls are on the daemon's
+thread. Slow queries return a function without arguments that touches nothing but frozen values, so that another
+thread can compute the answer.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ class Forecast(Value):
     """The answer of `gsub --dry-run`."""
 
     verdict: str
-    """starts_now, waits, refused, or exists for a key that has a job."""
+    """starts_now, waits, refused, or exists for a key that already has a job."""
     text: str
     reason: str | None = None
     node: str | None = None
     gpus: tuple[GpuShare, ...] = ()
     start_at: float | None = None
-    """Now, or the latest start where one is known."""
+    """Now, or the latest start if known."""
     start_low_at: float | None = None
-    """Its start if runs take as long as usual; None when nobody knows."""
+    """Start if runs take as long as usual; None when unknown."""
     facts: Mapping[str, object] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
-    """What would make it start now."""
+    """Changes that would let it start now."""
     hint: str | None = None
-    """What to do about a refusal."""
+    """Remedy for a refusal."""
     time_limit_s: int | None = None
     time_limit_source: str | None = None
     limit_text: str = ""
-    """What `-t auto` found."""
+    """Result of `-t auto`."""
 
 
 class LimitHint(Value):
-    """What jobs like it took, and when it is expected to start with a limit and without. Instants, and seconds."""
+    """Run times of similar jobs, and the expected starts with and without a time limit. Instants, and seconds."""
 
     runs: int
     usual: str
@@ -82,50 +82,50 @@ class LimitHint(Value):
     """As typed for -t: `4h`."""
     start_at: float
     start_without_at: float | None
-    """None where nobody knows."""
+    """None when unknown."""
     time_limit_s: int | None
-    """The default that it has now."""
+    """Its current default."""
 
 
 class JobOutlook(Value):
     """The future of one pending job."""
 
     place: tuple[int, int] | None
-    """Its place in the queue, and how many jobs have one; None when it is too far behind to tell."""
+    """Position in the queue and total number of positions; None when too far behind to compute."""
     start: StartRange
     alternatives: tuple[Alternative, ...]
-    """What would make it start now."""
+    """Changes that would let it start now."""
 
 
 class RunFindings(Value):
-    """What the last GPU reading says of an open run."""
+    """Findings of the last GPU reading about an open run."""
 
     shares: Mapping[str, ShareFacts] = field(default_factory=dict)
-    """By GPU UUID, of the cards that it shares."""
+    """By GPU UUID, for the cards that it shares."""
     vram_over: str | None = None
-    """A sentence when it holds more VRAM than it booked."""
+    """A sentence if it holds more VRAM than it booked."""
     unbooked: Sequence[Intruder] = ()
-    """The run itself, on GPUs that it did not book."""
+    """Its own unbooked use of GPUs."""
     intruders: Sequence[Intruder] = ()
-    """Others without a booking, on the GPUs that it did book."""
+    """Unbooked use, by others, of the GPUs that it booked."""
 
 
 class DaemonHealth(Value):
-    """How the daemon's own work goes."""
+    """Health of the daemon itself."""
 
     ticks: int
     last_tick_ms: float | None
     p95_tick_ms: float | None
     warnings: tuple[str, ...]
     failing_steps: tuple[Mapping[str, Any], ...]
-    """Steps that raised when they were last run: step, error, count, since_at, last_at."""
+    """Steps whose last execution raised: step, error, count, since_at, last_at."""
 
 
 # --- what the daemon knows right now ------------------------------------------------------------------
 
 
 class ActiveJobs(Protocol):
-    """The jobs that have not ended, their runs, and what is held, drained and reserved."""
+    """Unfinished jobs and their runs, with holds, drains and reservations."""
 
     @property
     def jobs(self) -> Mapping[int, Job]: ...
@@ -135,7 +135,7 @@ class ActiveJobs(Protocol):
 
     @property
     def releasing(self) -> Mapping[str, Run]:
-        """Ended runs whose GPUs are not proven clean yet."""
+        """Ended runs whose GPUs have not been proven clean yet."""
 
     @property
     def holds(self) -> Mapping[str, Allocation]: ...
@@ -151,34 +151,34 @@ class ActiveJobs(Protocol):
     def next_id(self) -> int: ...
 
     def find(self, job_id: int) -> Job | None:
-        """An active job, or a task of an active array that has no row yet."""
+        """An active job, or a task of an active array without a row of its own."""
 
     def tasks_of(self, array: Job) -> list[Job]:
-        """Its tasks that have a row and have not ended, by id."""
+        """Its unfinished tasks with a row of their own, by id."""
 
     def name_of(self, job_id: int) -> str:
         """`42`, a task `42_7`."""
 
     def class_of(self, job_id: int) -> ClassKey | None:
-        """The class that an eligible job waits in; None for any other."""
+        """The class of an eligible job; None for any other."""
 
     def counts(self) -> dict[str, int]:
-        """How many jobs are in each active state."""
+        """Number of jobs in each active state."""
 
 
 class GpuConditions(Protocol):
-    """The GPUs of this node as of the last readings."""
+    """The GPUs of this node by the latest readings."""
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus: ...
 
     def views(self, now: float) -> tuple[GpuView, ...]: ...
 
     def shares(self) -> dict[str, tuple[ShareUse, ...]]:
-        """By GPU, what each share of it was seen to use."""
+        """Observed use of each share, by GPU."""
 
 
 class SchedulerState(Protocol):
-    """The scheduler's memory, and what its planner makes of it."""
+    """State of the scheduler and its planner."""
 
     @property
     def store(self) -> Store: ...
@@ -216,25 +216,23 @@ class SchedulerState(Protocol):
     def ranking(self) -> Ranking: ...
 
     def reason_for(self, job: Job) -> Reason | None:
-        """Why a pending job waits."""
+        """Why a job is pending."""
 
     def reason_codes(self) -> Callable[[Job], ReasonCode]: ...
 
     def in_queue_order(self, jobs: Iterable[Job]) -> list[Job]: ...
 
     def position(self, job: Job) -> int:
-        """How many jobs of its class are before an eligible job."""
+        """Number of jobs of its class before an eligible job."""
 
     def name_of_run(self, handle: str) -> str:
-        """The id of a run's job as users know it."""
+        """Display id of a run's job."""
 
 
 # --- the port -----------------------------------------------------------------------------------------
 
 
 class Daemon(Protocol):
-    """One running daemon."""
-
     @property
     def scheduler(self) -> SchedulerState: ...
 
@@ -244,62 +242,62 @@ class Daemon(Protocol):
 
     @property
     def serves_all(self) -> bool:
-        """Whether this is the system's daemon, for everybody on the machine."""
+        """Whether this is the system daemon, which serves all users of the machine."""
 
     # --- commands and events ---
 
     async def ask(self, command: Command | Reload) -> dict[str, Any]:
-        """Have the next tick apply a command; returns after its commit. Raises: what the command raised."""
+        """Queue a command for the next tick; returns after its commit. Raises: errors of the command."""
 
     def stop(self) -> None: ...
 
     def subscribe(self, listener: Callable[[Mapping[int, Job]], None]) -> None:
-        """Have this called after each commit with the jobs whose row, or whose run's row, changed."""
+        """Call a listener after each commit with the jobs whose row, or whose run's row, changed."""
 
     def audit(self, caller: Caller, what: str, target: str) -> None:
-        """Record what somebody did that no command records."""
+        """Record an action that no command records."""
 
     def audit_refusal(self, caller: Caller, what: str, why: str) -> None:
-        """Record what somebody was not allowed to do."""
+        """Record a denied action."""
 
     # --- about jobs ---
 
     async def refresh_progress(self, jobs: Iterable[Job]) -> None:
-        """Look how far these running jobs are."""
+        """Update the progress of these running jobs."""
 
     def progress_of(self, job: Job) -> ShownProgress | None:
-        """As of the last look."""
+        """Progress at the last update."""
 
     def findings(self, run: Run) -> RunFindings: ...
 
     def attach_path(self, job: Job) -> str:
-        """The socket of the current run of a job in the foreground."""
+        """Socket of the current run of a foreground job."""
 
     async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:
-        """Its client's pid, since when, and when its lease ends, as its run says; None when it does not answer."""
+        """Client pid, its connection time, and end of the lease, as reported by the run; None without an answer."""
 
     def is_alive(self, client: ClientProcess) -> bool: ...
 
     def client_process(self, pid: int) -> ClientProcess:
-        """The process that submits a job in the foreground."""
+        """The process that submits a foreground job."""
 
     def run_of_process(self, pid: int) -> str | None:
-        """The handle of the run that a process belongs to."""
+        """Handle of the run that a process belongs to."""
 
     # --- about what is to come ---
 
     def forecast(self, spec: JobSpec, caller: Caller, key_again: str) -> Callable[[], Forecast]:
-        """What submitting this now would do."""
+        """Predict the effect of submitting this now."""
 
     def outlook(self, job: Job) -> Callable[[], JobOutlook]: ...
 
     def starts(self, jobs: Collection[Job]) -> tuple[Mapping[int, int], Callable[[], Mapping[int, StartRange]]]:
-        """The id that each of these pending jobs is planned under (of an array its next task), and when these start."""
+        """Planning ids of these pending jobs (for an array, its next task), and a query for their starts."""
 
     def limit_hint(self, job: Job) -> Callable[[], LimitHint | None] | None: ...
 
     def starts_without(self, cases: Sequence[Left]) -> Callable[[], Sequence[int]]:
-        """For each case, how many more jobs would start now without the foreign memory that it takes away."""
+        """For each case, the number of additional jobs that would start now without the case's foreign memory."""
 
     def vram_seen(self, job: Job) -> VramSeen | None: ...
 
@@ -345,7 +343,7 @@ class Daemon(Protocol):
 
 
 class ApiServer(Protocol):
-    """What serves the API while the daemon's loop turns."""
+    """Serves the API while the daemon's loop runs."""
 
     async def start(self, socket_path: str) -> None: ...
 

@@ -1,9 +1,9 @@
-"""Predicts how long a job will run and how much VRAM it will use from earlier jobs like it. Never ends a run.
+"""Predicts run times and VRAM use of jobs from similar earlier jobs. Never ends a run.
 
-family       which jobs count as alike; what the newest runs of a family say
+family       which jobs are similar; statistics of a family's latest runs
 predictor    run times learned as jobs end, whether they beat users' limits, and limits that were too short
-limits       the time limit that jobs like this one keep; run times in words
-calibration  ranges of start times that hold as often as stated
+limits       the time limit that similar jobs keep; run times in words
+calibration  ranges of start times with a stated coverage
 
-Pure: callers report the runs that ended and ask about the ones to come.
+Pure: callers report ended runs and query future ones.
 """

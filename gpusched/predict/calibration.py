@@ -28,7 +28,7 @@ LEAST = 30
 """With fewer ratios there is no range."""
 
 LEAST_WAIT_S = 60.0
-"""Shorter estimated waits count as this long: a ratio to almost nothing says nothing."""
+"""Minimum estimated wait: a ratio to almost 0 would be meaningless."""
 
 
 class StartEstimate(Value):

@@ -1,4 +1,4 @@
-"""Which jobs are alike, how long they ran and how much VRAM they used. Never used to end a run.
+"""Similar jobs, with their run times and VRAM use. Never used to end a run.
 
 A family is one user's jobs with the same command or script (by file name) and the same number of GPUs.
 """
@@ -15,7 +15,7 @@ from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState
 
 SAMPLES = 50
-"""Newest runs that count: code and data change."""
+"""Newest runs that count, since code and data change."""
 
 LEAST_RUNS = 3
 """With fewer runs there is no prediction."""
@@ -23,7 +23,7 @@ LEAST_RUNS = 3
 _SHORTEST_S, _STEP = 60.0, 1.25
 
 _LAUNCHERS = frozenset({"python", "python3", "bash", "sh", "torchrun", "accelerate", "srun", "mpirun", "env", "nice"})
-"""Commands that run another one, named by the next word that is no option."""
+"""Commands that run another command, named by the next word that is not an option."""
 
 
 @dataclass(frozen=True, slots=True)
