@@ -222,7 +222,10 @@ def run_ended(
     gpus_clean: bool,
     grow: Grow | None = None,
 ) -> Step:
-    """Record how the run ended. Unless its GPUs are clean, the job moves on only in a later `finish`; see there for `grow`."""
+    """Record how the run ended. With GPUs that are not clean yet, the job moves on only in a later `finish`.
+
+    `grow`: see there.
+    """
     check_open(job, run)
     outcome, reason, text = _judge(job, event)
     run = replace(
