@@ -1,15 +1,15 @@
-"""The daemon: the one writer of the job table.
+"""The daemon: the only writer of the job table.
 
-    main       composition root: arguments, lock, log, the concrete edges, readiness
-    loop       the asyncio edge: sockets, timers, when the next tick is due
+    main       composition root: arguments, lock, log, adapters, readiness
+    loop       the asyncio edge: sockets, timers, scheduling of ticks
     tick       one tick: events and commands in, plan, one commit, starts out
-    verbs/     what each command of a client does
-    commit     what one tick records, as one transaction
-    state      what is kept in memory, all of it rebuilt from the table
+    verbs/     the effects of client commands
+    commit     the changes of one tick, as one transaction
+    state      in-memory state, rebuilt from the table at any time
     reconcile  brings the engine in line with the table, also after a restart
-    watch/     what is watched beside the queue
-    launch/    from a job and a placement to an engine's ticket
+    watch/     monitoring beside the queue
+    launch/    turns a job and its placement into an engine ticket
 
-Everything but `loop` and `main` is synchronous and knows only ports and the pure packages, so that the simulator and
-the tests run the very same tick.
+All modules but `loop` and `main` are synchronous and import only ports and pure packages, so that the
+simulator and the tests run the same tick.
 """

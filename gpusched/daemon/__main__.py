@@ -1,4 +1,4 @@
-"""`python -m gpusched.daemon`: what the first client starts."""
+"""`python -m gpusched.daemon`: the command that the first client runs to start the daemon."""
 
 from __future__ import annotations
 

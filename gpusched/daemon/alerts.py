@@ -1,12 +1,12 @@
-"""Alerts: raised from the changes of a tick, recorded with them, and kept until sent.
+"""Alerts: raised from the changes of a tick, committed with them, and kept until sent.
 
-An alert is a row of the table, written in the same commit as its cause. This is the memory of those rows;
-`dispatch` hands them to the processes that send.
+An alert is a row of the table, written in the same commit as its cause. This module keeps those rows in
+memory; `dispatch` hands them to the sender processes.
 
-    watch      set the alarms of a job
-    ring       alarms that have come: most of a time limit is used, a job waits too long
-    collect    before a commit: what the changes of this turn raise
-    committed  after it: what is to be told from now on
+    set_timers  set the timers of a job
+    fire        raise the alerts of expired timers: near the time limit, pending too long
+    collect     before a commit: add the alerts that the changes of this tick raise
+    committed   after a commit: take in the alerts to send
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ log = getLogger("gpusched.daemon")
 
 
 class AlertOutbox:
-    """The outbox in memory, and the alarms that put something into it."""
+    """The outbox in memory, and the timers that raise alerts."""
 
     def __init__(self, store: Store, world: DaemonState, settings: Settings) -> None:
         self.rows: dict[str, Alert] = {}
         """Every row of the table, by key."""
         self.dropped = 0
-        """How many were not told because too many waited already."""
+        """Alerts dropped because too many were unsent."""
         self.trouble: Callable[[], str | None] = lambda: None
-        """What keeps alerts from being told, for the doctor; said by whoever sends."""
+        """Why alerts cannot be sent, for `gpusched doctor`; set by the dispatcher."""
         self._timers = Timers()
         self._waiting: Counter[int] = Counter()
-        """Alerts that wait, by user."""
+        """Number of unsent alerts by user."""
         self._view: dict[int, dict[str, Alert]] | None = None
         self._fresh: tuple[Changes, Counter[int], set[int]] = Changes(), Counter(), set()
-        """The changes that alerts were last added to, how many of each user, and who had too many."""
+        """The changes that alerts were last added to, the number per user, and the users with too many."""
         self._arming: tuple[Changes, set[int]] = Changes(), set()
         """The changes that armed alerts were last added to, and their users."""
         self._armed: dict[int, str] = {}
@@ -57,7 +57,7 @@ class AlertOutbox:
         self.reload(store, world, settings)
 
     def reload(self, store: Store, world: DaemonState, settings: Settings) -> None:
-        """Read all rows again from the table."""
+        """Reload all rows from the table."""
         self.rows = {}
         self._timers, self._waiting = Timers(), Counter()
         self._armed, self._of_job, self._view = {}, {}, None
@@ -66,12 +66,12 @@ class AlertOutbox:
         self.reconfigure(world, settings)
 
     def reconfigure(self, world: DaemonState, settings: Settings) -> None:
-        """Set every alarm by these settings; those by others mean nothing when they ring."""
+        """Set all timers by these settings. Timers set by earlier settings expire without effect."""
         for job in world.jobs.values():
             self.set_timers(job, world, settings)
 
     def waiting(self) -> dict[int, dict[str, Alert]]:
-        """What is to be told, by user and key, the oldest first; the same object as long as nothing changes."""
+        """Unsent alerts by user and key, oldest first; the same object until something changes."""
         if self._view is None:
             found = self._view = {}
             for alert in sorted(self.rows.values(), key=lambda one: (one.at, one.key)):
@@ -80,17 +80,16 @@ class AlertOutbox:
         return self._view
 
     def mentions(self, job_id: int) -> bool:
-        """Whether a row of the outbox is about this job."""
         return bool(self._of_job.get(job_id))
 
     # --- alarms -----------------------------------------------------------------------------------
 
     def next_due(self) -> float | None:
-        """When the next alarm rings."""
+        """Instant of the next timer."""
         return self._timers.first()
 
     def set_timers(self, job: Job, world: DaemonState, settings: Settings) -> None:
-        """Set the alarms of a job whose owner wants to be told."""
+        """Set the timers of a job whose owner wants alerts."""
         if job.spec.alerting is None:
             return
         at = alerts.pending_alert_at(job, settings.alert.pending_s)
@@ -128,19 +127,19 @@ class AlertOutbox:
     # --- raising ----------------------------------------------------------------------------------
 
     def gpu_idle(self, turn: TickTransaction, job: Job, message: str) -> None:
-        """Tell the owner that the GPUs of the job's run do nothing; once for each run."""
+        """Alert the owner, once per run, that the GPUs of the job's run are idle."""
         if "gpu_idle" in alerts.wanted_of(job):
             self.alert_owner(turn, job, AlertCause("gpu_idle", message, job.run))
 
     def vram_over(self, turn: TickTransaction, job: Job, message: str) -> None:
-        """Tell the owner that the job's run holds more VRAM than it booked; once for each run."""
+        """Alert the owner, once per run, that the job's run holds more VRAM than it booked."""
         if "vram_over" in alerts.wanted_of(job):
             self.alert_owner(turn, job, AlertCause("vram_over", message, job.run))
 
     def intrusion(self, turn: TickTransaction, job: Job, event: str, about: str, message: str) -> None:
-        """Tell the owner of a job of unbooked use or of an intruder, once for each run and what it is about.
+        """Alert the owner of a job to unbooked use or an intruder, once per run and subject.
 
-        Who has not asked is told, too, where `[foreign]` says how.
+        Also alerts owners who did not ask for it, by the means that `[foreign]` names.
         """
         what = AlertCause(event, message, job.run, about=about)
         ways = turn.settings.foreign.message
@@ -152,13 +151,13 @@ class AlertOutbox:
             self._add(turn.changes, replace(row, key=f"{row.key} direct", targets=direct), turn)
 
     def alert_owner(self, turn: TickTransaction, job: Job, what: AlertCause, run: Run | None = None) -> None:
-        """Put an alert of a job into the outbox with this turn's commit, unless it was told before."""
+        """Put an alert of a job into the outbox with this tick's commit, unless it was raised before."""
         if run is None and what.run:
             run = self._run_of(turn, job.id, what.run)
         self._add(turn.changes, alerts.alert_of(job, what, run, turn.now), turn)
 
     def collect(self, turn: TickTransaction) -> None:
-        """Add what the changes of this turn raise. Called once, before its commit."""
+        """Add the alerts that the changes of this tick raise. Called once, before the commit."""
         emptied: dict[int, Job] = {}
         for job in turn.changes.jobs.values():
             if job.spec.alerting is not None:
@@ -196,7 +195,7 @@ class AlertOutbox:
             self._arm(turn, job)
 
     def _arm(self, turn: TickTransaction, job: Job) -> None:
-        """Somebody wants to know when the queue is empty; that may be long after this job."""
+        """Arm a `queue_empty` alert, which may fire long after this job has ended."""
         if self._arming[0] is not turn.changes:
             self._arming = turn.changes, set()
         _, arming = self._arming
@@ -220,19 +219,19 @@ class AlertOutbox:
         turn.changes.alerts[armed.key] = replace(armed, state="waiting", at=turn.now, facts=facts)
 
     def alert_admin(self, news: AdminEvent, now: float, settings: Settings) -> None:
-        """Tell the daemon's own targets with the next commit, when `[alert] admin` names any."""
+        """Alert the daemon's own targets with the next commit, if `[alert] admin` names any."""
         alert = self.admin_alert(news, now, settings)
         if alert is not None:
             self._admin.append(alert)
 
     def alert_users(self, alerts: Iterable[Alert]) -> None:
-        """Put what is about no job into the outbox with the next commit."""
+        """Put alerts about no particular job into the outbox with the next commit."""
         self._admin.extend(alerts)
 
     def admin_alert(
         self, news: AdminEvent, now: float, settings: Settings, changes: Changes | None = None
     ) -> Alert | None:
-        """What the daemon's own targets are told; None when there are none or enough was told."""
+        """The alert for the daemon's own targets; None without targets or when enough were sent."""
         changed: Mapping[str, Alert | None] = {} if changes is None else changes.alerts
         known = {**self.rows, **{one.key: one for one in self._admin}, **changed}
         before = [one for one in known.values() if one is not None]
@@ -242,7 +241,7 @@ class AlertOutbox:
         return alert
 
     def _add(self, changes: Changes, alert: Alert, turn: TickTransaction) -> bool:
-        """Whether it is in the outbox with this commit."""
+        """Return whether the alert is in the outbox with this commit."""
         if alert.key in self.rows or alert.key in changes.alerts:
             return True
         if self._fresh[0] is not changes:
@@ -274,7 +273,7 @@ class AlertOutbox:
     # --- after a commit ---------------------------------------------------------------------------
 
     def committed(self, changes: Changes, world: DaemonState, settings: Settings) -> bool:
-        """Take in what is in the table now; whether there is something new to send."""
+        """Take in committed changes; return whether there is something new to send."""
         is_new = False
         for key, alert in changes.alerts.items():
             is_new |= alert is not None and alert.state == "waiting"
@@ -286,7 +285,7 @@ class AlertOutbox:
         return is_new
 
     def settled(self, alert: Alert, settled: Iterable[str], world: DaemonState, *, is_done: bool) -> Alert | None:
-        """The row after these targets were told; None when it may go."""
+        """The row after delivery to these targets; None when it can be deleted."""
         after = replace(alert, settled=tuple(dict.fromkeys((*alert.settled, *settled))))
         if not is_done:
             return after

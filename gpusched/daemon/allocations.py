@@ -1,4 +1,4 @@
-"""What a run holds, as the scheduler sees it, and what an ended run adds to the usage of its account and user."""
+"""Resources that a run holds, as the scheduler sees them, and the usage that an ended run adds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def allocation_of_run(
     stopping_at: float | None = None,
     checkpoint_at: float | None = None,
 ) -> Allocation:
-    """What an open run holds; `stopping_at` is since when it is being ended, if it is.
+    """Resources that an open run holds.
 
-    A run that the policy has suspended keeps memory, GPUs and what is counted by number, and gives its cores back,
-    also while it is ended after that. One that its owner has suspended keeps all, or it could not go on at will.
-    Its limit does not count suspended time. Its start is moved on by that time, so that usage does not
-    count it either, unless it kept GPUs from others meanwhile.
+    Args: stopping_at: since when the run is being stopped, if it is.
+
+    A run suspended by the policy keeps its memory, GPUs and countable resources and gives back its cores,
+    also while it is stopped afterwards. A run suspended by its owner keeps everything, so that the owner can
+    resume it at any time. The time limit does not count suspended time. Neither does usage, since the start
+    is shifted by that time, unless the run kept GPUs from others meanwhile.
     """
     if job is None:
         # A run without a known job is ended at the next adoption; until then it holds what it booked.
@@ -74,9 +76,9 @@ def allocation_of_run(
 
 
 def gpus_only(held: Allocation, end_at: float) -> Allocation:
-    """What an ended run still holds: its cards, until they are proven clean; they are as good as back.
+    """Allocation of an ended run: its GPUs, until they are proven clean; planned as free at once.
 
-    It begins where the run ended, for the time before is counted as usage already.
+    It starts at the end of the run, since the time before is already counted as usage.
     """
     return Allocation(
         job_id=held.job_id,
@@ -107,10 +109,10 @@ def _bare(run: Run) -> Allocation:
 def usage_with_run(
     usage: Mapping[tuple[str, str], Usage], job: Job, run: Run, layout: ClusterLayout, settings: Settings, now: float
 ) -> Usage | None:
-    """The usage of the job's account and user with this run that has just ended; None when it adds nothing.
+    """Usage of the job's account and user including this run, which has just ended; None when it adds nothing.
 
-    A suspended run is charged for the time that it ran, or for all of it if it kept GPUs meanwhile. One
-    whose work was taken from it by a preemption is not charged.
+    A suspended run is charged for the time it ran, or for its whole time if it kept GPUs meanwhile. A run
+    whose work was lost to a preemption is not charged.
     """
     if not counts_for_usage(run):
         return None

@@ -1,7 +1,8 @@
-"""The audit record of actions on other users' jobs and of refusals: lines of JSON, readable by root alone.
+"""Audit record of actions on other users' jobs and of refusals: JSON lines, readable by root only.
 
-Two files, each rotated by size: refusals, which any user can cause by the million, do not push out actions. Of one
-user's refusals the first of each minute are written one by one; the rest of the minute is one line with their number.
+There are two files, each rotated by size, so that refusals, which any user can cause by the million, do not
+push out actions. The first refusals of a user in each minute are written one by one, the rest as one line
+with their number.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ log = getLogger("gpusched.daemon")
 DEEDS = "audit.jsonl"
 REFUSALS = "refusals.jsonl"
 PER_MINUTE = 20
-"""Refusals of one user that are written one by one within a minute."""
+"""Refusals per user and minute that are written one by one."""
 _MINUTE_S = 60.0
 _LONGEST = 400
-"""Characters of a text that a client had a say in."""
+"""Longest text under a client's control, in characters."""
 
 
 @dataclass(slots=True)
 class _Spell:
-    """One user's refusals since an instant."""
+    """One user's refusals since `began_at`."""
 
     caller: Caller
     began_at: float
@@ -38,16 +39,16 @@ class _Spell:
 
 
 class Audit:
-    """Writes the record. A disk that is full costs lines, which are counted, and nothing else."""
+    """Writes the audit record. Lines that a full disk does not take are lost, counted and logged."""
 
     def __init__(self, folder: str, clock: Callable[[], float], settings: Callable[[], AccessSettings]) -> None:
-        """Args: folder: exists; clock: UTC epoch seconds; settings: those of now."""
+        """Args: folder: must exist; clock: UTC epoch seconds; settings: returns the current ones."""
         self._folder = folder
         self._clock = clock
         self._settings = settings
         self._spells: dict[int, _Spell] = {}
         self.lost = 0
-        """Lines that could not be written since the last one that could."""
+        """Lines lost since the last successful write."""
 
     def record(self, event: AuditEvent) -> None:
         """Record an action or a refused attempt."""
@@ -58,11 +59,10 @@ class Audit:
         self._write(DEEDS, {"at": self._clock(), **_who(event.caller), "what": event.what, **target})
 
     def refused(self, caller: Caller, what: str, why: str) -> None:
-        """Record that a request was refused."""
         self._refuse(caller, {"what": what, "why": why})
 
     def poll(self) -> None:
-        """Tell how many refusals were left out of minutes that are over."""
+        """Write the number of omitted refusals for minutes that are over."""
         now = self._clock()
         for uid, spell in list(self._spells.items()):
             # A clock that is set back must not keep a spell for ever.
@@ -70,7 +70,7 @@ class Audit:
                 self._close(uid)
 
     def close(self) -> None:
-        """Tell of all that was left out."""
+        """Write the number of all omitted refusals."""
         for uid in list(self._spells):
             self._close(uid)
 

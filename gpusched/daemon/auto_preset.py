@@ -1,11 +1,11 @@
-"""`preset = "auto"`: each night the last weeks are replayed under every preset, and what came of it is decided on.
+"""`preset = "auto"`: replay the last weeks under every preset each night, and choose a preset.
 
-    export     bite by bite, between ticks: the jobs of the last weeks, without anything that users have written
-    replay     in a process of its own (`simulate.preset_trial`) that has the export and nothing else; of the system's
-               daemon it runs as nobody
-    decide     by `scheduler.preset_choice`; kept in a file of the daemon's, so that a restart changes nothing
+    export     in small steps between ticks: the jobs of the last weeks, without any text written by users
+    replay     in a separate process (`simulate.preset_trial`) that has access to the export only; the system
+               daemon runs it as nobody
+    decide     by `scheduler.preset_choice`; saved in a file of the daemon, so that a restart changes nothing
 
-A process that dies, takes too long or answers nonsense leaves what is in force as it is; the next night tries again.
+If the process dies, takes too long or answers nonsense, the preset in force stays; the next night tries again.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from .tick import Scheduler
 log = getLogger("gpusched.daemon")
 
 HOUR = 3
-"""Local time from which the machine is taken to be quiet."""
+"""Local hour at which the machine is assumed to be quiet."""
 WINDOW_S = 28 * 86400.0
 MOST_EXPORTED = 20_000
-"""With more, the window is halved."""
+"""Most jobs in an export; with more, the window is halved."""
 CPU_S = 1800
 MEMORY_MIB = 1024
 WALL_S = 3 * 3600.0
-"""Of one replay."""
+"""Wall time limit of one replay."""
 
 _CHUNK = 64
 _LARGEST_ANSWER = 1 << 20
@@ -66,11 +66,11 @@ _BOOT = (
 _NOBODY = 65534
 
 Start = Callable[[int, TrialLimits], subprocess.Popen[bytes]]
-"""Start the process on an export, by descriptor."""
+"""Starts the process on an export, passed as a file descriptor."""
 
 
 def read_state(path: str) -> PresetState:
-    """What was decided last; that nothing was, when the file is not there or cannot be read."""
+    """The last decision; an empty state when the file is missing or unreadable."""
     try:
         with open(path, "rb") as file:
             state = value.decode(file.read(_LARGEST_ANSWER), PresetState)
@@ -80,7 +80,7 @@ def read_state(path: str) -> PresetState:
 
 
 def night_after(at: float) -> float:
-    """The next beginning of a quiet time, in UTC epoch seconds."""
+    """Start of the next quiet period, in UTC epoch seconds."""
     day = time.localtime(at)
     for later in (0, 1):
         found = time.mktime((day.tm_year, day.tm_mon, day.tm_mday + later, HOUR, 0, 0, 0, 0, -1))
@@ -90,11 +90,11 @@ def night_after(at: float) -> float:
 
 
 class AutoPreset:
-    """Judges presets, and has the one that was chosen in force.
+    """Evaluates the presets and puts the chosen one in force.
 
     Args:
-        path: the file with what was decided; None: it is not kept.
-        on_choice: called with the preset in force when that becomes another one, before the settings change.
+        path: file of the last decision; None to keep it in memory only.
+        on_choice: called with a newly chosen preset, before the settings change.
     """
 
     def __init__(
@@ -113,50 +113,48 @@ class AutoPreset:
         self._start = start or start_trial
         self._monotonic = monotonic
         self._is_asked = False
-        """An admin wants it judged now."""
+        """An admin has requested an evaluation now."""
         self._export: Generator[None, None, bool] | None = None
         self._file: IO[bytes] | None = None
         self._exported = (0, 0.0, 0.0)
-        """How many jobs, and the ends of the first and the last."""
+        """Number of jobs, and the end times of the first and the last."""
         self._child: subprocess.Popen[bytes] | None = None
         self._deadline = 0.0
         self._ending: list[subprocess.Popen[bytes]] = []
         """Killed and not reaped yet."""
         self._answer = b""
         self._judged = ""
-        """The preset that the others are compared with in the judgement under way."""
+        """The preset that the current evaluation compares the others with."""
 
     # --- what others see ------------------------------------------------------------------------
 
     @property
     def is_auto(self) -> bool:
-        """Whether the settings leave the choice to it."""
+        """Whether the settings say `auto`."""
         return self._scheduler.settings.priority.preset == AUTO
 
     @property
     def in_force(self) -> str:
-        """The preset in force."""
         return self.state.in_force if self.is_auto else self._scheduler.settings.priority.preset
 
     @property
     def is_judging(self) -> bool:
-        """Whether a judgement is under way."""
         return self._is_asked or self._export is not None or self._child is not None
 
     @property
     def pid(self) -> int | None:
-        """The process that replays now."""
+        """Process id of the running replay."""
         return None if self._child is None else self._child.pid
 
     def next_at(self) -> float | None:
-        """When it is judged next; None when it never is."""
+        """Instant of the next evaluation; None when there is none."""
         if not self.is_auto:
             return None
         now = self._scheduler.now()
         return now if self.is_judging else max(now, self._due_at(now))
 
     def document(self) -> dict[str, Any]:
-        """For clients: what is in force and why."""
+        """For clients: the preset in force, and why."""
         state, judgement = self.state, self.state.judgement
         return {
             "setting": self._scheduler.settings.priority.preset,
@@ -170,7 +168,7 @@ class AutoPreset:
         }
 
     def table(self) -> dict[str, Any]:
-        """For clients: what the last judgement made of each preset."""
+        """For clients: the results of the last evaluation for each preset."""
         judgement = self.state.judgement
         presets = []
         for name in CHOICES:
@@ -194,7 +192,7 @@ class AutoPreset:
         }
 
     def judge_now(self) -> None:
-        """Have it judged now. Raises: Refused while it is."""
+        """Evaluate the presets now. Raises: Refused while an evaluation is under way."""
         if self.is_judging:
             raise Refused("the presets are being evaluated", "see the result with: gctl preset")
         self._is_asked = True
@@ -202,7 +200,7 @@ class AutoPreset:
     # --- what the loop calls --------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Do a little of what is due; whether to come again soon."""
+        """Do a small part of what is due; return whether to call again soon."""
         self._ending = [one for one in self._ending if one.poll() is None]
         if self._child is not None:
             if not self.is_auto and not self._is_asked:
@@ -221,7 +219,7 @@ class AutoPreset:
         return self._export is not None
 
     def close(self) -> None:
-        """End what is under way; the next daemon starts over."""
+        """Abort the current evaluation; the next daemon starts over."""
         self._let_go()
 
     # --- the steps ------------------------------------------------------------------------------
@@ -254,7 +252,7 @@ class AutoPreset:
                 self._replay()
 
     def _steps(self) -> Generator[None, None, bool]:
-        """Write the export, bite by bite; whether there is enough to replay."""
+        """Write the export in small steps; return whether there is enough to replay."""
         now, window_s = self._scheduler.now(), WINDOW_S
         while not (yield from self._write(now, now - window_s)):
             window_s /= 2
@@ -271,7 +269,7 @@ class AutoPreset:
         return False
 
     def _write(self, now: float, since_at: float) -> Generator[None, None, bool]:
-        """Write what ended since; whether that was few enough."""
+        """Write the jobs that have ended since; return whether they were few enough."""
         scheduler = self._scheduler
         store = scheduler.store
         if self._file is not None:
@@ -394,7 +392,7 @@ class AutoPreset:
         self._export, self._is_asked, self._answer = None, False, b""
 
     def _keep(self, state: PresetState) -> None:
-        """Go on with this, also after a restart. What cannot be written is kept until then."""
+        """Take over and save this state. If the file cannot be written, the state lasts until a restart."""
         self.state = state
         if self._path is None:
             return
@@ -416,7 +414,7 @@ class AutoPreset:
 
 
 def sentence(document: dict[str, Any]) -> str:
-    """What is in force and why, without instants: `auto: fair; no other preset would be better`."""
+    """The preset in force and why, without instants: `auto: fair; no other preset would be better`."""
     in_force, setting = document["in_force"], document["setting"]
     if setting != AUTO:
         return str(in_force)
@@ -424,7 +422,7 @@ def sentence(document: dict[str, Any]) -> str:
 
 
 def start_trial(fd: int, limits: TrialLimits) -> subprocess.Popen[bytes]:
-    """The process, on an export that it can read alone; of root's daemon it is nobody's."""
+    """Start the replay on an export that only it can read; the system daemon runs it as nobody."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(gpusched.__file__)))
     path = [entry for entry in sys.path if entry]
     if root not in path:

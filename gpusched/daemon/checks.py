@@ -30,7 +30,7 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
 
 
 def broken_promises(scheduler: Scheduler) -> list[str]:
-    """A sentence for each guarantee of a queue that the machine, as it is now, cannot hold."""
+    """One sentence per queue guarantee that the machine cannot hold in its current state."""
     settings = scheduler.settings
     if not settings.queue:
         return []
@@ -209,7 +209,7 @@ def _steps(scheduler: Scheduler) -> Finding:
 
 
 def failing_steps(scheduler: Scheduler) -> list[str]:
-    """A sentence for each of the daemon's own steps whose last run failed."""
+    """One sentence per step of the daemon whose last run failed."""
     found = []
     for failure in scheduler.failures.failing:
         long = format_duration(scheduler.now() - failure.since_at)
@@ -234,4 +234,4 @@ CHECKS: dict[str, Callable[[Scheduler], Finding]] = {
     "pace": _pace,
     "daemon steps": _steps,
 }
-"""The report's order."""
+"""Checks in the order of the report."""

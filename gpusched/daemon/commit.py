@@ -25,7 +25,7 @@ from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.cluster_state import ClusterLayout
 
 Signal = SignalOrder | NoteOrder | StopOrder
-"""What is sent to a run and over then; of stops, one that repeats what is recorded."""
+"""A one-time message to a run; a StopOrder only repeats a recorded stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class AuditEvent:
     target: str
     owner: str | None = None
     refused: str | None = None
-    """Why it was refused; None when it was done."""
+    """Why it was refused; None when it was carried out."""
 
 
 class TickTransaction:
-    """Collects changes and keeps the memory in step with them, so that later steps see earlier ones.
+    """Collects changes and applies them to the memory, so that later steps see earlier ones.
 
-    Args: view_nodes: the nodes as they are when it is called. advise_limit: the time limit that jobs like this one of
-    a user keep.
+    Args: view_nodes: returns the current nodes. advise_limit: returns the time limit that similar jobs of a
+    user keep to.
     """
 
     def __init__(
@@ -63,23 +63,23 @@ class TickTransaction:
         self.now = now
         self._view_nodes = view_nodes
         self._nodes: tuple[NodeView, ...] | None = None
-        """None once something has happened to a GPU or a node since they were viewed."""
+        """None after a change to a GPU or node."""
         self._layout: ClusterLayout | None = None
         self.changes = Changes()
         self.signals: list[tuple[str, Signal]] = []
         self.forgettable: list[str] = []
-        """Runs whose end is part of this commit: the engine may drop its spool after it."""
+        """Runs whose end is part of this commit: afterwards the engine may drop their spool."""
         self.releasing: set[int] = set()
         """Jobs whose runs have ended in this tick and whose GPUs are not proven clean."""
         self.before: dict[int, Job | None] = {}
-        """Rows of the changed jobs as they were before this tick; None for a new job."""
+        """Rows of the changed jobs before this tick; None for a new job."""
         self.waited: list[tuple[str, float]] = []
-        """Queue and wait (s) of each start, from when nothing but the scheduler was in its way."""
+        """Queue and wait (s) of each start; the wait counts from when only the scheduler kept it from starting."""
         self.keys: dict[tuple[int, str], int] = {}
-        """Jobs that this tick has made, by owner and key."""
+        """Jobs created in this tick, by owner and key."""
         self.audit_events: list[AuditEvent] = []
         self.news: list[AdminEvent] = []
-        """For the administrator, with this commit."""
+        """Alerts for the administrator, to be added to this commit."""
 
     def audit(self, caller: Caller, act: Act, job: Job) -> None:
         """Record, with the commit, an action on another user's job."""
@@ -91,7 +91,7 @@ class TickTransaction:
         self.audit_events.append(AuditEvent(caller, "name", f"job {job.shown_id}", job.user, "hidden by private_data"))
 
     def put_job(self, job: Job, *events: JobEvent) -> None:
-        """Record a new or changed job and its story; a task of an array that had no row gets its own."""
+        """Record a new or changed job and its story; add a row for an array task that had none."""
         fenced = self.world.find(job.id) if self.world.fences else None
         if job.array_id is not None and job.id not in self.world.jobs:
             array = self.world.array_of_unsplit(job.id)
@@ -110,18 +110,21 @@ class TickTransaction:
         self.add_events(*events)
 
     def fence(self, job_id: int, fence_at: float | None) -> None:
-        """Record from when on nothing passes a pending job; None: the next reservation for it begins a new wait."""
+        """Record the instant from which nothing overtakes a pending job.
+
+        None: the next reservation for it begins a new wait.
+        """
         self.changes.fences[job_id] = fence_at
         self.world.set_fence(job_id, fence_at)
         if fence_at is None and self.world.kept.pop(job_id, None) is not None:
             self.changes.kept_places[job_id] = None
 
     def keep_place(self, job_id: int, place: Placement) -> None:
-        """Record where room stays reserved for a pending job past its fence."""
+        """Record the placement that stays reserved for a pending job past its fence."""
         self.changes.kept_places[job_id] = self.world.kept[job_id] = place
 
     def _settle_fences(self, before: Job, job: Job) -> None:
-        """Take the fence of a job that does not wait any more, or waits for something else; of an array, its tasks'."""
+        """Remove the fence of a job, or of an array's tasks, that no longer waits or waits for something else."""
         world = self.world
         waits = job.state is JobState.PENDING and world.class_of(job.id) is not None
         if waits and _asked(before) == _asked(job):
@@ -133,12 +136,11 @@ class TickTransaction:
             self.fence(job_id, None)
 
     def put_run(self, run: Run) -> None:
-        """Record a new or changed run."""
         self.changes.runs[run.id] = run
         self.world.put_run(run)
 
     def put(self, job: Job, run: Run, events: Iterable[JobEvent]) -> None:
-        """Record a step of the lifecycle: the job if it has changed, the run, and their events."""
+        """Record a lifecycle step: the job if it has changed, the run, and their events."""
         if job is not self.world.jobs.get(job.id):
             self.put_job(job)
         self.put_run(run)
@@ -149,7 +151,7 @@ class TickTransaction:
         self.changes.events.extend(events)
 
     def notify(self, job: Job, run: Run, kind: str, text: str, sent: str | None = None) -> JobEvent:
-        """Notify the owner of a job by its story and, in the foreground, at its terminal: there by `sent`, if given."""
+        """Notify the owner by the job's story and, for foreground jobs, at the terminal (there by `sent` if given)."""
         event = JobEvent(job.id, self.now, kind, text, run.number)
         if job.spec.interactive is not None:
             self.signal(run.id, NoteOrder(f"job {job.shown_id}: {sent or text}"))
@@ -157,59 +159,59 @@ class TickTransaction:
         return event
 
     def charge(self, usage: Usage | None) -> None:
-        """Record what an account and user have used; None is nothing new."""
+        """Record the new usage of an account and user; None for no change."""
         if usage is not None:
             self.changes.usage[usage.account, usage.user] = usage
             self.world.charge(usage)
 
     @property
     def nodes(self) -> tuple[NodeView, ...]:
-        """The nodes with all that this tick has done to them and their GPUs so far."""
+        """The nodes, including everything that this tick has done to them and their GPUs so far."""
         if self._nodes is None:
             self._nodes = self._view_nodes()
         return self._nodes
 
     def drain(self, name: str, message: str) -> None:
-        """Record that a node or a GPU, by UUID, is kept free of new work."""
+        """Record that a node, or a GPU by UUID, accepts no new work."""
         self.changes.drains[name] = message
         self.world.drains[name] = message
         self.view_again()
 
     def undrain(self, name: str) -> bool:
-        """Record that a node or a GPU, by UUID, takes new work; whether it was drained."""
+        """Record that a node, or a GPU by UUID, accepts new work; return whether it was drained."""
         self.changes.drains[name] = None
         self.view_again()
         return self.world.drains.pop(name, None) is not None
 
     def clear(self, clearance: Clearance) -> None:
-        """Record that a GPU is well."""
+        """Record that a GPU is healthy."""
         self.changes.clearances[clearance.uuid] = clearance
         self.world.clearances[clearance.uuid] = clearance
         self.view_again()
 
     def begin_release(self, run: Run) -> None:
-        """The run has ended; its GPUs stay booked until they are proven clean."""
+        """Keep the GPUs of an ended run booked until they are proven clean."""
         self.world.begin_release(run)
         self.releasing.add(run.job_id)
 
     def end_release(self, run: Run) -> None:
-        """The GPUs of an ended run are clean, or given up on."""
+        """Free the GPUs of an ended run, which are clean or given up on."""
         self.world.end_release(run)
 
     def view_again(self) -> None:
-        """Something has happened to a GPU or a node since they were viewed."""
+        """Drop the cached view of nodes and GPUs after a change to one of them."""
         self._nodes = self._layout = None
 
     def layout(self) -> ClusterLayout:
-        """The machines of this tick, as amounts are counted on them."""
+        """The nodes of this tick with the amounts that can be booked on them."""
         if self._layout is None:
             self._layout = ClusterLayout(self.nodes, self.settings)
         return self._layout
 
     def signal(self, run: str, order: Signal) -> None:
-        """Send this after the commit, at most once: a daemon that is killed in between has not sent it.
+        """Send an order after the commit, at most once: it is lost if the daemon is killed in between.
 
-        What lasts (a stop, a suspension, a time limit) is recorded with the job instead, see `reconcile`.
+        Lasting orders (a stop, a suspension, a time limit) are recorded with the job instead, see `reconcile`.
         """
         self.signals.append((run, order))
 
@@ -218,9 +220,9 @@ class TickTransaction:
         return self.world.open_runs[run_id(job.id, job.run)]
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
-        """As `Store.jobs`, of ids, arrays or pipelines and no more: the table as it is after this tick's commit.
+        """Like `Store.jobs` for ids, arrays or pipelines only, as the table will be after this tick's commit.
 
-        A filter that names none of them finds nothing.
+        A filter without any of them finds nothing.
         """
         if not (wanted.ids or wanted.arrays or wanted.pipelines):
             return []
@@ -243,11 +245,10 @@ class TickTransaction:
         self.put_job(after, *story)
 
     def resume(self, job: Job, text: str) -> None:
-        """Resume a suspended job."""
         self.put(*transitions.resume(job, self.run_of(job), self.now, text))
 
     def cancel(self, job: Job, by: str) -> None:
-        """End a pending job at once; ask the engine to end a running one; of an array, all tasks."""
+        """End a pending job at once, ask the engine to stop a running one; for an array, all its tasks."""
         if job.is_array:
             self.stop_array(job, ReasonCode.CANCELLED_BY_USER, f"cancelled by {by}")
             for one in self.world.tasks_of(job):
@@ -260,7 +261,7 @@ class TickTransaction:
         self.put_job(after, *events)
 
     def stop_array(self, array: Job, code: ReasonCode, text: str) -> None:
-        """Give up the tasks that have no row; the others are left alone. It ends when those have."""
+        """End the tasks without a row and leave the others alone; the array ends when they have ended."""
         if array.state is JobState.PENDING:
             for task in self.world.awaited_tasks(array):
                 # Another job depends on this one, so its end needs a row.
@@ -270,7 +271,7 @@ class TickTransaction:
         self.put_job(after, *story)
 
     def settle_arrays(self) -> bool:
-        """End the arrays whose tasks have all ended, stop those with too many failures; whether there were any."""
+        """End arrays whose tasks have all ended, stop those with too many failures; return whether any changed."""
         moved = False
         world = self.world
         for array_id in world.arrays.take_touched():
@@ -292,7 +293,7 @@ class TickTransaction:
         return moved
 
     def settle_dependencies(self) -> bool:
-        """Let go what may start now and end what never can; whether anything was lined up."""
+        """Queue jobs with satisfied dependencies, end those that can never start; return whether any was queued."""
         world = self.world
         before = world.lined_up
         is_moving = True
@@ -311,7 +312,7 @@ class TickTransaction:
         return world.lined_up != before
 
     def end_too_late(self) -> None:
-        """End the pending jobs that can no longer meet their deadline, and what depends on them."""
+        """End pending jobs that can no longer meet their deadline, and the jobs that depend on them."""
         late = self.world.too_late(self.now)
         for job in late:
             if job.is_array:
@@ -330,9 +331,9 @@ class TickTransaction:
         self.put_job(after, *story)
 
     def make_fallbacks(self) -> None:
-        """Make the fallbacks of all jobs that have failed for good in this tick.
+        """Create the fallbacks of all jobs that have failed for good in this tick.
 
-        No limit on the number of jobs refuses them: the failed job has just made room.
+        No job number limit refuses them: the failed job has just made room.
         """
         for job in [job for job in self.changes.jobs.values() if wants_fallback(job)]:
             job_id = self.world.next_id
@@ -342,7 +343,7 @@ class TickTransaction:
             self.put_job(made, *story)
 
     def carry_out(self, plan: Plan) -> bool:
-        """Record what the plan resumes and preempts; whether that freed or took anything at once."""
+        """Record the resumes and preemptions of the plan; return whether any resources changed at once."""
         moved = False
         for resume in plan.resumes:
             job = self.world.jobs[resume.job_id]
@@ -354,7 +355,7 @@ class TickTransaction:
         return moved
 
     def _preempt(self, preempt: Preempt) -> bool:
-        """Whether what the job held is free at once."""
+        """Return whether the job's resources are free at once."""
         job = self.world.jobs[preempt.job_id]
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
             return False
@@ -368,7 +369,7 @@ class TickTransaction:
         return False
 
     def _with_cause(self, array: Job) -> Job:
-        """An array that was never cancelled as one, and whose cancelled tasks could never have started."""
+        """Set the reason of an array whose cancelled tasks could never have started, if it was not cancelled itself."""
         tasks = self.jobs(JobFilter(arrays=frozenset({array.id})))
         reasons = {task.reason for task in tasks if task.state is JobState.CANCELLED}
         if reasons == {ReasonCode.DEPENDENCY_NEVER_SATISFIED}:
@@ -376,7 +377,7 @@ class TickTransaction:
         return array
 
     def resolve_device(self, target: str) -> str:
-        """Node name or GPU UUID of what a person typed: `node`, `3`, `node:3`, a UUID or its beginning."""
+        """Resolve user input (`node`, `3`, `node:3`, a UUID or a prefix of it) to a node name or GPU UUID."""
         matches: set[str] = set()
         for node in self.nodes:
             if target == node.name:
@@ -397,6 +398,6 @@ class TickTransaction:
 
 
 def _asked(job: Job) -> tuple[object, ...]:
-    """What a job waits for, and since when."""
+    """The wait of a job: its request, and since when it has been queued."""
     spec = job.spec
     return job.queued_at, spec.request, spec.time_limit_s, spec.queue, spec.reservation

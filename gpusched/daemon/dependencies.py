@@ -1,7 +1,8 @@
-"""Dependencies in the memory: which jobs wait for which, what is known of their parents, and what urgency they pass on.
+"""Dependencies in memory: who waits for whom, the state of parents, and inherited urgency.
 
-`Dependents` follows named jobs, `Singletons` earlier jobs of the same name (`singleton`), `TaskDependencies` arrays
-whose tasks wait for the task of the same number in another array (`aftercorr`), `Inheritance` what they pass on.
+`Dependents` follows named jobs, `Singletons` earlier jobs of the same name (`singleton`), `TaskDependencies`
+arrays whose tasks wait for the task of the same number in another array (`aftercorr`), and `Inheritance` the
+urgency that jobs pass on.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ _FREE = Satisfied()
 
 
 class Dependents:
-    """Jobs with a dependency and their parents, ended ones included; nothing of jobs without one."""
+    """Jobs with a dependency and their parents, including ended ones; keeps nothing about other jobs."""
 
     def __init__(self, counterparts: TaskDependencies) -> None:
         self._counterparts = counterparts
         self._array_of: dict[int, int] = {}
-        """Of tasks that wait by themselves: what their array waits for, they wait for too."""
+        """Array of each task with its own row: the task waits for the array's parents too."""
         self._expressions: dict[int, Expression] = {}
         self._children: dict[int, set[int]] = {}
         self._parents: dict[int, Parent] = {}
         self._names: dict[int, frozenset[int]] = {}
-        """What the dependency of each job names, arrays of tasks included; beside those that are followed here, also
+        """Jobs that each dependency names, including arrays of named tasks: the jobs followed here and
         the arrays that are followed task by task."""
         self._named: Counter[int] = Counter()
         self._namesakes = Singletons()
         self._singletons: set[int] = set()
         self._touched: set[int] = set()
-        """Jobs whose dependency may have come true, or never will, since the last call."""
+        """Jobs whose dependency may have become satisfied, or unsatisfiable, since the last call."""
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._expressions
@@ -55,17 +56,17 @@ class Dependents:
         return iter(sorted(self._expressions))
 
     def learn(self, parents: Mapping[int, Parent]) -> None:
-        """Remember the states of jobs that others are about to depend on."""
+        """Remember the states of future parents."""
         self._parents.update(parents)
 
     def unknown(self, ids: Iterable[int]) -> set[int]:
-        """Those of these jobs that no job follows, so that what was once learned of them may be out of date."""
+        """The given ids that no job follows, so that their known state may be out of date."""
         return {job_id for job_id in ids if job_id not in self._children}
 
     def watch(self, job: Job, jobs: Mapping[int, Job]) -> None:
         """Follow the parents of a job, if it names any; `jobs` are the active ones.
 
-        Of one that runs, too: it may wait again, and what it has waited for must be known then.
+        Running jobs are followed too: they may return to the queue and need the state of their parents then.
         """
         if not job.spec.dependency or job.id in self._expressions:
             return
@@ -95,7 +96,7 @@ class Dependents:
                 self._parents[parent_id] = parent_of(parent)
 
     def forget(self, job_id: int) -> None:
-        """The job has ended or depends on something else: its parents are followed no more for its sake."""
+        """Stop following the parents of a job that has ended or has a new dependency."""
         expression = self._expressions.pop(job_id, None)
         for named in self._names.pop(job_id, ()):
             self._named[named] -= 1
@@ -117,7 +118,7 @@ class Dependents:
                 self._parents.pop(parent_id, None)
 
     def follow(self, job: Job) -> None:
-        """A job has changed: those that wait for it have to be looked at."""
+        """Take in a changed job and mark its dependents for evaluation."""
         self._counterparts.follow(job)
         children = self._children.get(job.id)
         if children:
@@ -127,17 +128,17 @@ class Dependents:
             self._touched.update(self._singletons.intersection(self._namesakes.follow(job)))
 
     def touch_all(self) -> None:
-        """Every job with a dependency has to be looked at again."""
+        """Mark every job with a dependency for evaluation."""
         self._touched.update(self._expressions)
 
     def take_touched(self) -> list[int]:
-        """Jobs to look at since the last call, by id."""
+        """Ids of the jobs marked for evaluation since the last call, ascending."""
         touched, self._touched = self._touched, set()
         touched.update([task for task, array_id in self._array_of.items() if array_id in touched])
         return sorted(touched)
 
     def state(self, job_id: int) -> Verdict:
-        """Satisfied, Waiting or Never, as of what is known of the parents."""
+        """Satisfied, Waiting or Never, judging by the known states of the parents."""
         expression = self._expressions.get(job_id)
         if expression is None:
             return _FREE
@@ -145,14 +146,16 @@ class Dependents:
         return evaluate(expression, self._parents.get, earlier)
 
     def _earlier(self, job_id: int) -> int | None:
-        """The first earlier job of the same owner and name that a singleton waits for; a task stands where its array
-        does."""
+        """First earlier job of the same owner and name that a singleton waits for.
+
+        A task takes the position of its array.
+        """
         if job_id not in self._singletons:
             return None
         return self._namesakes.earlier(self._array_of.get(job_id, job_id))
 
     def free_at(self, job_id: int) -> float:
-        """When the last of the named jobs that it waited for let it go; 0 when it names none that is known."""
+        """Instant at which the last of its named jobs released it; 0 when it names none that is known."""
         expression = self._expressions.get(job_id)
         if expression is None:
             return 0.0
@@ -165,10 +168,10 @@ class Dependents:
         return (min if expression.is_any else max)(found, default=0.0)
 
     def watched(self, job_id: int) -> tuple[Expression, dict[int, Parent]]:
-        """The dependency of a job that has one, by jobs alone, and what is known of those.
+        """The dependency of a job reduced to named jobs, and the known states of those.
 
-        `singleton` becomes the end of the next earlier job of the same name, which waits for those before it or
-        runs beside them.
+        `singleton` becomes the end of the next earlier job of the same name, which itself waits for the ones
+        before it or runs beside them.
         """
         expression = self._expressions[job_id]
         known = {parent: self._parents[parent] for parent in expression.job_ids if parent in self._parents}
@@ -182,23 +185,22 @@ class Dependents:
         return Expression(named, expression.is_any), known
 
     def children_of(self, job_id: int) -> tuple[int, ...]:
-        """Jobs that name this one in their dependency, by id."""
+        """Ids of the jobs whose dependency names this one, ascending."""
         return tuple(sorted(self._children.get(job_id, ())))
 
     def is_named(self, job_id: int) -> bool:
-        """Whether an unfinished job names this one, or a task of this array, in its dependency."""
+        """Whether the dependency of an unfinished job names this job, or a task of this array."""
         return job_id in self._named
 
     def is_singleton(self, job_id: int) -> bool:
-        """Whether the job waits for all earlier ones of its owner and name."""
         return job_id in self._singletons
 
     def parents(self) -> list[int]:
-        """Jobs that others name, by id."""
+        """Ids of the jobs that others name, ascending."""
         return sorted(self._children)
 
     def edges(self) -> dict[int, frozenset[int]]:
-        """Which jobs each waiting job names, or has to let go first by `singleton`."""
+        """The jobs that each waiting job names or, by `singleton`, has to wait for."""
         found = {job_id: frozenset(expression.job_ids) for job_id, expression in self._expressions.items()}
         for line in self._namesakes.lines() if self._singletons else ():
             before: list[int] = []
@@ -215,7 +217,7 @@ _UNFINISHED = Parent(JobState.PENDING)
 
 
 def parent_of(job: Job) -> Parent:
-    """What dependencies look at in a job."""
+    """The parts of a job that dependencies evaluate."""
     is_left_out = job.state.is_final and job.reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
     return Parent(job.state, job.start_at, job.end_at, is_left_out)
 
@@ -227,7 +229,7 @@ _Mark = tuple[int, str]
 class Singletons:
     """Unfinished jobs by owner and name, and the first of each; kept only while a job depends on `singleton`.
 
-    What has left stays in its heap until it comes up.
+    Ended jobs stay in their heap until they reach the top.
     """
 
     def __init__(self) -> None:
@@ -236,7 +238,7 @@ class Singletons:
         self._heaps: dict[_Mark, list[int]] = {}
 
     def begin(self, jobs: Iterable[Job]) -> None:
-        """Keep the books from now on; does nothing when they are kept already."""
+        """Start tracking these jobs; no effect if started before."""
         if self._is_kept:
             return
         self._is_kept = True
@@ -249,13 +251,13 @@ class Singletons:
             heapify(heap)
 
     def end(self) -> None:
-        """No job needs them any more."""
+        """Stop tracking: no job depends on `singleton` any more."""
         self._is_kept = False
         self._mark_of.clear()
         self._heaps.clear()
 
     def follow(self, job: Job) -> tuple[int, ...]:
-        """Take in a new or changed job; returns the jobs that this may let go or hold back."""
+        """Take in a new or changed job; return the jobs that it may release or block."""
         if not self._is_kept or job.array_id is not None:
             # An array is there until its last task has ended.
             return ()
@@ -275,7 +277,7 @@ class Singletons:
         return tuple(job_id for job_id in touched if job_id is not None)
 
     def earlier(self, job_id: int) -> int | None:
-        """The first unfinished job of the same owner and name, when it is before this one."""
+        """The first unfinished job of the same owner and name, if it precedes this one."""
         mark = self._mark_of.get(job_id)
         first = None if mark is None else self._first(mark)
         return first if first is not None and first < job_id else None
@@ -289,7 +291,7 @@ class Singletons:
         return heap[0] if heap else None
 
     def lines(self) -> list[list[int]]:
-        """The ids of each owner and name, ascending."""
+        """Job ids of each owner and name, ascending."""
         found: dict[_Mark, list[int]] = {}
         for job_id in sorted(self._mark_of):
             found.setdefault(self._mark_of[job_id], []).append(job_id)
@@ -302,14 +304,15 @@ _PARENTS = {
     True: Parent(JobState.COMPLETED, end_at=0.0),
     False: Parent(JobState.FAILED, end_at=0.0),
 }
-"""What a counterpart is to those who wait for it, by whether it COMPLETED; None when it has not ended."""
+"""State of a counterpart as its dependents see it, by whether it COMPLETED; None while it has not ended."""
 
 
 class TaskDependencies:
-    """Which tasks may start, as far as the tasks elsewhere let them (`aftercorr`). Keeps nothing of other jobs.
+    """Array tasks that wait for tasks of other arrays (`aftercorr`); keeps nothing about other jobs.
 
-    A task without a counterpart waits for the whole of the other array. With `?` a dependency is for all tasks at once,
-    so it is not followed task by task. A task that has a row before it starts waits for its counterpart as for any job.
+    A task without a counterpart waits for the whole of the other array. A dependency with `?` concerns all
+    tasks at once, so it is not followed task by task. A task that has a row before it starts waits for its
+    counterpart as for any job.
     """
 
     def __init__(self, groups: ArrayIndex) -> None:
@@ -318,17 +321,17 @@ class TaskDependencies:
         """The arrays that each array follows task by task."""
         self._children: dict[int, set[int]] = {}
         self._ended: dict[int, dict[int, bool]] = {}
-        """Of arrays that are followed: whether each task that has ended COMPLETED."""
+        """By followed array: whether each ended task COMPLETED."""
         self._whole: dict[int, bool] = {}
-        """Of those that have ended: whether they COMPLETED."""
+        """By ended array among them: whether it COMPLETED."""
         self._all: dict[int, TaskSet] = {}
-        """The tasks that they have."""
+        """All tasks of each followed array."""
         self._hopeless: dict[int, dict[int, int]] = {}
-        """Tasks that never will start, by array and number, with the array that decided it."""
+        """Tasks that can never start, by array and number, with the array that caused it."""
         self._touched: set[int] = set()
 
     def learn(self, array: Job, tasks: Iterable[Job]) -> None:
-        """Remember how the tasks of an array have ended that others are about to follow."""
+        """Remember how the tasks of an array have ended, before other arrays follow it."""
         ended = self._ended.setdefault(array.id, {})
         self._all[array.id] = arrays.all_tasks(array)
         for task in tasks:
@@ -339,7 +342,7 @@ class TaskDependencies:
             ended.update(dict.fromkeys(arrays.tasks_left(array), False))
 
     def watch(self, array: Job, expression: Expression) -> Expression:
-        """Follow the arrays that this one names so; returns what is left of its dependency for all of it at once."""
+        """Follow the arrays that this one names by `aftercorr`; return the rest of its dependency."""
         followed = tuple(
             condition.job_id
             for condition in expression.conditions
@@ -358,7 +361,7 @@ class TaskDependencies:
         return Expression(rest, expression.is_any)
 
     def forget(self, array_id: int) -> None:
-        """The array has ended or waits for something else."""
+        """Stop following the arrays of one that has ended or has a new dependency."""
         for parent in self._parents.pop(array_id, ()):
             self._children[parent].discard(array_id)
             self._let_go(parent)
@@ -367,7 +370,7 @@ class TaskDependencies:
             self._groups.group(array_id).ready = None
 
     def _let_go(self, parent: int) -> None:
-        """Forget how the tasks of an array end that no job follows."""
+        """Forget how the tasks of an array ended once nothing follows it."""
         if not self._children.get(parent):
             self._children.pop(parent, None)
             self._ended.pop(parent, None)
@@ -375,7 +378,7 @@ class TaskDependencies:
             self._all.pop(parent, None)
 
     def of_task(self, task: Job, expression: Expression) -> tuple[Expression, dict[int, Parent]]:
-        """What a task with a row of its own waits for, by its counterparts' ids, and what is known of those."""
+        """Dependency of a task with its own row, by its counterparts' ids, and the known states of those."""
         number = task.task
         if number is None or expression.is_any:
             return expression, {}
@@ -391,7 +394,7 @@ class TaskDependencies:
         return Expression(tuple(conditions)), known
 
     def follow(self, job: Job) -> None:
-        """A job has changed: the tasks that wait for this one, or for one that it will never have, are looked at."""
+        """Take in a changed job and evaluate the tasks that wait for it, or for a task that it will never have."""
         array_id = job.array_id if job.array_id is not None else job.id
         if array_id not in self._children or not job.state.is_final:
             return
@@ -418,7 +421,7 @@ class TaskDependencies:
             self._touched.add(array_id)
 
     def take_touched(self) -> list[int]:
-        """Arrays with tasks that may start now and might not before, by id."""
+        """Ids of arrays with newly released tasks since the last call, ascending."""
         # Learned for a job that then did not follow it task by task.
         for parent in self._ended.keys() - self._children.keys():
             self._let_go(parent)
@@ -426,38 +429,37 @@ class TaskDependencies:
         return touched
 
     def take_hopeless(self) -> Mapping[int, Mapping[int, int]]:
-        """Tasks that never will start: array and number to the array that decided it."""
+        """Tasks that can never start: array and task number to the array that caused it."""
         found, self._hopeless = self._hopeless, {}
         return found
 
 
 Targets = tuple[int, ...]
-"""Jobs that are waited for."""
+"""Ids of the jobs that a job waits for."""
 
 
 class Inheritance:
-    """What pending jobs pass on to those that they wait for, so that no urgent job is held up by one that is not.
+    """Urgency that pending jobs pass on to their parents, so that no less urgent job delays an urgent one.
 
-    A job inherits, part by part, the lowest nice value and the QOS of the highest tier among itself and the jobs that
-    wait for it to end, and passes the result on in turn. Kept up to date edge by edge: a change walks up the ancestors
-    only as far as it changes anything. Only jobs that wait for others, and those others, cost anything.
+    A job inherits, part by part, the lowest nice value and the QOS of the highest tier among itself and the
+    jobs that wait for its end, and passes the result on in turn. Updated edge by edge: a change walks up the
+    ancestors only as far as it has an effect. Only waiting jobs and their parents cost anything.
 
     Source: priority inheritance, Sha, Rajkumar, Lehoczky, IEEE Trans. Computers 39 (1990).
 
-    `own` gives a job's own urgency, None when it is not active; `tiers` the tier of each QOS, 0 when it
-    is not named.
+    `own` gives a job's own urgency, None for inactive jobs; `tiers` the tier of each QOS, 0 for unnamed ones.
     """
 
     def __init__(self, own: Callable[[int], Urgency | None], tiers: Mapping[str, int]) -> None:
         self._own = own
         self._tiers = tiers
         self._passed: dict[int, tuple[Urgency, Targets]] = {}
-        """What each waiting job passes on, and to whom."""
+        """Urgency that each pending job passes on, and its recipients."""
         self._received: dict[int, dict[Urgency, int]] = {}
-        """What each job is passed, and by how many jobs; ten thousand equal ones cost as much as one."""
+        """Urgencies that each job receives, with counts; ten thousand equal ones cost as much as one."""
 
     def inherited(self, job_id: int) -> Urgency | None:
-        """What makes a job more urgent than it is by itself; None when nothing does."""
+        """The urgency of a job with inheritance; None when it is just its own."""
         own = self._own(job_id) if job_id in self._received else None
         if own is None:
             return None
@@ -465,7 +467,7 @@ class Inheritance:
         return None if joined == own else joined
 
     def settle(self, job_id: int, targets: Targets) -> set[int]:
-        """The job waits for these now, or its own urgency changed; returns the jobs that inherit something else."""
+        """Set the jobs that a job waits for, or update its urgency; return the jobs whose inherited urgency changed."""
         changed: set[int] = set()
         work = [(job_id, targets)]
         while work:
@@ -506,7 +508,7 @@ class Inheritance:
                 received[urgency] = received.get(urgency, 0) + 1
 
     def _joined(self, job_id: int, own: Urgency) -> Urgency:
-        """The most urgent parts of a job's own and of what it is passed; its own QOS among equal tiers."""
+        """The most urgent parts of a job's own and received urgencies; its own QOS among equal tiers."""
         received = self._received.get(job_id)
         if not received:
             return own

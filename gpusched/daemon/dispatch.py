@@ -1,9 +1,9 @@
-"""Sends what the outbox holds, and records the results. Nothing here waits.
+"""Sends the alerts in the outbox and records the results. Nothing here blocks.
 
-What is to be sent is rows of the table that wait, and nothing else: `reconcile` hands all of a user's to that user's
-courier, which sends what it is not sending already. It may be called at any time and as often as one likes; what an
-error or a crash left out comes with the next call. Kept in memory is what senders have said and the table does not say
-yet, and for how long targets rest.
+The rows in state `waiting` define what there is to send: `reconcile` hands all alerts of a user to that
+user's courier, which sends those not yet being sent. It may be called at any time and any number of times;
+the next call makes up for what an error or a crash left out. Memory holds only the reports that are not yet
+in the table, and for how long targets rest.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from .tick import Scheduler
 log = getLogger("gpusched.notify")
 
 _FORGET_S = 3600.0
-"""Trouble with a target that nothing was sent to for this long, beyond the last try of all, is over."""
+"""Trouble with a target is over after this time without anything sent to it, beyond the last try of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A target that cannot be reached."""
+    """An unreachable target."""
 
     target: str
     error: str
     at: float
-    """When it failed last."""
+    """Instant of the last failure."""
 
 
 class Dispatcher:
-    """One courier for each user with something to tell.
+    """One courier for each user with unsent alerts.
 
-    Args: make: for tests, another way to send.
+    Args: make: creates couriers, for tests.
     """
 
     def __init__(self, scheduler: Scheduler, make: Callable[[int, AlertSettings], Courier] | None = None) -> None:
@@ -52,35 +52,35 @@ class Dispatcher:
         self._make = make or _courier
         self._couriers: dict[int, Courier] = {}
         self._reports: list[Report] = []
-        """Not recorded yet."""
+        """Reports not recorded yet."""
         self._fleeting: dict[str, Alert] = {}
-        """Alerts that could not be recorded, because they say so."""
+        """Alerts about an unwritable table, which therefore cannot be recorded."""
         self.troubles: dict[tuple[int, str], Trouble] = {}
         """By user and target, until it is reached again."""
         self._database: str | None = None
         self._of_database: tuple[Alert, ...] = ()
-        """The last that were told of it."""
+        """The last alerts about the database."""
         self._seen: dict[int, dict[str, Alert]] | None = None
-        """What was handed over last."""
+        """The outbox as last handed over."""
         self.watch: Callable[[Courier], None] | None = None
         """Called with a new courier, so that the loop looks at its descriptor."""
         self.listeners: list[Callable[[Report, Alert], None]] = []
-        """Called with each report that was taken in, and what it is about."""
+        """Called with each received report and its alert."""
         scheduler.settings_listeners.append(self._reconfigure)
         scheduler.alerts.trouble = self.trouble
 
     @property
     def is_behind(self) -> bool:
-        """Whether the outbox has changed since it was handed over; cheap, for after every tick."""
+        """Whether the outbox has changed since it was handed over; cheap enough for every tick."""
         return self._scheduler.alerts.waiting() is not self._seen
 
     def due_s(self) -> float | None:
-        """In how many seconds something is due without news; None when nothing is."""
+        """Seconds until something is due without news; None when nothing is."""
         found = [courier.due_s() for courier in self._couriers.values()]
         return min((due_s for due_s in found if due_s is not None), default=None)
 
     def reconcile(self) -> None:
-        """Record what has become of alerts, and have sent what waits."""
+        """Record the reports of senders and send unsent alerts."""
         for courier in self._couriers.values():
             self._scheduler.failures.run("courier", self._collect, courier)
         self._watch_database()
@@ -92,7 +92,7 @@ class Dispatcher:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Submit all unsent alerts, except those with a report that is not recorded yet."""
+        """Submit all unsent alerts, except those with an unrecorded report."""
         waiting = self._seen = self._scheduler.alerts.waiting()
         if self._fleeting:
             own = os.geteuid()
@@ -109,7 +109,7 @@ class Dispatcher:
         self._receive(courier.poll())
 
     def _receive(self, reports: list[Report]) -> None:
-        """Pass on what a sender has said, and keep it until it is recorded."""
+        """Pass on the reports of a sender, and keep them until they are recorded."""
         for report in reports:
             alert = self._fleeting.get(report["key"])
             if alert is not None and report.get("done"):
@@ -131,7 +131,7 @@ class Dispatcher:
         self._receive(courier.submit(alerts))
 
     def trouble(self) -> str | None:
-        """What is wrong with alerts now, as a sentence; None when nothing is."""
+        """What is wrong with alerts now, as a sentence; None when all is well."""
         # Whoever takes a target out of the file does not tell us.
         oldest = self._scheduler.now() - self._scheduler.settings.alert.give_up_s - _FORGET_S
         self.troubles = {mark: one for mark, one in self.troubles.items() if one.at >= oldest}
@@ -142,7 +142,7 @@ class Dispatcher:
         return "; ".join(parts) or None
 
     def close(self) -> None:
-        """Record what is known and release the senders."""
+        """Record all known reports and release the senders."""
         for courier in self._couriers.values():
             self._scheduler.failures.run("courier", self._collect, courier)
         self._record()
@@ -155,7 +155,7 @@ class Dispatcher:
             courier.reconfigure(self._scheduler.settings.alert)
 
     def _watch_database(self) -> None:
-        """Trouble with the table cannot be recorded in the table: it is told at once."""
+        """Alert at once about trouble with the table, since the table cannot record it."""
         before, self._database = self._database, self._scheduler.trouble
         if self._database is None or before is not None:
             return
@@ -169,7 +169,7 @@ class Dispatcher:
     # --- recording --------------------------------------------------------------------------------
 
     def _record(self) -> None:
-        """Write what was told and what failed into the outbox and the jobs' stories, in one commit."""
+        """Write deliveries and failures into the outbox and the jobs' stories, in one commit."""
         if not self._reports:
             return
         scheduler = self._scheduler
@@ -197,7 +197,7 @@ class Dispatcher:
         scheduler.take_in_alerts(changes)
 
     def _apply(self, report: Report, current: dict[str, Alert], changes: Changes) -> None:
-        """Add to the changes what a report makes of its alert; nothing where the table says so already."""
+        """Add the effects of a report to the changes; nothing if the table has them already."""
         key = report["key"]
         alert = current.get(key)
         is_done = bool(report.get("done"))
@@ -214,7 +214,7 @@ class Dispatcher:
             changes.events.append(JobEvent(alert.job_id, self._scheduler.now(), "note", text, alert.run))
 
     def _note(self, report: Report, alert: Alert) -> None:
-        """For the log and the doctor."""
+        """Log a report, and keep its error for `gpusched doctor`."""
         outcome = report.get("outcome")
         if outcome is None:
             return
@@ -232,7 +232,7 @@ class Dispatcher:
 
 
 def _story(report: Report, alert: Alert) -> str | None:
-    """What the job's story says of it; None when that is nothing new."""
+    """The line of a report in the job's story; None when it says nothing new."""
     outcome, tries = report.get("outcome"), report.get("tries", 0)
     target = report.get("target") or "any target"
     if outcome == "told":
@@ -246,7 +246,7 @@ def _story(report: Report, alert: Alert) -> str | None:
 
 
 def _courier(uid: int, settings: AlertSettings) -> Courier:
-    """A user's courier; other users' files lie where those users have them."""
+    """A user's courier; other users' files are in their own folders."""
     own = uid == os.geteuid()
     receipts = os.path.join(paths.state_dir(), "alerts.told" if own else f"alerts.told.{uid}")
     return Courier(uid, settings, receipts, paths.notify_file() if own else None)

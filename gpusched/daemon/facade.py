@@ -1,4 +1,4 @@
-"""The daemon's side of the port that the HTTP API serves it through."""
+"""The daemon's side of the port that the HTTP API uses."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ from .verbs import adopt
 from .watch.progress import ProgressReader
 
 ANSWER_S = 2.0
-"""A supervisor answers within milliseconds, unless it was stopped."""
+"""Time limit for an answer: a supervisor answers within milliseconds, unless it was stopped."""
 
 
 class DaemonFacade:
     """One daemon, as `gpusched.ports.daemon.Daemon` describes it.
 
-    A personal daemon has no audit record and messages no owners of foreign processes; a test's has no files to look at.
+    A personal daemon has no audit record and messages no owners of foreign processes; a daemon in tests has no
+    files to look at.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class DaemonFacade:
     # --- commands and events ----------------------------------------------------------------------
 
     async def ask(self, command: Command | Reload) -> dict[str, Any]:
-        """Have the next tick apply a command; returns after its commit. Raises: what the command raised."""
+        """Apply a command in the next tick; return after its commit. Raises: the command's exceptions."""
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
         def reply(answer: dict[str, Any] | GpuschedError) -> None:
@@ -96,32 +97,32 @@ class DaemonFacade:
         return await future
 
     def subscribe(self, listener: Callable[[Mapping[int, Job]], None]) -> None:
-        """Have this called after each commit."""
+        """Add a listener that is called after each commit."""
         self.scheduler.listeners.append(listener)
 
     def audit(self, caller: Caller, what: str, target: str) -> None:
-        """Record what somebody did that no command records."""
+        """Record an action that no command records."""
         self.scheduler.record_audit(AuditEvent(caller, what, target))
 
     def audit_refusal(self, caller: Caller, what: str, why: str) -> None:
-        """Record what somebody was not allowed to do."""
+        """Record a refused action."""
         if self._audit is not None:
             self._audit.refused(caller, what, why)
 
     # --- about jobs -------------------------------------------------------------------------------
 
     async def refresh_progress(self, jobs: Iterable[Job]) -> None:
-        """Look how far these running jobs are."""
+        """Read the current progress of these running jobs."""
         if self._progress is not None:
             await self._progress.refresh(jobs, self.scheduler.world.open_runs)
 
     def progress_of(self, job: Job) -> ShownProgress | None:
-        """As of the last look; a suspended job has no end in sight."""
+        """Progress at the last look; a suspended job has no expected end."""
         shown = None if self._progress is None else self._progress.of(run_id(job.id, job.run))
         return replace(shown, eta_at=None) if shown is not None and job.suspended_at is not None else shown
 
     def findings(self, run: Run) -> RunFindings:
-        """What the last GPU reading says of an open run."""
+        """Findings of the last GPU reading about an open run."""
         scheduler, settings = self.scheduler, self.scheduler.settings
         return RunFindings(
             scheduler.overuse.facts(run, scheduler.reading, settings),
@@ -131,11 +132,11 @@ class DaemonFacade:
         )
 
     def attach_path(self, job: Job) -> str:
-        """The socket of the current run of a job in the foreground."""
+        """Path of the attach socket of a foreground job's current run."""
         return attach_path(self.scheduler.site.spool, run_id(job.id, job.run))
 
     async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:
-        """Its client's pid, since when, and when its lease ends, as its run says; None when it does not answer."""
+        """Client pid, attach time and lease end as the run reports them; None without an answer."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.setblocking(False)
             try:
@@ -145,27 +146,27 @@ class DaemonFacade:
                 return None
 
     def is_alive(self, client: ClientProcess) -> bool:
-        """Whether the process that submitted a job in the foreground still lives."""
+        """Whether the process that submitted a foreground job is alive."""
         return proctree.lives(client.pid, client.start_ticks)
 
     def client_process(self, pid: int) -> ClientProcess:
-        """The process that submits a job in the foreground."""
+        """Identity of the process that submits a foreground job."""
         found = proctree.read_process(pid)
         # Killed just now: no process has begun at 0.
         return ClientProcess(pid, 0 if found is None else found.start_ticks, self.scheduler.host.boot_id)
 
     def run_of_process(self, pid: int) -> str | None:
-        """The handle of the run that a process belongs to."""
+        """Handle of the run that a process belongs to."""
         return self.scheduler.engine.owners([pid]).get(pid)
 
     # --- about what is to come --------------------------------------------------------------------
 
     def forecast(self, spec: JobSpec, caller: Caller, key_again: str) -> Callable[[], Forecast]:
-        """What submitting this now would do."""
+        """Forecast what a submission would do now."""
         return dry_run(spec, caller, self.scheduler, key_again)
 
     def outlook(self, job: Job) -> Callable[[], JobOutlook]:
-        """The future of one pending job."""
+        """Forecast for one pending job."""
         outlook = QueueForecast.of(self.scheduler)
         advice = self.scheduler.advise_limit(job.user, job.spec)
 
@@ -178,48 +179,48 @@ class DaemonFacade:
         return look
 
     def starts(self, jobs: Collection[Job]) -> tuple[Mapping[int, int], Callable[[], Mapping[int, StartRange]]]:
-        """The id that each of these pending jobs is planned under, and when these start."""
+        """The id under which each of these pending jobs is planned, and when these ids start."""
         outlook = QueueForecast.of(self.scheduler)
         ids = outlook.waiting_ids(jobs)
         return ids, lambda: outlook.starts(ids.values())
 
     def limit_hint(self, job: Job) -> Callable[[], LimitHint | None] | None:
-        """What a time limit would change for a pending job; None where there is nothing to ask."""
+        """Effect of a time limit on a pending job; None if there is nothing to compare."""
         return limit_hint(job, self.scheduler)
 
     def starts_without(self, cases: Sequence[Left]) -> Callable[[], Sequence[int]]:
-        """For each case, how many more jobs would start now without the foreign memory that it takes away."""
+        """For each case, how many more jobs would start now without the foreign memory that it removes."""
         outlook = QueueForecast.of(self.scheduler)
         return lambda: starts_without(outlook.snapshot, outlook.settings, cases, outlook.extensions)
 
     def vram_seen(self, job: Job) -> VramSeen | None:
-        """What jobs like it used of their GPUs; None when too few have ended."""
+        """GPU memory use of similar jobs; None when too few have ended."""
         self.scheduler.history.load_some()
         return self.scheduler.history.vram_seen(job)
 
     def expectation(self, job: Job) -> ExpectedRunTime:
-        """How long a pending job is expected to run."""
+        """Expected run time of a pending job."""
         if self.scheduler.settings.priority.predict:
             return self.scheduler.history.expectation(job)
         limit_s = job.spec.time_limit_s
         return ExpectedRunTime(limit_s, "unknown" if limit_s is None else "limit")
 
     def prediction_error(self, user: str | None = None) -> PredictionError:
-        """How far off predictions of run times were, of all or of one user's jobs."""
+        """Error of past run time predictions, for all jobs or one user's."""
         return self.scheduler.history.measure(user)
 
     def calibration(self) -> Calibration:
-        """The range that four in five jobs start in."""
+        """Range that contains four in five starts."""
         return self.scheduler.estimates.calibration()
 
     def accuracy(self) -> Accuracy | None:
-        """How good estimates of starts were; None when none can be judged yet."""
+        """Accuracy of past start estimates; None when none can be judged yet."""
         return self.scheduler.estimates.accuracy()
 
     # --- about processes without a job ------------------------------------------------------------
 
     def adoptable(self, pid: int, caller: Caller) -> Callable[[], AdoptableProcess]:
-        """What a process that is to be adopted is. Raises, also later: NotFound, Forbidden, Refused."""
+        """Facts about a process to adopt. Raises, also when called later: NotFound, Forbidden, Refused."""
         scheduler = self.scheduler
         is_an_admin, reading, boot_id = is_admin(caller, scheduler.settings), scheduler.reading, scheduler.host.boot_id
         adopt.check_who(caller, scheduler.settings)
@@ -229,21 +230,21 @@ class DaemonFacade:
         return lambda: adopt.examine(pid, caller, is_an_admin, reading, boot_id)
 
     def adoption_fields(self, found: AdoptableProcess, asked: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a submission that stands for the process, with those that were asked for."""
+        """Submission fields for the process, combined with the requested ones."""
         return adopt.wanted(found, asked)
 
     def owner_notes(self, pid: int) -> OwnerNotes | None:
-        """What the owner of a foreign process was told."""
+        """Messages sent to the owner of a foreign process."""
         return None if self._foreign is None else self._foreign.notes_of(pid)
 
     # --- about the machine and the daemon itself --------------------------------------------------
 
     def config_problem(self) -> tuple[str, str] | None:
-        """Why the settings in force are not those of the config file, and what to do; None when they are."""
+        """Why the settings in force differ from the config file, and what to do; None when they do not."""
         return self.scheduler.settings_problem()
 
     def health(self) -> DaemonHealth:
-        """How the daemon's own work goes."""
+        """State of the daemon's own work."""
         scheduler = self.scheduler
         last_ms, p95_ms = _recent_percentiles_ms(scheduler.recent_tick_s)
         reading = scheduler.reading
@@ -257,39 +258,37 @@ class DaemonFacade:
         return DaemonHealth(scheduler.ticks, last_ms, p95_ms, tuple(warnings), failing)
 
     def checks(self) -> Sequence[Check]:
-        """The checks of `gpusched doctor` that only the daemon can make."""
+        """Checks of `gpusched doctor` that only the daemon can make."""
         return daemon_checks(self.scheduler)
 
     def isolation(self) -> dict[str, Any]:
-        """What the kernel keeps runs to, kind by kind."""
+        """Limits that the kernel enforces on runs, by kind."""
         return isolation(self.scheduler.limiter.isolation, self.scheduler.settings.isolation)
 
     def enforcement(self, sample: GpuSample | None, limit: str | None) -> tuple[str, str]:
-        """What holds a run on this card to its VRAM: a word of `Enforcement`, and what that means here."""
+        """What limits a run on this GPU to its VRAM: an `Enforcement` word and its explanation."""
         return enforcement(sample, self.scheduler.settings.gpu, limit)
 
     def gpu_faults(self, uuid: str) -> Sequence[GpuFault]:
-        """Faults of a card, oldest first."""
+        """Faults of a GPU, oldest first."""
         return self.scheduler.gpu_faults.of(uuid)
 
     def metrics(self) -> Page:
-        """All metrics of this instant."""
         return page(self.scheduler, self.facts)
 
     def plugin_names(self) -> tuple[str, ...]:
-        """The plug-ins that are loaded."""
         return self.scheduler.plugins.names
 
     def preset(self) -> dict[str, Any]:
-        """Which preset is in force and why."""
+        """The preset in force, and why."""
         return self._presets.document()
 
     def preset_table(self) -> dict[str, Any]:
-        """The same, with what each preset would have made of the last weeks."""
+        """Like `preset`, with what each preset would have made of the last weeks."""
         return self._presets.table()
 
     def judge_presets(self) -> None:
-        """Have the last weeks replayed under every preset now."""
+        """Replay the last weeks under every preset now."""
         self._presets.judge_now()
 
 

@@ -1,11 +1,12 @@
-"""Errors of the daemon's own steps: one that raises is counted and logged, and keeps no other step from running.
+"""Failures of the daemon's own steps: count and log an exception, and run the other steps.
 
-Tests inject them: `GPUSCHED_CRASH_AT` names a step of the tick and the daemon kills itself there, as `kill -9` would.
-`commit:3` dies before the third `commit`, `commit:3,reconcile` after it, before the next `reconcile`; `reply:2:raise`
-raises an error there instead, as a bug would, and goes on. Without the variable there is no hook.
+Tests inject failures: `GPUSCHED_CRASH_AT` names a step of the tick at which the daemon kills itself, as
+`kill -9` would. `commit:3` dies before the third `commit`, `commit:3,reconcile` after it, before the next
+`reconcile`; `reply:2:raise` raises an exception there instead, as a bug would, and continues. Without the
+variable there is no hook.
 
-`GPUSCHED_CHECK_EVERY=1` has the planner and the memory compared with the job table after every tick, `20` after every
-20th; what differs is in the log and in `gpusched doctor`.
+`GPUSCHED_CHECK_EVERY=1` compares the planner and the memory with the job table after every tick, `20` after
+every 20th; differences appear in the log and in `gpusched doctor`.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ from gpusched.errors import GpuschedError, UsageError
 
 log = getLogger("gpusched.daemon")
 STEPS = ("collect", "apply", "decide", "commit", "reply", "reconcile", "signal")
-"""Of a tick, in this order."""
+"""Steps of a tick, in order."""
 LOG_AGAIN_S = 600.0
-"""The same error of the same step is logged no more often than this."""
+"""Shortest time between two log entries for the same error of the same step."""
 _FORGET_S = 3600.0
 _MOST_KNOWN = 500
 _LONGEST = 300
 Place = tuple[str, str, str, int]
-"""Step, exception class, file and line: the same for an error that comes again with other numbers in its text."""
+"""Step, exception class, file and line: equal for repeated errors whose texts differ in numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFailure:
-    """A step that failed when it was last run."""
+    """A step whose last run failed."""
 
     step: str
     error: str
     count: int
-    """Failures in a row."""
+    """Consecutive failures."""
     since_at: float
     last_at: float
 
 
 class StepFailures:
-    """Runs steps and keeps account of those that raise. `clock` gives UTC epoch seconds."""
+    """Runs steps and counts those that raise. `clock` gives UTC epoch seconds."""
 
     def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,18 +55,18 @@ class StepFailures:
         self._failing: dict[str, StepFailure] = {}
         self._logged: dict[Place, float] = {}
         self._announced: set[str] = set()
-        """Failing steps whose failure was logged, so that the recovery is logged too."""
+        """Failing steps that were logged, so that their recovery is logged too."""
         self.counts: Counter[str] = Counter()
         """Failures so far, by step."""
 
     @property
     def failing(self) -> tuple[StepFailure, ...]:
-        """Steps whose last run failed, by name; not those that have not been run for an hour since."""
+        """Steps whose last run failed, by name; without those that have not run since for an hour."""
         oldest_at = self._clock() - _FORGET_S
         return tuple(found for _, found in sorted(self._failing.items()) if found.last_at >= oldest_at)
 
     def run(self, step: str, action: Callable[..., object], *arguments: Any) -> bool:
-        """Call `action`; whether it returned. An exception is counted and logged, never passed on."""
+        """Call `action`; return whether it succeeded. Exceptions are counted and logged, never propagated."""
         try:
             action(*arguments)
         except Exception as error:
@@ -75,7 +76,7 @@ class StepFailures:
         return True
 
     def note(self, step: str, error: BaseException) -> None:
-        """Count and log an exception that was caught elsewhere."""
+        """Count and log an exception caught elsewhere."""
         now, before = self._clock(), self._failing.get(step)
         text = error.message if isinstance(error, GpuschedError) else f"{type(error).__name__}: {error}"
         count, since_at = (1, now) if before is None else (before.count + 1, before.since_at)
@@ -99,7 +100,7 @@ class StepFailures:
         return True
 
     def recovered(self, step: str) -> None:
-        """The step has been run without an error."""
+        """Note that a step ran without an error."""
         if not self._failing:
             return
         failure = self._failing.pop(step, None)
@@ -128,7 +129,7 @@ class _Moment:
 
 
 def crash_step(text: str | None) -> Callable[[str], None]:
-    """The step callback for this setting. Raises: UsageError for an unknown step."""
+    """Step callback for this setting. Raises: UsageError for an unknown step."""
     if not text:
         return lambda name: None
     moments: list[_Moment] = []
@@ -156,7 +157,7 @@ def crash_step(text: str | None) -> Callable[[str], None]:
 
 
 def check_every(text: str | None) -> int:
-    """After how many ticks the planner is compared with the table; 0: never. Raises: UsageError."""
+    """Number of ticks between comparisons of the planner with the table; 0: never. Raises: UsageError."""
     if not text:
         return 0
     if not text.isdigit():

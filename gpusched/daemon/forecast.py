@@ -1,7 +1,7 @@
-"""Questions about the future, put to a frozen copy of the present: when do jobs start, and what would help.
+"""Forecasts from a frozen copy of the present: when jobs start, and what would help.
 
-The copy is taken on the daemon's thread; the answers, which take a while, are worked out on another one. So there is
-nothing in it but values: no part of the daemon's memory can be reached from it, which a test checks by copying it.
+The daemon's thread takes the copy; another thread works out the answers, which takes a while. The copy
+therefore consists of values only and shares no part of the daemon's memory, which a test checks by copying it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler
 
 SEEN_JOBS = 5000
-"""About how many waiting jobs a question looks at; those far behind are not distinguished."""
+"""Approximate number of pending jobs in a forecast; jobs far behind are not distinguished."""
 SEEN_ARRIVALS = 500
 _Mark = TypeVar("_Mark")
 
@@ -60,10 +60,10 @@ class RunTimeForecast:
 
 @dataclass(frozen=True, slots=True)
 class JobNames:
-    """What people call a job: `42`, a task `42_7`."""
+    """User-visible ids of jobs: `42`, a task `42_7`."""
 
     arrays: tuple[Job, ...]
-    """By id."""
+    """Ordered by id."""
 
     def __call__(self, job_id: int) -> str:
         at = bisect_right(self.arrays, job_id, key=lambda array: array.id)
@@ -73,7 +73,7 @@ class JobNames:
 
 @dataclass(frozen=True, slots=True)
 class QueueForecast:
-    """The present, as questions about the future see it."""
+    """The present as forecasts see it: a frozen copy."""
 
     snapshot: Snapshot
     settings: Settings
@@ -84,7 +84,7 @@ class QueueForecast:
 
     @classmethod
     def of(cls, scheduler: Scheduler, newcomer: Job | None = None) -> QueueForecast:
-        """The present of a scheduler, with one more job if given."""
+        """Copy the present of a scheduler, with one more job if given."""
         scheduler.history.load()
         now = scheduler.now()
         world = scheduler.world
@@ -111,12 +111,12 @@ class QueueForecast:
         )
 
     def starts(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
-        """When these jobs start."""
+        """Start ranges of these jobs."""
         known = cache(self.predict)
         return forecast_starts(self.snapshot, self.settings, known, wanted, max_cycles, self.arrivals, self.extensions)
 
     def in_class(self, job_id: int, key: ClassKey) -> QueueForecast:
-        """The same present but for one waiting job, which is in another class."""
+        """The same present with one pending job moved to another class."""
         pending, moved = [], None
         for waiting in self.snapshot.pending:
             rest = tuple(one for one in waiting.jobs if one.id != job_id)
@@ -130,7 +130,7 @@ class QueueForecast:
         return dataclasses.replace(self, snapshot=with_job(replace(self.snapshot, pending=tuple(pending)), key, moved))
 
     def waiting_ids(self, jobs: Iterable[Job]) -> dict[int, int]:
-        """The id under which each of these is in the snapshot, by its own: of an array, that of its next task."""
+        """Each job's id in the snapshot, by its own id; for an array, the id of its next task."""
         seen = {one.id for waiting in self.snapshot.pending for one in waiting.jobs}
         found = {}
         for job in jobs:
@@ -140,17 +140,17 @@ class QueueForecast:
         return found
 
     def place(self, job_id: int) -> tuple[int, int] | None:
-        """The place of a job in the queue, and of how many; None when it is too far behind to tell."""
+        """Place of a job in the queue, and the queue's length; None when it is too far behind to tell."""
         return queue_position(self.snapshot, self.settings, job_id, self.extensions)
 
     def first(self, most: int) -> list[int]:
-        """The jobs in the first places."""
+        """Ids of the jobs in the first places."""
         return first_in_order(self.snapshot, self.settings, most, self.extensions)
 
     def alternatives(self, job: Job, advice: LimitAdvice | None) -> tuple[Alternative, ...]:
-        """What one could change about a waiting job so that it starts now.
+        """Changes to a pending job that would let it start now.
 
-        Args: advice: the time limit that jobs like it keep, None when too few have ended.
+        Args: advice: the time limit that similar jobs keep to, None when too few have ended.
         """
         settings, tally = self.settings, _without(self.tally, job)
 
@@ -163,7 +163,7 @@ class QueueForecast:
 
 
 def with_job(snapshot: Snapshot, key: ClassKey, newcomer: PendingJob) -> Snapshot:
-    """The snapshot with one more job that waits."""
+    """The snapshot with one more pending job."""
     classes = {waiting.key: waiting for waiting in snapshot.pending}
     before = classes.get(key)
     # Behind a front that is cut short, its turn is beyond what one plan tells anyway.
@@ -180,7 +180,7 @@ def _waits(job: Job) -> PendingJob:
 def _jobs_in(
     snapshot: Snapshot, arrivals: Iterable[Arrival], jobs: Mapping[int, Job], newcomer: Job | None
 ) -> dict[int, Job]:
-    """The rows of all jobs that a forecast meets; a task without one is not predicted."""
+    """Rows of all jobs in a forecast; tasks without a row get no prediction."""
     ids = [held.job_id for held in snapshot.allocations]
     ids += [one.id for waiting in snapshot.pending for one in waiting.jobs]
     ids += [arrival.job.id for arrival in arrivals]
@@ -199,7 +199,7 @@ def _changed(spec: JobSpec, key: ClassKey) -> JobSpec:
 
 
 def _without(tally: Tally, job: Job) -> Tally:
-    """The numbers of jobs without this one, which would move and not come on top."""
+    """Job counts without this job, which would be changed rather than added."""
     spec = job.spec
     return Tally(
         _less(tally.by_queue, spec.queue),
@@ -213,7 +213,7 @@ def _less(counts: Mapping[_Mark, int], mark: _Mark) -> dict[_Mark, int]:
 
 
 def dry_run(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = NEVER) -> Callable[[], Forecast]:
-    """What submitting this now would do: a question that another thread may answer. Changes nothing."""
+    """Question for another thread: what would submitting this do now? Changes nothing."""
     answer = _at_once(spec, caller, scheduler, again)
     return (lambda: answer) if isinstance(answer, Forecast) else answer
 
@@ -304,15 +304,18 @@ def _read(job_id: int, key: ClassKey, now: float, plan: Plan) -> Forecast:
 
 
 LEAST_GAIN_S = 600.0
-"""A start that comes sooner by less is not worth a line."""
+"""Smallest gain in start time that a hint mentions."""
 LEAST_PART = 0.1
-"""Nor is one that saves less than this part of the wait."""
+"""Smallest gain that a hint mentions, as a part of the wait."""
 CYCLES = 20
-"""Plans for each of the futures: a user waits at the prompt."""
+"""Plans per simulated future: few, since a user waits at the prompt."""
 
 
 def limit_hint(job: Job, scheduler: Scheduler) -> Callable[[], LimitHint | None] | None:
-    """A question that another thread may answer; None where there is nothing to ask. Changes nothing."""
+    """Question for another thread: what would a time limit change? None if there is nothing to compare.
+
+    Changes nothing.
+    """
     spec, settings, history = job.spec, scheduler.settings, scheduler.history
     is_stated = spec.time_limit_source not in ("", DEFAULT, MAXIMUM) or (
         not spec.time_limit_source and spec.time_limit_s is not None
@@ -342,7 +345,7 @@ def limit_hint(job: Job, scheduler: Scheduler) -> Callable[[], LimitHint | None]
 
 
 def _starts(outlook: QueueForecast, job: Job, key: ClassKey) -> tuple[float, float | None] | None:
-    """When the job starts in this class, and as it is; None where that makes no difference worth a line."""
+    """Start in this class and start as it is; None if the difference is not worth a hint."""
     now = outlook.snapshot.now
     number = outlook.waiting_ids([job])[job.id]
     without_at = outlook.starts([number], CYCLES)[number].low_at

@@ -1,6 +1,6 @@
-"""Indexes of the active jobs: arrays, counts, timers, and the queues of their classes; kept in step by `state`.
+"""Indexes of active jobs, kept in step by `state`: arrays, counts, timers, class queues.
 
-Nothing here looks at all jobs, however many wait.
+No operation here looks at all jobs, however many are pending.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpusched.scheduler.admission import Tally
 
 @dataclass(slots=True)
 class ArrayTasks:
-    """What is known of an array besides its row."""
+    """State of an array beyond its row."""
 
     all: TaskSet
     left: TaskSet
@@ -36,11 +36,11 @@ class ArrayTasks:
     """Ids of tasks that have a row and have not ended."""
     ended: TasksEnded = field(default_factory=TasksEnded)
     ready: set[int] | None = None
-    """Tasks of those left that nothing keeps waiting for the task of the same number elsewhere; None: all."""
+    """Tasks left that no counterpart in another array blocks; None: all."""
 
 
 class PendingTasks:
-    """The tasks of an array that wait without a row, as ids in the order in which they start."""
+    """Pending tasks of an array without a row, as ids in start order."""
 
     __slots__ = ("_first", "_group")
 
@@ -63,19 +63,18 @@ class PendingTasks:
             yield self._first + group.all.position(number)
 
     def position(self, number: int) -> int:
-        """How many tasks are in line before this one. Raises: ValueError when it is not left."""
+        """Number of tasks ahead of this one. Raises: ValueError if it is not left."""
         group = self._group
         if group.ready is None:
             return group.left.position(number)
         return sum(other < number for other in group.ready)
 
     def first(self, most: int) -> list[int]:
-        """The first `most`."""
         return list(islice(self, most))
 
 
 def _moved(part: range, whole: range, first: int) -> range:
-    """Ids of some of the numbers of one range, of which the first has this id."""
+    """Map part of a range of task numbers to ids; `first` is the id of the first number in `whole`."""
     low = first + whole.index(part[0])
     return range(low, low + (part[-1] - part[0]) // whole.step + 1, max(1, part.step // whole.step))
 
@@ -93,11 +92,11 @@ class ArrayIndex:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All of them, ascending."""
+        """Ids of all arrays, ascending."""
         return tuple(self._ids)
 
     def load(self, store: Store, jobs: Iterable[Job]) -> None:
-        """Learn the arrays among active jobs, and how their tasks have ended that are no longer active."""
+        """Take in the arrays among active jobs, and the results of their tasks that have ended."""
         found = [job for job in jobs if job.is_array]
         for job in found:
             # With the tasks that are left: others may depend on one that has no row.
@@ -114,7 +113,7 @@ class ArrayIndex:
         return group
 
     def split(self, job: Job) -> None:
-        """A task is about to get its row; it may have ended already."""
+        """Note that a task is about to get its row; it may have ended already."""
         if job.array_id in self._groups:
             self._groups[job.array_id].open.add(job.id)
 
@@ -144,24 +143,24 @@ class ArrayIndex:
         self._touched.discard(array_id)
 
     def take_touched(self) -> list[int]:
-        """Arrays to settle since the last call, by id."""
+        """Ids of arrays to settle since the last call, ascending."""
         touched, self._touched = sorted(self._touched), set()
         return touched
 
     def group(self, array_id: int) -> ArrayTasks:
-        """What is known of an array. Raises: KeyError."""
+        """State of an array. Raises: KeyError."""
         return self._groups[array_id]
 
     def line(self, array_id: int) -> PendingTasks:
-        """Its tasks that wait without a row."""
+        """Pending tasks of an array without a row."""
         return PendingTasks(array_id, self._groups[array_id])
 
     def left(self, job: Job) -> int:
-        """How many jobs a row stands for that may still start: the tasks left of an array, 1 of any other."""
+        """Number of jobs a row stands for that may still start: the tasks left of an array, 1 for any other job."""
         return len(arrays.tasks_left(job)) if job.is_array else 1
 
     def array_of(self, job_id: int) -> int | None:
-        """The array that an id belongs to as that of a task; None when it is none of an active array."""
+        """The active array whose task has this id; None if there is none."""
         place = bisect_right(self._ids, job_id) - 1
         if place < 0:
             return None
@@ -170,7 +169,7 @@ class ArrayIndex:
 
 
 class JobCounts:
-    """Counters of active jobs. `tally` is a view of them and follows every change."""
+    """Counters of active jobs. `tally` is a live view of them."""
 
     def __init__(self) -> None:
         self._queues: Counter[str] = Counter()
@@ -179,7 +178,7 @@ class JobCounts:
         self.tally = Tally(self._queues, self._queue_users, self._qos_users)
 
     def add(self, spec: JobSpec, user: str, jobs: int = 1) -> None:
-        """Add jobs of this kind; a negative number removes them."""
+        """Add jobs with this queue, QOS and user; a negative number removes them."""
         for counter, mark in (
             (self._queues, spec.queue),
             (self._queue_users, (spec.queue, user)),
@@ -189,7 +188,7 @@ class JobCounts:
 
     @contextmanager
     def with_more(self, spec: JobSpec, user: str, jobs: int) -> Iterator[Tally]:
-        """The tally as it would be with this many more (or fewer) of these, for a while."""
+        """Context manager: the tally with this many more (or fewer) of these jobs."""
         self.add(spec, user, jobs)
         try:
             yield self.tally
@@ -205,7 +204,7 @@ def _add(counter: Counter, mark: object, jobs: int) -> None:  # type: ignore[typ
 
 
 class QueueStats:
-    """Counters of active jobs, in step with the world."""
+    """Counters of active jobs, kept in step with the state."""
 
     def __init__(self) -> None:
         self.by_queue: Counter[tuple[JobState, str]] = Counter()
@@ -213,16 +212,16 @@ class QueueStats:
         self.held: Counter[ReasonCode] = Counter()
         """Held pending jobs."""
         self.asleep: Counter[ReasonCode] = Counter()
-        """Pending jobs that wait for an instant, or for what cannot come true."""
+        """Pending jobs that wait for an instant, or for an unsatisfiable dependency."""
         self._asleep: dict[int, tuple[ReasonCode, int]] = {}
 
     @property
     def pending(self) -> int:
-        """How many jobs wait."""
+        """Number of pending jobs."""
         return sum(jobs for (state, _), jobs in self.by_queue.items() if state is JobState.PENDING)
 
     def replace(self, before: Job | None, after: Job | None) -> None:
-        """A row has changed, come or gone."""
+        """Take in a changed, new or removed row."""
         if before is not None:
             self._add(before, -job_count(before))
         if after is not None:
@@ -237,13 +236,13 @@ class QueueStats:
             _count(self.held, held_code(job), jobs)
 
     def sleep(self, job: Job, why: ReasonCode) -> None:
-        """A pending job that is not held is not queued for this reason."""
+        """Count a pending job that is not held as not queued, for this reason."""
         self.wake(job.id)
         self._asleep[job.id] = why, job_count(job)
         _count(self.asleep, why, job_count(job))
 
     def wake(self, job_id: int) -> None:
-        """Forget why a job was in no line."""
+        """Stop counting a job as not queued."""
         known = self._asleep.pop(job_id, None)
         if known is not None:
             _count(self.asleep, known[0], -known[1])
@@ -259,7 +258,7 @@ _SPARE = 1000
 
 
 class Timers:
-    """(instant, job) in order of time. One that no longer means anything stays until it comes up or is pruned."""
+    """Heap of (instant, job). Obsolete timers stay until they expire or are pruned."""
 
     __slots__ = ("_heap",)
 
@@ -267,45 +266,45 @@ class Timers:
         self._heap: list[tuple[float, int]] = []
 
     def set(self, at: float, job_id: int) -> None:
-        """Ring for this job at that instant; a job may have several alarms."""
+        """Add a timer for this job; a job may have several."""
         heappush(self._heap, (at, job_id))
 
     def first(self) -> float | None:
-        """When the next one rings."""
+        """Instant of the next timer."""
         return self._heap[0][0] if self._heap else None
 
     def soonest(self, most: int) -> list[tuple[float, int]]:
-        """The next `most`, soonest first; some may mean nothing any more."""
+        """The next `most` timers, soonest first; some may be obsolete."""
         return nsmallest(most, self._heap)
 
     def until(self, now: float) -> Iterator[int]:
-        """Take out the jobs whose instant has come."""
+        """Remove expired timers and yield their jobs."""
         while self._heap and self._heap[0][0] <= now:
             yield heappop(self._heap)[1]
 
     def prune(self, jobs: int, is_live: Callable[[float, int], bool]) -> None:
-        """Drop what means nothing any more, once there are more than that many jobs need."""
+        """Drop obsolete timers once there are more than that many jobs need."""
         if len(self._heap) > 2 * jobs + _SPARE:
             self._heap = [alarm for alarm in self._heap if is_live(*alarm)]
             heapify(self._heap)
 
 
 FRONT = 128
-"""Jobs of a class that one snapshot shows; a plan that uses them all up asks for another tick."""
+"""Jobs of a class that a snapshot shows; a plan that uses up all of them asks for another tick."""
 Entry = tuple[float, int]
-"""The instant that age counts from, and the id."""
+"""Instant from which age counts, and job id."""
 
 
 class ClassQueue:
-    """Eligible jobs of one class in their order, and the frozen view of its front.
+    """Eligible jobs of one class in order, and the frozen view of its front.
 
-    An array stands in it once, for all of its tasks without a row.
+    An array has one entry for all its tasks without a row.
     """
 
     __slots__ = ("_arrays", "_entries", "_fences", "_key", "_view")
 
     def __init__(self, key: ClassKey, fences: Mapping[int, float] = MappingProxyType({})) -> None:
-        """Args: fences: from when on nothing passes them, by job; `look_again` after a change of it."""
+        """Args: fences: by job, when nothing overtakes it any more; call `look_again` after a change."""
         self._key = key
         self._fences = fences
         self._entries: list[Entry] = []
@@ -327,7 +326,7 @@ class ClassQueue:
         self._view = None
 
     def remove(self, entry: Entry) -> PendingTasks | None:
-        """Take an entry out that is known to be in; returns the tasks that it was put in with."""
+        """Remove an existing entry; return the tasks it was added with."""
         tasks = self._arrays.pop(entry, None)
         if tasks is None:
             del self._entries[bisect_left(self._entries, entry)]
@@ -335,7 +334,7 @@ class ClassQueue:
         return tasks
 
     def position(self, entry: Entry) -> int:
-        """How many jobs of the class are before this one."""
+        """Number of jobs of the class ahead of this one."""
         before = sum(len(tasks) for array, tasks in self._arrays.items() if array < entry)
         return before + bisect_left(self._entries, entry)
 
@@ -351,11 +350,11 @@ class ClassQueue:
         return tuple([PendingJob(job_id, queued_at, fences.get(job_id)) for queued_at, job_id in first])
 
     def look_again(self) -> None:
-        """The fence of one of them has changed."""
+        """Drop the cached view after a fence has changed."""
         self._view = None
 
     def front(self, most: int) -> PendingClass:
-        """As `view`, but showing at most `most` jobs."""
+        """Like `view`, with at most `most` jobs."""
         return PendingClass(self._key, self._first(most), len(self))
 
     def view(self) -> PendingClass:
@@ -371,25 +370,25 @@ def _entries_of(queued_at: float, tasks: PendingTasks) -> Iterator[Entry]:
 
 
 class PendingQueues:
-    """The queues of all classes, and the place of each job in them."""
+    """The queues of all classes, and each job's place in them."""
 
     def __init__(self, fences: Mapping[int, float] = MappingProxyType({})) -> None:
-        """Args: fences: from when on nothing passes them, by job; `look_again` after a change of it."""
+        """Args: fences: by job, when nothing overtakes it any more; call `look_again` after a change."""
         self._fences = fences
         self._queues: dict[ClassKey, ClassQueue] = {}
         self._places: dict[int, tuple[ClassKey, Entry, Hashable]] = {}
         self._keys: dict[ClassKey, ClassKey] = {}
         self._changed: dict[ClassKey, None] = {}
         self._alike: dict[Hashable, dict[ClassKey, dict[int, None]]] = {}
-        """Of those of whom it was said, who is like whom, by class."""
+        """Ids of queued jobs by mark and class, for jobs with a mark."""
 
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._places
 
     def add(self, job: Job, key: ClassKey, tasks: PendingTasks | None = None, alike: Hashable = None) -> None:
-        """Put a job that is in no line into that of its class; an array with the line of its tasks.
+        """Put an unqueued job into the queue of its class; an array with its pending tasks.
 
-        Args: alike: a mark that it shares with jobs that are predicted together.
+        Args: alike: mark shared by jobs that are predicted together.
         """
         self._put((job.queued_at, job.id), key, tasks, alike)
 
@@ -406,11 +405,11 @@ class PendingQueues:
             self._alike.setdefault(alike, {}).setdefault(key, {})[entry[1]] = None
 
     def look_again(self, key: ClassKey) -> None:
-        """The fence of one of this class has changed, which moves none of them."""
+        """Drop the cached view of a class after a fence has changed; the order stays."""
         self._queues[key].look_again()
 
     def remove(self, job_id: int) -> None:
-        """Take a job out, if it is in a line."""
+        """Remove a job if it is queued."""
         if job_id in self._places:
             self._take(job_id)
 
@@ -432,15 +431,15 @@ class PendingQueues:
         return entry, tasks, alike
 
     def classes_alike(self, alike: Hashable) -> list[tuple[ClassKey, int]]:
-        """The classes in which those with this mark wait, each with one of them."""
+        """Classes that contain pending jobs with this mark, each with one of those jobs."""
         return [(key, next(iter(ids))) for key, ids in self._alike.get(alike, {}).items()]
 
     def marks(self) -> list[Hashable]:
-        """The marks that jobs in line share with those predicted as they are."""
+        """All marks of queued jobs."""
         return list(self._alike)
 
     def unforeseen(self) -> list[Hashable]:
-        """The marks of those of whom nothing was known, and who gave no limit either."""
+        """Marks of jobs with neither a prediction nor a time limit."""
         return [
             alike
             for alike, classes in self._alike.items()
@@ -448,32 +447,32 @@ class PendingQueues:
         ]
 
     def move(self, alike: Hashable, before: ClassKey, after: ClassKey) -> None:
-        """Put those with this mark from one class into another."""
+        """Move the jobs with this mark from one class to another."""
         for job_id in list(self._alike[alike][before]):
             entry, tasks, _ = self._take(job_id)
             self._put(entry, after, tasks, alike)
 
     def take_changed(self) -> dict[ClassKey, PendingClass | None]:
-        """The classes that have changed since the last call, as they are now; None: empty."""
+        """Current views of the classes that have changed since the last call; None: empty."""
         changed, self._changed = self._changed, {}
         queues = self._queues
         return {key: queues[key].view() if key in queues else None for key in changed}
 
     def class_of(self, job_id: int) -> ClassKey | None:
-        """The class that a job is in line in; None when it is in no line."""
+        """Class in whose queue a job is; None if it is not queued."""
         place = self._places.get(job_id)
         return None if place is None else place[0]
 
     def position(self, key: ClassKey, job: Job) -> int:
-        """How many jobs of the class are before this one, which need not be in line itself."""
+        """Number of jobs of the class ahead of this one, which need not be queued itself."""
         return self._queues[key].position((job.queued_at, job.id))
 
     def sizes(self) -> Iterator[tuple[ClassKey, int]]:
-        """Each class with how many jobs are in line in it."""
+        """Each class with its number of queued jobs."""
         return ((key, len(queue)) for key, queue in self._queues.items())
 
     def views(self, most: int | None = None) -> tuple[PendingClass, ...]:
-        """All classes, by their first job; each up to its front, or about `most` jobs in all."""
+        """All classes, by their first job; each up to its front, or about `most` jobs in total."""
         if most is None:
             views = [queue.view() for queue in self._queues.values()]
         else:

@@ -1,6 +1,6 @@
 """The asyncio edge: timers, the socket, the worker's pipe, and when the next tick is due.
 
-The tick itself is synchronous and runs on this one thread, so nothing here needs a lock.
+Ticks are synchronous and run on this one thread, so nothing here needs a lock.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _RETRY_S = 0.5
 _BITE_GAP_S = 0.05
 _TICK_GAP_S = 0.002
 _LAST_WORDS_S = 15.0
-"""Beyond their grace, for runs of a machine that goes down to be killed and their ends to be recorded."""
+"""Time beyond their grace for runs to be killed and recorded while the machine shuts down."""
 _LOOK_UP_S = 10.0
-"""Between two questions whether the machine still goes down."""
+"""Time between two checks whether the machine is still shutting down."""
 
 
 class Loop:
-    """Turns the scheduler whenever something happened, and at every poll."""
+    """Ticks the scheduler after every event and at every poll."""
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class Loop:
         """What follows every tick, under the same rule."""
 
     def wake(self) -> None:
-        """Have a tick run as soon as the requests that are already here have been read.
+        """Schedule a tick once the requests already received have been read.
 
-        Under load, ticks keep a small distance: what happens within it shares one commit.
+        Under load, ticks keep a small distance, so that requests within it share one commit.
         """
         if self._due is None:
             loop = asyncio.get_running_loop()
@@ -129,11 +129,10 @@ class Loop:
             self._due = loop.call_soon(self._turn) if wait_s <= 0 else loop.call_later(wait_s, self._turn)
 
     def stop(self) -> None:
-        """End the loop; runs go on without it."""
+        """End the loop; runs continue without it."""
         self._stopping.set()
 
     async def run(self, server: ApiServer, socket_path: str, ready: Callable[[], None]) -> None:
-        """Serve until stopped."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
         self._scheduler.plugins.thread.attach(loop)
@@ -164,7 +163,7 @@ class Loop:
             loop.remove_reader(self._worker.fileno())
 
     def _watch(self, fd: int, step: str, action: Callable[[], None]) -> None:
-        """Have a step run whenever the descriptor is readable."""
+        """Run a step whenever the descriptor is readable."""
         loop = asyncio.get_running_loop()
 
         def on_readable() -> None:
@@ -176,7 +175,7 @@ class Loop:
         loop.add_reader(fd, on_readable)
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback or task raised an exception that nothing caught."""
+        """Handle an exception that no callback or task caught."""
         error = context.get("exception")
         if isinstance(error, Exception):
             self._failures.note("event loop", error)
@@ -184,7 +183,7 @@ class Loop:
             log.error("event loop: %s", context["message"])
 
     def _reload(self) -> None:
-        """SIGHUP, which only the owner or root may send. The tick logs the result."""
+        """Handle SIGHUP, which only the owner or root may send. The tick logs the result."""
         self._manager.reloading()
         self._scheduler.submit(Reload(Caller(os.geteuid(), "SIGHUP")), lambda answer: self._manager.ready())
         self.wake()
@@ -192,7 +191,7 @@ class Loop:
     # --- the end ------------------------------------------------------------------------------------
 
     def _terminate(self) -> None:
-        """TERM: end at once, and runs go on; when the machine goes down, end them first, with their grace."""
+        """Handle SIGTERM: exit at once and leave runs alone, or, in a shutdown, end them first with their grace."""
         if self._farewell is not None:
             return
         # The answer may take longer than a stop usually may.
@@ -212,7 +211,7 @@ class Loop:
         self.wake()
 
     def _poll_shutdown(self) -> None:
-        """While the machine goes down: say so, end when all runs have, and notice when it does not after all."""
+        """During a shutdown: report it, exit when all runs have ended, and notice when it was called off."""
         if not self._scheduler.is_going_down:
             return
         left = len(self._scheduler.world.open_runs)
@@ -269,7 +268,7 @@ class Loop:
         self.wake()
 
     def _await_promotion(self) -> None:
-        """Turn when the next begin time or backoff is over or a deadline is missed, not at the next poll."""
+        """Tick when the next begin time, backoff or deadline is reached, rather than at the next poll."""
         promotion = self._scheduler.next_due()
         if promotion == self._promotion:
             return
@@ -319,7 +318,7 @@ class Loop:
             self._timer = asyncio.get_running_loop().call_later(self._poll_gap_s(), self._poll)
 
     def _hasten_poll(self) -> None:
-        """The next poll was scheduled before a card had to be looked at more often."""
+        """Poll earlier than scheduled, since a GPU now has to be read more often."""
         loop, gap_s = asyncio.get_running_loop(), self._poll_gap_s()
         if self._timer is not None and self._timer.when() > loop.time() + gap_s:
             self._timer.cancel()
@@ -351,7 +350,7 @@ class Loop:
             self._bite = asyncio.get_running_loop().call_later(_BITE_GAP_S, self._prune)
 
     def _prune(self) -> None:
-        """Between ticks, and not when one is due: that goes first, and the next poll tries again."""
+        """Prune between ticks, unless one is due: ticks go first, and the next poll retries."""
         self._bite = None
         if self._due is None:
             self._failures.run("pruning", self._take_bite)
@@ -365,7 +364,7 @@ class Loop:
             self._export = asyncio.get_running_loop().call_later(_BITE_GAP_S, self._go_on_exporting)
 
     def _go_on_exporting(self) -> None:
-        """Between ticks, and not when one is due, as with pruning."""
+        """Export between ticks, unless one is due, as with pruning."""
         self._export = None
         if self._due is None:
             self._failures.run("preset", self._poll_preset)

@@ -1,4 +1,4 @@
-"""Starting the daemon: arguments, single instance, log, the concrete edges, readiness."""
+"""Starting the daemon: arguments, single instance, log, adapters, readiness."""
 
 from __future__ import annotations
 
@@ -60,19 +60,15 @@ from gpusched.store.sqlite import SqliteStore
 log = logging.getLogger("gpusched.daemon")
 
 _OWN_FILES = 4096
-"""Files that the daemon may need beside connections: a few for each run."""
+"""Files that the daemon may need beside connections: a few per run."""
 
 
 class SystemClock:
-    """Wall clock."""
-
     def now(self) -> float:
-        """UTC epoch seconds."""
         return time.time()
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """What the daemon's command line takes."""
     parser = argparse.ArgumentParser(
         prog="gpuschedd",
         description="The scheduler daemon, in the foreground. Usually the first gsub starts it for you.",
@@ -236,7 +232,7 @@ def _start_log(settings: Settings, foreground: bool) -> None:
 
 
 def _begin(settings: Settings, manager: ServiceManager) -> tuple[LauncherChoice, Plugins]:
-    """Take up what counts from a start: what starts runs, and plug-ins. Raises: NotReady, UsageError."""
+    """Choose what starts runs, and load plug-ins: settings that apply from a start. Raises: NotReady, UsageError."""
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
     if chosen.kind == "fork" and paths.is_system() and manager.unit is not None and is_locked_in():
         raise NotReady(
@@ -323,7 +319,7 @@ def _serve(
 
 
 def _first_readings(worker: GpuWorker, scheduler: Scheduler, store: SqliteStore) -> None:
-    """Know the GPUs before the first job is judged: a card is used only after several good readings."""
+    """Read the GPUs before the first job is considered: a GPU is used only after several good readings."""
     gpu = scheduler.settings.gpu
     for _ in range(gpu.free_polls):
         reading = worker.read_blocking(gpu.deadline_s + 1.0)
@@ -339,7 +335,7 @@ def _first_readings(worker: GpuWorker, scheduler: Scheduler, store: SqliteStore)
 
 
 def tell_of_restart(scheduler: Scheduler) -> None:
-    """Tell the administrator that this is not the first daemon of its table."""
+    """Alert the administrator if the table shows an earlier daemon."""
     if scheduler.store.next_job_id() == 1:
         return
     counts = scheduler.world.counts()
@@ -390,7 +386,7 @@ async def _loop(
 
 
 def _allow_connections(connections: int) -> None:
-    """Allow this many connections and the daemon's own files. Jobs do not inherit it: their fork server is running."""
+    """Allow this many connections and the daemon's own files; jobs do not inherit it, as the fork server runs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OWN_FILES
     if soft < wanted:

@@ -1,7 +1,7 @@
-"""What the daemon counts about itself and its queue while it lives; it begins at nought with every start.
+"""Counters of the daemon and its queue; they start at zero with every start.
 
-Only what is in the table is counted: a tick whose commit failed leaves no trace but the failure. Nothing here grows
-with the number of jobs or of looks at it.
+Only committed changes are counted: a failed commit leaves no trace but the failure. Memory does not grow with
+the number of jobs or of reads.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ TICK_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 WAIT_BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 7200.0, 14400.0, 43200.0, 86400.0, 259200.0, 604800.0)
 OTHERS = "(others)"
-"""Stands for the queues beyond MOST_QUEUES: without settings, a queue is any name that somebody types."""
+"""Stands for the queues beyond MOST_QUEUES: without settings, users may type any queue name."""
 MOST_QUEUES = 50
 RECENT_S = 86400.0
-"""Who has held no GPU for so long is forgotten."""
+"""Users who have held no GPU for this time are forgotten."""
 EVENT_WORDS: dict[type, str] = {
     RunStarted: "started",
     RunStopping: "stopping",
@@ -56,7 +56,7 @@ EVENT_WORDS: dict[type, str] = {
 
 
 class Meters:
-    """All that is counted, by what it is about."""
+    """All counters."""
 
     def __init__(self) -> None:
         self.tick_s = Histogram(TICK_BOUNDS_S)
@@ -68,22 +68,22 @@ class Meters:
         self.submitted = 0
         self.finished: Counter[JobState] = Counter()
         self.wait_s: dict[str, Histogram] = {}
-        """By queue, of the starts so far."""
+        """Waits of all starts, by queue."""
         self.gpus = GpuMeter()
 
     def ticked(self, seconds: float, at: float) -> None:
-        """A tick is over."""
+        """Count a finished tick."""
         self.tick_s.add(seconds)
         self.last_tick_at = at
 
     def received(self, events: Iterable[EngineEvent]) -> None:
-        """The engine has said these."""
+        """Count events from the engine."""
         for event in events:
             self.events[EVENT_WORDS[type(event)]] += 1
 
     @contextmanager
     def commit(self) -> Iterator[None]:
-        """Around a commit."""
+        """Context manager: time a commit."""
         began = perf_counter()
         try:
             yield
@@ -95,7 +95,7 @@ class Meters:
     def recorded(
         self, before: Mapping[int, Job | None], changed: Mapping[int, Job], waited: Iterable[tuple[str, float]]
     ) -> None:
-        """These rows are in the table now; `waited` is the queue and the wait (s) of each start among them."""
+        """Count committed rows; `waited` is the queue and wait (s) of each start among them."""
         for job in changed.values():
             earlier = before.get(job.id)
             if earlier is None and job.array_id is None:
@@ -111,10 +111,10 @@ class Meters:
 
 
 class GpuMeter:
-    """Who holds how many GPUs, and the integral of that over time.
+    """GPUs held by each user, and the integral of that over time.
 
-    A card counts from the booking until it is proven clean, a slice as the part of the card that it books. The
-    integral only ever grows; it is of what was known at each instant, so an end that is learned of late counts late.
+    A GPU counts from its booking until it is proven clean, a slice as the booked part of the GPU. The integral
+    never decreases; it follows what was known at each instant, so an end that is noticed late counts late.
     """
 
     def __init__(self) -> None:
@@ -122,11 +122,11 @@ class GpuMeter:
         self.by_queue: dict[str, float] = {}
         self._totals: dict[str, int] = {}
         self._used: dict[str, tuple[float, float]] = {}
-        """GPU seconds, and when there was a GPU last, by user."""
+        """By user: GPU seconds, and when the user last held a GPU."""
         self._at: float | None = None
 
     def hold(self, now: float, holds: Iterable[Allocation], nodes: Iterable[NodeView] | None = None) -> None:
-        """From now on runs hold these; `nodes` tell how large the cards are, as before unless they are given."""
+        """Set what runs hold from now on; `nodes` gives the sizes of GPUs, unchanged if omitted."""
         self.advance(now)
         if nodes is not None:
             self._totals = {card.uuid: card.vram_total_mib or 0 for node in nodes for card in node.gpus}
@@ -138,7 +138,7 @@ class GpuMeter:
                 self.by_queue[held.queue] = self.by_queue.get(held.queue, 0.0) + parts
 
     def advance(self, now: float) -> None:
-        """Count what was held up to now. A clock that was set back counts nothing."""
+        """Integrate up to now. A clock that was set back adds nothing."""
         elapsed_s = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now
         for user, gpus in self.by_user.items():
@@ -146,7 +146,7 @@ class GpuMeter:
             self._used[user] = used + gpus * elapsed_s, now
 
     def seconds(self, now: float) -> dict[str, float]:
-        """GPU seconds by user, of those who hold or have recently held any."""
+        """GPU seconds by user, for current and recent holders."""
         self.advance(now)
         for user in [user for user, (_, at) in self._used.items() if now - at > RECENT_S]:
             del self._used[user]
@@ -158,7 +158,7 @@ _GPU_STATES = tuple(word for name, word in vars(GpuState).items() if name.isuppe
 
 
 def page(scheduler: Scheduler, facts: Mapping[str, Any]) -> Page:
-    """All numbers of this instant. `facts` gives the daemon's version, start and database."""
+    """All metrics of this instant. `facts` gives the daemon's version, start and database."""
     found = Page()
     found.put(series.UP, 1)
     _daemon(found, scheduler, facts)
@@ -222,7 +222,7 @@ def _queue(found: Page, scheduler: Scheduler) -> None:
 
 
 def _labelled(counted: Mapping[tuple[JobState, str], int]) -> Counter[tuple[str, JobState]]:
-    """By the name as it can be a label; two names may come to the same."""
+    """Counts by label; two names may map to the same label."""
     found: Counter[tuple[str, JobState]] = Counter()
     for (state, name), count in counted.items():
         found[label(name), state] += count
@@ -230,7 +230,7 @@ def _labelled(counted: Mapping[tuple[JobState, str], int]) -> Counter[tuple[str,
 
 
 def _largest(jobs: Mapping[tuple[str, JobState], int]) -> frozenset[str]:
-    """The queues that have series of their own: those with the most jobs."""
+    """Queues with their own series: those with the most jobs."""
     sizes: Counter[str] = Counter()
     for (queue, _), count in jobs.items():
         sizes[queue] += count
@@ -245,7 +245,7 @@ def _folded(jobs: Mapping[tuple[str, JobState], int], named: frozenset[str]) -> 
 
 
 def _summed(gpus: Mapping[str, float], named: frozenset[str] | None = None) -> dict[str, float]:
-    """By the name as it can be a label; queues that are not named go together."""
+    """Sums by label; queues not in `named` are combined."""
     total: dict[str, float] = {}
     for name, amount in gpus.items():
         mark = label(name)

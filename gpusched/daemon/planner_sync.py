@@ -1,4 +1,4 @@
-"""Brings the planner in line with the daemon's memory: what has changed since the last plan goes in as events."""
+"""Brings the planner up to date: changes of the memory since the last plan go in as events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Mark = TypeVar("_Mark", bound=Hashable)
 
 
 class PlannerSync:
-    """The planner of the daemon, and which memory it was made from."""
+    """The daemon's planner, and the memory it was built from."""
 
     def __init__(self) -> None:
         self._planner: Planner | None = None
@@ -27,7 +27,7 @@ class PlannerSync:
         self._settings: Settings | None = None
         self._extensions: Extensions | None = None
         self._runs: dict[int, set[str]] = {}
-        """Of each job the runs that hold anything."""
+        """Runs that hold resources, by job."""
 
     def update(
         self,
@@ -37,9 +37,10 @@ class PlannerSync:
         extensions: Extensions,
         whole: Callable[[float, tuple[NodeView, ...]], Snapshot],
     ) -> Planner:
-        """The planner as the memory is now.
+        """The planner, updated to the current memory.
 
-        Args: outline: nodes and windows of now. whole: all of it, for a planner that has to be rebuilt.
+        Args: outline: current nodes and windows. whole: returns the full snapshot, for a planner that has to be
+        rebuilt.
         """
         planner = self._planner
         is_other = world is not self._world or settings is not self._settings or extensions is not self._extensions
@@ -59,7 +60,6 @@ class PlannerSync:
         return planner
 
     def forget(self) -> None:
-        """Rebuild the planner for the next plan."""
         self._planner = None
 
     def _remake(self, world: DaemonState, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:
@@ -113,7 +113,7 @@ class PlannerSync:
 
 
 def differences(ours: Snapshot, theirs: Snapshot) -> list[str]:
-    """What a planner's state and the memory do not agree on, a sentence for each; usage is compared as plans are."""
+    """Differences between a planner's state and the memory, a sentence each; usage is compared as plans are."""
     found = [
         f"the planner has other {name}" for name in ("nodes", "windows") if getattr(ours, name) != getattr(theirs, name)
     ]
@@ -133,7 +133,7 @@ def differences(ours: Snapshot, theirs: Snapshot) -> list[str]:
 
 
 def table_differences(memory: DaemonState, table: DaemonState) -> list[str]:
-    """What planning goes by and the memory has otherwise than the job table, a sentence for each.
+    """Differences between the planning memory and the job table, a sentence each.
 
     Args: table: what a restart would load at the instant of the last tick.
     """
@@ -165,17 +165,17 @@ def _named(mark: object) -> str:
 
 
 def _lasting(held: Allocation) -> Allocation:
-    """What no row says is left out: since when it is stopped, what was predicted, when its work was saved."""
+    """The allocation without what no row records: stop time, prediction, checkpoint time."""
     end_at = None if held.is_stopping else held.expected_end_at
     return replace(held, expected_end_at=end_at, predicted_end_at=None, checkpoint_at=None)
 
 
 AHEAD_S = 366 * 86400.0
-"""How far the policy looks ahead; of one that recurs it is shown the first few anyway."""
+"""How far ahead the policy sees; of a recurring window it sees the first few in any case."""
 
 
 class CalendarWindows:
-    """The windows at an instant, worked out once for each, and the next edge after the last `look`."""
+    """Calendar windows at an instant, computed once per instant, and the next edge after the last `look`."""
 
     def __init__(self) -> None:
         self._asked: tuple[float, tuple[CalendarEntry, ...]] | None = None
@@ -183,7 +183,7 @@ class CalendarWindows:
         self._edge_at: float | None = None
 
     def at(self, calendar: Mapping[str, CalendarEntry], now: float) -> tuple[Window, ...]:
-        """The windows that run now or later, by start and name."""
+        """Current and future windows, by start and name."""
         asked = (now, tuple(calendar.values()))
         if asked != self._asked:
             self._asked = asked
@@ -191,16 +191,16 @@ class CalendarWindows:
         return self._found
 
     def look(self, calendar: Mapping[str, CalendarEntry], now: float) -> None:
-        """A plan is made of the windows at this instant: those that begin or end later change it."""
+        """Note the instant of a plan: windows that begin or end later change it."""
         self._edge_at = min(
             (one.start_at if one.start_at > now else one.end_at for one in self.at(calendar, now)), default=None
         )
 
     @property
     def edge_at(self) -> float | None:
-        """When the next of them begins or ends, as of the last look."""
+        """Next begin or end of a window after the last look."""
         return self._edge_at
 
     def have_moved(self, now: float) -> bool:
-        """Whether one has begun or ended since the last look."""
+        """Whether a window has begun or ended since the last look."""
         return self._edge_at is not None and self._edge_at <= now

@@ -1,4 +1,4 @@
-"""Why one job waits, from what the world knows of it and what the last plan said of its class."""
+"""Why a job is pending, from the state and the last plan's verdict on its class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpusched.model.units import format_duration, plural
 
 
 def waiting_reason(job: Job, world: DaemonState, plan: Plan, now: float) -> Reason:
-    """The reason of a pending job, in the order in which things would have to change for it to start."""
+    """The reason of a pending job: the first obstacle, in the order in which they have to go for it to start."""
     found = _reason_of_its_own(job, world, now)
     if found is not None:
         return found
@@ -32,7 +32,7 @@ def waiting_reason(job: Job, world: DaemonState, plan: Plan, now: float) -> Reas
 
 
 def waiting_codes(world: DaemonState, plan: Plan, now: float) -> Callable[[Job], ReasonCode]:
-    """A function that gives the code of `waiting_reason` alone, of jobs with rows: a list asks it of thousands."""
+    """A function that gives only the code of `waiting_reason`, for jobs with rows: lists call it for thousands."""
     of_class: dict[int, tuple[int, ReasonCode, ReasonCode]] = {}
     for view in world.pending_views():
         reason = plan.reasons.get(view.key)
@@ -56,7 +56,7 @@ _NOT_IN_LINE = 0, ReasonCode.NONE, ReasonCode.NONE
 
 
 def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | None:
-    """Why a job may not start whatever else waits; None when it may."""
+    """Why a job may not start, whatever else is pending; None if it may."""
     if job.hold is not None:
         code = held_code(job)
         if code is ReasonCode.JOB_HELD_ADMIN:

@@ -1,20 +1,20 @@
-"""Keeps the engine in line with the table: after a restart all open runs, then those whose rows changed.
+"""Keeps the engine in line with the table: all open runs after a restart, then those whose rows change.
 
-What the engine is to do is never remembered, only for which runs something may be left to do. It is read off the
-committed rows each time, so neither a crash nor an exception between the commit and the engine loses any of it:
+Orders to the engine are never stored; memory only holds which runs may need one. They are derived from the
+committed rows each time, so neither a crash nor an exception between the commit and the engine loses any:
 
     STARTING, unknown to the engine     its ticket
-    COMPLETING by a cancel, ...         the stop that the row stands for, see `yielding.pending_order`
+    COMPLETING by a cancel, ...         the stop that the row implies, see `pending_order`
     SUSPENDED, or RUNNING again         the suspension, or the resumption
-    another time limit                  the limit
+    changed time limit                  the limit
     no row of an open run any more      the engine may forget it
 
-After a restart the engine tells what became of open runs (`Engine.adopt`), and the tick applies what it says:
+After a restart the engine reports the fate of open runs (`Engine.adopt`), and the tick applies the events:
 
     alive                          adopted: RunStarted, later its end
     result file in the spool       RunEnded, as if it had just happened
-    recorded but never started     the claim is revoked: RunNeverStarted, the job waits again
-    supervisor gone, no result     what it left is ended: RunLost, the requeue rule decides
+    recorded but never started     the claim is revoked: RunNeverStarted, the job is pending again
+    supervisor gone, no result     its remains are ended: RunLost, the requeue rule decides
     another boot of the machine    nothing can be alive: RunLost
 
 GPUs of ended runs are watched in the same way, see `GpuTracker.reconcile_releases`.
@@ -44,15 +44,15 @@ from gpusched.ports import Changes, Engine
 
 log = getLogger("gpusched.daemon")
 TICKET_PATIENCE_S = 10.0
-"""A run whose ticket could not be made for this long is given up: its job must not look as if it ran."""
+"""Time after which a run without a ticket is given up, lest its job appear to be running."""
 
 
 class CannotStart(Exception):
-    """A run can never be started, and why."""
+    """A run that can never be started; the message says why."""
 
 
 def adopt_open_runs(world: DaemonState, engine: Engine, settings: Settings | None = None) -> None:
-    """Hand every open run to the engine, with the stop or suspension that was recorded for it, if any."""
+    """Hand all open runs to the engine, with their recorded stops or suspensions."""
     known = settings or Settings()
     runs = [open_run(world.jobs[run.job_id], run, known) for _, run in sorted(world.open_runs.items())]
     if runs:
@@ -68,9 +68,9 @@ def open_run(
     shutdown_grace_s: float | None = None,
     make_ticket: Callable[[Job, Run], Ticket] | None = None,
 ) -> OpenRun:
-    """What an open run is to be, by its rows; with its ticket when it is to start, which `make_ticket` may refuse.
+    """Target state of an open run according to its rows; with a ticket if it is to start.
 
-    Args: shutdown_grace_s: while the machine goes down.
+    Args: shutdown_grace_s: set during a shutdown. make_ticket: may raise to refuse.
     """
     order = pending_order(job, settings, shutdown_grace_s)
     # A run that is to end before it was started is not started for that.
@@ -88,9 +88,9 @@ def open_run(
 
 
 class Reconciler:
-    """Knows which open runs the engine may not be in line with yet.
+    """Tracks open runs that the engine may not be in line with yet.
 
-    Args: make_ticket: raises CannotStart for good, anything else when it may work later.
+    Args: make_ticket: raises CannotStart for good, any other exception if a retry may work.
     """
 
     def __init__(self, make_ticket: Callable[[Job, Run], Ticket], failures: StepFailures) -> None:
@@ -99,19 +99,18 @@ class Reconciler:
         self._changed: dict[str, None] = {}
         self._ended: dict[str, None] = {}
         self._without_ticket: dict[str, float] = {}
-        """Runs whose ticket could not be made, and since when."""
+        """Runs without a ticket because of an error, and since when."""
         self._hopeless: dict[str, str] = {}
         """Runs that can never be started, and why."""
         self.shutdown_grace_s: float | None = None
-        """Set while the machine goes down: every run is to end, with at most so long a grace."""
+        """Set during a shutdown: every run is to be stopped, with at most this grace."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether something is left to do."""
         return bool(self._changed or self._ended)
 
     def committed(self, changes: Changes, ended: Iterable[str], world: DaemonState) -> None:
-        """Take note of whose rows a commit changed."""
+        """Note the runs whose rows a commit changed."""
         for run in changes.runs.values():
             if run.state is RunState.STARTING:
                 self._changed[run.id] = None
@@ -121,11 +120,11 @@ class Reconciler:
         self._ended.update(dict.fromkeys(ended))
 
     def look_at_all(self, world: DaemonState) -> None:
-        """Every open run may be out of line: the memory was reloaded, or what all are to be has changed."""
+        """Reconsider every open run, since the memory was reloaded or the target of all runs has changed."""
         self._changed.update(dict.fromkeys(sorted(world.open_runs)))
 
     def carry_out(self, engine: Engine, world: DaemonState, settings: Settings, now: float) -> None:
-        """Bring the engine in line, as far as it can be; the rest stays for the next time."""
+        """Bring the engine in line as far as possible; the rest is retried next time."""
         if not self.is_behind:
             return
         wanted: list[OpenRun] = []
@@ -146,7 +145,7 @@ class Reconciler:
         self._note_recovered()
 
     def _wanted(self, job: Job, run: Run, settings: Settings, now: float) -> OpenRun | None:
-        """What the run is to be; None while its ticket cannot be made."""
+        """Target state of the run; None while its ticket cannot be made."""
         try:
             return open_run(job, run, settings, self.shutdown_grace_s, self._make_ticket)
         except Exception as error:
@@ -158,14 +157,14 @@ class Reconciler:
         return open_run(job, run, settings, self.shutdown_grace_s)
 
     def judge(self, event: EngineEvent) -> EngineEvent:
-        """The event, as a failed launch where a run was given back that can never be started."""
+        """Return the event, or a failed launch for a run that was revoked because it can never start."""
         why = self._hopeless.pop(event.run, None)
         if why is None or not isinstance(event, RunNeverStarted):
             return event
         return RunEnded(event.run, None, event.at, launch_error=why)
 
     def _why_hopeless(self, handle: str, error: Exception, now: float) -> str | None:
-        """The sentence about a run whose ticket cannot be made; None while it may yet be."""
+        """Why a run can never start, as a sentence; None while its ticket may yet be made."""
         if isinstance(error, CannotStart):
             return str(error)
         self._failures.note("ticket", error)
@@ -203,7 +202,7 @@ class Reconciler:
                 del self._ended[handle]
 
     def _note_recovered(self) -> None:
-        """Only when nothing is left to do: what fails for one run is no better for another's success."""
+        """Note recovery only when nothing is left to do: one run's success does not fix another's failure."""
         if not self.is_behind:
             self._failures.recovered("engine")
         if not self._without_ticket:
@@ -217,9 +216,9 @@ class Reconciler:
 def pending_order(
     job: Job, settings: Settings, shutdown_grace_s: float | None = None
 ) -> StopOrder | SuspendOrder | None:
-    """The lasting order that the row of a job with an open run stands for; None: its run is to move.
+    """The lasting order that the row of a job with an open run implies; None: the run should be running.
 
-    Args: shutdown_grace_s: while the machine goes down, the longest grace of any run.
+    Args: shutdown_grace_s: longest grace of any run, during a shutdown.
     """
     order = _recorded_order(job, settings)
     if shutdown_grace_s is None:
@@ -248,7 +247,7 @@ _STOPPED_FOR = {
     ReasonCode.GPU_UNBOOKED_USE: "unbooked_use",
     ReasonCode.GPU_FAILED: "gpu_lost",
 }
-"""Why a run is ended that is neither cancelled nor makes room."""
+"""Why runs are stopped by the daemon, other than by cancel or preemption."""
 
 
 def _grace_s(job: Job, settings: Settings) -> float:

@@ -1,4 +1,4 @@
-"""Read the settings, and reload them while the daemon runs: checked, then swapped in between two ticks."""
+"""Read the settings and reload them in a running daemon: check them, then swap between two ticks."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from gpusched.scheduler.usage import capacity_of
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Settings to go on with."""
+    """The settings after a reload."""
 
     settings: Settings
     changed: tuple[str, ...]
-    """Paths whose value is another one now."""
+    """Paths whose value has changed."""
     fixed: tuple[str, ...]
-    """Paths that have another value in the file, which counts after a restart only."""
+    """Paths with another value in the file that applies only after a restart."""
     notes: tuple[str, ...] = ()
-    """What is allowed, and hardly what was meant."""
+    """Valid settings that are probably not intended."""
 
     def answer(self) -> dict[str, Any]:
-        """For the client."""
+        """The reply to the client."""
         notes = {"notes": list(self.notes)} if self.notes else {}
         return {"changed": list(self.changed), "needs_restart": list(self.fixed), **notes}
 
@@ -49,9 +49,9 @@ def reread(
     read: Callable[[], Loaded] | None,
     nodes_under: Callable[[Settings], tuple[NodeView, ...]],
 ) -> Reloaded:
-    """The settings that are to run from now on. Raises: Forbidden, Refused, UsageError; the running ones stay.
+    """The settings to use from now on. Raises: Forbidden, Refused, UsageError; then the current ones stay.
 
-    Args: nodes_under: the machines as they would be with these settings; none while their GPUs are unknown.
+    Args: nodes_under: returns the machines as they would be with these settings; none while their GPUs are unknown.
     """
     check_admin(command.caller, "reload the settings", running)
     if read is None:
@@ -70,13 +70,13 @@ def reread(
 
 
 def check_promises(settings: Settings) -> None:
-    """Refuse settings whose queues are promised what contradicts each other, or is no promise. Raises: UsageError."""
+    """Refuse contradictory or invalid queue guarantees. Raises: UsageError."""
     for path, text in (*quota_problems(settings, None), *cells.cell_problems(settings)):
         raise UsageError(f"{path}: {text}", "fix the config file; see what it says with: gpusched config show")
 
 
 def _check_machines(loaded: Loaded, nodes: tuple[NodeView, ...]) -> None:
-    """Refuse promises that these machines cannot keep. Raises: Refused with file and line."""
+    """Refuse guarantees that these machines cannot keep. Raises: Refused with file and line."""
     settings = loaded.settings
     if not settings.queue or not nodes:
         return
@@ -86,7 +86,7 @@ def _check_machines(loaded: Loaded, nodes: tuple[NodeView, ...]) -> None:
 
 
 def _differing(one: Settings, other: Settings) -> list[str]:
-    """Paths of settings with two values: `daemon.poll_s`, `queue.vision`, `plugins.load`."""
+    """Paths of settings that differ: `daemon.poll_s`, `queue.vision`, `plugins.load`."""
     paths: list[str] = []
     for section in fields(Settings):
         if section.name == "stated":
@@ -103,7 +103,7 @@ def _differing(one: Settings, other: Settings) -> list[str]:
 
 
 def _named(section: Any) -> Mapping[str, Any]:
-    """What a section holds, by name: its settings, or one value for each queue, QOS, account, licence."""
+    """Contents of a section by name: its settings, or a value per queue, QOS, account, licence."""
     if isinstance(section, Mapping):
         return section
     return {part.name: getattr(section, part.name) for part in fields(section)}
@@ -113,35 +113,36 @@ log = getLogger("gpusched.daemon")
 _RELOAD = "then: sudo systemctl reload gpusched"
 _HINT = f"fix the config file (gpusched config check says all of it), {_RELOAD}"
 RUNNING_PER_USER = 1000
-"""For the system's scheduler: jobs without cores could otherwise mean a hundred thousand supervisors."""
+"""Limit of the system daemon: jobs without cores could otherwise mean a hundred thousand supervisors."""
 
 
 class SettingsFile:
-    """The config file, and for the system's daemon a copy of the last one that it could use.
+    """The config file, and for the system daemon a copy of the last valid one.
 
-    A typo in the file must not leave a machine without its scheduler after a restart or reboot: the system's daemon
-    keeps a copy of each file that it has begun to use, and starts on that copy when the file is wrong. `problem` says
-    why the settings in force are not those of the file, and what to do; every command shows it until it is fixed.
+    A typo in the file must not leave a machine without its scheduler after a restart or reboot: the system
+    daemon keeps a copy of each file that it has put into use, and starts with that copy if the file is wrong.
+    `problem` says why the settings in force differ from the file, and what to do; every command shows it until
+    it is fixed.
     """
 
     def __init__(self, chosen: str) -> None:
-        """Args: chosen: the preset in force where the file says `auto`."""
+        """Args: chosen: the preset to use for `auto`."""
         self.problem: tuple[str, str] | None = None
         self._chosen = chosen
         self._accepted = os.path.join(paths.state_dir(), "config.accepted.toml")
 
     def read(self) -> Loaded:
-        """The settings as they are in the file now. Raises: SettingsError; NotReady for one that others may write."""
+        """Read the current file. Raises: SettingsError; NotReady if other users may write it."""
         if paths.is_system():
             _check_trusted(paths.config_file())
         return _completed(load_settings(paths.config_file(), os.environ, chosen=self._chosen))
 
     def choose(self, preset: str) -> None:
-        """From now on this preset is in force where the file says `auto`."""
+        """Use this preset for `auto` from now on."""
         self._chosen = preset
 
     def at_start(self) -> Settings:
-        """Those of the file, or of the last file that was accepted. Raises: SettingsError, UsageError, NotReady."""
+        """Settings of the file, or of the last accepted file. Raises: SettingsError, UsageError, NotReady."""
         try:
             settings = self.read().settings
             check_promises(settings)
@@ -150,7 +151,7 @@ class SettingsFile:
             return self.fall_back(error)
 
     def fall_back(self, error: GpuschedError) -> Settings:
-        """The last settings that were accepted, as the daemon cannot start on those of the file. Raises: the error."""
+        """The last accepted settings, when the daemon cannot start with those of the file. Raises: the error."""
         found = self._last_accepted() if paths.is_system() and self.problem is None else None
         if found is None:
             raise error
@@ -162,9 +163,9 @@ class SettingsFile:
         return settings
 
     def accept(self, settings: Settings) -> None:
-        """The daemon goes by the file as it is now: keep a copy for a restart after it was changed for the worse.
+        """Keep a copy of the file, now in use, for a restart after a faulty change.
 
-        None is kept of a file with settings that count from the next start only, which may not succeed with them.
+        No copy is kept if settings of the file apply only from the next start, which may fail with them.
         """
         self.problem = None
         if not paths.is_system():
@@ -212,7 +213,7 @@ def _completed(loaded: Loaded) -> Loaded:
 
 
 def _check_trusted(file: str) -> None:
-    """Refuse settings that users other than root may write: what they say runs as root."""
+    """Refuse a settings file that users other than root may write, since its contents run as root."""
     for path in (file, os.path.dirname(file)):
         try:
             found = os.stat(path)

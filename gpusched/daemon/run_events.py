@@ -1,4 +1,4 @@
-"""Events of runs go through the lifecycle; GPUs stay booked until they are proven clean."""
+"""Applies run events to the lifecycle; GPUs stay booked until they are proven clean."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _VERDICT = "verdict"
 
 
 class RunEvents:
-    """Applies what is known about runs and their GPUs, tick by tick."""
+    """Applies the events of runs and the state of their GPUs, tick by tick."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class RunEvents:
         self._boot_id = boot_id
 
     def apply(self, tx: TickTransaction, event: EngineEvent) -> None:
-        """Record one event; that of a run whose end is in the table already is left to the engine to forget."""
+        """Record one event. If the table already has the run's end, only let the engine forget it."""
         run = tx.world.open_runs.get(event.run)
         if run is None:
             if isinstance(event, (RunEnded, RunLost, RunNeverStarted)):
@@ -92,7 +92,7 @@ class RunEvents:
             self._close_run(tx, *step, clean=True)
 
     def _close_run(self, tx: TickTransaction, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
-        """Record the end of a run; with clean cards it holds nothing any more."""
+        """Record the end of a run; if its GPUs are clean, it holds nothing any more."""
         tx.charge(usage_with_run(tx.world.usage, job, run, tx.layout(), tx.settings, tx.now))
         tx.add_events(*story)
         self._history.learn(job, run)
@@ -117,7 +117,7 @@ class RunEvents:
         )
 
     def finish_releases(self, tx: TickTransaction) -> None:
-        """End the jobs whose cards are clean by now, or are given up on."""
+        """End the jobs whose GPUs have become clean or are given up on."""
         releases = [(run, self._release_states(run, tx.now)) for run in tx.world.releasing.values()]
         if any(DIRTY in states.values() for _, states in releases):
             tx.view_again()
@@ -139,11 +139,11 @@ class RunEvents:
                     tx.add_events(JobEvent(job.id, tx.now, "note", text, run.number))
 
     def _release_states(self, run: Run, now: float) -> dict[str, str]:
-        """How far each card of an ended run is, by UUID. One that is given up on is suspect from now on."""
+        """Release state of each GPU of an ended run, by UUID. A GPU that is given up on becomes suspect."""
         return {share.uuid: self._tracker.release_state(share.uuid, now, run.id) for share in run.gpus}
 
     def _judged(self, job: Job, run: Run, tx: TickTransaction) -> Run:
-        """The ended run with the cause of its failure. A judge that raises has no say, and lets the run end."""
+        """The ended run with the cause of its failure. A judge that raises is ignored."""
         for judge in self._judges:
             try:
                 after = judge(job, run, tx)
@@ -157,12 +157,12 @@ class RunEvents:
         return run
 
     def recorded(self) -> None:
-        """What was applied last is in the table, and will not be applied again."""
+        """Note that the last applied events are committed and will not be applied again."""
         self._history.recorded()
         self._gpu_faults.recorded()
 
     def stop_runs_of_lost_gpus(self, tx: TickTransaction) -> None:
-        """Have the runs ended whose card the driver has lost."""
+        """Stop runs on GPUs that the driver has lost."""
         lost = {gpu.uuid for gpu, _ in self._tracker.lost()}
         for run in list(tx.world.open_runs.values()):
             shares = [share for share in run.gpus if share.uuid in lost or self._tracker.is_gone(share.uuid)]
@@ -176,7 +176,7 @@ class RunEvents:
 
 
 def grow(job: Job, run: Run, tx: TickTransaction) -> LargerRequest | NothingLarger | None:
-    """What the job's next run asks for; None: the same."""
+    """What the job's next run requests; None for the same."""
     spec = job.spec
 
     def is_admitted(request: Request) -> bool:

@@ -1,11 +1,11 @@
-"""What a daemon under systemd tells it, and where its log goes: no library, one datagram per message.
+"""The daemon as a systemd service: notifications and the log. No library, one datagram per message.
 
     READY, RELOADING, STOPPING     what `systemctl` waits for
     STATUS                         one line for `systemctl status`
-    WATCHDOG                       the loop still turns; sent after ticks that were done, by nothing else
+    WATCHDOG                       the loop is alive; sent only after completed ticks
     EXTEND_TIMEOUT_USEC            a long start or stop is under way and not stuck
 
-Without NOTIFY_SOCKET in the environment all of it does nothing.
+Does nothing without NOTIFY_SOCKET in the environment.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from gpusched.model.units import printable
 
 _EXTEND_S = 60.0
 _LONGEST_START_S = 3600.0
-"""A start that takes longer is stuck."""
+"""A start that takes longer counts as stuck."""
 _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
 
 
 class ServiceManager:
-    """systemd as seen by one of its services; does nothing without systemd."""
+    """The service manager of this daemon; does nothing without systemd."""
 
     def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
-        """Takes its variables out of the environment: they are for this process, and children would speak for it."""
+        """Removes its variables from the environment, so that children cannot notify in this process's name."""
         environ = os.environ if environ is None else environ
         address = environ.pop("NOTIFY_SOCKET", "")
         watchdog_us = environ.pop("WATCHDOG_USEC", "")
@@ -39,7 +39,7 @@ class ServiceManager:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         is_watched = bool(address) and watchdog_us.isdecimal() and watched_pid in ("", str(os.getpid()))
         self.watchdog_s: float | None = int(watchdog_us) / 1e6 if is_watched else None
-        """This long after the last sign of life systemd restarts this process; None: never."""
+        """Time after the last WATCHDOG message at which systemd restarts this process; None: never."""
         self.unit = _unit() if environ.get("INVOCATION_ID") else None
         """Name of the service, such as `gpusched.service`; None when systemd did not start this process."""
         self._alive_at = float("-inf")
@@ -47,7 +47,7 @@ class ServiceManager:
         self._has_started = threading.Event()
 
     def notify(self, *fields: str) -> None:
-        """Send `NAME=VALUE` fields as one message. One that cannot be sent is dropped: nothing hangs on a word."""
+        """Send `NAME=VALUE` fields as one message; a message that cannot be sent is dropped."""
         if not self._address:
             return
         try:
@@ -57,7 +57,7 @@ class ServiceManager:
             pass
 
     def starting(self) -> None:
-        """From now until `ready`, the start may take long: a database is brought up to date, many jobs are read."""
+        """Allow a long start until `ready`: the database may need an upgrade, many jobs may have to be read."""
         if self._address:
             threading.Thread(target=self._go_on_starting, name="starting", daemon=True).start()
 
@@ -69,30 +69,30 @@ class ServiceManager:
                 return
 
     def ready(self) -> None:
-        """The socket answers, at the start or after a reload."""
+        """Report that the socket answers, at the start or after a reload."""
         self._has_started.set()
         self.notify("READY=1")
 
     def reloading(self) -> None:
-        """Settings are being read; `ready` follows."""
+        """Report that settings are being read; `ready` follows."""
         self.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The end has begun."""
+        """Report that the daemon is shutting down."""
         self.notify("STOPPING=1", "STATUS=stopping")
 
     def still_at_it(self, status: str) -> None:
-        """A start or stop goes on for a good reason: its time limit counts from now."""
+        """Extend the time limit of a start or stop that is still making progress."""
         self.notify(f"EXTEND_TIMEOUT_USEC={int(_EXTEND_S * 1e6)}", f"STATUS={status}")
 
     def status(self, text: str) -> None:
-        """One line for `systemctl status`, sent when it is another one."""
+        """Set the line for `systemctl status`; sent when it changes."""
         if text != self._status:
             self._status = text
             self.notify(f"STATUS={text}")
 
     def alive(self) -> None:
-        """A tick was done. Told four times within the watchdog's patience, however often the loop turns."""
+        """Report a completed tick, at most four times per watchdog interval."""
         if self.watchdog_s is None:
             return
         now = time.monotonic()
@@ -102,7 +102,7 @@ class ServiceManager:
 
 
 def _unit() -> str | None:
-    """The innermost service of this process's control group."""
+    """Innermost service in this process's control group."""
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
@@ -125,7 +125,7 @@ def is_locked_in() -> bool:
 
 
 def writes_to_journal() -> bool:
-    """Whether what this process prints as errors goes to journald, by its own word."""
+    """Whether the stderr of this process goes to journald, according to its environment."""
     device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     try:
         found = os.fstat(2)
@@ -135,31 +135,31 @@ def writes_to_journal() -> bool:
 
 
 def journal_command(unit: str | None, *, is_system: bool) -> str:
-    """What shows the log of this service."""
+    """The command that shows the log of this service."""
     return f"journalctl {'' if is_system else '--user '}-u {unit or 'gpusched.service'}"
 
 
 class LineFormatter(logging.Formatter):
-    """One record, one line, and a trace indented below: names and errors hold what users wrote, line breaks too."""
+    """One line per record, with an indented trace below; escapes line breaks, since names and errors hold user text."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
-        """As logging does, with what would begin another line, or steer a terminal, escaped."""
+        """Format like `logging`, but escape line breaks and terminal control characters."""
         record.message = printable(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  logging's name
-        """As logging does, so that no line of it looks like one of the log."""
+        """Format like `logging`, but so that no line looks like a line of the log."""
         lines = super().formatException(ei).splitlines()
         return "\n".join(f"    {printable(line)}" for line in lines)
 
 
 class JournalFormatter(LineFormatter):
-    """Lines for journald, which adds instant and process: each begins with its priority, as in `<3>`."""
+    """Lines for journald, which adds time and process; each begins with its priority, as in `<3>`."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """As logging does, with the priority before every line: a trace has many."""
+        """Format like `logging`, with the priority before every line, since a trace has many."""
         number = next(number for level, number in _PRIORITIES if record.levelno >= level)
         return "\n".join(f"<{number}>{line}" for line in super().format(record).splitlines() or [""])

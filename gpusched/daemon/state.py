@@ -1,7 +1,7 @@
-"""The daemon's memory: active jobs, their classes, their dependencies, what runs hold.
+"""The daemon's memory: active jobs, their classes and dependencies, and the resources of runs.
 
-Nothing here is truth. `DaemonState.load` rebuilds all of it from the store, which is also what happens when
-a commit fails or another process wrote to the table.
+The table is authoritative. `DaemonState.load` rebuilds everything from the store, also after a failed commit
+or when another process wrote to the table.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _JUST_AFTER_S = 0.001
 _FREE = Satisfied()
 
 Read = Callable[[JobFilter], list[Job]]
-"""Reads rows: `Store.jobs`, or within a tick `Turn.jobs`, since the table is behind what the tick has done already."""
+"""Reads rows: `Store.jobs`, or within a tick `TickTransaction.jobs`, which includes the tick's own changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
-    """The few settings that the memory is kept by. Others make another memory."""
+    """The few settings that the memory depends on; other settings need another memory."""
 
     grace_s: float = 30.0
-    """For jobs that name none."""
+    """Default grace, for jobs that name none."""
     tiers: Mapping[str, int] = field(default_factory=dict)
-    """Of each QOS."""
+    """Tier of each QOS."""
     predict: Callable[[Job], Prediction | None] | None = None
-    """How long a job without a time limit is planned to run; None leaves that open."""
+    """Planned run time of a job without a time limit; None leaves it open."""
     guess: Callable[[Job], RunTimeGuess | None] | None = None
-    """How long a job runs; None goes by its limit, or leaves that open."""
+    """Run time of a job; None goes by its limit, or leaves it open."""
 
     @classmethod
     def of(
@@ -63,66 +63,66 @@ class StateSettings:
         predict: Callable[[Job], Prediction | None] | None = None,
         guess: Callable[[Job], RunTimeGuess | None] | None = None,
     ) -> StateSettings:
-        """Those of these settings; `predict` and `guess` are used only where they ask for it."""
+        """Extract them from the settings; `predict` and `guess` are used only if the settings ask for it."""
         tiers = {name: qos.tier for name, qos in settings.qos.items()}
         is_on = settings.priority.predict
         return cls(settings.life.grace_s, tiers, predict if is_on else None, guess if is_on else None)
 
     def planned_s(self, job: Job | None) -> int | None:
-        """Run time that a job without a time limit is planned with, in seconds."""
+        """Planned run time (s) of a job without a time limit."""
         if self.predict is None or job is None or job.spec.time_limit_s is not None:
             return None
         return planned_s(self.predict(job))
 
     def guess_of(self, job: Job | None) -> RunTimeGuess | None:
-        """How long a job runs; None where its limit is gone by, or nothing is known."""
+        """Guessed run time of a job; None if its limit is used, or nothing is known."""
         return None if self.guess is None or job is None else self.guess(job)
 
     def learned(self, job: Job) -> tuple[int | None, int | None]:
-        """How long a waiting job is expected to run, and how long it is planned to in place of its limit."""
+        """Expected run time of a pending job, and the run time to plan with instead of its limit."""
         guess = self.guess_of(job)
         return (self.planned_s(job), None) if guess is None else (guess.expected_s, guess.plan_s)
 
     def alike(self, job: Job) -> Family | None:
-        """Those whose ends change what is learned of this job; None where nothing is to be learned."""
+        """Family of jobs whose ends change the predictions of this one; None without predictions."""
         return None if self.predict is None and self.guess is None else family(job)
 
 
 class DaemonState:
-    """Index over everything that is not final. `put_job` and `put_run` keep all views in step."""
+    """Indexes of everything that is not final. `put_job` and `put_run` keep all of them in step."""
 
     def __init__(self, rules: StateSettings | None = None) -> None:
         self.rules = rules or StateSettings()
         self.jobs: dict[int, Job] = {}
         self.open_runs: dict[str, Run] = {}
         self.holds: dict[str, Allocation] = {}
-        """What each run holds, until its end is recorded and its GPUs are proven clean."""
+        """Resources of each run, until its end is recorded and its GPUs are proven clean."""
         self._changed_holds: dict[str, int] = {}
         self._charged: dict[tuple[str, str], None] = {}
         self.releasing: dict[str, Run] = {}
         """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING."""
         self.checkpoints: dict[str, float] = {}
-        """When open runs have last said that their work is saved."""
+        """When open runs last reported a checkpoint."""
         self.drains: dict[str, str] = {}
         self.clearances: dict[str, Clearance] = {}
         """GPUs that were cleared as healthy, by UUID."""
         self.usage: dict[tuple[str, str], Usage] = {}
-        """Of ended runs, by account and user."""
+        """Usage of ended runs, by account and user."""
         self.calendar: dict[str, CalendarEntry] = {}
         self.active = JobCounts()
-        """How many jobs wait or run, for the limits on their number."""
+        """Numbers of active jobs, for the limits on them."""
         self._jobs_of: Counter[int] = Counter()
         self.stored: dict[int, int] = {}
-        """Bytes of the texts of those users' jobs who have submitted any since this memory was read."""
+        """Stored payload bytes, of users who have submitted jobs since this memory was loaded."""
         self.census = QueueStats()
         self.next_id = 1
         self.next_pipeline = 1
         self.lined_up = 0
-        """How often a job was put into the line of its class."""
+        """Number of times a job was put into the queue of its class."""
         self.fences: dict[int, float] = {}
-        """From when on nothing passes pending jobs that have had a reservation, tasks without a row among them."""
+        """Instants from which nothing overtakes pending jobs that had a reservation, including tasks without a row."""
         self.kept: dict[int, Placement] = {}
-        """Where room was last reserved for those past their fence."""
+        """Last reserved placement of jobs past their fence."""
         self._changed_fences: dict[int, None] = {}
         self._lines = PendingQueues(self.fences)
         self._timed = Timers()
@@ -135,7 +135,6 @@ class DaemonState:
 
     @classmethod
     def load(cls, store: Store, now: float, rules: StateSettings | None = None) -> DaemonState:
-        """Rebuild the whole memory from the table."""
         world = cls(rules)
         jobs, runs = store.load_active()
         world.next_id = store.next_job_id()
@@ -168,13 +167,13 @@ class DaemonState:
         return world
 
     def settle(self, now: float) -> None:
-        """Do what a tick does before anything else: let go of the jobs that time and others' ends let go."""
+        """Do the first part of a tick: queue the jobs that time and the ends of others release."""
         self.promote(now)
         self.settle_dependencies(now)
         self.settle_counterparts(now)
 
     def reconfigure(self, rules: StateSettings) -> None:
-        """Go on by other rules."""
+        """Switch to other settings."""
         if rules == self.rules:
             return
         before, self.rules = self.rules, rules
@@ -211,7 +210,7 @@ class DaemonState:
         self._dependents.follow(job)
 
     def set_fence(self, job_id: int, fence_at: float | None) -> None:
-        """From when on nothing passes a pending job; None: it has no fence any more."""
+        """Set the instant from which nothing overtakes a pending job; None: it has no fence any more."""
         if fence_at is None:
             self.fences.pop(job_id, None)
         else:
@@ -222,7 +221,7 @@ class DaemonState:
             self._lines.look_again(key)
 
     def jobs_of(self, uid: int) -> int:
-        """How many jobs of this user wait or run; an array is one."""
+        """Number of active jobs of this user; an array counts as one."""
         return self._jobs_of[uid]
 
     def _count(self, job: Job) -> None:
@@ -240,7 +239,7 @@ class DaemonState:
             self.active.add(after.spec, after.user, self.arrays.left(after))
 
     def _follow_run(self, job: Job, now: float) -> None:
-        """A job that is stopped, suspended or given another limit holds its run's resources in another way."""
+        """Update the allocation of a job's run after a stop, a suspension or a new time limit."""
         if job.state is JobState.COMPLETING or job.preempt_at is not None:
             self._stopping_at.setdefault(job.id, job.preempt_at or job.cancel_at or now)
         else:
@@ -276,10 +275,10 @@ class DaemonState:
         self._lines.add(job, key, tasks, self.rules.alike(job))
 
     def rethink(self, families: Iterable[Family], users: Collection[str] = ()) -> bool:
-        """Plan jobs of these families and users that are in line by what is known by now; whether that moved any.
+        """Update predictions of queued jobs of these families and users; return whether any changed class.
 
-        Those of whom nothing was known are among them: of them the run of a stranger says something.
-        It costs one guess for each class they wait in, and only those are moved of whom something else is thought.
+        Includes jobs without a prediction, since runs of other users say something about them too. Costs one
+        guess per class, and moves only jobs whose prediction has changed.
         """
         found = False
         changed: dict[Hashable, None] = dict.fromkeys(families)
@@ -298,7 +297,7 @@ class DaemonState:
         return found
 
     def promote(self, now: float) -> bool:
-        """Queue the jobs whose begin time or backoff is over; whether there were any."""
+        """Queue the jobs whose begin time or backoff is over; return whether there were any."""
         found = False
         for job_id in self._timed.until(now):
             job = self.jobs.get(job_id)
@@ -308,7 +307,7 @@ class DaemonState:
         return found
 
     def next_due(self) -> float | None:
-        """When the next waiting job becomes eligible, or can no longer meet its deadline."""
+        """Instant at which the next job becomes eligible, or can no longer meet its deadline."""
         return min((at for at in (self._timed.first(), self._deadlines.first()) if at is not None), default=None)
 
     def _still_waits(self, at: float, job_id: int) -> bool:
@@ -316,12 +315,12 @@ class DaemonState:
         return job is not None and job.state is JobState.PENDING and self.ready_at(job) == at
 
     def ready_at(self, job: Job) -> float:
-        """When time alone lets a waiting job go: its begin time, its backoff, a delay after another's start."""
+        """Instant at which a pending job is released by time: begin time, backoff, delay after another's start."""
         verdict = self.dependency_state(job)
         return max(job.eligible_at, verdict.at) if isinstance(verdict, Satisfied) else job.eligible_at
 
     def free_at(self, job: Job) -> float:
-        """Since when nothing but the scheduler keeps a job, or a task without a row, from starting."""
+        """Instant since which only the scheduler keeps a job, or a task without a row, from starting."""
         array = self.array_of_unsplit(job.id)
         return max(self.ready_at(array or job), self._dependents.free_at(job.id if array is None else array.id))
 
@@ -343,7 +342,7 @@ class DaemonState:
         return [due[job_id] for job_id in sorted(due) if transitions.misses_deadline(due[job_id], now)]
 
     def timed_jobs(self, most: int) -> list[tuple[float, Job]]:
-        """Waiting jobs whose begin time or backoff is over next, and when, soonest first."""
+        """The next `most` jobs to be released by time (begin time or backoff), with the instant, soonest first."""
         found: dict[int, tuple[float, Job]] = {}
         for at, job_id in self._timed.soonest(most):
             job = self.jobs.get(job_id)
@@ -352,11 +351,11 @@ class DaemonState:
         return list(found.values())
 
     def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
-        """All classes with eligible jobs, by their first job; each up to its front, or about `most` jobs in all."""
+        """All classes with eligible jobs, by their first job; each up to its front, or about `most` jobs in total."""
         return self._lines.views(most)
 
     def waiting_reasons(self, reasons: Mapping[ClassKey, Reason]) -> Counter[ReasonCode]:
-        """How many jobs wait for what, by the reasons of a plan; as `waiting_reason` says of each."""
+        """Number of pending jobs by reason, given the reasons of a plan; consistent with `waiting_reason`."""
         found = self.census.held + self.census.asleep
         for key, jobs in self._lines.sizes():
             code = reasons[key].code if key in reasons else ReasonCode.NONE
@@ -369,7 +368,7 @@ class DaemonState:
     # --- urgency --------------------------------------------------------------------------------
 
     def inherited(self, job_id: int) -> Urgency | None:
-        """What the jobs that wait for this one pass on to it; None when it is as urgent by itself."""
+        """Urgency inherited from the jobs that wait for this one; None if its own is as high."""
         return self._inheritance.inherited(job_id)
 
     def _urgency_of(self, job_id: int) -> Urgency | None:
@@ -377,7 +376,7 @@ class DaemonState:
         return None if job is None else Urgency(job.spec.nice, job.spec.qos)
 
     def _pass_on(self, job: Job, verdict: Verdict) -> None:
-        """Let the jobs that this one waits for be as urgent as it is, as long as it waits for them."""
+        """Pass the urgency of this job on to the jobs it waits for, while it waits for them."""
         if job.id not in self._dependents:
             return
         # A held job would not start if they had ended, so it passes nothing on.
@@ -393,17 +392,17 @@ class DaemonState:
                 self._line_up(self.jobs[job_id])
 
     def class_of(self, job_id: int) -> ClassKey | None:
-        """The class an eligible job waits in, of a task without a row that of its array; None when not eligible."""
+        """Class of an eligible job, for a task without a row that of its array; None when not eligible."""
         if job_id in self.jobs:
             return self._lines.class_of(job_id)
         return self._lines.class_of(self.arrays.array_of(job_id) or 0)
 
     def key_of(self, job: Job) -> ClassKey:
-        """The class that a job would wait in, with what is known of how long it runs."""
+        """The class that a job would be in, given its predicted run time."""
         return class_key(job, None, *self.rules.learned(job))
 
     def position_in_class(self, job: Job) -> int:
-        """How many jobs of its class are before an eligible job."""
+        """Number of jobs of its class ahead of an eligible job."""
         key = self.class_of(job.id)
         assert key is not None
         position = self._lines.position(key, job)
@@ -416,7 +415,7 @@ class DaemonState:
     # --- tasks of arrays ------------------------------------------------------------------------
 
     def find(self, job_id: int) -> Job | None:
-        """An active job, or a task of an active array that has no row yet."""
+        """An active job, or a task without a row of an active array."""
         job = self.jobs.get(job_id)
         if job is None:
             array = self.array_of_unsplit(job_id)
@@ -427,12 +426,12 @@ class DaemonState:
         return job
 
     def name_of(self, job_id: int) -> str:
-        """What people call a job: `42`, a task `42_7`. Of one that is not active any more only the id is known."""
+        """User-visible id of a job: `42`, a task `42_7`; the plain id for jobs that are not active."""
         job = self.find(job_id)
         return str(job_id) if job is None else job.shown_id
 
     def array_of_unsplit(self, job_id: int) -> Job | None:
-        """The array of a task that has no row yet; None when this is the id of anything else."""
+        """The array of a task without a row; None if the id is anything else."""
         array_id = self.arrays.array_of(job_id)
         if array_id is None:
             return None
@@ -440,7 +439,7 @@ class DaemonState:
         return array if arrays.task_number(array, job_id) in self.arrays.group(array_id).left else None
 
     def tasks_of(self, array: Job) -> list[Job]:
-        """Its tasks that have a row and have not ended, by id."""
+        """Tasks of an array that have a row and have not ended, by id."""
         if array.id not in self.arrays:
             return []
         return [self.jobs[job_id] for job_id in sorted(self.arrays.group(array.id).open)]
@@ -448,7 +447,7 @@ class DaemonState:
     # --- dependencies ---------------------------------------------------------------------------
 
     def learn_parents(self, read: Read, dependencies: Iterable[str]) -> None:
-        """Remember the states of jobs that others are about to depend on, ended ones included."""
+        """Remember the states of future parents, including ended ones."""
         conditions = [one for text in set(dependencies) for one in parse_dependency(text).conditions]
         unknown = self._dependents.unknown({one.job_id for one in conditions} - {0})
         self._dependents.learn(self._look_up(read, [one for one in conditions if one.job_id in unknown]))
@@ -464,7 +463,7 @@ class DaemonState:
         return self._look_up(read, expression.conditions).get
 
     def _look_up(self, read: Read, conditions: Iterable[Condition]) -> dict[int, Parent]:
-        """Those of these jobs that exist. A task that has no row and never will have one counts as cancelled."""
+        """The existing ones of these jobs. A task that has no row and never will have one counts as cancelled."""
         array_of = {one.job_id: one.array_id for one in conditions if one.job_id}
         rows = {job_id: job for job_id in array_of if (job := self.find(job_id)) is not None}
         missing = array_of.keys() - rows.keys()
@@ -486,20 +485,20 @@ class DaemonState:
             self._dependents.forget(job_id)
 
     def replace_dependency(self, job: Job) -> None:
-        """The job's dependency was changed: watch the new one from the next `put_job` on."""
+        """Drop a changed dependency; `put_job` follows the new one."""
         self._forget_dependency(job.id)
 
     def dependency_state(self, job: Job) -> Verdict:
-        """Satisfied, Waiting or Never, as of what is known of the parents; a task without a row waits as its array."""
+        """Satisfied, Waiting or Never, judging by the known parents; a task without a row waits like its array."""
         is_unsplit = job.array_id is not None and job.id not in self.jobs
         return self._dependents.state(job.array_id or job.id if is_unsplit else job.id)
 
     def children_of(self, job_id: int) -> tuple[int, ...]:
-        """Jobs that name this one in their dependency, by id."""
+        """Ids of the jobs whose dependency names this one, ascending."""
         return self._dependents.children_of(job_id)
 
     def is_named(self, job_id: int) -> bool:
-        """Whether an unfinished job names this one, or a task of this array, in its dependency."""
+        """Whether the dependency of an unfinished job names this job, or a task of this array."""
         return self._dependents.is_named(job_id)
 
     def is_needed(self, job: Job) -> bool:
@@ -507,12 +506,12 @@ class DaemonState:
         return self.is_named(job.id) or any(one in self.jobs for one in (job.id, job.array_id, job.fallback_id))
 
     def awaited_tasks(self, array: Job) -> list[Job]:
-        """Its tasks without a row that others name in their dependency, by id."""
+        """Tasks of an array without a row that other jobs depend on, by id."""
         named = [job_id for job_id in self._dependents.parents() if array.id < job_id <= array.last_id]
         return [task for job_id in named if job_id not in self.jobs and (task := self.find(job_id)) is not None]
 
     def dependent_jobs(self, most: int) -> list[tuple[Job, Expression, dict[int, Parent]]]:
-        """The oldest `most` jobs that wait only for others, with their dependency and what is known of those."""
+        """The oldest `most` jobs that wait only for others, with their dependency and the known states of parents."""
         found: list[tuple[Job, Expression, dict[int, Parent]]] = []
         for job_id in self._dependents:
             job = self.jobs.get(job_id)
@@ -523,12 +522,12 @@ class DaemonState:
         return found
 
     def earlier_namesake(self, uid: int, name: str) -> int | None:
-        """The first unfinished job of this owner and name: what `singleton` would wait for. Looks at every job."""
+        """First unfinished job of this owner and name, which `singleton` would wait for. Scans all jobs."""
         same = (job.id for job in self.jobs.values() if job.uid == uid and job.spec.name == name)
         return min(same, default=None)
 
     def edges_with(self, changed: Job) -> dict[int, frozenset[int]]:
-        """Which jobs each waiting job has to let go first, if this one were changed so. Looks at every job."""
+        """The jobs that each pending job would wait for, given this changed row. Scans all jobs."""
         edges = self._dependents.edges()
         wanted = parse_dependency(changed.spec.dependency) if changed.spec.dependency else None
         edges[changed.id] = frozenset() if wanted is None else frozenset(wanted.job_ids)
@@ -542,7 +541,7 @@ class DaemonState:
         return self._with_arrays(edges, changed)
 
     def _with_arrays(self, edges: dict[int, frozenset[int]], changed: Job) -> dict[int, frozenset[int]]:
-        """A task without a row waits for what its array does, and an array ends with the last of its tasks."""
+        """Add edges of arrays: a task without a row waits like its array, and an array ends with its last task."""
         found = dict(edges)
         for named in frozenset().union(*edges.values()) - edges.keys():
             array = self.array_of_unsplit(named)
@@ -555,7 +554,7 @@ class DaemonState:
         return found
 
     def settle_dependencies(self, now: float) -> list[tuple[Job, Never]]:
-        """Queue the jobs whose dependency became satisfied; return those for which it never can be."""
+        """Queue jobs whose dependency is now satisfied; return those for which it never can be."""
         hopeless = []
         for job_id in self._dependents.take_touched():
             job = self.jobs.get(job_id)
@@ -572,7 +571,7 @@ class DaemonState:
         return hopeless
 
     def waits_for_counterparts(self, job: Job) -> bool:
-        """Whether none of the tasks left of an array, or not this task, may start by what it follows elsewhere."""
+        """Whether counterparts block all tasks left of an array, or this task."""
         array_id = job.array_id or job.id
         if array_id not in self.arrays or (job.array_id is not None and job.id in self.jobs):
             return False
@@ -580,7 +579,7 @@ class DaemonState:
         return ready is not None and (job.task not in ready if job.task is not None else not ready)
 
     def settle_counterparts(self, now: float) -> list[tuple[Job, str]]:
-        """Queue the tasks that the tasks of the same number elsewhere let start; return those that never can."""
+        """Queue tasks whose counterparts have completed; return those that can never start, and why."""
         for array_id in self._counterparts.take_touched():
             array = self.jobs.get(array_id)
             if array is not None and array.state is JobState.PENDING:
@@ -594,13 +593,13 @@ class DaemonState:
         return hopeless
 
     def touch_dependencies(self) -> None:
-        """Have every dependency looked at by the next `settle_dependencies`: what follows from them has changed."""
+        """Have the next `settle_dependencies` evaluate all dependencies, since their consequences have changed."""
         self._dependents.touch_all()
 
     # --- runs -----------------------------------------------------------------------------------
 
     def put_run(self, run: Run) -> None:
-        """Take in a new or changed run; an ended one stops holding anything."""
+        """Take in a new or changed run; an ended one holds nothing any more."""
         if run.outcome is not None:
             self.open_runs.pop(run.id, None)
             self._drop_hold(run)
@@ -610,7 +609,7 @@ class DaemonState:
         self._hold(run)
 
     def begin_release(self, run: Run) -> None:
-        """The run has ended; its GPUs stay booked until they are proven clean, the rest is free."""
+        """Free all resources of an ended run but its GPUs, which stay booked until they are proven clean."""
         self.open_runs.pop(run.id, None)
         self.releasing[run.id] = run
         held = allocation_of_run(self.jobs.get(run.job_id), run, self.rules.grace_s)
@@ -637,7 +636,7 @@ class DaemonState:
             self._changed_holds[run.id] = run.job_id
 
     def charge(self, usage: Usage) -> None:
-        """What the ended runs of a user have used by now."""
+        """Take in the usage of an account and user."""
         mark = usage.account, usage.user
         self.usage[mark] = usage
         self._charged[mark] = None
@@ -645,38 +644,38 @@ class DaemonState:
     # --- what has changed since it was last asked ---------------------------------------------------
 
     def take_changed_holds(self) -> dict[str, int]:
-        """Runs that hold something else than before, or nothing any more, with their jobs."""
+        """Runs whose allocation has changed or ended since the last call, with their job ids."""
         taken, self._changed_holds = self._changed_holds, {}
         return taken
 
     def take_changed_classes(self) -> dict[ClassKey, PendingClass | None]:
-        """Classes of eligible jobs that have changed, as they are now."""
+        """Classes of eligible jobs that have changed since the last call, as they are now."""
         return self._lines.take_changed()
 
     def take_changed_fences(self) -> Iterable[int]:
-        """Jobs with another fence than before, or none any more."""
+        """Jobs whose fence has changed or gone since the last call."""
         taken, self._changed_fences = self._changed_fences, {}
         return taken
 
     def take_charged(self) -> Iterable[tuple[str, str]]:
-        """Accounts and users of whom another use was recorded."""
+        """Accounts and users whose usage has changed since the last call."""
         taken, self._charged = self._charged, {}
         return taken
 
     def note_checkpoints(self, found: Mapping[str, float]) -> None:
-        """When the open runs have last saved their work, by run."""
+        """Take in when the open runs last saved their work, by run."""
         before, self.checkpoints = self.checkpoints, dict(found)
         for name in found:
             if found[name] != before.get(name) and name in self.open_runs:
                 self._hold(self.open_runs[name])
 
     def end_release(self, run: Run) -> None:
-        """The GPUs of an ended run are clean, or given up on."""
+        """Free the GPUs of an ended run, which are clean or given up on."""
         self.releasing.pop(run.id, None)
         self._drop_hold(run)
 
     def counts(self) -> dict[str, int]:
-        """How many jobs are in each active state."""
+        """Number of jobs in each active state."""
         tally = {"pending": 0, "running": 0, "suspended": 0, "completing": 0}
         for (state, _), jobs in self.census.by_queue.items():
             tally[state.value.lower()] += jobs

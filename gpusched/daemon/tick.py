@@ -1,19 +1,18 @@
 """One tick of the daemon, in a fixed order of named steps.
 
-    collect    engine events and clients' commands
+    collect    engine events and client commands
     apply      events through the lifecycle, then commands, then time and dependencies
     decide     the policy's plan; every start becomes a recorded intent
     commit     all of it in one durable transaction
     reply      clients get their answers
-    reconcile  the engine is brought in line with the committed rows: what is to start, to stop, to stand
-               still, and what it may forget, see `reconcile`; so is the watch on GPUs of ended runs
+    reconcile  the engine is brought in line with the committed rows: what to start, stop, suspend and forget,
+               see `reconcile`; likewise the watch on GPUs of ended runs
     signal     signals and notes go to their runs, at most once
 
-A crash between any two steps loses nothing: before `commit` nothing was promised, and after it the
-table and the engine's spool together say what is left to do. An exception before the commit drops the
-tick: the memory is reloaded. One behind it costs the step that raised and no other, and what the
-engine lacks it gets from the next tick. `step` is called with each name before the step, so that a
-test can kill the process exactly there.
+A crash between any two steps loses nothing: before `commit` nothing was promised, and after it the table and
+the engine's spool together say what is left to do. An exception before the commit drops the tick, and the
+memory is reloaded. An exception after it affects only the step that raised; the next tick brings the engine in
+line. `step` is called with each name before the step, so that a test can kill the process exactly there.
 """
 
 from __future__ import annotations
@@ -78,12 +77,12 @@ Answer = tuple[Reply, dict[str, Any] | GpuschedError]
 
 _PLANS_PER_TICK = 64
 _READ_WITHIN_S = 0.05
-"""What else an ended run held, its CPUs and memory, waits no longer than this for its GPUs."""
+"""Longest time that freed CPUs and memory of an ended run wait to be planned together with its GPUs."""
 _NO_PLAN = Plan()
 
 
 class Scheduler:
-    """The daemon's core: a world, the ports, and the tick that moves it on."""
+    """The daemon's core: the state, the ports, and the tick that advances them."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class Scheduler:
         """Why the last commit failed; None when the table is writable."""
         self._is_table_lost = False
         self.listeners: list[Callable[[Mapping[int, Job]], None]] = []
-        """Called after a commit with all jobs of which a row changed, their own or that of a run, by id."""
+        """Called after a commit with all jobs whose row, or a row of whose runs, changed, by id."""
         self.history = History(store)
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
@@ -130,11 +129,11 @@ class Scheduler:
         self.record_audit: Callable[[AuditEvent], None] = lambda event: None
         """Called after a commit with each of its audit events."""
         self.on_release: Callable[[], None] | None = None
-        """Called when runs have ended whose GPUs a reading can show clean that begins now; has one taken."""
+        """Requests a GPU reading; called when runs have ended whose GPUs a new reading can show clean."""
         self.settings_listeners: list[Callable[[Settings], None]] = []
-        """Called with the new settings when they were read again."""
+        """Called with the new settings after a reload."""
         self.settings_problem: Callable[[], tuple[str, str] | None] = lambda: None
-        """Why the settings in force are not those of the config file, and what to do; None when they are."""
+        """Why the settings in force differ from the config file, and what to do; None when they do not."""
         self._clock = clock
         self._boot_id = boot_id
         self._step = step
@@ -142,27 +141,27 @@ class Scheduler:
         self._queue: deque[tuple[Command | Reload, Reply]] = deque()
         self._backlog: list[EngineEvent] = []
         self._culprit: object = None
-        """The event or the reply of the command that a tick broke off at."""
+        """The event, or the reply of the command, that broke off the tick."""
         self._is_behind = False
-        """The memory may differ from the table, and could not be reloaded."""
+        """The memory may differ from the table, and could not yet be reloaded."""
         self._planner = PlannerSync()
         self._reconciler = Reconciler(self._ticket, self.failures)
         self._carried = Changes()
         self._payloads = PayloadCache(store)
         self._reading: GpuReading | None = None
         self._read_at = float("-inf")
-        """When the newest reading came in."""
+        """Arrival of the newest reading."""
         self.awaits_reading = False
-        """A job is about to start on GPUs as soon as a new reading confirms that they are free."""
+        """A job will start on GPUs once a new reading confirms that they are free."""
         self._windows = CalendarWindows()
         self.is_going_down = False
-        """The machine is being shut down: nothing is started any more."""
+        """The machine is shutting down: nothing is started any more."""
         self._plan_by: float | None = None
-        """When ends have to be planned at the latest that wait for the reading which shows their GPUs clean."""
+        """Latest instant to plan ends of runs that await a reading of clean GPUs."""
         self._check_every = check_every
-        """Compare the planner with the table each time after this many ticks; 0: never."""
+        """Ticks between comparisons of the planner with the table; 0: never."""
         self._recorded_at: float | None = None
-        """Of the last tick, where all of it was recorded."""
+        """Instant of the last tick; None unless all of it was recorded."""
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self.world = DaemonState.load(
@@ -184,22 +183,22 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a job waits or runs, so that polling must be prompt."""
+        """Whether a job is active, so that polling must be prompt."""
         return bool(self.world.jobs)
 
     @property
     def awaits_release(self) -> bool:
-        """Whether ended runs wait for a reading that shows their GPUs clean."""
+        """Whether ended runs await a reading that shows their GPUs clean."""
         return bool(self.world.releasing)
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something waits for another try: events or commands of a tick that failed, or the engine."""
+        """Whether anything needs a retry: events or commands of a failed tick, or the engine."""
         return bool(self._backlog or self._queue or self._is_behind or self._reconciler.is_behind)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the memory and the table agree, and no tick is awaited."""
+        """Whether the memory matches the table, and nothing awaits a tick."""
         return not (self.has_backlog or self._carried or self.trouble)
 
     def observe_gpus(self, reading: GpuReading) -> None:
@@ -229,15 +228,15 @@ class Scheduler:
         self._look_again = True
 
     def observe_checkpoints(self) -> None:
-        """Learn which runs have saved their work since the last look."""
+        """Note which runs have saved their work since the last look."""
         now = self._clock.now()
         # A file may be dated to any instant, and nothing was saved in the future.
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
 
     def go_down(self, grace_s: float) -> None:
-        """Start nothing any more, and have all runs ended as those of a machine that is being shut down.
+        """Start nothing any more, and stop all runs as in a machine shutdown.
 
-        Args: grace_s: longest time that a run gets, however long its own grace is.
+        Args: grace_s: upper limit on the grace of any run.
         """
         self.is_going_down = self._look_again = True
         self._reconciler.shutdown_grace_s = grace_s
@@ -245,12 +244,14 @@ class Scheduler:
         self.failures.run("reconcile", self._reconcile)
 
     def stay_up(self) -> None:
-        """The machine is not going down after all."""
+        """Resume normal operation after a shutdown was called off."""
         self.is_going_down, self._look_again = False, True
         self._reconciler.shutdown_grace_s = None
 
     def files_of(self, run: str) -> tuple[str, ...]:
-        """Files that show activity of an open run: its logs, its checkpoint folder, the socket dated by typed input."""
+        """Files that show activity of an open run: its logs, its checkpoint folder, and the attach socket, whose
+        timestamp follows typed input.
+        """
         found = self.world.open_runs.get(run)
         if found is None:
             return ()
@@ -290,22 +291,22 @@ class Scheduler:
         )
 
     def _nodes_of_turn(self, now: float) -> tuple[NodeView, ...]:
-        """The nodes with what a tick has drained and cleared so far. What is not committed goes with the reload."""
+        """The nodes with the drains and clearances of this tick so far; a reload discards uncommitted ones."""
         self._update_tracker()
         return self.nodes(now)
 
     def _update_tracker(self) -> None:
-        """Only who changes drains and clearances tells of them; getters, which clients call at any time, do not."""
+        """Pass drains and clearances to the tracker. Called where they change, not in getters that clients may call."""
         self.tracker.set_drains(dict(self.world.drains))
         self.tracker.set_clearances(dict(self.world.clearances))
 
     def _outline(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
-        """Of the policy's input what the memory does not keep: nodes and windows of the calendar."""
+        """The parts of the policy's input that the memory does not keep: nodes and calendar windows."""
         nodes = self.nodes(now) if nodes is None else nodes
         return Snapshot(now, nodes, windows=self._windows.at(self.world.calendar, now), name_of=self.world.name_of)
 
     def snapshot(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
-        """The policy's input right now; `nodes` when they were worked out for this instant already."""
+        """The policy's current input; `nodes` if already known for this instant."""
         return Snapshot(
             now=now,
             nodes=self.nodes(now) if nodes is None else nodes,
@@ -318,12 +319,12 @@ class Scheduler:
         )
 
     def next_due(self) -> float | None:
-        """When time alone changes something next: a begin time, a backoff, a deadline, a reservation, an alarm."""
+        """Next change by time alone: begin time, backoff, deadline, reservation, timer of an alert."""
         dues = (self.world.next_due(), self._windows.edge_at, self.alerts.next_due(), self._plan_by)
         return min((at for at in dues if at is not None), default=None)
 
     def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
-        """Keep the first estimates of jobs that still wait; they are recorded with the next commit."""
+        """Keep the first estimates of jobs that are still pending, to be recorded with the next commit."""
         jobs = self.world.jobs
         waiting = {
             job_id: found
@@ -334,24 +335,24 @@ class Scheduler:
 
     @property
     def node_name(self) -> str:
-        """The node that this daemon runs."""
+        """Name of the node that this daemon manages."""
         return self.site.node
 
     def name_of_run(self, handle: str) -> str:
-        """Of a run's handle, its job as people know it."""
+        """User-visible id of the job of a run, by the run's handle."""
         return self.world.name_of(split_run_id(handle)[0])
 
     def planner(self) -> Planner:
-        """The planner as the memory is now, moved on to this instant."""
+        """The planner, updated to the current memory and advanced to this instant."""
         now = self.now()
         planner = self._planner.update(self.world, self._outline(now), self.settings, self.extensions, self.snapshot)
         planner.move_to(now)
         return planner
 
     def check_planner(self, most_jobs: float = inf) -> list[str]:
-        """What the planner or the memory has otherwise than the job table, a sentence for each; all of it is mended.
+        """Compare planner, memory and job table, and repair differences. Returns a sentence for each.
 
-        Args: most_jobs: with more active ones the table is not read, and the planner is compared with the memory alone.
+        Args: most_jobs: with more active jobs the table is not read, and only planner and memory are compared.
 
         Raises: NotReady while the table can be neither read nor written.
         """
@@ -379,11 +380,11 @@ class Scheduler:
         return found
 
     def ranking(self) -> Ranking:
-        """What ranks waiting jobs right now."""
+        """The current ranking of pending jobs."""
         return self.planner().ranking
 
     def in_queue_order(self, jobs: Iterable[Job]) -> list[Job]:
-        """Running jobs by id, eligible ones as the next tick looks at them, then pending ones that cannot start yet."""
+        """Running jobs by id, then eligible ones in the order of the next tick, then those that cannot start yet."""
         queue = self.planner().queue
 
         def place(job: Job) -> tuple[Any, ...]:
@@ -397,18 +398,16 @@ class Scheduler:
         return sorted(jobs, key=place)
 
     def now(self) -> float:
-        """The daemon's time."""
         return self._clock.now()
 
     @property
     def reading(self) -> GpuReading | None:
-        """The last reading of the GPUs."""
         return self._reading
 
     # --- the tick -------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Turn once. A full or broken disk raises nothing: that is answered and retried."""
+        """Run one tick. A full or broken disk raises nothing: clients get an error, and the tick is retried."""
         began, now = perf_counter(), self._clock.now()
         failure: Exception | None = None
         tx: TickTransaction | None = None
@@ -443,11 +442,11 @@ class Scheduler:
         self.meters.ticked(self.recent_tick_s[-1], now)
 
     def _enter(self, step: str) -> None:
-        """Before a step behind the commit; those to come are run whatever a test has raised here."""
+        """Call the hook before a step that follows the commit; an exception there does not stop later steps."""
         self.failures.run(step, self._step, step)
 
     def _record(self, now: float) -> tuple[TickTransaction, list[Answer]]:
-        """All up to the commit. When it raises, nothing was recorded and the memory is as the table."""
+        """Run everything up to the commit. If it raises, nothing was recorded and the memory matches the table."""
         events: list[EngineEvent] = []
         queue: list[Asked] = []
         self._culprit = None
@@ -476,15 +475,15 @@ class Scheduler:
         return tx, answers
 
     def advise_limit(self, user: str, spec: JobSpec) -> LimitAdvice | None:
-        """The time limit that jobs like this one of a user keep; None when too few have ended."""
+        """The time limit that similar jobs of a user keep to; None when too few have ended."""
         self.history.load()
         return self.history.limit_advice(user, spec)
 
     def _need_table(self) -> None:
         """Accept and start nothing while the table is lost. Raises: NotReady.
 
-        The memory stays as it is, since there is nothing to read it from, and what happens is kept until the table is
-        back. Runs go on; their ends are in the spool too.
+        The memory stays as it is, since there is nothing to reload it from, and events are kept until the table
+        is back. Runs continue; their ends are in the spool too.
         """
         lost = self.store.lost()
         if lost is None:
@@ -510,17 +509,17 @@ class Scheduler:
             self._reconciler.carry_out(self.engine, self.world, self.settings, self._clock.now())
 
     def _reconcile_releases(self, now: float) -> None:
-        """Have the cards of ended runs watched, as the committed rows say which."""
+        """Have the tracker watch the GPUs of ended runs, according to the committed rows."""
         self.failures.run("releases", self.tracker.reconcile_releases, self.world.releasing, now)
 
     def _says_shutdown(self, event: EngineEvent) -> bool:
-        """Whether a run of this boot was ended because the machine is going down."""
+        """Whether a run of this boot was stopped because the machine is shutting down."""
         why = getattr(event, "why", None) or getattr(event, "stopped_by", None)
         run = self.world.open_runs.get(event.run)
         return why == "shutdown" and run is not None and run.boot_id == self._boot_id
 
     def _take_commands(self) -> list[Asked]:
-        """The commands of this tick; new settings are put in place before it begins."""
+        """Take the commands of this tick; new settings come into force before it begins."""
         taken, self._queue = self._queue, deque()
         queue: list[Asked] = []
         for command, reply in taken:
@@ -557,7 +556,7 @@ class Scheduler:
         return reloaded.answer()
 
     def use_preset(self, name: str) -> None:
-        """Go on under another preset, between two ticks; what the administrator has stated stays."""
+        """Switch to another preset between two ticks; explicit settings of the administrator stay."""
         self.settings = under_preset(self.settings, name)
         self._look_again = True
         if not self.failures.run("settings", self._adopt_settings):
@@ -571,7 +570,7 @@ class Scheduler:
         self.alerts.reconfigure(self.world, settings)
 
     def _prepare(self, tx: TickTransaction, events: list[EngineEvent], queue: Iterable[Asked]) -> list[Answer]:
-        """Events, commands and time, then the plan: all that this tick has to record, and what clients are answered."""
+        """Process events, commands and time, then plan: collect everything to record, and the answers to clients."""
         self._step("apply")
         if any(self._says_shutdown(event) for event in events):
             # The first process ends runs by itself, before it ends this daemon.
@@ -647,12 +646,12 @@ class Scheduler:
         self.take_in_alerts(tx.changes)
 
     def take_in_alerts(self, committed: Changes) -> None:
-        """Have the memory of the outbox follow the table."""
+        """Update the outbox in memory after a commit."""
         if not self.failures.run("alerts", self.alerts.committed, committed, self.world, self.settings):
             self.failures.run("outbox", self.alerts.reload, self.store, self.world, self.settings)
 
     def _is_recorded(self, tx: TickTransaction) -> bool:
-        """Whether a commit that raised was made all the same: by now the table says all that it was to say."""
+        """Whether a commit that raised succeeded all the same, since the table contains all its changes."""
         changes, store = tx.changes, self.store
         jobs = store.jobs(JobFilter(ids=frozenset(changes.jobs))) if changes.jobs else []
         runs = store.runs({run.job_id for run in changes.runs.values()})
@@ -696,10 +695,10 @@ class Scheduler:
             self.meters.gpus.hold(tx.now, self.world.holds.values(), tx.nodes)
 
     def _give_up(self, events: list[EngineEvent], queue: list[Asked], error: GpuschedError) -> None:
-        """Nothing of this tick was recorded: the memory is ahead of the table, so it is reloaded.
+        """Drop a tick that was not recorded, and reload the memory, which is ahead of the table.
 
-        The events come again, their results stay in the spool, and no client is told that anything
-        was recorded. Where it is one event or command that raises, the others are not kept up by it.
+        Its events are applied again, their results stay in the spool, and no client receives a confirmation. If
+        a single event or command raised, the others are retried without it.
         """
         self.meters.tick_failures += 1
         culprit = self._culprit
@@ -717,14 +716,14 @@ class Scheduler:
         self.failures.run("table", self.reload)
 
     def flush(self) -> None:
-        """Record what was carried over; called at each poll and at the end."""
+        """Record changes carried over from earlier ticks; called at each poll and at exit."""
         if self._carried and self.trouble is None:
             with self.meters.commit():
                 self.store.commit(self._carried)
             self._carried = Changes()
 
     def reload(self) -> None:
-        """Another process wrote to the table: reload the memory."""
+        """Reload the memory, for example after another process wrote to the table."""
         self._is_behind = self._look_again = True
         self._plan_by = self._recorded_at = None
         if (lost := self.store.lost()) is not None:
@@ -774,9 +773,9 @@ class Scheduler:
     # --- decide ---------------------------------------------------------------------------------
 
     def _must_plan(self, tx: TickTransaction) -> bool:
-        """Whether anything has changed that the last plan was made of, which a confirmed start alone does not.
+        """Whether the input of the last plan has changed; a confirmed start alone does not change it.
 
-        The end of a run on GPUs and the reading that shows them clean, in a moment, are one plan and not two.
+        The end of a run on GPUs and the reading that shows them clean, shortly after, share one plan.
         """
         changes = tx.changes
         has_more = self._look_again or changes.drains or changes.reservations or changes.jobs.keys() - tx.releasing
@@ -788,7 +787,7 @@ class Scheduler:
         return False
 
     def _plan(self, tx: TickTransaction) -> bool:
-        """Plan until nothing more comes of it; whether anything is to start."""
+        """Plan until nothing more changes; return whether anything is to start."""
         has_starts = False
         for _ in range(_PLANS_PER_TICK):
             self._windows.look(self.world.calendar, tx.now)
@@ -832,11 +831,11 @@ class Scheduler:
         return has_starts
 
     def _is_reading_old(self, now: float) -> bool:
-        """Whether the GPUs were read so long ago, while nothing ran or waited, that others may use them by now."""
+        """Whether the GPUs were last read so long ago, in idle time, that other processes may use them by now."""
         return now - self._read_at > self.settings.daemon.poll_s
 
     def _kept_to(self, job: Job, run: Run) -> tuple[JobEvent, ...]:
-        """Set the limits of a run; returns the event that records them."""
+        """Set the limits of a run; return the event that records them."""
         samples = {gpu.uuid: gpu for gpu in (self._reading.gpus if self._reading else ())}
         limits = self.limiter.limits_for(run, self.settings.isolation, samples, self.world.open_runs)
         if limits is None:
@@ -858,17 +857,17 @@ class Scheduler:
     # --- answers about waiting jobs ---------------------------------------------------------------
 
     def reason_for(self, job: Job) -> Reason | None:
-        """Why a pending job waits; None for any other."""
+        """Why a pending job is waiting; None for any other job."""
         if job.state is not JobState.PENDING:
             return None
         return waiting_reason(job, self.world, self.plan, self._clock.now())
 
     def reason_codes(self) -> Callable[[Job], ReasonCode]:
-        """A function that gives the codes of the reasons of pending jobs as of now."""
+        """A function that gives the current reason codes of pending jobs."""
         return waiting_codes(self.world, self.plan, self._clock.now())
 
     def position(self, job: Job) -> int:
-        """How many jobs that ask for the same, of the same owner, are before this one."""
+        """Number of jobs ahead of this one with the same request and owner."""
         key = self.world.class_of(job.id)
         if key is None:
             return 0
@@ -876,5 +875,5 @@ class Scheduler:
 
 
 def _name_of(listener: Callable[..., object]) -> str:
-    """For the account of failures."""
+    """Name of a listener for failure reports."""
     return f"listener {getattr(listener, '__qualname__', type(listener).__qualname__)}"

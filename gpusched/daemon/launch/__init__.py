@@ -1,1 +1,1 @@
-"""From a job and its placement to what an engine can start."""
+"""Turns a job and its placement into a ticket that an engine can start."""

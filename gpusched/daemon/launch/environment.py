@@ -1,4 +1,4 @@
-"""The environment of a run: what was captured, what gpusched and readers of SLURM_* need, and what came before."""
+"""The environment of a run: the captured one, gpusched's and SLURM_* variables, facts on earlier runs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gpusched.ports import JobFilter, Store
 
 @dataclass(frozen=True, slots=True)
 class LaunchSite:
-    """Where jobs run, as their environment shows it."""
+    """The node and its paths, as the environment of jobs shows them."""
 
     node: str
     socket: str
     cluster: str = "gpusched"
     checkpoints: str = ""
-    """Folder of the jobs' checkpoint folders, unless the settings name one; empty for none."""
+    """Parent of the checkpoint folders, unless the settings name one; empty for none."""
     spool: str = ""
-    """Folder in which runs in the foreground have their sockets; empty for none."""
+    """Folder of the sockets of foreground runs; empty for none."""
 
 
 _NO_PAST: Mapping[str, str] = MappingProxyType({})
@@ -36,14 +36,14 @@ _PAST = frozenset(
         *(f"GPUSCHED_{name}" for name in ("FAILED_JOB_ID", "EXIT_CODE", "SIGNAL", "REASON")),
     }
 )
-"""What may be left over in a captured environment: a job that submits others must not pass its own past on."""
+"""Variables to drop from a captured environment, so that jobs do not pass on their own past to jobs they submit."""
 
 
 def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
-    """CUDA_VISIBLE_DEVICES of a run: indexes as of now, or UUIDs; empty without GPUs. MIG and MPS take UUIDs only.
+    """CUDA_VISIBLE_DEVICES of a run: current indexes, or UUIDs; empty without GPUs. MIG and MPS accept UUIDs only.
 
-    The index is looked up at launch because it shifts when a card is lost; a card that has none now is
-    named by UUID, which CUDA resolves or refuses, never mistakes.
+    Indexes are looked up at launch because they shift when a GPU is lost. A GPU without an index is named by
+    UUID, which CUDA resolves or refuses, but never confuses.
     """
     indexes = [index_of.get(share.uuid) for share in run.gpus]
     needs_uuid = any(share.uuid.startswith("MIG-") or share.limit is not None for share in run.gpus)
@@ -53,7 +53,7 @@ def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
 
 
 def _mps_environment(run: Run, settings: Settings) -> dict[str, str]:
-    """What holds a client of MPS to the run's share; the card is device 0 of what it sees."""
+    """Variables that limit an MPS client to the run's share; it sees the GPU as device 0."""
     (share,) = run.gpus
     env = {
         "CUDA_MPS_PIPE_DIRECTORY": f"{settings.gpu.mps_dir}/{share.uuid}",
@@ -65,7 +65,7 @@ def _mps_environment(run: Run, settings: Settings) -> dict[str, str]:
 
 
 def checkpoint_folder(job: Job, site: LaunchSite, settings: Settings) -> str | None:
-    """Where the job may keep what it needs to go on; the same for all its runs."""
+    """Checkpoint folder of a job, the same for all its runs."""
     base = settings.life.checkpoint_dir or site.checkpoints
     return f"{base}/{job.id}" if base else None
 
@@ -79,9 +79,9 @@ def job_environment(
     index_of: Mapping[str, int],
     past: Mapping[str, str] = _NO_PAST,
 ) -> dict[str, str]:
-    """The whole environment of a run: what was captured, then what gpusched and readers of SLURM_* need.
+    """The complete environment of a run: the captured one, then gpusched's and SLURM_* variables.
 
-    Args: base: see `captured`. past: the variables that tell of earlier runs, see `past_environment`.
+    Args: base: see `captured`. past: the variables about earlier runs, see `past_environment`.
     """
     spec = job.spec
     request = spec.request
@@ -150,7 +150,7 @@ def job_environment(
 
 
 def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
-    """The variables of a task: itself, its array and, in a sweep, its values under their names."""
+    """Variables of a task: its number, its array and, in a sweep, its values under their names."""
     tasks = tasks_of(array.tasks)
     first = tasks.ranges[0]
     facts = {
@@ -167,9 +167,9 @@ def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
 
 @lru_cache(maxsize=4)
 def captured(environment: bytes) -> Mapping[str, str]:
-    """A stored environment without what is left over from an enclosing job: it would name the wrong allocation.
+    """A stored environment without the variables of an enclosing job, which would name the wrong allocation.
 
-    Jobs that were submitted together have one and the same.
+    Cached: jobs submitted together share one environment.
     """
     found = unpack_environment(environment).items()
     prefixes = ("SLURM_", "SLURMD_")
@@ -177,7 +177,7 @@ def captured(environment: bytes) -> Mapping[str, str]:
 
 
 def past_environment(job: Job, run: Run, store: Store) -> dict[str, str]:
-    """Variables by name; empty for the first run of a plain job, for which the table is not asked."""
+    """Variables by name; empty for the first run of a plain job, without reading the table."""
     found: dict[str, str] = {}
     if job.restarts:
         earlier = [one for one in store.runs([job.id]) if one.number < run.number and one.start_at is not None]
@@ -190,7 +190,7 @@ def past_environment(job: Job, run: Run, store: Store) -> dict[str, str]:
 
 
 def _previous(run: Run) -> dict[str, str]:
-    """How the last run that was started has ended."""
+    """Variables about the end of the last started run."""
     return _end("GPUSCHED_PREVIOUS_", run.exit_code, run.signal, run.reason, str(run.outcome))
 
 

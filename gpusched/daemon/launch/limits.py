@@ -1,4 +1,4 @@
-"""The limits that a run is started under, as far as this machine can enforce them."""
+"""The limits that a run starts under, as far as this machine can enforce them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpusched.scheduler.isolation import choose_cpus, limits_of
 
 
 def with_limit(placement: Placement, reading: GpuReading | None, settings: Settings) -> Placement:
-    """The placement as it is recorded: a slice of one card is started under MPS where that runs.
+    """The placement to record: a slice of one GPU starts under MPS if MPS runs there.
 
-    Slices of several cards are not: each card has an MPS of its own, and a process can be with one alone.
+    Slices of several GPUs do not: each GPU has its own MPS, and a process can use only one.
     """
     if settings.gpu.mps_dir is None or reading is None or len(placement.gpus) != 1:
         return placement
@@ -37,7 +37,7 @@ PERSONAL = Isolation(
 
 
 def isolation(found: Isolation, settings: IsolationSettings) -> dict[str, Any]:
-    """What the kernel keeps runs to, kind by kind, as the API tells it; what is only booked is `none`."""
+    """Limits that the kernel enforces on runs by kind, for the API; `none` if only booked."""
     why_not = found.why_not
     if why_not is None and not settings.enforce:
         why_not = "switched off by [isolation] enforce"
@@ -61,8 +61,8 @@ def isolation(found: Isolation, settings: IsolationSettings) -> dict[str, Any]:
 class RunLimiter:
     """Sets the limits of runs as far as this machine can enforce them.
 
-    Args: processors: of this machine. ask: which processors alone the processes of a run may use, by the pid of its
-    first one, for runs of an earlier daemon; empty when it may use any.
+    Args: processors: of this machine. ask: returns the processors that a run of an earlier daemon is confined
+    to, by the pid of its first process; empty if it may use any.
     """
 
     def __init__(
@@ -84,9 +84,10 @@ class RunLimiter:
         samples: Mapping[str, GpuSample],
         open_runs: Mapping[str, Run],
     ) -> RunLimits | None:
-        """Of a run that is about to start; None when nothing is enforced here.
+        """Limits of a run about to start; None when nothing is enforced here.
 
-        A start that could not be recorded comes again under the same id, and may be elsewhere: nothing of it is kept.
+        A start that could not be recorded is retried under the same id, perhaps elsewhere, so earlier limits of
+        this id are dropped.
         """
         self._limits.pop(run.id, None)
         self._held.pop(run.id, None)
@@ -106,11 +107,11 @@ class RunLimiter:
         return limits
 
     def known(self, run: str) -> RunLimits | None:
-        """That of a run, as it was made when it was last about to start."""
+        """Limits of a run as of its last start."""
         return self._limits.get(run)
 
     def _taken(self, runs: Iterable[Run]) -> Collection[int]:
-        """Processors that are some other run's own."""
+        """Processors reserved for the other open runs."""
         open_runs = {run.id: run for run in runs}
         self._held = {run: ids for run, ids in self._held.items() if run in open_runs}
         for run in open_runs.values():

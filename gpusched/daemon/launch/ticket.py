@@ -1,6 +1,7 @@
-"""From a job, its run and a placement to the ticket that an engine can start.
+"""Turns a job, its run and a placement into a ticket that an engine can start.
 
-Pure but for the payloads handed in: paths are worked out, not opened; the environment is built, not read.
+Pure except for the payloads handed in: it computes paths without opening them, and builds the environment
+without reading its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpusched.ports import Store
 
 
 def _script(job: Job, script: bytes | None) -> bytes | None:
-    """The script; a shell line of a sweep with its values in their places. A script of its own is left as it is."""
+    """The script. Sweep values are filled into a shell line; a script of its own stays as it is."""
     values = values_of(job)
     if script is None or not values or job.spec.launch.script_name != "wrap":
         return script
@@ -42,7 +43,7 @@ def make_ticket(
     past: Mapping[str, str] = _NO_PAST,
     limits: RunLimits | None = None,
 ) -> Ticket:
-    """Everything an engine needs to start this run."""
+    """Build the ticket that an engine needs to start this run."""
     spec: JobSpec = job.spec
     launch = spec.launch
     assert run.stdout_path is not None  # recorded with the intent to start it
@@ -84,14 +85,14 @@ _KEEP_BYTES = 1 << 20
 
 
 class PayloadCache:
-    """The most recently used small payloads: thousands of jobs of one sweep share two of them."""
+    """The most recently used small payloads: thousands of jobs of one sweep share two."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._kept: OrderedDict[str, bytes] = OrderedDict()
 
     def get(self, sha: str) -> bytes:
-        """The payload with this SHA-256. Raises: KeyError when the table does not have it."""
+        """The payload with this SHA-256. Raises: KeyError if the table does not have it."""
         body = self._kept.get(sha)
         if body is not None:
             self._kept.move_to_end(sha)

@@ -1,8 +1,8 @@
-"""What each command of a client does to the daemon's memory: one file for each verb.
+"""Client commands and their effects on the daemon's memory: one file per verb.
 
-The API builds commands from requests and hands them to the tick, which applies them all before one commit. A verb
-changes nothing outside the transaction it is given and refuses by raising UserError; what it returns is answered only
-after the commit.
+The API builds commands from requests and hands them to the tick, which applies them all before one commit. A
+verb changes nothing outside the transaction it is given and refuses by raising UserError; its return value is
+sent only after the commit.
 """
 
 from __future__ import annotations

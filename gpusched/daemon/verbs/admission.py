@@ -1,4 +1,4 @@
-"""What a submission or update is checked for before it is recorded: each check refuses with a sentence."""
+"""Checks of a submission or update before it is recorded; each refuses with a sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpusched.scheduler.infeasible import Refusal, refusal
 
 
 def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
-    """The submission with its account, QOS and time limit filled in, so that no one needs the settings again."""
+    """The submission with account, QOS and time limit filled in, so that later code does not need the settings."""
     account = spec.account or account_by_default(owner, settings) or owner.user
     qos = qos_of(spec, settings)
     limit = time_limit(spec, settings)
@@ -44,7 +44,7 @@ def _filled_in(spec: JobSpec) -> tuple[object, ...]:
 
 
 def complete_all(specs: Sequence[JobSpec], owner: Caller, settings: Settings) -> list[JobSpec]:
-    """Each submission `completed`; what is filled in is worked out once for all that say the same."""
+    """Apply `completed` to each submission, computing defaults once per distinct set of fields."""
     known: dict[tuple[object, ...], JobSpec] = {}
     done = []
     for spec in specs:
@@ -68,9 +68,9 @@ def complete_all(specs: Sequence[JobSpec], owner: Caller, settings: Settings) ->
 
 
 def with_auto_limits(specs: Sequence[JobSpec], user: str, tx: TickTransaction) -> tuple[list[JobSpec], list[str]]:
-    """The submissions with a length for `-t auto`, and about each a sentence, empty for the others.
+    """The submissions with a time limit for `-t auto`, and a sentence on each; an empty one for the others.
 
-    Where too few jobs like it have ended, a job gets what it would get without a time limit.
+    If too few similar jobs have ended, a job gets the default for jobs without a time limit.
     """
     found, said = list(specs), [""] * len(specs)
     for at, spec in enumerate(specs):
@@ -98,13 +98,13 @@ def _with_auto_limit(spec: JobSpec, user: str, tx: TickTransaction) -> tuple[Job
 
 
 def queue_notes(queues: Iterable[str], settings: Settings) -> list[str]:
-    """What to say of queues that jobs name where none is configured: a typo would otherwise pass for one."""
+    """Notes on queues that jobs name while none is configured, since a typo would otherwise go unnoticed."""
     named = set() if settings.queue else {*queues} - {settings.default.queue}
     return [f"no queues are configured, so queue {printable(name, 60)} is just a name" for name in sorted(named)]
 
 
 def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> None:
-    """Refuse completed submissions of one user. Raises: Refused."""
+    """Refuse invalid completed submissions of one user. Raises: Refused."""
     kinds: dict[tuple[object, ...], list[JobSpec]] = {}
     for spec in specs:
         # Requests are shared: the same object for all jobs of a batch, so that its id says enough.
@@ -123,7 +123,7 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
 
 
 def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings) -> None:
-    """Refuse a nice value that puts a job before those of others, unless the caller has a say in their queue.
+    """Refuse a nice value that overtakes other users' jobs, unless the caller has rights over the queue.
 
     Raises: Forbidden.
     """
@@ -137,7 +137,7 @@ def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings)
 
 
 def check_size(specs: Sequence[JobSpec], tx: TickTransaction) -> None:
-    """Refuse arrays with more tasks than one may have."""
+    """Refuse arrays with too many tasks."""
     most = tx.settings.limit.array
     for spec in specs:
         if spec.array is not None and jobs_in(spec) > most:
@@ -148,7 +148,7 @@ def check_size(specs: Sequence[JobSpec], tx: TickTransaction) -> None:
 
 
 def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) -> None:
-    """Refuse a change of a job of this owner that has not ended. Raises: Refused."""
+    """Refuse an invalid change to an unfinished job of this owner. Raises: Refused."""
     old, new = before.spec, after.spec
     problem = new.request.contradiction()
     if problem:
@@ -181,7 +181,7 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
 
 
 def _asks(spec: JobSpec) -> tuple[object, ...]:
-    """What queues, accounts and QOS admit or refuse."""
+    """Fields that queues, accounts and QOS decide admission by."""
     return spec.queue, spec.account, spec.qos, spec.time_limit_s, spec.request
 
 
@@ -211,28 +211,28 @@ def check_admitted(spec: JobSpec, user: str, tx: TickTransaction, jobs: int = 1)
 
 
 def check_account(spec: JobSpec, owner: Caller, tx: TickTransaction, option: str = "-A") -> None:
-    """Refuse an account that the owner of the job is not a member of, whoever the caller is."""
+    """Refuse an account that the job's owner does not belong to, whoever the caller is."""
     found = account_refusal(spec.account, owner.user, account_groups(owner, tx.settings), tx.settings, option)
     if found is not None:
         raise Refused(found.text, found.hint)
 
 
 def check_can_fit(spec: JobSpec, tx: TickTransaction) -> None:
-    """Refuse what no state of these nodes could ever hold."""
+    """Refuse a request that could not run here even with everything free."""
     found = refusal(spec.request, tx.nodes, tx.settings)
     if found is not None:
         raise Refused(found.text, found.hint)
 
 
 def check_reservation(spec: JobSpec, user: str, tx: TickTransaction) -> None:
-    """Refuse a job that asks for a reservation it can never run in."""
+    """Refuse a job in a reservation that it can never run in."""
     found = why_not_admitted(spec, user, tx.world.calendar, tx.now)
     if found is not None:
         raise Refused(found.text, found.hint)
 
 
 def check_deadline(spec: JobSpec, eligible_at: float) -> None:
-    """Refuse what could not end by its deadline if it started as soon as it may."""
+    """Refuse a job that could not end by its deadline if it started as soon as it is eligible."""
     if spec.deadline_at is None:
         return
     left_s = spec.deadline_at - eligible_at
@@ -263,9 +263,10 @@ def check_dependency(dependency: str, tx: TickTransaction) -> None:
 
 
 def never_starts(spec: JobSpec, tx: TickTransaction, shown_id: str = "ID") -> str | None:
-    """What becomes of a job whose dependency can never come true, to follow its name; None while it may.
+    """Text on a job whose dependency can never be satisfied, to follow its name; None while it may.
 
-    Not refused: whether the job that it names has failed yet is a matter of moments to a script that submits both.
+    Such a job is not refused: for a script that submits both jobs, it is a matter of moments whether the named
+    one has failed yet.
     """
     if not spec.dependency:
         return None
@@ -280,7 +281,7 @@ def never_starts(spec: JobSpec, tx: TickTransaction, shown_id: str = "ID") -> st
 
 
 def check_circle(after: Job, tx: TickTransaction) -> None:
-    """Refuse a changed dependency or name by which jobs would wait for each other."""
+    """Refuse a changed dependency or name that would create a cycle."""
     cycle = find_cycle(tx.world.edges_with(after))
     if cycle:
         # Jobs in a cycle are pending, so they are active.

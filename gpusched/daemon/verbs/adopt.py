@@ -1,7 +1,7 @@
-"""A process that is on a GPU without a job becomes one: what it is, who may say so, and what it then books.
+"""Turn a GPU process without a job into a job: identify it, check rights, and book what it holds.
 
-`examine` reads the process and what is below it, once; the command checks that against the queue and records the job,
-which runs at once. From then on its supervisor watches it (`engine.supervisor.adopted`).
+`examine` reads the process and its descendants once; the command checks the result against the queue and
+records the job, which runs at once. From then on its supervisor watches it (`engine.supervisor.adopted`).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from gpusched.scheduler.quota import Quotas
 from gpusched.scheduler.usage import demand
 
 _LONGEST_COMMAND = 1 << 16
-"""Bytes of a command line that are kept."""
+"""Bytes of a command line to keep."""
 _MOST_PROCESSES = 4096
 _SEE = "see who is on a GPU with: ginfo --foreign"
 
 
 def check_who(caller: Caller, settings: Settings) -> None:
-    """Refuse owners where `[foreign] adopt` leaves it to admins. Raises: Forbidden."""
+    """Refuse owners if `[foreign] adopt` reserves adoption for admins. Raises: Forbidden."""
     if settings.foreign.adopt == "admin":
         check_admin(caller, "adopt processes here", settings)
 
 
 def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.Process, int, str]:
-    """The process with the uid and name of its owner. Raises: NotFound, Forbidden, Refused."""
+    """The process, and its owner's uid and name. Raises: NotFound, Forbidden, Refused."""
     process = proctree.read_process(pid)
     uid = proctree.real_uid(pid)
     if process is None or uid is None or not process.is_alive:
@@ -67,7 +67,7 @@ def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.
 
 
 def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | None, boot_id: str) -> AdoptableProcess:
-    """Read the process and what is below it, which may be a lot: to be called on another thread.
+    """Read the process and its descendants, of which there may be many: call this on another thread.
 
     Raises: NotFound, Forbidden, Refused.
     """
@@ -133,7 +133,7 @@ def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[
 
 
 def check_is_no_job(pid: int, engine: Engine) -> None:
-    """Refuse a process that is part of a job. Raises: Refused."""
+    """Refuse a process that belongs to a job. Raises: Refused."""
     run = engine.owners([pid]).get(pid)
     if run is not None:
         raise _is_job(pid, str(split_run_id(run)[0]))
@@ -161,7 +161,7 @@ def _command(pid: int) -> tuple[str, ...]:
 
 
 def _link(path: str) -> str | None:
-    """Where a link of /proc leads; None when that is hidden, or was removed since."""
+    """Target of a /proc link; None if it is hidden or was removed since."""
     try:
         target = os.readlink(path)
     except OSError:
@@ -223,7 +223,7 @@ def apply(command: Adopt, tx: TickTransaction) -> dict[str, Any]:
 
 
 def _check_is_apart(found: AdoptableProcess, jobs: Iterable[Job]) -> None:
-    """Refuse what shares processes with an adopted job; two requests may have come at once. Raises: Refused."""
+    """Refuse a process tree that overlaps an adopted job, as with two requests at once. Raises: Refused."""
     pid = found.process.pid
     for job in jobs:
         adopted = job.spec.adopted
@@ -236,7 +236,7 @@ def _check_is_apart(found: AdoptableProcess, jobs: Iterable[Job]) -> None:
 
 
 def _check_limits(spec: JobSpec, found: AdoptableProcess, tx: TickTransaction) -> None:
-    """Refuse what the limits of queue or QOS would keep from starting. Raises: Refused."""
+    """Refuse a process whose job would exceed limits of its queue or QOS. Raises: Refused."""
     layout = tx.layout()
     quotas = Quotas(tx.settings, layout)
     for held in held_by_job(layout, tx.world.holds.values()).values():
@@ -250,7 +250,7 @@ def _check_limits(spec: JobSpec, found: AdoptableProcess, tx: TickTransaction) -
 
 
 def _check_host_memory(placement: Placement, found: AdoptableProcess, tx: TickTransaction) -> None:
-    """Refuse GPUs that use the host's memory when jobs have booked too much of that. Raises: Refused."""
+    """Refuse GPUs that use host memory if jobs have booked too much of it. Raises: Refused."""
     layout = tx.layout()
     wanted_mib = layout.node_mem_mib(placement)
     left_mib = sum(layout.mem_mib) - sum(map(layout.node_mem_mib, tx.world.holds.values()))
@@ -264,7 +264,7 @@ def _check_host_memory(placement: Placement, found: AdoptableProcess, tx: TickTr
 
 
 def _share(card: OccupiedGpu, spec: JobSpec, tx: TickTransaction, caller: Caller, found: AdoptableProcess) -> GpuShare:
-    """What is booked of this card. Raises: Refused when others have booked it, or it holds more than it would book."""
+    """The share to book. Raises: Refused if others booked the GPU or the process holds more than it would book."""
     wanted_mib = spec.request.vram_mib
     beside_mib = 0
     for hold in tx.world.holds.values():
@@ -307,7 +307,7 @@ def _booked(card: OccupiedGpu, job_id: int, tx: TickTransaction, caller: Caller)
 
 
 def wanted(found: AdoptableProcess, values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a submission that stands for the process: `values` are the typed ones."""
+    """Submission fields for the process: `values` are the fields the user has given."""
     return {
         "name": found.name or "process",
         "gpus": len(found.cards),
@@ -323,7 +323,7 @@ def wanted(found: AdoptableProcess, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_changes(job: Job, changes: dict[str, Any]) -> None:
-    """Refuse to change what only another run could use. Raises: Refused."""
+    """Refuse changes that only another run could use. Raises: Refused."""
     if job.spec.adopted is None:
         return
     for name in ("retries", "fallback"):

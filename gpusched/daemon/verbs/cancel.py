@@ -1,4 +1,4 @@
-"""Cancel or signal jobs; give up foreground jobs whose client is gone."""
+"""Cancel or signal jobs, and end foreground jobs whose client is gone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpusched.ports import JobFilter
 
 
 def apply(command: Cancel, tx: TickTransaction) -> dict[str, Any]:
-    """Answers with the ids of each kind: cancelled, signalled, ended before, missing."""
+    """Cancel or signal jobs; return the ids by result: cancelled, signalled, ended before, missing."""
     selection = _with_steps(command.selection, command.caller, tx)
     caller, act = command.caller, Act.CANCEL if command.signal is None else Act.SIGNAL
     is_alone = len(selection.ids) == 1
@@ -60,9 +60,9 @@ def apply(command: Cancel, tx: TickTransaction) -> dict[str, Any]:
 
 
 def _signalled(job: Job, order: SignalOrder, tx: TickTransaction, *, is_alone: bool) -> list[Job]:
-    """Which jobs get the signal: this one, or the running tasks of an array.
+    """Jobs that get the signal: this one, or the running tasks of an array.
 
-    Raises: Refused when there are none and the command names no other job.
+    Raises: Refused if there are none and the command names no other job.
     """
     tasks = tx.world.tasks_of(job) if job.is_array else [job]
     signalled = [one for one in tasks if one.state is JobState.RUNNING]
@@ -87,7 +87,7 @@ def _signalled(job: Job, order: SignalOrder, tx: TickTransaction, *, is_alone: b
 
 
 def _with_steps(selection: Selection, caller: Caller, tx: TickTransaction) -> Selection:
-    """The selection by ids. Looked up in the tick, so that no fallback of a step that has just failed is left out."""
+    """Resolve pipelines to job ids, in the tick, so as to include the fallback of a step that has just failed."""
     ids = list(selection.ids)
     for number in sorted(selection.pipelines):
         jobs = tx.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
@@ -99,7 +99,7 @@ def _with_steps(selection: Selection, caller: Caller, tx: TickTransaction) -> Se
 
 
 def lose_clients(command: LoseClients, tx: TickTransaction) -> dict[str, Any]:
-    """End those that still wait; a run finds out by itself."""
+    """End pending jobs whose client is gone; supervisors notice it for running ones."""
     for job_id in command.ids:
         job = tx.world.jobs.get(job_id)
         if job is not None and (client := awaited(job)) is not None:
@@ -110,7 +110,7 @@ def lose_clients(command: LoseClients, tx: TickTransaction) -> dict[str, Any]:
 
 
 def awaited(job: Job) -> ClientProcess | None:
-    """The process without which this job is not to start; None when there is no such."""
+    """The process that must be alive for this job to start; None if there is none."""
     foreground = job.spec.interactive
     if job.state is not JobState.PENDING or foreground is None or foreground.keep:
         return None

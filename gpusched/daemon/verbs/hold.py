@@ -20,7 +20,7 @@ from gpusched.model.states import JobState
 
 
 def apply(command: Hold | Release, tx: TickTransaction) -> dict[str, Any]:
-    """Hold or release jobs. `running`, of those that were held: the ones that go on until their run ends."""
+    """Hold or release jobs. The reply's `running` names held jobs whose current run continues."""
     hold, caller = isinstance(command, Hold), command.caller
     jobs = _named(command, tx) if command.filters is None else _filtered(command, command.filters, tx)
     answer: dict[str, list[str]] = {"changed": [], "unchanged": [], **({"running": []} if hold else {})}
@@ -66,7 +66,7 @@ def _named(command: Hold | Release, tx: TickTransaction) -> list[Job]:
 
 
 def _filtered(command: Hold | Release, filters: Selection, tx: TickTransaction) -> list[Job]:
-    """Those that match and would change, so that the rest of a long queue is not listed."""
+    """Matching jobs that would change; omits the rest, which may be a long queue."""
     caller, act = command.caller, _act(command)
     matching, _ = select(filters, tx, caller)
     jobs = with_tasks(permitted(matching, filters, act, caller, tx), tx)

@@ -1,6 +1,6 @@
-"""Recording a pipeline as one, and going on with one that has not finished.
+"""Record a pipeline as a unit, and resume one that has not finished.
 
-All jobs of a pipeline are recorded in the commit of one tick, so that no crash leaves a part of it.
+All jobs of a pipeline are recorded in the commit of one tick, so that no crash leaves part of it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from gpusched.scheduler.admission import limit_as_asked
 
 
 def jobs_of(number: int, world: DaemonState, store: Store) -> list[Job]:
-    """Every job that a pipeline ever had, by id."""
+    """All jobs that a pipeline has ever had, by id."""
     jobs = store.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
     return [world.jobs.get(job.id, job) for job in jobs]
 
 
 def find(number: int, store: Store) -> Pipeline:
-    """A pipeline. Raises: NotFound."""
+    """The pipeline with this number. Raises: NotFound."""
     found = store.pipelines([number])
     if not found:
         raise unknown(number)
@@ -49,7 +49,7 @@ def find(number: int, store: Store) -> Pipeline:
 
 
 def not_needed(number: int, world: DaemonState, store: Store) -> list[Job]:
-    """Jobs of steps that were left out because others went well."""
+    """Jobs of steps that were skipped because others succeeded."""
     jobs = jobs_of(number, world, store)
     spared = policy.pipeline_status(jobs).not_needed
     return [job for name, job in policy.steps_of(jobs).items() if name in spared]
@@ -96,7 +96,7 @@ def _make(spec: JobSpec, text: str, caller: Caller, tx: TickTransaction) -> int:
 
 
 def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, tx: TickTransaction) -> None:
-    """Refuse what cannot be granted, with what messages call each step. Raises: Refused."""
+    """Refuse steps that cannot be granted; messages name the step. Raises: Refused."""
     specs, _ = with_auto_limits([spec for _, spec in steps], owner.user, tx)
     specs = complete_all(specs, owner, tx.settings)
     try:
@@ -161,7 +161,7 @@ def resume(command: ResumePipeline, tx: TickTransaction) -> dict[str, Any]:
 
 
 def _anew(spec: JobSpec, now: float) -> JobSpec:
-    """A step as it runs again: it was asked for just now, so it is not held, and a deadline that was missed is past."""
+    """A step to run again as if submitted now: not held, and without a deadline it can no longer meet."""
     begin_at = max(now, spec.begin_at or now)
     is_late = spec.deadline_at is not None and spec.deadline_at - (spec.time_limit_s or 0) < begin_at
     return replace(spec, hold=False, deadline_at=None if is_late else spec.deadline_at)
@@ -178,7 +178,7 @@ def _turn_over(
     ids: Mapping[str, int],
     tx: TickTransaction,
 ) -> None:
-    """Let steps that were kept and have not begun wait for the new jobs in the place of the old ones."""
+    """Make kept steps that have not begun depend on the new jobs instead of the old ones."""
     renewed = set(again)
     old = {job_id for job_id, name in names.items() if name in renewed}
     for name, job in steps.items():

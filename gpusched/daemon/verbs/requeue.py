@@ -18,7 +18,7 @@ from gpusched.model.states import JobState
 
 
 def apply(command: Requeue, tx: TickTransaction) -> dict[str, Any]:
-    """All of the jobs or, with an error, none."""
+    """Requeue all of the jobs or, with an error, none."""
     caller = command.caller
     jobs = running_tasks(named(caller, Act.REQUEUE, command.ids, tx), tx)
     for job in jobs:

@@ -1,4 +1,4 @@
-"""Reservations of the calendar as an administrator makes them and takes them out."""
+"""Create and delete reservations in the calendar, for administrators."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpusched.model.value import replace
 from gpusched.scheduler.calendar import Conflict, ReservationRequest, choose_placement, conflicts, next_window, overlaps
 
 MOST_ENTRIES = 50
-"""Entries that the calendar may have: each is looked at in every cycle."""
+"""Limit on calendar entries: each one costs time in every cycle."""
 SHORTEST_PERIOD_S = 3600
 LONGEST_MESSAGE = 500
 LATE_S = 60.0
-"""A start this long ago is taken as now."""
+"""A start at most this long ago counts as now."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_NAMED = 5
 _LIST = "list them with: gctl reserve"

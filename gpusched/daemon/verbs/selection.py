@@ -1,4 +1,4 @@
-"""Select the jobs of a command and check the caller's rights to them: the steps that verbs share."""
+"""Select the jobs of a command and check the caller's rights: steps that the verbs share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusched.ports import JobFilter
 
 
 def select(selection: Selection, tx: TickTransaction, caller: Caller) -> tuple[list[Job], list[int]]:
-    """Jobs of a selection, final ones only when named by id, and ids that do not exist as far as the caller knows."""
+    """Jobs of a selection (ended ones only if named by id), and ids that do not exist or are hidden from the caller."""
     world = tx.world
     if selection.ids:
         found = {job_id: job for job_id in selection.ids if (job := world.find(job_id)) is not None}
@@ -45,7 +45,7 @@ def _matches(job: Job, selection: Selection) -> bool:
 
 
 def with_tasks(jobs: list[Job], tx: TickTransaction) -> list[Job]:
-    """These jobs, behind each array its tasks that have rows and have not ended; each once."""
+    """These jobs, each array followed by its tasks that have rows and have not ended, without duplicates."""
     found: dict[int, Job] = {}
     for job in jobs:
         found[job.id] = job
@@ -55,12 +55,12 @@ def with_tasks(jobs: list[Job], tx: TickTransaction) -> list[Job]:
 
 
 def no_job_for(caller: Caller, job_id: int, tx: TickTransaction) -> NotFound:
-    """The same for a caller; where jobs are hidden, a pruned job looks the same as a hidden one."""
+    """The error for an unknown job; where jobs are hidden, the same for a pruned job as for a hidden one."""
     return no_job(job_id, 0 if is_private("jobs", caller, tx.settings) else tx.world.next_id)
 
 
 def named(caller: Caller, act: Act, ids: tuple[int, ...], tx: TickTransaction) -> list[Job]:
-    """All of these jobs, to which the caller may do this. Raises: Forbidden, NotFound, before any is touched."""
+    """The named jobs, on which the caller may act. Raises: Forbidden, NotFound, before any is changed."""
     jobs, missing = select(Selection(ids=ids), tx, caller)
     if missing:
         raise no_job_for(caller, missing[0], tx)
@@ -72,9 +72,9 @@ def named(caller: Caller, act: Act, ids: tuple[int, ...], tx: TickTransaction) -
 
 
 def permitted(jobs: list[Job], selection: Selection, act: Act, caller: Caller, tx: TickTransaction) -> list[Job]:
-    """The jobs that a filter is about: the caller's own, or those of named users to which the caller may do this.
+    """Jobs that a filter covers: the caller's own, or those of named users on which the caller may act.
 
-    Raises: Forbidden when it names others and the caller has no rights over other users' jobs.
+    Raises: Forbidden if it names other users and the caller has no rights over their jobs.
     """
     others = sorted(selection.users - {caller.user})
     if not others:
@@ -93,7 +93,7 @@ def has_ended(job: Job) -> Refused:
 
 
 def running_tasks(jobs: list[Job], tx: TickTransaction) -> list[Job]:
-    """These jobs, in place of each array its tasks that run. Raises: Refused when an array has none."""
+    """These jobs, with each array replaced by its running tasks. Raises: Refused for an array without any."""
     found: dict[int, Job] = {}
     for job in jobs:
         if not job.is_array:

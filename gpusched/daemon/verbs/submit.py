@@ -50,7 +50,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     looked = {words: never_starts(spec, tx, shown_id) for words, spec in dependent.items()}
     never = {words: text for words, text in looked.items() if text is not None}
     doomed: dict[str, list[str]] = {}
-    """Jobs that can never start, by why."""
+    """Jobs that can never start, by reason."""
     check_stored(command.payloads, command.caller, tx)
     ids = []
     names = ", ".join(printable(name, 60) for name in command.env_excluded[:_MOST_NAMES])
@@ -82,7 +82,7 @@ _SPEC_TERMS = tuple(name for name in JobSpec.__struct_fields__ if name not in (*
 
 
 def job_of(uid: int, key: str, tx: TickTransaction) -> Job | None:
-    """The newest job of this user with this key, those of this very tick included."""
+    """The newest job of this user with this key, including jobs of this tick."""
     job_id = tx.keys.get((uid, key))
     if job_id is not None:
         return tx.changes.jobs[job_id]
@@ -92,9 +92,9 @@ def job_of(uid: int, key: str, tx: TickTransaction) -> Job | None:
 
 
 def existing(spec: JobSpec, again: str, caller: Caller, tx: TickTransaction) -> dict[str, Any] | None:
-    """The answer to a submission whose key has a job; None when it makes a new one.
+    """Reply to a submission whose key already has a job; None if it makes a new one.
 
-    Raises: Refused when the key stands for other work.
+    Raises: Refused if the key belongs to different work.
     """
     job = None if spec.key is None else job_of(caller.uid, spec.key, tx)
     if job is None or (job.state.is_final and _is_over(job.state, again)):
@@ -131,7 +131,7 @@ def _folder(launch: Launch) -> str:
 
 
 def _differences(ours: JobSpec, theirs: JobSpec) -> Iterator[str]:
-    """Names of the terms that are not the same."""
+    """Names of the terms that differ."""
     for part, names in _TERMS.items():
         one, other = getattr(ours, part), getattr(theirs, part)
         yield from (name for name in names if getattr(one, name) != getattr(other, name))
@@ -161,7 +161,7 @@ def check_room(jobs: int, caller: Caller, tx: TickTransaction) -> None:
 
 
 def check_stored(payloads: Mapping[str, bytes], caller: Caller, tx: TickTransaction) -> None:
-    """Refuse texts with which a user's jobs would take more of the database than one may. Raises: Refused."""
+    """Refuse scripts and environments that would exceed a user's share of the database. Raises: Refused."""
     if is_root(caller):
         return
     stored = tx.world.stored
@@ -184,7 +184,7 @@ def check_stored(payloads: Mapping[str, bytes], caller: Caller, tx: TickTransact
 
 
 def record(job: Job, text: str, tx: TickTransaction) -> None:
-    """Take a new job in, with the first line of its story."""
+    """Record a new job with the first line of its story."""
     if job.spec.dependency:
         tx.world.learn_parents(tx.jobs, [job.spec.dependency])
     tx.put_job(job, JobEvent(job.id, tx.now, "submitted", text))

@@ -1,4 +1,4 @@
-"""Suspend running jobs, which keep what they hold, and resume them."""
+"""Suspend running jobs, which keep their resources, and resume them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpusched.model.states import JobState
 
 
 def suspend(command: Suspend, tx: TickTransaction) -> dict[str, Any]:
-    """All of the jobs or, with an error, none; `kept`: the GPUs that suspended jobs keep."""
+    """Suspend all of the jobs or, with an error, none. The reply's `kept`: the GPUs that they keep."""
     jobs = running_tasks(named(command.caller, Act.SUSPEND, command.ids, tx), tx)
     for job in jobs:
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
@@ -40,7 +40,7 @@ def suspend(command: Suspend, tx: TickTransaction) -> dict[str, Any]:
 
 
 def resume(command: Resume, tx: TickTransaction) -> dict[str, Any]:
-    """All of the jobs or, with an error, none."""
+    """Resume all of the jobs or, with an error, none."""
     jobs = running_tasks(named(command.caller, Act.RESUME, command.ids, tx), tx)
     for job in jobs:
         if job.suspended_by == "policy":

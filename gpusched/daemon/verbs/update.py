@@ -1,4 +1,4 @@
-"""Update jobs: change what they ask for."""
+"""Update jobs: change their requests and options."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ UPDATABLE_WHILE_RUNNING = frozenset(
     {"time_limit_source", *(n for n, field in FIELDS.items() if field.update == RUNNING)}
 )
 REWRITING = frozenset(name for name, field in FIELDS.items() if field.owner_only)
-"""Changes of what runs as the owner, where it writes, and who is notified of it."""
+"""Changes to what runs as the owner, where it writes, and who is notified."""
 _WORDS = {field.attribute: field.word for field in FIELDS.values()}
 _PARTS: dict[str, frozenset[str]] = {
     part: frozenset(kind.__struct_fields__)
     for part, kind in (("request", Request), ("retry", RetryRule), ("launch", Launch))
 }
-"""By attribute of a spec, the attributes of the value in it."""
+"""Nested attributes by attribute of a spec."""
 _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
-"""Defaults of a submission, which a change works out again."""
+"""Fields with defaults, which a change computes again."""
 
 
 def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
         _check(job, changes)
     updated = []
     limits: dict[str, None] = {}
-    """What was found for `time=auto`."""
+    """Notes on `time=auto`."""
     named_ids = {job.id for job in jobs}
     owners: dict[tuple[int, str], Caller] = {}
     for job in with_tasks(jobs, tx):
@@ -101,7 +101,7 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
 
 
 def _check(job: Job, changes: dict[str, Any]) -> None:
-    """Refuse what a job as it is cannot have changed. Raises: Refused."""
+    """Refuse changes that the job cannot take in its state. Raises: Refused."""
     if job.state.is_final:
         raise has_ended(job)
     adopt.check_changes(job, changes)
@@ -117,7 +117,7 @@ def _check(job: Job, changes: dict[str, Any]) -> None:
 
 
 def _why_fixed(job: Job, command: Update, tx: TickTransaction) -> Refused | None:
-    """Why a job that does not wait any more cannot take these changes; None when it can."""
+    """Why a job that is no longer pending cannot take these changes; None if it can."""
     if job.state is JobState.PENDING:
         return None
     fixed = sorted(set(command.changes) - UPDATABLE_WHILE_RUNNING)
@@ -129,7 +129,7 @@ def _why_fixed(job: Job, command: Update, tx: TickTransaction) -> Refused | None
 def _filled_in(
     before: Job, after: Job, owner: Caller, changes: dict[str, Any], tx: TickTransaction, limits: dict[str, None]
 ) -> Job:
-    """The job with what a submission gets by default; `limits` takes what was found for `time=auto`."""
+    """Fill in the defaults of a submission; `limits` collects notes on `time=auto`."""
     spec = after.spec
     if "time_limit_s" not in changes and spec.time_limit_source in (DEFAULT, MAXIMUM):
         # It was a default: in another queue it is that of the other queue.
@@ -145,7 +145,7 @@ def _filled_in(
 
 
 def _recorded(changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes as the job's story tells them."""
+    """The changes to record in the job's story."""
     told = {name: value for name, value in changes.items() if name != "time_limit_source"}
     return {**told, "time_limit_s": source} if (source := changes.get("time_limit_source")) else told
 
@@ -162,7 +162,7 @@ def _fixed(field: str, job: Job) -> Refused:
 
 
 def _raises_limit(job: Job, command: Update, tx: TickTransaction) -> bool:
-    """Whether a caller without rights over the queue wants a run to last longer than it was started for."""
+    """Whether a caller without rights over the queue wants to extend a run beyond the limit it was started with."""
     limit_s = job.spec.time_limit_s
     if limit_s is None or job.is_array or job.spec.adopted is not None or "time_limit_s" not in command.changes:
         return False
@@ -180,12 +180,12 @@ def _cannot_outlast(job: Job) -> Refused:
 
 
 def _dependency_of(job: Job) -> tuple[str | None, str | None]:
-    """What it waits for, and what becomes of it when that cannot come."""
+    """A job's dependency, and the rule for one that can never be satisfied."""
     return job.spec.dependency, job.spec.never_satisfied
 
 
 def _shown(name: str, value: object) -> str:
-    """A value as the job's story tells it."""
+    """A value as shown in the job's story."""
     if name == "dependency" and isinstance(value, str):
         return as_typed(value) or "none"
     if value is None or value == ():
@@ -198,7 +198,7 @@ def _shown(name: str, value: object) -> str:
 
 
 def _gpus_on_each_node(changes: dict[str, Any], nodes_before: int) -> dict[str, Any]:
-    """The changes with GPUs counted on each node: `gpus` of an update counts all nodes together."""
+    """The changes with GPUs per node; `gpus` of an update is the total over all nodes."""
     if not {"gpus", "gpus_per_node"} & changes.keys():
         return changes
     left = {name: value for name, value in changes.items() if name not in ("gpus", "gpus_per_node")}
@@ -236,7 +236,7 @@ def _for_task(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alerting(job: Job, on: tuple[str, ...] | None, targets: tuple[str, ...] | None) -> Alerting | None:
-    """Targets and events from now on; None keeps them. Without events there are no targets."""
+    """New alerting settings; None keeps a part. Without events there are no targets."""
     before = job.spec.alerting or Alerting()
     now_on = before.on if on is None else on
     if now_on:

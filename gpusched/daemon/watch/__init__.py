@@ -1,1 +1,1 @@
-"""What the daemon watches beside the queue: GPUs, processes, files, and what ended jobs teach."""
+"""Monitoring beside the queue: GPUs, processes, files, and the history of ended jobs."""

@@ -1,7 +1,7 @@
-"""The folders in which jobs keep what they need to go on: named here, made by the supervisor, taken away here.
+"""Checkpoint folders of jobs: named and removed here, created by the supervisor.
 
-One folder for each job, kept over all its runs. It goes when the job COMPLETED or has left nothing in it, and [life]
-checkpoint_keep_s after any other end. Folders that belong to no job of the table are left alone.
+Each job has one folder for all its runs. It is removed when the job COMPLETED or has left nothing in it, and
+[life] checkpoint_keep_s after any other end. Folders that belong to no job of the table are left alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOGROUP = 65534
 
 
 class CheckpointKeeper:
-    """Takes folders away on a thread of its own, in quiet moments: they may be large, on any file system."""
+    """Removes folders on its own thread in quiet moments, since they may be large and on any file system."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -47,12 +47,12 @@ class CheckpointKeeper:
                 self._remove(job)
 
     def forget(self, job: Job) -> None:
-        """The job is about to be forgotten: its folder goes too."""
+        """Remove the folder of a job that is about to be pruned."""
         if job.run:
             self._remove(job, keep_s=0)
 
     def poll(self) -> None:
-        """Look now and then for what is due, or was left by a daemon that died."""
+        """Look at intervals for folders that are due, or were left by a daemon that died."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._next_sweep:
             return
@@ -73,7 +73,7 @@ class CheckpointKeeper:
             self._janitor.add(partial(look, base))
 
     def close(self) -> None:
-        """Leave what is not begun to the next daemon."""
+        """Stop; work that has not begun is left to the next daemon."""
         self._janitor.close(finish=False)
 
     def _sweep(self, ids: list[int]) -> None:
@@ -84,7 +84,7 @@ class CheckpointKeeper:
                     self._remove(job, settings.checkpoint_keep_s)
 
     def _remove(self, job: Job, keep_s: float = math.inf) -> None:
-        """Take away the folder of a job that has COMPLETED or ended so long ago, and of another if it is empty."""
+        """Remove the folder of a job that has COMPLETED or ended that long ago; of any other job only if empty."""
         scheduler = self._scheduler
         folder = checkpoint_folder(job, scheduler.site, scheduler.settings)
         if folder is not None:
@@ -94,7 +94,7 @@ class CheckpointKeeper:
 
 
 def _numbers(base: str, next_id: int) -> list[int]:
-    """Ids of the jobs that have a folder; anybody can make folders with other numbers."""
+    """Ids of jobs that have a folder; folders with other numbers may have been made by anybody."""
     try:
         names = [name for name in os.listdir(base) if name.isascii() and name.isdigit() and len(name) <= _DIGITS]
     except OSError:
@@ -103,7 +103,7 @@ def _numbers(base: str, next_id: int) -> list[int]:
 
 
 def _group_of(uid: int) -> int:
-    """The user's own, or when the account is gone one that may do nothing: the rights of the owner are enough."""
+    """The user's own group, or an unprivileged one if the account is gone: the owner's rights are enough."""
     try:
         return pwd.getpwuid(uid).pw_gid
     except KeyError:
@@ -111,9 +111,9 @@ def _group_of(uid: int) -> int:
 
 
 def remove(folder: str, uid: int, *, only_empty: bool = False) -> None:
-    """Take a user's folder away, and what is in it with that user's rights alone: it is theirs to make.
+    """Remove a user's folder, and its contents with the user's rights only, since users control the contents.
 
-    A link, or another user's folder, is left alone: the job did not use it.
+    Links and folders of other users are left alone: the job did not use them.
     """
     try:
         found = os.lstat(folder)
@@ -149,7 +149,7 @@ def remove(folder: str, uid: int, *, only_empty: bool = False) -> None:
 
 
 def _remove_empty(folder: str) -> bool:
-    """Whether it is gone."""
+    """Remove an empty folder; return whether it is gone."""
     try:
         os.rmdir(folder)
     except FileNotFoundError:

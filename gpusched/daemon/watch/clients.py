@@ -1,8 +1,8 @@
-"""Clients of jobs in the foreground that wait: when one is gone, so is what it waited for, unless that is to be kept.
+"""Clients of pending foreground jobs: end a job whose client is gone, unless it is to be kept.
 
-The client is the process that submitted the job, and its identity is in the table. So it does not matter how it
-ended (KILL, a closed terminal, a restart of the machine), nor whether a daemon ran then. A stopped process
-(Ctrl-Z) has not ended. Once the job has begun, its supervisor sees the end of its client by itself.
+The client is the process that submitted the job; the table has its identity. It therefore does not matter how
+it ended (KILL, a closed terminal, a restart of the machine), or whether a daemon was running then. A stopped
+process (Ctrl-Z) has not ended. Once the job has started, its supervisor notices the end of its client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpusched.model.job import ClientProcess, Job
 
 
 class ClientWatch:
-    """Checks at each poll whether they live. Jobs that need no client cost nothing."""
+    """Checks at each poll whether clients are alive. Other jobs cost nothing."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -37,7 +37,7 @@ class ClientWatch:
                 self._clients.pop(job.id, None)
 
     def poll(self) -> None:
-        """Have the jobs of those who are gone ended by the next tick."""
+        """Have the next tick end the jobs whose clients are gone."""
         world = self._scheduler.world
         if self._world is not world:
             # The first look, or the table was reloaded.
@@ -55,4 +55,4 @@ class ClientWatch:
 
 
 def _nobody_asked(answer: dict[str, Any] | GpuschedError) -> None:
-    """A commit that fails is tried again at the next poll."""
+    """Ignore the reply: a failed commit is retried at the next poll."""

@@ -1,6 +1,6 @@
-"""First estimates of when jobs start, kept to see how good estimates are.
+"""First estimates of when jobs start, kept to measure their accuracy.
 
-Only jobs in the first places get one, in quiet moments, and never for more than a small part of the time.
+Only jobs in the first places get one, in quiet moments, with a small limit on the time spent.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler
 
 KEPT = 1000
-"""Estimates that accuracy is judged by, the newest."""
+"""Number of newest estimates that accuracy is measured by."""
 
 
 class Estimates:
-    """The newest estimates by job, read from the table when first asked for."""
+    """The newest estimates by job, read from the table on first use."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[int, Estimate] | None = None
 
     def forget(self) -> None:
-        """The table may have changed: reload at the next call."""
+        """Reload at the next call, since the table may have changed."""
         self._known = None
 
     def known(self) -> dict[int, Estimate]:
-        """All that are remembered."""
+        """All estimates in memory."""
         if self._known is None:
             found = self._store.load_estimates(KEPT)
             self._known = {one.job_id: one for one in sorted(found, key=lambda one: one.job_id)}
         return self._known
 
     def add(self, ranges: Mapping[int, StartRange], now: float) -> dict[int, Estimate]:
-        """Remember the ranges of jobs that have none yet; returns what is new. Unknown ones say nothing."""
+        """Keep the ranges of jobs that have none yet; return the new ones. Unknown ranges are skipped."""
         known = self.known()
         new = {
             job_id: Estimate(job_id, now, found.low_at, found.high_at)
@@ -55,7 +55,7 @@ class Estimates:
         return new
 
     def started(self, job_id: int, at: float) -> Estimate | None:
-        """The estimate of a job that starts, with its start; None when there is none, or at a later run."""
+        """The estimate of a job with its actual start; None without an estimate, or for a later run."""
         before = self.known().get(job_id)
         if before is None or before.start_at is not None:
             return None
@@ -64,7 +64,7 @@ class Estimates:
         return after
 
     def calibration(self) -> Calibration:
-        """The range that four in five start in, by what became of those estimates; and how often it held."""
+        """Range that contains four in five starts, from past estimates, and how often it held."""
         told = []
         for one in self.known().values():
             told_at = one.low_at if one.high_at is None else one.high_at
@@ -73,18 +73,18 @@ class Estimates:
         return calibrate(told)
 
     def accuracy(self) -> Accuracy | None:
-        """How good they were; None when none can be judged yet."""
+        """Accuracy of estimates; None when none can be judged yet."""
         return accuracy(self.known().values())
 
 
 FIRST_PLACES = 50
 CYCLES = 30
-"""Plans that one look ahead may cost; a job that starts later than they reach gets its estimate later."""
+"""Limit on plans per look ahead; a job that starts beyond it gets its estimate later."""
 _LEAST_GAP_S = 5.0
 _REST = 20
-"""Seconds without a look, per second that the last one took."""
+"""Pause between looks, in multiples of the duration of the last one."""
 _BUSY_TICKS = 20
-"""More ticks than this since the last poll: not a quiet moment."""
+"""Ticks since the last poll above which the daemon counts as busy."""
 
 
 class Estimator:
@@ -97,7 +97,7 @@ class Estimator:
         self._ticks = 0
 
     def poll(self) -> None:
-        """Look ahead now if it is a quiet moment, something waits, and the last look is long enough ago."""
+        """Look ahead in a quiet moment, if jobs are pending and the last look is long enough ago."""
         loop = asyncio.get_running_loop()
         ticks, self._ticks = self._ticks, self._scheduler.ticks
         is_quiet = self._scheduler.ticks - ticks <= _BUSY_TICKS
@@ -128,7 +128,7 @@ class Estimator:
 
 
 def _look(outlook: QueueForecast, known: frozenset[int]) -> tuple[dict[int, StartRange], float, float]:
-    """Ranges of the first jobs without an estimate, the instant they are of, and what that took."""
+    """Ranges of the first jobs without an estimate, the instant they refer to, and the time spent."""
     began = perf_counter()
     wanted = [job_id for job_id in outlook.first(FIRST_PLACES) if job_id not in known]
     ranges = outlook.starts(wanted, CYCLES) if wanted else {}

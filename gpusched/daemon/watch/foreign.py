@@ -1,8 +1,8 @@
-"""Notify owners of GPU processes without a job and end them by policy: the hands of `lifecycle.foreign`.
+"""Notify owners of foreign GPU processes and end these by policy: carries out `lifecycle.foreign`.
 
-Only the system's daemon does so. Its records are in memory only: after a restart the times start over, so messages come
-later and no process is ended sooner. Messages are sent like alerts, by processes that run as their recipients. Which
-jobs wait for which card is worked out on another thread.
+Only the system daemon does so. Its records are in memory only: after a restart the times start over, so
+messages come later and no process is ended sooner. Messages are sent like alerts, by processes that run as
+their recipients. Another thread works out which jobs wait for which GPU.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from gpusched.scheduler.whatif import starts_on
 
 log = getLogger("gpusched.daemon")
 _LOOK_S = 5.0
-"""Between two looks at the jobs blocked by foreign processes: each plans the queue twice."""
+"""Time between two searches for jobs blocked by foreign processes: each plans the queue twice."""
 _MOST_WAYS = 20
-"""That are remembered of one message: it is their own word."""
+"""Delivery methods remembered per message: they are reported by the recipient's own process."""
 _SOMEBODY = ("",)
-"""In place of the queues of those who wait, while that is not known."""
+"""Placeholder for the queues of blocked jobs while these are unknown."""
 _MESSAGES = "messages to foreign users"
-"""The step that works out blocked jobs and sends messages; the scan of processes goes on without it."""
+"""The step that works out blocked jobs and sends messages; the scan of processes runs without it."""
 Mark = tuple[int, int]
 """Pid and start ticks."""
 
 
 class ForeignProcessWatch:
-    """Looks at each poll."""
+    """Checks foreign GPU processes at each poll."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -63,11 +63,11 @@ class ForeignProcessWatch:
         self._is_looking = False
 
     def notes_of(self, pid: int) -> OwnerNotes | None:
-        """What is remembered of the process that has this pid now."""
+        """Notes on the process that has this pid now."""
         return next((notes for (known, _), notes in self._notes.items() if known == pid), None)
 
     def heard(self, report: Report, alert: Alert) -> None:
-        """What became of a message."""
+        """Take in the delivery report of a message."""
         if alert.event != "gpu_foreign" or "outcome" not in report:
             return
         pid, _, start_ticks = alert.key.split(" ")[1].partition(".")
@@ -84,7 +84,7 @@ class ForeignProcessWatch:
             notes.untold = f"{way or 'notify'}: {report['error']}"
 
     def poll(self) -> None:
-        """See who is there; tell and end those who are due."""
+        """Find foreign processes; notify owners and end processes as due."""
         settings = self._scheduler.settings.foreign
         if not settings.message:
             self._notes.clear()
@@ -127,7 +127,7 @@ class ForeignProcessWatch:
     # --- who is there ---------------------------------------------------------------------------
 
     def _look(self, now: float) -> list[ForeignProcess]:
-        """All that close a card, by pid; what is known of those who are gone is forgotten."""
+        """All processes that block a GPU, by pid; drops the notes on processes that are gone."""
         scheduler = self._scheduler
         cards: dict[int, list[ForeignGpuUse]] = {}
         names: dict[int, str] = {}
@@ -178,7 +178,7 @@ class ForeignProcessWatch:
         return found
 
     def _first_look(self, pid: int, now: float) -> OwnerNotes | None:
-        """None for one whose owner has no account here, as in a container: without a message no process is ended."""
+        """New notes; None for owners without an account here, as in a container: no end without a message."""
         uid = proctree.real_uid(pid)
         if uid is None:
             return None
@@ -205,7 +205,7 @@ class ForeignProcessWatch:
             self._scheduler.alerts.alert_users(messages(step, ways, others, self._scheduler.site.node, now))
 
     def _end(self, step: ForeignEnd, notes: OwnerNotes, now: float) -> None:
-        """TERM or KILL to this very process, if it is still that user's."""
+        """Send TERM or KILL to this process, if it is the same and still that user's."""
         stranger = step.stranger
         process = proctree.read_process(stranger.pid)
         settings = self._scheduler.settings.foreign
@@ -231,7 +231,7 @@ class ForeignProcessWatch:
 
 
 def _closing(view: GpuView, status: GpuStatus, least_mib: int) -> Sequence[GpuProcess]:
-    """The foreign processes that keep whole-card jobs off a card, except those that hold next to nothing of it."""
+    """Foreign processes that keep whole-card jobs off a GPU, except those that hold next to nothing of it."""
     foreign = [process for process in status.intruders if process.run is None]
     mib = sum(process.vram_mib or 0 for process in foreign)
     if view.why_not_whole is None or not (mib > view.foreign_limit_mib or view.is_foreign_busy):
@@ -248,7 +248,7 @@ def _wanted(outlook: QueueForecast, left: Mapping[str, int]) -> Mapping[str, tup
 
 
 def _program(pid: int) -> str | None:
-    """Name of the file it executes if that belongs to root: a process may call itself anything."""
+    """Name of the executable if it belongs to root; other names can be forged."""
     path = f"/proc/{pid}/exe"
     try:
         target, found = os.readlink(path), os.stat(path)

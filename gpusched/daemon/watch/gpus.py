@@ -1,7 +1,8 @@
-"""What readings and early failures say against cards: kept in memory, acted on in the tick.
+"""Evidence against GPUs from readings and early failures: kept in memory, acted on in the tick.
 
-A card that is held responsible is drained with a message that begins with `SUSPECT`, so that it is recorded, shown, and
-taken back by `gctl undrain`. The evidence itself is not recorded: after a restart it takes new failures.
+A GPU that is held responsible is drained with a message that begins with `SUSPECT`, which records and shows
+it, and lets `gctl undrain` revert it. The evidence itself is not recorded: after a restart, it takes new
+failures.
 """
 
 from __future__ import annotations
@@ -49,23 +50,23 @@ class GpuFaults:
     def __init__(self) -> None:
         self._known: tuple[GpuFault, ...] = ()
         self._parents: dict[str, str] = {}
-        """UUIDs of the cards that MIG instances are parts of."""
+        """UUID of the GPU that each MIG instance belongs to."""
         self._new: list[GpuFault] = []
-        """Not acted on in any tick that was recorded."""
+        """Faults that no committed tick has acted on."""
         self._taken = 0
-        """How many of them the last tick acted on."""
+        """Number of them that the last tick acted on."""
         self._lost: dict[str, GpuFault] = {}
-        """Cards that are lost, by UUID."""
+        """Lost GPUs, by UUID."""
         self._read_until: float | None = None
-        """Faults from before this instant are known; None where nothing tells of them."""
+        """Faults before this instant are known; None without a source of faults."""
         self._evidence: Evidence = {}
         self._faulty: dict[str, FaultyRun] = {}
-        """Runs with a fault of the hardware, oldest first, by handle."""
+        """Runs with a hardware fault, oldest first, by handle."""
         self._drains: dict[str, str] = {}
-        """Messages of cards that were taken out, until the table is seen to have them: a commit may fail."""
+        """Drain messages not yet seen in the table, since a commit may fail."""
 
     def observe(self, reading: GpuReading, lost: Iterable[tuple[GpuSample, float]] = ()) -> None:
-        """Take in the faults of a reading, and the cards that are lost with when that was first seen."""
+        """Take in the faults of a reading, and the lost GPUs with the instants they were first missed."""
         self._read_until = reading.faults_until
         # Those of a card that is lost now are still the ones that its runs had.
         self._parents.update((gpu.uuid, gpu.mig_parent) for gpu in reading.gpus if gpu.mig_parent is not None)
@@ -82,16 +83,16 @@ class GpuFaults:
         self._new += losses
 
     def of(self, uuid: str) -> tuple[GpuFault, ...]:
-        """Numbered faults of a card since the machine was started, as far as they are known; oldest first."""
+        """Known numbered faults of a GPU since boot, oldest first."""
         numbered = (fault for fault in self._known if fault.uuid == uuid and fault.xid is not None)
         return tuple(sorted(numbered, key=lambda fault: fault.at))
 
     def may_be_unread(self, run: Run, tx: TickTransaction) -> bool:
-        """Whether a fault that explains the run's failure may be in the next reading: its cards are kept until then."""
+        """Whether the next reading may explain the run's failure; its GPUs are kept until then."""
         return awaits_faults(run, self._read_until, tx.now, tx.settings.gpu.release_wait_s)
 
     def carry_out(self, tx: TickTransaction) -> None:
-        """Drain the cards whose new faults call for it, and those that could not be recorded in an earlier tick."""
+        """Drain GPUs because of new faults, and repeat drains that an earlier tick could not record."""
         self._drains = {uuid: text for uuid, text in self._drains.items() if uuid not in tx.world.drains}
         for uuid, message in self._drains.items():
             tx.drain(uuid, message)
@@ -110,17 +111,17 @@ class GpuFaults:
                 self.hold_repeated(job, run, tx)
 
     def recorded(self) -> None:
-        """What this tick has done about faults is in the table."""
+        """Note that the last tick's actions are committed."""
         del self._new[: self._taken]
         self._taken = 0
 
     def _with_instances(self, run: Run, faults: Sequence[GpuFault]) -> tuple[GpuFault, ...]:
-        """The faults, those of a divided card as those of the run's instance of it: which one had it, nobody says."""
+        """The faults, and those of a divided GPU also for the run's instance: reports do not say which one had it."""
         instances = {self._parents[share.uuid]: share.uuid for share in run.gpus if share.uuid in self._parents}
         return (*faults, *(replace(one, uuid=instances[one.uuid]) for one in faults if one.uuid in instances))
 
     def _note_faulty(self, job: Job, run: Run, faults: Sequence[GpuFault], settings: FaultSettings) -> bool:
-        """Remember the fault of the hardware that a run had; whether there is one."""
+        """Remember a run's hardware fault; return whether there is one."""
         fault = fault_of(run, faults, settings.xid_victim + settings.xid_drain)
         if fault is None:
             return False
@@ -130,7 +131,7 @@ class GpuFaults:
         return True
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
-        """The ended run with the cause of its failure. Its card may become suspect."""
+        """The ended run with the cause of its failure. Its GPU may become suspect."""
         faults, settings = self._with_instances(run, self._known), tx.settings.fault
         after = attribute_to_gpu(run, fault_of(run, faults, settings.xid_victim))
         self._note_faulty(job, run, faults, settings)
@@ -146,9 +147,9 @@ class GpuFaults:
         return after
 
     def hold_repeated(self, job: Job, run: Run, tx: TickTransaction) -> None:
-        """Hold what waits of the run's job and of those like it, when their runs meet the same fault repeatedly.
+        """Hold pending jobs like the run's job, when their runs hit the same fault repeatedly.
 
-        A job that was submitted since starts once: it may have been mended.
+        A job submitted since starts once: it may have been fixed.
         """
         last = self._faulty.get(run.id)
         runs = () if last is None else repeated(last, self._faulty.values(), tx.settings.fault.hold_after)
@@ -187,20 +188,20 @@ def _may_be_held(job: Job) -> bool:
 
 _EVENTS = {GpuState.LOST: "gpu_lost", GpuState.SUSPECT: "gpu_suspect"}
 _UNREADABLE_AFTER = 3
-"""Readings in a row that fail as a whole before the administrator is alerted: one may just have come too late."""
+"""Consecutive failed readings before an alert to the administrator: a single one may just be late."""
 
 
 class GpuWatch:
-    """Compares the state of each card with the one before. What is wrong at the first look is reported then."""
+    """Compares the state of each GPU with the last one. Faults at the first look are reported too."""
 
     def __init__(self) -> None:
         self._bad: dict[str, str] = {}
         self._unreadable = 0
 
     def new_faults(self, tracker: GpuTracker, reading: GpuReading, node: str) -> Iterator[AdminEvent]:
-        """Every card that was lost or became suspect, and the driver that answers for none of them.
+        """Yield GPUs that were lost or became suspect, or one event for a driver that does not respond.
 
-        Not those that are suspect because they were drained for it: that is reported when it is recorded.
+        Omits GPUs that are suspect because of a drain, which is reported when it is recorded.
         """
         error = tracker.unreadable(reading)
         if error is not None:

@@ -1,7 +1,6 @@
-"""What the daemon remembers of the past to tell the future: how long jobs ran, and how good estimates were.
+"""What past jobs say about future ones: run times, and the accuracy of predictions.
 
-Both are read from the table when they are first asked for, and kept up to date from then on. Nothing is ever
-ended because of them.
+Read from the table on first use and kept up to date from then on. No run is ever ended because of them.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from gpusched.predict.predictor import (
 )
 
 MOST_JOBS = 5000
-"""So many jobs back from the newest, those that have ended are read from the table."""
+"""Number of newest jobs from which the ended ones are read from the table."""
 _CHUNK = 500
 MOST_FAMILIES = 5000
 
@@ -51,38 +50,38 @@ class History:
         self._store = store
         self._run_times_s: dict[Family, tuple[float, ...]] = {}
         self._predictions: dict[Family, tuple[tuple[float, ...], Prediction | None]] = {}
-        """What was predicted, and from which run times; asked several times for each job, changed by an end."""
+        """Cache of predictions with their run times, used several times per job and changed by an end."""
         self._peaks_mib: dict[Family, tuple[int, ...]] = {}
-        """VRAM of each card that runs used, by family, oldest first."""
+        """Peak VRAM per GPU of runs, by family, oldest first."""
         self._past = RunTimes()
         self._judge = PredictionJudge()
         self._overruns = Overruns()
         self._said: dict[int, int] = {}
-        """What running jobs with a time limit were guessed to run, as they started."""
+        """Guessed run times of running jobs with a time limit, as of their start."""
         self._learned: set[str] = set()
-        """Runs learned in the tick that is under way: after a commit that fails it is repeated."""
+        """Runs learned in the current tick, which is repeated after a failed commit."""
         self._changed: dict[Family, None] = {}
-        """Families with new runs since the last look."""
+        """Families with new runs since the last `take_changes`."""
         self._turned: dict[str, None] = {}
-        """Users for whom limits are gone by since the last look, or are no longer."""
+        """Users whose limits have come into use, or gone out of use, since the last `take_changes`."""
         self._looked_at = -inf
         self._unread: range | None = None
-        """Jobs whose past is not read yet; None before the first look into the table."""
+        """Ids of past jobs not read yet; None before the first read."""
 
     def load(self) -> None:
-        """Read what is left of the past."""
+        """Read the rest of the past."""
         while not self.load_some():
             pass
 
     @property
     def is_loaded(self) -> bool:
-        """Whether all of the past is read."""
         return self._unread is not None and not self._unread
 
     def load_some(self) -> bool:
-        """Read a part of the past, the newest first, which takes some hundredths of a second; whether it was the last.
+        """Read a part of the past, newest first, within some 10 ms; return whether it was the last one.
 
-        What ends before that is learned from the table too, never twice: a run is read or learned as it ends.
+        Runs that end before their job is read come from the table too, but never twice: a run is either read or
+        learned as it ends.
         """
         if self._unread is None:
             last = self._store.next_job_id()
@@ -116,9 +115,9 @@ class History:
             self._peaks_mib[kind] = (*peaks_mib, *self._peaks_mib.get(kind, ()))[-NEWEST_PEAKS:]
 
     def learn(self, job: Job, run: Run) -> None:
-        """Take in a run that has ended, once; what failed or was stopped says nothing of how long it takes.
+        """Take in an ended run, once; failed and stopped runs say nothing about run times.
 
-        One that was ended at its limit says how good the limit was, and that jobs like it may take longer.
+        A run ended at its limit says how good the limit was, and that similar jobs may take longer.
         """
         if run.id in self._learned:
             return
@@ -153,13 +152,13 @@ class History:
                 del self._peaks_mib[next(iter(self._peaks_mib))]
 
     def recorded(self) -> None:
-        """The ends that were learned last are in the table: none of them comes again."""
+        """Note that the last learned ends are committed, so that none of them recurs."""
         self._learned.clear()
 
     def take_changes(self, as_of: float) -> tuple[Collection[Family], Collection[str]]:
-        """Families with new runs since the last call, and users whose limits count differently now.
+        """Families with new runs since the last call, and users whose limits are now used or no longer used.
 
-        Nothing twice as of the same instant.
+        Empty if called again for the same instant.
         """
         if not self._changed or as_of == self._looked_at:
             return (), ()
@@ -168,25 +167,25 @@ class History:
         return found
 
     def vram_seen(self, job: Job) -> VramSeen | None:
-        """How much VRAM jobs like this one used of each card; None when too few have ended."""
+        """VRAM per GPU that similar jobs used; None when too few have ended."""
         return largest_peak(self._peaks_mib.get(family(job), ()))
 
     def began(self, job: Job) -> None:
-        """Remember what was thought of a job as it started, to judge that by."""
+        """Remember the guess for a job that starts, to judge it later."""
         limit_s = _stated_limit_s(job)
         if limit_s is not None and self._unread is not None:
             self._said[job.id] = self._guess(job, limit_s).plan_s
 
     def limit_advice(self, user: str, spec: JobSpec) -> LimitAdvice | None:
-        """The time limit that jobs like this one of a user keep; None when too few have ended."""
+        """The time limit that similar jobs of a user keep to; None when too few have ended."""
         return advise(self._overruns.ended(family_of(user, spec)))
 
     def guess(self, job: Job) -> RunTimeGuess | None:
-        """How long a job will run; None where nothing is known, or its user's limits have been the better guesses.
+        """Guess a job's run time; None if nothing is known, or if its user's limits have been more accurate.
 
-        The order expects it to take no shorter than what runs like it that were ended at their limits make likely.
-        Without a stated limit even other users' runs say more than nothing, or than a default: a new user is not last
-        in line for lack of history.
+        The expected time for ordering is at least what similar runs ended at their limits make likely. Without a
+        stated limit, even other users' runs say more than nothing or a default, so that new users are not last in
+        the queue for lack of history.
         """
         limit_s = job.spec.time_limit_s
         if _stated_limit_s(job) is None:
@@ -199,7 +198,7 @@ class History:
         return at_least(guess, limit_s, self._overruns.least_s(family(job), job.user, limit_s))
 
     def expectation(self, job: Job) -> ExpectedRunTime:
-        """How long a job is expected to run, and what that goes by."""
+        """Expected run time of a job, and the source of the expectation."""
         limit_s, guess = job.spec.time_limit_s, self.guess(job)
         if limit_s is None:
             return (
@@ -214,16 +213,16 @@ class History:
         return ExpectedRunTime(guess.expected_s, "prediction")
 
     def measure(self, user: str | None = None) -> PredictionError:
-        """How good guesses and limits have been, for jobs of this user; None: for everybody's."""
+        """Accuracy of guesses and limits for jobs of this user; None for all users."""
         return self._judge.measure(user)
 
     def _guess(self, job: Job, limit_s: int) -> RunTimeGuess:
         return by_all_alike(self._past, _marks(job)[:_OWN], limit_s) or RunTimeGuess(limit_s, limit_s)
 
     def _look_back(self, ended: Sequence[tuple[Job, float, bool]]) -> None:
-        """Take in what ended before all that is known, oldest first; each is judged by those before it.
+        """Take in runs older than all known ones, oldest first; each is judged by its predecessors.
 
-        Args: ended: with how long each run moved, and whether it was ended at its limit.
+        Args: ended: job, run time (s) without suspensions, and whether it was ended at its limit.
         """
         past, said, overruns = RunTimes(), [], []
         for job, run_s, is_cut in ended:
@@ -245,7 +244,7 @@ class History:
         return dict(self._run_times_s)
 
     def predict(self, job: Job) -> Prediction | None:
-        """How long this job will run; None when too few like it have ended."""
+        """Predicted run time of a job; None when too few similar ones have ended."""
         kind = family(job)
         run_times_s = self._run_times_s.get(kind)
         if run_times_s is None:
@@ -257,36 +256,35 @@ class History:
 
 
 def _stated_limit_s(job: Job) -> int | None:
-    """The time limit that its user vouches for; a default, or what jobs like it keep, says nothing of this user."""
+    """Time limit stated by the user; a default or a limit learned from similar jobs says nothing about the user."""
     return None if job.spec.time_limit_source else job.spec.time_limit_s
 
 
 def _marks(job: Job) -> tuple[Hashable, ...]:
-    """Groups of similar jobs, closest first: family and limit, family, user, all with as many GPUs, all."""
+    """Groups of similar jobs, closest first: family and limit, family, user, same number of GPUs, all."""
     kind = family(job)
     return (kind, job.spec.time_limit_s), kind, job.user, kind.gpus, ()
 
 
 _OWN = 3
-"""The first this many marks are of the same user; beside a limit these say more than other users' runs."""
+"""The first marks of `_marks` that cover one user; beside a limit they say more than other users' runs."""
 _CUT = 1
-"""The first this many marks learn from a run that was ended at its limit: those with the same limit."""
+"""The first marks of `_marks` that learn from a run ended at its limit: those with the same limit."""
 _TELLING = frozenset({JobState.COMPLETED, JobState.TIMEOUT})
-"""Ends of runs that say something of how long jobs take."""
+"""Job states that say something about run times."""
 
 
 def _is_cut(run: Run) -> bool:
-    """Whether a run was ended at its time limit."""
     return run.outcome is JobState.TIMEOUT and run.reason is ReasonCode.TIME_LIMIT
 
 
 def _goes_on(job: Job) -> bool:
-    """Whether it asked to be run again at its limit, as jobs do that go on from a checkpoint."""
+    """Whether the job asked to be requeued at its limit, as jobs that resume from a checkpoint do."""
     return "timeout" in job.spec.retry.retry_on
 
 
 def _run_s(run: Run) -> float | None:
-    """How long a run moved; None for one that neither ended well nor was ended at its limit."""
+    """Run time without suspensions (s); None unless the run completed or was ended at its limit."""
     if not (run.outcome is JobState.COMPLETED or _is_cut(run)) or run.start_at is None or run.end_at is None:
         return None
     return max(0.0, run.end_at - run.start_at - run.suspended_s)

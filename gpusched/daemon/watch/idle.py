@@ -1,7 +1,7 @@
-"""Watches the GPUs of running jobs and carries out what is due when they do nothing.
+"""Watches the GPUs of running jobs and acts on idle ones.
 
-What was done is recorded with the run, so that a restart repeats no step; since when the GPUs are idle is measured
-anew after one.
+Actions are recorded with the run, so that a restart repeats no step; idle times are measured from scratch
+after a restart.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Tell = Callable[[TickTransaction, Job, str], None]
 
 
 class IdleWatch:
-    """What is known of the runs whose GPUs are watched."""
+    """State of the runs with watched GPUs."""
 
     def __init__(self) -> None:
         self._watches: dict[str, IdleStreak] = {}
 
     def observe(self, reading: GpuReading, world: DaemonState, settings: Settings) -> None:
-        """Take in a reading; suspended runs and those being ended are skipped until they continue."""
+        """Take in a reading; skips suspended runs and runs being stopped until they continue."""
         samples = {} if reading.error is not None else {gpu.uuid: gpu for gpu in reading.gpus}
         seen: dict[str, IdleStreak] = {}
         for handle, run in world.open_runs.items():
@@ -52,17 +52,17 @@ class IdleWatch:
         self._watches = seen
 
     def suspects(self) -> list[str]:
-        """Runs with idle GPUs, whose other activity matters."""
+        """Runs with idle GPUs, for which other activity matters."""
         return [name for name, seen in self._watches.items() if seen.idle_at is not None]
 
     def note(self, activities: Mapping[str, Activity], settings: Settings) -> None:
-        """Take in what processes did beside their GPUs."""
+        """Take in the activity of processes outside their GPUs."""
         for name, activity in activities.items():
             if name in self._watches:
                 self._watches[name] = idle.add_activity(self._watches[name], activity, settings.idle)
 
     def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
-        """Record and order what is due; `tell` raises the owner's alert."""
+        """Record and order the steps that are due; `tell` raises the owner's alert."""
         settings = tx.settings.idle
         for handle, run in list(tx.world.open_runs.items()):
             seen = self._watches.get(handle)
@@ -86,7 +86,7 @@ def _look(at: float, cards: list[GpuSample | None], idle_up_to: float) -> GpuLoa
 
 
 def _busiest(values: list[float | None], idle_up_to: float) -> float | None:
-    """The largest; None when one is unknown and none of the others is busy by itself."""
+    """The largest value; None if one is unknown and no other is busy by itself."""
     known = [value for value in values if value is not None]
     if len(known) == len(values) or (known and max(known) > idle_up_to):
         return max(known, default=None)
@@ -110,7 +110,7 @@ def _take(step: IdleStep, job: Job, run: Run, since: float, tx: TickTransaction,
 
 
 def record_idle(job: Job, run: Run, text: str, tx: TickTransaction, tell: Tell) -> None:
-    """The event `gpu_idle`: notifies the owner once per run, in the job's story and by an alert if wanted."""
+    """Record the event `gpu_idle`: notify the owner once per run, in the story and by an alert if wanted."""
     hint = "; end it with gcancel, or submit with --ignore-idle if this is intended"
     tx.notify(job, run, "idle", text + hint, f"{text}; end it if you are done with them")
     tx.put_run(run)
@@ -135,14 +135,14 @@ def _mark(job: Job, run: Run, tx: TickTransaction) -> None:
 
 
 _MOST_FILES = 1000
-"""Files looked at in a checkpoint folder."""
+"""Limit on files to look at in a checkpoint folder."""
 
 
 class ActivityReader:
-    """What the processes of runs with idle GPUs do beside them; read once in each window of [idle] window_s.
+    """Reads the other activity of runs with idle GPUs, once per [idle] window_s.
 
-    Only when the settings may end such runs. Files are looked at on another thread: they are the users', on whatever
-    file system, and may take for ever to answer.
+    Only if the settings may end such runs. Another thread looks at the files: they are the users', on any file
+    system, and may never respond.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -151,7 +151,7 @@ class ActivityReader:
         self._is_looking = False
 
     def poll(self) -> None:
-        """Look now if it is time and a run's GPUs are idle."""
+        """Look if it is time and a run's GPUs are idle."""
         loop = asyncio.get_running_loop()
         settings = self._scheduler.settings.idle
         if settings.then == "off" or self._is_looking or loop.time() < self._next_at:
@@ -189,9 +189,9 @@ def _look_at_files(files: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[obje
 
 
 def marks_of(paths: tuple[str, ...]) -> tuple[object, ...] | None:
-    """Something that changes when one of these files, or one in one of these folders, does; None when one hides.
+    """A value that changes with any of these files, or files in these folders; None if one is hidden.
 
-    A missing path is a mark too: it changes when the file is created.
+    A missing path counts too: the value changes when the file is created.
     """
     marks: list[object] = []
     try:

@@ -1,8 +1,8 @@
-"""Watches GPU use beyond what jobs booked, and carries out what is due.
+"""Watches GPU use beyond what jobs booked, and acts on it.
 
-`OveruseWatch` watches what runs hold of the cards that they share, `IntruderWatch` jobs on GPUs that they did not book
-and intruders on GPUs that jobs did. Notifications are in the job's story, so a restart repeats none; since when a run
-is over its booking, or an intruder there, is measured again after one.
+`OveruseWatch` watches runs on shared GPUs, `IntruderWatch` jobs on GPUs they did not book and intruders on
+booked GPUs. Notifications are in the job's story, so that a restart repeats none; how long a run has been over
+its booking, or an intruder present, is measured from scratch after a restart.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ log = getLogger("gpusched.daemon")
 Tell = Callable[[TickTransaction, Job, str], None]
 """Raises an alert about a job, with this text."""
 OVER, CROWDED = "vram", "crowded"
-"""Kinds of events in a job's story: it holds too much; another does."""
+"""Kinds of story events: the job holds too much; another job does."""
 _LEAST_GAP_S = 30.0
 KEPT_S = 60.0
-"""So long looks at a card are kept for who asks what a run died of."""
+"""How long readings of a GPU are kept to explain the death of a run."""
 _MOST_LOOKS = 200
 
 
 class OveruseWatch:
-    """What is known of the runs that share cards."""
+    """State of the runs that share GPUs."""
 
     def __init__(self) -> None:
         self._watches: dict[str, OveruseStreak] = {}
         self._looks: dict[str, deque[SharedGpuReading]] = {}
         self._shares: Mapping[str, tuple[ShareUse, ...]] = {}
         self._told: dict[tuple[str, str], float | None] = {}
-        """By run and kind, when its owner was notified; None: not yet, and the story has been read."""
+        """By run and kind, when the owner was notified; None: not yet, according to the story."""
 
     def observe(self, reading: GpuReading, tracker: GpuTracker, world: DaemonState, settings: Settings) -> None:
-        """Take in a reading that the tracker has folded."""
+        """Take in a reading that the tracker has processed."""
         at = reading.at
         self._shares = {} if reading.error is not None else tracker.shares()
         uses: dict[str, list[ShareUse]] = {}
@@ -83,11 +83,11 @@ class OveruseWatch:
         self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
 
     def reload(self) -> None:
-        """The memory was rebuilt from the table: only notifications that are recorded there count."""
+        """Forget notifications after the memory was rebuilt: only recorded ones count."""
         self._told = {}
 
     def facts(self, run: Run, reading: GpuReading | None, settings: Settings) -> dict[str, ShareFacts]:
-        """By GPU UUID, what can be said of an open run's shares; whole cards are left out."""
+        """Facts about an open run's shares, by GPU UUID; without whole GPUs."""
         samples = {gpu.uuid: gpu for gpu in reading.gpus} if reading is not None and reading.error is None else {}
         found = {}
         for share in run.gpus:
@@ -99,7 +99,7 @@ class OveruseWatch:
         return found
 
     def why(self, run: Run, settings: Settings, now: float) -> str | None:
-        """A sentence when the run is known to hold more than it booked."""
+        """A sentence if the run is known to hold more than it booked."""
         seen = self._watches.get(run.id)
         if seen is None or seen.worst is None or seen.since is None or settings.gpu.vram_over == "ignore":
             return None
@@ -113,7 +113,7 @@ class OveruseWatch:
         return f"{text}; its run will be ended in {format_duration(max(0.0, left_s))} unless it frees some"
 
     def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
-        """Record and order what is due; `tell` raises the owner's alert."""
+        """Record and order the steps that are due; `tell` raises the owner's alert."""
         settings = tx.settings
         if settings.gpu.vram_over == "ignore":
             return
@@ -149,7 +149,7 @@ class OveruseWatch:
         tell(tx, job, text + hint)
 
     def _warn_neighbours(self, over: str, tx: TickTransaction) -> None:
-        """Tell those that may fail for it, once each."""
+        """Warn the runs that may fail because of it, once each."""
         for shares in self._shares.values():
             if all(use.run != over for use in shares):
                 continue
@@ -166,14 +166,14 @@ class OveruseWatch:
                 tx.put_job(tx.world.jobs[run.job_id], JobEvent(run.job_id, tx.now, CROWDED, text, run.number))
 
     def _told_at(self, run: Run, kind: str, tx: TickTransaction) -> float | None:
-        """When the owner was notified; the story is read once per run, since that may have been before a restart."""
+        """When the owner was notified; reads the story once per run, since it may have been before a restart."""
         if (run.id, kind) not in self._told:
             told = [one.at for one in tx.store.events(run.job_id) if one.kind == kind and one.run == run.number]
             self._told[run.id, kind] = max(told, default=None)
         return self._told[run.id, kind]
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
-        """The ended run, as a victim of its neighbour if it is one."""
+        """The ended run, marked as a victim of its neighbour if it is one."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
         return overuse.crowded_victim(run, looks, tx.settings.gpu, lambda handle: _name_of(handle, tx))
 
@@ -183,34 +183,34 @@ def _name_of(handle: str, tx: TickTransaction) -> str:
 
 
 def _asking_mib(use: ShareUse) -> int:
-    """What it holds, in whole GiB upwards."""
+    """Memory in use, rounded up to whole GiB."""
     return -(-(use.used_mib or 0) // 1024) * 1024
 
 
 def gap_s(settings: Settings) -> float:
-    """A longer pause between two readings says nothing of the time in between."""
+    """Gap between readings (s) beyond which nothing is assumed about the time in between."""
     return max(_LEAST_GAP_S, 3 * settings.daemon.poll_s)
 
 
 Notify = Callable[[TickTransaction, Job, str, str, str], None]
-"""Raises an alert about a job: the event, what it is about among others of that event, the text."""
+"""Raises an alert about a job: the event, its subject among alerts of that event, the text."""
 UNBOOKED, INTRUDER = "unbooked", "intruder"
-"""Kinds of events in a job's story: it uses a GPU that it did not book; an intruder is on one that it booked."""
+"""Kinds of story events: the job uses a GPU it did not book; an intruder is on a GPU it booked."""
 
 
 class IntruderWatch:
-    """What is known of intruders, by GPU."""
+    """State of intruders, by GPU."""
 
     def __init__(self) -> None:
         self._sightings: dict[tuple[str, str | int], Sighting] = {}
         self._looks: dict[str, deque[UnbookedReading]] = {}
         self._stories: dict[str, list[JobEvent]] = {}
-        """By run, the notifications of its owner."""
+        """Notifications of the owner, by run."""
         self._is_fresh = False
-        """A reading has come since the last look at what is due."""
+        """A reading has arrived since the last `carry_out`."""
 
     def observe(self, reading: GpuReading, tracker: GpuTracker, world: DaemonState, settings: Settings) -> None:
-        """Take in a reading that the tracker has folded."""
+        """Take in a reading that the tracker has processed."""
         at, gap, self._is_fresh = reading.at, gap_s(settings), True
         found: dict[str, list[Intruder]] = {}
         if reading.error is None:
@@ -230,7 +230,7 @@ class IntruderWatch:
         self._stories = {run: story for run, story in self._stories.items() if run in world.open_runs}
 
     def unbooked(self, run: str | None = None) -> list[Intruder]:
-        """Runs on GPUs that they did not book, as of the last reading; by GPU. Args: run: of this one alone."""
+        """Runs on GPUs that they did not book, as of the last reading, by GPU. Args: run: only this one."""
         found = [seen.intruder for seen in self._sightings.values()]
         mine = [one for one in found if one.run is not None and run in (None, one.run)]
         return sorted(mine, key=lambda one: (one.index, one.run or ""))
@@ -242,13 +242,13 @@ class IntruderWatch:
         return sorted(found, key=lambda one: (one.index, one.process.pid))
 
     def reload(self) -> None:
-        """The memory was rebuilt from the table: only notifications that are recorded there count."""
+        """Forget notifications after the memory was rebuilt: only recorded ones count."""
         self._stories = {}
 
     # --- in a tick --------------------------------------------------------------------------------
 
     def carry_out(self, tx: TickTransaction, notify: Notify) -> None:
-        """Record and order what is due, once for each reading; `notify` raises the owner's alert."""
+        """Record and order the steps that are due, once per reading; `notify` raises the owner's alert."""
         if not self._is_fresh:
             return
         self._is_fresh = False
@@ -277,7 +277,7 @@ class IntruderWatch:
             tx.put_job(after, *story)
 
     def _notify_booker(self, run: Run, one: Intruder, tx: TickTransaction, notify: Notify) -> None:
-        """Tell the owner of a job of an intruder on its GPU, once each."""
+        """Notify the owner of a job about an intruder on its GPU, once per intruder."""
         _, job = _running(run.id, tx.world)
         mark = intruder_mark(one, _names(tx.world))
         if job is None or self._told_at(run, INTRUDER, mark, tx) is not None:
@@ -289,7 +289,7 @@ class IntruderWatch:
         notify(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
 
     def _told_at(self, run: Run, kind: str, mark: str, tx: TickTransaction) -> float | None:
-        """When the owner was notified; the story is read once per run, since that may have been before a restart."""
+        """When the owner was notified; reads the story once per run, since it may have been before a restart."""
         if run.id not in self._stories:
             story = tx.store.events(run.job_id)
             kinds = (UNBOOKED, INTRUDER)
@@ -298,20 +298,20 @@ class IntruderWatch:
         return max(told, default=None)
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
-        """The ended run, as a victim of a job that did not book its GPU if it is one."""
+        """The ended run, marked as a victim of a job that did not book its GPU if it is one."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
         return unbooked_victim(run, looks, tx.settings.gpu, _names(tx.world))
 
 
 def _running(handle: str, world: DaemonState) -> tuple[Run | None, Job | None]:
-    """An open run and its job, unless it is being ended."""
+    """An open run and its job, unless it is being stopped."""
     run = world.open_runs.get(handle)
     job = None if run is None else world.jobs.get(run.job_id)
     return (run, job) if job is not None and job.state is JobState.RUNNING else (None, None)
 
 
 def _veiled(text: str, handle: str, to: Job, tx: TickTransaction) -> str:
-    """The text without the name of another user's job where these are private."""
+    """The text without the name of another user's job, if jobs are private."""
     other = tx.world.find(split_run_id(handle)[0])
     if "jobs" not in tx.settings.access.private_data or other is None or other.uid == to.uid:
         return text

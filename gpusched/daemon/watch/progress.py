@@ -1,8 +1,8 @@
-"""Reads the progress of runs on demand: never in the tick, never for runs that no one asks about.
+"""Reads the progress of runs on demand: never in the tick, and only for runs that a client asks about.
 
-A run says so in the file that GPUSCHED_PROGRESS names, or by a bar at the end of its output. Both are files of the
-user, so they are opened in a way that has no effect and leads nowhere else, and only their ends are read; in a thread
-of its own, because a file server that is away must not hold up the daemon.
+A run reports progress in the file that GPUSCHED_PROGRESS names, or by a bar at the end of its output. Both
+files belong to the user, so they are opened in a way that has no side effects and follows no links, and only
+their ends are read; in a separate thread, because an unavailable file server must not block the daemon.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gpusched.model.job import Job, Run, run_id
 from gpusched.model.progress import Progress, Sample, ShownProgress, left_s, parse_bar, parse_progress, with_sample
 
 FRESH_S = 2.0
-"""A run is not looked at again within so long."""
+"""Shortest time between two looks at a run."""
 PATIENCE_S = 0.1
-"""So long an answer waits for the files; then it says what was known before."""
+"""Time an answer waits for the files before it falls back to earlier results."""
 MOST_RUNS = 500
-"""Runs looked at for one answer, those that were seen longest ago first."""
+"""Runs to look at for one answer, least recently seen first."""
 TAIL_BYTES = 4096
 Mark = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What one file of a run says."""
+    """Content of one progress file of a run."""
 
     mark: Mark
     changed_at: float
@@ -41,19 +41,19 @@ class _Said:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What is known of one run."""
+    """State of one run."""
 
     looked_at: float
     """On the monotonic clock."""
     files: Mapping[str, _Said] = field(default_factory=dict)
     said: _Said | None = None
-    """By the file that counts."""
+    """From the file that counts."""
     samples: tuple[Sample, ...] = ()
     began_anew: bool = False
 
 
 class ProgressReader:
-    """What is known of the runs that people look at, and how it is kept fresh."""
+    """Progress of the runs that clients ask about, refreshed on demand."""
 
     def __init__(self, spool: str, now: Callable[[], float]) -> None:
         """Args: spool: the engine's folder; now: the daemon's clock, UTC epoch seconds."""
@@ -68,7 +68,7 @@ class ProgressReader:
     async def refresh(self, jobs: Iterable[Job], runs: Mapping[str, Run]) -> None:
         """Look at the current runs of these jobs, unless that was done a moment ago.
 
-        Args: runs: all open runs by handle; what is known of others is forgotten.
+        Args: runs: all open runs by handle; forgets all others.
         """
         self._take(runs)
         at = time.monotonic()
@@ -118,7 +118,7 @@ class ProgressReader:
             self._seen = {handle: seen for handle, seen in self._seen.items() if handle in runs}
 
     def of(self, handle: str) -> ShownProgress | None:
-        """The progress of a run; None when it reports none, or it was not read."""
+        """The progress of a run; None if it reports none or has not been read."""
         seen = self._seen.get(handle)
         if seen is None or seen.said is None or seen.said.progress is None:
             return None
@@ -135,7 +135,7 @@ class ProgressReader:
 
 
 def look(spool: str, run: Run, uid: int, seen: _Seen | None, now: float, looked_at: float) -> _Seen:
-    """Read what a run says now. A file that cannot be read says nothing."""
+    """Read the current progress of a run. An unreadable file yields none."""
     seen = seen or _Seen(looked_at)
     files: dict[str, _Said] = {}
     for path, parse in ((progress_path(spool, run.id), parse_progress), (run.stdout_path, parse_bar)):
@@ -167,14 +167,14 @@ class FileTail:
     """The end of a file."""
 
     mark: Mark
-    """Changes with its content."""
+    """Changes with the content."""
     changed_at: float
     content: bytes | None
-    """None: as it was."""
+    """None if unchanged."""
 
 
 def read_tail(path: str, owner: int, known: Mark | None) -> FileTail | None:
-    """The end of a regular file of this owner; None for anything else, a link among it."""
+    """The end of a regular file of this owner; None for anything else, including links."""
     try:
         # Opened for nothing first: opening a device or a pipe for reading can already do something.
         handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

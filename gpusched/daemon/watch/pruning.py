@@ -1,8 +1,8 @@
-"""Forgetting jobs that ended long ago, a few at a time, in moments in which nothing else is to be done.
+"""Prunes jobs that ended long ago, a few at a time, in idle moments.
 
-A round walks over the ended jobs, the oldest first; then unused scripts and environments go, and
-space is given back to the disk. Each bite is one transaction between two ticks, when the memory and the table say the
-same. A daemon that is killed meanwhile has lost nothing: the next round finds what is left.
+A round visits the ended jobs, oldest first, then drops unused scripts and environments and returns space to
+the disk. Each step is one transaction between two ticks, when the memory matches the table. If the daemon is
+killed meanwhile, nothing is lost: the next round finds the rest.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from gpusched.ports import JobFilter
 def may_go(
     job: Job, before: float, arrays: Collection[int], pipelines: Collection[str], is_needed: Callable[[Job], bool]
 ) -> bool:
-    """Whether a job may be forgotten now.
+    """Whether a job may be pruned now.
 
-    Args: before: instant before which it must have ended. arrays, pipelines: those that are there. is_needed: whether
-    something unfinished needs it.
+    Args: before: instant before which it must have ended. arrays, pipelines: existing ones. is_needed: whether
+    anything unfinished needs the job.
     """
     if job.end_at is None or job.end_at >= before:
         return False
@@ -34,33 +34,33 @@ def may_go(
 
 
 def pipeline_may_go(ends: Iterable[tuple[int, float | None]], before: float, is_named: Callable[[int], bool]) -> bool:
-    """Whether a pipeline may be forgotten: each of its jobs ended before an instant, and nothing waits for one."""
+    """Whether a pipeline may be pruned: all its jobs ended before an instant, and no job waits for one."""
     return all(end_at is not None and end_at < before and not is_named(job_id) for job_id, end_at in ends)
 
 
 log = getLogger("gpusched.daemon")
 ROUND_S = 3600.0
-"""From the end of a round to the begin of the next."""
+"""Time from the end of a round to the start of the next."""
 SWEEP_S = 86400.0
-"""Looking which scripts are still needed takes a walk over the whole table."""
+"""Time between sweeps: finding the scripts still in use takes a walk over the whole table."""
 BITE_S = 0.002
-"""What one bite is meant to take; its size follows what the one before took."""
+"""Target duration of one step; its size adapts to the duration of the last one."""
 _DAY_S = 86400.0
 _LEAST, _MOST = 16, 512
 _WALKED_AT_ONCE = 8
-"""How much faster rows are read than deleted."""
+"""Ratio of the speeds of reading and deleting rows."""
 _FIRST = (float("-inf"), 0)
 
 
 class Pruner:
-    """Takes bites of the history until nothing is left that may go, then rests.
+    """Prunes the history step by step until nothing is left to prune, then rests.
 
-    Args: drop_folder: takes away the checkpoint folder of a job that is forgotten.
+    Args: drop_folder: removes the checkpoint folder of a pruned job.
     """
 
     def __init__(self, scheduler: Scheduler, drop_folder: Callable[[Job], None]) -> None:
         self.pruned = 0
-        """Jobs forgotten since the daemon began."""
+        """Jobs pruned since the daemon started."""
         self._scheduler = scheduler
         self._drop_folder = drop_folder
         self._size = _LEAST
@@ -70,7 +70,7 @@ class Pruner:
         self._has_left_payloads = False
 
     def bite(self) -> bool:
-        """Do a little, if anything is to be done and the scheduler is quiet; whether to come again soon."""
+        """Do one step if the scheduler is quiet; return whether to call again soon."""
         began = time.perf_counter()
         scheduler = self._scheduler
         if scheduler.settings.history.keep_days <= 0:
@@ -96,7 +96,7 @@ class Pruner:
         return True
 
     def _steps(self) -> Generator[None, None, None]:
-        """One round, bite by bite."""
+        """One round, step by step."""
         before = self.pruned
         # What belongs to an array or a pipeline may go only once that has gone: then the walk is made again.
         while (yield from self._walk()):
@@ -119,7 +119,7 @@ class Pruner:
     # --- jobs -------------------------------------------------------------------------------------
 
     def _walk(self) -> Generator[None, None, bool]:
-        """Look at every job that is old enough; whether an array or a pipeline has gone."""
+        """Visit every job that is old enough; return whether an array or a pipeline was pruned."""
         store = self._scheduler.store
         after, opened = _FIRST, False
         kept: set[str] = set()
@@ -156,7 +156,7 @@ class Pruner:
     # --- scripts and environments -----------------------------------------------------------------
 
     def _sweep(self) -> Generator[None, None, None]:
-        """Drop what no job needs. Not remembered over a restart: the next round that forgets a job sweeps again."""
+        """Drop unused payloads. A restart forgets that this is due; the next round that prunes a job sweeps again."""
         store = self._scheduler.store
         used: set[str] = set()
         last = 0
