@@ -118,7 +118,7 @@ class AlertOutbox:
 
     def _alert_pending(self, turn: TickTransaction, job: Job, plan: Plan) -> None:
         if not isinstance(turn.world.dependency_state(job), Satisfied):
-            # It waits for other jobs on purpose; what counts is how long it waits afterwards.
+            # Waiting for other jobs is intended; only the wait after that counts.
             self._timers.set(turn.now + turn.settings.alert.pending_s, job.id)
             return
         why = waiting_reason(job, turn.world, plan, turn.now)
@@ -175,7 +175,7 @@ class AlertOutbox:
             alert = self.admin_alert(news, turn.now, turn.settings, turn.changes)
             if alert is not None:
                 self._add(turn.changes, alert, turn)
-        # Who has too many already is not told later either: they would be dropped, and logged, at every turn.
+        # Drop alerts of users with too many: retrying would drop and log them again in every tick.
         self._admin = [alert for alert in self._admin if self._add(turn.changes, alert, turn)]
         if self._admin or turn.news or turn.changes.drains:
             turn.changes.alerts.update({key: None for key, one in self.rows.items() if is_over(one, turn.now)})
@@ -185,7 +185,7 @@ class AlertOutbox:
         if not wanted:
             return
         before = turn.before.get(job.id)
-        # A turn may close one run of a job and start the next.
+        # A tick may close one run of a job and start the next.
         numbers = {job.run, 0 if before is None else before.run} - {0}
         changed = [number for number in numbers if run_id(job.id, number) in turn.changes.runs]
         runs = {number: run for number in numbers if (run := self._run_of(turn, job.id, number)) is not None}
@@ -199,7 +199,7 @@ class AlertOutbox:
         if self._arming[0] is not turn.changes:
             self._arming = turn.changes, set()
         _, arming = self._arming
-        # Once for a user, also when several of their jobs end in one turn.
+        # Once per user, even when several jobs end in one tick.
         if job.uid not in self._armed and job.uid not in arming:
             arming.add(job.uid)
             what = AlertCause("queue_empty", f"all jobs of {job.user} have ended")
@@ -249,7 +249,7 @@ class AlertOutbox:
         _, fresh, full = self._fresh
         if self._waiting[alert.uid] + fresh[alert.uid] >= turn.settings.alert.outbox:
             if alert.uid not in full:
-                # Once in a turn: a user may have thousands end at once.
+                # Log once per tick: thousands of a user's jobs may end at once.
                 full.add(alert.uid)
                 waiting = self._waiting[alert.uid] + fresh[alert.uid]
                 log.warning("%s dropped: this user has %d unsent alerts", alert.key, waiting)

@@ -31,7 +31,7 @@ def allocation_of_run(
     is shifted by that time, unless the run kept GPUs from others meanwhile.
     """
     if job is None:
-        # A run without a known job is ended at the next adoption; until then it holds what it booked.
+        # A run without a known job is stopped at the next adoption; until then it holds its booking.
         return _bare(run)
     spec = job.spec
     start_at = run.start_at if run.start_at is not None else run.intent_at
@@ -66,7 +66,7 @@ def allocation_of_run(
         is_suspended=stands_still and gave_way,
         suspended_cpus=run.cpus if gave_way else 0.0,
         can_requeue=spec.retry.requeue,
-        # One that is alone on its nodes would still be alone there.
+        # A suspended exclusive job would still keep others off its nodes.
         can_suspend=not (request.gpus or request.is_exclusive or stands_still),
         array_id=job.array_id,
         grace_s=grace_s,

@@ -65,7 +65,7 @@ class Audit:
         """Write the number of omitted refusals for minutes that are over."""
         now = self._clock()
         for uid, spell in list(self._spells.items()):
-            # A clock that is set back must not keep a spell for ever.
+            # A clock that is set back must not keep a spell forever.
             if not 0 <= now - spell.began_at < _MINUTE_S:
                 self._close(uid)
 

@@ -305,7 +305,7 @@ class AutoPreset:
         file = self._file
         assert file is not None  # it has been written
         file.flush()
-        # Another description of it: this one can be read, and nothing else.
+        # Reopen it read-only: the process can read the export and nothing else.
         fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._child = self._start(fd, TrialLimits(os.getpid(), CPU_S, MEMORY_MIB))
@@ -344,7 +344,7 @@ class AutoPreset:
         if code:
             text = "the process that replays the last weeks has ended early"
             if code < 0:
-                # Most likely by what it may use.
+                # Most likely a resource limit.
                 self._end(f"{text} (signal {-code})", with_fewer_jobs)
             else:
                 self._end(f"{text} (exit code {code}){_whose_rights()}")
@@ -364,7 +364,7 @@ class AutoPreset:
         now = self._scheduler.now()
         judgement = Judgement(now, result.jobs, self._exported[1], judged, result.worth, result.gains)
         if not self.is_auto or judged != self.state.in_force:
-            # It is looked at, and nothing is changed by it.
+            # Keep the result for display; the preset in force stays.
             self._keep(replace(self.state, judgement=judgement, problem=None))
         else:
             before = self.state.in_force

@@ -134,7 +134,7 @@ def _gpus(scheduler: Scheduler) -> Finding:
         return warned(text, hint)
     if not reading.gpus:
         return passed("no GPU on this machine; to try simulated GPUs set GPUSCHED_FAKE_GPUS=4x24GiB")
-    # A card that MIG divides is rightly out of the pool: its instances are the GPUs.
+    # A GPU divided by MIG is not bookable on purpose: its instances are the GPUs.
     views = scheduler.tracker.views(scheduler.now())
     instances = Counter(view.mig_parent for view in views)
     broken = [view for view in views if view.why_not and not (view.is_divided and instances[view.uuid])]

@@ -100,7 +100,7 @@ class TickTransaction:
                 self.world.arrays.split(job)
         if job.id not in self.before:
             before = self.before[job.id] = self.world.jobs.get(job.id)
-            # The tasks of an array have its key, and are not what it stands for.
+            # Tasks carry the key of their array, but the key refers to the array.
             if job.spec.key is not None and before is None and job.array_id is None:
                 self.keys[job.uid, job.spec.key] = job.id
         self.changes.jobs[job.id] = job
@@ -256,7 +256,7 @@ class TickTransaction:
             return
         after, events = transitions.cancel(job, self.now, by)
         if after is job and run_id(job.id, job.run) in self.world.open_runs:
-            # Cancelled before: repeat the stop at once.
+            # Already cancelled: repeat the stop at once.
             self.signal(run_id(job.id, job.run), StopOrder("cancel"))
         self.put_job(after, *events)
 
@@ -282,7 +282,7 @@ class TickTransaction:
                 continue
             moved = True
             if after.state is JobState.COMPLETING:
-                # As with any other stop, tasks that will never have a row need one where others wait for them.
+                # As with any other stop, tasks without a row need one if other jobs wait for them.
                 self.stop_array(array, ReasonCode.MAX_FAILS, after.reason_text or "")
                 for task in world.tasks_of(world.jobs[array_id]):
                     self.cancel(task, "--max-fails")
@@ -298,13 +298,13 @@ class TickTransaction:
         before = world.lined_up
         is_moving = True
         while is_moving:
-            # The end of one may be what others wait for.
+            # The end of a job may settle others.
             is_moving = self.settle_arrays()
             for job, verdict in world.settle_dependencies(self.now):
                 if transitions.ends_unsatisfied(job.spec, self.settings, is_spared=verdict.is_spared):
                     is_moving = True
                     self._give_up(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
-            # Only now: the array of such a task may have been given up whole.
+            # Only now: the whole array of such a task may have been given up above.
             for job, text in world.settle_counterparts(self.now):
                 if transitions.ends_unsatisfied(job.spec, self.settings):
                     is_moving = True

@@ -71,7 +71,7 @@ class Dependents:
         if not job.spec.dependency or job.id in self._expressions:
             return
         if job.array_id is not None and job.run:
-            # It has started once: what its array waited for has come true.
+            # It has started once: the dependency of its array was satisfied.
             return
         written = parse_dependency(job.spec.dependency)
         named = (found for one in written.conditions for found in (one.job_id, one.array_id) if found)
@@ -207,7 +207,7 @@ class Dependents:
             for job_id in line:
                 if job_id in self._singletons:
                     found[job_id] |= frozenset(before)
-                    # Later ones wait for this one, and with it for those before.
+                    # Later ones wait for this one, and so for the ones before it.
                     before = []
                 before.append(job_id)
         return found
@@ -259,7 +259,7 @@ class Singletons:
     def follow(self, job: Job) -> tuple[int, ...]:
         """Take in a new or changed job; return the jobs that it may release or block."""
         if not self._is_kept or job.array_id is not None:
-            # An array is there until its last task has ended.
+            # An array stays until its last task has ended.
             return ()
         before = self._mark_of.get(job.id)
         after = None if job.state.is_final else (job.uid, job.spec.name)
@@ -422,7 +422,7 @@ class TaskDependencies:
 
     def take_touched(self) -> list[int]:
         """Ids of arrays with newly released tasks since the last call, ascending."""
-        # Learned for a job that then did not follow it task by task.
+        # Forget arrays learned for a job that then did not follow them task by task.
         for parent in self._ended.keys() - self._children.keys():
             self._let_go(parent)
         touched, self._touched = sorted(self._touched), set()
@@ -513,6 +513,6 @@ class Inheritance:
         if not received:
             return own
         nice = min(own.nice, *(urgency.nice for urgency in received))
-        # By tier, then by name, so that the order of arrival decides nothing.
+        # By tier, then by name, so that the order of arrival has no effect.
         tier, qos = min((-self._tiers.get(urgency.qos, 0), urgency.qos) for urgency in received)
         return Urgency(nice, qos if -tier > self._tiers.get(own.qos, 0) else own.qos)

@@ -87,7 +87,7 @@ class Dispatcher:
         self._record()
         self._hand_over()
         if self._reports:
-            # What receipts of an earlier daemon say is recorded before anything is sent.
+            # Record the receipts of an earlier daemon before sending anything.
             self._record()
             self._hand_over()
 
@@ -98,11 +98,11 @@ class Dispatcher:
             own = os.geteuid()
             waiting = {**waiting, own: {**waiting.get(own, {}), **self._fleeting}}
         unrecorded = {report["key"] for report in self._reports}
-        # Also those with nothing left: they must not wait for what is gone.
+        # Include couriers with nothing left to send: they must not wait for deleted alerts.
         for uid in {**waiting, **self._couriers}:
             unsent = {key: one for key, one in waiting.get(uid, {}).items() if key not in unrecorded}
             if not self._scheduler.failures.run("courier", self._hand, uid, unsent):
-                # Handed over again after the next tick, though nothing new waits.
+                # Hand over again after the next tick, even without new alerts.
                 self._seen = None
 
     def _collect(self, courier: Courier) -> None:
@@ -132,7 +132,7 @@ class Dispatcher:
 
     def trouble(self) -> str | None:
         """What is wrong with alerts now, as a sentence; None when all is well."""
-        # Whoever takes a target out of the file does not tell us.
+        # Forget old troubles: removing a target from the file is not reported here.
         oldest = self._scheduler.now() - self._scheduler.settings.alert.give_up_s - _FORGET_S
         self.troubles = {mark: one for mark, one in self.troubles.items() if one.at >= oldest}
         parts = [f"{one.target or 'no target'}: {one.error}" for one in self.troubles.values()]
@@ -176,7 +176,7 @@ class Dispatcher:
         changes = Changes()
         current = dict(scheduler.alerts.rows)
         for report in self._reports:
-            # One that cannot be taken in must not keep the others from the table, again and again.
+            # One bad report must not keep the others from the table forever.
             scheduler.failures.run("alert report", self._apply, report, current, changes)
         known = {event.job_id for event in changes.events}
         if known:
@@ -189,7 +189,7 @@ class Dispatcher:
         except Exception as error:
             scheduler.failures.note("alert receipts", error)
             if not isinstance(error, NotReady):
-                # It may have been made all the same: by what is in the table, the next try leaves out what is there.
+                # The commit may have succeeded: reload, so that the retry omits what the table already has.
                 scheduler.alerts.reload(scheduler.store, scheduler.world, scheduler.settings)
             return
         scheduler.failures.recovered("alert receipts")

@@ -152,7 +152,7 @@ class DaemonFacade:
     def client_process(self, pid: int) -> ClientProcess:
         """Identity of the process that submits a foreground job."""
         found = proctree.read_process(pid)
-        # Killed just now: no process has begun at 0.
+        # The process may just have been killed; no process has start time 0.
         return ClientProcess(pid, 0 if found is None else found.start_ticks, self.scheduler.host.boot_id)
 
     def run_of_process(self, pid: int) -> str | None:
@@ -224,7 +224,7 @@ class DaemonFacade:
         scheduler = self.scheduler
         is_an_admin, reading, boot_id = is_admin(caller, scheduler.settings), scheduler.reading, scheduler.host.boot_id
         adopt.check_who(caller, scheduler.settings)
-        # Which job it is part of is only for those with rights over it.
+        # Check rights first: the error below names the job that it belongs to.
         adopt.check_rights(pid, caller, is_an_admin)
         adopt.check_is_no_job(pid, scheduler.engine)
         return lambda: adopt.examine(pid, caller, is_an_admin, reading, boot_id)

@@ -166,7 +166,7 @@ def with_job(snapshot: Snapshot, key: ClassKey, newcomer: PendingJob) -> Snapsho
     """The snapshot with one more pending job."""
     classes = {waiting.key: waiting for waiting in snapshot.pending}
     before = classes.get(key)
-    # Behind a front that is cut short, its turn is beyond what one plan tells anyway.
+    # Behind a truncated front, its turn is beyond the reach of one plan anyway.
     jobs = (newcomer,) if before is None else (*before.jobs, newcomer)
     classes[key] = PendingClass(key, jobs, 1 if before is None else before.total + 1)
     ordered = sorted(classes.values(), key=lambda waiting: (waiting.jobs[0].queued_at, waiting.jobs[0].id))

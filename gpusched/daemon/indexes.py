@@ -99,7 +99,7 @@ class ArrayIndex:
         """Take in the arrays among active jobs, and the results of their tasks that have ended."""
         found = [job for job in jobs if job.is_array]
         for job in found:
-            # With the tasks that are left: others may depend on one that has no row.
+            # Take in all tasks that are left: other jobs may depend on one without a row.
             self.follow(job)
         for array_id, state, tasks, exit_code in store.task_tallies([job.id for job in found]):
             self._groups[array_id].ended.add(state, exit_code, tasks)
@@ -199,7 +199,7 @@ class JobCounts:
 def _add(counter: Counter, mark: object, jobs: int) -> None:  # type: ignore[type-arg]
     counter[mark] += jobs
     if not counter[mark]:
-        # Names come and go for months: what is not there takes no memory.
+        # Names come and go for months: zero counts must not use memory.
         del counter[mark]
 
 
@@ -393,7 +393,7 @@ class PendingQueues:
         self._put((job.queued_at, job.id), key, tasks, alike)
 
     def _put(self, entry: Entry, key: ClassKey, tasks: PendingTasks | None, alike: Hashable) -> None:
-        # One object for equal keys, which are then compared by identity.
+        # Share one object per key, so that comparisons work by identity.
         key = self._keys.setdefault(key, key)
         self._places[entry[1]] = key, entry, alike
         queue = self._queues.get(key)

@@ -96,7 +96,7 @@ class Loop:
             "host load": self._observe_host,
             "checkpoint files": scheduler.observe_checkpoints,
             "GPU request": self._request_gpus_if_due,
-            # Also without news: this is where a driver that does not answer is noticed.
+            # Poll even without news: this detects a driver that does not respond.
             "GPU reading": self._take_reading,
             "start estimates": self._estimator.poll,
             "idle evidence": self._activity.poll,
@@ -168,7 +168,7 @@ class Loop:
 
         def on_readable() -> None:
             if not self._failures.run(step, action):
-                # It may be readable still, and would be called again at once, for ever.
+                # The descriptor may still be readable, which would call this in a busy loop.
                 loop.remove_reader(fd)
                 loop.call_later(_RETRY_S, self._watch, fd, step, action)
 
@@ -194,10 +194,10 @@ class Loop:
         """Handle SIGTERM: exit at once and leave runs alone, or, in a shutdown, end them first with their grace."""
         if self._farewell is not None:
             return
-        # The answer may take longer than a stop usually may.
+        # The check may exceed the usual time limit of a stop.
         self._manager.still_at_it("asked to stop; checking whether the machine is shutting down")
         if not self._failures.run("shutdown", self._go_down):
-            # Whatever is wrong with the question, the daemon was asked to stop.
+            # If the check fails, the daemon was still asked to stop.
             self.stop()
 
     def _go_down(self) -> None:
@@ -239,12 +239,12 @@ class Loop:
             self._scheduler.tick()
             self._manager.alive()
         except GpuschedError as error:
-            # It looked at everything; a restart would not help.
+            # The tick did complete; a restart would not help.
             self._manager.alive()
             log.error("tick: %s", error.message)
         except Exception as error:
-            # One bad tick must not take the queue down: what it was about is still in the table and
-            # the spool, and the next tick looks at it again.
+            # One bad tick must not take the queue down: its input is still in the table and the
+            # spool, and the next tick tries again.
             self._failures.note("tick", error)
         else:
             self._failures.recovered("tick")
@@ -253,7 +253,7 @@ class Loop:
 
     def _request_after_tick(self) -> None:
         if self._scheduler.awaits_release:
-            # A reading was asked for as the runs ended; later ones are left to the poll.
+            # A reading was requested when the runs ended; later ones come with the poll.
             self._hasten_poll()
         if self._scheduler.awaits_reading and not self._has_requested:
             self._has_requested = True
@@ -279,7 +279,7 @@ class Loop:
         if promotion is not None:
             delay_s = max(0.0, promotion - self._scheduler.now())
             if not delay_s and promotion == self._tried:
-                # The tick could not deal with it: nothing can be recorded, or something raises.
+                # The last tick could not handle it: the table is not writable, or a step raises.
                 delay_s = _RETRY_S
             # A clock that is set back makes the timer early; the tick then finds nothing due and the
             # poll, which re-arms it, comes within poll_s.
@@ -296,7 +296,7 @@ class Loop:
     def _reconcile_alerts(self) -> None:
         if self._alerts_due is not None:
             self._alerts_due.cancel()
-        # Where it raises, what is due already would have it called again at once, for ever.
+        # After an exception, alerts that are already due would cause a busy loop.
         due_s: float | None = _RETRY_S
         try:
             self._dispatcher.reconcile()
@@ -378,6 +378,6 @@ class Loop:
         if reading is None:
             return
         self._has_requested = False
-        # A step of its own: a later look that finds no reading must not pass for one that could be taken in.
+        # A separate step: a later poll without a reading must not count as a success of this one.
         if self._failures.run("GPU accounts", self._scheduler.observe_gpus, reading):
             self.wake()

@@ -161,7 +161,7 @@ def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
         settings = file.at_start()
         fake = os.environ.get("GPUSCHED_FAKE_GPUS", "")
         if os.path.exists(fake):
-            # A path relative to where the daemon was started would lead nowhere from the root.
+            # A path relative to the start directory would be wrong after chdir to the root.
             os.environ["GPUSCHED_FAKE_GPUS"] = os.path.abspath(fake)
         _start_log(settings, foreground)
         os.chdir("/")
@@ -198,18 +198,18 @@ def _make_folders() -> None:
                 )
     finally:
         os.umask(0o077)
-    # Users run their scripts in the spool, and may not list what is beside it.
+    # Users run their scripts in the spool, but must not list its parent.
     os.chmod(paths.state_dir(), 0o711)
     os.chmod(os.path.dirname(paths.log_file()), 0o700)
     os.chmod(paths.runtime_dir(), 0o755)
-    # Root makes the folders in it: a user who could make one might take that of another job.
+    # Only root creates folders in it: a user who could might take another job's.
     os.chmod(paths.checkpoint_dir(), 0o711)
 
 
 def _start_log(settings: Settings, foreground: bool) -> None:
     level = settings.daemon.log_level.upper()
     if foreground and writes_to_journal():
-        # The journal rotates, dates and keeps; a trace of where the loop hung comes when the watchdog ends it.
+        # journald rotates, dates and stores; when the watchdog kills a hung loop, faulthandler prints a trace.
         faulthandler.enable()
         journal = logging.StreamHandler()
         journal.setFormatter(JournalFormatter())
@@ -281,7 +281,7 @@ def _serve(
             ),
             boot_id=sample.boot_id,
             host=sample,
-            # Only a test's own daemon: one that serves others has no such hook.
+            # For daemons in tests only: a daemon that serves others has no such hook.
             step=crash_step(None if paths.is_system() else os.environ.get(VARIABLE)),
             read_settings=file.read,
             plugins=plugins,
@@ -292,13 +292,13 @@ def _serve(
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
         scheduler.settings_listeners.append(file.accept)
         scheduler.settings_problem = lambda: file.problem
-        # Adopted first: processes of runs that go on are not foreign.
+        # Adopt runs first: processes of continuing runs are not foreign.
         adopt_open_runs(scheduler.world, engine, scheduler.settings)
         _first_readings(worker, scheduler, store)
         log.info("gpusched %s serves %s", __version__, paths.state_dir())
         for _, text, hint in membership_findings(settings):
             log.warning("%s; %s", text, hint)
-        # What has been imported stays for good: the collector need not walk it again and again.
+        # Imported modules stay for good: the collector need not traverse them again.
         gc.collect()
         gc.freeze()
         tell_of_restart(scheduler)

@@ -101,7 +101,7 @@ class Meters:
             if earlier is None and job.array_id is None:
                 self.submitted += len(arrays.all_tasks(job)) if job.is_array else 1
             if job.state.is_final and (earlier is None or not earlier.state.is_final):
-                # The row of an array stands for those of its tasks that never got one.
+                # The row of an array stands for its tasks without a row.
                 self.finished[job.state] += len(arrays.tasks_left(job)) if job.is_array else 1
         for name, seconds in waited:
             queue = label(name)
@@ -201,7 +201,7 @@ def _size(database: str) -> int | None:
 def _queue(found: Page, scheduler: Scheduler) -> None:
     world, meters = scheduler.world, scheduler.meters
     jobs = _labelled(world.census.by_queue)
-    # Those of the settings always have their series: what comes and goes cannot be told from what is nought.
+    # Configured queues always have a series: a missing series looks the same as zero.
     known = {label(name) for name in scheduler.settings.queue} or {label(scheduler.settings.default.queue)}
     named = _largest(jobs) | known
     folded = _folded(jobs, named)
@@ -295,7 +295,7 @@ def _gpu(
     found.put(series.GPU_MEMORY, _bytes(view.vram_total_mib), *labels)
     sample = status.sample
     if sample is None or not tracker.is_measured(view.uuid, now):
-        # What was true before the card stopped answering is not true now.
+        # Values from before the GPU stopped responding are stale.
         return
     found.put(series.GPU_UTILISATION, sample.utilisation, *labels)
     found.put(series.GPU_MEMORY_USED, _bytes(sample.vram_used_mib), *labels)

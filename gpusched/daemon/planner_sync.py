@@ -46,7 +46,7 @@ class PlannerSync:
         is_other = world is not self._world or settings is not self._settings or extensions is not self._extensions
         if planner is None or is_other:
             return self._remake(world, whole(outline.now, outline.nodes), settings, extensions)
-        # Changes are passed on once: a planner that fails halfway is rebuilt.
+        # Changes are passed on only once, so a planner that fails halfway must be rebuilt.
         self._planner = None
         planner.apply(events.NodesChanged(outline.nodes))
         planner.apply(events.WindowsChanged(outline.windows))
@@ -105,7 +105,7 @@ class PlannerSync:
                     planner.apply(events.JobLeft(place[1]))
             if shown or hidden or pending:
                 arrived.append((key, tuple(shown.values()), hidden))
-        # Who changes classes leaves one before the other is joined.
+        # A job that changes classes must leave the old one before it joins the new one.
         for key, newcomers, hidden in arrived:
             for job in newcomers:
                 planner.apply(events.JobQueued(key, job))

@@ -37,7 +37,7 @@ def waiting_codes(world: DaemonState, plan: Plan, now: float) -> Callable[[Job],
     for view in world.pending_views():
         reason = plan.reasons.get(view.key)
         code = ReasonCode.NONE if reason is None else reason.code
-        # By identity: each class has one key, and hashing it takes as long as all the rest.
+        # Keyed by identity: each class has one key object, and hashing keys would double the cost.
         of_class[id(view.key)] = view.jobs[0].id, code, code.of_followers
 
     def code_of(job: Job) -> ReasonCode:
@@ -45,7 +45,7 @@ def waiting_codes(world: DaemonState, plan: Plan, now: float) -> Callable[[Job],
         if found is not None:
             return found.code
         first, code, of_followers = of_class.get(id(world.class_of(job.id)), _NOT_IN_LINE)
-        # An array stands where the first of its tasks does that has no row yet.
+        # An array has the position of its first task without a row.
         is_first = job.id == first or (job.spec.array is not None and not world.position_in_class(job))
         return code if is_first else of_followers
 

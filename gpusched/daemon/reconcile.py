@@ -57,7 +57,7 @@ def adopt_open_runs(world: DaemonState, engine: Engine, settings: Settings | Non
     runs = [open_run(world.jobs[run.job_id], run, known) for _, run in sorted(world.open_runs.items())]
     if runs:
         log.info("adopting %d open runs", len(runs))
-    # Also with none: the engine then clears what no row of the table knows.
+    # Call it even without runs: the engine then clears everything without a row in the table.
     engine.adopt(runs)
 
 
@@ -73,7 +73,7 @@ def open_run(
     Args: shutdown_grace_s: set during a shutdown. make_ticket: may raise to refuse.
     """
     order = pending_order(job, settings, shutdown_grace_s)
-    # A run that is to end before it was started is not started for that.
+    # A run that is stopped before its start is never started.
     is_to_start = run.state is RunState.STARTING and order is None
     return OpenRun(
         run=run.id,
@@ -136,7 +136,7 @@ class Reconciler:
             try:
                 known = self._wanted(world.jobs[run.job_id], run, settings, now)
             except Exception as error:
-                # Its row makes no sense, which is no reason to leave out the others.
+                # An invalid row must not hold up the others.
                 self._failures.note("engine", error)
                 continue
             if known is not None:
@@ -152,7 +152,7 @@ class Reconciler:
             why = self._why_hopeless(run.id, error, now)
         if why is None:
             return None
-        # Without a ticket it is given back, unless it was started after all.
+        # Without a ticket the engine revokes the run, unless it was started after all.
         self._hopeless[run.id] = why
         return open_run(job, run, settings, self.shutdown_grace_s)
 
@@ -185,7 +185,7 @@ class Reconciler:
                 self._settle(known.run)
             self._ended.clear()
             return
-        # One by one: what is wrong with one run must not keep the others from starting and ending.
+        # One by one: an error of one run must not keep the others from starting and ending.
         for known in wanted:
             try:
                 engine.reconcile([known])
@@ -223,7 +223,7 @@ def pending_order(
     order = _recorded_order(job, settings)
     if shutdown_grace_s is None:
         return order
-    # What is to be cancelled must not come back, as what ends with the machine does.
+    # Runs stopped by a shutdown are requeued; cancelled ones must not be.
     is_cancelled = isinstance(order, StopOrder) and order.why == "cancel"
     grace_s = min(_grace_s(job, settings), shutdown_grace_s)
     return StopOrder("cancel" if is_cancelled else "shutdown", grace_s=grace_s)

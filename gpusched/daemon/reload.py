@@ -90,7 +90,7 @@ def _differing(one: Settings, other: Settings) -> list[str]:
     paths: list[str] = []
     for section in fields(Settings):
         if section.name == "stated":
-            # What is stated and says what the preset says changes nothing.
+            # Stating a value that equals the preset's changes nothing.
             continue
         before, after = getattr(one, section.name), getattr(other, section.name)
         if isinstance(before, tuple):
@@ -157,7 +157,7 @@ class SettingsFile:
             raise error
         settings, at = found
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-        # What is right in itself and does not fit this machine, no look at the file would show.
+        # The file may be valid and yet not fit this machine; a check of the file would not show that.
         hint = f"{error.hint}; {_RELOAD}" if isinstance(error, NotReady) and error.hint else _HINT
         self.problem = f"{error.message}; using the settings of {used} until that is fixed", hint
         return settings
@@ -180,7 +180,7 @@ class SettingsFile:
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as file:
                 file.write(content)
-            # Another one may have been written since the settings were read.
+            # The file may have changed since the settings were read.
             if self._load_copy(draft).settings == settings:
                 os.replace(draft, self._accepted)
             else:
@@ -194,12 +194,12 @@ class SettingsFile:
             settings = self._load_copy(self._accepted).settings
             check_promises(settings)
         except (OSError, UsageError):
-            # Of an older release, whose settings had other names.
+            # The copy may be from an older release with other setting names.
             return None
         return settings, at
 
     def _load_copy(self, path: str) -> Loaded:
-        # A variable that names another file would win over the path.
+        # A variable that names another file would override the path.
         environment = {key: text for key, text in os.environ.items() if key != "GPUSCHED_CONFIG"}
         return _completed(load_settings(path, environment, chosen=self._chosen))
 

@@ -62,7 +62,7 @@ class RunEvents:
         run = tx.world.open_runs.get(event.run)
         if run is None:
             if isinstance(event, (RunEnded, RunLost, RunNeverStarted)):
-                # Recorded before a crash that came between commit and forget.
+                # The end was recorded before a crash between commit and forget.
                 tx.forgettable.append(event.run)
             return
         job = tx.world.jobs[run.job_id]
@@ -76,14 +76,14 @@ class RunEvents:
             tx.put(*transitions.run_resumed(job, run, event))
         elif isinstance(event, RunEnded):
             run = self._with_meter(run)
-            # A run that never started has left nothing on its cards.
+            # A run that never started has left nothing on its GPUs.
             clean = not run.gpus or event.start_at is None
             more = partial(grow, tx=tx)
             step = transitions.run_ended(job, run, event, tx.settings, tx.now, gpus_clean=clean, grow=more)
             self._close_run(tx, *step, clean=clean)
         elif isinstance(event, RunLost):
             run = self._with_meter(run)
-            # After a restart of the machine the cards are as new.
+            # A reboot has cleaned the GPUs.
             clean = not run.gpus or run.boot_id != self._boot_id
             step = transitions.run_lost(job, run, event, tx.settings, tx.now, boot_id=self._boot_id, gpus_clean=clean)
             self._close_run(tx, *step, clean=clean)
@@ -105,7 +105,7 @@ class RunEvents:
         tx.forgettable.append(run.id)
 
     def _with_meter(self, run: Run) -> Run:
-        # Looked at, not taken out: the event comes again when this tick cannot be recorded.
+        # Read without removing: the event is repeated if this tick cannot be recorded.
         meter = self._tracker.meter(run.id)
         if meter is None:
             return run

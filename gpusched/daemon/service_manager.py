@@ -35,7 +35,7 @@ class ServiceManager:
         address = environ.pop("NOTIFY_SOCKET", "")
         watchdog_us = environ.pop("WATCHDOG_USEC", "")
         watched_pid = environ.pop("WATCHDOG_PID", "")
-        # An abstract socket is written with an @ in place of its first byte, which is 0.
+        # The name of an abstract socket starts with @ for the byte 0.
         self._address = "\0" + address[1:] if address.startswith("@") else address
         is_watched = bool(address) and watchdog_us.isdecimal() and watched_pid in ("", str(os.getpid()))
         self.watchdog_s: float | None = int(watchdog_us) / 1e6 if is_watched else None

@@ -327,7 +327,7 @@ class DaemonState:
     def _await_deadline(self, job: Job) -> None:
         last_start_at = transitions.last_start_at(job)
         if last_start_at is not None:
-            # At that very instant it could still start in time.
+            # Just after: at that instant the job could still start in time.
             self._deadlines.set(last_start_at + _JUST_AFTER_S, job.id)
             self._deadlines.prune(len(self.jobs), self._still_hurries)
 
@@ -361,7 +361,7 @@ class DaemonState:
             code = reasons[key].code if key in reasons else ReasonCode.NONE
             found[code] += 1
             found[code.of_followers] += jobs - 1
-        # A job that is not held, waits for no instant and is not queued waits for other jobs.
+        # A job that is not held, does not wait for an instant and is not queued waits for other jobs.
         found[ReasonCode.DEPENDENCY] += self.census.pending - found.total()
         return +found
 
@@ -379,7 +379,7 @@ class DaemonState:
         """Pass the urgency of this job on to the jobs it waits for, while it waits for them."""
         if job.id not in self._dependents:
             return
-        # A held job would not start if they had ended, so it passes nothing on.
+        # A held job would not start even if its parents had ended, so it passes nothing on.
         targets: tuple[int, ...] = ()
         if isinstance(verdict, Unsatisfied) and job.state is JobState.PENDING and job.hold is None:
             targets = verdict.ids
@@ -407,7 +407,7 @@ class DaemonState:
         assert key is not None
         position = self._lines.position(key, job)
         if job.id not in self._lines and job.array_id is not None and job.task is not None:
-            # Its array stands before it with all of its tasks.
+            # Its array is ahead of it with all of its tasks.
             line = self.arrays.line(job.array_id)
             position += line.position(job.task) - len(line)
         return max(0, position)

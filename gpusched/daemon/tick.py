@@ -211,7 +211,7 @@ class Scheduler:
             for share in run.gpus:
                 booked.setdefault(share.uuid, []).append((handle, share))
         self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
-        # Only now: a reading that could not be taken in says of no card that it is free.
+        # Only now: a reading that could not be processed must not show any GPU as free.
         self._reading, self._read_at = reading, self.now()
         self.awaits_reading = False
         self._look_again = True
@@ -230,7 +230,7 @@ class Scheduler:
     def observe_checkpoints(self) -> None:
         """Note which runs have saved their work since the last look."""
         now = self._clock.now()
-        # A file may be dated to any instant, and nothing was saved in the future.
+        # Users may set any file time; clip those in the future.
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
 
     def go_down(self, grace_s: float) -> None:
@@ -415,13 +415,13 @@ class Scheduler:
             tx, answers = self._record(now)
         except NotReady as error:
             if self.trouble != error.message:
-                # Once, not with every retry.
+                # Log it once, not with every retry.
                 log.error("cannot record: %s; %s", error.message, error.hint)
             self.trouble = error.message
         except Exception as error:
             failure = error
         else:
-            # From here on everything is recorded: what raises is that one step's own trouble.
+            # Everything is recorded now: an exception affects only the step that raised.
             self._enter("reply")
             self._answer(tx, answers)
             self._notify_listeners(tx)
@@ -504,7 +504,7 @@ class Scheduler:
         self.meters.received(news)
 
     def _reconcile(self) -> None:
-        # Only what is committed counts, and a memory that could not be reloaded may be ahead of that.
+        # Only committed rows count, and a memory that could not be reloaded may be ahead of them.
         if not self._is_behind:
             self._reconciler.carry_out(self.engine, self.world, self.settings, self._clock.now())
 
@@ -534,7 +534,7 @@ class Scheduler:
             reloaded = reread(command, self.settings, self._read_settings, self._nodes_under)
         except GpuschedError as error:
             if not isinstance(error, Forbidden):
-                # That one is in the audit record of refusals, which cannot flood the log.
+                # Refusals go to the audit record, so that they cannot flood the log.
                 log.error("the settings were not reloaded: %s", error.message)
             return error
         except Exception as error:
@@ -544,7 +544,7 @@ class Scheduler:
         self._look_again = True
         self.failures.run("audit", self.record_audit, AuditEvent(command.caller, "reload", "the settings"))
         if not self.failures.run("settings", self._adopt_settings):
-            # Rebuild what was made with the old ones.
+            # Rebuild the state that depends on the old settings.
             self._is_behind = True
         for listener in self.settings_listeners:
             self.failures.run(_name_of(listener), listener, self.settings)
@@ -573,23 +573,23 @@ class Scheduler:
         """Process events, commands and time, then plan: collect everything to record, and the answers to clients."""
         self._step("apply")
         if any(self._says_shutdown(event) for event in events):
-            # The first process ends runs by itself, before it ends this daemon.
+            # init stops runs by itself before it stops this daemon.
             self.is_going_down = self._look_again = True
         for event in events:
             self._culprit = event
             try:
                 self._run_events.apply(tx, event)
             except BrokenInvariant as error:
-                # One impossible event must not stop the others; a restart hands it out again.
+                # One impossible event must not stop the others; a restart delivers it again.
                 log.error("skipping event %s: %s", event, error.message)
         self._culprit = None
         if tx.releasing and self.on_release is not None:
-            # Before the plan and the commit: it is read meanwhile.
+            # Before the plan and the commit, so that the reading proceeds in parallel.
             self.failures.run("GPU request", self.on_release)
         self.gpu_faults.carry_out(tx)
         self._run_events.finish_releases(tx)
         self._run_events.stop_runs_of_lost_gpus(tx)
-        # Before the commands, so that who cancels a pipeline meets the fallback of a step that has failed just now.
+        # Before the commands, so that cancelling a pipeline includes the fallback of a step that has just failed.
         tx.make_fallbacks()
         answers: list[Answer] = []
         for command, reply in queue:
@@ -611,7 +611,7 @@ class Scheduler:
         self._step("decide")
         if self._must_plan(tx):
             has_starts = self._plan(tx)
-            # A start lets those go that waited for it alone.
+            # A start releases jobs that waited only for it.
             while has_starts and tx.settle_dependencies():
                 has_starts = self._plan(tx)
             self._look_again, self._plan_by = False, None
@@ -620,7 +620,7 @@ class Scheduler:
 
     def _commit(self, tx: TickTransaction, answers: list[Answer]) -> None:
         if not (answers or tx.signals or tx.forgettable or self._must_record(tx.changes)):
-            # A start that was confirmed needs no commit of its own: the spool knows it too.
+            # A confirmed start needs no commit of its own: the spool records it too.
             self._carried = tx.changes
             return
         self._step("commit")
@@ -678,7 +678,7 @@ class Scheduler:
             self.failures.run("reply", reply, answer)
 
     def _notify_listeners(self, tx: TickTransaction) -> None:
-        # A start that is confirmed changes the run alone, and who follows the job waits for just that.
+        # Include runs: a confirmed start changes only the run, and clients that follow the job wait for it.
         of_runs = {run.job_id for run in tx.changes.runs.values()} & self.world.jobs.keys()
         told = {job_id: self.world.jobs[job_id] for job_id in of_runs} | tx.changes.jobs
         if not told:
@@ -727,7 +727,7 @@ class Scheduler:
         self._is_behind = self._look_again = True
         self._plan_by = self._recorded_at = None
         if (lost := self.store.lost()) is not None:
-            # What can still be read of it is not what was recorded.
+            # A lost table may still be readable, but is not up to date.
             raise lost
         self._carried = Changes()
         self.estimates.forget()
@@ -766,7 +766,7 @@ class Scheduler:
         try:
             return verbs.apply(command, tx)
         except GpuschedError as error:
-            # What was refused was not done.
+            # Drop the audit events of actions that were refused.
             tx.audit_events[before:] = [event for event in tx.audit_events[before:] if event.refused is not None]
             return error
 
@@ -806,7 +806,7 @@ class Scheduler:
                     tx.keep_place(job_id, place)
             for start in self.plan.starts:
                 if start.placement.gpus and self._is_reading_old(tx.now):
-                    # Until the next one comes in, its place is kept from the others of this plan and nothing more.
+                    # Until the next reading, only this plan keeps its place free.
                     self.awaits_reading = True
                     continue
                 job = self.world.find(start.job_id)
@@ -822,11 +822,11 @@ class Scheduler:
                 self.history.began(job)
                 if (estimate := self.estimates.started(job.id, tx.now)) is not None:
                     tx.changes.estimates[job.id] = estimate
-            # What was suspended or resumed has changed what there is to plan with.
+            # Suspensions and resumptions change the resources to plan with.
             if not tx.carry_out(self.plan) and not self.plan.has_more:
                 break
             if self.awaits_reading:
-                # It would be planned once more, and the rest as well, when the reading comes in.
+                # The next reading triggers another plan for this start and the rest.
                 break
         return has_starts
 

@@ -92,7 +92,7 @@ def job_environment(
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = visible_devices(run, spec.launch.gpu_ids or settings.gpu.ids, index_of)
     if settings.gpu.mps_dir is not None:
-        # Whatever the submitter had: it would lead past the limit, or to the MPS of another card.
+        # Drop the submitter's values, which would bypass the limit or select another GPU's MPS.
         for key in [key for key in env if key.startswith("CUDA_MPS_")]:
             del env[key]
         if any(share.limit is not None for share in run.gpus):
@@ -196,12 +196,12 @@ def _previous(run: Run) -> dict[str, str]:
 
 def _failed(job: Job) -> dict[str, str]:
     known = _end("GPUSCHED_", job.exit_code, job.signal, job.reason, str(job.state))
-    del known["GPUSCHED_STATE"]  # the fallback's own state is another
+    del known["GPUSCHED_STATE"]  # would be mistaken for the fallback's own state
     return {"GPUSCHED_FAILED_JOB_ID": job.shown_id, **known}
 
 
 def _end(prefix: str, code: int | None, signal: int | None, reason: ReasonCode | None, state: str) -> dict[str, str]:
     if code is None and signal is not None:
-        code = 128 + signal  # as a shell tells it
+        code = 128 + signal  # as shells report it
     values: dict[str, object] = {"EXIT_CODE": code, "SIGNAL": signal, "REASON": reason, "STATE": state}
     return {prefix + name: str(value) for name, value in values.items() if value is not None}

@@ -63,7 +63,7 @@ def make_ticket(
         append=launch.open_mode == "append",
         time_limit_s=spec.time_limit_s,
         grace_s=grace_s,
-        # Others count on its end.
+        # Other jobs are planned around its end.
         limit_grace_s=min(grace_s, settings.life.limit_grace_s),
         leftover_grace_s=settings.life.leftover_grace_s,
         stop_signal=launch.stop_signal,
@@ -74,7 +74,7 @@ def make_ticket(
         checkpoint_dir=checkpoint_folder(job, site, settings),
         log_max_mib=launch.log_max_mib,
         log_keep=launch.log_keep,
-        # What an adopted process was started in stays as it is.
+        # An adopted process stays under the limits it was started with.
         limits=limits if spec.adopted is None else None,
         adopt=spec.adopted,
     )

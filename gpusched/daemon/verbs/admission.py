@@ -107,7 +107,7 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
     """Refuse invalid completed submissions of one user. Raises: Refused."""
     kinds: dict[tuple[object, ...], list[JobSpec]] = {}
     for spec in specs:
-        # Requests are shared: the same object for all jobs of a batch, so that its id says enough.
+        # The jobs of a batch share one request object, so comparing its id is enough.
         names = (spec.account, spec.queue, spec.qos, spec.reservation)
         mark = (id(spec.request), *names, spec.time_limit_s, spec.deadline_at, spec.begin_at)
         kinds.setdefault(mark, []).append(spec)
@@ -158,7 +158,7 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
     if new.request != old.request:
         check_can_fit(new, tx)
     is_moved = new.reservation not in (None, old.reservation)
-    # Queues, QOS and reservations may be for accounts: the account of a former member leads to no others of them.
+    # Queues, QOS and reservations may be limited to accounts: a former member must not enter others with one.
     if is_moved or (new.account, new.queue, new.qos) != (old.account, old.queue, old.qos):
         check_account(new, owner, tx, "account=")
     if _asks(new) != _asks(old):

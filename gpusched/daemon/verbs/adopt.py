@@ -61,7 +61,7 @@ def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.
             f"process {pid} belongs to {user}, and this daemon can adopt only processes of its own user", _SEE
         )
     if proctree.has_other_rights(pid):
-        # What root would read of it, and show, is not its owner's to know.
+        # Root would read and show data that the process's owner may not see.
         raise Refused(f"process {pid} ({printable(process.name)}) has rights that are not {user}'s", _SEE)
     return process, uid, user
 
@@ -80,7 +80,7 @@ def examine(pid: int, caller: Caller, is_an_admin: bool, reading: GpuReading | N
     below = proctree.descendants(pid)
     if os.getpid() in below or os.getpid() == pid:
         raise Refused(f"process {pid} is, or has started, the scheduler's daemon", _SEE)
-    # What another user's became, below, is no part of the run, and no card of theirs is booked for it.
+    # Descendants that run as other users are not part of the run, and their GPUs are not booked.
     tree = frozenset({pid, *(one for one in below if proctree.real_uid(one) == uid)})
     if len(tree) > _MOST_PROCESSES:
         raise Refused(f"process {pid} has more than {_MOST_PROCESSES} running descendants", _SEE)
@@ -116,7 +116,7 @@ def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[
     found = []
     for gpu in reading.gpus:
         held = [process.vram_mib for process in gpu.processes or () if process.pid in tree]
-        # Of a card that MIG divides its instances are booked.
+        # If MIG divides the GPU, its instances are booked instead.
         if held and not gpu.mig_enabled:
             known = [mib for mib in held if mib is not None]
             total_mib = None if gpu.vram_total_mib is None else gpu.vram_total_mib - gpu.vram_reserved_mib
@@ -124,7 +124,7 @@ def _cards(tree: frozenset[int], reading: GpuReading | None, pid: int) -> tuple[
             found.append(OccupiedGpu(gpu.uuid, gpu.index, total_mib, used_mib))
     if found:
         return tuple(found)
-    # A lost card reports no processes, and no one can use it.
+    # A lost GPU reports no processes, but cannot be in use.
     blind = [gpu_label(gpu.index) for gpu in reading.gpus if gpu.processes is None and not gpu.is_lost]
     if blind:
         text = f"the driver does not report which processes are on GPU {', '.join(blind)}"
@@ -193,7 +193,7 @@ def apply(command: Adopt, tx: TickTransaction) -> dict[str, Any]:
     found, caller, settings = command.found, command.caller, tx.settings
     check_who(caller, settings)
     if found.uid != caller.uid and not is_admin(caller, settings):
-        # They were when the process was looked at.
+        # The caller was an admin when the process was examined.
         raise Forbidden(f"process {found.process.pid} belongs to {found.user}, not to {caller.user}", _SEE)
     owner = Caller(found.uid, found.user, caller.pid)
     _check_is_apart(found, (tx.world.jobs[run.job_id] for run in tx.world.open_runs.values()))

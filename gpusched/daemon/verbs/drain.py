@@ -24,7 +24,7 @@ def apply(command: Drain, tx: TickTransaction) -> dict[str, Any]:
             is_change = tx.undrain(name)
             for gpu in [gpu for node in tx.nodes for gpu in node.gpus if gpu.uuid == name]:
                 is_change = is_change or (gpu.why_not or "").startswith(SUSPECT)
-                # What is known by now does not speak against the card any more.
+                # Errors counted so far no longer count against the GPU.
                 tx.clear(Clearance(gpu.uuid, tx.now, gpu.ecc_errors))
         else:
             tx.drain(name, command.message)

@@ -86,7 +86,7 @@ def _filtered(command: Hold | Release, filters: Selection, tx: TickTransaction) 
 def _changes(job: Job, command: Hold | Release) -> bool:
     if isinstance(command, Release):
         return job.hold is not None
-    # A hold by others is added to one by its owner, who could otherwise undo both.
+    # An admin's hold overrides one by the owner, who could otherwise release the job.
     return job.hold != "admin" and not (job.hold and command.caller.uid == job.uid)
 
 

@@ -104,7 +104,7 @@ def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, tx: TickTransact
         return
     except Refused as error:
         whole = error
-    # Together they are refused; one by one they tell which of them it is.
+    # The whole is refused; check steps one by one to find the one at fault.
     mistakes: list[GpuschedError] = []
     for (where, _), spec in zip(steps, specs, strict=True):
         try:

@@ -173,7 +173,7 @@ def _notes(entry: CalendarEntry, jobs: list[Conflict], tx: TickTransaction) -> l
     notes = [f"{conflict.text}, and is not affected" for conflict in jobs]
     for other in sorted(tx.world.calendar.values(), key=lambda one: one.name):
         if other.name != entry.name and overlaps(entry, other, tx.now) is not None:
-            # Two of other kinds are refused.
+            # Other overlaps have been refused already.
             upkeep, kept = (entry, other) if entry.is_maintenance else (other, entry)
             what = "maintenance" if kept.is_maintenance else "reservation"
             notes.append(f"{what} {kept.name} overlaps; nothing runs in it during maintenance {upkeep.name}")

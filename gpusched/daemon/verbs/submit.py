@@ -44,7 +44,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     specs, limits = with_auto_limits(command.specs, command.caller.user, tx)
     specs = complete_all(specs, command.caller, settings)
     check_submission(specs, command.caller, tx)
-    # One of each kind: a batch has thousands of lines with the same dependency.
+    # One spec per dependency: a batch has thousands of jobs with the same one.
     dependent = {spec.dependency: spec for spec in specs if spec.dependency}
     shown_id = str(world.next_id) if len(specs) == 1 else "ID"
     looked = {words: never_starts(spec, tx, shown_id) for words, spec in dependent.items()}
@@ -75,7 +75,7 @@ _WORK = ("argv", "script_sha", "work_dir", "submit_dir")
 _TERMS = {
     "request": tuple(Request.__struct_fields__),
     "retry": tuple(RetryRule.__struct_fields__),
-    # The environment differs from shell to shell, and says little about what is asked for.
+    # The environment differs between shells and says little about the request.
     "launch": tuple(name for name in Launch.__struct_fields__ if name not in (*_WORK, "env_sha", "umask")),
 }
 _SPEC_TERMS = tuple(name for name in JobSpec.__struct_fields__ if name not in (*_TERMS, "key", "snapshot", "array"))
@@ -87,7 +87,7 @@ def job_of(uid: int, key: str, tx: TickTransaction) -> Job | None:
     if job_id is not None:
         return tx.changes.jobs[job_id]
     stored = tx.store.job_of_key(uid, key)
-    # The table is behind what this tick has done already.
+    # The changes of this tick are not in the table yet.
     return stored and tx.changes.jobs.get(stored.id, stored)
 
 
@@ -108,7 +108,7 @@ def existing(spec: JobSpec, again: str, caller: Caller, tx: TickTransaction) -> 
             )
     left_out = {"time_limit_source"}
     if spec.time_limit_source == AUTO:
-        # More has been learned since, and that is no other wish.
+        # The learned limit may have changed since; the request has not.
         left_out.add("time_limit_s")
     differs = sorted({*_differences(completed(spec, caller, tx.settings), job.spec)} - left_out)
     return {"ids": [job.id], "existing": True, "differs": differs}
@@ -121,7 +121,7 @@ def _is_over(state: JobState, again: str) -> bool:
 def _work(ours: JobSpec, theirs: JobSpec) -> Iterator[tuple[str, object, object]]:
     yield "script", ours.launch.script_sha, theirs.launch.script_sha
     yield "command line", ours.launch.argv, theirs.launch.argv
-    # A snapshot of changed code is in another folder, and the work is still that of the same place.
+    # A snapshot is in another folder, but the work comes from the same place.
     yield "working directory", _folder(ours.launch), _folder(theirs.launch)
     yield "set of tasks", ours.array, theirs.array
 
@@ -171,7 +171,7 @@ def check_stored(payloads: Mapping[str, bytes], caller: Caller, tx: TickTransact
     size = sum(len(payloads[sha]) for sha in new)
     most = tx.settings.limit.stored_mib_per_user
     if size and stored[caller.uid] + size > most * (1 << 20):
-        # Some may have been forgotten with old jobs since.
+        # Some may have been pruned with old jobs since.
         stored[caller.uid] = tx.store.payload_bytes_of(caller.uid)
     if size and stored[caller.uid] + size > most * (1 << 20):
         raise Refused(

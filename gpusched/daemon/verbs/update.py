@@ -55,7 +55,7 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
             check(caller, Act.REWRITE, job, tx.settings)
     for job in jobs:
         queue = changes.get("queue", job.spec.queue)
-        # One that goes first in its user's own queue must not be moved before the jobs of others.
+        # A low nice value from the user's own queue must not overtake other users' jobs elsewhere.
         if "nice" in changes or queue != job.spec.queue:
             check_nice(changes.get("nice", job.spec.nice), queue, caller, tx.settings)
     for job in jobs:
@@ -70,7 +70,7 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
         if refusal is not None:
             if job.id in named_ids:
                 raise refusal
-            # A task that has begun stays as it is; the change is for those that have not.
+            # Tasks that have started stay as they are; the change applies to the others.
             continue
         is_named_task = job.array_id is not None and job.id in named_ids
         # The owner's rights count here, not the caller's.
@@ -132,7 +132,7 @@ def _filled_in(
     """Fill in the defaults of a submission; `limits` collects notes on `time=auto`."""
     spec = after.spec
     if "time_limit_s" not in changes and spec.time_limit_source in (DEFAULT, MAXIMUM):
-        # It was a default: in another queue it is that of the other queue.
+        # A default limit changes with the queue.
         spec = limit_as_asked(spec)
     if changes.get("time_limit_source") == AUTO and before.state is not JobState.PENDING:
         raise Refused(

@@ -66,7 +66,7 @@ class CheckpointKeeper:
             try:
                 loop.call_soon_threadsafe(self._sweep, ids)
             except RuntimeError:
-                # The daemon has ended meanwhile.
+                # The daemon has exited meanwhile.
                 return
 
         if base:
@@ -143,7 +143,7 @@ def remove(folder: str, uid: int, *, only_empty: bool = False) -> None:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("the checkpoint folder %s was not removed: %s", folder, error)
-    # In a folder of root's users can take nothing away themselves.
+    # The parent belongs to root, so users cannot remove the folder themselves.
     if not _remove_empty(folder):
         log.warning("could not empty the checkpoint folder %s; it will be retried later", folder)
 

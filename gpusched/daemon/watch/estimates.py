@@ -108,7 +108,7 @@ class Estimator:
         outlook = QueueForecast.of(self._scheduler)
         known = frozenset(self._scheduler.estimates.known())
         loop.run_in_executor(None, _look, outlook, known).add_done_callback(self._done)
-        # Not before: nothing of the above that raises may keep later polls from looking.
+        # Set only now: an exception above must not keep later polls from looking.
         self._is_looking = True
 
     def _done(self, looked: asyncio.Future[tuple[dict[int, StartRange], float, float]]) -> None:
@@ -120,7 +120,7 @@ class Estimator:
         except asyncio.CancelledError:
             return
         except Exception as error:
-            # An estimate is a courtesy: the queue goes on without.
+            # Estimates are optional: the queue works without them.
             self._scheduler.failures.note("look ahead", error)
         else:
             self._scheduler.failures.recovered("look ahead")

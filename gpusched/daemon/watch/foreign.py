@@ -95,7 +95,7 @@ class ForeignProcessWatch:
             self._carry_out([step for step in steps(strangers, settings, now) if isinstance(step, ForeignEnd)], now)
         if self._is_looking or now < self._next_at:
             return
-        # As if a job were blocked: is there anything to work out at all?
+        # Assume a blocked job to see whether there is anything to work out at all.
         if not steps([replace(stranger, waiting=_SOMEBODY) for stranger in strangers], settings, now):
             return
         outlook = QueueForecast.of(self._scheduler)
@@ -114,7 +114,7 @@ class ForeignProcessWatch:
         except asyncio.CancelledError:
             return
         except Exception as error:
-            # Failing messages must not stop jobs.
+            # A failure of messages must not stop jobs.
             self._scheduler.failures.note(_MESSAGES, error)
         else:
             self._scheduler.failures.recovered(_MESSAGES)
@@ -147,11 +147,11 @@ class ForeignProcessWatch:
                     names[process.pid] = process.name or "?"
         found = []
         seen: set[Mark] = set()
-        # A process adopted just now is not foreign any more, whatever the last reading said.
+        # A process adopted since the last reading is no longer foreign.
         for pid in sorted(cards.keys() - scheduler.engine.owners(cards).keys()):
             process_now = proctree.read_process(pid)
             if process_now is None:
-                # Of another container, or of a simulation: its owner is unknown.
+                # A process of another container or a simulation: its owner is unknown.
                 continue
             mark = pid, process_now.start_ticks
             notes = self._notes.get(mark) or self._first_look(pid, now)
@@ -218,7 +218,7 @@ class ForeignProcessWatch:
         held = held_by(stranger)
         text = f"process {stranger.pid} ({printable(stranger.name)}) of {stranger.user} on {held}, which is no job"
         log.warning("%s was sent %s", text, word)
-        # The next KILL comes after another grace: one that cannot end yet is not sent signals all the time.
+        # Wait another grace before the next KILL, so as not to signal an unkillable process all the time.
         notes.ending_at = now
         self._scheduler.record_audit(
             AuditEvent(Caller(os.geteuid(), "[foreign]"), f"send {word} to", f"process {stranger.pid}", stranger.user)

@@ -68,7 +68,7 @@ class GpuFaults:
     def observe(self, reading: GpuReading, lost: Iterable[tuple[GpuSample, float]] = ()) -> None:
         """Take in the faults of a reading, and the lost GPUs with the instants they were first missed."""
         self._read_until = reading.faults_until
-        # Those of a card that is lost now are still the ones that its runs had.
+        # Keep the instances of a lost GPU: its runs still refer to them.
         self._parents.update((gpu.uuid, gpu.mig_parent) for gpu in reading.gpus if gpu.mig_parent is not None)
         for gpu in reading.gpus:
             for xid in gpu.xids:
@@ -104,7 +104,7 @@ class GpuFaults:
                 log.error("GPU %d (%s): %s%s", fault.index, fault.uuid, fault.text, late)
             if takes_out(fault, tx.settings.fault, tx.world.clearances.get(fault.uuid)):
                 self._drain(fault.uuid, fault.index, fault.text + late, tx)
-        # At once, before more of the same kind are started while these come to their end.
+        # Hold at once, before similar jobs start while these runs are still ending.
         for run in (*tx.world.open_runs.values(), *tx.world.releasing.values()) if new else ():
             job = tx.world.jobs[run.job_id]
             if self._note_faulty(job, run, self._with_instances(run, new), tx.settings.fault):
@@ -214,15 +214,15 @@ class GpuWatch:
         missing = [gpu for gpu, _ in tracker.lost() if gpu.uuid not in listed]
         for gpu in (*reading.gpus, *missing):
             if gpu.uuid not in self._bad and tracker.is_sound(gpu.uuid):
-                # Nearly always, and much cheaper to find out than what else to say of it.
+                # The common case, and a much cheaper check than `status`.
                 continue
             status = tracker.status(gpu.uuid)
             event = _EVENTS.get(status.state)
             if gpu.mig_parent is not None and tracker.status(gpu.mig_parent).state in _EVENTS:
-                # A fault of the card is one of all instances: it is reported for the card.
+                # A fault of the GPU affects all instances: report it once, for the GPU.
                 continue
             if event is None:
-                # One that cannot be judged now is not well yet.
+                # A GPU in an unknown state is not healthy again yet.
                 if status.state != GpuState.UNKNOWN:
                     self._bad.pop(gpu.uuid, None)
             elif self._bad.get(gpu.uuid) != event:

@@ -129,7 +129,7 @@ class History:
         limit_s = _stated_limit_s(job)
         if limit_s is not None:
             if said_s is None:
-                # It started before this daemon did.
+                # The run started before this daemon.
                 said_s = self._guess(job, limit_s).plan_s
             if self._judge.add(job.user, JudgedRun(said_s, limit_s, run_s)):
                 self._turned[job.user] = None

@@ -129,7 +129,7 @@ def _end(job: Job, run: Run, long: str, tx: TickTransaction) -> None:
 
 
 def _mark(job: Job, run: Run, tx: TickTransaction) -> None:
-    # A run alone would wait for the next commit.
+    # A changed run alone would be carried over to a later commit.
     tx.put_job(job)
     tx.put_run(run)
 
@@ -211,8 +211,8 @@ def _file_mark(path: str) -> object:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    # What goes through a pipe or a terminal leaves no trace there: unknown. A socket is that of a foreground,
-    # which its supervisor dates.
+    # Output through a pipe or a terminal leaves no timestamp: unknown. A socket is that of a foreground run,
+    # whose supervisor updates its timestamp.
     is_dated = any(kind(found.st_mode) for kind in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISSOCK))
     if not is_dated and path != os.devnull:
         raise OSError(f"{path} shows nothing of what is written to it")

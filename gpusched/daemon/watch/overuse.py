@@ -283,7 +283,7 @@ class IntruderWatch:
         if job is None or self._told_at(run, INTRUDER, mark, tx) is not None:
             return
         text = intruder_text(one, _names(tx.world))
-        # The story is filtered for its reader; a message must leave private names out from the start.
+        # The story is filtered for its reader; a message must omit private names from the start.
         sent = text if one.run is None else _veiled(text, one.run, job, tx)
         self._stories[run.id].append(tx.notify(job, run, INTRUDER, text, sent))
         notify(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)

@@ -73,7 +73,7 @@ class ProgressReader:
         self._take(runs)
         at = time.monotonic()
         if self._is_reading:
-            # Somebody else looks as well; or a file system hangs, and then nothing more is asked of it.
+            # Another request is reading, or a file system hangs; in that case, do not ask it for more.
             await self._wait(self._began_at + PATIENCE_S - at, runs)
             return
         due: list[tuple[float, str, int]] = []
@@ -100,7 +100,7 @@ class ProgressReader:
                 loop.call_soon_threadsafe(done.set)
 
         self._is_reading = True
-        # Not of a pool, which would wait for it when the daemon ends.
+        # Not in a pool, which would wait for the thread when the daemon exits.
         threading.Thread(target=read, name="progress", daemon=True).start()
         await self._wait(PATIENCE_S, runs)
 
@@ -127,7 +127,7 @@ class ProgressReader:
             seconds = left_s(seen.samples, seen.began_anew)
             eta_at = None if seconds is None else now + seconds
         else:
-            # Its own words are better than ours: they count from when its bar began.
+            # The bar's own estimate is better than ours: it counts from the start of the bar.
             eta_at = seen.said.changed_at + progress.left_s
             if eta_at < now - FRESH_S:
                 eta_at = None
@@ -176,7 +176,7 @@ class FileTail:
 def read_tail(path: str, owner: int, known: Mark | None) -> FileTail | None:
     """The end of a regular file of this owner; None for anything else, including links."""
     try:
-        # Opened for nothing first: opening a device or a pipe for reading can already do something.
+        # Open with O_PATH first: opening a device or a pipe for reading can have side effects.
         handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None

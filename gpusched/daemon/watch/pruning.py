@@ -98,7 +98,7 @@ class Pruner:
     def _steps(self) -> Generator[None, None, None]:
         """One round, step by step."""
         before = self.pruned
-        # What belongs to an array or a pipeline may go only once that has gone: then the walk is made again.
+        # Members of an array or a pipeline may be pruned only after it: walk again whenever one was pruned.
         while (yield from self._walk()):
             pass
         if self.pruned > before:
@@ -166,7 +166,7 @@ class Pruner:
             yield
         after = ""
         while stored := store.payload_shas(after, self._size):
-            # Jobs that came meanwhile: their ids are higher, but for tasks, which run what their array runs.
+            # Include new jobs: their ids are higher, except for tasks, which share the payloads of their array.
             while (found := store.used_payloads(last, _MOST))[0] is not None:
                 last, shas = found[0], found[1]
                 used |= shas
