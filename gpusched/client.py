@@ -6,7 +6,7 @@ client.call("GET", "/v1/jobs")        # the answer's document; errors are raised
 
 from __future__ import annotations
 
-# The C module: `socket` itself wraps every constant in an enum, which a prompt would wait for.
+# The C module: `socket` itself wraps every constant in an enum, which takes time at the prompt.
 import _socket
 import os
 import sys
@@ -100,7 +100,7 @@ class DaemonConnection:
             status, answer = self._ask(method, path, body, timeout_s)
             if status != errors.TooMany.http_status or time.monotonic() + self._retry_after_s > deadline:
                 return status, answer
-            # Nothing was done.
+            # Nothing was carried out.
             time.sleep(self._retry_after_s)
 
     def _ask(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytearray]:
@@ -110,12 +110,12 @@ class DaemonConnection:
         try:
             return self._exchange(head.encode() + content, timeout_s)
         except errors.DaemonUnreachable:
-            # Its other end was closed, and nobody listens: nothing was sent yet.
+            # The peer has closed and no daemon listens: nothing was sent yet.
             if fresh:
                 raise
         except (ConnectionResetError, BrokenPipeError):
             self.close()
-            # The daemon was restarted since the last request, or before it took this one; reading again is safe.
+            # The daemon was restarted since the last request, or before it read this one; repeating a GET is safe.
             if fresh or method != "GET":
                 raise
         _await_system(self)
@@ -152,7 +152,7 @@ class DaemonConnection:
 
     def _exchange(self, request: bytes, timeout_s: float | None) -> tuple[int, bytearray]:
         if self._socket is not None and _is_closed(self._socket):
-            # The daemon gives up connections on which nothing was asked for a while, and tells nobody.
+            # The daemon silently closes idle connections.
             self.close()
         self.open()
         sock = self._socket
@@ -184,7 +184,7 @@ class DaemonConnection:
                     have += received
             return int(head.split(None, 2)[1]), content
         except BaseException:
-            # Half an answer may be left behind, also after Ctrl-C: it must not be taken for the next one.
+            # Part of an answer may be unread, also after Ctrl-C: it must not be taken for the next one.
             self.close()
             raise
 
@@ -264,7 +264,7 @@ def start_daemon() -> bool:
 
     Raises: the daemon's error, or NotReady.
     """
-    import fcntl  # only here: most commands find a daemon that runs
+    import fcntl  # rarely needed: most commands find a running daemon
 
     from gpusched.paths import make_private
 
@@ -317,7 +317,7 @@ def _spawn() -> None:
     if child == 0:
         try:
             os.setsid()
-            # A second fork, so that the daemon is nobody's child and leaves no zombie in a long-lived caller.
+            # A second fork, so that init adopts the daemon and a long-lived caller gets no zombie.
             if os.fork() == 0:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.dup2(output, 1)

@@ -65,7 +65,7 @@ def _check_places(values: Mapping[str, Any], names: list[str]) -> None:
         texts.append(values.get("script") or "")
     known = {name.lower(): name for name in names}
     places = (place for text in (*texts, *(values.get("argv") or ())) for place in arrays.PLACE.findall(text))
-    # Each is compared with each name, letter by letter: of a text full of braces the first ones do.
+    # Each is compared with each name, so only the first ones are checked.
     strange = (place for place in dict.fromkeys(places) if place not in names and len(place) <= MAX_NAME)
     for place in islice(strange, MOST_PLACES):
         if near := get_close_matches(place.lower(), known, 1):
@@ -90,7 +90,7 @@ def _read_tasks(text: str) -> tuple[TaskSet, int | None]:
 def _read_sweeps(lines: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if len(lines) > MOST_NAMES:
         raise UsageError(f"the sweep has {len(lines)} names; at most {MOST_NAMES} are taken", "sweep fewer")
-    # Counted before the values are made: a line of twenty characters can stand for millions.
+    # Counted before expansion: twenty characters can stand for millions of values.
     combinations = prod(max(1, _count(line.partition("=")[2])) for line in lines)
     if combinations > MAX_TASK:
         raise UsageError(

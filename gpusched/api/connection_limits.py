@@ -81,7 +81,7 @@ class ConnectionLimiter:
             if problem is not None:
                 self._refused(caller, "connect", problem.message)
                 return problem
-        # Only now: the room may have been made by giving up the only one that they had.
+        # Only now: making room may have closed the user's only connection.
         self._of.setdefault(uid, set()).add(door)
         self._by_inner[door.inner] = door
         return None
@@ -103,7 +103,7 @@ class ConnectionLimiter:
                 "end some commands that wait or follow",
             )
         if len(self) >= limits.connections:
-            # At the cost of whoever has most: nobody keeps others out by having many.
+            # At the cost of the user with the most, so that no user can lock out others.
             most = max((doors for uid, doors in self._of.items() if not is_root(Caller(uid, ""))), key=len, default=own)
             if not (
                 _give_up(most) or any(_give_up(doors) for doors in sorted(self._of.values(), key=len, reverse=True))

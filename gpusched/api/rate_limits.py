@@ -48,7 +48,7 @@ class TokenBucket:
         """Take the tokens if there are enough; otherwise take none and return the seconds until there are."""
         self._left = min(most, self._left + (now - self._at) * rate)
         self._at = now
-        # Whoever asks for more than there can ever be waits for a full bucket: what is too large is refused elsewhere.
+        # More than the bucket holds waits for a full bucket: oversized requests are refused elsewhere.
         wanted = min(tokens, most)
         if self._left >= wanted:
             self._left -= tokens
@@ -98,7 +98,7 @@ class RateLimits:
         known: dict[int, int] = {}
         for spec in specs:
             for part in (spec.launch.argv, spec.request, spec.array, spec.alerting):
-                # Alike jobs share them, but each row holds its own.
+                # Equal jobs share them in memory, but each row stores its own.
                 if id(part) not in known:
                     known[id(part)] = _length(part)
                 size += known[id(part)]

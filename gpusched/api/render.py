@@ -46,7 +46,7 @@ def encode(value: object) -> bytes:
         if text.isascii():
             return text
     except (UnicodeEncodeError, OverflowError):
-        pass  # lone surrogates, which stand for bytes that are not UTF-8, and numbers of more than 64 bits
+        pass  # lone surrogates (bytes that are not UTF-8), and numbers of more than 64 bits
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -255,7 +255,7 @@ class RowMaker:
         self._blank: dict[str, Any] = {name: hidden.get(name) for name in names}
         made = {name: JOB_FIELDS[name] for name in self._blank if name not in hidden}
         self._attributes = {name: how for name, how in made.items() if isinstance(how, str)}
-        # Two more than there are names for: a getter of one attribute gives no tuple.
+        # Two extra attributes: a getter of one attribute returns no tuple.
         self._read = attrgetter(*self._attributes.values(), "id", "id")
         self._of_run = [(name, how.make) for name, how in made.items() if isinstance(how, RunField)]
         self._blank.update({name: how.without for name, how in made.items() if isinstance(how, RunField)})

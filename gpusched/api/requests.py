@@ -42,7 +42,7 @@ async def read_body(request: web.Request) -> dict[str, Any]:
     content = await whole_body(request)
     check_parts(content)
     try:
-        # Straight to json: lone surrogates stand for bytes that are not UTF-8 and must survive.
+        # With json: lone surrogates stand for bytes that are not UTF-8 and must survive.
         body = json.loads(content or b"{}")
     except (ValueError, RecursionError):
         raise UsageError("the request is not JSON", "see GET /v1/openapi.json") from None
@@ -56,7 +56,7 @@ def check_parts(content: bytes) -> None:
     """
     if len(content) <= _SMALL:
         return
-    # Without all that stands within texts, of which there may be any number; every value has one and a name at most.
+    # Contents of texts are left out; every value has at most one text and a name.
     plain = content.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     texts = plain.count(b'"') // 2
     if texts <= 2 * MOST_PARTS:
@@ -150,7 +150,7 @@ async def whole_body(request: web.Request) -> bytes:
         return b""
     size = request.content_length
     if "Content-Encoding" in request.headers:
-        # A few bytes that unpack to gigabytes.
+        # A few bytes can unpack to gigabytes.
         raise UsageError("compressed requests are not accepted", "send it without Content-Encoding")
     if size is None:
         raise UsageError("the request has no Content-Length", "send it with Content-Length")

@@ -62,7 +62,7 @@ def _spread(wanted: dict[str, Any]) -> None:
     """Convert `gpus` to the number on each node."""
     gpus, per_node = wanted.get("gpus"), wanted.pop(_PER_NODE, None)
     if gpus and per_node and "nodes" not in wanted and not gpus % per_node:
-        wanted["nodes"] = gpus // per_node  # as Slurm: the numbers say how many nodes there must be
+        wanted["nodes"] = gpus // per_node  # as Slurm: the two numbers determine the nodes
     nodes = wanted.get("nodes", 1)
     fraction = wanted.get("gpu_fraction")
     if fraction == 1:
@@ -73,7 +73,7 @@ def _spread(wanted: dict[str, Any]) -> None:
             f"for so much on each of them: --gpus-per-node {fraction:g}",
         )
     if fraction is not None or wanted.get("vram_mib") is not None:
-        # Asking for a part of a card is asking for one card, on each node, unless a number is given.
+        # Part of a card means one card on each node, unless a number is given.
         per_node = 1 if gpus is None and per_node is None else per_node
     try:
         each = gpus_of_each_node(gpus, per_node, nodes)

@@ -68,7 +68,7 @@ def _spec(
             raise UsageError(
                 f"{name} cannot change when job {job.shown_id} is resubmitted", "submit it as a job of its own"
             )
-    # What a submission of nothing but the changes would be, and what it would be without them.
+    # A submission of the changes alone, and one without them.
     plain = read_spec({"argv": ["true"]}, settings, {})
     request, retry = _request_values(old.request, raw, changes), _retry_values(old.retry, raw, changes)
     fresh = read_spec({**changes, **request, **retry, "argv": ["true"]}, settings, {})
@@ -82,7 +82,7 @@ def _spec(
     if job.task is not None and old.array is not None:
         rest.setdefault("array", replace(old.array, tasks=str(job.task)))
     if "work_dir" in raw and "snapshot" not in raw:
-        # Another folder than the copy; and relative outputs go there, too.
+        # A folder other than the copy; relative outputs go there, too.
         rest["snapshot"], raw = None, {"submit_dir": None, **raw}
     launch = _launch(old.launch, fresh.launch, raw, changes, settings, store, payloads)
     return replace(old, **{**_ANEW, **rest}, request=fresh.request, retry=fresh.retry, launch=launch)
@@ -135,6 +135,6 @@ def _launch(
             env = unpack_environment(store.payload(old.env_sha))
         except KeyError:
             raise Refused("the environment of the old job is missing from the database", "submit it again") from None
-        # What is added was named, and the old one has been sifted.
+        # Added variables were named, and the old environment is already filtered.
         given["env_sha"] = store_environment({**env, **changes["env"]}, settings, payloads)
     return replace(old, **given)

@@ -186,7 +186,7 @@ _ERROR = {"$ref": "#/components/responses/Error"}
 
 def build() -> dict[str, Any]:
     """The OpenAPI document of the socket API, from the routes and the fields."""
-    from gpusched.api.routes import ROUTES  # they are made with the fields
+    from gpusched.api.routes import ROUTES  # imports the fields
 
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:

@@ -195,7 +195,7 @@ def _unlink(path: str) -> None:
     try:
         os.unlink(path)
     except FileNotFoundError:
-        pass  # there was no daemon before
+        pass  # no earlier daemon
 
 
 def limiter_for(app: web.Application, runner: web.AppRunner) -> ConnectionLimiter:

@@ -54,7 +54,7 @@ class JobWatch:
             return
         self.left.discard(job.id)
         if job.is_array:
-            # Those of its tasks that never got a row have ended with it.
+            # Its tasks without a row have ended with it.
             self.left = {job_id for job_id in self.left if not job.id < job_id <= job.last_id}
         if not self.left:
             self.is_over.set()
@@ -144,7 +144,7 @@ class ApiService:
             try:
                 await asyncio.wait_for(watch.is_over.wait(), timeout_s)
             except asyncio.TimeoutError:
-                pass  # the caller looks at the states again either way
+                pass  # the caller checks the states again anyway
             finally:
                 for job_id in watched:
                     watches = self.watchers[job_id]
@@ -243,7 +243,7 @@ class ApiService:
         if ended:
             found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
         for job_id in ended - found.keys():
-            # A task of an array that was given up before the task got a row.
+            # The array was abandoned before the task got a row.
             array = store.array_around(job_id)
             if array is not None and (number := arrays.task_number(array, job_id)) is not None:
                 found[job_id] = arrays.task(array, number)
@@ -302,7 +302,7 @@ class ApiService:
 
         def priority(job: Job) -> tuple[float, dict[str, float]]:
             key = world.class_of(job.id)
-            # By identity: hashing a class takes as long as all the rest. What is remembered keeps it from going away.
+            # By identity, since hashing a class takes as long as the rest; the entry keeps it alive.
             known = priorities.get((id(key), job.queued_at))
             if known is not None:
                 return known[1]

@@ -202,7 +202,7 @@ def sift_environment(
     limit = int(settings.limit.environment_mib * (1 << 20))
     whole = sum(map(len, given)) + sum(map(len, given.values()))
     if whole > MOST_OVER * limit:
-        # Whatever of it is left out: each name would be compared with each pattern.
+        # Checked before exclusion, which compares each name with each pattern.
         raise Refused(
             f"the environment holds {whole} characters, and the limit is {limit}", "submit with --export=NONE"
         )
@@ -217,7 +217,7 @@ def _exclusion(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[s
     """Patterns of the names to exclude, and of the exceptions among them."""
 
     def any_of(found: Iterable[str]) -> re.Pattern[str]:
-        # Without a pattern nothing matches, which is what (?!) says.
+        # (?!) matches nothing, for an empty list of patterns.
         return re.compile("|".join(map(translate, found)) or "(?!)", re.IGNORECASE)
 
     return (

@@ -111,7 +111,7 @@ class Viewer:
         owner_and_queue = job.uid, job.spec.queue
         found = self._sees_all.get(owner_and_queue)
         if found is None:
-            # Nothing else of a job counts, and a list has thousands.
+            # Depends on nothing else of a job, and a list has thousands.
             found = self._sees_all[owner_and_queue] = may(self.caller, Act.READ, job, self._settings)
         return found
 
@@ -130,7 +130,7 @@ class Viewer:
         """The error for a job that does not exist or is hidden from the caller."""
         if not self.is_restricted:
             return self.service.no_job(job_id)
-        # One that was pruned is not told from one that is hidden either.
+        # Pruned jobs must not be distinguishable from hidden ones either.
         kind = Hidden if self.service.find_all([job_id]) else NotFound
         return kind(f"there is no job {job_id}", "list the jobs with: gq -a")
 
@@ -151,7 +151,7 @@ class Viewer:
         try:
             conditions = parse_dependency(dependency).conditions
         except ValueError:
-            return  # told in its own words where the submission is read
+            return  # reported where the submission is read
         for one in conditions:
             if one.job_id and (job := self.service.find_all([one.job_id]).get(one.job_id)) and not self.sees(job):
                 raise HiddenDependency(f"there is no job {one.shown_id} to depend on", "list the jobs with: gq -a")
@@ -176,7 +176,7 @@ class Viewer:
             if not self.sees_all_of(job):
                 return part(job, ctx)
             found = whole(job, ctx)
-            # Other jobs are named as far as the caller may know of them.
+            # Other jobs are named only if visible to the caller.
             if is_veiled and "reason_text" in found:
                 found["reason_text"] = self.text(found["reason_text"])
             if is_veiled and found.get("intruders"):
@@ -250,7 +250,7 @@ class Viewer:
         known = self._hidden_reservations.get(name)
         if known is None:
             entry = self.service.scheduler.world.calendar.get(name)
-            # Looked up among all jobs, so not for each row of a list again.
+            # Cached, since it searches all jobs.
             known = self._hidden_reservations[name] = entry is not None and not self.may_use(entry)
         return known
 
@@ -274,7 +274,7 @@ class Viewer:
         return known
 
     def _may_know(self, shown_id: str) -> bool:
-        # Of a task the array says whose it is.
+        # A task has the owner of its array.
         job_id = int(shown_id.partition("_")[0])
         job = self.service.find_all([job_id]).get(job_id)
         return job is not None and self.sees(job)

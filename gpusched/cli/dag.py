@@ -151,7 +151,7 @@ class _Reader:
             elif not isinstance(value, (str, int, float)):
                 self._refuse(key, f"the variable {name} must be a text or a number")
             else:
-                # One may be made of those above it.
+                # A variable may refer to those above it.
                 self._vars[name] = self._given[name] if name in self._given else self._filled(key, _as_text(value))
 
     def _filled(self, key: tuple[str, ...], text: str) -> str:
@@ -191,7 +191,7 @@ class _Reader:
             return None
         parts = {key: self._fill((*at, key), value) for key, value in parts.items()}
         if "wrap" in parts and "run" not in parts:
-            parts["run"] = parts.pop("wrap")  # gsub's word for it
+            parts["run"] = parts.pop("wrap")  # gsub's name for it
         program, below = self._read_program(at, parts)
         values = over(below, base)
         typed: dict[str, Any] = {}
@@ -299,7 +299,7 @@ class _Reader:
                     self._refuse(("step", name, "needs"), f"step {name} needs {wanted}, which is no step", hint)
         left = dict(needs)
         while circle := find_circle(left):
-            # Without these steps there may be another cycle, otherwise reported only after this one is fixed.
+            # Without these steps, look for further cycles, to report all of them at once.
             for name in circle:
                 left.pop(name, None)
             text = f"the steps wait for each other: {' -> '.join(circle)}"
@@ -500,7 +500,7 @@ def _print(client: DaemonConnection, answer: dict[str, Any], given: Values, verb
         sys.stdout.write(f"{verb} pipeline {name} ({said})\n")
     sys.stdout.flush()
     if given.get("wait"):
-        from gpusched.cli.gwait import await_all  # most do not wait
+        from gpusched.cli.gwait import await_all  # rarely used
 
         return await_all(client, [name], None, "gsub")
     return 0

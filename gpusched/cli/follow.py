@@ -78,7 +78,7 @@ class LogPoller:
         try:
             os.write(self._writer, b"!")
         except BlockingIOError:
-            pass  # full of news already
+            pass  # wake-ups are already pending
 
 
 LINE_BYTES = 1 << 16
@@ -92,7 +92,7 @@ class PrefixedOutput:
     def __init__(self, prefix: str = "", colour: int = 0) -> None:
         self._prefix = f"\x1b[{colour}m{prefix}\x1b[0m".encode() if prefix and colour else prefix.encode()
         self._rest = b""
-        # On a terminal a bar that is drawn again and again would draw over the prefix.
+        # On a terminal a redrawn progress bar would overwrite the prefix.
         self._is_terminal = bool(prefix) and sys.stdout.isatty()
 
     def write(self, piece: bytes) -> None:
@@ -226,7 +226,7 @@ class FollowedJob:
         """Update from the daemon's description of the job."""
         wish = self._wish
         if not self.job and wish.lines is not None and wish.run is None and wish.since_run is None:
-            # The last lines are those of the current run.
+            # The last N lines are taken from the current run.
             self._known = job["runs"][-1]["run"] - 1 if job["runs"] else 0
         self.job = job
         for run in job["runs"]:
@@ -247,7 +247,7 @@ class FollowedJob:
                     return copied
                 if not self._has_run_ended():
                     return copied
-                # Whatever it wrote was in the file before its end was told; this reads what came since the look.
+                # All output was in the file before the end was reported; this reads what came since the last read.
                 self._tail.copy(self._printer.write)
                 self._close()
             if not self._waiting:
@@ -335,10 +335,10 @@ class Follower:
         poll = select.poll()
         poll.register(news.fileno(), select.POLLIN)
         try:
-            # Asked for nothing, it tells when the reader of a pipe has gone.
+            # Without events, poll reports only that the reader of a pipe has closed.
             poll.register(sys.stdout.fileno(), 0)
         except (OSError, ValueError):
-            pass  # no descriptor behind it, so no reader that could go away
+            pass  # no descriptor, so no reader that could close
         pause_s = 0.0
         while not (self._is_complete and all(one.is_done for one in self._jobs.values())):
             for fd, _ in poll.poll(pause_s * 1000):

@@ -256,10 +256,10 @@ def say(client: DaemonConnection, job_id: str) -> None:
         make_private(paths.state_dir())
         mark = os.open(paths.limit_hint(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except (OSError, GpuschedError):
-        # Where it cannot be kept that it was said, it would be said each time.
+        # Without a record, the hint would be repeated each time.
         return
     try:
-        # Of several at once, as from xargs, one asks.
+        # Of several processes at once, as from xargs, only one asks.
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         began = time.time()
         if began < os.fstat(mark).st_mtime <= began + SAID_S:
@@ -276,7 +276,7 @@ def say(client: DaemonConnection, job_id: str) -> None:
     except OSError:
         return
     except KeyboardInterrupt:
-        # The job is accepted; only the hint is not waited for.
+        # The job is accepted; only the hint is given up.
         return
     finally:
         os.close(mark)

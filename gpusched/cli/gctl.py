@@ -74,7 +74,7 @@ def body(words: list[str]) -> int:
     if action == "reload":
         return _reload(rest, values)
     if action == "preset":
-        from gpusched.cli import preset  # tables that no other action prints
+        from gpusched.cli import preset  # not needed by other actions
 
         return preset.show(rest, values)
     if action == "reserve":
@@ -352,7 +352,7 @@ _ACCOUNTS = (
     Column("USER", lambda row: printable(row["user"] or "", 16)),
     Column("SHARES", lambda row: format_amount(row["shares"]), right=True),
     Column("NORM_SHARES", lambda row: f"{row['norm_shares']:.4f}", right=True),
-    # With private_data others' usage is hidden.
+    # With private_data, other users' usage is hidden.
     Column("GPU_HOURS", lambda row: _number(row["gpu_hours"], ".2f"), right=True),
     Column("CORE_HOURS", lambda row: _number(row["core_hours"], ".2f"), right=True),
     Column("USAGE_S", lambda row: _number(row["usage_s"], ".0f"), right=True),
@@ -381,7 +381,7 @@ def _number(value: float | None, form: str, none: str = "-") -> str:
 def show_accounts(client: DaemonConnection, names: list[str], values: Values) -> None:
     """`gctl account`: the account tree with shares, usage and fairshare factors."""
     answer = client.call("GET", f"/v1/accounts{_only(names, 'account')}")
-    # A daemon that has not been restarted since an upgrade does not tell members yet.
+    # A daemon not restarted since an upgrade does not report members yet.
     own, rows = answer.get("own_accounts"), answer["accounts"]
     if values.get("me"):
         rows = answer["accounts"] = [

@@ -113,7 +113,7 @@ def _show_usage(values: Values) -> None:
         other = "--efficiency" if values.get("efficiency") else "--limit"
         raise UsageError(f"--usage and {other} exclude each other", "for example: ghist --usage --since 30d")
     by = values.get("by", "user")
-    values.setdefault("since", 0.0)  # of jobs that are named, all of their time
+    values.setdefault("since", 0.0)  # named jobs: their whole time
     with connect() as client:
         check_names(client, values.get("users", []), values.get("queues", []))
         answer = client.call("GET", f"/v1/usage?by={by}&{query(values)}")

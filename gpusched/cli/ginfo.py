@@ -102,7 +102,7 @@ _BOOKED_BY = (
     Column("GPU", lambda row: gpu_label(row[0]["index"]), right=True),
     Column("JOB", lambda row: str(row[1]["job"]), right=True),
     Column("USER", lambda row: printable(row[1]["user"])),
-    # A MIG instance is its job's as a whole.
+    # A MIG instance belongs to its job as a whole.
     Column("BOOKED", lambda row: format_size_mib(_vram(row, "vram_mib", "vram_total_mib"))),
     Column("HELD", lambda row: format_size_mib(_vram(row, "vram_used_mib", "vram_used_mib"))),
     Column("LIMIT", lambda row: str(row[1]["enforcement"])),
@@ -155,7 +155,7 @@ def _print(cluster: dict[str, Any]) -> None:
         for gpu in gpus
         for fault in [fault for fault in gpu["faults"] if fault["is_hardware"]][-_FAULTS:]
     ]
-    if faults:  # a program's own are in --json only
+    if faults:  # faults of programs are in --json only
         sys.stdout.write("\nhardware faults since boot:\n" + tables.listing(_HARDWARE_FAULTS, faults))
     foreign = [{**process, "gpu": gpu["index"]} for gpu in gpus for process in gpu["foreign"]]
     if foreign:

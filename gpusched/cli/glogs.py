@@ -61,7 +61,7 @@ def body(words: list[str]) -> int:
         except GpuschedError as error:
             if not is_several:
                 raise
-            # The others have their say first.
+            # Errors of earlier jobs are printed first; the last one is raised.
             if problem is not None:
                 output.fail("glogs", problem)
             problem = error

@@ -7,7 +7,7 @@ def main() -> int:
     from gpusched.daemon.service_manager import ServiceManager
 
     manager = ServiceManager()
-    # Before the imports, which on a machine that is busy or starts from a slow disk take longer than all the rest.
+    # Before the imports, which on a busy machine or a slow disk take longer than everything else.
     manager.starting()
     from gpusched.daemon.main import main as run
 

@@ -64,11 +64,11 @@ def view(client: DaemonConnection, values: Values) -> str | bytearray | dict[str
         for key in ("format", "sort", "start", "priority"):
             if key in values:
                 raise UsageError(f"--tree has its own order and columns, so --{key} has no effect", "give one of them")
-        from gpusched.cli.pipelines import tree_view  # few prompts ask for it
+        from gpusched.cli.pipelines import tree_view  # rarely used
 
         return tree_view(client, asked, values)
     if values.get("start"):
-        from gpusched.cli.forecast import starts_view  # few prompts ask for it
+        from gpusched.cli.forecast import starts_view  # rarely used
 
         return starts_view(client, asked, values)
     if values.get("priority"):
@@ -83,7 +83,7 @@ def view(client: DaemonConnection, values: Values) -> str | bytearray | dict[str
         rows = client.call("GET", f"/v1/jobs?fields=id&{asked}")["rows"]
         return "".join(f"{row[0]}\n" for row in rows)
     if "format" in values:
-        from gpusched.cli.slurm_format import keys, render  # the % language; few prompts speak it
+        from gpusched.cli.slurm_format import keys, render  # the % language; rarely used
 
         fields = ["id", *keys(values["format"]), *[key.lstrip("+-") for key in values.get("sort", ())]]
         rows = client.call("GET", f"/v1/jobs?fields={quote(','.join(fields))}&{asked}")["rows"]
@@ -117,7 +117,7 @@ def _queue(client: DaemonConnection, asked: str, values: Values) -> str:
     keys = [key for column in columns for key in column.keys.split()]
     fields = list(dict.fromkeys([*keys, *(key.lstrip("+-") for key in values.get("sort", ()))]))
     for_people = "&summary=1&notices=1" if sys.stdout.isatty() else ""
-    # Which of several that are sorted comes first is known only here.
+    # With --sort, rows are folded here: only the client knows which job of a group comes first.
     is_folded, is_sorted = not (values.get("all_rows") or values.get("ids")), "sort" in values
     for_table = "&fold=1" if is_folded and not is_sorted else ""
     answer = client.call(
@@ -130,7 +130,7 @@ def _queue(client: DaemonConnection, asked: str, values: Values) -> str:
     if is_folded and is_sorted:
         jobs, folded = _fold(jobs)
     ids = {job["id"]: _shown_id(job, folded.get(job["id"])) for job in jobs}
-    # Ids are cut only where all other columns are as narrow as they can be.
+    # Ids are cut only if all other columns are at their minimum width.
     longest = max(map(len, ids.values()), default=0)
     columns.insert(0, tables.Column("ID", lambda job: ids[job["id"]], least=longest))
     progress = answer.get("progress")
@@ -142,11 +142,9 @@ def _queue(client: DaemonConnection, asked: str, values: Values) -> str:
     if summary is not None:
         text = _summary(summary)
         is_first = values.get("watch") or not jobs
-        # Of a table that is watched it stays on the screen.
+        # With --watch the summary stays visible at the top.
         shown = [text, *(["", *shown] if jobs else ())] if is_first else [*shown, "", text]
     if answer.get("notices"):
-        # most days there are none
-
         shown.append(notices_line(answer["notices"], now))
     return "".join(f"{line}\n" for line in shown)
 
@@ -303,7 +301,7 @@ def priorities_view(client: DaemonConnection, asked: str, values: Values) -> str
         return "".join(f"{row['id']}\n" for row in rows)
     if answer["order"] == "response_ratio":
         return _responses(rows, header=not values.get("noheader"))
-    # Plug-ins may add a part for some jobs only.
+    # Plug-ins may add a factor for some jobs only.
     parts = dict.fromkeys(part for row in rows for part in row["parts"])
     columns = [
         tables.Column("ID", lambda row: str(row["id"])),

@@ -116,7 +116,7 @@ def _attend(client: DaemonConnection, job_id: str, values: Values) -> int:
         place = _reach_run(client, job_id, values)
     except Interrupted as leave:
         for number in before:
-            # Said again, it would come in the middle of the cancel.
+            # A repeated signal would interrupt the cancel.
             signal.signal(number, signal.SIG_IGN)
         if is_new and not (values.get("keep") and leave.number == signal.SIGHUP):
             _give_up(client, job_id, values)
@@ -126,7 +126,7 @@ def _attend(client: DaemonConnection, job_id: str, values: Values) -> int:
             signal.signal(number, handler)
     if place is None:
         return _judge(client, job_id)
-    from gpusched.cli.relay import AttachClient  # a job that never starts needs none
+    from gpusched.cli.relay import AttachClient  # not needed by a job that never starts
 
     sock, where = place
     try:
@@ -218,7 +218,7 @@ class PendingLine:
 
     def show(self, text: str) -> None:
         """Replace the text of the line."""
-        import shutil  # imports regular expressions, which are needed only at a terminal
+        import shutil  # imports regular expressions; needed only at a terminal
 
         width = shutil.get_terminal_size().columns - 1
         line = f"grun: {text}"
@@ -236,7 +236,7 @@ class PendingLine:
             sys.stderr.write(text)
             sys.stderr.flush()
         except OSError:
-            # The terminal has gone; a signal reports that as well.
+            # The terminal is closed; a signal reports that as well.
             pass
 
 
@@ -252,7 +252,7 @@ def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding) -
             _say(f"detached from job {job_id}, which {what}")
         return 128 + end.left_by if end.left_by else 0
     if not end.is_known:
-        # The supervisor is gone without a word: the daemon finds out what became of the run.
+        # The supervisor died without a report: the daemon determines how the run ended.
         return _judge(client, job_id)
     if end.sentence:
         raise Refused(end.sentence, f"see: gshow {job_id}")
@@ -271,7 +271,7 @@ def _why(client: DaemonConnection, job_id: str, stopped_by: str) -> str:
         try:
             ((text,),) = client.call("GET", path, timeout_s=ANSWER_S)["rows"]
         except (GpuschedError, OSError, ValueError):
-            # Away just now; the kind of end is known without it.
+            # The daemon is unreachable; the kind of end is known anyway.
             pass
     return printable(text) if text else _BECAUSE.get(stopped_by, stopped_by)
 
@@ -290,7 +290,7 @@ def _say(text: str) -> None:
     try:
         output.note("grun", text)
     except OSError:
-        # The terminal has gone.
+        # The terminal is closed.
         pass
 
 
@@ -325,7 +325,7 @@ def run_tasks(job_id: str, values: Values, argv: list[str]) -> int:
         raise Refused(
             f"cannot enter {printable(values['work_dir'])}: {error.strerror}", "choose another directory with -D"
         ) from None
-    # Ignored by this interpreter, which a command must not inherit.
+    # Python ignores it, which a command must not inherit.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     count = values.get("ntasks", 1)

@@ -38,7 +38,7 @@ def body(words: list[str]) -> int:
         return 0
     asked = [word for operand in operands for word in split_ids(operand)] or ["@"]
     if "graph" in values or any(parse_pipeline_id(word) is not None for word in asked):
-        from gpusched.cli.pipelines import show  # few of those that are shown are pipelines
+        from gpusched.cli.pipelines import show  # rarely used
 
         return show(asked, values)
     with connect() as client:
@@ -79,7 +79,7 @@ def describe(job: dict[str, Any]) -> str:
         ("Exit", _exit(job)),
         ("Retries", f"{job['failures']} of {job['retries']} used" if job["retries"] else "none"),
     ]
-    if job["stderr_path"] != job["stdout_path"]:  # both are hidden for others' jobs
+    if job["stderr_path"] != job["stdout_path"]:  # both are masked in other users' jobs
         pairs.insert(6, ("Errors", job["stderr_path"]))
     if job["dependency"]:
         pairs.insert(3, ("Dependency", job["dependency"]))
@@ -157,7 +157,7 @@ def _shares(job: dict[str, Any]) -> list[tuple[str, str]]:
     for gpu in job["gpus"]:
         if gpu["enforcement"] is not None:
             kept = f"{gpu['enforcement']} ({gpu['enforcement_why']})"
-            if gpu["vram_mib"] is not None:  # else all of it is the job's: a MIG instance
+            if gpu["vram_mib"] is not None:  # None: a MIG instance, which is entirely the job's
                 held = format_size_mib(gpu["vram_used_mib"])
                 kept = f"holds {held} of {format_size_mib(gpu['vram_mib'])} booked; {kept}"
             found.append(("Shares", f"GPU {gpu_label(gpu['index'])}: {kept}"))
@@ -258,14 +258,14 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
     known = ", ".join(fact for fact in facts if fact)
     if known:
         lines.append(f"  {known}")
-    if run["stdout_path"] is not None:  # of others' jobs it is not told
+    if run["stdout_path"] is not None:  # masked in other users' jobs
         lines.append(f"  output {printable(run['stdout_path'])}")
     return lines
 
 
 def snapshot_about(job: dict[str, Any]) -> dict[str, Any] | None:
     """The known facts about a job's snapshot, and its folder; None if it was removed or belongs to another user."""
-    from gpusched.snapshots.snapshot import about, folder_in  # few jobs have one
+    from gpusched.snapshots.snapshot import about, folder_in  # rarely needed
 
     folder = folder_in(job["work_dir"], job["snapshot"])
     try:

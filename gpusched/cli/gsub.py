@@ -55,7 +55,7 @@ def body(words: list[str]) -> int:
         raise UsageError("--var is for pipelines", "for example: gsub --dag pipeline.toml --var lr=3e-4")
     if "resubmit" in given:
         check_resubmission(given, operands)
-        # Only what is typed counts: defaults of new submissions would change what is repeated.
+        # Only typed options count: defaults of new submissions would alter the repeated job.
         program, values = {}, given
     else:
         program = _what(table, given, words[: len(words) - len(operands)], operands, is_command)
@@ -104,12 +104,12 @@ def body(words: list[str]) -> int:
         if (seen := answer.get("vram")) and seen["proposal"]:
             sys.stderr.write(f"gsub: note: {printable(seen['text'])}; {printable(seen['proposal'])}\n")
         if _may_lack_a_limit(answer, values):
-            from gpusched.cli.forecast import is_typed_by_hand, say  # scripts do without
+            from gpusched.cli.forecast import is_typed_by_hand, say  # not needed by scripts
 
             if is_typed_by_hand():
                 say(client, job["id"])
         if values.get("follow"):
-            from gpusched.cli.follow import follow_job  # reads files and waits: nothing a plain gsub needs
+            from gpusched.cli.follow import follow_job  # not needed by a plain gsub
 
             return follow_job(client, job["id"], "gsub")
         if values.get("wait"):
@@ -184,7 +184,7 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
 
 def _hint_for_command(typed: list[str], words: list[str]) -> str:
     """The line to type if the first word names no file: most often a command whose `--` was forgotten."""
-    import shlex  # these two serve a mistake only
+    import shlex  # both are needed for an error only
     import shutil
 
     program = words[0]
@@ -253,7 +253,7 @@ def _print_batch(answer: dict[str, Any], values: Values) -> int:
     elif int(ids[-1]) - int(ids[0]) + 1 == len(ids):
         sys.stdout.write(f"Submitted jobs {ids[0]} to {ids[-1]} ({len(ids)} jobs)\n")
     else:
-        # Repeated arrays: the ids between are those of their tasks.
+        # Repeated arrays: the ids in between belong to their tasks.
         sys.stdout.write(f"Submitted jobs {', '.join(map(str, ids))}\n")
     _say_notes(answer)
     _say_limits(answer, values)
@@ -272,7 +272,7 @@ def _print_forecast(answer: dict[str, Any], values: Values) -> int:
     elif values.get("quiet"):
         sys.stdout.write(f"{found['verdict']}\n")
     else:
-        from gpusched.cli.forecast import forecast_lines, limit_lines  # only a dry run asks for it
+        from gpusched.cli.forecast import forecast_lines, limit_lines  # only for a dry run
 
         lines = [found["text"], *limit_lines(found), *forecast_lines(found)]
         if found["vram"] is not None:

@@ -42,7 +42,7 @@ def body(words: list[str]) -> int:
         raise UsageError("no jobs given", "for example: gwait 41 42   or: gwait @   for your last one")
     with connect() as client:
         if "@" in ids:
-            # Asked once: the last job is another as soon as one more is submitted.
+            # Resolved once: the last job changes with the next submission.
             last = client.call("GET", "/v1/jobs/@")["job"]["id"]
             ids = [last if word == "@" else word for word in ids]
         return await_all(client, ids, values.get("timeout_s"), "gwait", values)
@@ -71,7 +71,7 @@ def await_all(
             job["id"] for job in answer["jobs"] if job["state"] in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
         ]
         output.note(command, f"timed out; still unfinished: {', '.join(open_ids)}")
-    # What a pipeline left out because nothing had failed is no failure.
+    # Steps that a pipeline skipped because nothing failed are not failures.
     bad = [
         job for job in answer["jobs"] if job["state"] != "COMPLETED" and job["id"] not in answer.get("not_needed", ())
     ]
@@ -137,7 +137,7 @@ def call_patiently(client: DaemonConnection, path: str) -> dict[str, Any]:
         try:
             return client.call("GET", path)
         except (DaemonUnreachable, ConnectionError):
-            # Counted from the first failure: the daemon may have kept the question for longer than that.
+            # Counted from the first failure: the daemon may have held the request for longer than that.
             away_since = away_since or time.monotonic()
             if time.monotonic() > away_since + _PATIENCE_S:
                 raise

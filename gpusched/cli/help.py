@@ -161,7 +161,7 @@ def completion_script(table: OptionTable, shell: str) -> str:
     if kind is None:
         raise UsageError(f"no completion for {shell!r}", "there are: bash, zsh, fish")
     complete = kind(click_command(table), {}, table.command, _variable(table.command))
-    # click asks the installed bash for its version here, which a pipe or a container may not have.
+    # click checks the version of bash here, which a container may not have.
     return str(complete.source_template % complete.source_vars()) + "\n"
 
 

@@ -149,7 +149,7 @@ def read_change(word: str, text: str) -> dict[str, Any]:
     option = field.options[0] if field.options else None
     found = read(option, text) if option else {field.name: whole(int(field.low or 0), int(field.high or 0))(text)}
     if word == "gpus":
-        # Whole cards take back an earlier fraction, and the other way round; the type stays unless one is given.
+        # Whole cards reset an earlier fraction and vice versa; the type is kept unless given.
         found["gpus"] = 1 if found["gpus"] is None else found["gpus"]
         found = {key: value for key, value in found.items() if key != "gpu_type" or value is not None}
     return {key: value for key, value in found.items() if key in UPDATABLE}

@@ -252,13 +252,13 @@ def _every(text: str) -> int:
 
 
 def _gsub_table() -> OptionTable:
-    from gpusched.cli.job_options import gsub_table  # many, and for jobs alone
+    from gpusched.cli.job_options import gsub_table  # many; needed for jobs only
 
     return gsub_table()
 
 
 def _grun_table() -> OptionTable:
-    from gpusched.cli.job_options import grun_table  # it takes most of gsub's
+    from gpusched.cli.job_options import grun_table  # includes most of gsub's
 
     return grun_table()
 

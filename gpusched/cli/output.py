@@ -42,7 +42,7 @@ def run(command: str, body: Callable[[list[str]], int], words: list[str] | None 
             return fail(command, problem, as_json="--json" in words)
         return code
     except BrokenPipeError:
-        # The reader has gone (`gq | head`): nothing to say, and nothing to flush at exit.
+        # The reader has closed the pipe (`gq | head`): nothing to report, and nothing to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
@@ -64,7 +64,7 @@ def _with_warnings(command: str, body: Callable[[list[str]], int], words: list[s
     finally:
         client = sys.modules.get("gpusched.client")
         if client is not None and client.warnings:
-            from urllib.parse import unquote_to_bytes  # hardly ever
+            from urllib.parse import unquote_to_bytes  # rarely used
 
             from gpusched.model.units import printable
 
@@ -80,7 +80,7 @@ def _mend_streams() -> None:
     Otherwise the next file or socket would get the number of the missing stream.
     """
     if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  as long as the process
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  open until exit
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:

@@ -112,7 +112,7 @@ def _read(
             option = table.find(name)
             if not option.metavar:
                 if equals and option.read is not None:
-                    # A flag that may also be given a value, as in --snapshot=copy.
+                    # A flag with an optional value, as in --snapshot=copy.
                     _apply(table, option, text, values, mistakes)
                 elif equals:
                     mistakes.add(UsageError(f"{name} takes no value", f"see: {table.command} --help"))

@@ -125,7 +125,7 @@ def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> li
     Each job appears once: below the dependency that ends the longest path from a job without dependencies here.
     """
     by_id = {job["id"]: job for job in jobs}
-    # Whoever waits for an array is shown below the last of its tasks, where it has rows for those.
+    # A dependent of an array is shown below the last of its tasks that have rows.
     last = {job["id"].partition("_")[0]: job["id"] for job in jobs}
     parents = {job["id"]: _parents(job, by_id, last) for job in jobs}
     depths = _depths(parents)
@@ -134,7 +134,7 @@ def arrange(jobs: Sequence[Job], drawn: tuple[str, str, str, str] = PLAIN) -> li
     for job_id, above in parents.items():
         pipeline = by_id[job_id]["pipeline"]
         if above:
-            # Among equally deep ones the last: most likely the one that is missing when the others have ended.
+            # Of equally deep ones the last: most likely to finish last.
             children.setdefault(max(above, key=lambda one: (depths[one], len(one), one)), []).append(job_id)
         elif pipeline:
             if pipeline not in by_id:
@@ -181,7 +181,7 @@ def _depths(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
             depths[child] = max(depths.get(child, 0), depths[job_id] + 1)
             left[child] -= 1
             if not left[child]:
-                ready.append(child)  # the walk goes on over what it finds
+                ready.append(child)  # extends the list being iterated
     return depths
 
 
@@ -281,7 +281,7 @@ def dot(pipeline: Mapping[str, Any]) -> str:
         label = f"{step['step']}\\n{step['id']} {step['state']}"
         lines.append(f'    {_quoted(step["step"])} [label="{label}", fillcolor="{_colour(step)}"];')
     for job in pipeline["fallbacks"]:
-        # No step can be called so: names have no blank.
+        # Cannot clash with a step: names contain no blanks.
         node, label = f"fallback {job['id']}", f"{job['step']}: fallback\\n{job['id']} {job['state']}"
         lines.append(f'    {_quoted(node)} [label="{label}", fillcolor="{_colour(job)}"];')
         lines.append(f"    {_quoted(job['step'])} -> {_quoted(node)} [style=dashed];")

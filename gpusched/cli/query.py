@@ -53,7 +53,7 @@ def check_names(client: DaemonConnection, users: list[str], queues: list[str]) -
         try:
             client.call("GET", f"/v1/queues?name={quote(name)}")
         except NotFound:
-            # One that is gone may still have jobs.
+            # A removed queue may still have jobs.
             if not _has_jobs(client, "queues", name):
                 raise
 

@@ -83,12 +83,12 @@ class RawTerminal:
             self._set(self._before)
 
     def _set(self, mode: list[object]) -> None:
-        # In the background a change of mode would stop this process.
+        # Changing the mode from the background would stop this process.
         before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         try:
             termios.tcsetattr(self.fd, termios.TCSADRAIN, mode)  # type: ignore[arg-type]
         except termios.error:
-            # It has gone, and its mode with it.
+            # The terminal is closed, and its mode no longer matters.
             pass
         finally:
             signal.signal(signal.SIGTTOU, before)
@@ -251,7 +251,7 @@ class AttachClient:
         except BlockingIOError:
             pass
         except OSError:
-            # What it said before it went is still to be read.
+            # Output sent before it disconnected is still to be read.
             self._outbox.clear()
 
     def _take(self, kind: int, content: bytes) -> None:

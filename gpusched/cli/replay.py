@@ -57,7 +57,7 @@ def _replace(path: str, text: str) -> None:
     folder, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise NotFound(f"no folder {printable(folder)}", "create it: mkdir -p")
-    # Made with mode 600, and whole or not at all.
+    # Created with mode 600, atomically.
     fd, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=folder)
     try:
         with os.fdopen(fd, "w", encoding="ascii") as file:
@@ -136,7 +136,7 @@ def _print_quietly(replay: Replay, job: str | None) -> None:
 
 def _print(base: Replay, others: Sequence[Replay], job: str | None) -> None:
     recording = base.recording
-    # Before anything is printed: the job may not be there.
+    # Before anything is printed: the job may not exist.
     of_job = [] if job is None else [(replay, replay.of_job(job)) for replay in (base, *others)]
     found = summary(recording)
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found["now"]))

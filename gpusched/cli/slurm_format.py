@@ -35,7 +35,7 @@ def _gpus(job: Job) -> str:
     if asked == "0":
         return "N/A"
     if job["nodes"] > 1:
-        # What is asked for is of all nodes together; this field is of each.
+        # The request covers all nodes together; this field is per node.
         kind, colon, count = asked.rpartition(":")
         count = count.partition("x")[2] or f"{job['gpus_per_node']}{count[count.index('(') :] if '(' in count else ''}"
         asked = kind + colon + count

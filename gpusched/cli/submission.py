@@ -44,7 +44,7 @@ def read_file(path: str, what: str = "script", hint: str = "") -> bytes:
 
 def command_line(typed: Sequence[str], words: Sequence[str]) -> str:
     """The line that submits a command with the options typed; without them it would get no GPU."""
-    import shlex  # serves a mistake only
+    import shlex  # needed for an error only
 
     return printable(shlex.join(["gsub", *typed, "--", *words]))
 
@@ -133,7 +133,7 @@ _BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR
 
 def spec_of(values: Values) -> dict[str, Any]:
     """The job's fields for the daemon, except program and environment. Raises: UsageError."""
-    # What is None was taken back by a later option. A snapshot is named once it has been taken.
+    # None was reset by a later option. A snapshot is named once it has been taken.
     spec = {key: values[key] for key in FIELDS if values.get(key) is not None and key != "snapshot"}
     if "work_dir" in values:
         spec["work_dir"] = os.path.abspath(values["work_dir"])
@@ -167,7 +167,7 @@ def from_environment(table: OptionTable) -> Values:
         found: Values = {}
         try:
             option = table.find("--" + name[5:].lower().replace("_", "-"))
-            # A flag that may be given a value, as --snapshot=copy, may be given it here, too.
+            # A flag with an optional value, as --snapshot=copy, accepts it here, too.
             if option.metavar or (option.read is not None and text not in ("", "0", "1")):
                 apply(table, option, text, found)
             elif text not in ("", "0"):
@@ -273,7 +273,7 @@ def take_snapshot(client: DaemonConnection, spec: Values, values: Values) -> Fro
     mode = values.get("snapshot", "no")
     if mode == "no" or values.get("dry_run"):
         return None
-    from gpusched.snapshots.submission import start_in_copy  # hashes and copies: nothing a plain gsub needs
+    from gpusched.snapshots.submission import start_in_copy  # hashes and copies; not needed by a plain gsub
 
     found = start_in_copy(client.call, client.socket_path, spec, mode)
     if not values.get("quiet"):
@@ -296,7 +296,7 @@ def say_found(answer: dict[str, Any], values: Values) -> None:
     if not answer.get("existing") or values.get("json") or values.get("quiet"):
         return
     job = answer["job"]
-    # The result comes first, also where both go to one terminal.
+    # The result comes first even if both go to one terminal.
     sys.stdout.flush()
     output.note(
         "gsub", f"job {job['id']} ({job['state']}) has the key {printable(job['key'])!r}; nothing new was submitted"

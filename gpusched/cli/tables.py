@@ -43,7 +43,7 @@ def cells(text: str) -> int:
     """Display width of a text: 2 for wide characters, 0 for combining ones."""
     if text.isascii():
         return len(text)
-    from unicodedata import category, east_asian_width  # few names need it
+    from unicodedata import category, east_asian_width  # rarely needed
 
     return sum(
         2
@@ -210,7 +210,7 @@ def _fit(widths: list[int], titles: Sequence[str], room: int, cut: Mapping[int, 
         least = [1 if at in cut else width for at, width in enumerate(least)]
     fitted, cap = widths, room
     while sum(fitted) > room and cap > 0:
-        # The widest of those that give way do so first, down to the same width.
+        # The widest columns shrink first, down to a common width.
         fitted = [max(low, min(width, cap)) for low, width in zip(least, widths)]  # noqa: B905
         cap -= 1
     return fitted, gutter
@@ -271,10 +271,10 @@ def _show(pager: str, text: str) -> bool:
     import subprocess
 
     sys.stdout.flush()
-    # Colours as they are, no pager for what fits, and the last page stays on the screen.
+    # Raw colours, no pager for short texts, and the last page stays on the screen.
     env = {"LESS": "FRX", "LV": "-c", **os.environ}
     process = subprocess.Popen(pager, shell=True, stdin=subprocess.PIPE, env=env)
-    # Ctrl-C is for the pager, which goes on.
+    # Ctrl-C goes to the pager, which keeps running.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.communicate(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
@@ -288,7 +288,7 @@ WIDTH = 10
 
 def bar(fraction: float, eta_at: float | None, now: float) -> str:
     """`[####......]  45% 2:03`: done so far, and the remaining time; `?` if unknown."""
-    # Never full, and never 100 %, before it is.
+    # Rounded down: full and 100 % only at the end.
     done = int(fraction * WIDTH)
     left = "?" if eta_at is None else format_duration(max(0.0, eta_at - now))
     return f"[{'#' * done}{'.' * (WIDTH - done)}] {int(fraction * 100):3d}% {left}"

@@ -16,7 +16,7 @@ is_loading_main = False
 """Whether the caller's main module is being imported; each job would repeat any submission made then."""
 
 if __name__ == "__main__":
-    # The folder of this file is no place to import from.
+    # Nothing may be imported from the folder of this file.
     del sys.path[0]
 
 
@@ -41,7 +41,7 @@ def main(folder: str, number: str) -> int:
             initializer(*arguments)
         is_ready = True
         call, arguments, keywords = pickle.loads(payload)
-        # Without keywords it is a chunk of map: many calls, one after the other.
+        # Without keywords it is a chunk of map: several calls in sequence.
         result = call(*arguments, **keywords) if keywords is not None else [call(*each) for each in arguments]
         document = {"ok": True, "value": pickle.dumps(result, setup["protocol"])}
     except BaseException as error:
@@ -50,7 +50,7 @@ def main(folder: str, number: str) -> int:
         sys.stderr.write(document["text"])
     document["run"] = os.environ.get("GPUSCHED_RUN", "")
     path = os.path.join(folder, f"{number}.result")
-    # Whole or not at all, also when this is killed half-way.
+    # Atomic, even if this process is killed.
     with open(path + ".new", "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         pickle.dump(document, file)
     os.replace(path + ".new", path)

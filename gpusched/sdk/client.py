@@ -60,7 +60,7 @@ class Link:
             try:
                 client = self._client()
             except NotReady:
-                # A daemon that was never there is not one that is restarted.
+                # A daemon that was never reached is not restarting.
                 if not self._has_been_there or time.monotonic() > deadline:
                     raise
                 time.sleep(_RECONNECT_S)
@@ -70,7 +70,7 @@ class Link:
                     return client.call(method, path, body)
             except (DaemonUnreachable, ConnectionError) as error:
                 self._drop()
-                # When nobody listens, nothing has been asked for yet.
+                # If no daemon listens, nothing was sent yet.
                 is_harmless = may_repeat or isinstance(error, DaemonUnreachable)
                 if is_harmless and time.monotonic() < deadline:
                     time.sleep(_RECONNECT_S)
@@ -102,7 +102,7 @@ class Link:
         with self._lock:
             self._busy.add(client)
             if client not in self._open:
-                # It was dropped by `close`, and opens itself again.
+                # Closed by `close`; it reopens itself.
                 self._open.append(client)
         try:
             yield
@@ -117,7 +117,7 @@ class Link:
         pid = os.getpid()
         client: plain.DaemonConnection | None = getattr(self._mine, "client", None)
         if client is None or self._mine.pid != pid:
-            # The child of a fork must not talk on its parent's connection.
+            # The child of a fork must not use its parent's connection.
             client = self._connected()
             self._mine.client, self._mine.pid = client, pid
             self._has_been_there = True
@@ -241,7 +241,7 @@ class Client:
                 f"snapshot={mode!r} must be True, False, 'git' or 'copy'", "True chooses between git and copy"
             )
         if mode and mode != "no":
-            from gpusched.snapshots.submission import start_in_copy  # few need it
+            from gpusched.snapshots.submission import start_in_copy  # rarely needed
 
             found = start_in_copy(self.call, self._link.socket_path, spec, "auto" if mode is True else str(mode))
             for text in found.notes:
@@ -315,7 +315,7 @@ class Client:
         if is_one:
             return self.job(ids[0])
         found = {job.id: job for job in self.jobs(ids=ids)}
-        # `@` and the like are names of a job, not its id.
+        # Names such as `@` are not ids.
         return [found.get(job_id) or self.job(job_id) for job_id in ids]
 
     def _wait(self, ids: Sequence[str], deadline: float | None) -> None:
@@ -491,7 +491,7 @@ def _all_of(reader: _Reader) -> Iterator[str]:
 
 def _followed(link: Link, answer: dict[str, Any], err: bool, lines: int | None, only: int | None) -> Iterator[str]:
     job = answer["jobs"][0]
-    # The last lines are those of the current run.
+    # The last N lines are taken from the current run.
     number = 0 if lines is None or not job["runs"] else job["runs"][-1]["run"] - 1
     number = number if only is None else only - 1
     reader: _Reader | None = None
@@ -510,7 +510,7 @@ def _followed(link: Link, answer: dict[str, Any], err: bool, lines: int | None, 
                 lines = None
             is_over = answer["done"] or any(run["run"] == only and run["outcome"] for run in job["runs"])
             if reader is not None:
-                # What a run wrote was in its file before its end was told.
+                # A run's output was in its file before its end was reported.
                 yield from reader.lines()
                 if is_over:
                     yield from reader.rest()
@@ -541,7 +541,7 @@ class _Reader:
             self._tail.begin_whole()
         else:
             self._tail.begin_last(lines)
-        # Opens it if nothing has.
+        # Opens the file if it is not open yet.
         self._tail.copy(self._pieces.append, 1)
         return self._tail.was_found
 
@@ -549,7 +549,7 @@ class _Reader:
         """The lines completed since the last call."""
         while True:
             while self._pieces:
-                # Only what is new is searched: a line may be endless.
+                # Only new bytes are searched: a line may be very long.
                 head, newline, rest = self._pieces.pop(0).rpartition(b"\n")
                 if newline:
                     for line in (self._begun + head).split(b"\n"):

@@ -181,7 +181,7 @@ class Dispatch:
         gone: set[str] | None = None
         try:
             with self._lock:
-                # What is being submitted right now gets its id in a moment.
+                # Calls being submitted get their ids in a moment.
                 self._lock.wait_for(lambda: not self._sending or all(future.job_id for future in futures), 30)
                 sent = {future.job_id: future for future in futures if future.job_id in self._open}
                 for future in sent.values():
@@ -237,7 +237,7 @@ class Dispatch:
             self._end()
 
     def _end(self) -> None:
-        # Whoever shuts down and the last thread may both come here: the second one finds nothing left to do.
+        # Both `close` and the last thread may get here: the second finds nothing left to do.
         with self._lock:
             while self._logs:
                 self.folder.forget_log(self._logs.pop())
@@ -257,7 +257,7 @@ class Dispatch:
                     break
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._room()))]
                 self._sending = batch
-            # One request gives all its jobs one name.
+            # All jobs of one request have the same name.
             alike: dict[str, list[CallFuture[Any]]] = {}
             for future in batch:
                 alike.setdefault(future.name, []).append(future)
@@ -285,7 +285,7 @@ class Dispatch:
     def _submit(self, batch: Sequence[CallFuture[Any]]) -> list[tuple[CallFuture[Any], dict[str, Any]]]:
         """Submit these calls as jobs; returns those that have already ended."""
         if self._cursor is None:
-            # Before the first job, so that no end can be missed.
+            # Before the first job, so that no end is missed.
             self._cursor = self._client.call("GET", "/v1/ended")["cursor"]
         lines = [f"exec {self._command} {shlex.quote(self.folder.path)} {future.number}" for future in batch]
         spec = {"name": batch[0].name, **self._spec}
@@ -320,7 +320,7 @@ class Dispatch:
     def _watch(self) -> None:
         while True:
             with self._lock:
-                # A call that another thread is about to cancel is not over yet.
+                # A call that another thread is cancelling has not ended yet.
                 self._lock.wait_for(lambda: self._open or self._sending or not self._left)
                 if not self._open and not self._sending:
                     self._watcher = None
@@ -330,7 +330,7 @@ class Dispatch:
                 self._cursor = answer["cursor"]
                 ended = self._look() if answer["missed"] else answer["jobs"]
             except Exception as error:
-                # Whatever it is: a future that nobody watches any more would be waited for for ever.
+                # Any error: without a watcher, waits for these futures would never return.
                 with self._lock:
                     lost, self._open = list(self._open.values()), {}
                 for future in lost:
@@ -392,7 +392,7 @@ class Dispatch:
             try:
                 future.set_result(value)
             except InvalidStateError:
-                pass  # cancelled in the same moment
+                pass  # cancelled concurrently
         finally:
             self.folder.forget(future.number)
 
@@ -414,7 +414,7 @@ class Dispatch:
             try:
                 answer = self._client.call("POST", "/v1/jobs/cancel", {"ids": list(sent), "states": ["PENDING"]})
             except GpuschedError:
-                return  # they start, and find out by themselves
+                return  # they start, and fail by themselves
             gone = set(map(str, answer["cancelled"]))
             for job_id, future in sent.items():
                 if job_id in gone:
@@ -434,7 +434,7 @@ def _give(future: CallFuture[Any], error: BaseException) -> None:
     try:
         future.set_exception(error)
     except InvalidStateError:
-        pass  # cancelled in the same moment
+        pass  # cancelled concurrently
 
 
 _OWN = ("client", "max_workers", "initializer", "initargs", "python")
@@ -483,10 +483,10 @@ class Executor(concurrent.futures.Executor):
             try:
                 self._dispatch.folder.write_initializer(initializer, initargs)
             except BaseException:
-                # What cannot be pickled: nobody will shut this one down.
+                # It cannot be pickled, and the caller gets no executor to shut down.
                 self._dispatch.close(False, False)
                 raise
-        # An executor that nobody refers to takes no more calls; those that it has go on.
+        # An unreferenced executor accepts no more calls; its pending ones continue.
         weakref.finalize(self, self._dispatch.close, False, False)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
@@ -505,7 +505,7 @@ class Executor(concurrent.futures.Executor):
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         deadline = None if timeout is None else time.monotonic() + timeout
-        calls = zip(*iterables)  # noqa: B905  the shortest one ends it, as in the standard library
+        calls = zip(*iterables)  # noqa: B905  stops at the shortest, as in the standard library
         if chunksize == 1:
             return _results(self._dispatch, [self._dispatch.add(fn, args, {}) for args in calls], deadline)
         chunks = iter(lambda: list(itertools.islice(calls, chunksize)), [])
@@ -538,5 +538,5 @@ def _results(dispatch: Dispatch, futures: list[CallFuture[Any]], deadline: float
             yield result
     finally:
         if futures:
-            with contextlib.suppress(GpuschedError):  # what ended the iteration says more
+            with contextlib.suppress(GpuschedError):  # the error that ended the iteration says more
                 dispatch.cancel(futures)

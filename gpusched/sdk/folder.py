@@ -68,10 +68,10 @@ class CallFolder:
                 document = pickle.load(file) if is_ours else None
         except FileNotFoundError:
             document = None
-        # What an earlier attempt has left is not the result of the last one.
+        # A result of an earlier attempt is not that of the last one.
         if document is None or (document["run"] and not document["run"].endswith(f".{job['run']}")):
             raise _failure(job, name)
-        # What was defined in the main module comes back under the name that it had there.
+        # Classes of the main module are unpickled under their name in the job.
         sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
         if document["ok"]:
             return pickle.loads(document["value"])
@@ -108,7 +108,7 @@ class CallFolder:
         try:
             os.rmdir(self.path)
         except OSError:
-            pass  # kept for `glogs`, and swept some day
+            pass  # kept for `glogs`, and swept later
 
 
 def _failure(job: dict[str, Any], name: str) -> JobFailed:
@@ -136,7 +136,7 @@ def _pickled(value: Any) -> bytes:
         import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]  # used where it is there, never required
     except ImportError:
         if isinstance(problem, TypeError):
-            raise problem from None  # a lock, an open file: those travel by no means
+            raise problem from None  # a lock, an open file: cannot be pickled at all
         raise pickle.PicklingError(
             f"{problem}; put it into a module, or let lambdas, closures and what is defined at a prompt travel too, by "
             "cloudpickle: pip install 'gpusched-lab[executor]'"
@@ -162,7 +162,7 @@ def _sweep(root: str) -> None:
         try:
             is_old = time.time() - os.stat(path).st_mtime > _FORGOTTEN_S
         except FileNotFoundError:
-            continue  # another process sweeps as well
+            continue  # another process is sweeping, too
         if is_old:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -171,4 +171,4 @@ def _unlink(path: str) -> None:
     try:
         os.unlink(path)
     except FileNotFoundError:
-        pass  # it never came to be
+        pass  # it was never created

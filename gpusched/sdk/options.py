@@ -47,7 +47,7 @@ def spec_of(options: Mapping[str, Any], function: str = "submit", own: Iterable[
     """
     check_names(function, options, (*OPTIONS, *own))
     if getattr(sys.modules["__main__"], "is_loading_main", False):
-        # Each job would submit what it was submitted for.
+        # Each job would repeat this submission.
         raise UsageError(
             "this program submits jobs whenever it is imported, and a job imports it to find the function to call; "
             'put what submits under: if __name__ == "__main__":'
@@ -63,7 +63,7 @@ def spec_of(options: Mapping[str, Any], function: str = "submit", own: Iterable[
         if not (isinstance(key, str) and isinstance(text, str)):
             raise UsageError(f"the variable {key!r} is {text!r}; both must be texts", f"say: str({text!r})")
     spec["env"] = {key: text for key, text in env.items() if key not in _KEPT_OUT}
-    # Given one by one, they are meant for the job, whatever the settings leave out.
+    # Variables given explicitly are passed on even if the settings exclude them.
     spec["env_named"] = sorted({*(options.get("env") or ()), *(options.get("extra_env") or ())} - {*_KEPT_OUT})
     spec["umask"] = _umask()
     return spec
@@ -79,7 +79,7 @@ def changes_of(changes: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found.update(_read(name, value))
         if name == "gpus" and value is not None:
-            # Whole cards take back an earlier share of one, and the other way round.
+            # Whole cards reset an earlier share and vice versa.
             found = {"gpus": 1, "gpu_fraction": None, **found}
     return found
 
@@ -97,7 +97,7 @@ def _field(keyword: str, value: Any) -> dict[str, Any]:
         return _gpus(value)
     name = _NAMES.get(keyword, keyword)
     if isinstance(value, str) and keyword != name:
-        # By its own name a field is taken as the API takes it.
+        # Under its own name a field takes the API's values.
         return {name: _read_text(name, value)}
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -143,7 +143,7 @@ def _gpus(value: Any) -> dict[str, Any]:
 
 
 def _umask() -> int:
-    # The kernel tells it without changing it, which another thread could see.
+    # Read from the kernel: changing it would be visible to other threads.
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         for line in file:
             if line.startswith("Umask:"):

@@ -218,7 +218,7 @@ async def foreign(request: web.Request) -> web.Response:
     for row in rows:
         row["jobs_kept_waiting"] = costs.get(row["pid"])
     if viewer.is_restricted:
-        # How many others wait is not to be counted by asking.
+        # The answer must not reveal how many other users' jobs wait.
         for row in rows:
             row["jobs_kept_waiting"] = None
     return respond(foreign=rows, jobs_kept_waiting=None if viewer.is_restricted else together)
@@ -241,7 +241,7 @@ def _told(viewer: Viewer, pid: int) -> dict[str, Any]:
 def _rows(viewer: Viewer, node: str, view: GpuView, status: GpuStatus, now: float) -> list[dict[str, Any]]:
     rows = []
     for process in status.intruders:
-        # The card does nothing for anybody since then, so neither for this process.
+        # The whole card has been idle since then, and so has this process.
         idle_since = None if status.idle_since is None else max(status.idle_since, process.started_at or 0.0)
         rows.append(
             {

@@ -84,7 +84,7 @@ class UserCompletions:
         try:
             await asyncio.wait_for(self._news.wait(), timeout_s)
         except asyncio.TimeoutError:
-            pass  # the caller looks again either way
+            pass  # the caller checks again anyway
 
 
 class UsersCompletions:
@@ -135,7 +135,7 @@ async def ended(request: web.Request) -> web.Response:
             return respond(
                 cursor=feed.cursor(len(ids[_MOST:])), missed=False, jobs=[viewer.outcome(job) for job in jobs]
             )
-        # Others' ends need not be looked at again.
+        # Ends of other jobs need not be checked again.
         after = feed.cursor(len(ids[_MOST:]))
         if not ids[_MOST:]:
             await feed.wait(left_s)

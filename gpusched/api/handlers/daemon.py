@@ -92,7 +92,7 @@ async def shutdown(request: web.Request) -> web.Response:
     service, caller = service_of(request), caller_of(request)
     check_admin(caller, "stop the daemon", service.settings)
     service.daemon.audit(caller, "shutdown", "the daemon")
-    # After the answer is out: the loop ends when the server has sent it.
+    # After the answer: the loop ends once the server has sent it.
     asyncio.get_running_loop().call_later(0.01, service.daemon.stop)
     return respond(stopping=True)
 
@@ -116,7 +116,7 @@ async def snapshot(request: web.Request) -> web.Response:
     service.daemon.audit(caller, "record", "the policy's input")
     now = scheduler.now()
     recording = Recording.of(scheduler.snapshot(now), service.settings, __version__, service.daemon.plugin_names())
-    # Frozen, and of a long queue many megabytes: another thread writes it down.
+    # Immutable, and many megabytes for a long queue: serialised on another thread.
     return await service.work_out(lambda: respond(**encode(recording)), caller)
 
 

@@ -39,7 +39,7 @@ async def why(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     job = viewer.read(request.match_info["id"])
     reason = scheduler.reason_for(job)
-    # A task that runs is not in the line that its array waits in.
+    # A running task is not in the queue with its array.
     key = scheduler.world.class_of(job.id) if job.state is JobState.PENDING else None
     is_pending, ranking = job.state is JobState.PENDING, scheduler.ranking()
     parts = ranking.priority(key or class_key(job), job.queued_at)
@@ -66,7 +66,7 @@ async def why(request: web.Request) -> web.Response:
     }
     document.update(await _ahead_of(viewer, job))
     if viewer.is_restricted:
-        # How many others wait is not to be counted by asking.
+        # The answer must not reveal how many other users' jobs wait.
         document.update(place=None, of=None)
         for alternative in document["alternatives"]:
             alternative["text"] = viewer.text(alternative["text"])
@@ -93,7 +93,7 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     place, alternatives = found.place, found.alternatives
     is_whole = viewer.sees_all_of(job)
     if not is_whole:
-        # What jobs like it took is for those whose jobs they are.
+        # Run times of similar jobs are private to their owners.
         alternatives = tuple(one for one in alternatives if "time_limit_s" not in one.change)
     measure, calibration = daemon.prediction_error(job.user if is_whole else None), daemon.calibration()
     return {

@@ -120,7 +120,7 @@ async def submit(request: web.Request) -> web.Response:
     if body.get("batch") is not None or len(origins) > 1:
         return respond(ids=answer["ids"], **left_out)
     job = service.find(answer["ids"][0])
-    # With a key one must be able to tell the job that was made from the one that was found.
+    # With a key, clients must be able to distinguish a new job from an existing one.
     found: dict[str, Any] = (
         {"existing": "existing" in answer, "differs": answer.get("differs", [])} if job.spec.key else {}
     )
@@ -235,7 +235,7 @@ def _folded(jobs: list[Job], viewer: Viewer) -> tuple[list[Job], dict[str, list[
     for job in jobs:
         key: object = job.id
         if job.state is JobState.PENDING and not job.tasks_left:
-            # Equal requests are one object, mostly.
+            # Equal requests mostly share one object.
             request = requests.get(id(job.spec.request))
             if request is None:
                 request = requests[id(job.spec.request)] = gpu_request(job.spec.request)
@@ -283,7 +283,7 @@ def _missing(viewer: Viewer, ids: list[int]) -> dict[str, Any]:
     missing = [job_id for job_id in ids if job_id not in known]
     if missing and len(ids) == 1:
         raise viewer.missing(missing[0])
-    # Where jobs are hidden, those that were pruned are not told from them.
+    # Pruned jobs must not be distinguishable from hidden ones.
     next_id = 0 if viewer.is_restricted else viewer.service.scheduler.world.next_id
     pruned = [job_id for job_id in missing if job_id < next_id]
     found = {"missing": [str(one) for one in missing], "pruned": [str(one) for one in pruned]}
@@ -316,7 +316,7 @@ def selected(viewer: Viewer, wanted: JobFilter) -> list[Job]:
         return _selected(service, wanted)
     is_seen = viewer.sees_all_of if wanted.names else viewer.sees
     if not viewer.is_operator:
-        # Only their own: the table need not be read for the rest.
+        # Only the caller's own, so the table need not be read for the rest.
         own = viewer.caller.user
         if wanted.users and own not in wanted.users:
             return []
@@ -344,7 +344,7 @@ def _selected(service: ApiService, wanted: JobFilter) -> list[Job]:
     there = {job.id: job for job in found}
     missing = [job_id for job_id in wanted.ids if job_id not in there]
     if missing:
-        # Tasks that have no row of their own.
+        # Tasks without a row of their own.
         there.update(
             {
                 job.id: job
@@ -395,7 +395,7 @@ async def show(request: web.Request) -> web.Response:
             "foreground": await foreground_json(job, service) if is_whole else None,
             "request": spec.pop("request"),
             "expected": expected_json(job, service.daemon, is_whole=is_whole),
-            # What runs and whom it tells is for those whose job it is.
+            # Command and alerts are private to the owner.
             "spec": spec if is_whole else None,
         }
     )
@@ -593,7 +593,7 @@ async def wait(request: web.Request) -> web.Response:
         if done or left_s <= 0 or _moved(jobs[ids[0]], state_not, run_not):
             break
         if state_not is None and run_not is None:
-            # Among a thousand short jobs one ends every millisecond or two: only the last end is looked into.
+            # Of a thousand short jobs one ends every millisecond or two: check only after the last end.
             await service.ended(left, left_s, caller)
         else:
             await service.changed(ids, left_s, caller)

@@ -62,12 +62,12 @@ async def logs(request: web.Request) -> web.Response:
     while True:
         named = _find(viewer, ids)
         arrays = [job for job in named if job.is_array]
-        # What has not ended is looked at each time, what has ended once.
+        # Unfinished jobs are checked each time, finished ones once.
         active = [
             task for array in arrays for task in service.scheduler.world.tasks_of(array) if task.id not in are_named
         ]
         mark = _mark((*named, *active), _runs_of(service, [job for job in (*named, *active) if job.run]))
-        # Who may read the output of several users may follow arrays of theirs at once.
+        # A caller who may read several users' output can follow their arrays together.
         ends = feed.of_all([array.uid for array in arrays] or [viewer.caller.uid])
         tasks, after = _tasks(service, arrays, active, known, mark, ends)
         left_s = deadline - loop.time()
@@ -78,9 +78,9 @@ async def logs(request: web.Request) -> web.Response:
     singles = [job for job in named if not job.is_array]
     tasks = [task for task in tasks if task.run and task.id not in are_named]
     runs = _runs_of(service, [*[job for job in singles if job.run], *tasks])
-    # An array is those of its tasks that can have output.
+    # An array stands for its tasks with output.
     shown = [*singles, *[task for task in tasks if any(run.start_at is not None for run in runs.get(task.id, ()))]]
-    # With tasks told of in several answers, some may have changed after theirs.
+    # If tasks are spread over several answers, earlier ones may have changed since.
     is_current = after.place is None and after.mark == mark
     are_over = all(job.state.is_final for job in (*singles, *active)) and not any(map(_has_more, arrays))
     return respond(
@@ -109,7 +109,7 @@ def _tasks(
     now = feed.cursor()
     ended = feed.after(known.cursor) if arrays and known.cursor else []
     if ended is None:
-        # Another daemon's, or too old: all over again.
+        # From another daemon, or too old: start over.
         known = LogVersion()
     if known.place is None:
         wanted = [job_id for job_id in ended or () if any(task_number(array, job_id) is not None for array in arrays)]
@@ -122,7 +122,7 @@ def _tasks(
     is_last = len(ids) < TASKS_AT_ONCE
     return (
         sorted((world.get(job.id, job) for job in rows), key=_place),
-        # The cursor is that of the beginning: what has changed since is told with the next answer.
+        # The cursor is the initial one: later changes follow in the next answer.
         LogVersion("" if is_last and known.place else mark, known.cursor or now, None if is_last else told),
     )
 

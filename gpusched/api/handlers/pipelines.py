@@ -189,7 +189,7 @@ async def show(request: web.Request) -> web.Response:
     shown = [
         {
             **viewer.job_json(job, facts(job)),
-            # By the last job of each step: what was resumed has others than those that were waited for.
+            # By the last job of each step: resumed steps have new jobs.
             "depends_on": list(dict.fromkeys(str(now.get(one, one)) for one in policy.conditions_of(job).job_ids)),
             "needs": _needs_json(job, names),
             "not_needed": name in spared,

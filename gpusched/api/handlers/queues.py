@@ -129,7 +129,7 @@ async def usage(request: web.Request) -> web.Response:
         queues=words(request, "queues"),
     )
     if wanted.names or wanted.ids or viewer.is_restricted or is_private("usage", caller, service.settings):
-        # Sums of jobs that were picked out, or are hidden, would tell of these.
+        # Sums over selected or hidden jobs would reveal them.
         own = _own_of(wanted, caller, service.settings)
         found = [] if own is None else scheduler.store.usage_sums(by, own, since, now)
     else:
@@ -213,7 +213,7 @@ def _standing_json(one: AccountShare) -> dict[str, Any]:
         "mem_gib_hours": one.used.mem_mib / 1024 / _HOUR_S,
         "usage_s": one.usage,
         "effective_usage": one.effective_usage,
-        # JSON has no infinity: who has used nothing has no level.
+        # JSON has no infinity: without usage there is no level.
         "level_fs": None if isinf(one.level_fs) else one.level_fs,
         "fairshare": one.factor,
     }

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 def main() -> int:
-    from gpusched.cli.admin.app import main as run  # typer, which the package's other importers do without
+    from gpusched.cli.admin.app import main as run  # imports typer, which other importers of the package do not need
 
     return run()

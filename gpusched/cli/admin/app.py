@@ -49,7 +49,7 @@ app.add_typer(debug_app, name="debug")
 def main() -> int:
 
     def body(words: list[str]) -> int:
-        # click has its own way with usage errors (exit 2, one sentence); ours are left to output.run.
+        # click handles its own usage errors (exit 2, one sentence); ours are left to output.run.
         code = app(words, standalone_mode=False)
         return code if isinstance(code, int) else 0
 
@@ -93,7 +93,7 @@ def snapshots(
     as_json: Json = False,
 ) -> None:
     """List your code snapshots (`gsub --snapshot`): size, time since last use, jobs that need them."""
-    from gpusched.snapshots.retention import stored_snapshots  # nothing that the other commands need
+    from gpusched.snapshots.retention import stored_snapshots  # not needed by other commands
     from gpusched.snapshots.snapshot import folder_of, show_size, sweep
 
     with connect() as client:
@@ -232,7 +232,7 @@ def simulate(
         }
         show_packing(pack, policy, orders, as_json, [name for name, value in others.items() if value])
         return
-    from gpusched.cli.simulation import SimulationRequest, show_simulation  # nothing that the other commands need
+    from gpusched.cli.simulation import SimulationRequest, show_simulation  # not needed by other commands
     from gpusched.simulate.daemon_run import Mishaps
 
     asked = SimulationRequest(
@@ -298,7 +298,7 @@ def replay(
 
     example: gpusched replay now.json --job 42 --policy fcfs+easy
     """
-    from gpusched.cli.replay import show  # nothing that the other commands need
+    from gpusched.cli.replay import show  # not needed by other commands
 
     policies = [] if policy is None else policy.split(",")
     show(file, job=job, policies=policies, config=config, as_json=as_json, is_quiet=quiet)
@@ -333,7 +333,7 @@ def metrics(
 
     example: gpusched metrics --listen 127.0.0.1:9835
     """
-    from gpusched.cli.admin import exporter  # an HTTP server, which no other command needs
+    from gpusched.cli.admin import exporter  # an HTTP server, not needed by other commands
     from gpusched.model.metrics import FORMATS, PROMETHEUS
 
     if listen is not None and (output_file is not None or form is not None):
@@ -359,7 +359,7 @@ def backup_command(
 
     example: gpusched backup ~/backups/gpusched.db
     """
-    from gpusched.cli.admin.backups import make  # SQLite, which the other commands do without
+    from gpusched.cli.admin.backups import make  # SQLite, not needed by other commands
 
     make(file, as_json)
 
@@ -581,7 +581,7 @@ def config_check(as_json: Json = False) -> None:
         output.print_json({"file": where, "exists": os.path.exists(where), "problems": found, "warnings": noted})
     else:
         for at, problem in enumerate(problems):
-            # Where to look is said once for all that follow one another, not below each line.
+            # Consecutive problems share one hint.
             is_last = at + 1 == len(problems) or problems[at + 1].hint != problem.hint
             output.fail("gpusched", problem if is_last else type(problem)(problem.message))
         for warning in warnings:
@@ -625,7 +625,7 @@ def debug_snapshot(
 
     example: gpusched debug snapshot now.json
     """
-    from gpusched.cli.replay import write  # nothing that the other commands need
+    from gpusched.cli.replay import write  # not needed by other commands
 
     write(file)
 

@@ -53,7 +53,7 @@ def _has_gpus(env: dict[str, str]) -> bool:
     done = subprocess.run([*_program("ginfo"), "--quiet"], env=env, capture_output=True, check=False)
     found = bool(done.stdout.strip())
     if not found:
-        # The daemon that looked would keep to what it found.
+        # The daemon would keep its first result, no GPUs.
         subprocess.run([*_program("gpusched"), "daemon", "stop"], env=env, capture_output=True, check=False)
     return found
 

@@ -116,7 +116,7 @@ def _chosen_source() -> str | None:
     try:
         return choose(load_settings(paths.config_file(), os.environ).settings.gpu, os.environ).kind
     except GpuschedError:
-        return None  # another check says so
+        return None  # another check reports it
 
 
 def _versions() -> Finding:
@@ -275,7 +275,7 @@ def _spool_executes() -> Finding:
     if not os.access(where, os.W_OK):
         return failed(f"{where} is not writable", "take ownership of it")
     if os.stat(where).st_uid not in (0, os.geteuid()):
-        # Its owner could put another script in the place of ours.
+        # The folder's owner could replace our script.
         return failed(f"{where} belongs to another user, so no script was tried there", "take ownership of it")
     path = os.path.join(where, f".doctor-{os.getpid()}")
     try:

@@ -59,7 +59,7 @@ def write(path: str, form: str) -> None:
     try:
         text = read(form)
     except GpuschedError:
-        # Old numbers would look as if all were well.
+        # Stale numbers would look healthy.
         _replace(path, nothing(form))
         raise
     _replace(path, text)
@@ -67,12 +67,12 @@ def write(path: str, form: str) -> None:
 
 def _replace(path: str, text: str) -> None:
     folder, name = os.path.split(os.path.abspath(path))
-    # Not ending in .prom: the collector reads every such file, also half a one.
+    # Not ending in .prom: the collector reads every such file, even a partial one.
     fd, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=folder)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
-            # The collector is another user.
+            # The collector runs as another user.
             os.fchmod(file.fileno(), 0o644)
         os.replace(draft, path)
     except BaseException:
@@ -130,7 +130,7 @@ class Exporter:
         try:
             return read(form)
         except (GpuschedError, OSError) as error:
-            # Prometheus must be able to tell a daemon that is down from an exporter that is.
+            # Prometheus must be able to distinguish a dead daemon from a dead exporter.
             trouble = str(error)
             return nothing(form)
         finally:

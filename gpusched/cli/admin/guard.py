@@ -53,7 +53,7 @@ def on() -> None:
     files = {f"{UNITS}/{GUARD}": unit_text(GUARD, InstallTarget(folder))}
     for unit in units:
         if unit.endswith(".service"):
-            # Its control group goes when it stops, and the rule with it.
+            # Its control group disappears when it stops, and the rule with it.
             text = f"{_HEAD}[Service]\nExecStartPost=-+{command} {unit}\n"
             files[f"{UNITS}/{unit}.d/{DROP_IN}"] = text
     stale = [path for path in _drop_ins() if path not in files]
@@ -113,7 +113,7 @@ def status(
     try:
         found = {unit: _WORDS[guard.is_on(unit)] for unit in units}
     except PermissionError:
-        # Anybody may know, by what was noted down.
+        # Other users get the state from the record.
         noted = guard.guarded(units)
         found = {unit: _WORDS[unit in noted if guard.is_there(unit) else None] for unit in units}
     except OSError as error:

@@ -140,7 +140,7 @@ def _carry_out(steps: list[PlanStep], title: str, notes: list[str], *, yes: bool
         return False
     lines = [title, *(f"  {step.word:<7} {step.target}{_remark(step)}" for step in steps), *notes]
     sys.stdout.write("\n".join(lines) + "\n")
-    # Also in a pipe: what follows may take a while.
+    # Also in a pipe: the next steps may take a while.
     sys.stdout.flush()
     if plan:
         return False
@@ -387,7 +387,7 @@ def doubt(path: str) -> str | None:
         return f"{others} can write {path} through its group (mode {mode:o})"
     if stat.S_ISDIR(found.st_mode) and not mode & 0o001:
         return f"users cannot enter {path} (mode {mode:o}), and so not run the commands"
-    # Python makes its own when it cannot read a compiled file.
+    # Python recompiles if it cannot read a compiled file.
     if stat.S_ISREG(found.st_mode) and not mode & 0o004 and not path.endswith(".pyc"):
         return f"users cannot read {path} (mode {mode:o}), and so not run the commands"
     return None

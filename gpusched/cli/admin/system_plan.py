@@ -58,7 +58,7 @@ def unit_text(name: str, site: InstallTarget) -> str:
     """The unit file with the paths of this installation."""
     text = source(name).replace(_WRITTEN_FOR, os.path.join(site.folder, ""))
     if name == UNIT and site.checkpoint_dir:
-        # Not there yet: the first run that needs it makes it.
+        # May not exist yet: the first run that needs it creates it.
         text = text.replace("\nProtectHome=", f"\nReadWritePaths=-{site.checkpoint_dir}\nProtectHome=")
     return text
 
@@ -223,7 +223,7 @@ def uninstall_plan(site: InstallTarget, service: ServiceState, *, purge: bool) -
 
 
 def _lift_guard() -> None:
-    from gpusched.cli.admin.guard import lift  # which needs the files of this module
+    from gpusched.cli.admin.guard import lift  # imports this module
 
     lift()
 
@@ -235,10 +235,10 @@ def look(environ: Mapping[str, str], version: Callable[[], str | None]) -> Servi
         done = subprocess.run(["systemctl", *words, unit], capture_output=True, text=True, check=False, env=environ)
         return done.stdout.strip()
 
-    # One that is about to be started, perhaps in vain, with the unit as it was: that is not to be joined.
+    # A service that is activating runs the old unit and may fail: do not wait for it.
     is_active = says("is-active") in ("active", "reloading", "activating")
     tasks = says("show", "--property=TasksCurrent", "--value", unit=SLICE)
-    # systemd says so of any name: one that holds nothing may not be there at all.
+    # systemd answers for any name: without tasks the slice may not exist.
     has_slice = says("is-active", unit=SLICE) == "active" and tasks.isdigit()
     version_now = version() if is_active else None
     return ServiceState(says("is-enabled") == "enabled", is_active, version_now, int(tasks) if has_slice else None)
@@ -305,6 +305,6 @@ def remove(path: str) -> None:
     else:
         os.unlink(path)
         folder = os.path.dirname(path)
-        # A folder of drop-ins may hold others' settings of the service.
+        # The folder may hold other drop-ins for the service.
         if folder.endswith(".service.d") and not os.listdir(folder):
             os.rmdir(folder)
