@@ -147,7 +147,6 @@ class TickTransaction:
         self.add_events(*events)
 
     def add_events(self, *events: JobEvent) -> None:
-        """Add to the jobs' stories."""
         self.changes.events.extend(events)
 
     def notify(self, job: Job, run: Run, kind: str, text: str, sent: str | None = None) -> JobEvent:

@@ -1,4 +1,4 @@
-"""Dependencies in memory: who waits for whom, the state of parents, and inherited urgency.
+"""Dependencies in memory: which jobs wait for which, the state of parents, and inherited urgency.
 
 `Dependents` follows named jobs, `Singletons` earlier jobs of the same name (`singleton`), `TaskDependencies`
 arrays whose tasks wait for the task of the same number in another array (`aftercorr`), and `Inheritance` the

@@ -33,8 +33,6 @@ _FORGET_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """An unreachable target."""
-
     target: str
     error: str
     at: float
@@ -63,7 +61,7 @@ class Dispatcher:
         self._seen: dict[int, dict[str, Alert]] | None = None
         """The outbox as last handed over."""
         self.watch: Callable[[Courier], None] | None = None
-        """Called with a new courier, so that the loop looks at its descriptor."""
+        """Called with a new courier, so that the loop watches its descriptor."""
         self.listeners: list[Callable[[Report, Alert], None]] = []
         """Called with each received report and its alert."""
         scheduler.settings_listeners.append(self._reconfigure)

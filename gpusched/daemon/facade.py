@@ -280,7 +280,6 @@ class DaemonFacade:
         return self.scheduler.plugins.names
 
     def preset(self) -> dict[str, Any]:
-        """The preset in force, and why."""
         return self._presets.document()
 
     def preset_table(self) -> dict[str, Any]:

@@ -217,7 +217,6 @@ class QueueStats:
 
     @property
     def pending(self) -> int:
-        """Number of pending jobs."""
         return sum(jobs for (state, _), jobs in self.by_queue.items() if state is JobState.PENDING)
 
     def replace(self, before: Job | None, after: Job | None) -> None:
@@ -409,7 +408,6 @@ class PendingQueues:
         self._queues[key].look_again()
 
     def remove(self, job_id: int) -> None:
-        """Remove a job if it is queued."""
         if job_id in self._places:
             self._take(job_id)
 

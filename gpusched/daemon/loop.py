@@ -57,7 +57,7 @@ class Loop:
         self._manager = manager
         self._goes_down = goes_down
         self._farewell: asyncio.TimerHandle | None = None
-        """Set while the machine goes down and runs are waited for."""
+        """Set while a shutdown waits for runs to end."""
         self._last_look_up = 0.0
         self._worker = worker
         self._host = host
@@ -76,19 +76,19 @@ class Loop:
         scheduler.listeners.append(self._checkpoints.changed)
         self.auto_preset: AutoPreset | None = None
         self._export: asyncio.TimerHandle | None = None
-        """Set while the history is exported for it."""
+        """Set while the history is exported for `auto_preset`."""
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
-        """Set while events wait to be recorded again: one timer, however many ticks come in between."""
+        """Set while a backlog awaits a retry: one timer, however many ticks come in between."""
         self._alerts_due: asyncio.TimerHandle | None = None
-        """Set while alerts wait for targets that rest."""
+        """Set while alerts wait for the next attempt at their targets."""
         self._promotion: float | None = None
         self._tried: float | None = None
-        """What a tick was made for last."""
+        """The due instant that the last timer tick was for."""
         self._promotion_timer: asyncio.TimerHandle | None = None
         self._last_gpu_poll = 0.0
         self._has_requested = False
-        """A reading for a job that is about to start was asked for and has not come in."""
+        """A reading for a start was requested and has not arrived."""
         self._failures = scheduler.failures
         self.observers: dict[str, Callable[[], None]] = {
             "job table": self._observe_table,
@@ -108,15 +108,15 @@ class Loop:
             "pruning schedule": self._schedule_pruning,
             "preset": self._poll_preset,
         }
-        """What each poll looks at, by name and in this order; `main` adds what only some daemons have. Each is on its
-        own: one that raises stops no other."""
+        """Steps of each poll, by name and in order; `main` adds those that only some daemons have. They are
+        independent: one that raises stops no other."""
         self.after_tick: dict[str, Callable[[], None]] = {
             "GPU request after ends": self._request_after_tick,
             "retry": self._retry_backlog,
             "alert delivery": self._follow_outbox,
             "timers": self._await_promotion,
         }
-        """What follows every tick, under the same rule."""
+        """Steps after every tick, independent as well."""
 
     def wake(self) -> None:
         """Schedule a tick once the requests already received have been read.

@@ -56,8 +56,6 @@ EVENT_WORDS: dict[type, str] = {
 
 
 class Meters:
-    """All counters."""
-
     def __init__(self) -> None:
         self.tick_s = Histogram(TICK_BOUNDS_S)
         self.tick_failures = 0
@@ -72,12 +70,10 @@ class Meters:
         self.gpus = GpuMeter()
 
     def ticked(self, seconds: float, at: float) -> None:
-        """Count a finished tick."""
         self.tick_s.add(seconds)
         self.last_tick_at = at
 
     def received(self, events: Iterable[EngineEvent]) -> None:
-        """Count events from the engine."""
         for event in events:
             self.events[EVENT_WORDS[type(event)]] += 1
 

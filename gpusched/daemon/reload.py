@@ -38,7 +38,6 @@ class Reloaded:
     """Valid settings that are probably not intended."""
 
     def answer(self) -> dict[str, Any]:
-        """The reply to the client."""
         notes = {"notes": list(self.notes)} if self.notes else {}
         return {"changed": list(self.changed), "needs_restart": list(self.fixed), **notes}
 

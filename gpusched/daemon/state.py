@@ -173,7 +173,6 @@ class DaemonState:
         self.settle_counterparts(now)
 
     def reconfigure(self, rules: StateSettings) -> None:
-        """Switch to other settings."""
         if rules == self.rules:
             return
         before, self.rules = self.rules, rules

@@ -202,7 +202,6 @@ class Scheduler:
         return not (self.has_backlog or self._carried or self.trouble)
 
     def observe_gpus(self, reading: GpuReading) -> None:
-        """Take in one reading of the GPUs."""
         reading = self.tracker.identified(reading)
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
         jobs = {handle: self.world.name_of(run.job_id) for handle, run in self.world.open_runs.items()}
@@ -223,7 +222,6 @@ class Scheduler:
             self.alerts.alert_admin(news, self.now(), self.settings)
 
     def observe_host(self, sample: HostSample) -> None:
-        """Take in one sample of the node's load."""
         self.host = sample
         self._look_again = True
 
@@ -335,7 +333,6 @@ class Scheduler:
 
     @property
     def node_name(self) -> str:
-        """Name of the node that this daemon manages."""
         return self.site.node
 
     def name_of_run(self, handle: str) -> str:
@@ -831,7 +828,7 @@ class Scheduler:
         return has_starts
 
     def _is_reading_old(self, now: float) -> bool:
-        """Whether the GPUs were last read so long ago, in idle time, that other processes may use them by now."""
+        """Whether the last GPU reading, from idle time, is old enough for other processes to have started since."""
         return now - self._read_at > self.settings.daemon.poll_s
 
     def _kept_to(self, job: Job, run: Run) -> tuple[JobEvent, ...]:
