@@ -158,7 +158,7 @@ def test_the_documented_example_works(monkeypatch, capsys):
     decided = plan(plugins, *waiting, nodes=nodes)
     assert {start.job_id: start.placement.node for start in decided.starts} == {1: "n2", 2: "n2"}
     assert [reason.text for reason in decided.reasons.values()] == [
-        "lab_rules: jobs of more than two days start after a word with the admin"
+        "lab_rules: jobs of more than two days need the admin's approval"
     ]
     plugins.job_changed(waiting[0], job(1, state=JobState.COMPLETED, end_at=1.0))
     assert capsys.readouterr().out == "job 1 of ann: COMPLETED\n"
