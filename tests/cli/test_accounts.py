@@ -42,7 +42,7 @@ def lab(own: Shell) -> Shell:
     return own
 
 
-def test_no_command_submits_to_an_account_of_others(lab: Shell) -> None:
+def test_submitting_to_a_foreign_account_is_refused(lab: Shell) -> None:
     held = lab.submit("-H", "--", "true")
     lines = (
         "gsub -A theory -- true",
@@ -82,12 +82,12 @@ def test_a_user_asks_which_accounts_they_have(lab: Shell) -> None:
     assert {row["account"] for row in answer["accounts"]} == {"course", "vision"}
 
 
-def test_me_goes_with_no_other_table(lab: Shell) -> None:
+def test_me_is_only_valid_with_the_accounts_table(lab: Shell) -> None:
     done = lab.type("gctl", "queue", "--me")
     assert (done.code, "filters apply to hold and release" in done.err) == (2, True)
 
 
-def test_a_member_of_no_account_is_told_whom_to_ask(lab: Shell) -> None:
+def test_a_user_without_an_account_learns_whom_to_ask(lab: Shell) -> None:
     (lab.home / "config.toml").write_text('[account.theory]\nusers = ["daemon"]\n')
     done = lab.type("gctl", "account")
     assert done.err == "gctl: you are not a member of any account; ask an admin to add you to one\n"
@@ -98,7 +98,7 @@ def test_a_member_of_no_account_is_told_whom_to_ask(lab: Shell) -> None:
     ]
 
 
-def test_the_check_of_the_config_names_closed_accounts_and_unknown_members(lab: Shell) -> None:
+def test_config_check_names_closed_accounts_and_unknown_members(lab: Shell) -> None:
     path = lab.home / "config.toml"
     path.write_text('[account.a]\nusers = ["no-such-user"]\ngroups = ["no-such-group"]\n[account.b]\n')
     done = lab.type("gpusched", "config", "check")
@@ -117,7 +117,7 @@ def test_the_check_of_the_config_names_closed_accounts_and_unknown_members(lab: 
     ]
 
 
-def test_the_check_of_an_old_config_says_that_its_accounts_are_open(lab: Shell) -> None:
+def test_config_check_reports_open_accounts_of_an_old_config(lab: Shell) -> None:
     path = lab.home / "config.toml"
     path.write_text("[account.a]\nshares = 2\n[account.b]\n")
     done = lab.type("gpusched", "config", "check")
@@ -131,7 +131,7 @@ def test_the_check_of_an_old_config_says_that_its_accounts_are_open(lab: Shell) 
     assert (checks["accounts"]["ok"], checks["accounts"]["text"]) == (True, "1 account, each with members")
 
 
-def test_a_reload_says_which_account_is_closed_now(lab: Shell) -> None:
+def test_a_reload_names_accounts_that_became_closed(lab: Shell) -> None:
     lab.ok("gpusched", "daemon", "start")
     path = lab.home / "config.toml"
     path.write_text(path.read_text().replace('users = ["daemon"]', ""))

@@ -39,7 +39,7 @@ def alerting(shell: Shell, job: str) -> dict[str, list[str]]:
         (("--mail-type=END,REQUEUE", "--mail-user=a@b.org"), ["end", "preempt", "retry"], ["a@b.org"]),
     ],
 )
-def test_options_say_whom_to_tell_what(sh: Shell, words: tuple[str, ...], on: list[str], to: list[str]) -> None:
+def test_options_set_alert_events_and_targets(sh: Shell, words: tuple[str, ...], on: list[str], to: list[str]) -> None:
     job = sh.submit("--hold", *words, "--", "true")
     assert alerting(sh, job) == {"on": on, "targets": to}
     tells = next(line for line in sh.ok("gshow", job).splitlines() if line.startswith("Tells:"))
@@ -47,7 +47,7 @@ def test_options_say_whom_to_tell_what(sh: Shell, words: tuple[str, ...], on: li
     sh.ok("gcancel", job)
 
 
-def test_none_is_nobody_and_a_variable_is_a_default(sh: Shell) -> None:
+def test_none_disables_alerts_and_a_variable_sets_the_default(sh: Shell) -> None:
     job = sh.submit("--hold", "--mail-type=NONE", "--", "true")
     assert json.loads(sh.ok("gshow", "--json", job))["jobs"][0]["spec"]["alerting"] is None
     other = sh.ok("gsub", "--parsable", "--hold", "--", "true", GSUB_NOTIFY="fail").strip()
@@ -55,7 +55,7 @@ def test_none_is_nobody_and_a_variable_is_a_default(sh: Shell) -> None:
     sh.ok("gcancel", job, other)
 
 
-def test_who_has_no_targets_is_told_so_at_once_and_the_output_stays_what_it_is(own: Shell) -> None:
+def test_a_user_without_targets_is_warned_and_the_output_is_unchanged(own: Shell) -> None:
     done = own.type("gsub", "--parsable", "--notify=end", "--", "true")
     assert (done.code, done.out) == (0, "1\n")
     assert done.err == (
@@ -80,7 +80,7 @@ def test_who_has_no_targets_is_told_so_at_once_and_the_output_stays_what_it_is(o
         ),
     ],
 )
-def test_who_cannot_be_told_as_the_file_is_hears_of_it_at_once(own: Shell, file: str, to: str, says: str) -> None:
+def test_an_unusable_target_file_is_reported_at_submission(own: Shell, file: str, to: str, says: str) -> None:
     path = targets(own, file)
     words = ("--notify=end", f"--notify-to={to}") if to else ("--notify=end",)
     done = own.type("gsub", "--parsable", "--hold", *words, "--", "true")
@@ -90,7 +90,7 @@ def test_who_cannot_be_told_as_the_file_is_hears_of_it_at_once(own: Shell, file:
     assert own.type("gctl", "update", "1", *changes).err == f"gctl: {says.format(file=path)}\n"
 
 
-def test_whom_to_tell_what_can_be_changed_later(own: Shell) -> None:
+def test_alert_targets_can_be_updated_later(own: Shell) -> None:
     targets(own, '[target.phone]\nurl = "json://127.0.0.1:9"\n[target.desk]\nurl = "json://127.0.0.1:9"\n')
     own.ok("gsub", "--hold", "--", "true")
     refused = own.type("gctl", "update", "1", "notify-to=phone")
@@ -125,13 +125,13 @@ def test_whom_to_tell_what_can_be_changed_later(own: Shell) -> None:
         (("--notify=end", "--notify-to=a@b.c?to=d@e.f"), "'a@b.c?to=d@e.f' is neither a target nor a mail address"),
     ],
 )
-def test_what_makes_no_sense_is_refused(sh: Shell, words: tuple[str, ...], says: str) -> None:
+def test_invalid_alert_options_are_refused(sh: Shell, words: tuple[str, ...], says: str) -> None:
     done = sh.type("gsub", *words, "--", "true")
     assert done.code == 2
     assert says in done.err
 
 
-def test_a_script_from_slurm_mails_its_user(own: Shell) -> None:
+def test_a_slurm_script_mails_its_user(own: Shell) -> None:
     mail = MailReceiver()
     targets(own, f'mail = "mailto://127.0.0.1:{mail.port}?from=gpu@lab.example&mode=insecure"\n')
     (own.work / "job.sh").write_text(
@@ -144,7 +144,7 @@ def test_a_script_from_slurm_mails_its_user(own: Shell) -> None:
     mail.close()
 
 
-def test_the_test_message_says_what_became_of_it(own: Shell, web: WebReceiver) -> None:
+def test_the_test_message_reports_its_delivery(own: Shell, web: WebReceiver) -> None:
     with silence() as port:
         hangs = f'[target.hangs]\nurl = "json://127.0.0.1:{port}/hush-5ecret"\n'
         gone = '[target.gone]\nurl = "json://127.0.0.1:9/x-5ecret"\n'
@@ -169,7 +169,7 @@ def test_the_test_message_says_what_became_of_it(own: Shell, web: WebReceiver) -
     assert "500" in document["targets"][0]["error"]
 
 
-def test_a_test_without_anybody_to_tell_is_a_sentence(own: Shell, tmp_path: Path, web: WebReceiver) -> None:
+def test_a_test_message_without_targets_fails_with_a_sentence(own: Shell, tmp_path: Path, web: WebReceiver) -> None:
     done = own.type("gpusched", "notify", "test")
     assert (done.code, done.err.splitlines()[0]) == (1, f"gpusched: error: there is no {own.home}/notify.toml")
     targets(own, f'[target.good]\nurl = "{web.url()}"\n')
@@ -183,9 +183,7 @@ def test_a_test_without_anybody_to_tell_is_a_sentence(own: Shell, tmp_path: Path
     assert "good: not told: apprise is not installed; install it where gpusched is, with: pip install" in done.out
 
 
-def test_config_check_and_doctor_know_the_file_and_config_show_none_of_its_secrets(
-    own: Shell, web: WebReceiver
-) -> None:
+def test_config_check_and_doctor_read_the_file_and_config_show_hides_its_secrets(own: Shell, web: WebReceiver) -> None:
     file = targets(own, f'[target.good]\nurl = "{web.url()}"\ntitle = "{{nmae}}"\n')
     done = own.type("gpusched", "config", "check")
     assert done.code == 2

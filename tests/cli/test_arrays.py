@@ -14,7 +14,7 @@ def listed(sh: Shell, *words: str) -> dict[str, dict[str, Any]]:
     return {job["id"]: job for job in json.loads(sh.ok("gq", "--json", *words))["jobs"]}
 
 
-def test_tasks_know_who_they_are_and_write_to_files_of_their_own(sh: Shell) -> None:
+def test_tasks_know_their_index_and_write_separate_files(sh: Shell) -> None:
     line = "echo $GPUSCHED_ARRAY_JOB_ID $GPUSCHED_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MAX"
     array = sh.submit("-c", "0", "-a", "3-7:2", "--wrap", line)
     sh.ok("gwait", array)
@@ -38,13 +38,13 @@ def test_a_sweep_runs_every_combination(sh: Shell) -> None:
     assert "Values:     lr=1e-4, seed=1\n" in sh.ok("gshow", f"{array}_3")
 
 
-def test_a_shell_line_has_places_for_values_too(sh: Shell) -> None:
+def test_a_shell_line_accepts_placeholders(sh: Shell) -> None:
     array = sh.submit("-c", "0", "--sweep", "x=a,b", "--wrap", "echo {x}-$x-{y}")
     sh.ok("gwait", array)
     assert [(sh.work / f"gpusched-{array}_{task}.out").read_text() for task in (0, 1)] == ["a-a-{y}\n", "b-b-{y}\n"]
 
 
-def test_what_waits_is_one_line(sh: Shell) -> None:
+def test_pending_tasks_share_one_line(sh: Shell) -> None:
     array = sh.submit("-c", "0", "-a", "0-9999%2", "--wrap", "sleep 1000")
     wait_until(lambda: len(listed(sh, "-j", array)) == 3, what="two tasks to run")
     lines = sh.ok("gq", "--long", "-j", array).splitlines()
@@ -68,7 +68,7 @@ def test_what_waits_is_one_line(sh: Shell) -> None:
     assert listed(sh, "-j", array, "-s", "RUNNING") == {}
 
 
-def test_wait_gives_the_largest_code(sh: Shell) -> None:
+def test_wait_returns_the_largest_exit_code(sh: Shell) -> None:
     done = sh.type("gsub", "-c", "0", "-W", "-a", "0-3", "--wrap", "exit $GPUSCHED_ARRAY_TASK_ID")
     assert done.code == 3
     assert "FAILED: 1 COMPLETED, 3 FAILED" in done.err
@@ -80,7 +80,7 @@ def test_a_broken_sweep_stops_early(sh: Shell) -> None:
     assert "3 of its tasks failed, and --max-fails is 2 (3 FAILED, 997 never started)" in done.err
 
 
-def test_one_task_may_be_waited_for(sh: Shell) -> None:
+def test_a_single_task_can_be_waited_for(sh: Shell) -> None:
     array = sh.submit("-c", "0", "-a", "0-1%1", "--wrap", "true")
     after = sh.submit("-c", "0", "-d", f"afterok:{array}_1", "--", "true")
     sh.ok("gwait", after, f"{array}_[0-1]")
@@ -89,7 +89,7 @@ def test_one_task_may_be_waited_for(sh: Shell) -> None:
     assert shown["start_at"] >= task["end_at"]
 
 
-def test_a_task_that_is_waited_for_is_called_by_its_number(sh: Shell) -> None:
+def test_a_waited_task_is_shown_by_its_number(sh: Shell) -> None:
     array = sh.submit("--hold", "-c", "0", "-a", "3-5", "--", "true")
     after = sh.submit("-c", "0", "-d", f"afterok:{array}_4,afterany:{array}_5", "--", "true")
     again = sh.submit("--resubmit", after, "-d", f"after:{array}_5")
@@ -139,19 +139,19 @@ def test_slurm_directives_make_arrays(sh: Shell) -> None:
         (["--sweep", "SLURM_JOB_ID=0,1"], "SLURM_JOB_ID cannot be swept"),
     ],
 )
-def test_mistakes_are_named(sh: Shell, words: list[str], says: str) -> None:
+def test_mistakes_in_array_options_are_named(sh: Shell, words: list[str], says: str) -> None:
     done = sh.type("gsub", *words, "--", "true")
     assert done.code == 2
     assert says in done.err
 
 
-def test_a_misspelt_place_for_a_value_is_found_before_it_burns_the_night(sh: Shell) -> None:
+def test_a_misspelt_placeholder_is_refused_at_submission(sh: Shell) -> None:
     done = sh.type("gsub", "--sweep", "lr=1,2", "--wrap", "python train.py --lr {LR}")
     assert (done.code, done.out) == (2, "")
     assert "write {lr}" in done.err
 
 
-def test_braces_with_another_meaning_are_left_alone(sh: Shell) -> None:
+def test_other_braces_are_left_unchanged(sh: Shell) -> None:
     array = sh.submit(
         "--sweep", "lr=1,2", "-o", "{lr}.out", "--wrap", "echo a b | awk '{print}'; echo ${lr:-no} ${lr}{x}"
     )
@@ -159,7 +159,7 @@ def test_braces_with_another_meaning_are_left_alone(sh: Shell) -> None:
     assert (sh.work / "2.out").read_text() == "a b\n2 2{x}\n"
 
 
-def test_ids_that_are_not_there_are_named(sh: Shell) -> None:
+def test_unknown_ids_are_named(sh: Shell) -> None:
     array = sh.submit("-c", "0", "-a", "0-1", "--", "true")
     plain = sh.submit("-c", "0", "--", "true")
     assert f"array {array} has no task 2; it has 0-1" in sh.type("gcancel", f"{array}_2").err

@@ -30,7 +30,7 @@ def checks(sh: Shell) -> dict[str, dict[str, Any]]:
     return {one["check"]: one for one in json.loads(done.out)["checks"]}
 
 
-def test_all_is_looked_at_with_and_without_a_daemon(own: Shell) -> None:
+def test_everything_is_checked_with_and_without_a_daemon(own: Shell) -> None:
     names = {
         "versions",
         "config",
@@ -51,7 +51,7 @@ def test_all_is_looked_at_with_and_without_a_daemon(own: Shell) -> None:
     assert all(one["hint"] for one in with_daemon.values() if one["level"] != "ok")
 
 
-def test_a_table_is_looked_at_after_the_daemon_was_killed(own: Shell) -> None:
+def test_the_table_is_checked_after_the_daemon_was_killed(own: Shell) -> None:
     own.submit("--", "true")
     status = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]
     os.kill(status["pid"], signal.SIGKILL)
@@ -73,7 +73,7 @@ def test_a_table_is_looked_at_after_the_daemon_was_killed(own: Shell) -> None:
 @pytest.mark.parametrize(
     ("mode", "level", "text"), [(0o666, "fail", "is writable by others"), (0o644, "warn", "is readable by others")]
 )
-def test_what_others_may_do_is_told(own: Shell, mode: int, level: str, text: str) -> None:
+def test_access_of_other_users_is_reported(own: Shell, mode: int, level: str, text: str) -> None:
     own.submit("--", "true")
     own.ok("gpusched", "daemon", "stop")
     (database,) = own.home.rglob("gpusched.db")
@@ -93,7 +93,7 @@ def test_what_others_may_do_is_told(own: Shell, mode: int, level: str, text: str
         (4600.0, True, "fail", "1:00:00 behind the last job"),
     ],
 )
-def test_the_clock(newest_at: float | None, is_kept: bool | None, level: str, text: str) -> None:
+def test_doctor_checks_the_clock(newest_at: float | None, is_kept: bool | None, level: str, text: str) -> None:
     found, sentence, hint = doctor.judge_clock(1000.0, newest_at, is_kept)
     assert (found, text in sentence, bool(hint)) == (level, True, level != "ok"), sentence
 
@@ -106,7 +106,7 @@ def test_the_clock(newest_at: float | None, is_kept: bool | None, level: str, te
         ("cpu pids", "warn", "without memory"),
     ],
 )
-def test_control_groups(tmp_path: Path, controllers: str | None, level: str, text: str) -> None:
+def test_doctor_checks_control_groups(tmp_path: Path, controllers: str | None, level: str, text: str) -> None:
     if controllers is not None:
         (tmp_path / "cgroup.controllers").write_text(controllers + "\n")
     found, sentence, hint = doctor.control_groups(str(tmp_path))
@@ -122,7 +122,7 @@ def test_control_groups(tmp_path: Path, controllers: str | None, level: str, tex
         ("import os; os.abort()", False, "no error message"),
     ],
 )
-def test_the_driver(monkeypatch: pytest.MonkeyPatch, code: str, ok: bool, text: str) -> None:
+def test_doctor_checks_the_driver(monkeypatch: pytest.MonkeyPatch, code: str, ok: bool, text: str) -> None:
     monkeypatch.setattr(doctor, "nvidia_signs", lambda: ("dev/nvidiactl",))
     monkeypatch.setattr(doctor, "_READ_NVML", code)
     level, sentence, hint = doctor.nvml()
@@ -145,7 +145,7 @@ class Daemon:
 
 
 @pytest.mark.parametrize("has_daemon", [False, True])
-def test_driver_is_not_asked_beside_simulated_gpus(
+def test_the_driver_is_not_queried_with_simulated_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_daemon: bool
 ) -> None:
     monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
@@ -175,7 +175,7 @@ def test_ginfo_says_why_it_shows_no_gpu(source: str, error: str | None, notes: l
     assert ginfo.without_gpus([node]) == f"{expected}\n"
 
 
-def test_ginfo_says_the_error_of_a_driver_once_and_not_for_each_gpu() -> None:
+def test_ginfo_reports_a_driver_error_once_and_not_per_gpu() -> None:
     gpu = {"state": "unknown", "why": "driver mismatch"}
     assert ginfo._why(gpu, {"driver mismatch"}) == ""
     assert ginfo._why(gpu, set()) == "driver mismatch"
@@ -207,7 +207,7 @@ def test_doctor_says_why_there_is_no_gpu(reading: GpuReading, level: str, text: 
         (errno.EACCES, "permission denied", "ls -ld"),
     ],
 )
-def test_doctor_tells_apart_why_no_script_runs(
+def test_doctor_distinguishes_why_scripts_do_not_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, text: str, hint: str
 ) -> None:
     monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
@@ -228,7 +228,7 @@ def test_doctor_tells_apart_why_no_script_runs(
 @pytest.mark.parametrize(
     ("options", "text"), [("noexec", "mounted noexec"), ("size=4k", "no space left on device"), ("ro", "read-only")]
 )
-def test_doctor_looks_at_the_disk_of_the_spool(
+def test_doctor_checks_the_disk_of_the_spool(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: str, text: str
 ) -> None:
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], capture_output=True)
@@ -243,7 +243,7 @@ def test_doctor_looks_at_the_disk_of_the_spool(
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-def test_a_table_of_something_else_or_of_an_older_release(tmp_path: Path) -> None:
+def test_doctor_recognizes_foreign_and_older_tables(tmp_path: Path) -> None:
     assert store_status(str(tmp_path / "nothing"), thoroughly=True) is None
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as db:

@@ -30,17 +30,17 @@ PASSED_ON = (
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_by_default_credentials_of_the_person_are_left_out(name: str) -> None:
+def test_credentials_are_dropped_by_default(name: str) -> None:
     assert sift_environment({name: "x"}, (), Settings()) == ({}, (name,))
     assert sift_environment({name: "x"}, (name,), Settings()) == ({name: "x"}, ())
 
 
 @pytest.mark.parametrize("name", PASSED_ON)
-def test_by_default_what_training_needs_is_passed_on(name: str) -> None:
+def test_training_variables_are_passed_by_default(name: str) -> None:
     assert sift_environment({name: "x"}, (), Settings()) == ({name: "x"}, ())
 
 
-def test_patterns_of_the_settings_count_and_may_keep() -> None:
+def test_patterns_from_the_settings_drop_and_keep_variables() -> None:
     env = dict.fromkeys(("A_TOKEN", "b_token", "HF_TOKEN", "DB_PASSWORD"), "x")
     settings = Settings(submit=SubmitSettings(("*_TOKEN", "!HF_*")))
     kept, excluded = sift_environment(env, (), settings)
@@ -68,11 +68,11 @@ def output(sh: Shell, *words: str, **env: str) -> str:
     ],
     ids=["nothing named", "a name in --export", "a name without ALL", "a value in --export", "-E"],
 )
-def test_what_is_named_is_passed_on(sh: Shell, options: list[str], wanted: str) -> None:
+def test_named_variables_are_passed(sh: Shell, options: list[str], wanted: str) -> None:
     assert output(sh, *options, *SHOWS) == wanted
 
 
-def test_nothing_of_it_is_in_the_job_table(own: Shell) -> None:
+def test_dropped_variables_are_not_in_the_job_table(own: Shell) -> None:
     output(own, *SHOWS)
     own.type("gsub", "-H", "-E", "DB_PASSWORD=hush-3", "--", "true")
     stored = b"".join(path.read_bytes() for path in own.home.glob("gpusched.db*"))
@@ -82,7 +82,7 @@ def test_nothing_of_it_is_in_the_job_table(own: Shell) -> None:
     assert b"hush-2" not in stored
 
 
-def test_gsub_lists_them_and_the_story_tells(sh: Shell) -> None:
+def test_gsub_lists_dropped_variables_and_the_history_records_them(sh: Shell) -> None:
     names = "AWS_SECRET_ACCESS_KEY, DB_PASSWORD"
     said = f"not in the job's environment: {names}; pass one on with: --export ALL,AWS_SECRET_ACCESS_KEY\n"
     done = sh.type("gsub", "-v", "-H", "--", "true", **SECRET)
@@ -94,7 +94,7 @@ def test_gsub_lists_them_and_the_story_tells(sh: Shell) -> None:
     assert f"; not in its environment: {names}" in sh.ok("gshow", done.out.split()[-1])
 
 
-def test_batches_pipelines_repetitions_and_the_foreground_are_sifted_too(sh: Shell, tmp_path: Path) -> None:
+def test_batches_pipelines_repeats_and_foreground_jobs_are_filtered_too(sh: Shell, tmp_path: Path) -> None:
     (sh.work / "lines").write_text("echo $DB_PASSWORD > batch\n")
     assert sh.type("gsub", "-v", "-W", "--batch", "lines", **SECRET).err.startswith("gsub: not in the job's")
     assert (sh.work / "batch").read_text() == "\n"
@@ -114,7 +114,7 @@ def test_batches_pipelines_repetitions_and_the_foreground_are_sifted_too(sh: She
     assert (sh.work / "again").read_text() == "<> <given> <hf2>\n"
 
 
-def test_names_of_a_pipeline_that_are_no_lists_are_refused(sh: Shell) -> None:
+def test_a_pipeline_with_names_that_are_not_lists_is_refused(sh: Shell) -> None:
     sh.ok("gq")
     step = {"step": "one", "spec": {"argv": ["true"], "work_dir": "/"}}
     body = {"name": "p", "source": "", "steps": [step], "environments": [{}], "dry_run": True}
@@ -127,7 +127,7 @@ def test_names_of_a_pipeline_that_are_no_lists_are_refused(sh: Shell) -> None:
         client.call("POST", "/v1/pipelines", {**body, "env_named": [None]})
 
 
-def test_a_client_that_names_nothing_is_sifted(sh: Shell) -> None:
+def test_a_request_without_names_is_filtered(sh: Shell) -> None:
     sh.ok("gq")
     with DaemonConnection(str(sh.home / "run" / "api.sock")) as client:
         spec = {"argv": ["/bin/sh", "-c", "env > all"], "env": {"PATH": "/bin", **SECRET}, "work_dir": str(sh.work)}

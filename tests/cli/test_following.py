@@ -31,7 +31,7 @@ def first_line(process: subprocess.Popen[bytes]) -> bytes:
     return process.stdout.readline()
 
 
-def test_every_run_is_followed_and_its_beginning_told(sh: Shell) -> None:
+def test_every_run_is_followed_and_its_start_announced(sh: Shell) -> None:
     script = 'n=${SLURM_RESTART_COUNT:-0}; echo "run $n"; [ $n = 2 ]'
     code, out, err = finished(following(sh, "-f", *RETRIES, "--wrap", script, command="gsub"))
     assert code == 0
@@ -40,7 +40,7 @@ def test_every_run_is_followed_and_its_beginning_told(sh: Shell) -> None:
     assert "run 2 ended; run 3 begins" in err
 
 
-def test_quiet_prints_the_output_and_nothing_else(sh: Shell) -> None:
+def test_quiet_prints_only_the_output(sh: Shell) -> None:
     script = 'n=${SLURM_RESTART_COUNT:-0}; echo "run $n"; exit 3'
     job_id = sh.submit("-H", *RETRIES, "--wrap", script)
     process = following(sh, "-f", "--quiet", "--since-run", "1", job_id)
@@ -55,7 +55,7 @@ def test_quiet_prints_the_output_and_nothing_else(sh: Shell) -> None:
     assert sh.type("glogs", "--run", "1", "--since-run", "1", job_id).code == 2
 
 
-def test_it_says_why_a_job_has_no_output_yet(sh: Shell) -> None:
+def test_a_job_without_output_shows_why(sh: Shell) -> None:
     job_id = sh.submit("-H", "--", "echo", "hello")
     process = following(sh, "-f", job_id)
     assert process.stderr is not None
@@ -87,7 +87,7 @@ def test_several_jobs_have_prefixes_and_one_exit_code(sh: Shell) -> None:
     assert listed.stdout.splitlines()[1] == f"[{bad} bad] oops".encode()
 
 
-def test_an_array_is_all_of_its_tasks(sh: Shell) -> None:
+def test_an_array_includes_all_of_its_tasks(sh: Shell) -> None:
     script = "echo task $SLURM_ARRAY_TASK_ID; [ $SLURM_ARRAY_TASK_ID != 2 ]"
     array = sh.submit("-a", "0-3%2", "-J", "many", "--wrap", script)
     code, out, err = finished(following(sh, "-f", array))
@@ -105,7 +105,7 @@ def test_an_array_is_all_of_its_tasks(sh: Shell) -> None:
     assert sorted(line.partition("] ")[2] for line in out.splitlines()[1:]) == ["0", "1"]
 
 
-def test_an_array_of_more_tasks_than_one_answer_holds(sh: Shell) -> None:
+def test_an_array_may_exceed_one_answer(sh: Shell) -> None:
     array = sh.submit("-a", "0-2100", "--max-fails", "0", "-J", "big", "--wrap", "echo no; exit 1")
     code, out, err = finished(following(sh, "-f", array))
     assert code == 1
@@ -119,7 +119,7 @@ def test_an_array_of_more_tasks_than_one_answer_holds(sh: Shell) -> None:
     assert sorted(done.out.splitlines()) == sorted(out.splitlines())
 
 
-def test_what_ended_before_it_began_is_not_waited_for(sh: Shell) -> None:
+def test_a_job_that_ended_before_its_start_is_not_waited_for(sh: Shell) -> None:
     job_id = sh.submit("-H", "--", "true")
     sh.ok("gcancel", job_id)
     done = sh.type("glogs", job_id)
@@ -127,7 +127,7 @@ def test_what_ended_before_it_began_is_not_waited_for(sh: Shell) -> None:
     assert f"hint: see: gshow {job_id}" in done.err
 
 
-def test_tasks_are_followed_from_before_they_have_rows(sh: Shell) -> None:
+def test_tasks_are_followed_before_they_have_rows(sh: Shell) -> None:
     array = sh.submit("-H", "-a", "0-2", "-J", "late", "--wrap", "echo $SLURM_ARRAY_TASK_ID")
     whole = following(sh, "-f", array)
     assert whole.stderr is not None
@@ -147,7 +147,7 @@ def test_tasks_are_followed_from_before_they_have_rows(sh: Shell) -> None:
     assert (code, out, f"array {gone} is CANCELLED" in err) == (1, "", True)
 
 
-def test_jobs_without_output_do_not_keep_the_others_from_printing(sh: Shell) -> None:
+def test_jobs_without_output_do_not_block_the_others(sh: Shell) -> None:
     there = sh.submit("-J", "there", "--", "echo", "here")
     held = sh.submit("-H", "--", "true")
     sh.ok("gwait", there)
@@ -157,7 +157,7 @@ def test_jobs_without_output_do_not_keep_the_others_from_printing(sh: Shell) -> 
     sh.ok("gcancel", held)
 
 
-def test_colours_are_for_terminals(sh: Shell) -> None:
+def test_colours_are_used_only_on_terminals(sh: Shell) -> None:
     ids = [sh.submit("-J", name, "--", "echo", name) for name in ("red", "blue")]
     sh.ok("gwait", *ids)
     for extra, has_colour in (({}, True), ({"NO_COLOR": "1"}, False)):
@@ -171,7 +171,7 @@ def test_colours_are_for_terminals(sh: Shell) -> None:
         assert (b"\x1b[" in text) == has_colour
 
 
-def test_an_emptied_and_a_removed_file_do_not_end_the_following(sh: Shell) -> None:
+def test_truncating_or_removing_the_file_does_not_stop_following(sh: Shell) -> None:
     script = "echo first; until [ -e go1 ]; do sleep 0.01; done; : > out; echo second"
     script += "; until [ -e go2 ]; do sleep 0.01; done; rm out; echo third; until [ -e go3 ]; do sleep 0.01; done"
     job_id = sh.submit("-o", "out", "--wrap", script)
@@ -182,7 +182,7 @@ def test_an_emptied_and_a_removed_file_do_not_end_the_following(sh: Shell) -> No
     assert finished(process)[0] == 0
 
 
-def test_a_reader_that_has_gone_ends_the_following_though_nothing_is_printed(sh: Shell) -> None:
+def test_a_closed_reader_ends_following_even_without_output(sh: Shell) -> None:
     job_id = sh.submit("-o", "out", "--wrap", "echo one; exec sleep 1000")
     process = following(sh, "-f", job_id)
     assert first_line(process) == b"one\n"
@@ -206,7 +206,7 @@ def test_ctrl_c_leaves_the_job_alone(sh: Shell) -> None:
     sh.ok("gcancel", job_id)
 
 
-def test_the_following_outlives_a_killed_daemon(own: Shell) -> None:
+def test_following_survives_a_killed_daemon(own: Shell) -> None:
     script = "echo before; until [ -e go ]; do sleep 0.01; done; echo between; until [ -e stop ]; do sleep 0.01; done"
     job_id = own.submit("-o", "out", "--wrap", script + "; exit 4")
     process = following(own, "-f", job_id)
@@ -222,7 +222,7 @@ def test_the_following_outlives_a_killed_daemon(own: Shell) -> None:
     assert (code, "FAILED" in err) == (4, True)
 
 
-def test_output_that_is_no_file_is_said_to_be_none(sh: Shell) -> None:
+def test_output_that_is_not_a_file_is_reported(sh: Shell) -> None:
     job_id = sh.submit("-o", "/dev/null", "--", "echo", "lost")
     sh.ok("gwait", job_id)
     done = sh.type("glogs", job_id)
@@ -230,7 +230,7 @@ def test_output_that_is_no_file_is_said_to_be_none(sh: Shell) -> None:
     assert sh.type("glogs", "-f", job_id).code == 0
 
 
-def test_last_lines_of_a_file_while_it_is_followed(sh: Shell) -> None:
+def test_tail_lines_are_printed_while_following(sh: Shell) -> None:
     script = "seq 1000; touch ready; until [ -e go ]; do sleep 0.01; done; echo end"
     job_id = sh.submit("-o", "out", "--wrap", script)
     wait_until((sh.work / "ready").exists, what="the job to have printed")
@@ -240,7 +240,7 @@ def test_last_lines_of_a_file_while_it_is_followed(sh: Shell) -> None:
     assert finished(process)[:2] == (0, "end\n")
 
 
-def test_all_runs_are_followed_from_the_first_or_the_last_lines_of_the_current_one(sh: Shell) -> None:
+def test_all_runs_are_followed_from_the_start_or_the_current_one_from_its_tail(sh: Shell) -> None:
     script = 'n=${SLURM_RESTART_COUNT:-0}; echo "run $n"; [ $n = 1 ]'
     job_id = sh.submit(*RETRIES, "--wrap", script)
     sh.ok("gwait", job_id)

@@ -32,7 +32,7 @@ def job(sh: Shell, job_id: str) -> dict[str, Any]:
     return dict(json.loads(sh.ok("gshow", "--json", job_id))["jobs"][0])
 
 
-def test_who_types_is_spared_and_who_has_gone_is_told_and_ended(own: Shell) -> None:
+def test_an_idle_session_is_spared_while_typing_and_otherwise_warned_and_ended(own: Shell) -> None:
     (own.home / "config.toml").write_text(CONFIG)
     # No log that grows: typing alone tells.
     with Screen(own, "grun", "-o", "/dev/null", "-g", "1", "--pty", "cat") as screen:
@@ -49,7 +49,7 @@ def test_who_types_is_spared_and_who_has_gone_is_told_and_ended(own: Shell) -> N
     assert (found["state"], found["reason"]) == ("CANCELLED", "GpuIdle")
 
 
-def test_one_whose_lease_ends_it_sooner_is_left_to_it(own: Shell) -> None:
+def test_a_session_with_a_shorter_lease_ends_by_its_lease(own: Shell) -> None:
     (own.home / "config.toml").write_text(CONFIG.replace("then_after_s = 3", "then_after_s = 3600"))
     with (
         Screen(own, "grun", "--lease", "1h", "-g", "1", "--pty", "cat"),

@@ -67,7 +67,7 @@ def wait_in_queue(own: Shell) -> Iterator[Callable[..., tuple[subprocess.Popen[b
 Wait = Callable[..., tuple[subprocess.Popen[bytes], str]]
 
 
-def test_a_client_that_is_killed_in_the_queue_takes_its_job_with_it(own: Shell, wait_in_queue: Wait) -> None:
+def test_killing_a_client_in_the_queue_cancels_its_job(own: Shell, wait_in_queue: Wait) -> None:
     process, job_id = wait_in_queue()
     waits = job(own, job_id)
     assert waits["foreground"]["client"] == {"pid": process.pid, "since_at": waits["submit_at"]}
@@ -81,13 +81,13 @@ def test_a_client_that_is_killed_in_the_queue_takes_its_job_with_it(own: Shell, 
     assert job(own, "1")["state"] == "RUNNING"
 
 
-def test_a_zombie_is_gone_too(own: Shell, wait_in_queue: Wait) -> None:
+def test_a_zombie_client_counts_as_gone(own: Shell, wait_in_queue: Wait) -> None:
     process, job_id = wait_in_queue()
     process.kill()
     assert how(ended(own, job_id)) == LOST
 
 
-def test_a_terminal_that_is_closed_in_the_queue_takes_the_job_with_it(own: Shell) -> None:
+def test_closing_the_terminal_in_the_queue_cancels_the_job(own: Shell) -> None:
     own.submit("-g", "2", "--", "sleep", "600")
     with Screen(own, "grun", "-g", "1", "--pty", "bash") as screen:
         screen.see("waits: (Resources)")
@@ -96,7 +96,7 @@ def test_a_terminal_that_is_closed_in_the_queue_takes_the_job_with_it(own: Shell
     assert ended(own, "2")["state"] == "CANCELLED"
 
 
-def test_one_that_is_kept_waits_on_though_its_client_was_killed(own: Shell, wait_in_queue: Wait) -> None:
+def test_a_kept_job_stays_pending_after_its_client_was_killed(own: Shell, wait_in_queue: Wait) -> None:
     kept, kept_id = wait_in_queue("--keep")
     other, other_id = wait_in_queue()
     for process in (kept, other):
@@ -108,7 +108,7 @@ def test_one_that_is_kept_waits_on_though_its_client_was_killed(own: Shell, wait
     assert f"come back with: grun --attach {kept_id}" in own.ok("gshow", kept_id)
 
 
-def test_a_client_that_stands_still_has_not_gone(own: Shell, wait_in_queue: Wait) -> None:
+def test_a_stopped_client_does_not_count_as_gone(own: Shell, wait_in_queue: Wait) -> None:
     stopped, stopped_id = wait_in_queue()
     other, other_id = wait_in_queue()
     stopped.send_signal(signal.SIGSTOP)
@@ -119,7 +119,7 @@ def test_a_client_that_stands_still_has_not_gone(own: Shell, wait_in_queue: Wait
     stopped.send_signal(signal.SIGCONT)
 
 
-def test_what_was_killed_while_no_daemon_ran_is_found_by_the_next_one(own: Shell, wait_in_queue: Wait) -> None:
+def test_the_next_daemon_notices_a_client_killed_while_it_was_down(own: Shell, wait_in_queue: Wait) -> None:
     process, job_id = wait_in_queue()
     goes_on, its_id = wait_in_queue()
     kill_daemon(own)
@@ -132,7 +132,7 @@ def test_what_was_killed_while_no_daemon_ran_is_found_by_the_next_one(own: Shell
     wait_until(lambda: is_attached(own, its_id, goes_on.pid), what="the other one to begin")
 
 
-def test_a_client_that_leaves_while_no_daemon_answers_says_what_becomes_of_its_job(own: Shell) -> None:
+def test_a_client_that_leaves_without_a_daemon_says_what_happens_to_its_job(own: Shell) -> None:
     own.submit("-g", "2", "--", "sleep", "600")
     with Screen(own, "grun", "-g", "1", "--pty", "bash") as screen:
         screen.see("waits: (Resources)")
@@ -144,7 +144,7 @@ def test_a_client_that_leaves_while_no_daemon_answers_says_what_becomes_of_its_j
     assert how(ended(own, "2")) == LOST
 
 
-def test_gshow_says_who_is_attached_and_when_the_lease_ends(own: Shell) -> None:
+def test_gshow_shows_the_attached_client_and_the_end_of_the_lease(own: Shell) -> None:
     command = ("bash", "--norc", "--noprofile", "-i")
     with Screen(own, "grun", "--keep", "--lease", "1h", "--pty", *command, PS1=PROMPT) as screen:
         screen.see(PROMPT)
@@ -175,7 +175,7 @@ def test_gshow_says_who_is_attached_and_when_the_lease_ends(own: Shell) -> None:
     assert "grun --attach" not in own.ok("gshow", "1")
 
 
-def test_gshow_does_not_wait_for_a_supervisor_that_stands_still(own: Shell) -> None:
+def test_gshow_does_not_wait_for_a_stopped_supervisor(own: Shell) -> None:
     with Screen(own, "grun", "--pty", "sh", "-c", "echo pid-$PPID.; exec sleep 600") as screen:
         screen.see("pid-")
         supervisor = int(screen.see(".")[:-1])
@@ -220,7 +220,7 @@ def leave_shell(sh: Shell, screen: Screen) -> None:
 
 
 @pytest.mark.parametrize("way", [gcancel, kill_client, leave_shell])
-def test_what_forked_out_of_a_session_is_gone_with_it(own: Shell, way: Callable[[Shell, Screen], None]) -> None:
+def test_a_daemonized_child_of_a_session_ends_with_it(own: Shell, way: Callable[[Shell, Screen], None]) -> None:
     command = ("bash", "--norc", "--noprofile", "-i")
     with Screen(own, "grun", "--grace", "1s", "-g", "1", "--pty", *command, PS1=PROMPT) as screen:
         pids = start_orphans(screen, own.work)
@@ -230,7 +230,7 @@ def test_what_forked_out_of_a_session_is_gone_with_it(own: Shell, way: Callable[
     assert not any(map(is_alive, pids))
 
 
-def test_what_forked_out_of_a_batch_job_is_gone_when_it_is_cancelled(own: Shell) -> None:
+def test_a_daemonized_child_of_a_batch_job_ends_on_cancel(own: Shell) -> None:
     (own.work / "orphans.sh").write_text(ORPHAN)
     job_id = own.submit("--grace", "1s", "-g", "1", "--wrap", "sh orphans.sh; exec sleep 600")
     files = [own.work / "inner", own.work / "outer"]
@@ -242,7 +242,7 @@ def test_what_forked_out_of_a_batch_job_is_gone_when_it_is_cancelled(own: Shell)
     assert not any(map(is_alive, pids))
 
 
-def test_inside_a_job_nothing_is_kept_and_nothing_has_a_lease_of_its_own(own: Shell) -> None:
+def test_keep_and_lease_are_ignored_inside_a_job(own: Shell) -> None:
     for option in (("--keep",), ("--lease", "1h")):
         done = own.type("grun", *own.argv("grun", *option, "true"))
         assert (done.code, "--keep and --lease do not apply" in done.err) == (2, True)

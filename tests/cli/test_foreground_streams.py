@@ -71,34 +71,34 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
-def test_the_code_is_the_commands_own(sh: Shell, code: int) -> None:
+def test_the_exit_code_of_the_command_is_returned(sh: Shell, code: int) -> None:
     assert sh.type("grun", "sh", "-c", f"exit {code}").code == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_command_that_was_killed_gives_128_and_the_signal(sh: Shell, number: int) -> None:
+def test_a_killed_command_returns_128_plus_the_signal(sh: Shell, number: int) -> None:
     assert sh.type("grun", "sh", "-c", f"kill -{number} $$").code == 128 + number
 
 
-def test_the_three_streams_stay_apart(sh: Shell) -> None:
+def test_the_three_streams_stay_separate(sh: Shell) -> None:
     done = sh.type("grun", "sh", "-c", "cat; echo to-err >&2", stdin=b"to-out\n")
     assert (done.code, done.out, done.err) == (0, "to-out\n", "to-err\n")
 
 
-def test_no_terminal_is_there_and_the_gpus_are_the_jobs(sh: Shell) -> None:
+def test_a_job_without_a_terminal_sees_its_own_gpus(sh: Shell) -> None:
     done = sh.type("grun", "-g", "1", "sh", "-c", "tty; echo [$CUDA_VISIBLE_DEVICES]")
     assert done.out.startswith("not a tty\n[")
     assert done.out.strip()[-2].isdigit()
 
 
 @pytest.mark.parametrize("line", ["CMD < {}", "cat {} | CMD", "CMD < {} | cat"])
-def test_50_mb_come_through_unharmed(sh: Shell, big: tuple[Path, str], line: str) -> None:
+def test_50_mb_pass_through_intact(sh: Shell, big: tuple[Path, str], line: str) -> None:
     path, md5 = big
     done = in_shell(sh, f"set -o pipefail; {line.format(path)} | md5sum", *sh.argv("grun", "-o", "/dev/null", "cat"))
     assert (done.returncode, done.stdout.split()[0].decode(), done.stderr) == (0, md5, b"")
 
 
-def test_both_outputs_at_once_come_through_unharmed(sh: Shell, start: Start, big: tuple[Path, str]) -> None:
+def test_both_outputs_pass_through_intact_at_once(sh: Shell, start: Start, big: tuple[Path, str]) -> None:
     path, md5 = big
     process = start(sh, "-o", "/dev/null", "sh", "-c", f"cat {path} & cat {path} >&2; wait")
     out, err = process.communicate(timeout=60)
@@ -106,7 +106,7 @@ def test_both_outputs_at_once_come_through_unharmed(sh: Shell, start: Start, big
         assert hashlib.md5(data, usedforsecurity=False).hexdigest() == md5
 
 
-def test_a_reader_that_stops_holds_the_job_up_and_loses_nothing(sh: Shell, start: Start, big: tuple[Path, str]) -> None:
+def test_a_slow_reader_blocks_the_job_and_loses_nothing(sh: Shell, start: Start, big: tuple[Path, str]) -> None:
     path, md5 = big
     process = start(sh, "-J", "held-up", "sh", "-c", f"cat {path}; echo said-all >&2")
     assert process.stdout is not None
@@ -126,7 +126,7 @@ def test_a_reader_that_stops_holds_the_job_up_and_loses_nothing(sh: Shell, start
     assert (process.returncode, err) == (0, b"said-all\n")
 
 
-def test_error_output_comes_though_nobody_reads_the_output(sh: Shell, start: Start) -> None:
+def test_stderr_is_delivered_while_stdout_is_not_read(sh: Shell, start: Start) -> None:
     script = "head -c 3000000 /dev/zero & echo from-err >&2; wait"
     process = start(sh, "sh", "-c", script)
     assert process.stderr is not None
@@ -135,7 +135,7 @@ def test_error_output_comes_though_nobody_reads_the_output(sh: Shell, start: Sta
     assert len(out) == 3_000_000
 
 
-def test_the_card_is_free_though_the_reader_is_slow(sh: Shell, start: Start) -> None:
+def test_the_gpu_is_freed_despite_a_slow_reader(sh: Shell, start: Start) -> None:
     process = start(sh, "-J", "slow-reader", "-g", "1", "head", "-c", "300000", "/dev/zero")
     wait_until(lambda: sh.ok("gq", "-a", "--quiet", "-n", "slow-reader"), what="the job")
     assert until_ended(sh, "slow-reader")["state"] == "COMPLETED"
@@ -144,29 +144,29 @@ def test_the_card_is_free_though_the_reader_is_slow(sh: Shell, start: Start) -> 
     assert (len(out), process.returncode) == (300_000, 0)
 
 
-def test_an_input_that_ends_is_seen_and_the_output_goes_on(sh: Shell) -> None:
+def test_end_of_input_is_delivered_and_output_continues(sh: Shell) -> None:
     done = sh.type("grun", "sh", "-c", "cat >/dev/null; sleep 0.3; echo after-the-end", stdin=b"x" * 100_000)
     assert (done.code, done.out) == (0, "after-the-end\n")
 
 
-def test_who_writes_into_a_command_that_does_not_read_is_told(sh: Shell) -> None:
+def test_writing_to_a_command_that_does_not_read_fails(sh: Shell) -> None:
     done = in_shell(sh, "yes | CMD; echo ${PIPESTATUS[*]}", *sh.argv("grun", "sh", "-c", "exec <&-; sleep 1; echo x"))
     assert done.stdout == b"x\n141 0\n"
 
 
-def test_an_output_that_nobody_wants_ends_the_job(sh: Shell) -> None:
+def test_closing_the_output_ends_the_job(sh: Shell) -> None:
     done = in_shell(sh, "CMD | head -2; echo ${PIPESTATUS[*]}", *sh.argv("grun", "-J", "unwanted", "yes"))
     assert done.stdout == b"y\ny\n141 0\n"
     assert until_ended(sh, "unwanted")["reason"] == "ClientLost"
 
 
-def test_a_full_disk_behind_the_output_is_said(sh: Shell) -> None:
+def test_a_full_disk_behind_the_output_is_reported(sh: Shell) -> None:
     done = in_shell(sh, "CMD > /dev/full", *sh.argv("grun", "echo", "hello"))
     assert done.returncode == 1
     assert b"No space left on device" in done.stderr
 
 
-def test_the_output_is_kept_in_the_jobs_files_as_well(sh: Shell) -> None:
+def test_the_output_is_also_written_to_the_log_files(sh: Shell) -> None:
     done = sh.type("grun", "-J", "logged", "-e", "err.txt", "sh", "-c", "echo out; echo err >&2")
     assert (done.out, done.err) == ("out\n", "err\n")
     found = named(sh, "logged")
@@ -175,7 +175,7 @@ def test_the_output_is_kept_in_the_jobs_files_as_well(sh: Shell) -> None:
     assert sh.ok("glogs", found["id"]) == "out\n"
 
 
-def test_ctrl_c_goes_to_the_job_whose_code_comes_back(sh: Shell, start: Start) -> None:
+def test_ctrl_c_reaches_the_job_and_its_exit_code_is_returned(sh: Shell, start: Start) -> None:
     script = "import signal, sys; signal.signal(2, lambda *_: sys.exit(44)); print('ready', flush=True); signal.pause()"
     process = start(sh, "python3", "-c", script)
     assert process.stdout is not None
@@ -184,7 +184,7 @@ def test_ctrl_c_goes_to_the_job_whose_code_comes_back(sh: Shell, start: Start) -
     assert process.wait(timeout=30) == 44
 
 
-def test_the_third_ctrl_c_ends_what_ignores_them(sh: Shell, start: Start) -> None:
+def test_the_third_ctrl_c_kills_a_job_that_ignores_it(sh: Shell, start: Start) -> None:
     process = start(sh, "-J", "ignores", "--grace", "1s", "sh", "-c", "trap '' INT; echo ready; sleep 600; sleep 600")
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -200,7 +200,7 @@ def test_the_third_ctrl_c_ends_what_ignores_them(sh: Shell, start: Start) -> Non
     assert until_ended(sh, "ignores")["reason"] == "ClientLost"
 
 
-def test_term_ends_the_job_with_its_client(sh: Shell, start: Start) -> None:
+def test_term_ends_the_client_and_the_job(sh: Shell, start: Start) -> None:
     process = start(sh, "sh", "-c", "echo ready; exec sleep 600")
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -208,7 +208,7 @@ def test_term_ends_the_job_with_its_client(sh: Shell, start: Start) -> None:
     assert process.wait(timeout=30) == 143
 
 
-def test_a_killed_client_takes_the_job_with_it_and_a_kept_one_goes_on(sh: Shell, start: Start) -> None:
+def test_a_killed_client_ends_its_job_and_a_kept_job_continues(sh: Shell, start: Start) -> None:
     for name, options, lasts in (("taken", (), "sleep 600"), ("kept-pipes", ("--keep",), "sleep 1.5")):
         process = start(sh, *options, "-J", name, "sh", "-c", f"echo ready; {lasts}; echo done; exit 3")
         assert process.stdout is not None
@@ -220,7 +220,7 @@ def test_a_killed_client_takes_the_job_with_it_and_a_kept_one_goes_on(sh: Shell,
     assert (found["exit_code"], Path(found["stdout_path"]).read_text()) == (3, "ready\ndone\n")
 
 
-def test_somebody_comes_back_to_a_kept_job_without_a_terminal(sh: Shell, start: Start) -> None:
+def test_a_kept_job_without_a_terminal_can_be_reattached(sh: Shell, start: Start) -> None:
     process = start(sh, "--keep", "-J", "back", "sh", "-c", "echo ready; cat; exit 5", stdin=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -230,7 +230,7 @@ def test_somebody_comes_back_to_a_kept_job_without_a_terminal(sh: Shell, start: 
     assert (done.code, done.out) == (5, "late\n")
 
 
-def test_a_supervisor_that_is_killed_gives_a_code_and_a_sentence(sh: Shell, start: Start) -> None:
+def test_a_killed_supervisor_yields_an_exit_code_and_a_sentence(sh: Shell, start: Start) -> None:
     process = start(sh, "sh", "-c", "echo $PPID; exec sleep 600")
     assert process.stdout is not None
     os.kill(int(process.stdout.readline()), signal.SIGKILL)
@@ -252,7 +252,7 @@ def test_a_supervisor_that_is_killed_gives_a_code_and_a_sentence(sh: Shell, star
         (("-D", "/no/such/folder", "true"), 1, "cannot enter the working directory /no/such/folder"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_one_sentence(
+def test_a_command_that_cannot_run_is_reported_in_one_sentence(
     sh: Shell, words: tuple[str, ...], code: int, sentence: str
 ) -> None:
     done = sh.type("grun", *words)
@@ -262,7 +262,7 @@ def test_what_cannot_be_run_is_said_in_one_sentence(
     assert "hint: " in done.err
 
 
-def test_a_background_job_and_one_that_has_ended_cannot_be_attached_to(sh: Shell) -> None:
+def test_background_and_ended_jobs_cannot_be_attached(sh: Shell) -> None:
     job_id = sh.submit("--", "sleep", "60")
     done = sh.type("grun", "--attach", job_id)
     assert (done.code, f"glogs -f {job_id}" in done.err) == (1, True)
@@ -271,7 +271,7 @@ def test_a_background_job_and_one_that_has_ended_cannot_be_attached_to(sh: Shell
     assert sh.type("grun", "--attach", named(sh, "over")["id"]).code == 0
 
 
-def test_inside_a_job_it_starts_tasks_in_its_allocation_without_queueing(sh: Shell) -> None:
+def test_inside_a_job_tasks_start_in_its_allocation_without_queueing(sh: Shell) -> None:
     inner = shlex.join(sh.argv("grun", "sh", "-c", 'echo "$GPUSCHED_JOB_ID [$CUDA_VISIBLE_DEVICES]"; exit 6'))
     done = sh.type(
         "grun", "-J", "outer", "-g", "2", "sh", "-c", f'echo "$GPUSCHED_JOB_ID [$CUDA_VISIBLE_DEVICES]"; {inner}'
@@ -281,7 +281,7 @@ def test_inside_a_job_it_starts_tasks_in_its_allocation_without_queueing(sh: She
     assert sh.ok("gq", "-a", "--quiet").split()[-1] == named(sh, "outer")["id"]
 
 
-def test_several_tasks_at_once_are_numbered_and_the_highest_code_counts(sh: Shell) -> None:
+def test_parallel_tasks_are_numbered_and_the_highest_exit_code_counts(sh: Shell) -> None:
     inner = shlex.join(
         sh.argv("grun", "-n", "4", "sh", "-c", "echo task-$SLURM_PROCID/$SLURM_NTASKS; exit $SLURM_PROCID")
     )
@@ -290,12 +290,12 @@ def test_several_tasks_at_once_are_numbered_and_the_highest_code_counts(sh: Shel
     assert sorted(done.out.split()) == [f"task-{number}/4" for number in range(4)]
 
 
-def test_tasks_inside_a_job_can_ask_for_nothing_more(sh: Shell) -> None:
+def test_tasks_inside_a_job_cannot_request_more_resources(sh: Shell) -> None:
     done = sh.type("grun", "sh", "-c", shlex.join(sh.argv("grun", "-g", "1", "true")))
     assert (done.code, "tasks share its resources" in done.err) == (2, True)
 
 
-def test_a_variable_alone_does_not_make_it_a_task_of_somebody_elses_job(sh: Shell) -> None:
+def test_a_forged_variable_does_not_join_a_foreign_job(sh: Shell) -> None:
     holder = sh.submit("--", "sleep", "60")
     done = sh.type("grun", "-J", "pretends", "sh", "-c", "echo $GPUSCHED_JOB_ID", GPUSCHED_JOB_ID=holder)
     assert done.code == 0

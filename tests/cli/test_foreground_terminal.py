@@ -44,7 +44,7 @@ def ended(sh: Shell, job_id: str) -> dict[str, Any]:
     return job(sh, job_id)
 
 
-def test_a_shell_has_a_terminal_of_its_own_and_its_code_comes_back(sh: Shell) -> None:
+def test_a_shell_gets_its_own_terminal_and_its_exit_code_is_returned(sh: Shell) -> None:
     with shell_at(sh) as screen:
         screen.see(PROMPT)
         assert screen.is_raw
@@ -57,7 +57,7 @@ def test_a_shell_has_a_terminal_of_its_own_and_its_code_comes_back(sh: Shell) ->
         assert not screen.is_raw
 
 
-def test_the_gpus_are_the_jobs_own(sh: Shell) -> None:
+def test_the_shell_sees_the_gpus_of_the_job(sh: Shell) -> None:
     with shell_at(sh, "-g", "1") as screen:
         screen.see(PROMPT)
         screen.press("echo [$CUDA_VISIBLE_DEVICES] $GPUSCHED_GPUS\r")
@@ -67,7 +67,7 @@ def test_the_gpus_are_the_jobs_own(sh: Shell) -> None:
         assert screen.end() == 0
 
 
-def test_the_window_has_its_size_from_the_first_moment_and_follows_it(sh: Shell) -> None:
+def test_the_window_size_is_set_at_the_start_and_follows_changes(sh: Shell) -> None:
     with Screen(
         sh, "grun", "--pty", "sh", "-c", "stty size; exec bash --norc -i", PS1=PROMPT, size=(33, 111)
     ) as screen:
@@ -82,7 +82,7 @@ def test_the_window_has_its_size_from_the_first_moment_and_follows_it(sh: Shell)
         assert screen.end() == 0
 
 
-def test_ctrl_c_ctrl_z_and_fg_act_in_the_shell_inside(sh: Shell) -> None:
+def test_ctrl_c_ctrl_z_and_fg_act_in_the_inner_shell(sh: Shell) -> None:
     with shell_at(sh) as screen:
         screen.see(PROMPT)
         start_cat(screen)
@@ -106,7 +106,7 @@ def test_ctrl_c_ctrl_z_and_fg_act_in_the_shell_inside(sh: Shell) -> None:
         assert screen.end() == 3
 
 
-def test_end_of_input_at_the_keys_ends_the_shell(sh: Shell) -> None:
+def test_ctrl_d_ends_the_shell(sh: Shell) -> None:
     with shell_at(sh) as screen:
         screen.see(PROMPT)
         screen.press("\x04")
@@ -114,7 +114,7 @@ def test_end_of_input_at_the_keys_ends_the_shell(sh: Shell) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
-def test_the_terminal_is_as_before_after_a_signal_and_the_job_ends(sh: Shell, number: int) -> None:
+def test_a_signal_restores_the_terminal_and_ends_the_job(sh: Shell, number: int) -> None:
     with shell_at(sh, "-J", f"sig{number}") as screen:
         screen.see(PROMPT)
         screen.process.send_signal(number)
@@ -124,7 +124,7 @@ def test_the_terminal_is_as_before_after_a_signal_and_the_job_ends(sh: Shell, nu
     assert (found["state"], found["reason"]) == ("CANCELLED", "ClientLost")
 
 
-def test_a_client_that_is_killed_takes_its_job_with_it(sh: Shell) -> None:
+def test_a_killed_client_ends_its_job(sh: Shell) -> None:
     with shell_at(sh, "-J", "killed", "-g", "1") as screen:
         screen.see(PROMPT)
         screen.press("sleep 1000 & echo pid-$!.\r")
@@ -137,7 +137,7 @@ def test_a_client_that_is_killed_takes_its_job_with_it(sh: Shell) -> None:
     assert not is_alive(sleeper)
 
 
-def test_a_connection_that_is_lost_ends_the_job(sh: Shell) -> None:
+def test_a_lost_connection_ends_the_job(sh: Shell) -> None:
     with shell_at(sh, "-J", "lost") as screen:
         screen.see(PROMPT)
         screen.close_window()
@@ -145,7 +145,7 @@ def test_a_connection_that_is_lost_ends_the_job(sh: Shell) -> None:
         assert ended(sh, last_id(sh, "lost"))["reason"] == "ClientLost"
 
 
-def test_a_job_that_ignores_the_hang_up_is_ended_the_usual_way(sh: Shell) -> None:
+def test_a_job_that_ignores_the_hangup_is_stopped_the_usual_way(sh: Shell) -> None:
     script = "trap '' HUP; trap 'echo got-term; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
     with Screen(sh, "grun", "-J", "deaf", "--grace", "10s", "--pty", "sh", "-c", script) as screen:
         screen.see("ready")
@@ -156,7 +156,7 @@ def test_a_job_that_ignores_the_hang_up_is_ended_the_usual_way(sh: Shell) -> Non
     assert "got-term" in Path(found["stdout_path"]).read_text()
 
 
-def test_a_kept_job_goes_on_and_somebody_comes_back_to_it(sh: Shell) -> None:
+def test_a_kept_job_continues_and_can_be_reattached(sh: Shell) -> None:
     with shell_at(sh, "--keep", "-J", "kept") as screen:
         screen.see(PROMPT)
         screen.press("word=remembered\r")
@@ -181,7 +181,7 @@ def test_a_kept_job_goes_on_and_somebody_comes_back_to_it(sh: Shell) -> None:
         assert screen.end() == 4
 
 
-def test_a_second_client_is_refused_with_a_sentence_and_the_first_goes_on(sh: Shell) -> None:
+def test_a_second_client_is_refused_and_the_first_continues(sh: Shell) -> None:
     with shell_at(sh, "--keep", "-J", "two") as screen:
         screen.see(PROMPT)
         done = sh.type("grun", "--attach", last_id(sh, "two"))
@@ -194,7 +194,7 @@ def test_a_second_client_is_refused_with_a_sentence_and_the_first_goes_on(sh: Sh
         assert screen.end() == 0
 
 
-def test_tildes_are_typed_as_they_are(sh: Shell) -> None:
+def test_tildes_are_passed_through(sh: Shell) -> None:
     with shell_at(sh) as screen:
         screen.see(PROMPT)
         screen.press("echo a~. b\r")
@@ -205,7 +205,7 @@ def test_tildes_are_typed_as_they_are(sh: Shell) -> None:
         assert screen.end() == 0
 
 
-def test_a_lease_warns_ends_a_forgotten_shell_and_says_why(sh: Shell) -> None:
+def test_a_lease_warns_and_ends_an_idle_shell_with_a_reason(sh: Shell) -> None:
     with shell_at(sh, "--lease", "3s", "-J", "forgotten") as screen:
         screen.see(PROMPT)
         screen.see("this job ends in 1 s unless you type something")
@@ -227,7 +227,7 @@ def test_typing_after_the_warning_renews_the_lease(sh: Shell) -> None:
         assert screen.end() == 6
 
 
-def test_gcancel_ends_a_shell_at_once_though_it_ignores_term(sh: Shell) -> None:
+def test_gcancel_ends_a_shell_that_ignores_term_at_once(sh: Shell) -> None:
     with shell_at(sh, "-J", "cancelled") as screen:
         screen.see(PROMPT)
         job_id = last_id(sh, "cancelled")
@@ -237,7 +237,7 @@ def test_gcancel_ends_a_shell_at_once_though_it_ignores_term(sh: Shell) -> None:
     assert ended(sh, job_id)["state"] == "CANCELLED"
 
 
-def test_a_supervisor_that_is_killed_is_told_and_the_terminal_is_given_back(sh: Shell) -> None:
+def test_a_killed_supervisor_is_reported_and_the_terminal_restored(sh: Shell) -> None:
     with shell_at(sh, "-J", "orphan") as screen:
         screen.see(PROMPT)
         screen.press("echo pid-$PPID.\r")
@@ -249,7 +249,7 @@ def test_a_supervisor_that_is_killed_is_told_and_the_terminal_is_given_back(sh: 
         assert "NODE_FAIL" in screen.shown.decode()
 
 
-def test_what_it_waits_for_is_said_and_it_goes_on_by_itself(sh: Shell) -> None:
+def test_a_pending_session_shows_its_reason_and_then_starts(sh: Shell) -> None:
     holder = sh.submit("-g", "3", "--exclusive", "--", "sleep", "600")
     with shell_at(sh, "-g", "3", "-J", "patient") as screen:
         screen.see("waits: (Resources)")
@@ -259,7 +259,7 @@ def test_what_it_waits_for_is_said_and_it_goes_on_by_itself(sh: Shell) -> None:
         assert screen.end() == 0
 
 
-def test_ctrl_c_while_it_waits_cancels_the_job(sh: Shell) -> None:
+def test_ctrl_c_while_pending_cancels_the_job(sh: Shell) -> None:
     holder = sh.submit("-g", "3", "--exclusive", "--", "sleep", "600")
     with shell_at(sh, "-g", "3", "-J", "impatient") as screen:
         screen.see("waits: (Resources)")
@@ -270,7 +270,7 @@ def test_ctrl_c_while_it_waits_cancels_the_job(sh: Shell) -> None:
     sh.ok("gcancel", holder)
 
 
-def test_the_session_does_not_notice_that_the_daemon_is_killed_and_started_again(own: Shell) -> None:
+def test_a_session_survives_killing_and_restarting_the_daemon(own: Shell) -> None:
     with shell_at(own) as screen:
         screen.see(PROMPT)
         pid = int(json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"])
@@ -287,7 +287,7 @@ def test_the_session_does_not_notice_that_the_daemon_is_killed_and_started_again
     assert (found["state"], found["exit_code"]) == ("FAILED", 9)
 
 
-def test_what_was_on_the_terminal_is_kept_in_the_log_up_to_a_size(own: Shell) -> None:
+def test_terminal_output_is_logged_up_to_a_size(own: Shell) -> None:
     (own.home / "config.toml").write_text("[interactive]\nlog_mib = 1\n")
     with Screen(
         own, "grun", "--pty", "sh", "-c", "echo begin; head -c 3000000 /dev/zero | tr '\\0' x; echo the-end"
@@ -300,7 +300,7 @@ def test_what_was_on_the_terminal_is_kept_in_the_log_up_to_a_size(own: Shell) ->
     assert (1 << 20) <= len(text) < (1 << 20) + 200
 
 
-def test_without_a_command_it_is_the_persons_own_shell(sh: Shell) -> None:
+def test_without_a_command_the_users_shell_starts(sh: Shell) -> None:
     with Screen(sh, "grun", "--pty", SHELL="/bin/sh", PS1=PROMPT) as screen:
         screen.see(PROMPT)
         screen.press("echo mine-$((1+1)); exit\r")
@@ -308,7 +308,7 @@ def test_without_a_command_it_is_the_persons_own_shell(sh: Shell) -> None:
         assert screen.end() == 0
 
 
-def test_a_client_that_is_stopped_holds_the_job_up_and_goes_on_with_it(sh: Shell) -> None:
+def test_a_stopped_client_blocks_the_job_until_it_continues(sh: Shell) -> None:
     with Screen(sh, "grun", "-J", "stopped", "--pty", "sh", "-c", "seq 300000; echo all-$((1+1))") as screen:
         screen.see("\n10\r")
         screen.process.send_signal(signal.SIGSTOP)

@@ -34,7 +34,7 @@ def crowded(tmp_path: Path) -> Iterator[Shell]:
     shell.type("gpusched", "daemon", "stop")
 
 
-def test_who_is_there_and_what_they_cost(crowded: Shell) -> None:
+def test_foreign_processes_are_listed_with_their_cost(crowded: Shell) -> None:
     for _ in range(2):
         crowded.submit("-g", "1", "--", "true")
 
@@ -63,11 +63,11 @@ def test_who_is_there_and_what_they_cost(crowded: Shell) -> None:
     assert crowded.ok("ginfo", "--foreign", "--quiet") == "4711\n4712\n"
 
 
-def test_where_nobody_else_is_it_says_so(own: Shell) -> None:
+def test_an_empty_list_of_foreign_processes_says_so(own: Shell) -> None:
     assert own.ok("ginfo", "--foreign") == "no processes on GPUs without a booking\n"
 
 
-def test_a_stranger_becomes_a_job(crowded: Shell) -> None:
+def test_a_foreign_process_becomes_a_job(crowded: Shell) -> None:
     process = subprocess.Popen(["sleep", "1000"])
     try:
         path = Path(crowded.env["GPUSCHED_FAKE_GPUS"])
@@ -103,7 +103,7 @@ def test_a_stranger_becomes_a_job(crowded: Shell) -> None:
         process.wait()
 
 
-def test_a_job_on_a_gpu_it_did_not_book_is_named_by_all_commands(tmp_path: Path) -> None:
+def test_every_command_names_a_job_on_a_gpu_it_did_not_book(tmp_path: Path) -> None:
     cards = [{"vram": "24GiB"}, {"vram": "24GiB", "processes": [{"job": 1, "vram": "15GiB"}]}]
     for folder in ("work", "home"):
         (tmp_path / folder).mkdir()

@@ -126,7 +126,7 @@ def shape(value: Any, key: str = "") -> Any:
     return value
 
 
-def test_what_mistakes_get(known: Shell) -> None:
+def test_error_output_matches_the_goldens(known: Shell) -> None:
     (known.work / "empty.sh").write_text("")
     (known.work / "bare.sh").write_text("true\n")
     (known.work / "dos.sh").write_text("#!/bin/sh\r\ntrue\r\n")
@@ -142,12 +142,12 @@ def test_what_mistakes_get(known: Shell) -> None:
     compare("errors.txt", "\n".join(shown))
 
 
-def test_what_history_says(known: Shell) -> None:
+def test_history_output_matches_the_goldens(known: Shell) -> None:
     compare("ghist.txt", squeezed(tidy(known, known.ok("ghist"))))
     compare("ghist.csv", re.sub("<TIME>|M:SS", "T", tidy(known, known.ok("ghist", "--csv"))))
 
 
-def test_what_the_cluster_looks_like(known: Shell) -> None:
+def test_cluster_output_matches_the_goldens(known: Shell) -> None:
     text = re.sub(r"\d+%", "N%", known.ok("ginfo"))
     text = re.sub(r"(N%|-) +\S+\n", r"\1 <AVAILABLE>\n", text, count=1)
     compare("ginfo.txt", squeezed(text))

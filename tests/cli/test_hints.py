@@ -66,7 +66,7 @@ def hinted(sh: Shell, **env: str) -> str:
     return shown
 
 
-def test_the_hint_is_given_once_a_day(lab: Shell) -> None:
+def test_a_hint_is_shown_once_a_day(lab: Shell) -> None:
     shown = hinted(lab)
     said = re.sub(r"\b(\d{4}-\d\d-\d\dT)?\d\d:\d\d\b", "HH:MM", shown)
     compare("limit-hint.txt", re.sub(r"\b(job|update) \d+", r"\1 9", said))
@@ -82,14 +82,14 @@ def test_the_hint_is_given_once_a_day(lab: Shell) -> None:
     wait_for(lab, update.group(1), "RUNNING")
 
 
-def test_a_clock_that_was_set_back_does_not_silence_it_for_long(lab: Shell) -> None:
+def test_a_clock_set_back_does_not_suppress_the_hint_for_long(lab: Shell) -> None:
     hinted(lab)
     far = time.time() + 40 * 86_400
     os.utime(mark(lab), (far, far))
     hinted(lab)
 
 
-def test_only_a_person_at_a_terminal_gets_it(lab: Shell) -> None:
+def test_only_terminal_users_get_the_hint(lab: Shell) -> None:
     words = ("-g", "1", "train.sh")
     for line in (
         ("gsub", "--parsable", *words),
@@ -127,7 +127,7 @@ def typed_script(sh: Shell, script: Path) -> str:
     return typed(scripted)
 
 
-def test_an_admin_can_switch_it_off(lab: Shell) -> None:
+def test_an_admin_can_disable_the_hint(lab: Shell) -> None:
     (lab.home / "config.toml").write_text(CONFIG + "[submit]\nlimit_hint = false\n")
     lab.ok("gctl", "reload")
     assert "jobs like it" not in typed(lab)
@@ -135,7 +135,7 @@ def test_an_admin_can_switch_it_off(lab: Shell) -> None:
     assert json.loads(lab.ok("gshow", job, "--json"))["jobs"][0]["time_limit_source"] is None
 
 
-def test_where_it_cannot_be_kept_that_it_was_said_nothing_is_said(lab: Shell) -> None:
+def test_no_hint_is_shown_when_its_date_cannot_be_saved(lab: Shell) -> None:
     mark(lab).symlink_to("/dev/null")
     assert "jobs like it" not in typed(lab)
     mark(lab).unlink()
@@ -151,7 +151,7 @@ def streams(sh: Shell, *words: str, **env: str) -> str:
     return re.sub(r"^\d+$|\bp\d+\b", "9", text, flags=re.M) + f"\n[{done.code}]\n"
 
 
-def test_auto_is_said_to_people_and_to_scripts(lab: Shell) -> None:
+def test_an_auto_limit_is_reported_to_users_and_scripts(lab: Shell) -> None:
     (lab.work / "slurm.sh").write_text("#!/bin/sh\n#SBATCH --time=auto --gres=gpu:1\n#SBATCH -J train\nsleep 600\n")
     (lab.work / "p.toml").write_text(
         '[step.a]\nscript = "train.sh"\ngpus = 1\ntime = "auto"\n[step.b]\nwrap = "true"\n'
@@ -178,7 +178,7 @@ def test_auto_is_said_to_people_and_to_scripts(lab: Shell) -> None:
     assert "\nRequested:  1 CPU, GPUs 1, time limit 5:00 (auto)\n" in lab.ok("gshow", document["job"]["id"])
 
 
-def test_a_default_is_shown_where_it_came_in(lab: Shell) -> None:
+def test_a_default_is_shown_where_it_applies(lab: Shell) -> None:
     queues = (
         "[default]\ntime_limit_s = 14400\n[queue.default]\n[queue.short]\ndefault_time_s = 600\nmax_time_s = 3600\n"
     )

@@ -11,7 +11,7 @@ from support import wait_until
 NUMBERS = "".join(f"{number}\n" for number in range(1, 500_001))
 
 
-def test_the_following_goes_through_files_put_aside(sh: Shell) -> None:
+def test_following_continues_across_rotated_files(sh: Shell) -> None:
     script = "until [ -e go ]; do sleep 0.01; done; seq 1 500000; until [ -e stop ]; do sleep 0.01; done; echo end"
     job_id = sh.submit("--log-max", "1M:20", "-o", "out", "--wrap", script)
     wait_until((sh.work / "out").exists, what="the job to start")
@@ -30,7 +30,7 @@ def test_the_following_goes_through_files_put_aside(sh: Shell) -> None:
     assert "rotated at 1M, 20 kept" in sh.ok("gshow", job_id)
 
 
-def test_the_size_and_the_number_are_checked_and_kept(sh: Shell) -> None:
+def test_size_and_count_are_validated_and_stored(sh: Shell) -> None:
     job_id = sh.submit("-H", "--log-max", "10M", "--", "true")
     launch = json.loads(sh.ok("gshow", "--json", job_id))["jobs"][0]["spec"]["launch"]
     assert (launch["log_max_mib"], launch["log_keep"]) == (10, 3)

@@ -45,7 +45,7 @@ def grown(before: str, after: str) -> bool:
 # --- once ----------------------------------------------------------------------------------------
 
 
-def test_it_prints_a_page_in_either_format(sh: Shell) -> None:
+def test_a_page_is_printed_in_either_format(sh: Shell) -> None:
     job = sh.submit("-g", "1", "--", "sleep", "60")
     plain = sh.ok("gpusched", "metrics")
     first = sh.ok("gpusched", "metrics", "--format", "openmetrics")
@@ -69,7 +69,7 @@ def test_it_prints_a_page_in_either_format(sh: Shell) -> None:
         (("--listen", "example.org:80"), "'example.org:80' is not an IP address and port"),
     ],
 )
-def test_what_makes_no_sense_is_refused(sh: Shell, words: tuple[str, ...], told: str) -> None:
+def test_invalid_options_are_refused(sh: Shell, words: tuple[str, ...], told: str) -> None:
     done = sh.type("gpusched", "metrics", *words)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"gpusched: error: {told}")
@@ -84,17 +84,17 @@ def test_what_makes_no_sense_is_refused(sh: Shell, words: tuple[str, ...], told:
         ("[::1]:80", ("::1", 80)),
     ],
 )
-def test_addresses(text: str, found: tuple[str, int]) -> None:
+def test_addresses_are_parsed(text: str, found: tuple[str, int]) -> None:
     assert exporter.address(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "::1:80", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "1:²", "a b:1", "[::1]"])
-def test_addresses_that_are_none(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not an IP address and port"):
         exporter.address(text)
 
 
-def test_without_a_daemon_it_fails_and_starts_none(own: Shell) -> None:
+def test_metrics_fail_without_a_daemon_and_start_none(own: Shell) -> None:
     done = own.type("gpusched", "metrics")
     assert (done.code, done.out) == (1, "")
     assert done.err == (
@@ -104,7 +104,7 @@ def test_without_a_daemon_it_fails_and_starts_none(own: Shell) -> None:
     assert own.type("gpusched", "daemon", "status").code == 1
 
 
-def test_a_file_is_replaced_whole_and_can_be_read_by_the_collector(own: Shell, tmp_path: Path) -> None:
+def test_the_file_is_replaced_atomically_and_readable_by_the_collector(own: Shell, tmp_path: Path) -> None:
     folder = tmp_path / "collector"
     folder.mkdir()
     path = folder / "gpusched.prom"
@@ -123,7 +123,7 @@ def test_a_file_is_replaced_whole_and_can_be_read_by_the_collector(own: Shell, t
     assert os.listdir(folder) == ["gpusched.prom"]
 
 
-def test_a_folder_that_is_not_there_is_named(own: Shell, tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(own: Shell, tmp_path: Path) -> None:
     own.ok("gpusched", "daemon", "start")
     done = own.type("gpusched", "metrics", "-o", str(tmp_path / "no" / "x.prom"))
     assert done.code == 1
@@ -132,7 +132,7 @@ def test_a_folder_that_is_not_there_is_named(own: Shell, tmp_path: Path) -> None
     assert "bug" not in done.err
 
 
-def test_a_daemon_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_hanging_daemon_times_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(exporter, "ASK_TIMEOUT_S", 0.05)
     monkeypatch.setenv("GPUSCHED_SOCKET", str(tmp_path / "s"))
     with socket.socket(socket.AF_UNIX) as deaf:
@@ -143,7 +143,7 @@ def test_a_daemon_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, 
     assert (tmp_path / "x.prom").read_text() == DOWN
 
 
-def test_a_daemon_that_goes_away_halfway_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_daemon_that_disappears_midway_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPUSCHED_SOCKET", str(tmp_path / "s"))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
@@ -164,7 +164,9 @@ def test_a_daemon_that_goes_away_halfway_is_told_of(monkeypatch: pytest.MonkeyPa
         thread.join()
 
 
-def test_root_is_told_that_it_need_not_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_root_is_warned_that_root_is_unnecessary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr(exporter, "_serve", lambda host, port: None)
     monkeypatch.setattr("asyncio.run", lambda served: None)
@@ -220,7 +222,7 @@ def server(own: Shell) -> Iterator[Server]:
     made.process.communicate()
 
 
-def test_it_is_served_in_the_format_that_is_asked_for(own: Shell, server: Server) -> None:
+def test_the_page_is_served_in_the_requested_format(own: Shell, server: Server) -> None:
     own.ok("gpusched", "daemon", "start")
     assert server.line.endswith(f"{own.home}/run/api.sock\n")
     status, kind, plain = server.get()
@@ -235,7 +237,7 @@ def test_it_is_served_in_the_format_that_is_asked_for(own: Shell, server: Server
     assert not grown(second, first)
 
 
-def test_there_is_nothing_but_reading(own: Shell, server: Server) -> None:
+def test_only_reading_is_allowed(own: Shell, server: Server) -> None:
     own.ok("gpusched", "daemon", "start")
     assert server.get(method="HEAD")[::2] == (200, "")
     assert server.get("/")[0] == 200
@@ -246,7 +248,7 @@ def test_there_is_nothing_but_reading(own: Shell, server: Server) -> None:
     assert own.type("gpusched", "daemon", "status").code == 0
 
 
-def test_it_tells_that_the_daemon_is_down_and_that_it_is_back(own: Shell, server: Server) -> None:
+def test_the_page_reports_the_daemon_down_and_up_again(own: Shell, server: Server) -> None:
     assert server.get()[::2] == (200, DOWN)
     own.ok("gpusched", "daemon", "start")
     wait_until(lambda: values(server.get()[2])["gpusched_up", ()] == 1, what="the daemon to be told of")
@@ -264,7 +266,7 @@ def test_it_tells_that_the_daemon_is_down_and_that_it_is_back(own: Shell, server
     ]
 
 
-def test_many_looks_at_once_and_one_that_never_ends_hurt_nobody(own: Shell, server: Server) -> None:
+def test_concurrent_scrapes_and_an_endless_one_do_no_harm(own: Shell, server: Server) -> None:
     own.ok("gpusched", "daemon", "start")
     with socket.create_connection(("127.0.0.1", server.port)) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
@@ -277,7 +279,7 @@ def test_many_looks_at_once_and_one_that_never_ends_hurt_nobody(own: Shell, serv
     assert [values(page)["gpusched_up", ()] for page in pages] == [1] * 12
 
 
-def test_an_address_that_is_taken_is_named(own: Shell, server: Server) -> None:
+def test_an_address_in_use_is_named(own: Shell, server: Server) -> None:
     done = own.type("gpusched", "metrics", "--listen", f"127.0.0.1:{server.port}")
     assert done.code == 1
     assert f"gpusched: error: cannot listen on 127.0.0.1:{server.port}: Address already in use" in done.err

@@ -62,7 +62,7 @@ def address_in(text: str) -> str:
     return found.group(1) if found else ""
 
 
-def test_the_script_serves_with_a_token_on_the_port_of_its_tunnel(sh: Shell, path: str) -> None:
+def test_the_script_serves_with_a_token_on_the_tunnel_port(sh: Shell, path: str) -> None:
     script = re.findall(r"```sh\n(.*?)```", RECIPE.read_text(), re.S)[0]
     (sh.work / "notebook.sh").write_text(script)
     assert "(umask 077; gsub notebook.sh)" in RECIPE.read_text()
@@ -82,7 +82,7 @@ def test_the_script_serves_with_a_token_on_the_port_of_its_tunnel(sh: Shell, pat
     assert code_of(address) == 0
 
 
-def test_the_line_for_the_foreground_shows_the_address_and_ends_with_its_client(sh: Shell, path: str) -> None:
+def test_the_foreground_command_prints_the_address_and_ends_with_its_client(sh: Shell, path: str) -> None:
     (line,) = re.findall(r"\$ grun (.*jupyter.*)", RECIPE.read_text())
     # The port of the recipe may be taken on the machine of the test.
     words = [word.replace("=8899", "=0") if word.startswith("--port") else word for word in line.split()]

@@ -56,7 +56,7 @@ def stable(text: str) -> str:
     return re.sub(r"(?<=[\w:)]) +", " ", text)
 
 
-def test_the_worked_example_of_the_page_runs(sh: Shell) -> None:
+def test_the_worked_example_runs(sh: Shell) -> None:
     (text,) = re.findall(r"```text\n(.*?)```", HOWTO.read_text(), re.S)
     (sh.work / "pipeline.toml").write_text(text)
     assert sh.ok("gsub", "--dry-run", "--dag", "pipeline.toml") == "nightly: 4 steps, nothing is wrong with them\n"
@@ -70,7 +70,7 @@ def test_the_worked_example_of_the_page_runs(sh: Shell) -> None:
     assert sh.ok("gshow", pipeline[1], "--script") == text
 
 
-def test_resume_runs_only_what_did_not_finish(own: Shell) -> None:
+def test_resume_reruns_only_unfinished_steps(own: Shell) -> None:
     pipeline = own.submit("--dag", write(own))
     assert pipeline == "p1"
     done = own.type("gwait", pipeline)
@@ -95,7 +95,7 @@ def test_resume_runs_only_what_did_not_finish(own: Shell) -> None:
     assert document["pipelines"][0]["state"] == "COMPLETED"
 
 
-def test_the_tree_of_jobs_that_are_no_pipeline(own: Shell) -> None:
+def test_the_tree_shows_jobs_outside_pipelines(own: Shell) -> None:
     first = own.submit("--hold", "-J", "first", "--", "true")
     second = own.submit("-J", "second", "-d", f"afterok:{first}", "--", "true")
     own.submit("-J", "third", "-d", f"afterany:{first}:{second}", "--", "true")
@@ -104,13 +104,13 @@ def test_the_tree_of_jobs_that_are_no_pipeline(own: Shell) -> None:
     compare("gq-tree-jobs.txt", stable(own.ok("gq", "--tree")))
 
 
-def test_the_tree_takes_no_other_columns(sh: Shell) -> None:
+def test_the_tree_accepts_no_other_columns(sh: Shell) -> None:
     for words in (("-o", "%i"), ("--sort", "id"), ("--start",), ("--priority",)):
         done = sh.type("gq", "--tree", *words)
         assert (done.code, "has no effect" in done.err) == (2, True)
 
 
-def test_lines_are_drawn_where_the_terminal_can(own: Shell) -> None:
+def test_box_drawing_is_used_where_the_terminal_supports_it(own: Shell) -> None:
     first = own.submit("--hold", "--", "true")
     own.submit("-d", f"afterok:{first}", "--", "true")
     code = "import sys; from gpusched.cli.gq import main; sys.exit(main())"
@@ -174,7 +174,7 @@ run = "ls marks"
     assert sh.ok("glogs", last["id"]).split() == ["0", "1", "1-5", "1-6", "2", "2-5", "2-6", "3"]
 
 
-def test_steps_start_in_a_copy_of_their_folder(sh: Shell) -> None:
+def test_steps_start_in_a_snapshot_of_their_folder(sh: Shell) -> None:
     text = """
 [defaults]
 cpus = 0
@@ -264,7 +264,7 @@ def test_cancelling_a_pipeline_ends_its_fallbacks(sh: Shell) -> None:
     assert f"failed:{array}_1" in sh.ok("gshow", pipeline)
 
 
-def test_hold_and_release_reach_what_has_not_ended(sh: Shell) -> None:
+def test_hold_and_release_affect_unfinished_jobs(sh: Shell) -> None:
     text = '[defaults]\nhold = true\n[step.a]\nrun = "true"\n[step.b]\nneeds = "a"\nrun = "true"\n'
     pipeline = sh.submit("--dag", write(sh, text))
     sh.ok("gctl", "release", pipeline)
@@ -279,7 +279,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("line", "said"), REFUSED.values(), ids=REFUSED)
-def test_nothing_is_recorded_of_a_pipeline_that_is_refused(own: Shell, line: str, said: str) -> None:
+def test_a_refused_pipeline_is_not_recorded(own: Shell, line: str, said: str) -> None:
     done = own.type("gsub", "--dag", write(own, f'step.a.run = "true"\n[step.b]\nrun = "true"\n{line}\n'))
     assert done.code in (1, 2)
     assert done.err.startswith(f"gsub: error: {said}"), done.err
@@ -302,7 +302,7 @@ dependency = "afterok:99999"
 """
 
 
-def test_all_that_the_daemon_refuses_is_told(own: Shell) -> None:
+def test_all_errors_of_the_daemon_are_reported(own: Shell) -> None:
     path = write(own, SEVERAL)
     done = own.type("gsub", "--dag", path)
     told = [line for line in done.err.splitlines() if line.startswith("gsub: error: ")]
@@ -318,7 +318,7 @@ def test_all_that_the_daemon_refuses_is_told(own: Shell) -> None:
     assert own.type("gsub", "--dag", write(own, many)).err.endswith("\ngsub: and 5 more errors\n")
 
 
-def test_values_come_from_the_line_the_step_the_defaults_and_the_script_in_this_order(own: Shell) -> None:
+def test_values_come_from_command_line_step_defaults_and_script_in_this_order(own: Shell) -> None:
     (own.work / "s.sh").write_text("#!/bin/sh\n#GSUB -t 1h --nice 7 -c 3\necho $A $B $1\n")
     text = '[defaults]\ntime = "2h"\nenv = { A = "1" }\n[step.a]\nscript = "s.sh"\nargs = ["x"]\nnice = 5\ncpus = 2\n'
     text += 'fallback = "echo no"\nretries = 2\nkill-on-invalid-dep = "no"\nnotify = ["fail", "end"]\n'
@@ -333,7 +333,7 @@ def test_values_come_from_the_line_the_step_the_defaults_and_the_script_in_this_
     assert own.ok("glogs", "1") == "1 2 x\n"
 
 
-def test_what_makes_no_sense_is_said(sh: Shell) -> None:
+def test_invalid_pipelines_are_explained(sh: Shell) -> None:
     path = write(sh)
     for words, said in (
         (("--dag", path, "--", "true"), "--dag and true were both given"),

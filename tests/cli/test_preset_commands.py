@@ -48,7 +48,7 @@ def auto(own: Shell) -> Shell:
     return own
 
 
-def test_the_table_says_what_each_would_have_made_of_the_last_weeks(auto: Shell) -> None:
+def test_the_table_shows_each_presets_result_for_the_last_weeks(auto: Shell) -> None:
     shown = auto.ok("gctl", "preset")
     first, *_ = shown.splitlines()
     assert first.startswith("preset: auto: fair; throughput is 20% better (better in 11 of 12 parts, p = 0.01); ")
@@ -59,7 +59,7 @@ def test_the_table_says_what_each_would_have_made_of_the_last_weeks(auto: Shell)
     assert rows["slurm"].rstrip().endswith("wide jobs would wait 2.5 times as long")
 
 
-def test_the_document_has_it_all(auto: Shell) -> None:
+def test_the_document_is_complete(auto: Shell) -> None:
     found = json.loads(auto.ok("gctl", "preset", "--json"))["preset"]
     assert (found["setting"], found["in_force"], found["judged_at"], found["jobs"]) == ("auto", "fair", AT, 1234)
     assert [one["preset"] for one in found["presets"]] == ["fair", "throughput", "fifo", "slurm"]
@@ -67,14 +67,14 @@ def test_the_document_has_it_all(auto: Shell) -> None:
     assert auto.ok("gctl", "preset", "--quiet") == "fair\n"
 
 
-def test_ginfo_says_which_is_in_force_and_why(auto: Shell) -> None:
+def test_ginfo_shows_the_preset_in_force_and_why(auto: Shell) -> None:
     (line,) = [line for line in auto.ok("ginfo").splitlines() if line.startswith("preset: ")]
     assert line.startswith("preset: auto: fair; throughput is 20% better")
     assert ", judged 20" in line
     assert json.loads(auto.ok("ginfo", "--json"))["preset"]["in_force"] == "fair"
 
 
-def test_what_was_chosen_is_in_force_after_a_restart_and_in_config_show(own: Shell) -> None:
+def test_the_choice_survives_a_restart_and_appears_in_config_show(own: Shell) -> None:
     configure(own, '[priority]\npreset = "auto"\nweight_age = 3\n')
     judged(own.home, "slurm")
     own.ok("gpusched", "daemon", "start")
@@ -88,7 +88,7 @@ def test_what_was_chosen_is_in_force_after_a_restart_and_in_config_show(own: She
     assert own.ok("gctl", "preset", "--quiet") == "fair\n"
 
 
-def test_judging_with_too_little_history_says_so(own: Shell) -> None:
+def test_too_little_history_is_reported(own: Shell) -> None:
     configure(own, '[priority]\npreset = "auto"\n')
     own.ok("gpusched", "daemon", "start")
     own.ok("gctl", "preset", "--judge")
@@ -102,7 +102,7 @@ def test_judging_with_too_little_history_says_so(own: Shell) -> None:
     assert own.ok("gctl", "preset").startswith("preset: auto: fair; too little history: no job has ended yet")
 
 
-def test_the_history_of_a_daemon_is_judged_while_it_runs_and_again_after_a_crash(own: Shell) -> None:
+def test_history_is_judged_while_the_daemon_runs_and_again_after_a_crash(own: Shell) -> None:
     configure(own, '[priority]\npreset = "auto"\n')
     own.home.chmod(0o700)
     store = SqliteStore.open(str(own.home / "gpusched.db"))
@@ -129,7 +129,7 @@ def test_the_history_of_a_daemon_is_judged_while_it_runs_and_again_after_a_crash
     assert "240 jobs that ended since" in own.ok("gctl", "preset")
 
 
-def test_a_preset_by_hand_is_shown_as_it_is(own: Shell) -> None:
+def test_a_manually_chosen_preset_is_shown_as_such(own: Shell) -> None:
     configure(own, '[priority]\npreset = "fifo"\n')
     own.ok("gpusched", "daemon", "start")
     assert "\npreset: fifo\n" in own.ok("ginfo")
@@ -153,6 +153,6 @@ def test_a_mistake_is_one_sentence_and_a_hint(own: Shell, words: tuple[str, ...]
     assert hint.startswith("gctl: hint: ")
 
 
-def test_what_a_daemon_says_is_made_printable() -> None:
+def test_text_from_the_daemon_is_made_printable() -> None:
     found = {"setting": "auto", "in_force": "fair", "why": "a\x1b[31mb", "judged_at": None, "problem": "\x1b[31m"}
     assert "\x1b" not in preset.line_of(found)

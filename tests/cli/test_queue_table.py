@@ -47,7 +47,7 @@ def test_equal_pending_jobs_share_a_row_and_the_next_to_start_comes_first(busy: 
     assert [row[-1] for row in rows] == ["lab1:0,1", "(Resources)", "(Priority)", "(Priority)", "(JobHeldUser)"]
 
 
-def test_rows_of_scripts_stay_one_a_job(busy: Shell) -> None:
+def test_scripts_get_one_row_per_job(busy: Shell) -> None:
     ids = [str(number) for number in range(1, 35)]
     assert len(busy.ok("gq", "--all-rows", "--noheader").splitlines()) == 34
     assert busy.ok("gq", "--quiet").split() == ids
@@ -58,7 +58,7 @@ def test_rows_of_scripts_stay_one_a_job(busy: Shell) -> None:
 
 
 @pytest.mark.parametrize("words", [("gq",), ("gq", "--sort", "-id"), ("gq", "5"), ("ghist",)])
-def test_json_of_a_pipe_is_one_compact_line_in_ascii(busy: Shell, words: tuple[str, ...]) -> None:
+def test_json_in_a_pipe_is_one_compact_ascii_line(busy: Shell, words: tuple[str, ...]) -> None:
     text = busy.ok(*words, "--json")
     found = json.loads(text)
     assert text == json.dumps(found, separators=(",", ":")) + "\n"
@@ -67,13 +67,13 @@ def test_json_of_a_pipe_is_one_compact_line_in_ascii(busy: Shell, words: tuple[s
     assert ("日本語" in names) == (words in (("gq",), ("gq", "--sort", "-id")))
 
 
-def test_sorted_jobs_share_a_row_in_the_place_of_the_first(busy: Shell) -> None:
+def test_sorted_jobs_share_a_row_at_the_position_of_the_first(busy: Shell) -> None:
     rows = [line.split()[:3] for line in busy.ok("gq", "--noheader", "--sort", "-id").splitlines()]
     assert [row[0] for row in rows] == ["34", "33", "32", "2-31", "1"]
     assert rows[3] == ["2-31", "(30", "jobs)"]
 
 
-def test_reason_is_a_word_and_the_sentence_is_in_long_and_json(busy: Shell) -> None:
+def test_the_reason_is_a_word_and_the_sentence_is_in_long_and_json(busy: Shell) -> None:
     sentence = json.loads(busy.ok("gq", "--json", "32"))["jobs"][0]["reason_text"]
     assert "GPU" in sentence
     assert sentence not in busy.ok("gq", "32")
@@ -81,7 +81,7 @@ def test_reason_is_a_word_and_the_sentence_is_in_long_and_json(busy: Shell) -> N
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
-def test_terminal_has_one_line_a_row_and_a_summary(busy: Shell, columns: int) -> None:
+def test_a_terminal_gets_one_line_per_row_and_a_summary(busy: Shell, columns: int) -> None:
     lines = plain(on_terminal(busy, "gq", COLUMNS=str(columns), TERM="xterm").out)
     assert lines[-2:] == ["", "1 running, 33 pending, 0 of 2 GPUs free"]
     assert len(lines) == 8
@@ -96,7 +96,7 @@ def test_empty_queue_says_so_at_a_terminal(own: Shell) -> None:
     assert plain(on_terminal(own, "gq").out) == ["no jobs, 2 of 2 GPUs free"]
 
 
-def test_many_rows_go_through_the_pager_of_a_terminal_alone(busy: Shell) -> None:
+def test_only_a_terminal_uses_the_pager_for_many_rows(busy: Shell) -> None:
     env = {"LINES": "20", "TERM": "xterm", "GPUSCHED_PAGER": "sed 's/^/paged: /'", "PAGER": "false"}
     paged = plain(on_terminal(busy, "gq", "--all-rows", **env).out)
     assert len(paged) == 37
@@ -111,7 +111,7 @@ def test_many_rows_go_through_the_pager_of_a_terminal_alone(busy: Shell) -> None
     assert (gone.code, len(plain(gone.out))) == (0, 1), "who leaves the pager early is no error"
 
 
-def test_watch_keeps_its_head_and_fits_the_terminal(busy: Shell) -> None:
+def test_watch_keeps_its_header_and_fits_the_terminal(busy: Shell) -> None:
     drawn = pyte.Screen(90, 12)
     with Screen(busy, "gq", "-w", "--all-rows", size=(12, 90), TERM="xterm", COLUMNS="", LINES="") as screen:
         frames = []
@@ -128,7 +128,7 @@ def test_watch_keeps_its_head_and_fits_the_terminal(busy: Shell) -> None:
     assert frames[0][4:] == frames[1][4:], "each frame covers the one before"
 
 
-def test_watch_with_json_prints_one_document_a_line(busy: Shell) -> None:
+def test_watch_with_json_prints_one_document_per_line(busy: Shell) -> None:
     watching = subprocess.Popen(
         busy.argv("gq", "-w", "--json", "-j", "33"), env=busy.env, cwd=busy.work, stdout=subprocess.PIPE
     )
@@ -147,7 +147,7 @@ def test_columns_of_slurm_formats_count_cells(busy: Shell) -> None:
     assert busy.ok("gq", "--noheader", "-o", "%8j|%.8j|%5j|", "33") == "日本語  |  日本語|日本 |\n"
 
 
-def test_range_of_a_folded_row_is_no_job_and_the_filters_are_named(busy: Shell) -> None:
+def test_a_folded_range_is_not_a_job_id_and_the_error_names_the_filters(busy: Shell) -> None:
     for command in ("gcancel", "gq", "gshow", "gctl hold"):
         done = busy.type(*command.split(), "2-31")
         assert done.code == 2, command

@@ -9,7 +9,7 @@ from shell import Shell
 from support import wait_until
 
 
-def test_what_the_daemon_sees_is_written_and_decided_on_again(own: Shell) -> None:
+def test_a_recorded_input_replays_to_the_same_decision(own: Shell) -> None:
     config = own.home / "config.toml"
     config.write_text(f"{config.read_text()}[priority]\nreserve_after_s = 0\nreserve_after_runs = 0\n")
     own.ok("gpusched", "daemon", "start")
@@ -41,14 +41,14 @@ def test_what_the_daemon_sees_is_written_and_decided_on_again(own: Shell) -> Non
     del own.env["GPUSCHED_SOCKET"]
 
 
-def test_on_standard_output_it_is_the_same_document(sh: Shell) -> None:
+def test_standard_output_receives_the_same_document(sh: Shell) -> None:
     made = json.loads(sh.ok("gpusched", "debug", "snapshot"))
     assert made == json.loads(sh.ok("gpusched", "debug", "snapshot", "-")) | {"snapshot": made["snapshot"]}
     assert (made["schema_version"], made["snapshot_version"], made["plugins"]) == (1, 1, [])
     assert set(made) == {"schema_version", "snapshot_version", "release", "plugins", "names", "snapshot", "settings"}
 
 
-def test_where_nothing_can_be_written_is_said(sh: Shell) -> None:
+def test_an_unwritable_target_is_reported(sh: Shell) -> None:
     for where, text in (("/", "/ is a folder, not a file"), ("/nowhere/x", "no folder /nowhere")):
         done = sh.type("gpusched", "debug", "snapshot", where)
         assert done.code == 1

@@ -27,7 +27,7 @@ def reserve(sh: Shell, name: str, *words: str) -> dict[str, Any]:
     return found
 
 
-def test_maintenance_is_announced_below_the_queue_to_people_alone(own: Shell) -> None:
+def test_maintenance_is_announced_below_the_queue_only_on_terminals(own: Shell) -> None:
     own.ok("gctl", "drain", "1", "-m", "fan is broken")
     told = own.ok("gctl", "reserve", "upgrade", "--maint", "--start", "now+1h", "--duration", "2h", "-m", "new driver")
     assert told.startswith("reserved upgrade: node lab1, ")
@@ -44,7 +44,7 @@ def test_maintenance_is_announced_below_the_queue_to_people_alone(own: Shell) ->
     wait_until(lambda: state(own, waiting) == "COMPLETED", what="the job to run")
 
 
-def test_a_broken_line_is_cut_short() -> None:
+def test_a_reader_that_closes_early_ends_the_output() -> None:
     drain = {"kind": "drain", "what": "GPU 0", "message": "a\x1bb"}
     coming = {"kind": "maintenance", "what": "node n1", "name": "x", "message": "", "start_at": 0.0, "end_at": 9e5}
     assert "\x1b" not in notices_line([drain], 1.0)
@@ -63,7 +63,7 @@ def refused(sh: Shell, *words: str) -> str:
     return done.err
 
 
-def test_members_run_inside_while_others_wait_until_it_is_taken_out(own: Shell) -> None:
+def test_members_run_inside_while_others_wait_until_removal(own: Shell) -> None:
     reserve(own, "course", "--start", "now", "--gpus", "2", "-c", "4", "--mem", "8G")
     other = own.submit("-g", "1", "-t", "10m", "--", "sleep", "600")
     member = own.submit("-g", "1", "-t", "10m", "--reservation", "course", "--", "sleep", "600")
@@ -99,7 +99,7 @@ def test_a_reservation_is_listed_the_same_everywhere(own: Shell) -> None:
     assert own.ok("ginfo").endswith(f"\nreservations:\n{table}")
 
 
-def test_what_is_reserved_is_said_and_unknown_users_are_a_remark(own: Shell) -> None:
+def test_creation_reports_what_is_reserved_and_warns_of_unknown_users(own: Shell) -> None:
     words = ("--start", "now+1h", "--duration", "2h", "--every", "2d", "--node", "--users", "nobody-of-that-name")
     done = own.type("gctl", "reserve", "course", *words)
     assert done.code == 0
@@ -111,7 +111,7 @@ def test_what_is_reserved_is_said_and_unknown_users_are_a_remark(own: Shell) -> 
     assert (done.out, "there are no reservations" in done.err) == ("", True)
 
 
-def test_it_survives_a_restart_of_the_daemon(own: Shell) -> None:
+def test_a_reservation_survives_a_daemon_restart(own: Shell) -> None:
     reserve(own, "course", "--start", "now+1h", "--gpus", "2")
     own.ok("gpusched", "daemon", "stop")
     assert own.ok("gctl", "reserve", "--quiet") == "course\n"
@@ -121,7 +121,7 @@ def test_it_survives_a_restart_of_the_daemon(own: Shell) -> None:
     assert state(own, endless) == "PENDING"
 
 
-def test_refusals_say_what_to_type_next(own: Shell) -> None:
+def test_refusals_suggest_the_next_command(own: Shell) -> None:
     reserve(own, "course", "--start", "now+1h", "--gpu", "0")
     again = ("--start", "now+1h", "--duration", "1h", "--users", ME)
     assert "reservation course exists already" in refused(own, "gctl", "reserve", "course", *again, "-g", "1")
@@ -152,7 +152,7 @@ USAGE = {
 
 
 @pytest.mark.parametrize(("words", "text"), USAGE.values(), ids=USAGE)
-def test_command_lines_that_make_no_sense(sh: Shell, words: list[str], text: str) -> None:
+def test_invalid_command_lines_are_refused(sh: Shell, words: list[str], text: str) -> None:
     done = sh.type("gctl", *words)
     assert done.code == 2
     assert text in done.err
@@ -161,5 +161,5 @@ def test_command_lines_that_make_no_sense(sh: Shell, words: list[str], text: str
 @pytest.mark.parametrize(
     ("seconds", "words"), [(604800, "week"), (86400, "day"), (172800, "2 days"), (7200, "2 hours"), (5400, "1:30:00")]
 )
-def test_period(seconds: int, words: str) -> None:
+def test_periods_are_shown(seconds: int, words: str) -> None:
     assert period(seconds) == words

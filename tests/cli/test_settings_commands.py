@@ -47,7 +47,7 @@ def write(shell: Shell, text: str) -> Path:
     return path
 
 
-def test_show_prints_tables_with_the_line_that_they_come_from(alone: Shell) -> None:
+def test_show_prints_tables_with_their_source_lines(alone: Shell) -> None:
     path = write(alone, QUEUES)
     shown = json.loads(alone.ok("gpusched", "config", "show", "--json"))["settings"]
     assert shown["queue.vision.weight"] == {"value": 2.0, "origin": f"file {path}, line 7"}
@@ -58,7 +58,7 @@ def test_show_prints_tables_with_the_line_that_they_come_from(alone: Shell) -> N
     assert ["queue.vision.guaranteed_gpus", "2.0", f"file {path}, line 5"] in rows
 
 
-def test_check_says_that_a_right_file_is_right(alone: Shell) -> None:
+def test_check_accepts_a_valid_file(alone: Shell) -> None:
     assert alone.ok("gpusched", "config", "check") == f"there is no {alone.home}/config.toml; the defaults hold\n"
     path = write(alone, QUEUES)
     assert alone.ok("gpusched", "config", "check") == f"{path} is fine\n"
@@ -66,7 +66,7 @@ def test_check_says_that_a_right_file_is_right(alone: Shell) -> None:
     assert found == {"schema_version": 1, "file": str(path), "exists": True, "problems": [], "warnings": []}
 
 
-def test_check_looks_at_the_file_that_the_environment_names(alone: Shell, tmp_path: Path) -> None:
+def test_check_uses_the_file_named_by_the_environment(alone: Shell, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text("[gpu]\nids = 'x'\n")
     done = alone.type("gpusched", "config", "check", GPUSCHED_CONFIG=str(other))
@@ -75,7 +75,7 @@ def test_check_looks_at_the_file_that_the_environment_names(alone: Shell, tmp_pa
     assert alone.type("gpusched", "config", "check", GPUSCHED_CONFIG=str(other)).out == f"{other} is fine\n"
 
 
-def test_check_tells_everything_that_is_wrong_in_the_order_of_the_file(alone: Shell) -> None:
+def test_check_reports_all_mistakes_in_file_order(alone: Shell) -> None:
     path = write(
         alone, "[queue.default]\nmax_gpus = 1\nguaranteed_gpus = 2\n[queue.a]\nparent = 'defualt'\nfactor = 3\n"
     )
@@ -94,7 +94,7 @@ def test_check_tells_everything_that_is_wrong_in_the_order_of_the_file(alone: Sh
     assert (done.code, done.err) == (2, "")
 
 
-def test_check_without_a_daemon_knows_what_the_file_says_of_the_node(alone: Shell) -> None:
+def test_check_without_a_daemon_uses_the_node_of_the_file(alone: Shell) -> None:
     path = write(alone, f"{QUEUES}[node]\ncpus = 4\n")
     done = alone.type("gpusched", "config", "check")
     where = f"gpusched: error: file {path}, line 6: "
@@ -105,7 +105,7 @@ def test_check_without_a_daemon_knows_what_the_file_says_of_the_node(alone: Shel
     assert alone.type("gpusched", "daemon", "status").code == 1, "the check has started a daemon"
 
 
-def test_check_compares_promises_with_the_machines_of_the_daemon(running: Shell) -> None:
+def test_check_compares_guarantees_with_the_nodes_of_the_daemon(running: Shell) -> None:
     node = '[node]\nname = "lab1"\ncpus = 8\nmem_mib = 65536\n'
     path = write(running, QUEUES + node)
     assert running.ok("gpusched", "config", "check") == f"{path} is fine\n"
@@ -122,7 +122,7 @@ def test_check_compares_promises_with_the_machines_of_the_daemon(running: Shell)
     assert (done.code, "line 5: 'lab2:2' is of node lab2, which is none of lab1" in done.err) == (1, True), done
 
 
-def test_check_takes_what_the_file_says_of_the_node_before_what_the_daemon_has_read(running: Shell) -> None:
+def test_check_prefers_the_node_of_the_file_over_the_daemon(running: Shell) -> None:
     write(running, f"{QUEUES}[node]\ncpus = 4\n")
     done = running.type("gpusched", "config", "check")
     assert (done.code, "guaranteed 6 CPUs, but the machines have 4" in done.err) == (1, True), done

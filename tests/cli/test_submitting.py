@@ -22,7 +22,7 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_gsub_imports_nothing_heavy() -> None:
+def test_gsub_imports_no_heavy_modules() -> None:
     code = "import sys; import gpusched.cli.gsub, gpusched.cli.gq; print(*sys.modules)"
     argv = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
     loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
@@ -37,7 +37,7 @@ def test_the_first_gsub_starts_the_daemon_and_prints_one_line(own: Shell) -> Non
     assert own.type("gwait", "1", "2").code == 0
 
 
-def test_two_first_gsubs_at_once_start_one_daemon(own: Shell) -> None:
+def test_two_concurrent_first_gsubs_start_one_daemon(own: Shell) -> None:
     running = [
         subprocess.Popen(
             own.argv("gsub", "--parsable", "--", "true"), env=own.env, cwd=own.work, stdout=subprocess.PIPE
@@ -48,7 +48,7 @@ def test_two_first_gsubs_at_once_start_one_daemon(own: Shell) -> None:
     assert ids == [1, 2, 3, 4]
 
 
-def test_a_script_with_directives_arguments_and_precedence(sh: Shell, tmp_path: Path) -> None:
+def test_a_script_takes_directives_arguments_and_precedence(sh: Shell, tmp_path: Path) -> None:
     script = write(
         tmp_path / "train.sh",
         "#!/bin/bash\n"
@@ -68,7 +68,7 @@ def test_a_script_with_directives_arguments_and_precedence(sh: Shell, tmp_path: 
     assert (tmp_path / f"from-script-{job['id']}.log").read_text().startswith("script writer:an arg:")
 
 
-def test_standard_input_is_a_script(sh: Shell) -> None:
+def test_standard_input_is_read_as_a_script(sh: Shell) -> None:
     done = sh.type("gsub", "--parsable", "-f", stdin=b"#!/bin/sh\necho from stdin\n")
     assert done.code == 0
     assert done.out.splitlines()[1:] == ["from stdin"]
@@ -82,7 +82,7 @@ def test_an_empty_shell_line_is_refused(sh: Shell) -> None:
         assert "--wrap is empty: there is nothing to run" in done.err
 
 
-def test_wrap_is_a_shell_line(sh: Shell) -> None:
+def test_wrap_takes_a_shell_line(sh: Shell) -> None:
     done = sh.type("gsub", "--quiet", "--follow", "--wrap", "echo $((6*7)); exit 3")
     assert done.out.splitlines()[1:] == ["42"]
     assert done.code == 3
@@ -95,7 +95,7 @@ def test_a_command_keeps_its_options_and_words(sh: Shell) -> None:
     assert (sh.work / "out").read_text() == "-c|a b|--json|*|"
 
 
-def test_wait_gives_the_jobs_own_code(sh: Shell) -> None:
+def test_wait_returns_the_exit_code_of_the_job(sh: Shell) -> None:
     assert sh.type("gsub", "-W", "--quiet", "--wrap", "exit 17").code == 17
     assert sh.type("gsub", "-W", "--quiet", "--wrap", "kill -KILL $$").code == 137
     assert sh.type("gsub", "-W", "--quiet", "--", "/no/such/program").code == 1
@@ -119,7 +119,7 @@ def test_the_environment_can_be_chosen(sh: Shell) -> None:
         assert done.out.splitlines()[1].rstrip() == seen.rstrip(), export
 
 
-def test_an_undecodable_environment_arrives_as_it_was(sh: Shell) -> None:
+def test_an_undecodable_environment_is_preserved(sh: Shell) -> None:
     environ = {os.fsencode(key): os.fsencode(value) for key, value in sh.env.items()}
     environ[b"ODD"] = b"\xff\xfe=\n"
     argv = sh.argv("gsub", "--quiet", "-W", "-o", "odd", "--", "printenv", "ODD")
@@ -127,7 +127,7 @@ def test_an_undecodable_environment_arrives_as_it_was(sh: Shell) -> None:
     assert (sh.work / "odd").read_bytes() == b"\xff\xfe=\n\n"
 
 
-def test_undecodable_bytes_reach_the_job_and_come_back_also_through_the_table(own: Shell) -> None:
+def test_undecodable_bytes_survive_the_job_and_the_table(own: Shell) -> None:
     """In arguments, the environment, the working directory, the name and the output path, over a restart."""
     environ = {**{os.fsencode(key): os.fsencode(value) for key, value in own.env.items()}, b"ODD": b"\xff=\x80"}
     folder = os.fsencode(own.work) + b"/w\xfe"
@@ -198,7 +198,7 @@ GOOD = "#!/bin/sh\ntrue\n"
         (["."], 1, "folder"),
     ],
 )
-def test_what_cannot_be_submitted_is_said_in_a_sentence(sh: Shell, words: list[str], code: int, says: str) -> None:
+def test_an_invalid_submission_is_explained_in_a_sentence(sh: Shell, words: list[str], code: int, says: str) -> None:
     before = sh.ok("gq", "-a", "--quiet").split()
     done = sh.type("gsub", *words)
     assert done.code == code, done
@@ -226,7 +226,7 @@ def test_what_cannot_be_submitted_is_said_in_a_sentence(sh: Shell, words: list[s
         ("#!/bin/sh\n#GSUB --batch x\n", 2, "makes no sense"),
     ],
 )
-def test_what_is_wrong_in_a_script_is_named_with_its_place(
+def test_a_mistake_in_a_script_is_named_with_its_line(
     sh: Shell, tmp_path: Path, body: str, code: int, says: str
 ) -> None:
     done = sh.type("gsub", write(tmp_path / "job.sh", body))
@@ -235,7 +235,7 @@ def test_what_is_wrong_in_a_script_is_named_with_its_place(
     assert "job.sh" in done.err
 
 
-def test_an_account_of_another_user_is_refused_in_a_script_too(sh: Shell, tmp_path: Path) -> None:
+def test_a_foreign_account_in_a_script_is_refused_too(sh: Shell, tmp_path: Path) -> None:
     before = sh.ok("gq", "-a", "--quiet")
     done = sh.type("gsub", write(tmp_path / "job.sh", "#!/bin/sh\n#SBATCH -A somebody-else\ntrue\n"))
     assert done.code == 1
@@ -275,20 +275,20 @@ def test_errors_are_documents_with_json(sh: Shell) -> None:
     assert set(error) == {"message", "hint", "code"}
 
 
-def test_a_socket_without_a_daemon_is_said_and_none_is_started(sh: Shell, tmp_path: Path) -> None:
+def test_a_socket_without_a_daemon_is_reported_and_none_is_started(sh: Shell, tmp_path: Path) -> None:
     done = sh.type("gsub", "--", "true", GPUSCHED_SOCKET=str(tmp_path / "nothing.sock"))
     assert done.code == 1
     assert "no daemon answers" in done.err
 
 
-def test_a_home_that_cannot_be_written_is_said(sh: Shell) -> None:
+def test_an_unwritable_home_is_reported(sh: Shell) -> None:
     done = sh.type("gsub", "--", "true", GPUSCHED_HOME="/proc/nowhere")
     assert done.code == 1
     assert "/proc/nowhere" in done.err
     assert "Traceback" not in done.err
 
 
-def test_a_working_folder_that_is_gone_is_said(sh: Shell, tmp_path: Path) -> None:
+def test_a_missing_working_folder_is_reported(sh: Shell, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     line = f'rmdir {gone}; exec "$@"'
@@ -302,7 +302,7 @@ def test_a_working_folder_that_is_gone_is_said(sh: Shell, tmp_path: Path) -> Non
     ("in_script", "typed", "request_"),
     [("-g a100:2", "0.5", "0.5"), ("-g 0.5", "2", "2"), ("--gres=gpu:t4:1", "1", "1")],
 )
-def test_a_typed_gpu_option_replaces_all_of_the_scripts(
+def test_a_gpu_option_on_the_command_line_replaces_all_of_the_script(
     sh: Shell, tmp_path: Path, in_script: str, typed: str, request_: str
 ) -> None:
     script = write(tmp_path / "job.sh", f"#!/bin/sh\n#GSUB {in_script}\ntrue\n")
@@ -311,13 +311,13 @@ def test_a_typed_gpu_option_replaces_all_of_the_scripts(
     sh.ok("gcancel", job["id"])
 
 
-def test_a_variable_that_cannot_be_read_is_named(sh: Shell) -> None:
+def test_an_unreadable_variable_is_named(sh: Shell) -> None:
     for name, value in (("GSUB_TIME", "soon"), ("GSUB_COLOUR", "red"), ("GSUB_BATCH", "file")):
         done = sh.type("gsub", "--", "true", **{name: value})
         assert (done.code, name in done.err) == (2, True), done
 
 
-def test_following_goes_with_one_job(sh: Shell) -> None:
+def test_following_requires_a_single_job(sh: Shell) -> None:
     done = sh.type("gsub", "--follow", "--batch", "-", stdin=b"true\n")
     assert (done.code, "--follow" in done.err) == (2, True)
 
@@ -333,7 +333,7 @@ def test_closed_streams_do_no_harm(sh: Shell) -> None:
 DOOMED = "can never start: depends on the success of job 1, which ended as FAILED; cancelled at once"
 
 
-def test_what_can_never_start_is_submitted_with_a_note(own: Shell) -> None:
+def test_a_job_that_can_never_start_is_submitted_with_a_note(own: Shell) -> None:
     parent = own.submit("--", "false")
     own.type("gwait", parent)
     done = own.type("gsub", "-d", f"afterok:{parent}", "--", "true")

@@ -32,7 +32,7 @@ def freeze(sh: Shell, folder: Path, *words: str) -> str:
     return done.out.strip()
 
 
-def test_the_first_run_and_every_retry_see_the_code_as_it_was(sh: Shell, code: Path, tmp_path: Path) -> None:
+def test_the_first_run_and_every_retry_see_the_original_code(sh: Shell, code: Path, tmp_path: Path) -> None:
     line = f"cat value; echo changed > {code}/value; [ -e {tmp_path}/tried ] || {{ touch {tmp_path}/tried; exit 1; }}"
     job_id = freeze(sh, code, "--hold", "--retries", "1", "--backoff", "0", "--wrap", line)
     (code / "value").write_text("second\n")
@@ -44,7 +44,7 @@ def test_the_first_run_and_every_retry_see_the_code_as_it_was(sh: Shell, code: P
     assert (code / "value").read_text() == "changed\n"
 
 
-def test_the_job_is_told_its_own_folder_and_starts_in_the_copy(sh: Shell, code: Path) -> None:
+def test_the_job_knows_its_original_folder_and_starts_in_the_copy(sh: Shell, code: Path) -> None:
     job_id = freeze(sh, code / "sub", "-W", "-o", "o", "--wrap", "pwd; echo $GPUSCHED_SUBMIT_DIR $SLURM_SUBMIT_DIR")
     where, told = (code / "sub" / "o").read_text().splitlines()
     assert told == f"{code}/sub {code}/sub"
@@ -53,7 +53,7 @@ def test_the_job_is_told_its_own_folder_and_starts_in_the_copy(sh: Shell, code: 
     assert where.endswith(f"/{job['snapshot']}/tree")
 
 
-def test_gshow_tells_commit_state_number_of_files_and_place(sh: Shell, code: Path) -> None:
+def test_gshow_shows_commit_state_file_count_and_location(sh: Shell, code: Path) -> None:
     plain = freeze(sh, code, "--hold", "--", "true")
     assert "plain copy, 1 files, 1K, in /" in sh.ok("gshow", plain)
     if shutil.which("git") is None:
@@ -71,7 +71,7 @@ def test_gshow_tells_commit_state_number_of_files_and_place(sh: Shell, code: Pat
     assert f"commit {commit} with changes, 1 files" in sh.ok("gshow", dirty)
 
 
-def test_a_job_whose_snapshot_is_gone_fails_with_that_reason(sh: Shell, code: Path) -> None:
+def test_a_job_without_its_snapshot_fails_with_that_reason(sh: Shell, code: Path) -> None:
     job_id = freeze(sh, code, "--hold", "--retries", "2", "--", "true")
     name = shown(sh, job_id)["snapshot"]
     remove(str(Path(str(shown(sh, job_id)["work_dir"])).parent))
@@ -82,7 +82,7 @@ def test_a_job_whose_snapshot_is_gone_fails_with_that_reason(sh: Shell, code: Pa
     assert f"its snapshot {name} is gone" in done.err
 
 
-def test_a_repetition_starts_in_the_same_copy_unless_it_is_sent_elsewhere(sh: Shell, code: Path) -> None:
+def test_a_repeat_starts_in_the_same_copy_unless_redirected(sh: Shell, code: Path) -> None:
     first = freeze(sh, code, "-W", "-o", "o", "--wrap", "cat value")
     (code / "value").write_text("second\n")
     again = sh.ok("gsub", "--parsable", "-W", "--resubmit", first).strip()
@@ -94,7 +94,7 @@ def test_a_repetition_starts_in_the_same_copy_unless_it_is_sent_elsewhere(sh: Sh
     assert "own snapshot" in sh.type("gsub", "--snapshot", "--resubmit", first).err
 
 
-def test_a_job_whose_copy_is_gone_is_not_repeated(sh: Shell, code: Path) -> None:
+def test_a_job_without_its_copy_is_not_repeated(sh: Shell, code: Path) -> None:
     first = freeze(sh, code, "-W", "--wrap", "cat value")
     remove(str(Path(str(shown(sh, first)["work_dir"])).parent))
     done = sh.type("gsub", "--resubmit", first)
@@ -104,7 +104,7 @@ def test_a_job_whose_copy_is_gone_is_not_repeated(sh: Shell, code: Path) -> None
     assert sh.type("gsub", "--hold", "--resubmit", first, "-D", str(code)).code == 0
 
 
-def test_code_that_is_not_taken_from_the_copy_is_told(sh: Shell, code: Path) -> None:
+def test_code_outside_the_copy_is_reported(sh: Shell, code: Path) -> None:
     (code / "m.py").write_text("WORD = 'old'\n")
     (code / "sub" / "run.py").write_text("import m; print(m.WORD, m.__file__)\n")
     sh.env["PYTHONPATH"] = f"{sh.env.get('PYTHONPATH', '')}:{code}"
@@ -119,7 +119,7 @@ def test_code_that_is_not_taken_from_the_copy_is_told(sh: Shell, code: Path) -> 
     assert sh.type("gsub", "--quiet", "--snapshot", "--hold", "--", "cat", f"{code}/m.py", cwd=code).err == ""
 
 
-def test_steps_of_a_pipeline_find_their_modules_in_the_copy_and_only_those_with_one(sh: Shell, code: Path) -> None:
+def test_pipeline_steps_import_from_the_copy_and_only_those_with_one(sh: Shell, code: Path) -> None:
     (code / "m.py").write_text("")
     (code / "sub" / "run.py").write_text("import m; print(m.__file__)\n")
     python = sys.executable
@@ -137,7 +137,7 @@ def test_steps_of_a_pipeline_find_their_modules_in_the_copy_and_only_those_with_
     assert f"{code} is used in place" in done.err
 
 
-def test_a_pipeline_whose_copy_is_gone_is_not_resumed(sh: Shell, code: Path) -> None:
+def test_a_pipeline_without_its_copy_is_not_resumed(sh: Shell, code: Path) -> None:
     (code / "p.toml").write_text(
         'name = "p"\n[step.a]\nrun = "true"\nsnapshot = true\n'
         '[step.b]\nneeds = ["a"]\nrun = "exit 1"\nsnapshot = true\n'
@@ -155,7 +155,7 @@ def test_a_pipeline_whose_copy_is_gone_is_not_resumed(sh: Shell, code: Path) -> 
     assert "gsub --dag FILE" in done.err
 
 
-def test_copies_are_listed_and_dropped_when_no_job_needs_them(sh: Shell, code: Path) -> None:
+def test_unused_copies_are_listed_and_dropped(sh: Shell, code: Path) -> None:
     waits = freeze(sh, code, "--hold", "--", "true")
     (code / "value").write_text("x" * 5000)
     freeze(sh, code, "-W", "--", "true")
@@ -175,7 +175,7 @@ def test_copies_are_listed_and_dropped_when_no_job_needs_them(sh: Shell, code: P
     assert sh.ok("gpusched", "snapshots", "--prune").count("dropped") == 0
 
 
-def test_a_copy_that_cannot_be_written_is_a_sentence(sh: Shell, code: Path) -> None:
+def test_an_unwritable_copy_is_reported_in_a_sentence(sh: Shell, code: Path) -> None:
     freeze(sh, code, "--hold", "--", "true")
     (sh.home / "snapshots").rename(sh.home / "aside")
     (sh.home / "snapshots").write_text("in the way")
@@ -188,7 +188,7 @@ def test_a_copy_that_cannot_be_written_is_a_sentence(sh: Shell, code: Path) -> N
     assert "error: the snapshot cannot be written: File exists" in done.err
 
 
-def test_a_key_is_that_of_the_folder_not_of_the_copy(sh: Shell, code: Path) -> None:
+def test_a_key_covers_the_folder_and_not_the_copy(sh: Shell, code: Path) -> None:
     first = freeze(sh, code, "--key", "s-key", "--hold", "--", "true")
     (code / "value").write_text("second\n")
     assert freeze(sh, code, "--key", "s-key", "--hold", "--", "true") == first
@@ -204,7 +204,7 @@ def test_a_batch_shares_one_copy_and_a_dry_run_makes_none(sh: Shell, code: Path,
     assert sorted((sh.home / "snapshots").rglob("about.json")) == before
 
 
-def test_it_can_be_asked_for_by_the_environment_and_by_the_script(sh: Shell, code: Path) -> None:
+def test_a_snapshot_can_be_requested_by_environment_and_script(sh: Shell, code: Path) -> None:
     (code / "s.sh").write_text("#!/bin/sh\n#GSUB --snapshot --hold\ntrue\n")
     for env, has_one in (({}, True), ({"GSUB_SNAPSHOT": "no"}, False), ({"GSUB_SNAPSHOT": "copy"}, True)):
         job_id = sh.type("gsub", "--parsable", "s.sh", cwd=code, **env).out.strip()  # type: ignore[arg-type]
@@ -220,6 +220,8 @@ def test_it_can_be_asked_for_by_the_environment_and_by_the_script(sh: Shell, cod
         (["--snapshot", "--snapshot=no", "--hold"], 0, ""),
     ],
 )
-def test_what_else_may_be_said(sh: Shell, code: Path, words: list[str], code_wanted: int, says: str) -> None:
+def test_other_snapshot_options_are_accepted(
+    sh: Shell, code: Path, words: list[str], code_wanted: int, says: str
+) -> None:
     done = sh.type("gsub", *words, "--", "true", cwd=code)
     assert (done.code, says in done.err) == (code_wanted, True), done

@@ -24,7 +24,7 @@ def sleeper(sh: Shell, *words: str) -> str:
     return job_id
 
 
-def test_a_job_stands_still_until_it_is_resumed(sh: Shell) -> None:
+def test_a_job_stays_suspended_until_it_is_resumed(sh: Shell) -> None:
     job_id = sleeper(sh)
     assert sh.ok("gctl", "suspend", job_id) == f"suspended {job_id}\n"
     (line,) = (line for line in sh.ok("gq", "--me", "--long").splitlines() if line.split()[0] == job_id)
@@ -54,7 +54,7 @@ def test_a_suspended_job_that_keeps_its_gpus_says_so(own: Shell) -> None:
     own.ok("gcancel", job_id)
 
 
-def test_json_and_quiet_are_for_scripts(sh: Shell) -> None:
+def test_json_and_quiet_suit_scripts(sh: Shell) -> None:
     job_id = sleeper(sh)
     answer = json.loads(sh.ok("gctl", "--json", "suspend", job_id))
     assert (answer["changed"], answer["unchanged"], answer["kept"]) == ([job_id], [], [])
@@ -65,7 +65,7 @@ def test_json_and_quiet_are_for_scripts(sh: Shell) -> None:
     sh.ok("gcancel", job_id)
 
 
-def test_what_cannot_be_done_is_said_with_what_can(sh: Shell) -> None:
+def test_impossible_actions_are_refused_with_an_alternative(sh: Shell) -> None:
     held = sh.submit("-H", "--", "true")
     once = sleeper(sh, "--no-requeue")
     for action, job_id, says, hint in (
@@ -83,7 +83,7 @@ def test_what_cannot_be_done_is_said_with_what_can(sh: Shell) -> None:
     sh.ok("gcancel", held, once)
 
 
-def test_update_of_what_a_run_has_names_the_way_that_works(own: Shell) -> None:
+def test_an_update_of_a_running_job_names_the_command_that_works(own: Shell) -> None:
     job_id, once = sleeper(own), sleeper(own, "--no-requeue")
     done = own.type("gctl", "update", job_id, "begin=now+1h")
     assert f"begin of job {job_id} cannot change while it is RUNNING" in done.err
@@ -96,7 +96,7 @@ def test_update_of_what_a_run_has_names_the_way_that_works(own: Shell) -> None:
     assert f"gcancel {once}" in own.type("gctl", "update", once, "begin=now+1h").err
 
 
-def test_hold_of_a_running_job_says_that_it_goes_on(own: Shell) -> None:
+def test_hold_of_a_running_job_says_that_it_keeps_running(own: Shell) -> None:
     job_id = sleeper(own)
     done = own.type("gctl", "hold", job_id)
     assert done.out == f"held {job_id}\n"
@@ -112,7 +112,7 @@ def test_hold_of_a_running_job_says_that_it_goes_on(own: Shell) -> None:
     assert (refused.code, f"gctl suspend {once}" in refused.err) == (1, True)
 
 
-def test_hold_and_release_by_filter_ask_a_person_first(own: Shell) -> None:
+def test_hold_and_release_by_filter_ask_for_confirmation(own: Shell) -> None:
     one, other = (own.submit("-H", "-J", name, "--", "true") for name in ("a", "b"))
     many = own.type("gsub", "--parsable", "-H", "-J", "a", "--batch", "-", stdin=b"true\n" * 20).out.split()
     asked = on_terminal(own, "gctl", "release", "-n", "a", answer="n\n")

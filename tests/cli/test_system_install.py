@@ -22,7 +22,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "machine"
 
 
-def test_the_plan_is_shown_and_nothing_is_done(own: Shell, root: Path) -> None:
+def test_the_plan_is_shown_without_being_applied(own: Shell, root: Path) -> None:
     told = own.ok("gpusched", "system", "install", "--root", str(root), "--plan")
     assert told.splitlines()[0].startswith(f"gpusched {__version__} in ")
     assert f"  write   {root}/etc/systemd/system/gpusched.service   (the scheduler)\n" in told
@@ -31,7 +31,7 @@ def test_the_plan_is_shown_and_nothing_is_done(own: Shell, root: Path) -> None:
     assert not root.exists()
 
 
-def test_without_somebody_to_ask_a_yes_is_needed(own: Shell, root: Path) -> None:
+def test_a_noninteractive_install_needs_yes(own: Shell, root: Path) -> None:
     done = own.type("gpusched", "system", "install", "--root", str(root))
     assert (done.code, done.err) == (
         1,
@@ -42,7 +42,7 @@ def test_without_somebody_to_ask_a_yes_is_needed(own: Shell, root: Path) -> None
     assert not root.exists()
 
 
-def test_it_is_installed_once_and_removed(own: Shell, root: Path) -> None:
+def test_the_system_service_is_installed_once_and_removed(own: Shell, root: Path) -> None:
     words = ("--root", str(root), "--yes")
     assert own.ok("gpusched", "system", "install", *words).endswith("done\n")
     assert own.ok("gpusched", "system", "install", *words) == "nothing to do\n"
@@ -72,7 +72,7 @@ def test_a_default_time_limit_is_offered_and_written_into_a_new_config_file(own:
     assert config.read_text() == text
 
 
-def test_settings_that_are_wrong_are_said_before_anything_is_written(own: Shell, root: Path) -> None:
+def test_invalid_settings_are_reported_before_anything_is_written(own: Shell, root: Path) -> None:
     (root / "etc/gpusched").mkdir(parents=True)
     (root / "etc/gpusched/config.toml").write_text("[daemon]\nnonsense = 1\n")
     done = own.type("gpusched", "system", "install", "--root", str(root), "--yes")
@@ -88,7 +88,7 @@ def test_an_empty_root_is_a_mistake(own: Shell) -> None:
     assert (done.code, "--root / is not a folder to install below" in done.err) == (2, True)
 
 
-def test_it_is_roots_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_root_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for act in (system.install, system.uninstall):
         with pytest.raises(Refused, match="only root can install") as caught:
@@ -96,7 +96,7 @@ def test_it_is_roots_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
         assert caught.value.hint.startswith("sudo ")
 
 
-def test_without_systemd_it_is_said_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_systemd_the_start_command_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(system.os.path, "isdir", lambda path: path != "/run/systemd/system")
     with pytest.raises(NotReady, match="this machine does not run systemd") as caught:
@@ -104,7 +104,7 @@ def test_without_systemd_it_is_said_how_to_start_it(monkeypatch: pytest.MonkeyPa
     assert caught.value.hint.endswith("gpuschedd --system")
 
 
-def test_it_is_not_removed_under_running_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_jobs_prevent_removal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(system, "_needs_systemd", lambda: None)
     counts = Lab().scheduler.world.counts()
@@ -115,7 +115,7 @@ def test_it_is_not_removed_under_running_jobs(monkeypatch: pytest.MonkeyPatch) -
         system.uninstall(root=None, force=False)
 
 
-def test_without_a_daemon_running_jobs_are_known_by_their_supervisors(tmp_path: Path) -> None:
+def test_without_a_daemon_supervisors_reveal_running_jobs(tmp_path: Path) -> None:
     spool = str(tmp_path / "spool")
     assert system._held_runs(spool) == 0
     os.mkdir(spool)
@@ -129,7 +129,7 @@ def test_without_a_daemon_running_jobs_are_known_by_their_supervisors(tmp_path: 
     assert system._held_runs(spool) == 0
 
 
-def test_what_root_would_run_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_root_would_run_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpusched.cli.admin import system
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -164,6 +164,6 @@ NODE = {"gpu_error": None, "gpu_source": "nvml"}
     ],
     ids=["no answer", "GPUs", "no GPU", "a driver that fails", "simulated GPUs"],
 )
-def test_the_first_job_that_is_proposed_can_run_here(cluster: dict[str, Any] | None, wanted: str) -> None:
+def test_the_suggested_first_job_can_run_here(cluster: dict[str, Any] | None, wanted: str) -> None:
     assert system.example_for(cluster) == wanted
     assert f"    {wanted}\n    gq\n" in system._NEXT.format(example=wanted, config="x")

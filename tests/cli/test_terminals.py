@@ -45,7 +45,7 @@ def in_shell(sh: Shell, line: str, *argv: str, **env: str) -> Result:
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def test_a_table_has_colours_at_a_terminal_and_none_in_a_pipe(sh: Shell) -> None:
+def test_a_table_is_coloured_only_on_a_terminal(sh: Shell) -> None:
     job_id = sh.submit("-H", "-J", "a[red]b\x1b[31m", "--", "true")
     drawn = on_terminal(sh, "gq", job_id, TERM="xterm-256color").out
     assert "\x1b[1m" in drawn
@@ -66,7 +66,7 @@ def test_no_color_and_columns_are_respected(sh: Shell) -> None:
     sh.ok("gcancel", job_id)
 
 
-def test_json_is_indented_for_people_and_one_line_for_scripts(sh: Shell) -> None:
+def test_json_is_indented_on_terminals_and_one_line_for_scripts(sh: Shell) -> None:
     job_id = sh.submit("-H", "--", "true")
     people, scripts = on_terminal(sh, "gq", "--json", job_id).out, sh.ok("gq", "--json", job_id)
     first, second = json.loads(people), json.loads(scripts)
@@ -75,7 +75,7 @@ def test_json_is_indented_for_people_and_one_line_for_scripts(sh: Shell) -> None
     sh.ok("gcancel", job_id)
 
 
-def test_gcancel_asks_on_a_terminal_before_more_than_one(sh: Shell) -> None:
+def test_gcancel_confirms_before_cancelling_several_jobs(sh: Shell) -> None:
     first, second = (sh.submit("-H", "-J", "asked", "--", "true") for _ in range(2))
     done = on_terminal(sh, "gcancel", "-n", "asked", answer="n\n")
     assert done.code == 1
@@ -87,19 +87,19 @@ def test_gcancel_asks_on_a_terminal_before_more_than_one(sh: Shell) -> None:
     assert sh.ok("gq", "--quiet", "-n", "asked") == ""
 
 
-def test_gcancel_ends_them_when_the_answer_is_yes(sh: Shell) -> None:
+def test_gcancel_cancels_after_confirmation(sh: Shell) -> None:
     for _ in range(2):
         sh.submit("-H", "-J", "agreed", "--", "true")
     assert on_terminal(sh, "gcancel", "-n", "agreed", answer="y\n").code == 0
     assert sh.ok("gq", "--quiet", "-n", "agreed") == ""
 
 
-def test_gsub_without_anything_on_a_terminal_says_what_to_type(sh: Shell) -> None:
+def test_a_bare_gsub_on_a_terminal_shows_its_usage(sh: Shell) -> None:
     done = on_terminal(sh, "gsub")
     assert (done.code, "for example: gsub" in done.out) == (2, True)
 
 
-def test_closed_streams_are_no_bug(sh: Shell) -> None:
+def test_closed_streams_do_not_crash(sh: Shell) -> None:
     job_id = sh.submit("-H", "-J", "mute", "--", "true")
     for line, *argv in (
         ("CMD >&-", *sh.argv("gsub", "-H", "-J", "mute", "--", "true")),
@@ -113,20 +113,20 @@ def test_closed_streams_are_no_bug(sh: Shell) -> None:
     sh.ok("gcancel", "-n", "mute")
 
 
-def test_output_that_cannot_be_written_is_said(sh: Shell) -> None:
+def test_unwritable_output_is_reported(sh: Shell) -> None:
     for command in ("gq", "ginfo"):
         done = in_shell(sh, "CMD >/dev/full", *sh.argv(command))
         assert (done.code, "No space left" in done.err, "Traceback" in done.err) == (1, True, False)
 
 
-def test_signs_that_the_encoding_does_not_have_are_escaped(sh: Shell) -> None:
+def test_characters_outside_the_encoding_are_escaped(sh: Shell) -> None:
     job_id = sh.submit("-H", "-J", "größe", "--", "true")
     assert "gr\\xf6\\xdfe" in sh.ok("gq", job_id, PYTHONIOENCODING="ascii")
     assert "größe" in sh.ok("gq", job_id)
     sh.ok("gcancel", job_id)
 
 
-def test_the_first_command_makes_a_home_for_its_owner_alone(own: Shell, tmp_path: Path) -> None:
+def test_the_first_command_makes_a_private_home(own: Shell, tmp_path: Path) -> None:
     home = tmp_path / "deep" / "home"
     own.home, own.env["GPUSCHED_HOME"] = home, str(home)
     assert own.type("gsub", "--", "true").out == "Submitted job 1\n"
@@ -135,14 +135,14 @@ def test_the_first_command_makes_a_home_for_its_owner_alone(own: Shell, tmp_path
     assert own.ok("gpusched", "daemon", "status", "--json")
 
 
-def test_gpusched_without_a_command_shows_what_there_is(sh: Shell) -> None:
+def test_gpusched_without_a_command_lists_its_commands(sh: Shell) -> None:
     for words in ([], ["daemon"], ["config"]):
         done = sh.type("gpusched", *words)
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith(f"Usage: gpusched {' '.join(words)}".rstrip())
 
 
-def test_on_a_narrow_terminal_ginfo_cuts_nothing_and_says_why_below(own: Shell) -> None:
+def test_ginfo_on_a_narrow_terminal_cuts_nothing_and_explains_below(own: Shell) -> None:
     gpus = own.work / "gpus.json"
     gpus.write_text(
         json.dumps(

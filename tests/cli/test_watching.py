@@ -50,7 +50,7 @@ def tidy(text: str) -> str:
 
 
 @pytest.mark.parametrize("command", sorted(TABLES))
-def test_help_has_an_example_first_and_says_what_it_always_said(sh: Shell, command: str) -> None:
+def test_help_starts_with_an_example_and_keeps_its_text(sh: Shell, command: str) -> None:
     text = sh.ok(command, "--help")
     assert text.splitlines()[2].startswith(f"  example: {command}")
     assert text == help_text(TABLES[command]())
@@ -59,7 +59,7 @@ def test_help_has_an_example_first_and_says_what_it_always_said(sh: Shell, comma
 
 
 @pytest.mark.parametrize("command", [*sorted(TABLES), "gpusched"])
-def test_version_and_unknown_options(sh: Shell, command: str) -> None:
+def test_version_is_printed_and_unknown_options_are_refused(sh: Shell, command: str) -> None:
     done = sh.type(command, "--colour")
     assert done.code == 2, done
     assert "--colour" in done.err
@@ -69,7 +69,7 @@ def test_version_and_unknown_options(sh: Shell, command: str) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(sh: Shell, shell: str) -> None:
+def test_completion_scripts_are_printed(sh: Shell, shell: str) -> None:
     assert "_GSUB_COMPLETE" in sh.ok("gsub", "--completion", shell)
 
 
@@ -79,13 +79,13 @@ def test_completion_knows_the_options_of_the_table(sh: Shell) -> None:
     assert words == ["--retries", "--retry-on"]
 
 
-def test_the_short_states_are_those_of_the_model() -> None:
+def test_short_states_match_the_model() -> None:
     from gpusched.cli.query import COMPACT as SHORT
 
     assert {state.value: COMPACT[state] for state in JobState} == SHORT
 
 
-def test_gq_shows_what_runs_and_why_the_rest_waits(own: Shell) -> None:
+def test_gq_shows_running_jobs_and_reasons_of_pending_ones(own: Shell) -> None:
     first = running(own, "-J", "wide", "-g", "2")
     second = own.submit("-J", "narrow", "-g", "1", "-t", "1h", "--", "true")
     held = own.submit("-H", "-J", "held", "--", "true")
@@ -105,7 +105,7 @@ def test_gq_shows_what_runs_and_why_the_rest_waits(own: Shell) -> None:
     assert own.ok("gq", "-n", "narrow", "--sort", "-id", "--noheader").split()[0] == second
 
 
-def test_gq_json_has_the_keys_that_scripts_rely_on(sh: Shell) -> None:
+def test_gq_json_has_the_keys_that_scripts_use(sh: Shell) -> None:
     job_id = sh.submit("-H", "--", "true")
     document = json.loads(sh.ok("gq", "--json", "-j", job_id))
     assert document["schema_version"] == 1
@@ -117,7 +117,7 @@ def test_gq_json_has_the_keys_that_scripts_rely_on(sh: Shell) -> None:
     sh.ok("gcancel", job_id)
 
 
-def test_gq_says_when_there_is_no_such_job(sh: Shell) -> None:
+def test_gq_reports_an_unknown_job(sh: Shell) -> None:
     for words in (["-j", "99999"], ["--why", "99999"]):
         done = sh.type("gq", *words)
         assert (done.code, done.out) == (1, "")
@@ -126,7 +126,7 @@ def test_gq_says_when_there_is_no_such_job(sh: Shell) -> None:
     assert sh.type("gq", "abc").code == 2
 
 
-def test_users_and_queues_that_do_not_exist_are_named(sh: Shell) -> None:
+def test_unknown_users_and_queues_are_named(sh: Shell) -> None:
     for command, *words in (
         ("gq",),
         ("gq", "--json"),
@@ -144,7 +144,7 @@ def test_users_and_queues_that_do_not_exist_are_named(sh: Shell) -> None:
     assert sh.type("gq", "-u", user, "-q", "default").code == 0
 
 
-def test_queue_that_is_not_configured_is_a_name_and_said_to_be(sh: Shell) -> None:
+def test_an_unconfigured_queue_is_accepted_with_a_note(sh: Shell) -> None:
     done = sh.type("gsub", "-H", "-p", "gpuu", "--parsable", "--", "true")
     job_id = done.out.strip()
     assert done.err == "gsub: no queues are configured, so queue gpuu is just a name\n"
@@ -156,7 +156,7 @@ def test_queue_that_is_not_configured_is_a_name_and_said_to_be(sh: Shell) -> Non
     assert sh.type("gq", "-a", "-q", "default").code == 0
 
 
-def test_a_reader_that_goes_away_is_no_error(sh: Shell) -> None:
+def test_a_closed_pipe_is_not_an_error(sh: Shell) -> None:
     line = shlex.join(sh.argv("gq", "-a"))
     done = subprocess.run(["/bin/sh", "-c", f"{line} | true"], env=sh.env, cwd=sh.work, capture_output=True)
     assert done.stderr == b""
@@ -187,7 +187,7 @@ def test_gcancel_signals_a_running_job(sh: Shell) -> None:
     assert job_of(sh, job_id)["exit_code"] == 5
 
 
-def test_gwait_waits_and_gives_up_when_told(sh: Shell) -> None:
+def test_gwait_waits_and_honours_its_timeout(sh: Shell) -> None:
     good, slow = sh.submit("--", "true"), running(sh)
     assert sh.type("gwait", good).code == 0
     done = sh.type("gwait", "--timeout", "1s", good, slow)
@@ -199,13 +199,13 @@ def test_gwait_waits_and_gives_up_when_told(sh: Shell) -> None:
     assert json.loads(done.out)["jobs"][0]["state"] == "CANCELLED"
 
 
-def test_at_is_the_last_job(sh: Shell) -> None:
+def test_at_means_the_last_job(sh: Shell) -> None:
     job_id = sh.submit("-H", "--", "true")
     assert json.loads(sh.ok("gshow", "--json", "@"))["jobs"][0]["id"] == job_id
     sh.ok("gcancel", "@")
 
 
-def test_glogs_prints_the_end_and_each_run(sh: Shell) -> None:
+def test_glogs_prints_the_tail_and_each_run(sh: Shell) -> None:
     script = 'n=$SLURM_RESTART_COUNT; seq 5; echo "run ${n:-0}"; [ "${n:-0}" = 1 ]'
     job_id = sh.submit("--retries", "1", "--backoff", "0", "--wrap", script)
     sh.ok("gwait", job_id)
@@ -219,7 +219,7 @@ def test_glogs_prints_the_end_and_each_run(sh: Shell) -> None:
     assert (done.code, "moved or removed" in done.err) == (1, True)
 
 
-def test_glogs_follows_a_job_from_its_wait_through_a_retry(sh: Shell) -> None:
+def test_glogs_follows_a_pending_job_through_a_retry(sh: Shell) -> None:
     script = 'n=${SLURM_RESTART_COUNT:-0}; echo "run $n"; [ $n = 1 ]'
     job_id = sh.submit("-H", "--retries", "1", "--backoff", "0", "--wrap", script)
     following = subprocess.Popen(
@@ -232,7 +232,7 @@ def test_glogs_follows_a_job_from_its_wait_through_a_retry(sh: Shell) -> None:
     assert "run 2 started" in err.decode()
 
 
-def test_gshow_tells_the_whole_story(own: Shell) -> None:
+def test_gshow_shows_the_whole_history(own: Shell) -> None:
     own.ok("gsub", "-W", "--quiet", "-J", "story", "-g", "1", "-t", "1h", "-m", "2G", "--", "sh", "-c", "exit 0")
     compare("gshow.txt", tidy(own.ok("gshow", "1")))
     own.ok("gsub", "-W", "--quiet", "--wrap", "echo wrapped")
@@ -240,7 +240,7 @@ def test_gshow_tells_the_whole_story(own: Shell) -> None:
     assert own.ok("gshow", "--script", "1") == "sh -c 'exit 0'\n"
 
 
-def test_ginfo_counts_bookings_of_a_gpu_that_uses_the_hosts_memory_once(own: Shell, tmp_path: Path) -> None:
+def test_ginfo_counts_bookings_of_unified_memory_once(own: Shell, tmp_path: Path) -> None:
     cards = tmp_path / "cards.json"
     cards.write_text(json.dumps({"gpus": [{"name": "GB10", "vram": "24GiB", "unified_memory": True}]}))
     own.env["GPUSCHED_FAKE_GPUS"] = str(cards)
@@ -251,7 +251,7 @@ def test_ginfo_counts_bookings_of_a_gpu_that_uses_the_hosts_memory_once(own: She
     assert "GPU 0 uses the host's memory: GPU memory booked there counts as host memory" in own.ok("ginfo")
 
 
-def test_ginfo_shows_bookings_drains_and_strangers(own: Shell, tmp_path: Path) -> None:
+def test_ginfo_shows_bookings_drains_and_foreign_processes(own: Shell, tmp_path: Path) -> None:
     cards = tmp_path / "cards.json"
     stranger = {"pid": 1, "vram": "20GiB", "user": "bob", "name": "python"}
     gpu = {"name": "A100", "vram": "80GiB"}
@@ -281,7 +281,7 @@ def test_ginfo_shows_bookings_drains_and_strangers(own: Shell, tmp_path: Path) -
     assert own.type("gctl", "drain", "nowhere").code == 1
 
 
-def test_ghist_lists_sums_and_speaks_csv(own: Shell) -> None:
+def test_ghist_lists_sums_and_csv(own: Shell) -> None:
     own.ok("gsub", "-W", "--quiet", "-g", "1", "-J", "one", "--", "sleep", "0.2")
     own.type("gsub", "-W", "--quiet", "-J", "two", "--wrap", "exit 3")
     lines = own.ok("ghist").splitlines()
@@ -327,7 +327,7 @@ def test_gctl_holds_releases_and_updates(sh: Shell) -> None:
     sh.type("gwait", job_id)
 
 
-def test_gpusched_speaks_of_its_daemon_and_settings(own: Shell) -> None:
+def test_gpusched_reports_its_daemon_and_settings(own: Shell) -> None:
     assert own.type("gpusched", "daemon", "status").code == 1
     assert own.ok("gpusched", "daemon", "stop") == "not running\n"
     assert own.ok("gpusched", "daemon", "start") == "started\n"
@@ -348,7 +348,7 @@ def test_gpusched_speaks_of_its_daemon_and_settings(own: Shell) -> None:
     assert own.ok("gpusched", "daemon", "stop") == "stopped; jobs keep running\n"
 
 
-def test_the_demo_runs_a_job_to_its_output(sh: Shell) -> None:
+def test_the_demo_runs_a_job_to_completion(sh: Shell) -> None:
     done = sh.type("gpusched", "demo", GPUSCHED_FAKE_GPUS="")
     assert done.code == 0, done
     assert "SIMULATED" in done.out or "NVIDIA" in done.out

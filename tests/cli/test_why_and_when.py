@@ -38,7 +38,7 @@ def starts(sh: Shell, *words: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_is_proposed_helps_when_it_is_typed(lab: Shell) -> None:
+def test_suggested_commands_help_when_typed(lab: Shell) -> None:
     lines = lab.ok("gq", "--why", "3")
     (advice,) = [line for line in lines.splitlines() if "would start now" in line]
     typed = re.fullmatch(r"  would start now with -t (\S+) \(if .*\): gctl (update 3 time=\1)", advice)
@@ -50,7 +50,7 @@ def test_what_is_proposed_helps_when_it_is_typed(lab: Shell) -> None:
         time.sleep(0.1)
 
 
-def test_why_prints_the_parts_that_its_order_counts(lab: Shell) -> None:
+def test_why_prints_the_parts_of_the_priority(lab: Shell) -> None:
     text = lab.ok("gq", "--why", "3")
     assert re.search(
         r"^  response ratio: \d+\.\d\d \(turn 1, share 1\.00, waited 0:\d\d, expected 3:00:00, ", text, re.M
@@ -69,7 +69,7 @@ def test_why_prints_the_parts_that_its_order_counts(lab: Shell) -> None:
     assert "response ratio" not in text
 
 
-def test_the_place_and_the_start_are_said(lab: Shell) -> None:
+def test_place_and_start_are_shown(lab: Shell) -> None:
     text = lab.ok("gq", "--why", "2")
     assert "  position in the queue: 1 of 2\n" in text
     assert re.search(r"  start: \S+ at the latest, if no later submission goes ahead of it\n", text)
@@ -80,7 +80,7 @@ def test_the_place_and_the_start_are_said(lab: Shell) -> None:
     assert (one["starts"], one["change"]) == ("now", {"time_limit_s": 6900})
 
 
-def test_a_task_that_runs_while_others_of_its_array_wait_is_running(own: Shell) -> None:
+def test_a_running_task_of_a_pending_array_is_shown_as_running(own: Shell) -> None:
     array = own.submit("-a", "0-2%1", "-t", "1h", "--", "sleep", "600")
     deadline = time.monotonic() + 20
     while "RUNNING" not in own.ok("gq", "-j", f"{array}_0", "-o", "%T"):
@@ -91,7 +91,7 @@ def test_a_task_that_runs_while_others_of_its_array_wait_is_running(own: Shell) 
     assert (why["id"], why["reason"]) == (f"{array}_1", "JobArrayTaskLimit")
 
 
-def test_an_array_starts_when_its_next_task_does(own: Shell) -> None:
+def test_an_arrays_start_is_that_of_its_next_task(own: Shell) -> None:
     own.submit("-g", "2", "-t", "1h", "--", "sleep", "600")
     array = own.submit("-a", "0-2", "-g", "2", "-t", "30m", "--", "sleep", "600")
     why, task = (json.loads(own.ok("gq", "--why", job, "--json"))["why"] for job in (array, f"{array}_0"))
@@ -103,7 +103,7 @@ def test_an_array_starts_when_its_next_task_does(own: Shell) -> None:
     assert next(one for one in starts(own) if one["id"] == begins)["start_high_at"] is not None
 
 
-def test_the_table_of_starts(lab: Shell) -> None:
+def test_starts_are_shown_as_a_table(lab: Shell) -> None:
     lab.submit("-H", "-J", "held", "--", "true")
     titles, *rows = [line.split() for line in lab.ok("gq", "--start").splitlines()]
     assert titles == ["JOBID", "NAME", "USER", "ST", "START_TIME", "NODELIST", "REASON"]
@@ -117,7 +117,7 @@ def test_the_table_of_starts(lab: Shell) -> None:
     assert lab.ok("gq", "--start", "--noheader").split()[0] == "2"
 
 
-def test_the_document_of_starts(lab: Shell) -> None:
+def test_starts_are_shown_as_a_document(lab: Shell) -> None:
     wide, long = starts(lab)
     now = time.time()
     assert (wide["id"], wide["nodes"], wide["reason"]) == ("2", ["lab1"], "Resources")
@@ -127,7 +127,7 @@ def test_the_document_of_starts(lab: Shell) -> None:
     assert starts(lab, "-j", "1") == [], "a running job does not wait"
 
 
-def test_what_nobody_knows_is_said_to_be_unknown(own: Shell) -> None:
+def test_unknown_starts_are_shown_as_unknown(own: Shell) -> None:
     own.submit("-g", "2", "--", "sleep", "600")
     waiting = own.submit("-g", "1", "--", "true")
     assert "  start: unknown\n" in own.ok("gq", "--why", waiting)
@@ -135,7 +135,7 @@ def test_what_nobody_knows_is_said_to_be_unknown(own: Shell) -> None:
     assert (row["start_low_at"], row["start_high_at"]) == (None, None)
 
 
-def test_earlier_runs_make_the_early_end(own: Shell) -> None:
+def test_earlier_runs_determine_the_earliest_start(own: Shell) -> None:
     for _ in range(3):
         own.ok("gsub", "-W", "--quiet", "-g", "2", "-t", "1h", "--", "sleep", "0.2")
     own.submit("-g", "2", "-t", "1h", "--wrap", "sleep 600")
@@ -149,7 +149,7 @@ def test_earlier_runs_make_the_early_end(own: Shell) -> None:
     assert last["start_high_at"] - usual["start_high_at"] == pytest.approx(3600, abs=60)
 
 
-def test_what_a_job_is_expected_to_run_is_shown_while_it_waits(own: Shell) -> None:
+def test_the_expected_run_time_is_shown_while_pending(own: Shell) -> None:
     for _ in range(2):
         own.ok("gsub", "-g", "1", "--wait", "--", "sleep", "0.1")
     own.submit("-g", "1", "--hold", "--", "sleep", "0.1")
@@ -174,7 +174,7 @@ def test_estimates_are_recorded_and_completed(own: Shell) -> None:
     assert start_at < high_at
 
 
-def test_a_dry_run_says_when_and_what_would_help(lab: Shell) -> None:
+def test_a_dry_run_shows_the_start_and_what_would_help(lab: Shell) -> None:
     lines = lab.ok("gsub", "--dry-run", "-g", "1", "-t", "3h", "--", "true").splitlines()
     assert lines[0].startswith("would wait: ")
     assert re.fullmatch(r"start: \S+ at the latest, if no later submission goes ahead of it", lines[1])
@@ -187,7 +187,7 @@ def test_a_dry_run_says_when_and_what_would_help(lab: Shell) -> None:
     assert lab.ok("gsub", "--dry-run", "-g", "1", "-t", "1h", "--", "true").startswith("would start now on lab1, GPU ")
 
 
-def test_hundreds_of_waiting_jobs_cost_the_daemon_no_more_than_a_moment(own: Shell, tmp_path: Path) -> None:
+def test_hundreds_of_pending_jobs_cost_the_daemon_little_time(own: Shell, tmp_path: Path) -> None:
     """It answers nobody else meanwhile. Measured in its own processor time, beside that of a loop on this machine."""
     own.submit("-g", "1", "-t", "2h", "--", "sleep", "600")
     own.submit("-g", "1", "-t", "3h", "--", "sleep", "600")
@@ -230,7 +230,7 @@ BOUNDED = {
 }
 
 
-def test_until_when_others_may_delay_a_job_is_said(tmp_path: Path, own: Shell) -> None:
+def test_the_delay_bound_is_shown(tmp_path: Path, own: Shell) -> None:
     shown = []
     for number, (title, settings) in enumerate(BOUNDED.items()):
         home, work = tmp_path / f"home{number}", tmp_path / f"work{number}"
@@ -276,7 +276,7 @@ def test_ranges_are_rounded_outwards(low_s: float | None, high_s: float | None, 
     assert when(low_at, high_at, NOW) == shown
 
 
-def test_an_instant_that_is_over_is_now() -> None:
+def test_a_past_instant_is_shown_as_now() -> None:
     assert instant(NOW - 100, NOW) == "now"
 
 
@@ -293,11 +293,11 @@ def asked(**parts: Any) -> dict[str, Any]:
     return {**bare, "accuracy": None, **parts}
 
 
-def test_nothing_is_said_of_a_job_that_does_not_wait() -> None:
+def test_jobs_that_are_not_pending_show_no_start() -> None:
     assert why_lines(asked(state="RUNNING"), NOW) == []
 
 
-def test_how_good_estimates_were_is_said_when_there_are_enough() -> None:
+def test_accuracy_is_shown_once_there_are_enough_estimates() -> None:
     start = {"low_at": NOW + 600, "high_at": NOW + 1200}
     good = {"count": 40, "inside": 0.8, "median_error_s": 75.0}
     line = why_lines(asked(start=start, accuracy=good), NOW)[-1]
@@ -308,7 +308,7 @@ def test_how_good_estimates_were_is_said_when_there_are_enough() -> None:
     assert len(why_lines(asked(accuracy=good), NOW)) == 1
 
 
-def test_the_range_of_four_in_five_is_said_once_it_is_known() -> None:
+def test_the_80_percent_range_is_shown_once_known() -> None:
     start = {"low_at": NOW + 600, "high_at": NOW + 1200, "likely_low_at": NOW + 90, "likely_high_at": NOW + 1530}
     first, last = (instant(at, NOW) for at in (NOW + 90, NOW + 1530))
     assert f"four in five jobs with this estimate started between {first} and {last}" in why_lines(
@@ -342,7 +342,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize(("parts", "text"), EXPECTED.values(), ids=EXPECTED)
-def test_how_long_a_job_is_expected_to_run_is_said_with_what_that_goes_by(parts: dict[str, Any], text: str) -> None:
+def test_the_expected_run_time_is_shown_with_its_basis(parts: dict[str, Any], text: str) -> None:
     bare = {
         "length_s": 10800,
         "overruns": 0,
@@ -355,11 +355,11 @@ def test_how_long_a_job_is_expected_to_run_is_said_with_what_that_goes_by(parts:
     assert lines[1:] == ([f"expected to run {text}"] if text else [])
 
 
-def test_of_a_job_of_somebody_else_no_more_than_the_length_is_said() -> None:
+def test_foreign_jobs_show_only_their_expected_run_time() -> None:
     assert why_lines(asked(expected={"length_s": 600}), NOW)[1:] == ["expected to run 10:00"]
 
 
-def test_a_bound_is_an_instant_and_gone_once_it_is_over() -> None:
+def test_a_bound_is_shown_as_an_instant_until_it_passes() -> None:
     later = why_lines(asked(facts={"reserves_at": NOW + 600}), NOW)[1:]
     assert later == ["other jobs may start ahead of it until 12:11; after that, resources are reserved for it"]
     (line,) = why_lines(asked(facts={"delay_ends_at": NOW + 86_400}), NOW)[1:]
@@ -375,7 +375,7 @@ def test_both_ends_are_explained() -> None:
     assert early == ["start: 12:10, if jobs run as long as usual; the latest start is unknown"]
 
 
-def test_what_gctl_has_no_word_for_is_said_without_a_command() -> None:
+def test_help_without_a_gctl_command_is_given_in_words() -> None:
     dropped = {"text": "would start now without -C nvlink", "update": "", "starts": "now"}
     later = {"text": "would start in about 1 h with -g 1", "update": "gpus=1", "starts": NOW + 3600}
     lines = why_lines(asked(alternatives=[dropped, later]), NOW)

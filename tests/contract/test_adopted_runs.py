@@ -77,7 +77,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
-def test_its_end_is_heard_and_not_how(bench: Bench) -> None:
+def test_the_end_is_observed_without_an_exit_code(bench: Bench) -> None:
     process = bench.process("read -r word\nexit 7")
     bench.adopt(process)
     assert process.stdin is not None
@@ -86,14 +86,14 @@ def test_its_end_is_heard_and_not_how(bench: Bench) -> None:
     assert bench.end(process, 7).stopped_by is None
 
 
-def test_its_stop_begins_with_the_signal_it_asked_for(bench: Bench) -> None:
+def test_a_stop_begins_with_the_requested_signal(bench: Bench) -> None:
     process = bench.process()
     bench.adopt(process, stop_signal=None, notice=Notice(signal.SIGUSR1, before_s=60, main_only=False))
     bench.engine.engine.order("1.1", StopOrder("preempt"))
     assert bench.end(process, -signal.SIGUSR1).stopped_by == "preempt"
 
 
-def test_what_it_uses_is_counted_from_its_adoption(bench: Bench) -> None:
+def test_usage_counts_from_the_adoption(bench: Bench) -> None:
     process = bench.process("while :; do :; done")
     wait_until(lambda: cpu_ticks(process.pid) > 100, what="it to have used something before")
     bench.adopt(process)
@@ -115,7 +115,7 @@ def cpu_ticks(pid: int) -> int:
     return int(words[11]) + int(words[12])
 
 
-def test_a_stop_is_term_grace_kill(bench: Bench) -> None:
+def test_a_stop_sends_term_waits_the_grace_and_kills(bench: Bench) -> None:
     process = bench.process("trap '' TERM\necho deaf\nwhile :; do sleep 0.05; done")
     assert process.stdout is not None
     process.stdout.readline()
@@ -124,13 +124,13 @@ def test_a_stop_is_term_grace_kill(bench: Bench) -> None:
     assert bench.end(process, -signal.SIGKILL).stopped_by == "cancel"
 
 
-def test_its_limit_counts_from_its_adoption(bench: Bench) -> None:
+def test_the_time_limit_counts_from_the_adoption(bench: Bench) -> None:
     process = bench.process()
     bench.adopt(process, time_limit_s=0.3)
     assert bench.end(process, -signal.SIGTERM).stopped_by == "timeout"
 
 
-def test_its_limit_can_be_changed(bench: Bench) -> None:
+def test_the_time_limit_can_be_changed(bench: Bench) -> None:
     process = bench.process()
     bench.adopt(process)
     bench.engine.engine.order("1.1", LimitOrder(0.3))
@@ -138,7 +138,7 @@ def test_its_limit_can_be_changed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("order", "stopped_by"), [("stop cancel - - .", "cancel"), ("limit 0.1 .", "timeout")])
-def test_orders_that_come_before_its_supervisor_reach_it(bench: Bench, order: str, stopped_by: str) -> None:
+def test_orders_sent_before_the_supervisor_starts_are_delivered(bench: Bench, order: str, stopped_by: str) -> None:
     """A job that was cancelled at once was recorded as such, and its process ran on."""
     process = bench.process()
     (bench.engine.folder / "spool" / "1.1.order").write_text(f"\n{order}\n")
@@ -146,7 +146,7 @@ def test_orders_that_come_before_its_supervisor_reach_it(bench: Bench, order: st
     assert bench.end(process, -signal.SIGTERM).stopped_by == stopped_by
 
 
-def test_a_suspension_that_comes_before_its_supervisor_reaches_it(bench: Bench) -> None:
+def test_a_suspension_sent_before_the_supervisor_starts_is_delivered(bench: Bench) -> None:
     process = bench.process()
     (bench.engine.folder / "spool" / "1.1.order").write_text("\nsuspend .\n")
     bench.adopt(process)
@@ -156,7 +156,7 @@ def test_a_suspension_that_comes_before_its_supervisor_reaches_it(bench: Bench) 
     assert bench.end(process, -signal.SIGTERM).stopped_by == "cancel"
 
 
-def test_a_cancel_of_one_that_has_ended_before_it_was_adopted_is_one(bench: Bench) -> None:
+def test_cancelling_a_process_that_ended_before_adoption_is_recorded_as_cancelled(bench: Bench) -> None:
     process = bench.process()
     (bench.engine.folder / "spool" / "1.1.order").write_text("\nstop cancel - - .\n")
     bench.engine.start("1.1", None, adopt=of(process, start_ticks=1))
@@ -165,7 +165,7 @@ def test_a_cancel_of_one_that_has_ended_before_it_was_adopted_is_one(bench: Benc
     assert process.poll() is None
 
 
-def test_a_signal_reaches_it(bench: Bench) -> None:
+def test_a_signal_reaches_the_process(bench: Bench) -> None:
     process = bench.process("trap 'echo told; exit 3' USR1\nwhile :; do sleep 0.05; done")
     bench.adopt(process)
     bench.engine.engine.order("1.1", SignalOrder(signal.SIGUSR1, main_only=True))
@@ -174,7 +174,7 @@ def test_a_signal_reaches_it(bench: Bench) -> None:
     assert process.stdout.read() == b"told\n"
 
 
-def test_its_descendants_are_the_runs(bench: Bench) -> None:
+def test_descendants_belong_to_the_run(bench: Bench) -> None:
     process = bench.process("sleep 1000 &\necho $!\nwait")
     assert process.stdout is not None
     child = int(process.stdout.readline())
@@ -186,7 +186,7 @@ def test_its_descendants_are_the_runs(bench: Bench) -> None:
     wait_until(lambda: not is_alive(child), what="the child to be ended")
 
 
-def test_a_process_that_has_ended_is_refused(bench: Bench) -> None:
+def test_an_ended_process_is_refused(bench: Bench) -> None:
     process = bench.process()
     adopted = of(process, start_ticks=1)
     bench.engine.start("1.1", None, adopt=adopted)
@@ -195,7 +195,7 @@ def test_a_process_that_has_ended_is_refused(bench: Bench) -> None:
     assert process.poll() is None
 
 
-def test_a_new_engine_finds_it_again(bench: Bench) -> None:
+def test_a_new_engine_adopts_the_run_again(bench: Bench) -> None:
     process = bench.process()
     adopted = of(process)
     started = bench.adopt(process)
@@ -206,7 +206,7 @@ def test_a_new_engine_finds_it_again(bench: Bench) -> None:
     bench.end(process, -signal.SIGKILL)
 
 
-def test_without_its_supervisor_it_is_left_alone(bench: Bench) -> None:
+def test_without_its_supervisor_the_process_is_left_alone(bench: Bench) -> None:
     process = bench.process()
     started = bench.adopt(process)
     os.kill(started.supervisor_pid, signal.SIGKILL)

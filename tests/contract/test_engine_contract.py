@@ -50,19 +50,19 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("code", [0, 3, 255])
-def test_the_exit_code_comes_back(bench: Bench, code: int) -> None:
+def test_the_exit_code_is_returned(bench: Bench, code: int) -> None:
     bench.start("1.1", Does(exit_code=code))
     end = bench.end_of("1.1")
     assert (end.exit_code, end.signal, end.stopped_by) == (code, None, None)
 
 
-def test_the_signal_that_ended_it_comes_back(bench: Bench) -> None:
+def test_the_terminating_signal_is_returned(bench: Bench) -> None:
     bench.start("1.1", Does(signal=signal.SIGABRT))
     end = bench.end_of("1.1")
     assert (end.exit_code, end.signal, end.stopped_by) == (None, signal.SIGABRT, None)
 
 
-def test_start_comes_before_the_end_and_both_are_dated(bench: Bench) -> None:
+def test_the_start_precedes_the_end_and_both_carry_timestamps(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=0.25))
     end = bench.end_of("1.1")
     started, last = bench.of("1.1")
@@ -72,7 +72,7 @@ def test_start_comes_before_the_end_and_both_are_dated(bench: Bench) -> None:
     assert 0.25 <= end.end_at - started.at < 60
 
 
-def test_several_runs_are_told_apart(bench: Bench) -> None:
+def test_concurrent_runs_are_distinguished(bench: Bench) -> None:
     tickets = [bench.ticket(f"{job}.1", Does(exit_code=job)) for job in range(1, 11)]
     bench.engine.start(tickets)
     assert [bench.end_of(ticket.run).exit_code for ticket in tickets] == list(range(1, 11))
@@ -83,7 +83,7 @@ def test_several_runs_are_told_apart(bench: Bench) -> None:
         assert bench.end_of(ticket.run).start_at is not None
 
 
-def test_a_command_that_is_not_there_is_a_launch_error_and_nothing_was_started(bench: Bench) -> None:
+def test_a_missing_command_is_a_launch_error_and_starts_nothing(bench: Bench) -> None:
     bench.start("1.1", Does(missing_command=True))
     end = bench.end_of("1.1")
     assert end.launch_error is not None
@@ -110,7 +110,7 @@ def test_leftovers_are_ended_and_named(bench: Bench) -> None:
     assert [name.partition("(")[0] for name in end.leftovers] == ["sleep"]
 
 
-def test_leftovers_beyond_the_time_limit_make_it_a_timeout(bench: Bench) -> None:
+def test_leftovers_exceeding_the_time_limit_cause_a_timeout(bench: Bench) -> None:
     does = Does(ignores_stop=True, leaves_one_behind=True)
     bench.start("1.1", does, time_limit_s=1.5, grace_s=2.0, leftover_grace_s=2.0)
     end = bench.end_of("1.1")
@@ -118,7 +118,7 @@ def test_leftovers_beyond_the_time_limit_make_it_a_timeout(bench: Bench) -> None
     assert [event.why for event in bench.of("1.1") if isinstance(event, RunStopping)][-1] == "timeout"
 
 
-def test_leftovers_that_end_before_the_time_limit_do_not(bench: Bench) -> None:
+def test_leftovers_that_end_before_the_time_limit_cause_no_timeout(bench: Bench) -> None:
     bench.start("1.1", Does(leaves_one_behind=True), time_limit_s=600)
     assert bench.end_of("1.1").stopped_by is None
 
@@ -148,7 +148,7 @@ NOTICE = Notice(signal.SIGUSR1, before_s=60, main_only=False)
 
 @pytest.mark.parametrize("why", ["cancel", "preempt", "shutdown", "vram_over"])
 @pytest.mark.parametrize("main_only", [False, True])
-def test_a_stop_begins_with_the_signal_that_the_job_asked_for(bench: Bench, why: str, main_only: bool) -> None:
+def test_a_stop_begins_with_the_signal_the_job_requested(bench: Bench, why: str, main_only: bool) -> None:
     notice = replace(NOTICE, main_only=main_only)
     bench.start("1.1", SLEEPS, stop_signal=None, notice=notice, time_limit_s=600)
     bench.ready("1.1")
@@ -157,21 +157,21 @@ def test_a_stop_begins_with_the_signal_that_the_job_asked_for(bench: Bench, why:
     assert (end.signal, end.stopped_by) == (signal.SIGUSR1, why)
 
 
-def test_a_stop_begins_with_term_where_nothing_else_was_asked_for(bench: Bench) -> None:
+def test_a_stop_begins_with_term_by_default(bench: Bench) -> None:
     bench.start("1.1", SLEEPS, stop_signal=None)
     bench.ready("1.1")
     bench.engine.order("1.1", StopOrder("cancel"))
     assert bench.end_of("1.1").signal == signal.SIGTERM
 
 
-def test_a_stop_signal_of_its_own_goes_before_the_notice(bench: Bench) -> None:
+def test_a_job_stop_signal_takes_precedence_over_the_notice(bench: Bench) -> None:
     bench.start("1.1", SLEEPS, stop_signal=int(signal.SIGINT), notice=NOTICE, time_limit_s=600)
     bench.ready("1.1")
     bench.engine.order("1.1", StopOrder("preempt"))
     assert bench.end_of("1.1").signal == signal.SIGINT
 
 
-def test_who_ignores_the_stop_signal_is_killed_after_the_grace(bench: Bench) -> None:
+def test_a_run_that_ignores_the_stop_signal_is_killed_after_the_grace(bench: Bench) -> None:
     bench.start("1.1", STUBBORN, grace_s=0.3)
     bench.ready("1.1")
     bench.engine.order("1.1", StopOrder("cancel"))
@@ -215,7 +215,7 @@ def test_the_time_limit_stops_a_run(bench: Bench) -> None:
     assert end.end_at - end.start_at >= 0.3
 
 
-def test_a_run_that_ignores_its_time_limit_is_killed_after_the_grace_for_that(bench: Bench) -> None:
+def test_a_run_that_ignores_its_time_limit_is_killed_after_its_grace(bench: Bench) -> None:
     stubborn = Does(lasts_s=FOREVER, ignores_stop=True)
     bench.start("1.1", stubborn, time_limit_s=0.5, grace_s=3600.0, limit_grace_s=0.5)
     bench.ready("1.1")
@@ -223,13 +223,13 @@ def test_a_run_that_ignores_its_time_limit_is_killed_after_the_grace_for_that(be
     assert (end.stopped_by, end.signal) == ("timeout", signal.SIGKILL)
 
 
-def test_a_note_changes_nothing_for_a_run_in_the_background(bench: Bench) -> None:
+def test_a_note_has_no_effect_on_a_background_run(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=0.3))
     bench.engine.order("1.1", NoteOrder("somebody is there?"))
     assert (bench.end_of("1.1").exit_code, bench.end_of("1.1").stopped_by) == (0, None)
 
 
-def test_a_limit_may_be_raised_and_lifted(bench: Bench) -> None:
+def test_a_limit_can_be_raised_and_lifted(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=1.5), time_limit_s=1.0)
     bench.start("2.1", Does(lasts_s=1.5), time_limit_s=1.0)
     bench.engine.order("1.1", LimitOrder(600))
@@ -237,7 +237,7 @@ def test_a_limit_may_be_raised_and_lifted(bench: Bench) -> None:
     assert [bench.end_of(run).stopped_by for run in ("1.1", "2.1")] == [None, None]
 
 
-def test_a_limit_may_be_set_later_and_counts_from_the_start(bench: Bench) -> None:
+def test_a_limit_can_be_set_later_and_counts_from_the_start(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     bench.ready("1.1")
     bench.let_pass(0.3)
@@ -265,7 +265,7 @@ def suspended(bench: Bench, run: str) -> RunSuspended:
     return bench.until(run, RunSuspended)
 
 
-def test_a_suspended_run_goes_on_when_it_is_resumed_and_says_how_long_it_stood(bench: Bench) -> None:
+def test_a_resumed_run_continues_and_reports_its_suspended_time(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=1.5, exit_code=4))
     suspended(bench, "1.1")
     bench.let_pass(2.0)
@@ -278,12 +278,12 @@ def test_a_suspended_run_goes_on_when_it_is_resumed_and_says_how_long_it_stood(b
     assert bench.until("1.1", RunResumed).suspended_s == end.suspended_s
 
 
-def test_a_run_that_never_stood_still_says_so(bench: Bench) -> None:
+def test_a_run_that_was_never_suspended_says_so(bench: Bench) -> None:
     bench.start("1.1")
     assert bench.end_of("1.1").suspended_s == 0
 
 
-def test_the_time_limit_stands_still_with_the_run(bench: Bench) -> None:
+def test_the_time_limit_pauses_while_the_run_is_suspended(bench: Bench) -> None:
     bench.start("1.1", SLEEPS, time_limit_s=3.0)
     suspended(bench, "1.1")
     bench.let_pass(3.5)
@@ -296,7 +296,7 @@ def test_the_time_limit_stands_still_with_the_run(bench: Bench) -> None:
     assert end.suspended_s >= 3.5
 
 
-def test_a_limit_that_is_set_meanwhile_counts_from_the_start_without_the_standstill(bench: Bench) -> None:
+def test_a_limit_set_during_suspension_excludes_the_suspended_time(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     suspended(bench, "1.1")
     bench.engine.order("1.1", LimitOrder(1.5))
@@ -309,7 +309,7 @@ def test_a_limit_that_is_set_meanwhile_counts_from_the_start_without_the_standst
     assert end.end_at - end.start_at >= 1.5 + end.suspended_s - 0.01
 
 
-def test_two_standstills_add_up(bench: Bench) -> None:
+def test_suspended_times_add_up(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     bench.ready("1.1")
     for times in (1, 2):
@@ -344,7 +344,7 @@ def test_a_suspended_run_that_ignores_its_stop_signal_is_killed_after_the_grace(
     assert end.end_at - bench.until("1.1", RunStopping).at >= 0.4
 
 
-def test_a_run_that_is_being_ended_is_not_suspended(bench: Bench) -> None:
+def test_a_run_being_stopped_is_not_suspended(bench: Bench) -> None:
     bench.start("1.1", STUBBORN, grace_s=1.2)
     bench.ready("1.1")
     bench.engine.order("1.1", StopOrder("cancel"))
@@ -354,7 +354,7 @@ def test_a_run_that_is_being_ended_is_not_suspended(bench: Bench) -> None:
     assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunStopping, RunEnded]
 
 
-def test_suspending_twice_and_resuming_a_moving_run_change_nothing(bench: Bench) -> None:
+def test_suspending_twice_and_resuming_a_running_run_change_nothing(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     bench.ready("1.1")
     bench.engine.order("1.1", ResumeOrder())
@@ -370,7 +370,7 @@ def test_suspending_twice_and_resuming_a_moving_run_change_nothing(bench: Bench)
     assert [type(event) for event in bench.of("1.1")] == kinds
 
 
-def test_a_second_preempt_does_not_tell_the_run_again(bench: Bench) -> None:
+def test_a_second_preempt_does_not_notify_the_run_again(bench: Bench) -> None:
     bench.start("1.1", STUBBORN, grace_s=0.5)
     bench.ready("1.1")
     bench.engine.order("1.1", StopOrder("preempt"))
@@ -423,7 +423,7 @@ def test_reconcile_stops_a_run_and_never_takes_that_back(bench: Bench) -> None:
     assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunStopping, RunEnded]
 
 
-def test_reconcile_lets_a_run_stand_still_and_move_as_the_table_says(bench: Bench) -> None:
+def test_reconcile_suspends_and_resumes_a_run_as_the_table_says(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     moving = open_run("1.1", bench.ready("1.1"))
     for _ in range(2):
@@ -447,7 +447,7 @@ def test_reconcile_sets_and_lifts_a_time_limit(bench: Bench) -> None:
     assert (bench.end_of("2.1").exit_code, bench.end_of("2.1").stopped_by) == (3, None)
 
 
-def test_reconcile_gives_back_a_run_that_nobody_started(bench: Bench) -> None:
+def test_reconcile_returns_a_run_that_never_started(bench: Bench) -> None:
     for _ in range(2):
         bench.engine.reconcile([wanted(bench, "1.1", pending_order=StopOrder("cancel"))])
     end = bench.until("1.1", *ENDS)
@@ -458,7 +458,7 @@ def test_reconcile_gives_back_a_run_that_nobody_started(bench: Bench) -> None:
     assert bench.of("1.1") == [end]
 
 
-def test_reconcile_forgets_ends_and_is_told_twice_without_harm(bench: Bench) -> None:
+def test_reconcile_forgets_ends_idempotently(bench: Bench) -> None:
     bench.start("1.1", Does(exit_code=4))
     bench.end_of("1.1")
     bench.start("2.1", SLEEPS)
@@ -475,7 +475,7 @@ def test_reconcile_forgets_ends_and_is_told_twice_without_harm(bench: Bench) -> 
     assert bench.of("1.1") == []
 
 
-def test_reconcile_tells_of_a_start_that_the_table_has_lost(bench: Bench) -> None:
+def test_reconcile_reports_a_start_that_the_table_lost(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     first = bench.ready("1.1")
     bench.seen.clear()
@@ -510,7 +510,7 @@ def test_a_living_run_is_adopted_and_its_end_is_not_lost(bench: Bench) -> None:
     assert bench.end_of("1.1").stopped_by == "cancel"
 
 
-def test_an_end_that_was_not_forgotten_is_handed_out_again(bench: Bench) -> None:
+def test_an_end_is_delivered_until_it_is_forgotten(bench: Bench) -> None:
     bench.start("1.1", Does(exit_code=7))
     end = bench.end_of("1.1")
     bench.restart()
@@ -520,7 +520,7 @@ def test_an_end_that_was_not_forgotten_is_handed_out_again(bench: Bench) -> None
     assert bench.of("1.1") == [end]
 
 
-def test_a_run_that_was_never_asked_for_can_be_given_back(bench: Bench) -> None:
+def test_an_unrequested_run_can_be_returned(bench: Bench) -> None:
     bench.engine.adopt([open_run("1.1")])
     end = bench.until("1.1", *ENDS)
     assert isinstance(end, RunNeverStarted)
@@ -545,7 +545,7 @@ def test_a_recorded_stop_is_sent_again_on_adoption(bench: Bench) -> None:
     assert bench.end_of("1.1").stopped_by == "cancel"
 
 
-def test_a_suspended_run_stands_still_over_a_restart(bench: Bench) -> None:
+def test_a_suspended_run_stays_suspended_across_a_restart(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=1.5))
     suspended(bench, "1.1")
     first = bench.until("1.1", RunStarted)
@@ -558,7 +558,7 @@ def test_a_suspended_run_stands_still_over_a_restart(bench: Bench) -> None:
     assert bench.end_of("1.1").suspended_s > 1.95
 
 
-def test_a_suspension_that_was_recorded_and_never_ordered_is_carried_out_on_adoption(bench: Bench) -> None:
+def test_a_recorded_suspension_without_an_order_is_applied_on_adoption(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=3.0))
     first = bench.ready("1.1")
     bench.restart()
@@ -570,7 +570,7 @@ def test_a_suspension_that_was_recorded_and_never_ordered_is_carried_out_on_adop
     assert bench.end_of("1.1").suspended_s > 0
 
 
-def test_a_run_that_is_to_move_is_resumed_on_adoption(bench: Bench) -> None:
+def test_a_run_recorded_as_resumed_is_resumed_on_adoption(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=1.5, exit_code=2))
     suspended(bench, "1.1")
     bench.let_pass(0.2)
@@ -584,14 +584,14 @@ def test_a_run_that_is_to_move_is_resumed_on_adoption(bench: Bench) -> None:
 # --- around the runs ---------------------------------------------------------------------------------------
 
 
-def test_nothing_to_say_is_an_empty_list(bench: Bench) -> None:
+def test_no_events_is_an_empty_list(bench: Bench) -> None:
     assert bench.engine.events() == []
     bench.start("1.1", SLEEPS)
     bench.ready("1.1")
     assert bench.engine.events() == []
 
 
-def test_an_event_is_handed_out_once(bench: Bench) -> None:
+def test_an_event_is_delivered_once(bench: Bench) -> None:
     bench.start("1.1")
     bench.end_of("1.1")
     bench.engine.forget(["1.1"])
@@ -623,7 +623,7 @@ def test_the_waker_is_called_inside_the_event_loop(bench: Bench) -> None:
     assert bench.end_of("1.1").exit_code == 6
 
 
-def test_a_run_says_when_it_has_saved_its_work(bench: Bench) -> None:
+def test_a_run_reports_its_checkpoint(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     bench.start("2.1", SLEEPS)
     bench.ready("1.1")
@@ -636,7 +636,7 @@ def test_a_run_says_when_it_has_saved_its_work(bench: Bench) -> None:
     assert bench.engine.checkpoints() == {}
 
 
-def test_a_foreground_that_is_cancelled_before_anybody_came_ends_once_and_started_nothing(bench: Bench) -> None:
+def test_a_foreground_run_cancelled_before_attachment_ends_once_without_starting(bench: Bench) -> None:
     bench.start("1.1", SLEEPS, interactive=Interactive())
     bench.engine.order("1.1", StopOrder("cancel"))
     end = bench.end_of("1.1")
@@ -645,7 +645,7 @@ def test_a_foreground_that_is_cancelled_before_anybody_came_ends_once_and_starte
     assert bench.of("1.1") == [end]
 
 
-def test_only_living_runs_have_used_cpu_time(bench: Bench) -> None:
+def test_only_live_runs_report_cpu_time(bench: Bench) -> None:
     bench.start("1.1", SLEEPS, argv=("sh", "-c", "(while :; do :; done) & echo ready; wait"))
     bench.ready("1.1")
     bench.burn("1.1", 0.1)

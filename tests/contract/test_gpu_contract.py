@@ -164,7 +164,7 @@ def read(source: GpuSource) -> GpuReading:
         source.close()
 
 
-def test_identity_is_the_same_in_every_reading_and_after_a_restart(make_bench: MakeBench) -> None:
+def test_identity_is_stable_across_readings_and_restarts(make_bench: MakeBench) -> None:
     bench = make_bench(Gpu("A100"), Gpu("T4", 15360))
     source = bench.source()
     first, second = source.read(), source.read()
@@ -189,7 +189,7 @@ def test_figures_have_their_units(make_bench: MakeBench) -> None:
     assert not gpu.is_lost
 
 
-def test_a_reading_carries_the_instant_at_which_it_began(make_bench: MakeBench) -> None:
+def test_a_reading_carries_its_start_time(make_bench: MakeBench) -> None:
     bench = make_bench(Gpu())
     source = bench.source()
     bench.now = 1234.5
@@ -197,7 +197,7 @@ def test_a_reading_carries_the_instant_at_which_it_began(make_bench: MakeBench) 
     source.close()
 
 
-def test_unknown_is_none_and_empty_is_empty(make_bench: MakeBench) -> None:
+def test_unknown_is_none_and_no_processes_is_empty(make_bench: MakeBench) -> None:
     bench = make_bench(
         Gpu(used_mib=None), Gpu(processes=None), Gpu(used_mib=700, processes=[(ME, None)]), Gpu(processes=[])
     )
@@ -209,7 +209,7 @@ def test_unknown_is_none_and_empty_is_empty(make_bench: MakeBench) -> None:
     assert empty.processes == ()
 
 
-def test_a_lost_card_keeps_its_name_and_the_others_go_on(make_bench: MakeBench) -> None:
+def test_a_lost_gpu_keeps_its_name_and_the_others_continue(make_bench: MakeBench) -> None:
     bench = make_bench(Gpu("A100"), Gpu("T4"), Gpu("V100"))
     source = bench.source()
     before = source.read()
@@ -225,7 +225,7 @@ def test_a_lost_card_keeps_its_name_and_the_others_go_on(make_bench: MakeBench) 
     source.close()
 
 
-def test_a_lost_card_may_come_back(make_bench: MakeBench) -> None:
+def test_a_lost_gpu_may_return(make_bench: MakeBench) -> None:
     bench = make_bench(Gpu(lost=True), Gpu())
     source = bench.source()
     assert source.read().gpus[0].is_lost
@@ -239,7 +239,7 @@ def test_a_lost_card_may_come_back(make_bench: MakeBench) -> None:
 
 
 @pytest.mark.parametrize("code", [9, 12, 28])
-def test_a_machine_without_gpus_is_no_error(make_bench: MakeBench, code: int) -> None:
+def test_a_machine_without_gpus_is_not_an_error(make_bench: MakeBench, code: int) -> None:
     bench = make_bench()
     bench.init_code = code
     reading = read(bench.source())
@@ -249,7 +249,7 @@ def test_a_machine_without_gpus_is_no_error(make_bench: MakeBench, code: int) ->
 
 
 @pytest.mark.parametrize(("code", "words"), [(18, "reboot or reload"), (4, "permission"), (999, "unknown error")])
-def test_a_broken_driver_is_an_error_until_it_is_mended(make_bench: MakeBench, code: int, words: str) -> None:
+def test_a_broken_driver_is_an_error_until_repaired(make_bench: MakeBench, code: int, words: str) -> None:
     bench = make_bench(Gpu())
     bench.init_code = code
     source = bench.source()
@@ -266,14 +266,14 @@ def test_a_broken_driver_is_an_error_until_it_is_mended(make_bench: MakeBench, c
     source.close()
 
 
-def test_modes_that_forbid_sharing_are_told(make_bench: MakeBench) -> None:
+def test_modes_that_forbid_sharing_are_reported(make_bench: MakeBench) -> None:
     plain, exclusive, mig = read(make_bench(Gpu(), Gpu(compute_mode=3), Gpu(mig=True)).source()).gpus
     assert (plain.compute_mode, plain.mig_enabled) == (0, False)
     assert exclusive.compute_mode == 3
     assert mig.mig_enabled
 
 
-def test_linked_cards_have_the_same_group_and_others_have_none(make_bench: MakeBench) -> None:
+def test_linked_gpus_share_a_group_and_others_have_none(make_bench: MakeBench) -> None:
     groups = (0, None, 0, 3, 3)
     bench = make_bench(*(Gpu(link_group=group, numa=None if group is None else group // 3) for group in groups))
     source = bench.source()
@@ -284,7 +284,7 @@ def test_linked_cards_have_the_same_group_and_others_have_none(make_bench: MakeB
     source.close()
 
 
-def test_a_lost_card_stays_in_its_place(make_bench: MakeBench) -> None:
+def test_a_lost_gpu_keeps_its_position(make_bench: MakeBench) -> None:
     bench = make_bench(Gpu(link_group=0, numa=0), Gpu(link_group=0, numa=0), Gpu(link_group=0, numa=1))
     source = bench.source()
     source.read()
@@ -308,7 +308,7 @@ def test_changes_show_in_the_next_reading(make_bench: MakeBench) -> None:
     source.close()
 
 
-def test_a_divided_card_is_followed_by_its_instances(make_bench: MakeBench) -> None:
+def test_a_partitioned_gpu_is_followed_by_its_instances(make_bench: MakeBench) -> None:
     instances = [("2g.20gb", 3000, [(ME, 2900)]), ("1g.10gb", 0, [])]
     bench = make_bench(Gpu("A100"), Gpu("A100", mig=True, instances=instances, numa=1), Gpu("A100", mig=True))
     whole, divided, empty, first, second = read(bench.source()).gpus
@@ -328,7 +328,7 @@ def test_a_divided_card_is_followed_by_its_instances(make_bench: MakeBench) -> N
     assert [[(one.pid, one.vram_mib) for one in gpu.processes or ()] for gpu in (first, second)] == [[(ME, 2900)], []]
 
 
-def test_an_instance_that_is_made_anew_is_another_one(make_bench: MakeBench) -> None:
+def test_a_recreated_instance_is_a_new_one(make_bench: MakeBench) -> None:
     bench = make_bench(Gpu("A100", mig=True, instances=[("3g.40gb", 0, []), ("3g.40gb", 0, [])]))
     source = bench.source()
     assert len(source.read().gpus) == 3

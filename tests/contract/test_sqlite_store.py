@@ -75,20 +75,20 @@ def test_only_the_owner_can_read_it_and_its_side_files(store: SqliteStore, path:
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
-def test_a_file_that_others_can_read_is_closed_to_them(store: SqliteStore, path: Path) -> None:
+def test_permissions_of_a_readable_file_are_tightened(store: SqliteStore, path: Path) -> None:
     store.close()
     path.chmod(0o644)
     SqliteStore.open(path).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_every_commit_is_forced_to_the_disk(store: SqliteStore) -> None:
+def test_every_commit_is_synced_to_disk(store: SqliteStore) -> None:
     assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
     assert store._db.execute("PRAGMA foreign_keys").fetchone() == (1,)
 
 
-def test_what_was_acknowledged_survives_a_kill_and_what_was_not_is_gone(path: Path) -> None:
+def test_a_kill_keeps_acknowledged_commits_and_drops_others(path: Path) -> None:
     script = """
 import os, signal, sys
 from gpusched.ports import Changes
@@ -108,7 +108,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     store.close()
 
 
-def test_everything_is_there_after_closing_and_opening(store: SqliteStore, path: Path) -> None:
+def test_everything_survives_closing_and_opening(store: SqliteStore, path: Path) -> None:
     running = job(2, state=JobState.RUNNING, run=1)
     changes = Changes(
         jobs={1: job(1), 2: running},
@@ -129,7 +129,7 @@ def test_everything_is_there_after_closing_and_opening(store: SqliteStore, path:
     again.close()
 
 
-def test_an_old_sqlite_is_refused_by_name() -> None:
+def test_an_old_sqlite_version_is_refused_by_name() -> None:
     with pytest.raises(NotReady, match=r"SQLite 3\.36\.0, and gpusched needs 3\.37\.0"):
         check_library((3, 36, 0))
 
@@ -168,15 +168,13 @@ def test_columns_are_the_fields_of_the_values(store: SqliteStore) -> None:
         "INSERT INTO payloads VALUES ('short', x'00')",
     ],
 )
-def test_the_table_refuses_nonsense_from_anybody(store: SqliteStore, path: Path, statement: str) -> None:
+def test_the_schema_refuses_invalid_rows(store: SqliteStore, path: Path, statement: str) -> None:
     store.commit(Changes(jobs={1: job(1)}, runs={"1.1": run(job(1))}, events=[JobEvent(1, NOW, "note", "x")]))
     with pytest.raises(sqlite3.IntegrityError):
         execute(path, statement)
 
 
-def test_a_pruned_job_takes_its_runs_and_story_along_and_its_id_is_not_given_again(
-    store: SqliteStore, path: Path
-) -> None:
+def test_a_pruned_job_takes_its_runs_and_history_and_its_id_is_not_reused(store: SqliteStore, path: Path) -> None:
     store.commit(Changes(jobs={5: job(5)}, runs={"5.1": run(job(5))}, events=[JobEvent(5, NOW, "note", "x")]))
     execute(path, "DELETE FROM jobs")
     assert store.runs([5]) == []
@@ -188,7 +186,7 @@ def test_a_pruned_job_takes_its_runs_and_story_along_and_its_id_is_not_given_aga
     again.close()
 
 
-def test_a_write_by_somebody_else_is_seen_once(store: SqliteStore, path: Path) -> None:
+def test_a_foreign_write_is_seen_once(store: SqliteStore, path: Path) -> None:
     store.commit(Changes(jobs={1: job(1)}))
     assert not store.changed()
     execute(path, "UPDATE jobs SET nice = 7")
@@ -197,7 +195,7 @@ def test_a_write_by_somebody_else_is_seen_once(store: SqliteStore, path: Path) -
     assert store.load_active()[0][0].spec.nice == 7
 
 
-def test_a_checkpoint_by_somebody_else_is_no_loss(store: SqliteStore, path: Path) -> None:
+def test_a_foreign_checkpoint_is_not_a_loss(store: SqliteStore, path: Path) -> None:
     for number in range(4):
         texts = {f"{number}{place:063d}": os.urandom(3000) for place in range(40)}
         store.commit(Changes(payloads=texts))
@@ -207,7 +205,7 @@ def test_a_checkpoint_by_somebody_else_is_no_loss(store: SqliteStore, path: Path
         assert store.lost() is None
 
 
-def test_a_vacuum_by_somebody_else_is_no_loss(store: SqliteStore, path: Path) -> None:
+def test_a_foreign_vacuum_is_not_a_loss(store: SqliteStore, path: Path) -> None:
     store.commit(Changes(payloads={f"{place:064d}": os.urandom(3000) for place in range(400)}))
     execute(path, "PRAGMA wal_checkpoint", "DELETE FROM payloads", "PRAGMA wal_checkpoint(TRUNCATE)")
     assert store.lost() is None
@@ -219,7 +217,7 @@ def test_a_vacuum_by_somebody_else_is_no_loss(store: SqliteStore, path: Path) ->
     assert store.load_drains() == {"node": "after it"}
 
 
-def test_a_look_in_the_middle_of_a_checkpoint_is_no_loss(store: SqliteStore, path: Path) -> None:
+def test_a_check_during_a_checkpoint_is_not_a_loss(store: SqliteStore, path: Path) -> None:
     """The checkpoint of somebody else copies the pages by their number, the header first."""
     store.commit(Changes(payloads={f"{place:064d}": os.urandom(3000) for place in range(40)}))
     begin = path.stat().st_size
@@ -233,7 +231,7 @@ def test_a_look_in_the_middle_of_a_checkpoint_is_no_loss(store: SqliteStore, pat
         assert store.lost() is None
 
 
-def test_a_copy_for_which_there_is_no_room_is_not_tried_at_every_look(
+def test_a_copy_that_did_not_fit_is_not_retried_at_every_check(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[str] = []
@@ -258,7 +256,7 @@ def test_a_copy_for_which_there_is_no_room_is_not_tried_at_every_look(
     assert f"the copy {path}.rescued" in problem.hint
 
 
-def test_a_job_that_somebody_else_deleted_is_written_whole_again(store: SqliteStore, path: Path) -> None:
+def test_a_job_deleted_by_another_process_is_rewritten_whole(store: SqliteStore, path: Path) -> None:
     first, second = job(1), job(2)
     store.commit(Changes(jobs={1: first, 2: second}))
     execute(path, "DELETE FROM jobs WHERE id = 1")
@@ -267,7 +265,7 @@ def test_a_job_that_somebody_else_deleted_is_written_whole_again(store: SqliteSt
     assert store.jobs(JobFilter()) == [first, second]
 
 
-def test_the_inventory_remembers_first_and_last_sight(store: SqliteStore, path: Path) -> None:
+def test_the_inventory_keeps_first_and_last_sighting(store: SqliteStore, path: Path) -> None:
     card = GpuSample("GPU-1", 0, "A100 \udcff", vram_total_mib=40960)
     store.save_gpus("n1", GpuReading(NOW, "nvml", (card,), driver_version="550"))
     store.save_gpus("n1", GpuReading(NOW + 9, "nvml", (replace(card, index=2, vram_total_mib=None),)))
@@ -280,7 +278,7 @@ def test_the_inventory_remembers_first_and_last_sight(store: SqliteStore, path: 
 # --- what can go wrong ------------------------------------------------------------------------------
 
 
-def test_a_full_disk_keeps_nothing_of_the_commit_and_the_table_goes_on_after(store: SqliteStore) -> None:
+def test_a_full_disk_rolls_back_the_commit_and_the_table_recovers(store: SqliteStore) -> None:
     store.commit(Changes(jobs={1: job(1)}))
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count = {pages}")
@@ -320,7 +318,7 @@ print("kept what was acknowledged")
 """
 
 
-def test_a_disk_that_runs_full_under_it_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_loses_no_acknowledged_commit(tmp_path: Path) -> None:
     if not shutil.which("unshare"):
         pytest.skip("there is no unshare to make a small disk with")
     mount = f"mount -t tmpfs -o size=1500k tmpfs {tmp_path}"
@@ -332,7 +330,7 @@ def test_a_disk_that_runs_full_under_it_loses_nothing_that_was_acknowledged(tmp_
     assert subprocess.check_output(argv, env=env, text=True) == "kept what was acknowledged\n"
 
 
-def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused_and_left_alone(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"these are my notes, not a database\n" * 100)
     with pytest.raises(StoreBroken, match="is damaged") as caught:
@@ -358,7 +356,7 @@ def test_a_damaged_page_is_reported_by_check_and_by_loading(store: SqliteStore, 
     assert "damaged" in problem
 
 
-def test_a_record_that_cannot_be_read_is_named(store: SqliteStore, path: Path) -> None:
+def test_an_unreadable_record_is_named(store: SqliteStore, path: Path) -> None:
     store.commit(Changes(jobs={3: job(3)}))
     execute(path, """UPDATE jobs SET request = '{"gpus": 1, "unheard_of": 2}'""")
     with pytest.raises(StoreBroken, match=r"record that begins \(3, 1000\)"):
@@ -372,7 +370,7 @@ def test_orphans_are_found(store: SqliteStore) -> None:
     assert "1 records of deleted jobs" in str(store.check())
 
 
-def test_a_place_that_cannot_be_written_is_refused_with_its_name() -> None:
+def test_an_unwritable_location_is_refused_by_name() -> None:
     script = """
 import os, sys
 from gpusched.errors import NotReady
@@ -402,13 +400,13 @@ for place in ("gpusched.db", "sub/gpusched.db", "old.db"):
         shutil.rmtree(folder)
 
 
-def test_a_folder_in_place_of_the_file_is_refused(path: Path) -> None:
+def test_a_folder_instead_of_the_file_is_refused(path: Path) -> None:
     path.mkdir(parents=True)
     with pytest.raises(NotReady, match="cannot be written"):
         SqliteStore.open(path)
 
 
-def test_a_table_that_somebody_else_holds_is_waited_for_and_then_reported(store: SqliteStore, path: Path) -> None:
+def test_a_table_locked_by_another_process_is_waited_for_and_then_reported(store: SqliteStore, path: Path) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     store._db.execute("PRAGMA busy_timeout = 20")
@@ -420,7 +418,7 @@ def test_a_table_that_somebody_else_holds_is_waited_for_and_then_reported(store:
     assert store.next_job_id() == 2
 
 
-def test_a_run_that_ends_leaves_the_list_of_open_runs_in_one_step(store: SqliteStore) -> None:
+def test_an_ended_run_leaves_the_open_runs_in_one_step(store: SqliteStore) -> None:
     running = job(1, state=JobState.RUNNING, run=1)
     attempt = run(running)
     store.commit(Changes(jobs={1: running}, runs={attempt.id: attempt}))
@@ -439,7 +437,7 @@ def test_a_run_that_ends_leaves_the_list_of_open_runs_in_one_step(store: SqliteS
         (statements.EVENTS_OF_JOB, "SEARCH job_events USING INDEX job_events_by_job"),
     ],
 )
-def test_no_question_of_the_daemon_reads_or_sorts_the_whole_table(store: SqliteStore, query: str, index: str) -> None:
+def test_no_daemon_query_scans_or_sorts_the_whole_table(store: SqliteStore, query: str, index: str) -> None:
     plan = str([row[3] for row in store._db.execute(f"EXPLAIN QUERY PLAN {query}", ("1",) * query.count("?"))])
     assert index in plan
     assert "TEMP B-TREE" not in plan

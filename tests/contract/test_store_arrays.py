@@ -40,7 +40,7 @@ def ids(store: Store, **restrictions: object) -> list[int]:
     return [one.id for one in store.jobs(JobFilter(**restrictions))]  # type: ignore[arg-type]
 
 
-def test_the_ids_of_tasks_without_a_row_are_used_up(store: Store) -> None:
+def test_ids_of_tasks_without_a_row_are_not_reused(store: Store) -> None:
     put(store, array(5, "0-99"))
     assert store.next_job_id() == 106
     put(store, array(106, "1,5"), job(109))
@@ -74,13 +74,13 @@ def test_tasks_are_found_by_their_array(store: Store) -> None:
     assert ids(store, arrays=frozenset({1}), states=frozenset({JobState.COMPLETED})) == [3]
 
 
-def test_arrays_without_waiting_tasks_can_be_left_out(store: Store) -> None:
+def test_arrays_without_pending_tasks_can_be_excluded(store: Store) -> None:
     put(store, array(1, "0-1", ""), array(10, "0-1", "1"), job(20))
     assert ids(store, leaves_out_arrays=True) == [10, 20]
     assert ids(store) == [1, 10, 20]
 
 
-def test_the_array_around_an_id(store: Store) -> None:
+def test_an_id_finds_its_array(store: Store) -> None:
     put(store, array(1, "0-9"), job(12), array(13, "3-4", ""))
     around = {one: store.array_around(one) for one in (1, 2, 11, 12, 13, 14, 15, 16)}
     assert {one: found.id if found else None for one, found in around.items()} == {

@@ -120,7 +120,7 @@ RICH_RUN = Run(
 )
 
 
-def test_an_empty_table_knows_nothing(store: Store) -> None:
+def test_an_empty_table_returns_nothing(store: Store) -> None:
     assert store.load_active() == ([], [])
     assert store.load_drains() == {}
     assert store.next_job_id() == 1
@@ -132,7 +132,7 @@ def test_an_empty_table_knows_nothing(store: Store) -> None:
     assert not store.changed()
 
 
-def test_everything_that_is_recorded_comes_back_equal(store: Store) -> None:
+def test_every_record_round_trips(store: Store) -> None:
     put(store, RICH, RICH_RUN, JobEvent(7, NOW, "note", "\udcff and \0", 2), JobEvent(7, NOW, "note", '"', None))
     assert store.jobs(JobFilter()) == [RICH]
     assert store.load_active() == ([RICH], [])
@@ -153,7 +153,7 @@ def test_every_state_is_accepted_with_an_end_exactly_when_it_is_final(store: Sto
 
 
 @pytest.mark.parametrize("reason", ReasonCode)
-def test_every_reason_comes_back(store: Store, reason: ReasonCode) -> None:
+def test_every_reason_round_trips(store: Store, reason: ReasonCode) -> None:
     put(store, job(1, reason=reason))
     assert store.jobs(JobFilter())[0].reason is reason
 
@@ -196,7 +196,7 @@ def test_a_run_has_an_outcome_and_an_end_exactly_when_it_has_ended(store: Store,
         JobEvent(99, NOW, "note", "of no job"),
     ],
 )
-def test_a_refused_record_takes_the_whole_commit_with_it(store: Store, refused: Job | Run | JobEvent) -> None:
+def test_a_refused_record_rolls_back_the_whole_commit(store: Store, refused: Job | Run | JobEvent) -> None:
     put(store, job(1), JobEvent(1, NOW, "submitted", "first"))
     changes = Changes(
         jobs={1: ended(job(1)), 3: job(3)},
@@ -255,7 +255,7 @@ def test_a_changed_run_replaces_the_row(store: Store) -> None:
     assert store.runs([1]) == [over]
 
 
-def test_an_end_before_the_start_is_recorded_since_clocks_are_set_back(store: Store) -> None:
+def test_an_end_before_the_start_is_recorded_as_clocks_are_set_back(store: Store) -> None:
     first = job(1, state=JobState.FAILED, submit_at=NOW, start_at=NOW, end_at=NOW - 3600, run=1)
     over = run(first, state=RunState.ENDED, outcome=JobState.FAILED, start_at=NOW, end_at=NOW - 3600)
     put(store, first, over)
@@ -275,7 +275,7 @@ def test_active_jobs_and_open_runs_are_loaded_by_id(store: Store) -> None:
     assert [one.id for one in still_open] == ["2.2", "11.2", "30.2"]
 
 
-def test_runs_come_by_job_and_number(store: Store) -> None:
+def test_runs_are_ordered_by_job_and_number(store: Store) -> None:
     jobs = [job(n, state=JobState.RUNNING, run=11) for n in (1, 2, 3)]
     runs = [
         run(one, number=number, state=RunState.ENDED, end_at=NOW, outcome=JobState.FAILED)
@@ -287,28 +287,28 @@ def test_runs_come_by_job_and_number(store: Store) -> None:
     assert store.runs([]) == []
 
 
-def test_the_story_is_in_the_order_in_which_it_was_told(store: Store) -> None:
+def test_the_history_keeps_its_order(store: Store) -> None:
     put(store, job(1), job(2), JobEvent(1, NOW + 5, "a", "one"), JobEvent(2, NOW, "b", "other"))
     put(store, JobEvent(1, NOW - 5, "c", "two", 1), JobEvent(1, NOW, "d", "three"))
     assert [event.text for event in store.events(1)] == ["one", "two", "three"]
     assert [event.text for event in store.events(2)] == ["other"]
 
 
-def test_ids_go_on_from_the_largest_ever(store: Store) -> None:
+def test_ids_continue_from_the_largest_ever(store: Store) -> None:
     put(store, job(41), job(7))
     assert store.next_job_id() == 42
     put(store, job(8))
     assert store.next_job_id() == 42
 
 
-def test_the_last_job_of_a_user(store: Store) -> None:
+def test_the_last_job_of_a_user_is_found(store: Store) -> None:
     put(store, job(5, uid=1), job(3, uid=1), job(9, uid=2), ended(job(6, uid=1)))
     assert store.last_job_id(1) == 6
     assert store.last_job_id(2) == 9
     assert store.last_job_id(3) is None
 
 
-def test_filters_restrict_together_and_not_at_all_when_empty(store: Store) -> None:
+def test_filters_are_combined_and_ignored_when_empty(store: Store) -> None:
     put(
         store,
         job(1, user="ann", name="train", queue="day"),
@@ -326,7 +326,7 @@ def test_filters_restrict_together_and_not_at_all_when_empty(store: Store) -> No
     assert found(store, users=frozenset({"nobody"})) == []
 
 
-def test_since_keeps_what_was_unfinished_or_ended_at_or_after_it(store: Store) -> None:
+def test_since_keeps_unfinished_jobs_and_later_ends(store: Store) -> None:
     put(store, job(1), ended(job(2), at=NOW + 10), ended(job(3), at=NOW + 20))
     assert found(store, since=NOW) == [1, 2, 3]
     assert found(store, since=NOW + 10) == [1, 2, 3]
@@ -342,13 +342,13 @@ def test_a_limit_keeps_the_newest(store: Store) -> None:
     assert found(store, limit=2, ids=frozenset({1, 2, 3})) == [2, 3]
 
 
-def test_many_thousand_ids_can_be_asked_for_at_once(store: Store) -> None:
+def test_many_thousand_ids_can_be_queried_at_once(store: Store) -> None:
     put(store, job(1), job(39_999))
     assert found(store, ids=frozenset(range(1, 40_000))) == [1, 39_999]
     assert store.runs(range(1, 40_000)) == []
 
 
-def test_the_texts_of_a_users_jobs_are_counted_once_each(store: Store) -> None:
+def test_a_users_texts_are_counted_once_each(store: Store) -> None:
     shas = ["c" * 64, "d" * 64, "e" * 64]
     bodies = dict(zip(shas, (b"123", b"4567", b"of nobody"), strict=True))
     mine = [job(number, launch=launch("true", env_sha=shas[0], script_sha=shas[1])) for number in (1, 2)]
@@ -360,7 +360,7 @@ def test_the_texts_of_a_users_jobs_are_counted_once_each(store: Store) -> None:
     assert store.known_payloads([*shas[:2], "f" * 64]) == set(shas[:2])
 
 
-def test_a_payload_is_kept_as_it_was_first_stored(store: Store) -> None:
+def test_a_payload_is_kept_as_first_stored(store: Store) -> None:
     sha = "c" * 64
     store.commit(Changes(payloads={sha: b"\0\xff script"}))
     store.commit(Changes(payloads={sha: b"something else", "d" * 64: b""}))
@@ -377,7 +377,7 @@ def test_the_last_clearance_of_a_gpu_is_kept(store: Store) -> None:
     assert store.load_clearances() == [Clearance("GPU-a", 6.5, 3), Clearance("GPU-b", 7.0, 0)]
 
 
-def test_fences_are_set_replaced_and_taken_back(store: Store) -> None:
+def test_fences_are_set_replaced_and_removed(store: Store) -> None:
     assert store.load_fences() == {}
     # A task of an array has no row of its own yet.
     store.commit(Changes(fences={7: 5.5, 3: 1e9}))
@@ -385,7 +385,7 @@ def test_fences_are_set_replaced_and_taken_back(store: Store) -> None:
     assert store.load_fences() == {3: 2e9}
 
 
-def test_kept_places_are_set_replaced_and_taken_back(store: Store) -> None:
+def test_reserved_places_are_set_replaced_and_removed(store: Store) -> None:
     assert store.load_kept_places() == {}
     other = Placement("n2", (), 1.0, 0)
     place = Placement("n1", (GpuShare("GPU-a", 0),), 2.0, 512, others=(other,))
@@ -401,17 +401,17 @@ def test_drains_are_set_replaced_and_lifted(store: Store) -> None:
     assert store.load_drains() == {"n1": "", "n2": "disk and memory"}
 
 
-def test_nothing_to_record_is_recorded_at_once(store: Store) -> None:
+def test_an_empty_commit_returns_at_once(store: Store) -> None:
     store.commit(Changes())
     assert store.next_job_id() == 1
 
 
-def test_own_commits_are_no_change_by_others(store: Store) -> None:
+def test_own_commits_are_not_foreign_changes(store: Store) -> None:
     put(store, job(1))
     assert not store.changed()
 
 
-def test_the_inventory_is_taken_again_and_again(store: Store) -> None:
+def test_the_inventory_can_be_taken_repeatedly(store: Store) -> None:
     card = GpuSample("GPU-1", 0, "A100", vram_total_mib=40960)
     store.save_gpus("n1", GpuReading(NOW, "simulated", (card,), driver_version="1"))
     store.save_gpus("n1", GpuReading(NOW + 5, "simulated", (replace(card, index=1, vram_total_mib=None),)))
@@ -447,12 +447,12 @@ def alerts(*rows: Alert) -> Changes:
     return Changes(alerts={row.key: row for row in rows})
 
 
-def test_alerts_come_back_equal_the_oldest_first(store: Store) -> None:
+def test_alerts_round_trip_oldest_first(store: Store) -> None:
     store.commit(Changes(jobs={7: job(7)}, alerts={ALERT.key: ALERT, OF_NO_JOB.key: OF_NO_JOB}))
     assert store.load_alerts() == [OF_NO_JOB, ALERT]
 
 
-def test_an_alert_is_replaced_by_its_key_and_goes_when_it_is_taken_out(store: Store) -> None:
+def test_an_alert_is_replaced_by_its_key_and_can_be_removed(store: Store) -> None:
     store.commit(Changes(jobs={7: job(7)}, alerts={ALERT.key: ALERT}))
     told = replace(ALERT, state="told", settled=("phone",))
     store.commit(alerts(told))
@@ -462,14 +462,14 @@ def test_an_alert_is_replaced_by_its_key_and_goes_when_it_is_taken_out(store: St
 
 
 @pytest.mark.parametrize("bad", [ALERT, replace(OF_NO_JOB, state="lost"), replace(OF_NO_JOB, key="")])
-def test_an_alert_of_no_job_or_in_no_state_takes_the_whole_commit_with_it(store: Store, bad: Alert) -> None:
+def test_an_alert_without_a_job_or_state_rolls_back_the_whole_commit(store: Store, bad: Alert) -> None:
     with pytest.raises(BrokenInvariant):
         store.commit(Changes(jobs={1: job(1)}, alerts={bad.key: bad}))
     assert store.load_active() == ([], [])
     assert store.load_alerts() == []
 
 
-def test_pipelines_are_kept_and_their_numbers_never_given_twice(store: Store) -> None:
+def test_pipelines_are_kept_and_their_numbers_never_reused(store: Store) -> None:
     assert (store.next_pipeline(), store.pipelines([1])) == (1, [])
     first = Pipeline(1, 1000, "zo\udcff", "night \udcff", NOW, "[step.a]\nrun = '\udcff'\n")
     store.commit(Changes(pipelines={1: first}))

@@ -38,7 +38,7 @@ def put(store: Store, *jobs: Job) -> None:
     store.commit(Changes(jobs={one.id: one for one in jobs}))
 
 
-def test_ended_jobs_come_by_end_and_id(store: Store) -> None:
+def test_ended_jobs_are_ordered_by_end_and_id(store: Store) -> None:
     put(store, ended(1, NOW + 5), ended(2, NOW), job(3), ended(4, NOW), ended(5, NOW + 9), ended(6, NOW - 1))
     first = store.ended_jobs(NOW + 9, OLD, 3)
     assert [one.id for one in first] == [6, 2, 4]
@@ -48,7 +48,7 @@ def test_ended_jobs_come_by_end_and_id(store: Store) -> None:
     assert first[0] == ended(6, NOW - 1)
 
 
-def test_a_job_goes_with_all_that_is_its_own(store: Store) -> None:
+def test_a_job_is_pruned_with_all_its_rows(store: Store) -> None:
     gone, stays = ended(1, NOW), ended(2, NOW)
     over = {"state": RunState.ENDED, "outcome": JobState.COMPLETED, "end_at": NOW}
     runs = [replace(run(one), **over) for one in (gone, stays)]  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_a_job_goes_with_all_that_is_its_own(store: Store) -> None:
     assert store.check() is None
 
 
-def test_ids_and_numbers_stay_used_up(store: Store) -> None:
+def test_ids_and_numbers_are_not_reused(store: Store) -> None:
     array = ended(3, NOW, array=ArraySpec("0-4"), tasks_left="")
     pipelines = {number: Pipeline(number, 1000, "ann", "night", NOW, "") for number in (1, 2)}
     store.commit(Changes(jobs={1: ended(1, NOW), 2: ended(2, NOW), 3: array}, pipelines=pipelines))
@@ -90,7 +90,7 @@ def test_ids_and_numbers_stay_used_up(store: Store) -> None:
     assert store.load_active() == ([], [])
 
 
-def test_the_ends_of_a_pipeline(store: Store) -> None:
+def test_pipeline_ends_are_found(store: Store) -> None:
     put(
         store,
         ended(1, NOW, pipeline="p1", step="a"),
@@ -101,7 +101,7 @@ def test_the_ends_of_a_pipeline(store: Store) -> None:
     assert store.pipeline_ends("p3") == []
 
 
-def test_scripts_are_dropped_that_nobody_needs(store: Store) -> None:
+def test_unreferenced_scripts_are_dropped(store: Store) -> None:
     shas = {letter: letter * 64 for letter in "abcd"}
     needs = launch("true", script_sha=shas["a"], env_sha=shas["b"])
     put(store, job(1, launch=needs), job(2, launch=launch("true", env_sha=shas["c"])))
@@ -117,7 +117,7 @@ def test_scripts_are_dropped_that_nobody_needs(store: Store) -> None:
         store.payload(shas["d"])
 
 
-def test_the_file_gets_smaller(tmp_path: Path) -> None:
+def test_pruning_shrinks_the_file(tmp_path: Path) -> None:
     path = tmp_path / "gpusched.db"
     store = SqliteStore.open(path)
     body = b"x" * 4000
@@ -136,7 +136,7 @@ def test_the_file_gets_smaller(tmp_path: Path) -> None:
     assert path.stat().st_size < before * 4096 // 4
 
 
-def test_of_a_table_of_an_earlier_make_the_space_is_used_again(tmp_path: Path) -> None:
+def test_an_older_table_reuses_its_free_space(tmp_path: Path) -> None:
     path = tmp_path / "gpusched.db"
     SqliteStore.open(path).close()
     db = sqlite3.connect(path)

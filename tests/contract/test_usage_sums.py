@@ -77,11 +77,11 @@ def hours(found: UsageSum) -> tuple[float, float, float]:
     )
 
 
-def test_an_empty_table_sums_up_to_nothing(store: Store) -> None:
+def test_an_empty_table_sums_to_nothing(store: Store) -> None:
     assert sums(store) == []
 
 
-def test_amounts_times_hours_by_user(store: Store) -> None:
+def test_usage_is_amount_times_hours_per_user(store: Store) -> None:
     put(store, *lived(1, 0, 2, share(0), share(1), cpus=4, mem_mib=2048))
     put(store, *lived(2, 1, 2, cpus=0.5))
     put(store, *lived(3, 0, 1, share(2), user="zoë\udcff", account="vision"))
@@ -92,21 +92,21 @@ def test_amounts_times_hours_by_user(store: Store) -> None:
     assert [(found.name, found.jobs) for found in sums(store, by="queue")] == [("default", 3)]
 
 
-def test_slices_count_as_their_part_of_the_card(store: Store) -> None:
+def test_slices_count_as_their_part_of_the_gpu(store: Store) -> None:
     put(store, *lived(1, 0, 4, share(0, fraction=0.25)), *lived(2, 0, 4, share(1, vram_mib=10_000)))
     assert hours(sums(store)[0])[0] == 2.0
     put(store, *lived(3, 0, 4, GpuShare("GPU-gone", 9, vram_mib=1)))
     assert hours(sums(store)[0])[0] == 6.0, "of a card that nobody knows, a slice counts as all of it"
 
 
-def test_only_the_part_inside_the_span_counts_and_open_runs_count_up_to_now(store: Store) -> None:
+def test_only_time_inside_the_span_counts_and_open_runs_count_until_now(store: Store) -> None:
     put(store, *lived(1, -5, 2, share(0)), *lived(2, 8, None, share(1)), *lived(3, -9, -1, share(2)))
     put(store, *lived(4, 12, None, share(3)))
     (found,) = sums(store)
     assert (found.jobs, found.runs, hours(found)[0]) == (2, 2, 4)
 
 
-def test_time_that_a_run_stood_still_does_not_count(store: Store) -> None:
+def test_suspended_time_does_not_count(store: Store) -> None:
     ended, its_run = lived(1, 0, 4, share(0))
     put(store, ended, replace(its_run, suspended_s=HOUR))
     assert hours(sums(store)[0])[0] == 3
@@ -115,7 +115,7 @@ def test_time_that_a_run_stood_still_does_not_count(store: Store) -> None:
     assert hours(sums(store)[1])[0] == 5
 
 
-def test_a_job_of_several_runs_is_one_job_and_waited_once(store: Store) -> None:
+def test_a_job_with_several_runs_counts_once_and_waited_once(store: Store) -> None:
     made, first = lived(1, 1, 2, share(0))
     made = replace(made, run=3, end_at=NOW + 4 * HOUR)
     second = replace(first, number=2, gpus=(share(1),), start_at=NOW + 3 * HOUR, end_at=NOW + 4 * HOUR)
@@ -129,14 +129,14 @@ def test_a_job_of_several_runs_is_one_job_and_waited_once(store: Store) -> None:
     assert (late.jobs, late.runs, late.started, late.wait_s) == (3, 4, 1, 3 * HOUR)
 
 
-def test_a_clock_that_was_set_back_adds_nothing(store: Store) -> None:
+def test_a_clock_set_back_adds_nothing(store: Store) -> None:
     made, its_run = lived(1, 2, 1, share(0))
     put(store, replace(made, queued_at=NOW + 3 * HOUR), its_run)
     (found,) = sums(store)
     assert (found.jobs, found.gpu_s, found.cpu_s, found.wait_s) == (1, 0, 0, 0)
 
 
-def test_a_run_that_never_started_is_none(store: Store) -> None:
+def test_a_run_that_never_started_does_not_count(store: Store) -> None:
     made, its_run = lived(1, 0, 1, share(0))
     put(store, made, replace(its_run, start_at=None))
     assert sums(store) == []
@@ -152,12 +152,12 @@ def test_a_run_that_never_started_is_none(store: Store) -> None:
         (JobFilter(since=NOW + 99 * HOUR, limit=1), 2),
     ],
 )
-def test_filters_pick_the_jobs(store: Store, wanted: JobFilter, jobs: int) -> None:
+def test_filters_select_jobs(store: Store, wanted: JobFilter, jobs: int) -> None:
     put(store, *lived(1, 0, 1), *lived(2, 0, None, user="bob"))
     assert sum(found.jobs for found in sums(store, wanted=wanted)) == jobs
 
 
-def test_only_known_words_make_groups(store: Store) -> None:
+def test_only_known_words_form_groups(store: Store) -> None:
     put(store, *lived(1, 0, 1))
     with pytest.raises(KeyError):
         sums(store, by="uid")
@@ -197,7 +197,7 @@ def lives(draw: st.DrawFn) -> list[tuple[Job, Run]]:
 
 @settings(max_examples=60, deadline=None)
 @given(lives(), st.sampled_from(GROUPS), times)
-def test_both_tables_say_the_same(made: list[tuple[Job, Run]], by: str, since: float) -> None:
+def test_both_stores_agree(made: list[tuple[Job, Run]], by: str, since: float) -> None:
     memory = MemoryStore()
     with TemporaryDirectory() as folder:
         disk = SqliteStore.open(Path(folder) / "gpusched.db")
@@ -215,7 +215,7 @@ def test_both_tables_say_the_same(made: list[tuple[Job, Run]], by: str, since: f
 
 
 @given(lives(), times, times, times)
-def test_two_spans_that_meet_sum_up_to_both_together(
+def test_adjacent_spans_sum_to_both_together(
     made: list[tuple[Job, Run]], one: float, other: float, third: float
 ) -> None:
     first, middle, last = (NOW + hour * HOUR for hour in sorted((one, other, third)))

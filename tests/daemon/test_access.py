@@ -120,7 +120,7 @@ def answers(person: Any, job: str, pipeline: str) -> Iterator[tuple[str, str, An
                 yield method, path, error
 
 
-def test_nobody_touches_or_reads_what_is_anothers(make: Any) -> None:
+def test_users_can_neither_read_nor_change_foreign_jobs(make: Any) -> None:
     daemon = make()
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     job, pipeline = a_secret(ann)
@@ -151,7 +151,7 @@ def test_nobody_touches_or_reads_what_is_anothers(make: Any) -> None:
     assert daemon.records() == []
 
 
-def test_hidden_jobs_are_not_even_counted(make: Any) -> None:
+def test_hidden_jobs_are_not_counted(make: Any) -> None:
     daemon = make('["jobs", "usage", "accounts", "reservations"]')
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     job, pipeline = a_secret(ann)
@@ -195,7 +195,7 @@ def test_hidden_jobs_are_not_even_counted(make: Any) -> None:
     assert any(line["target"] == f"job {job}" for line in daemon.records("refusals.jsonl") if "target" in line)
 
 
-def test_an_admin_and_an_operator_act_and_are_recorded(make: Any) -> None:
+def test_acts_of_admins_and_operators_are_recorded(make: Any) -> None:
     daemon = make('["jobs"]')
     ann, eve, operator = daemon.person(ANN), daemon.person(EVE), daemon.person("sys")
     job = ann.submit("/bin/sleep", "600", name=SECRET, hold=True)
@@ -232,7 +232,7 @@ def test_an_admin_and_an_operator_act_and_are_recorded(make: Any) -> None:
     assert {line["pid"] for line in daemon.records() if line["user"] == EVE} == {eve.pid}
 
 
-def test_the_policys_whole_input_is_for_admins_and_recorded(make: Any) -> None:
+def test_only_admins_read_the_policy_input_and_it_is_recorded(make: Any) -> None:
     daemon = make()
     ann, bob, eve = daemon.person(ANN), daemon.person(BOB), daemon.person(EVE)
     job, _ = a_secret(ann)
@@ -254,7 +254,7 @@ def test_the_policys_whole_input_is_for_admins_and_recorded(make: Any) -> None:
     assert refused == [BOB, "sys"]
 
 
-def test_jobs_run_as_their_users_and_files_are_roots(make: Any) -> None:
+def test_jobs_run_as_their_users_and_daemon_files_belong_to_root(make: Any) -> None:
     daemon = make()
     ann = daemon.person(ANN)
     out = daemon.home / "out"
@@ -278,7 +278,7 @@ def test_jobs_run_as_their_users_and_files_are_roots(make: Any) -> None:
         assert path.stat().st_uid == 0
 
 
-def test_idle_connections_of_one_user_keep_nobody_out(make: Any) -> None:
+def test_idle_connections_of_one_user_do_not_lock_out_others(make: Any) -> None:
     daemon = make(more="[limit]\nconnections_per_user = 30\nconnections = 60\n")
     # Root's own are not counted: those of a real user are.
     ann, bob = daemon.person(ANN), daemon.person(BOB)
@@ -292,7 +292,7 @@ def test_idle_connections_of_one_user_keep_nobody_out(make: Any) -> None:
         assert one.submit("/bin/true")
 
 
-def test_too_many_requests_are_put_off_and_clients_wait(make: Any) -> None:
+def test_excess_requests_are_deferred_and_clients_wait(make: Any) -> None:
     daemon = make(more="[limit]\nrequests_per_s = 2\nrequests_burst = 10\n")
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     began = time.monotonic()
@@ -306,7 +306,7 @@ def test_too_many_requests_are_put_off_and_clients_wait(make: Any) -> None:
     assert set(put_off) == {ANN}
 
 
-def test_what_one_user_may_have_in_the_table_is_limited(make: Any) -> None:
+def test_the_share_of_one_user_in_the_table_is_limited(make: Any) -> None:
     daemon = make(more="[limit]\njobs_per_user = 3\nstored_mib_per_user = 1\nsubmitted_mib_per_user = 4\n")
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     for _ in range(3):
@@ -326,7 +326,7 @@ def test_what_one_user_may_have_in_the_table_is_limited(make: Any) -> None:
     daemon.submit("/bin/true")
 
 
-def test_who_sends_nothing_or_half_is_cut_off(make: Any) -> None:
+def test_silent_and_partial_requests_are_cut_off(make: Any) -> None:
     daemon = make()
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(daemon.socket))

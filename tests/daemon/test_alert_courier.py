@@ -106,7 +106,7 @@ def alert(key: str) -> Alert:
     return Alert(key, "end", ("end",), os.geteuid(), time.time(), (("job", key), ("name", "x"), ("state", "FAILED")))
 
 
-def test_a_process_is_there_only_while_something_is_sent(desk: Desk, web: WebReceiver) -> None:
+def test_a_sender_process_exists_only_while_sending(desk: Desk, web: WebReceiver) -> None:
     desk.submit()
     assert desk.courier.is_idle
     desk.send("1")
@@ -132,7 +132,7 @@ def is_free(receipts: Path) -> bool:
     return True
 
 
-def test_what_is_handed_over_again_and_again_is_sent_once(desk: Desk, web: WebReceiver) -> None:
+def test_a_repeated_handover_is_sent_once(desk: Desk, web: WebReceiver) -> None:
     desk.send("1", "2")
     for _ in range(20):
         desk.submit()
@@ -140,7 +140,7 @@ def test_what_is_handed_over_again_and_again_is_sent_once(desk: Desk, web: WebRe
     assert len(web.messages) == 2
 
 
-def test_what_comes_up_while_a_batch_is_sent_goes_with_the_next(desk: Desk, web: WebReceiver) -> None:
+def test_an_alert_raised_during_a_batch_goes_with_the_next(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")
     wait_until(lambda: web.waiting == 1, what="the sender to send")
@@ -152,7 +152,7 @@ def test_what_comes_up_while_a_batch_is_sent_goes_with_the_next(desk: Desk, web:
     assert len(web.messages) == 2
 
 
-def test_a_sender_that_dies_is_replaced_after_a_pause_that_grows(desk: Desk, web: WebReceiver) -> None:
+def test_a_dead_sender_is_replaced_after_a_growing_pause(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")
     for pause_s in (1.0, 2.0):
@@ -173,7 +173,7 @@ def test_a_sender_that_dies_is_replaced_after_a_pause_that_grows(desk: Desk, web
     wait_until(lambda: (desk.poll(), desk.courier.trouble is None)[1], what="the trouble to be over")
 
 
-def test_a_target_that_fails_is_tried_again_by_another_sender_when_it_is_due(desk: Desk, web: WebReceiver) -> None:
+def test_a_failing_target_is_retried_by_another_sender_when_due(desk: Desk, web: WebReceiver) -> None:
     web.codes = [500, 500]
     desk.courier.close()
     desk.courier = desk.make(replace(SETTINGS, backoff_s=20, backoff_max_s=20))
@@ -206,7 +206,7 @@ def test_a_target_that_fails_is_tried_again_by_another_sender_when_it_is_due(des
     other.close()
 
 
-def test_what_no_sender_left_and_is_still_there_is_handed_over_again(desk: Desk, web: WebReceiver) -> None:
+def test_undelivered_alerts_without_a_sender_are_handed_over_again(desk: Desk, web: WebReceiver) -> None:
     """A report that could not be taken in: the receipt says what needs no second message."""
     desk.send("1")
     desk.wait_done("1")
@@ -223,7 +223,7 @@ def test_what_no_sender_left_and_is_still_there_is_handed_over_again(desk: Desk,
     assert len(web.messages) == 1
 
 
-def test_a_receipt_stands_for_a_message_whose_sender_died_before_it_could_say_so(desk: Desk, web: WebReceiver) -> None:
+def test_a_receipt_counts_when_its_sender_died_before_reporting(desk: Desk, web: WebReceiver) -> None:
     (desk.folder / "told").write_text('["1", "hook"]\n["gone", "hook"]\n["1", "ho')
     desk.send("1")
     assert desk.reports == [{"key": "1", "target": "hook", "outcome": "told", "tries": 1}]
@@ -234,9 +234,7 @@ def test_a_receipt_stands_for_a_message_whose_sender_died_before_it_could_say_so
     assert (desk.folder / "told").read_text() == ""
 
 
-def test_receipts_that_no_sender_writes_are_left_out(
-    desk: Desk, web: WebReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_receipts_without_a_sender_are_ignored(desk: Desk, web: WebReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(courier_module, "MOST_SETTLED", 2)
     lines = [["1", "x" * 10_000], ["2", "c"]]
     (desk.folder / "told").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -247,7 +245,7 @@ def test_receipts_that_no_sender_writes_are_left_out(
     assert len(web.messages) == 2
 
 
-def test_what_a_killed_sender_was_sending_comes_to_its_end_and_is_sent_once(desk: Desk, web: WebReceiver) -> None:
+def test_an_alert_of_a_killed_sender_finishes_and_is_sent_once(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")
     wait_until(lambda: web.waiting == 1, what="the sender to send")
@@ -264,7 +262,7 @@ def test_what_a_killed_sender_was_sending_comes_to_its_end_and_is_sent_once(desk
     assert web.titles == ["gpusched: job 1 (x): FAILED"]
 
 
-def test_what_a_killed_sender_was_sending_to_a_target_that_hangs_ends_by_itself(desk: Desk, web: WebReceiver) -> None:
+def test_an_alert_of_a_killed_sender_to_a_hanging_target_ends_by_itself(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.courier.close()
     desk.courier = desk.make(replace(SETTINGS, timeout_s=3))
@@ -277,7 +275,7 @@ def test_what_a_killed_sender_was_sending_to_a_target_that_hangs_ends_by_itself(
     web.hold.set()
 
 
-def test_a_target_that_fails_keeps_nothing_back_from_the_others(desk: Desk, web: WebReceiver) -> None:
+def test_a_failing_target_does_not_delay_the_others(desk: Desk, web: WebReceiver) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     with open(desk.folder / "notify.toml", "a") as file:
@@ -291,7 +289,7 @@ def test_a_target_that_fails_keeps_nothing_back_from_the_others(desk: Desk, web:
     assert not any(report.get("done") for report in desk.reports if report["key"] != "last")
 
 
-def test_a_sender_that_says_what_makes_no_sense_is_replaced(desk: Desk, web: WebReceiver) -> None:
+def test_a_sender_with_invalid_output_is_replaced(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")
     wait_until(lambda: web.waiting == 1, what="the sender to send")
@@ -309,7 +307,7 @@ def test_a_sender_that_says_what_makes_no_sense_is_replaced(desk: Desk, web: Web
     web.hold.set()
 
 
-def test_no_second_sender_begins_while_the_first_may_still_send(desk: Desk, web: WebReceiver) -> None:
+def test_no_second_sender_starts_while_the_first_may_still_send(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")
     wait_until(lambda: web.waiting == 1, what="the sender to send")
@@ -329,7 +327,7 @@ def test_no_second_sender_begins_while_the_first_may_still_send(desk: Desk, web:
     assert len(web.messages) == 1
 
 
-def test_more_than_a_batch_holds_goes_with_the_next_ones_and_blocks_nobody(
+def test_alerts_beyond_a_batch_go_with_the_next_and_block_no_one(
     desk: Desk, web: WebReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(courier_module, "_MOST_BYTES", 100_000)
@@ -341,7 +339,7 @@ def test_more_than_a_batch_holds_goes_with_the_next_ones_and_blocks_nobody(
     assert len(web.messages) == len(big)
 
 
-def test_a_batch_goes_out_where_a_users_share_of_pipe_memory_is_used_up(
+def test_a_batch_is_sent_when_the_users_pipe_memory_is_exhausted(
     desk: Desk, web: WebReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(fd: int, what: int, *_: object) -> int:
@@ -355,7 +353,7 @@ def test_a_batch_goes_out_where_a_users_share_of_pipe_memory_is_used_up(
     assert len(web.messages) == 10
 
 
-def test_a_sender_that_does_not_end_is_ended(desk: Desk, web: WebReceiver) -> None:
+def test_a_sender_that_does_not_end_is_killed(desk: Desk, web: WebReceiver) -> None:
     web.hold.clear()
     desk.send("1")
     wait_until(lambda: web.waiting == 1, what="the sender to send")
@@ -371,7 +369,7 @@ def test_a_sender_that_does_not_end_is_ended(desk: Desk, web: WebReceiver) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
-def test_for_another_user_the_sender_is_that_user_and_reads_that_users_file(
+def test_the_sender_for_another_user_runs_as_that_user_with_that_users_file(
     tmp_path: Path, web: WebReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nobody = pwd.getpwnam("nobody")

@@ -80,7 +80,7 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-def test_the_beginning_and_the_end_of_a_job_are_told(make_daemon: Callable[..., Daemon], web: WebReceiver) -> None:
+def test_start_and_end_of_a_job_are_sent(make_daemon: Callable[..., Daemon], web: WebReceiver) -> None:
     daemon = make_daemon(config=QUICK)
     targets(daemon, to(web))
     job = daemon.submit("true", name="train", notify=["begin", "end"])
@@ -92,9 +92,7 @@ def test_the_beginning_and_the_end_of_a_job_are_told(make_daemon: Callable[..., 
     assert "sent begin to hook" in story(daemon, job)
 
 
-def test_a_failure_is_told_once_though_two_words_ask_for_it(
-    make_daemon: Callable[..., Daemon], web: WebReceiver
-) -> None:
+def test_a_failure_matching_two_events_is_sent_once(make_daemon: Callable[..., Daemon], web: WebReceiver) -> None:
     daemon = make_daemon(config=QUICK)
     ends = WebReceiver()
     targets(daemon, to(web) + f'[target.ends]\nurl = "{ends.url()}"\non = ["end"]\n')
@@ -108,7 +106,7 @@ def test_a_failure_is_told_once_though_two_words_ask_for_it(
     ends.close()
 
 
-def test_a_mail_comes_to_the_address_that_the_job_names(make_daemon: Callable[..., Daemon], mail: MailReceiver) -> None:
+def test_mail_goes_to_the_address_of_the_job(make_daemon: Callable[..., Daemon], mail: MailReceiver) -> None:
     daemon = make_daemon(config=QUICK)
     targets(daemon, f'mail = "mailto://127.0.0.1:{mail.port}?from=gpu@lab.example&mode=insecure"\n')
     daemon.submit("true", name="train", notify=["end"], notify_to=["alice@lab.example"])
@@ -120,7 +118,7 @@ def test_a_mail_comes_to_the_address_that_the_job_names(make_daemon: Callable[..
     assert message.get_content().splitlines()[:2] == ["COMPLETED: exit code 0", ""]
 
 
-def test_whatever_a_job_is_called_its_mail_has_one_subject_and_no_markup(
+def test_mail_has_one_subject_and_no_markup_for_any_job_name(
     make_daemon: Callable[..., Daemon], mail: MailReceiver
 ) -> None:
     daemon = make_daemon(config=QUICK)
@@ -137,7 +135,7 @@ def test_whatever_a_job_is_called_its_mail_has_one_subject_and_no_markup(
     assert message.get_content().split() == name.split()
 
 
-def test_templates_and_events_of_a_target_are_kept_to(make_daemon: Callable[..., Daemon], web: WebReceiver) -> None:
+def test_templates_and_events_of_a_target_are_honoured(make_daemon: Callable[..., Daemon], web: WebReceiver) -> None:
     daemon = make_daemon(config=QUICK)
     targets(daemon, to(web, extra='on = ["fail"]\ntitle = "{name}!"\nbody = "{state} {exit_code} {signal} {{x}}"'))
     daemon.submit("true", name="good", notify=["all"])
@@ -148,7 +146,7 @@ def test_templates_and_events_of_a_target_are_kept_to(make_daemon: Callable[...,
     assert len(web.messages) == 1
 
 
-def test_a_service_that_fails_twice_is_told_at_the_third_try(
+def test_a_service_that_fails_twice_receives_the_third_attempt(
     make_daemon: Callable[..., Daemon], web: WebReceiver
 ) -> None:
     daemon = make_daemon(config=QUICK)
@@ -164,7 +162,7 @@ def test_a_service_that_fails_twice_is_told_at_the_third_try(
     assert doctor(daemon)["level"] == "ok"
 
 
-def test_a_target_that_hangs_is_reported_and_delays_neither_jobs_nor_other_targets(
+def test_a_hanging_target_is_reported_and_delays_neither_jobs_nor_other_targets(
     make_daemon: Callable[..., Daemon], web: WebReceiver
 ) -> None:
     daemon = make_daemon(config=QUICK.replace("timeout_s = 60", "timeout_s = 2"))
@@ -182,7 +180,7 @@ def test_a_target_that_hangs_is_reported_and_delays_neither_jobs_nor_other_targe
         assert "hangs: no answer within 2 s" in str(check["text"])
 
 
-def test_secrets_are_in_no_log_no_story_and_no_answer(make_daemon: Callable[..., Daemon], web: WebReceiver) -> None:
+def test_secrets_appear_in_no_log_history_or_answer(make_daemon: Callable[..., Daemon], web: WebReceiver) -> None:
     daemon = make_daemon(config=QUICK + "give_up_s = 0\n[daemon]\nlog_level = 'debug'\n")
     targets(daemon, to(web) + '[target.gone]\nurl = "json://us3r:pa55@127.0.0.1:9/gone-5ecret?x=query-5ecret"\n')
     web.codes = [500]
@@ -196,7 +194,7 @@ def test_secrets_are_in_no_log_no_story_and_no_answer(make_daemon: Callable[...,
 
 
 @pytest.mark.parametrize("victim", ["daemon", "sender", "both"])
-def test_a_kill_between_the_change_and_the_sending_loses_and_doubles_nothing(
+def test_a_kill_between_commit_and_sending_loses_and_doubles_nothing(
     make_daemon: Callable[..., Daemon], web: WebReceiver, victim: str
 ) -> None:
     daemon = make_daemon(config=QUICK)
@@ -220,7 +218,7 @@ def test_a_kill_between_the_change_and_the_sending_loses_and_doubles_nothing(
     assert web.titles == [f"gpusched: job {job} (x): COMPLETED", f"gpusched: job {second} (y): COMPLETED"]
 
 
-def test_a_daemon_that_dies_before_the_commit_tells_of_the_end_once(
+def test_a_daemon_killed_before_the_commit_sends_the_end_once(
     make_daemon: Callable[..., Daemon], web: WebReceiver
 ) -> None:
     daemon = make_daemon(start=False, config=QUICK)
@@ -239,7 +237,7 @@ def test_a_daemon_that_dies_before_the_commit_tells_of_the_end_once(
 
 @pytest.mark.parametrize("how", ["", ":raise"])
 @pytest.mark.parametrize("step", STEPS[STEPS.index("reply") :])
-def test_an_end_is_told_once_though_the_daemon_dies_or_fails_after_the_commit(
+def test_an_end_is_sent_once_when_the_daemon_dies_or_fails_after_the_commit(
     make_daemon: Callable[..., Daemon], web: WebReceiver, step: str, how: str
 ) -> None:
     daemon = make_daemon(start=False, config=QUICK)
@@ -254,9 +252,7 @@ def test_an_end_is_told_once_though_the_daemon_dies_or_fails_after_the_commit(
     assert web.titles == [f"gpusched: job {job} (x): COMPLETED"]
 
 
-def test_an_empty_queue_is_told_when_the_last_job_of_all_has_ended(
-    make_daemon: Callable[..., Daemon], web: WebReceiver
-) -> None:
+def test_an_empty_queue_is_sent_when_the_last_job_ends(make_daemon: Callable[..., Daemon], web: WebReceiver) -> None:
     daemon = make_daemon(config=QUICK)
     targets(daemon, to(web))
     held = daemon.submit("true", name="last", hold=True)
@@ -270,7 +266,7 @@ def test_an_empty_queue_is_told_when_the_last_job_of_all_has_ended(
     assert f"the last was {held} (last), COMPLETED" in web.messages[0]["message"]
 
 
-def test_most_of_a_time_limit_and_a_long_wait_are_told_once_each_over_a_restart(
+def test_limit_warnings_and_long_waits_are_sent_once_across_a_restart(
     make_daemon: Callable[..., Daemon], web: WebReceiver
 ) -> None:
     daemon = make_daemon(config=QUICK + "pending_s = 0.2\n[node]\ncpus = 1\n")
@@ -289,7 +285,7 @@ def test_most_of_a_time_limit_and_a_long_wait_are_told_once_each_over_a_restart(
     ]
 
 
-def test_a_job_with_nobody_to_tell_says_so_in_its_story(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_job_without_a_target_says_so_in_its_history(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(config=QUICK)
     job = daemon.submit("true", notify=["end"])
     wait_until(
@@ -298,7 +294,7 @@ def test_a_job_with_nobody_to_tell_says_so_in_its_story(make_daemon: Callable[..
     )
 
 
-def test_without_apprise_the_story_says_what_to_install(
+def test_without_apprise_the_history_says_what_to_install(
     make_daemon: Callable[..., Daemon], web: WebReceiver, tmp_path: Path
 ) -> None:
     (tmp_path / "hide").mkdir()
@@ -311,7 +307,7 @@ def test_without_apprise_the_story_says_what_to_install(
     assert "pip install 'gpusched-lab[notify]'" in " ".join(story(daemon, job))
 
 
-def test_the_administrator_is_told_of_restarts_drains_and_lost_cards(
+def test_the_admin_is_alerted_of_restarts_drains_and_lost_gpus(
     make_daemon: Callable[..., Daemon], web: WebReceiver, tmp_path: Path
 ) -> None:
     cards = tmp_path / "gpus.json"
@@ -347,7 +343,7 @@ def test_more_alerts_than_the_outbox_holds_are_dropped_and_counted(
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 20))])
-def test_random_kills_of_daemon_and_sender_lose_no_alert_and_double_none_that_has_a_receipt(
+def test_random_kills_lose_no_alert_and_double_none_with_a_receipt(
     make_daemon: Callable[..., Daemon], web: WebReceiver, seed: int
 ) -> None:
     chance = random.Random(seed)

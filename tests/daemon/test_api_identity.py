@@ -36,7 +36,7 @@ def ask_as(uid: int, path: str) -> bytes:
     return answer
 
 
-def test_the_socket_and_the_state_are_the_owners_alone(daemon: Daemon) -> None:
+def test_socket_and_state_belong_to_the_owner_alone(daemon: Daemon) -> None:
     daemon.wait(daemon.submit("/bin/true"))
     assert stat.S_IMODE((daemon.home / "run" / "api.sock").stat().st_mode) == 0o600
     assert stat.S_IMODE((daemon.home / "gpusched.db").stat().st_mode) == 0o600
@@ -45,7 +45,7 @@ def test_the_socket_and_the_state_are_the_owners_alone(daemon: Daemon) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_another_user_is_refused_by_the_kernels_word(daemon: Daemon) -> None:
+def test_another_user_is_refused_by_peer_credentials(daemon: Daemon) -> None:
     path = daemon.home / "run" / "api.sock"
     # Open every door that file modes close, so that only the check of the peer is left.
     os.chmod(path, 0o666)

@@ -14,7 +14,7 @@ from gpusched.api.schema import build
 from gpusched.api.server import build_app
 
 
-def test_the_document_lists_exactly_the_routes_of_the_server() -> None:
+def test_the_document_lists_exactly_the_server_routes() -> None:
     daemon = SimpleNamespace(subscribe=lambda listener: None, serves_all=False)
     service = SimpleNamespace(daemon=daemon, announce=None, pace=None)
     app = build_app(service)  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ def test_the_server_serves_its_description(daemon: Daemon) -> None:
     assert daemon.call("GET", "/v1/openapi.json") == build()
 
 
-def test_answers_carry_what_the_document_promises(daemon: Daemon) -> None:
+def test_answers_match_the_document(daemon: Daemon) -> None:
     job_id = daemon.submit("/bin/true")
     daemon.wait(job_id)
     step = {"step": "a", "spec": {"argv": ["/bin/true"], "work_dir": str(daemon.home)}}
@@ -54,7 +54,7 @@ def test_answers_carry_what_the_document_promises(daemon: Daemon) -> None:
             jsonschema.validate(job, job_schema)
 
 
-def test_errors_have_one_shape(daemon: Daemon) -> None:
+def test_errors_have_one_format(daemon: Daemon) -> None:
     schema = build()["components"]["responses"]["Error"]["content"]["application/json"]["schema"]
     for method, path, status, code in (
         ("GET", "/v1/nowhere", 404, "not_found"),
@@ -73,7 +73,7 @@ def test_errors_have_one_shape(daemon: Daemon) -> None:
         assert document["error"]["hint"]
 
 
-def test_what_is_not_json_is_a_usage_error(daemon: Daemon) -> None:
+def test_invalid_json_is_a_usage_error(daemon: Daemon) -> None:
     for body in (b"{", b"[]", b"\xff\xfe", b'{"spec": ' + b"[" * 100_000):
         status, document = raw(daemon, "POST", "/v1/jobs", body)
         assert (status, document["error"]["code"]) == (400, "usage")

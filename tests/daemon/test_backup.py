@@ -40,7 +40,7 @@ def database(daemon: Daemon) -> Path:
     return Path(str(daemon.call("GET", "/v1/status")["daemon"]["database"]))
 
 
-def test_a_backup_under_heavy_writes_is_one_instant_of_the_table(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_backup_under_heavy_writes_is_consistent(daemon: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "copies" / "copy.db"
     file.parent.mkdir()
     done = threading.Event()
@@ -76,7 +76,7 @@ def test_a_backup_under_heavy_writes_is_one_instant_of_the_table(daemon: Daemon,
     assert [name for name in os.listdir(file.parent) if "part" in name] == []
 
 
-def test_what_was_backed_up_is_what_is_restored(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_backup_restores_what_was_backed_up(daemon: Daemon, tmp_path: Path) -> None:
     where, file = database(daemon), tmp_path / "copy.db"
     ended = [daemon.submit("/bin/true", stdout="/dev/null") for _ in range(5)]
     waiting = daemon.submit("/bin/true", stdout="/dev/null", begin_at=4e9)
@@ -105,7 +105,7 @@ def test_what_was_backed_up_is_what_is_restored(daemon: Daemon, tmp_path: Path) 
     assert int(daemon.submit("/bin/true", stdout="/dev/null")) == int(later) + 1
 
 
-def test_jobs_that_ran_after_the_backup_do_not_run_again(daemon: Daemon, tmp_path: Path) -> None:
+def test_jobs_that_ran_after_the_backup_are_not_repeated(daemon: Daemon, tmp_path: Path) -> None:
     file, witness = tmp_path / "copy.db", tmp_path / "witness"
     gate = tmp_path / "gate"
     script = f"echo ran >> {witness}; while [ ! -e {gate} ]; do sleep 0.02; done"
@@ -133,7 +133,7 @@ def test_jobs_that_ran_after_the_backup_do_not_run_again(daemon: Daemon, tmp_pat
     assert witness.read_text().count("ran") == 2
 
 
-def test_a_run_that_goes_on_is_taken_over_after_a_restore(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_continuing_run_is_adopted_after_a_restore(daemon: Daemon, tmp_path: Path) -> None:
     file, gate = tmp_path / "copy.db", tmp_path / "gate"
     running = daemon.submit("/bin/sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.02; done", stdout="/dev/null")
     wait_until(lambda: daemon.job(running)["state"] == "RUNNING", what="the job to run")
@@ -169,7 +169,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_no_backup_is_not_written_over(table: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_backup_is_not_overwritten(table: Path, tmp_path: Path) -> None:
     thesis = tmp_path / "thesis.tex"
     thesis.write_text("years of work")
     for target, words in ((thesis, "not a gpusched backup"), (table, "the database itself"), (tmp_path, "is a folder")):
@@ -183,7 +183,7 @@ def test_what_is_no_backup_is_not_written_over(table: Path, tmp_path: Path) -> N
     assert raised.value.hint == f"make it with: mkdir -p '{tmp_path}/my backups'"
 
 
-def test_what_is_damaged_newer_or_foreign_is_not_restored(table: Path, tmp_path: Path) -> None:
+def test_damaged_newer_and_foreign_backups_are_not_restored(table: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     before = content(table)
     backup(str(table), str(copy))

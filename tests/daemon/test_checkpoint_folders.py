@@ -20,7 +20,7 @@ def folder_of(daemon: Daemon, job_id: str) -> Path:
     return daemon.home / "checkpoints" / job_id
 
 
-def test_runs_go_on_from_it_and_it_goes_with_success(daemon: Daemon) -> None:
+def test_later_runs_reuse_the_folder_and_success_removes_it(daemon: Daemon) -> None:
     job_id = daemon.submit("/bin/sh", "-c", GO_ON, retries=5, backoff_s=0)
     (job,) = daemon.wait(job_id)
     assert (job["state"], job["run"]) == ("COMPLETED", 3)
@@ -28,7 +28,7 @@ def test_runs_go_on_from_it_and_it_goes_with_success(daemon: Daemon) -> None:
     wait_until(lambda: not folder_of(daemon, job_id).exists(), what="the folder to go")
 
 
-def test_it_stays_after_a_failure_for_as_long_as_is_set(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_failed_job_keeps_the_folder_for_the_configured_time(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(fake_gpus="1x24GiB")
     job_id = daemon.submit("/bin/sh", "-c", 'echo x > "$GPUSCHED_CHECKPOINT_DIR/x"; exit 1', gpus=1)
     stranger = daemon.home / "checkpoints" / "4711"
@@ -46,7 +46,7 @@ def test_it_stays_after_a_failure_for_as_long_as_is_set(make_daemon: Callable[..
     assert stranger.exists()
 
 
-def test_a_kill_before_it_is_taken_away_only_puts_that_off(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_kill_before_removal_only_delays_it(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     daemon = make_daemon(start=False)
     daemon.start()
     gate = tmp_path / "gate"
@@ -64,20 +64,20 @@ def test_a_kill_before_it_is_taken_away_only_puts_that_off(make_daemon: Callable
     wait_until(lambda: not folder_of(daemon, job_id).exists(), what="the folder to go")
 
 
-def test_a_job_without_gpus_and_retries_has_one_too(daemon: Daemon) -> None:
+def test_a_job_without_gpus_or_retries_has_a_folder_too(daemon: Daemon) -> None:
     job_id = daemon.submit("/bin/sh", "-c", 'stat -c "%u %a" "$GPUSCHED_CHECKPOINT_DIR"')
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
     assert daemon.output(job_id) == f"{os.geteuid()} 700\n"
     wait_until(lambda: not folder_of(daemon, job_id).exists(), what="the folder to go")
 
 
-def test_an_empty_one_goes_after_a_failure_too(daemon: Daemon) -> None:
+def test_an_empty_folder_is_removed_after_a_failure_too(daemon: Daemon) -> None:
     job_id = daemon.submit("/bin/sh", "-c", 'test -d "$GPUSCHED_CHECKPOINT_DIR" && exit 7')
     assert daemon.wait(job_id)[0]["exit_code"] == 7
     wait_until(lambda: not folder_of(daemon, job_id).exists(), what="the folder to go")
 
 
-def test_where_it_cannot_be_made_the_job_runs_without_and_its_log_says_why(make_daemon: Callable[..., Daemon]) -> None:
+def test_without_a_folder_the_job_runs_and_its_log_says_why(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(config='[life]\ncheckpoint_dir = "/proc/none"\n')
     job_id = daemon.submit("/bin/sh", "-c", 'echo "<$GPUSCHED_CHECKPOINT_DIR>"', retries=1)
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
@@ -86,7 +86,7 @@ def test_where_it_cannot_be_made_the_job_runs_without_and_its_log_says_why(make_
     assert said == "<>"
 
 
-def test_one_that_others_could_replace_is_not_used(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_replaceable_folder_is_not_used(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     base = tmp_path / "shared"
     base.mkdir()
     base.chmod(0o777)
@@ -98,7 +98,7 @@ def test_one_that_others_could_replace_is_not_used(make_daemon: Callable[..., Da
     assert (said, list(base.iterdir())) == ("<>", [])
 
 
-def test_a_link_in_its_place_is_not_followed(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_symlink_instead_of_the_folder_is_not_followed(daemon: Daemon, tmp_path: Path) -> None:
     (daemon.home / "checkpoints" / "1").symlink_to(tmp_path)
     job_id = daemon.submit("/bin/sh", "-c", 'echo "<$GPUSCHED_CHECKPOINT_DIR>"')
     daemon.wait(job_id)
@@ -106,7 +106,7 @@ def test_a_link_in_its_place_is_not_followed(daemon: Daemon, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to others and start jobs as them")
-def test_somebody_elses_folder_is_not_used(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_used(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     base = tmp_path / "shared"
     base.mkdir()
     daemon = make_daemon(config=f'[life]\ncheckpoint_dir = "{base}"\n')

@@ -55,14 +55,14 @@ def home(folder: Path) -> Path:
     return made
 
 
-def test_folders_of_logs_are_made_as_the_user(bench: LocalBench, home: Path) -> None:
+def test_log_folders_are_created_as_the_user(bench: LocalBench, home: Path) -> None:
     bench.start("1.1", argv=("true",), stdout_path="logs/1.out", **nobody(home))
     assert bench.end_of("1.1").exit_code == 0
     assert (home / "logs").stat().st_uid == 65534
     assert (home / "logs" / "1.out").stat().st_uid == 65534
 
 
-def test_no_folder_of_logs_is_made_where_the_user_may_not(bench: LocalBench, home: Path, folder: Path) -> None:
+def test_no_log_folder_is_created_where_the_user_may_not(bench: LocalBench, home: Path, folder: Path) -> None:
     closed = folder / "closed"
     closed.mkdir(mode=0o755)
     # A link to where only root may write, in a folder of the user's.
@@ -125,7 +125,7 @@ def squashed_bench(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) ->
     made.close()
 
 
-def test_a_home_that_root_may_not_enter_is_no_hindrance(squashed_bench: LocalBench, home: Path) -> None:
+def test_a_home_closed_to_root_is_supported(squashed_bench: LocalBench, home: Path) -> None:
     bench = squashed_bench
     program = home / "program"
     program.write_text("#!/bin/sh\necho from the program; pwd; exit 6\n")
@@ -143,13 +143,13 @@ def test_a_home_that_root_may_not_enter_is_no_hindrance(squashed_bench: LocalBen
     assert "./missing" in str(bench.end_of("3.1").launch_error)
 
 
-def test_output_that_root_may_not_read_still_shows_that_memory_ran_out(squashed_bench: LocalBench, home: Path) -> None:
+def test_out_of_memory_is_recognized_in_output_that_root_cannot_read(squashed_bench: LocalBench, home: Path) -> None:
     text = "echo torch.OutOfMemoryError: CUDA out of memory; exit 1"
     squashed_bench.start("1.1", argv=("sh", "-c", text), has_gpus=True, umask=0o077, **nobody(home))
     assert squashed_bench.end_of("1.1").gpu_oom
 
 
-def test_output_is_put_aside_where_root_may_not_enter(squashed_bench: LocalBench, home: Path) -> None:
+def test_output_is_rotated_where_root_may_not_enter(squashed_bench: LocalBench, home: Path) -> None:
     text = "head -c 3000000 /dev/zero | tr '\\0' x | fold -w 99; echo last > /dev/stderr"
     squashed_bench.start("1.1", argv=("sh", "-c", text), log_max_mib=1, log_keep=2, umask=0o077, **nobody(home))
     assert squashed_bench.end_of("1.1").exit_code == 0
@@ -162,20 +162,20 @@ def test_output_is_put_aside_where_root_may_not_enter(squashed_bench: LocalBench
 # --- accounts that go -----------------------------------------------------------------------------------------
 
 
-def test_a_job_of_an_account_that_is_gone_is_not_started(bench: LocalBench, user: str) -> None:
+def test_a_job_of_a_deleted_account_is_not_started(bench: LocalBench, user: str) -> None:
     take_away(user)
     bench.start("1.1", uid=UID, user=user, work_dir="/tmp", stdout_path="/dev/null")
     error = str(bench.end_of("1.1").launch_error)
     assert error == f"cannot start as user {user}: this machine has no account with uid {UID} any more"
 
 
-def test_a_number_that_is_somebody_elses_by_now_gets_no_ones_job(bench: LocalBench, user: str) -> None:
+def test_a_reused_uid_does_not_get_the_job(bench: LocalBench, user: str) -> None:
     bench.start("1.1", uid=UID, user="her-before", work_dir="/tmp", stdout_path="/dev/null")
     error = str(bench.end_of("1.1").launch_error)
     assert error == f"cannot start as user her-before: uid {UID} is the account {user} now"
 
 
-def test_a_job_whose_account_goes_meanwhile_is_ended_like_any_other(bench: LocalBench, user: str) -> None:
+def test_a_job_whose_account_is_deleted_ends_normally(bench: LocalBench, user: str) -> None:
     bench.start("1.1", SLEEPS, uid=UID, user=user, work_dir="/tmp", stdout_path="/dev/null")
     bench.until("1.1", RunStarted)
     take_away(user)
@@ -223,7 +223,7 @@ def environment(bench: LocalBench, run: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in bench.output(run).splitlines())
 
 
-def test_an_environment_without_a_home_gets_the_accounts(bench: LocalBench, folder: Path) -> None:
+def test_an_environment_without_home_gets_the_accounts(bench: LocalBench, folder: Path) -> None:
     folder.chmod(0o777)
     games = pwd.getpwnam("games")
     bench.start("1.1", argv=("env",), env={}, uid=games.pw_uid, user="games")
@@ -240,9 +240,7 @@ def test_an_environment_without_a_home_gets_the_accounts(bench: LocalBench, fold
     assert (found["HOME"], found["PATH"], found["USER"]) == ("/elsewhere", "/bin", "games")
 
 
-def test_a_runtime_folder_that_goes_with_the_login_is_not_passed_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_runtime_folder_is_not_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     login = {"XDG_RUNTIME_DIR": "/run/user/61998", "DBUS_SESSION_BUS_ADDRESS": "unix:path=/run/user/61998/bus"}
     env = {"HOME": "/", "USER": "a", "LOGNAME": "a", "SHELL": "/bin/sh", **login}
     launch.complete(env, 61998, foreign=True)
@@ -302,14 +300,14 @@ def test_a_session_sets_the_limits_of_its_user(pam_folder: Path) -> None:
     assert limits_after_session("nobody", pam_folder) == ("", 123)
 
 
-def test_a_session_that_is_refused_is_a_sentence(pam_folder: Path) -> None:
+def test_a_refused_session_is_reported_in_a_sentence(pam_folder: Path) -> None:
     (pam_folder / pam.SERVICE).write_text("session required pam_deny.so\n")
     words, _ = limits_after_session("games", pam_folder)
     assert words.startswith("cannot set the limits of user games: ")
     assert words.endswith("(see /etc/pam.d/gpusched and /etc/security/limits.conf)")
 
 
-def test_the_file_that_is_installed_is_the_one_that_is_read() -> None:
+def test_the_installed_file_is_the_one_read() -> None:
     text = Path(__file__).parents[2].joinpath("systemd", "pam.d-gpusched").read_text()
     lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
     assert lines == [["session", "required", "pam_limits.so"]]

@@ -62,12 +62,12 @@ def explode(bench: LocalBench, *words: str, limit_s: float | None) -> RunEnded:
 
 
 @pytest.mark.parametrize("words", [("waits",), ("ignores",), ("ignores", "leaves"), ("ignores", "leaves", "waits")])
-def test_a_fork_bomb_ends_with_its_limit(bench: LocalBench, words: tuple[str, ...]) -> None:
+def test_a_fork_bomb_ends_at_its_limit(bench: LocalBench, words: tuple[str, ...]) -> None:
     end = explode(bench, *words, limit_s=1.0)
     assert end.stopped_by == "timeout"
 
 
-def test_a_fork_bomb_whose_supervisor_was_killed_is_ended(bench: LocalBench) -> None:
+def test_a_fork_bomb_with_a_killed_supervisor_is_ended(bench: LocalBench) -> None:
     bench.start("1.1", argv=(sys.executable, "-I", "-S", "-c", BOMB, "ignores", "waits"))
     started = bench.ready("1.1")
     os.kill(started.supervisor_pid, signal.SIGKILL)

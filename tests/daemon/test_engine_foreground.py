@@ -88,7 +88,7 @@ def cat(bench: LocalBench, run: str, **terms: bool | int) -> None:
     bench.start(run, argv=("cat",), interactive=Interactive(**terms))  # type: ignore[arg-type]
 
 
-def test_nothing_starts_before_somebody_is_there(bench: LocalBench) -> None:
+def test_nothing_starts_before_a_client_attaches(bench: LocalBench) -> None:
     cat(bench, "1.1")
     bench.let_pass(0.3)
     assert bench.of("1.1") == []
@@ -101,7 +101,7 @@ def test_nothing_starts_before_somebody_is_there(bench: LocalBench) -> None:
     assert bench.end_of("1.1").stopped_by == "client_lost"
 
 
-def test_only_its_owner_can_open_the_socket_and_it_goes_with_the_run(bench: LocalBench) -> None:
+def test_only_the_owner_can_open_the_socket_and_it_is_removed_with_the_run(bench: LocalBench) -> None:
     cat(bench, "1.1")
     Talker(bench, "1.1").receive(WELCOME)
     path = bench.spool / "1.1.attach"
@@ -112,7 +112,7 @@ def test_only_its_owner_can_open_the_socket_and_it_goes_with_the_run(bench: Loca
 
 
 @AS_ROOT
-def test_another_user_is_not_heard_even_where_the_socket_is_open(bench: LocalBench) -> None:
+def test_another_user_is_rejected_even_on_an_open_socket(bench: LocalBench) -> None:
     cat(bench, "1.1")
     first = Talker(bench, "1.1")
     first.receive(WELCOME)
@@ -134,7 +134,7 @@ def test_another_user_is_not_heard_even_where_the_socket_is_open(bench: LocalBen
 
 
 @AS_ROOT
-def test_a_run_of_another_user_has_a_terminal_that_is_its_own(bench: LocalBench) -> None:
+def test_a_run_of_another_user_gets_that_users_terminal(bench: LocalBench) -> None:
     nobody = pwd.getpwnam("nobody")
     for folder in (bench.folder, *bench.folder.parents[:3]):
         folder.chmod(folder.stat().st_mode | 0o711)
@@ -158,13 +158,13 @@ def test_a_run_of_another_user_has_a_terminal_that_is_its_own(bench: LocalBench)
 
 
 @pytest.mark.parametrize("hello", [b"2 24 80", b"", b"words", b"1 x y"])
-def test_who_speaks_another_language_is_dropped_and_the_next_one_is_served(bench: LocalBench, hello: bytes) -> None:
+def test_a_client_with_an_unknown_protocol_is_dropped_and_the_next_is_served(bench: LocalBench, hello: bytes) -> None:
     cat(bench, "1.1")
     assert Talker(bench, "1.1", hello).is_dropped()
     Talker(bench, "1.1").receive(WELCOME)
 
 
-def test_a_client_that_does_not_keep_to_the_window_is_dropped(bench: LocalBench) -> None:
+def test_a_client_that_exceeds_the_window_is_dropped(bench: LocalBench) -> None:
     bench.start("1.1", argv=("sleep", "600"), interactive=Interactive())
     talker = Talker(bench, "1.1")
     talker.receive(WELCOME)
@@ -174,7 +174,7 @@ def test_a_client_that_does_not_keep_to_the_window_is_dropped(bench: LocalBench)
     assert bench.end_of("1.1").stopped_by == "client_lost"
 
 
-def test_a_note_reaches_the_person_and_the_log(bench: LocalBench) -> None:
+def test_a_note_reaches_the_terminal_and_the_log(bench: LocalBench) -> None:
     cat(bench, "1.1")
     talker = Talker(bench, "1.1")
     bench.until("1.1", RunStarted)
@@ -185,7 +185,7 @@ def test_a_note_reaches_the_person_and_the_log(bench: LocalBench) -> None:
     assert "\ngpusched: job 1: a word\n" in (bench.folder / "1.1.out").read_text()
 
 
-def test_who_only_asks_is_told_who_is_there_and_does_not_take_the_place(bench: LocalBench) -> None:
+def test_a_query_reports_the_client_without_taking_its_place(bench: LocalBench) -> None:
     cat(bench, "1.1", lease_s=600)
     asker = Talker(bench, "1.1", first=QUERY)
     assert asker.receive(STATUS) == b"- - - ."
@@ -199,13 +199,13 @@ def test_who_only_asks_is_told_who_is_there_and_does_not_take_the_place(bench: L
     assert client.receive(OUT) == b"still here"
 
 
-def test_the_second_is_refused_in_words(bench: LocalBench) -> None:
+def test_a_second_client_is_refused_with_a_message(bench: LocalBench) -> None:
     cat(bench, "1.1")
     Talker(bench, "1.1").receive(WELCOME)
     assert Talker(bench, "1.1").receive(REFUSED) == b"another client is attached: process %d" % os.getpid()
 
 
-def test_a_session_goes_on_over_a_restart_of_the_engine(bench: LocalBench) -> None:
+def test_a_session_survives_an_engine_restart(bench: LocalBench) -> None:
     cat(bench, "1.1", pty=True, keep=True)
     talker = Talker(bench, "1.1")
     started = bench.until("1.1", RunStarted)
@@ -218,7 +218,7 @@ def test_a_session_goes_on_over_a_restart_of_the_engine(bench: LocalBench) -> No
     assert bench.end_of("1.1").exit_code == 0
 
 
-def test_a_killed_supervisor_hangs_up_and_leaves_no_socket(bench: LocalBench) -> None:
+def test_a_killed_supervisor_hangs_up_and_removes_its_socket(bench: LocalBench) -> None:
     cat(bench, "1.1", pty=True, keep=True)
     talker = Talker(bench, "1.1")
     started = bench.until("1.1", RunStarted)
@@ -231,7 +231,7 @@ def test_a_killed_supervisor_hangs_up_and_leaves_no_socket(bench: LocalBench) ->
     wait_until(lambda: not (bench.spool / "1.1.attach").exists(), what="the socket to be gone")
 
 
-def test_while_it_stands_still_its_lease_does_not_run(bench: LocalBench) -> None:
+def test_the_lease_pauses_during_suspension(bench: LocalBench) -> None:
     cat(bench, "1.1", lease_s=4)
     talker = Talker(bench, "1.1")
     bench.until("1.1", RunStarted)

@@ -51,7 +51,7 @@ def in_session(session: int) -> list[str]:
 # --- the fork server ---------------------------------------------------------------------------------------
 
 
-def test_runs_outlive_the_fork_server_and_new_ones_start(bench: LocalBench) -> None:
+def test_runs_survive_the_fork_server_and_new_ones_start(bench: LocalBench) -> None:
     bench.start("1.1", SLEEPS)
     bench.ready("1.1")
     first = bench.engine.server_pid
@@ -64,7 +64,7 @@ def test_runs_outlive_the_fork_server_and_new_ones_start(bench: LocalBench) -> N
     assert bench.end_of("1.1").stopped_by == "cancel"
 
 
-def test_tickets_that_died_with_the_fork_server_can_be_given_back(bench: LocalBench) -> None:
+def test_tickets_lost_with_the_fork_server_can_be_returned(bench: LocalBench) -> None:
     server = bench.engine.server_pid
     assert server is not None
     os.kill(server, signal.SIGSTOP)
@@ -93,7 +93,7 @@ def test_an_idle_supervisor_takes_a_run_while_the_fork_server_hangs(bench: Local
     assert first == second
 
 
-def test_a_fork_server_that_hangs_is_replaced(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_fork_server_is_replaced(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpusched.engine.launchers.START_TIMEOUT_S", 0.2)
     server = bench.engine.server_pid
     assert server is not None
@@ -147,7 +147,7 @@ def test_a_late_start_of_a_revoked_run_is_refused_even_after_it_was_forgotten(be
     assert not (bench.folder / "started").exists()
 
 
-def test_revocations_are_swept_when_nobody_can_claim_any_more(bench: LocalBench) -> None:
+def test_revocations_are_swept_when_no_claim_is_possible(bench: LocalBench) -> None:
     bench.engine.adopt([open_run("1.1")])
     bench.until("1.1", RunNeverStarted)
     bench.engine.forget(["1.1"])
@@ -160,7 +160,7 @@ def test_revocations_are_swept_when_nobody_can_claim_any_more(bench: LocalBench)
 # --- supervisors ---------------------------------------------------------------------------------------------
 
 
-def test_what_a_killed_supervisor_leaves_is_killed_before_the_run_is_lost(bench: LocalBench) -> None:
+def test_leftovers_of_a_killed_supervisor_are_killed_before_the_run_is_lost(bench: LocalBench) -> None:
     text = "trap '' TERM; setsid sleep 600 & sleep 600 & echo ready; wait"
     bench.start("1.1", argv=("sh", "-c", text))
     started = bench.ready("1.1")
@@ -171,7 +171,7 @@ def test_what_a_killed_supervisor_leaves_is_killed_before_the_run_is_lost(bench:
     assert bench.processes() == []
 
 
-def test_a_killed_supervisor_costs_its_own_run_only(bench: LocalBench) -> None:
+def test_a_killed_supervisor_loses_only_its_own_run(bench: LocalBench) -> None:
     for run in ("1.1", "2.1"):
         bench.start(run, SLEEPS)
     os.kill(bench.ready("1.1").supervisor_pid, signal.SIGKILL)
@@ -189,7 +189,7 @@ def test_a_process_without_marks_is_found_by_its_session(bench: LocalBench) -> N
     assert in_session(started.supervisor_pid) == []
 
 
-def test_a_supervisor_killed_while_no_daemon_ran(bench: LocalBench) -> None:
+def test_a_supervisor_killed_without_a_daemon_is_noticed(bench: LocalBench) -> None:
     bench.start("1.1", argv=("sh", "-c", "env -i sleep 600 & echo ready; wait"))
     started = bench.ready("1.1")
     bench.engine.close()
@@ -231,7 +231,7 @@ def test_an_idle_supervisors_death_is_harmless(bench: LocalBench) -> None:
         assert bench.end_of(f"{job}.1").exit_code == job
 
 
-def test_supervisors_that_wait_in_vain_go_away(bench: LocalBench) -> None:
+def test_waiting_supervisors_exit_after_a_timeout(bench: LocalBench) -> None:
     tickets = [bench.ticket(f"{job}.1", Does(lasts_s=0.2)) for job in range(1, 5)]
     bench.engine.start(tickets)
     for ticket in tickets:
@@ -246,7 +246,7 @@ def test_supervisors_that_wait_in_vain_go_away(bench: LocalBench) -> None:
 # --- the daemon ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_ended_while_no_daemon_ran(bench: LocalBench) -> None:
+def test_an_end_without_a_daemon_is_delivered_later(bench: LocalBench) -> None:
     bench.start("1.1", Does(lasts_s=0.3, exit_code=9))
     started = bench.ready("1.1")
     bench.engine.close()
@@ -256,7 +256,7 @@ def test_a_run_that_ended_while_no_daemon_ran(bench: LocalBench) -> None:
     assert bench.end_of("1.1").exit_code == 9
 
 
-def test_a_run_whose_start_the_old_daemon_never_heard_of(bench: LocalBench) -> None:
+def test_an_unreported_start_is_delivered_to_the_next_daemon(bench: LocalBench) -> None:
     bench.start("1.1", SLEEPS)
     wait_until(lambda: "ready" in bench.output("1.1"))
     bench.restart()
@@ -265,7 +265,7 @@ def test_a_run_whose_start_the_old_daemon_never_heard_of(bench: LocalBench) -> N
     assert proctree.read_process(started.pid) is not None
 
 
-def test_a_result_counts_even_after_a_reboot(bench: LocalBench) -> None:
+def test_a_result_counts_after_a_reboot(bench: LocalBench) -> None:
     bench.start("1.1", Does(exit_code=2))
     bench.end_of("1.1")
     bench.engine.close()
@@ -276,7 +276,7 @@ def test_a_result_counts_even_after_a_reboot(bench: LocalBench) -> None:
     assert isinstance(bench.until("2.1", *ENDS), RunLost)
 
 
-def test_runs_of_no_job_are_stopped_and_cleared(bench: LocalBench) -> None:
+def test_runs_without_a_job_are_stopped_and_cleared(bench: LocalBench) -> None:
     bench.start("1.1", SLEEPS)
     bench.ready("1.1")
     bench.start("2.1")
@@ -291,7 +291,7 @@ def test_runs_of_no_job_are_stopped_and_cleared(bench: LocalBench) -> None:
     bench.done.clear()
 
 
-def test_a_pipe_that_nobody_reads_loses_nothing(bench: LocalBench) -> None:
+def test_an_unread_pipe_loses_nothing(bench: LocalBench) -> None:
     # The daemon hangs: far more events than the pipe holds, but no more tickets than the socket takes at once.
     import fcntl
 
@@ -312,7 +312,7 @@ def test_a_pipe_that_nobody_reads_loses_nothing(bench: LocalBench) -> None:
 # --- a spool that misbehaves --------------------------------------------------------------------------------
 
 
-def test_a_removed_record_does_not_make_a_run_start_twice(bench: LocalBench) -> None:
+def test_a_removed_record_does_not_start_a_run_twice(bench: LocalBench) -> None:
     bench.start("1.1", SLEEPS)
     started = bench.ready("1.1")
     bench.engine.close()
@@ -323,13 +323,13 @@ def test_a_removed_record_does_not_make_a_run_start_twice(bench: LocalBench) -> 
     assert bench.end_of("1.1").signal == signal.SIGKILL, "its supervisor has made the record again"
 
 
-def test_a_record_that_is_not_ours_is_a_lost_run(bench: LocalBench) -> None:
+def test_a_foreign_record_is_a_lost_run(bench: LocalBench) -> None:
     (bench.spool / "1.1.record").write_text("something else\n")
     bench.engine.adopt([open_run("1.1")])
     assert isinstance(bench.until("1.1", *ENDS), RunLost)
 
 
-def test_a_half_written_result_is_none(bench: LocalBench) -> None:
+def test_a_partial_result_is_ignored(bench: LocalBench) -> None:
     bench.start("1.1", Does(exit_code=1))
     bench.end_of("1.1")
     bench.restart()
@@ -340,7 +340,7 @@ def test_a_half_written_result_is_none(bench: LocalBench) -> None:
     assert isinstance(bench.until("1.1", *ENDS), RunLost)
 
 
-def test_a_full_disk(small_disk: Path) -> None:
+def test_a_full_disk_delays_runs_without_losing_them(small_disk: Path) -> None:
     bench = LocalBench(small_disk)
     try:
         bench.start(
@@ -403,13 +403,13 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_kills_of_daemon_server_and_supervisors(bench: LocalBench, seed: int) -> None:
+def test_random_kills_of_daemon_server_and_supervisors_are_survived(bench: LocalBench, seed: int) -> None:
     kill_at_random(bench, seed)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(100, 160))
-def test_many_random_kills(bench: LocalBench, seed: int) -> None:
+def test_many_random_kills_are_survived(bench: LocalBench, seed: int) -> None:
     kill_at_random(bench, seed)
 
 

@@ -43,7 +43,7 @@ def shell(bench: LocalBench, text: str, run: str = "1.1", **changes: object) -> 
 # --- what the job sees -----------------------------------------------------------------------------------
 
 
-def test_a_command_gets_arguments_environment_and_work_dir_as_they_are(bench: LocalBench) -> None:
+def test_a_command_gets_arguments_environment_and_work_dir_unchanged(bench: LocalBench) -> None:
     strange = os.fsdecode(b"\xff\xfe b\nc")
     folder = bench.folder / "wörk dir"
     folder.mkdir()
@@ -56,7 +56,7 @@ def test_a_command_gets_arguments_environment_and_work_dir_as_they_are(bench: Lo
     assert (folder / "1.1.out").read_text().strip() == expected
 
 
-def test_the_environment_is_the_tickets_and_our_marks(bench: LocalBench) -> None:
+def test_the_environment_is_that_of_the_ticket_plus_marks(bench: LocalBench) -> None:
     bench.start("1.1", argv=("env",), env={"PATH": "/usr/bin:/bin", "GPUSCHED_RUN": "77.7"})
     bench.end_of("1.1")
     names = {line.partition("=")[0] for line in bench.output("1.1").splitlines()}
@@ -67,7 +67,7 @@ def test_the_environment_is_the_tickets_and_our_marks(bench: LocalBench) -> None
     assert "GPUSCHED_RUN=1.1\n" in bench.output("1.1")
 
 
-def test_a_job_starts_with_default_signals_no_open_files_and_a_group_of_its_own(bench: LocalBench) -> None:
+def test_a_job_starts_with_default_signals_no_open_files_and_its_own_group(bench: LocalBench) -> None:
     text = "grep -E 'Sig(Blk|Ign)' /proc/self/status; ls /proc/self/fd | wc -l; readlink /proc/$$/fd/0"
     shell(bench, text + "; cut -d' ' -f5 /proc/$$/stat; echo $$")
     blocked, ignored, files, stdin, group, pid = bench.output("1.1").splitlines()
@@ -78,7 +78,7 @@ def test_a_job_starts_with_default_signals_no_open_files_and_a_group_of_its_own(
     assert group == pid
 
 
-def test_a_second_run_of_the_same_supervisor_meets_the_same(bench: LocalBench) -> None:
+def test_a_second_run_of_the_same_supervisor_starts_the_same_way(bench: LocalBench) -> None:
     text = "grep -E 'Sig(Blk|Ign)' /proc/self/status; ls /proc/self/fd | wc -l; umask; pwd"
     (bench.folder / "other").mkdir()
     bench.start("1.1", argv=("sh", "-c", text), umask=0o077, work_dir=str(bench.folder / "other"))
@@ -108,7 +108,7 @@ def test_a_script_of_ten_megabytes_runs(bench: LocalBench) -> None:
     assert bench.end_of("1.1").exit_code == 8
 
 
-def test_what_a_run_used_is_measured(bench: LocalBench) -> None:
+def test_usage_of_a_run_is_measured(bench: LocalBench) -> None:
     code = "x = bytearray(80 << 20)\nfor i in range(2_000_000): pass"
     bench.start("1.1", argv=(sys.executable, "-c", code))
     end = bench.end_of("1.1")
@@ -131,7 +131,7 @@ def may_be_negative() -> bool:
 
 
 @pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) != 0, reason="these tests run at a niceness of their own")
-def test_a_supervisor_goes_before_its_job(bench: LocalBench) -> None:
+def test_a_supervisor_is_oom_killed_before_its_job(bench: LocalBench) -> None:
     bench.start("1.1", argv=("sh", "-c", "nice; cat /proc/self/oom_score_adj; echo ready; exec sleep 600"))
     supervisor = bench.ready("1.1").supervisor_pid
     niceness, score = map(int, bench.output("1.1").split()[:2])
@@ -144,18 +144,18 @@ def test_a_supervisor_goes_before_its_job(bench: LocalBench) -> None:
 # --- log files ---------------------------------------------------------------------------------------------
 
 
-def test_output_and_error_go_to_their_files(bench: LocalBench) -> None:
+def test_stdout_and_stderr_go_to_their_files(bench: LocalBench) -> None:
     shell(bench, "echo out; echo err >&2", stderr_path="error.log")
     assert bench.output("1.1") == "out\n"
     assert (bench.folder / "error.log").read_text() == "err\n"
 
 
-def test_both_streams_share_one_file_without_overwriting_each_other(bench: LocalBench) -> None:
+def test_both_streams_share_one_file_without_overwriting(bench: LocalBench) -> None:
     shell(bench, "echo a; echo b >&2; echo c", stderr_path=str(bench.folder / "1.1.out"))
     assert bench.output("1.1") == "a\nb\nc\n"
 
 
-def test_a_log_is_emptied_or_appended_to(bench: LocalBench) -> None:
+def test_a_log_is_truncated_or_appended_to(bench: LocalBench) -> None:
     for run, append in (("1.1", False), ("1.2", False), ("1.3", True)):
         shell(bench, f"echo {run}", run, stdout_path="log", append=append, umask=0o027)
     log = bench.folder / "log"
@@ -163,14 +163,14 @@ def test_a_log_is_emptied_or_appended_to(bench: LocalBench) -> None:
     assert stat.S_IMODE(log.stat().st_mode) == 0o640
 
 
-def test_folders_of_logs_are_made(bench: LocalBench) -> None:
+def test_log_folders_are_created(bench: LocalBench) -> None:
     shell(bench, "echo out; echo err >&2", stdout_path="logs/1/a.out", stderr_path="logs/e/a.err", umask=0o027)
     assert (bench.folder / "logs/1/a.out").read_text() == "out\n"
     assert (bench.folder / "logs/e/a.err").read_text() == "err\n"
     assert stat.S_IMODE((bench.folder / "logs/1").stat().st_mode) == 0o750
 
 
-def test_a_folder_of_logs_that_cannot_be_made_is_told(bench: LocalBench) -> None:
+def test_a_log_folder_that_cannot_be_created_is_reported(bench: LocalBench) -> None:
     (bench.folder / "file").write_text("")
     (bench.folder / "dangling").symlink_to(bench.folder / "nowhere")
     end = shell(bench, "true", stdout_path="file/a/b.out")
@@ -180,7 +180,7 @@ def test_a_folder_of_logs_that_cannot_be_made_is_told(bench: LocalBench) -> None
     assert not (bench.folder / "nowhere").exists()
 
 
-def test_dev_null_is_a_log(bench: LocalBench) -> None:
+def test_dev_null_is_a_valid_log(bench: LocalBench) -> None:
     assert shell(bench, "echo x", stdout_path="/dev/null").exit_code == 0
 
 
@@ -204,7 +204,7 @@ def test_dev_null_is_a_log(bench: LocalBench) -> None:
         ({"uid": 4_000_000_000, "user": "nobody-at-all"}, "4000000000"),
     ],
 )
-def test_what_cannot_be_started_says_why(bench: LocalBench, changes: dict[str, object], words: str) -> None:
+def test_a_failed_launch_says_why(bench: LocalBench, changes: dict[str, object], words: str) -> None:
     (bench.folder / "target").touch()
     (bench.folder / "link").symlink_to("target")
     (bench.folder / "folder").mkdir()
@@ -293,7 +293,7 @@ if "stay" in sys.argv:
 
 
 @pytest.mark.parametrize("temper", ["mild", "stubborn"])
-def test_a_process_that_left_the_session_is_found(bench: LocalBench, temper: str) -> None:
+def test_a_process_outside_the_session_is_found(bench: LocalBench, temper: str) -> None:
     bench.start("1.1", argv=(sys.executable, "-c", ESCAPE, temper))
     end = bench.end_of("1.1")
     pid = int((bench.folder / "escaped").read_text())
@@ -302,7 +302,7 @@ def test_a_process_that_left_the_session_is_found(bench: LocalBench, temper: str
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_cancel_reaches_a_process_that_left_the_session(bench: LocalBench) -> None:
+def test_cancel_reaches_a_process_outside_the_session(bench: LocalBench) -> None:
     bench.start("1.1", argv=(sys.executable, "-c", ESCAPE, "stay"))
     bench.ready("1.1")
     bench.engine.order("1.1", StopOrder("cancel"))
@@ -319,7 +319,7 @@ def test_a_stopped_process_is_ended_too(bench: LocalBench) -> None:
     assert bench.end_of("1.1").signal == signal.SIGTERM
 
 
-def test_processes_that_fork_on_and_on_are_killed(bench: LocalBench) -> None:
+def test_processes_that_keep_forking_are_killed(bench: LocalBench) -> None:
     # A bounded one: each generation replaces itself for as long as the run is not ended.
     text = (
         "trap '' TERM; f() { [ -e done ] || { sleep 0.01; f & }; }; for i in 1 2 3 4 5 6; do f & done; echo ready; wait"
@@ -347,7 +347,7 @@ def test_a_pipe_behind_the_first_process_may_finish(bench: LocalBench) -> None:
 WAITS = "trap 'echo noticed; exit 0' USR1; echo ready; while :; do sleep 0.02; done"
 
 
-def test_the_notice_comes_before_the_limit(bench: LocalBench) -> None:
+def test_the_notice_precedes_the_limit(bench: LocalBench) -> None:
     notice = Notice(signal.SIGUSR1, before_s=60, main_only=True)
     bench.start("1.1", argv=("sh", "-c", WAITS), time_limit_s=62.0, notice=notice)
     end = bench.end_of("1.1")
@@ -370,7 +370,7 @@ time.sleep(600)
 """
 
 
-def test_the_program_of_a_script_saves_at_its_signal_and_the_shell_does_not_go_on(bench: LocalBench) -> None:
+def test_the_program_of_a_script_saves_on_its_signal_and_the_shell_does_not_continue(bench: LocalBench) -> None:
     (bench.folder / "save.py").write_text(SAVES)
     script = f"#!/bin/sh\n{sys.executable} save.py\necho next line\n".encode()
     notice = Notice(signal.SIGUSR1, before_s=60, main_only=False)
@@ -384,9 +384,7 @@ def test_the_program_of_a_script_saves_at_its_signal_and_the_shell_does_not_go_o
 
 
 @pytest.mark.parametrize("begin", ["#!{python}\n", "#!/bin/sh\nexec {python} save.py\n"])
-def test_a_script_that_is_the_program_itself_saves_at_its_signal_beside_its_workers(
-    bench: LocalBench, begin: str
-) -> None:
+def test_a_script_that_execs_its_program_saves_on_its_signal_beside_its_workers(bench: LocalBench, begin: str) -> None:
     text = "import subprocess\nsubprocess.Popen(['sleep', '600'])\n" + SAVES
     (bench.folder / "save.py").write_text(text)
     script = begin.format(python=sys.executable) + text
@@ -399,7 +397,7 @@ def test_a_script_that_is_the_program_itself_saves_at_its_signal_beside_its_work
     assert "saves at 10\nsaved\n" in bench.output("1.1")
 
 
-def test_a_script_without_a_handler_outlives_the_notice_to_its_program(bench: LocalBench) -> None:
+def test_a_script_without_a_handler_survives_the_notice_to_its_program(bench: LocalBench) -> None:
     (bench.folder / "save.py").write_text(SAVES)
     text = f"import subprocess, sys\nsys.exit(subprocess.call([{sys.executable!r}, 'save.py']) - 70)\n"
     bench.start("1.1", script=f"#!{sys.executable}\n{text}".encode(), argv=())
@@ -408,7 +406,7 @@ def test_a_script_without_a_handler_outlives_the_notice_to_its_program(bench: Lo
     assert bench.end_of("1.1").exit_code == 5
 
 
-def test_what_only_the_first_process_was_told_of_ends_after_it(bench: LocalBench) -> None:
+def test_children_end_after_a_signal_to_the_first_process_alone(bench: LocalBench) -> None:
     child = "trap 'echo child is told; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
     text = f"sh -c \"{child}\" & trap 'echo main saves; exit 9' USR1; wait; exit 8"
     notice = Notice(signal.SIGUSR1, before_s=60, main_only=True)
@@ -431,7 +429,7 @@ def test_a_stop_after_the_notice_begins_with_term(bench: LocalBench) -> None:
     assert bench.end_of("1.1").exit_code == 4
 
 
-def test_the_time_limit_itself_is_told_by_term(bench: LocalBench) -> None:
+def test_the_time_limit_sends_term(bench: LocalBench) -> None:
     text = "trap 'echo noticed' USR1; trap 'echo stopped; exit 4' TERM; echo ready; while :; do sleep 0.02; done"
     notice = Notice(signal.SIGUSR1, before_s=1, main_only=True)
     bench.start("1.1", argv=("sh", "-c", text), stop_signal=None, notice=notice, time_limit_s=3.0)
@@ -473,7 +471,7 @@ def test_the_log_says_why_a_job_was_stopped(bench: LocalBench, why: str, tail: s
     assert len(line) == len("gpusched: job 12 CANCELLED AT 2026-01-02T03:04:05\n") + len(tail)
 
 
-def test_a_stop_that_precedes_the_start_starts_nothing(bench: LocalBench) -> None:
+def test_a_stop_before_the_start_starts_nothing(bench: LocalBench) -> None:
     os.kill(bench.engine.server_pid or 0, signal.SIGSTOP)
     bench.start("1.1", argv=("touch", "started"))
     bench.engine.order("1.1", StopOrder("cancel"))
@@ -499,7 +497,7 @@ def test_many_orders_are_all_carried_out(bench: LocalBench) -> None:
     assert "True" in bench.output("1.1")
 
 
-def test_a_bare_term_to_the_supervisor_is_a_cancel(bench: LocalBench) -> None:
+def test_a_plain_term_to_the_supervisor_is_a_cancel(bench: LocalBench) -> None:
     bench.start("1.1", SLEEPS)
     started = bench.ready("1.1")
     os.kill(started.supervisor_pid, signal.SIGTERM)
@@ -521,7 +519,7 @@ def test_gpu_out_of_memory_is_read_from_the_tail(
     assert end.gpu_oom is found
 
 
-def test_an_earlier_attempts_message_in_an_appended_log_does_not_count(bench: LocalBench) -> None:
+def test_a_message_of_an_earlier_attempt_in_an_appended_log_does_not_count(bench: LocalBench) -> None:
     log = {"stdout_path": "log", "append": True, "has_gpus": True}
     assert shell(bench, "echo CUDA out of memory; exit 1", "1.1", **log).gpu_oom
     assert not shell(bench, "exit 1", "1.2", **log).gpu_oom
@@ -540,7 +538,7 @@ def test_a_supervisor_is_replaced_after_many_runs(bench: LocalBench) -> None:
 # --- what it leaves ---------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_left_of_a_forgotten_run(bench: LocalBench) -> None:
+def test_a_forgotten_run_leaves_nothing(bench: LocalBench) -> None:
     bench.start("1.1", script=b"#!/bin/sh\nsleep 600\n", argv=())
     bench.until("1.1", RunStarted)
     bench.engine.order("1.1", StopOrder("cancel"))
@@ -557,7 +555,7 @@ def is_held(bench: LocalBench, run: str) -> bool:
     return record.is_held
 
 
-def test_the_record_of_a_forgotten_run_is_used_for_another(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_a_forgotten_run_is_reused(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpusched.engine.janitor._QUIET_S", 60.0)
     inodes = set()
     for job in range(1, 6):
@@ -586,7 +584,7 @@ def test_idle_supervisors_and_the_server_end(bench: LocalBench) -> None:
 # --- brought in line with the table ----------------------------------------------------------------------
 
 
-def test_an_order_is_written_once_however_often_it_is_wanted(bench: LocalBench) -> None:
+def test_a_repeated_order_is_written_once(bench: LocalBench) -> None:
     bench.start("1.1", Does(lasts_s=FOREVER, ignores_stop=True), grace_s=600)
     wanted = open_run("1.1", bench.ready("1.1"), order=StopOrder("cancel"))
     for _ in range(3):
@@ -599,7 +597,7 @@ def test_an_order_is_written_once_however_often_it_is_wanted(bench: LocalBench) 
     assert lines.count("stop") == 1
 
 
-def test_a_notice_is_not_given_again_with_the_limit_that_a_run_has(bench: LocalBench) -> None:
+def test_a_notice_is_not_repeated_with_an_unchanged_limit(bench: LocalBench) -> None:
     text = "trap 'echo noticed' USR1; echo ready; while :; do sleep 0.02; done"
     # Two seconds after the start, which is long enough to set a trap.
     notice = Notice(signal.SIGUSR1, 598, main_only=True)
@@ -614,9 +612,7 @@ def test_a_notice_is_not_given_again_with_the_limit_that_a_run_has(bench: LocalB
     assert bench.output("1.1").count("noticed") == 1
 
 
-def test_a_ticket_that_cannot_be_written_down_leaves_nothing_behind(
-    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_ticket_leaves_nothing_behind(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
     tickets = {job: bench.ticket(f"{job}.1", Does(exit_code=job)) for job in (1, 2, 3)}
     runs = [replace(open_run(ticket.run), ticket=ticket) for ticket in tickets.values()]
 

@@ -32,7 +32,7 @@ def never_started(bench: StandInBench, run: str) -> RunNeverStarted:
     return end
 
 
-def test_what_systemd_refuses_was_never_started_and_says_why(bench: StandInBench) -> None:
+def test_a_start_refused_by_systemd_never_ran_and_says_why(bench: StandInBench) -> None:
     bench.systemd.refuses = "Unit gpusched-1.1.service already exists."
     bench.start("1.1")
     detail = never_started(bench, "1.1").detail
@@ -40,16 +40,14 @@ def test_what_systemd_refuses_was_never_started_and_says_why(bench: StandInBench
 
 
 @pytest.mark.parametrize("result", ["failed", "canceled", "timeout", "dependency"])
-def test_a_unit_that_does_not_come_up_was_never_started_and_says_where_to_look(
-    bench: StandInBench, result: str
-) -> None:
+def test_a_unit_that_fails_to_start_never_ran_and_says_where_to_look(bench: StandInBench, result: str) -> None:
     bench.systemd.result = result
     bench.start("1.1")
     detail = never_started(bench, "1.1").detail
     assert detail == f"systemd could not start gpusched-1.1.service ({result}); see: journalctl -u gpusched-1.1.service"
 
 
-def test_only_so_many_calls_are_open_at_once_and_all_are_made(bench: StandInBench) -> None:
+def test_open_calls_are_limited_and_all_are_made(bench: StandInBench) -> None:
     bench.systemd.is_silent = True
     bench.engine.start([bench.ticket(f"{job}.1", Does(exit_code=job)) for job in range(1, 41)])
     bench.wait(lambda: bench.systemd.most_open == 16)
@@ -59,7 +57,7 @@ def test_only_so_many_calls_are_open_at_once_and_all_are_made(bench: StandInBenc
     assert [bench.end_of(f"{job}.1").exit_code for job in range(1, 41)] == list(range(1, 41))
 
 
-def test_a_systemd_that_takes_its_time_is_not_waited_for(bench: StandInBench) -> None:
+def test_a_slow_systemd_does_not_block(bench: StandInBench) -> None:
     bench.start("1.1", SLEEPS)
     bench.ready("1.1")
     bench.systemd.is_silent = True
@@ -74,7 +72,7 @@ def test_a_systemd_that_takes_its_time_is_not_waited_for(bench: StandInBench) ->
     assert bench.end_of("2.1").exit_code == 2
 
 
-def test_a_bus_that_hangs_up_costs_no_run_and_none_is_started_twice(bench: StandInBench) -> None:
+def test_a_closed_bus_loses_no_run_and_starts_none_twice(bench: StandInBench) -> None:
     bench.start("1.1", SLEEPS)
     first = bench.ready("1.1")
     bench.systemd.is_silent = True
@@ -96,7 +94,7 @@ def test_a_bus_that_hangs_up_costs_no_run_and_none_is_started_twice(bench: Stand
     assert bench.end_of("1.1").stopped_by == "cancel"
 
 
-def test_a_call_whose_answer_was_lost_is_not_made_again(bench: StandInBench) -> None:
+def test_a_call_with_a_lost_answer_is_not_repeated(bench: StandInBench) -> None:
     bench.systemd.is_silent = True
     bench.start("1.1", SLEEPS)
     bench.wait(lambda: bench.systemd.most_open == 1)
@@ -112,14 +110,14 @@ def test_a_call_whose_answer_was_lost_is_not_made_again(bench: StandInBench) -> 
     assert not bench.output("1.1")
 
 
-def test_a_systemd_that_never_answers_is_given_up(bench: StandInBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_systemd_times_out(bench: StandInBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpusched.engine.systemd.SILENCE_S", 0.3)
     bench.systemd.is_silent = True
     bench.start("1.1")
     assert never_started(bench, "1.1").detail == "systemd was gone before it was started"
 
 
-def test_a_bus_that_is_not_there_refuses_what_is_asked_of_it_and_serves_again_when_it_is(bench: StandInBench) -> None:
+def test_a_missing_bus_refuses_calls_and_recovers(bench: StandInBench) -> None:
     there = bench.systemd.path
     away = there.with_name("away")
     there.rename(away)
@@ -132,9 +130,7 @@ def test_a_bus_that_is_not_there_refuses_what_is_asked_of_it_and_serves_again_wh
     assert bench.end_of("1.2").exit_code == 5
 
 
-def test_a_supervisor_that_does_not_come_is_not_waited_for_for_ever(
-    bench: StandInBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_a_supervisor_times_out(bench: StandInBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpusched.engine.systemd.CLAIM_S", 0.2)
     bench.systemd.starts_nothing = True
     bench.start("1.1")
@@ -147,7 +143,7 @@ def test_a_ticket_of_another_release_is_not_read(bench: StandInBench, monkeypatc
     assert "upgraded from 0.0.9" in never_started(bench, "1.1").detail
 
 
-def test_nothing_that_a_user_wrote_is_in_a_unit(bench: StandInBench) -> None:
+def test_a_unit_contains_no_user_text(bench: StandInBench) -> None:
     env = {"PATH": os.environ["PATH"], "SECRET": "%n $HOME hunter2"}
     bench.start("1.1", argv=("sh", "-c", "exit 3", "$HOME %i hunter2"), env=env, user="hunter2")
     assert bench.end_of("1.1").exit_code == 3
@@ -159,7 +155,7 @@ def test_nothing_that_a_user_wrote_is_in_a_unit(bench: StandInBench) -> None:
     assert all("hunter2" not in entry for entry in told["Environment"])
 
 
-def test_a_large_script_goes_over(bench: StandInBench) -> None:
+def test_a_large_script_is_transferred(bench: StandInBench) -> None:
     script = b"#!/bin/sh\nexit 9\n#" + b"x" * (9 << 20)
     bench.start("1.1", argv=(), script=script)
     assert bench.end_of("1.1").exit_code == 9
@@ -198,7 +194,7 @@ def test_a_personal_daemon_forks(monkeypatch: pytest.MonkeyPatch) -> None:
         launchers.choose("systemd", is_system=False)
 
 
-def test_where_there_is_no_systemd_auto_forks_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_systemd_auto_forks_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "BOOTED", str(tmp_path / "nothing"))
     assert launchers.choose("auto", is_system=True).text == "fork server: PID 1 is not systemd"
     with pytest.raises(NotReady, match="but PID 1 is not systemd"):
@@ -206,7 +202,7 @@ def test_where_there_is_no_systemd_auto_forks_and_says_why(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(("version", "kind"), [("252.39-1~deb12u2", "systemd"), ("219", "fork")])
-def test_systemd_is_asked_for_its_version(
+def test_the_systemd_version_is_queried(
     bench: StandInBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, kind: str
 ) -> None:
     bench.systemd.version = version
@@ -215,7 +211,7 @@ def test_systemd_is_asked_for_its_version(
     assert launchers.choose("auto", is_system=True).kind == kind
 
 
-def test_daemons_that_are_tried_out_have_units_of_their_own() -> None:
+def test_trial_daemons_have_separate_units() -> None:
     assert launchers.names_of("").unit("1.1") == "gpusched-1.1.service"
     assert launchers.names_of("/tmp/a").unit("1.1") != launchers.names_of("/tmp/b").unit("1.1")
     assert launchers.names_of("/tmp/a").slice == "gpusched.slice"

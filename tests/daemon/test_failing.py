@@ -22,7 +22,7 @@ def said(daemon: Daemon) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_a_fallback_follows_the_last_failure_and_both_tell_of_it(daemon: Daemon) -> None:
+def test_a_fallback_follows_the_last_failure_and_both_record_it(daemon: Daemon) -> None:
     script = "echo ${GPUSCHED_PREVIOUS_EXIT_CODE:-none} >> past; exit 7"
     failing = daemon.submit("/bin/sh", "-c", script, retries=1, backoff_s=0, fallback=SAY, stdout="job.log")
     (failed,) = daemon.wait(failing)
@@ -77,7 +77,7 @@ def test_a_kill_between_failure_and_fallback_neither_loses_nor_doubles_it(
     assert len(daemon.call("GET", "/v1/jobs?states=all")["jobs"]) == 2
 
 
-def test_a_job_that_runs_out_of_gpu_memory_comes_back_with_more(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_job_that_runs_out_of_gpu_memory_is_retried_with_more(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(fake_gpus="1xT4:16GiB+1xA100:80GiB")
     script = (
         'echo "$GPUSCHED_VRAM_MIB" >> asked; test "${GPUSCHED_VRAM_MIB:-80000}" -gt 14000 && exit 0; '
@@ -98,7 +98,7 @@ def test_a_job_that_runs_out_of_gpu_memory_comes_back_with_more(make_daemon: Cal
     assert said(daemon) == [f"{largest} 1 OutOfMemory"]
 
 
-def test_a_hardware_fault_repeats_the_run_for_free_and_takes_the_card_out(
+def test_a_hardware_fault_repeats_the_run_free_and_drains_the_gpu(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     gpus = tmp_path / "gpus.json"
@@ -130,7 +130,7 @@ def test_a_hardware_fault_repeats_the_run_for_free_and_takes_the_card_out(
     daemon.call("POST", "/v1/undrain", {"targets": ["0"]})
 
 
-def test_job_that_takes_out_two_gpus_is_held_until_it_is_released(
+def test_a_job_that_takes_out_two_gpus_is_held_until_released(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     gpus = tmp_path / "gpus.json"
@@ -170,7 +170,7 @@ def test_job_that_takes_out_two_gpus_is_held_until_it_is_released(
     assert (job["state"], job["run"], job["exit_code"]) == ("FAILED", 3, 9)
 
 
-def test_card_that_is_not_clean_at_once_is_looked_at_again_long_before_the_next_poll(
+def test_a_gpu_that_is_not_clean_is_checked_again_before_the_next_poll(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     gpus, gate = tmp_path / "gpus.json", tmp_path / "gate"
@@ -195,7 +195,7 @@ def test_card_that_is_not_clean_at_once_is_looked_at_again_long_before_the_next_
     daemon.wait_state(job_id, "COMPLETED")
 
 
-def test_what_a_card_says_of_itself_is_shown_and_acted_on(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_gpu_health_is_shown_and_acted_on(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.json"
 
     def write(**card: object) -> None:

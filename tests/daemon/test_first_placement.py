@@ -57,14 +57,14 @@ def machine(make_daemon: Callable[..., Daemon], tmp_path: Path) -> Machine:
     return Machine(make_daemon, tmp_path / "gpus.json")
 
 
-def test_first_job_avoids_a_gpu_taken_since_the_last_reading(machine: Machine) -> None:
+def test_the_first_job_avoids_a_gpu_taken_since_the_last_reading(machine: Machine) -> None:
     machine.change(gpus=[TAKEN, FREE])
     job_id = machine.daemon.submit("/bin/sleep", "1000", gpus=1)
     job = machine.daemon.wait_state(job_id, "RUNNING")
     assert [gpu["index"] for gpu in job["gpus"]] == [1]
 
 
-def test_driver_that_hangs_keeps_gpu_jobs_waiting_and_no_others(machine: Machine) -> None:
+def test_a_hanging_driver_delays_only_gpu_jobs(machine: Machine) -> None:
     machine.change(gpus=[FREE, FREE], hang=True)
     waiting = machine.daemon.submit("/bin/true", gpus=1)
     (other,) = machine.daemon.wait(machine.daemon.submit("/bin/true"))

@@ -66,7 +66,7 @@ def test_a_full_disk_refuses_and_recovers(small_disk: Path, tmp_path: Path) -> N
         daemon.close()
 
 
-def test_a_daemon_on_a_full_disk_says_so_and_starts_once_there_is_room(small_disk: Path) -> None:
+def test_a_daemon_on_a_full_disk_reports_it_and_starts_once_there_is_room(small_disk: Path) -> None:
     daemon = Daemon(small_disk / "home")
     ballast = fill(small_disk)
     line = daemon.try_start()
@@ -85,7 +85,7 @@ def test_a_daemon_on_a_full_disk_says_so_and_starts_once_there_is_room(small_dis
         daemon.close()
 
 
-def test_a_daemon_with_ends_to_record_does_not_spin_on_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+def test_a_daemon_with_pending_ends_does_not_spin_on_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     daemon = Daemon(small_disk / "home", config="[daemon]\npoll_s = 0.05\n")
     gate = tmp_path / "gate"
     daemon.start()

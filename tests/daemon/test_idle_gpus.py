@@ -33,7 +33,7 @@ def idle_lines(daemon: Daemon, job_id: str) -> list[str]:
     return [event["text"] for event in daemon.job(job_id)["events"] if event["kind"] == "idle"]
 
 
-def test_only_what_does_nothing_at_all_is_ended(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_only_fully_idle_runs_are_ended(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.json"
     write_gpus(gpus, [0, 0, 0, 0, 0, None])
     daemon = make_daemon(fake_gpus=str(gpus), config=CONFIG)

@@ -88,7 +88,7 @@ def check_usage(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_killed_before_each_step_of_a_tick(make_daemon: Callable[..., Daemon], step: str, nth: int) -> None:
+def test_a_kill_before_each_tick_step_is_survived(make_daemon: Callable[..., Daemon], step: str, nth: int) -> None:
     daemon = make_daemon(start=False, fake_gpus="2x24GiB")
     daemon.try_start(GPUSCHED_CRASH_AT=f"{step}:{nth}")
     accepted: dict[str, int] = {}
@@ -111,7 +111,7 @@ def test_killed_before_each_step_of_a_tick(make_daemon: Callable[..., Daemon], s
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_an_error_at_any_step_loses_no_job_and_tells_nobody_what_is_not_so(
+def test_an_error_at_any_step_loses_no_job_and_sends_no_false_alert(
     make_daemon: Callable[..., Daemon], step: str, nth: int
 ) -> None:
     daemon = make_daemon(start=False, fake_gpus="2x24GiB")
@@ -137,7 +137,7 @@ def test_an_error_at_any_step_loses_no_job_and_tells_nobody_what_is_not_so(
     check_usage(daemon)
 
 
-def test_a_cancel_meets_an_error_behind_the_commit_and_is_carried_out(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_cancel_is_carried_out_despite_an_error_after_the_commit(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(start=False)
     # The first goes by as the job starts.
     daemon.start(GPUSCHED_CRASH_AT=",".join(["reconcile:raise"] * 50))
@@ -171,18 +171,18 @@ def run_under_kills(daemon: Daemon, kills: int, seed: int) -> None:
     check_usage(daemon)
 
 
-def test_killed_at_random_times_under_load(make_daemon: Callable[..., Daemon]) -> None:
+def test_kills_at_random_times_under_load_are_survived(make_daemon: Callable[..., Daemon]) -> None:
     run_under_kills(make_daemon(fake_gpus="3x24GiB"), kills=12, seed=int(os.environ.get("KILL_SEED", "1")))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(10))
-def test_killed_at_random_times_many_times(make_daemon: Callable[..., Daemon], seed: int) -> None:
+def test_many_kills_at_random_times_are_survived(make_daemon: Callable[..., Daemon], seed: int) -> None:
     run_under_kills(make_daemon(fake_gpus="3x24GiB"), kills=25, seed=seed)
 
 
-def test_a_cancel_that_was_recorded_is_carried_out_after_the_crash(
+def test_a_recorded_cancel_is_carried_out_after_the_crash(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(start=False)
@@ -199,7 +199,7 @@ def test_a_cancel_that_was_recorded_is_carried_out_after_the_crash(
     assert daemon.wait(job_id)[0]["state"] == "CANCELLED"
 
 
-def test_runs_outlive_the_daemon_and_keep_their_codes(daemon: Daemon, tmp_path: Path) -> None:
+def test_runs_survive_the_daemon_and_keep_their_exit_codes(daemon: Daemon, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     ids = [
         daemon.submit("/bin/sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.01; done; exit {code}") for code in (0, 3, 9)
@@ -216,7 +216,7 @@ def test_runs_outlive_the_daemon_and_keep_their_codes(daemon: Daemon, tmp_path: 
 AT_ONCE = "[priority]\nreserve_after_s = 0\nreserve_after_runs = 0\n"
 
 
-def test_how_long_others_may_delay_a_job_outlives_the_daemon(make_daemon: Callable[..., Daemon]) -> None:
+def test_the_delay_bound_of_a_job_survives_the_daemon(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(fake_gpus="1x24GiB", config=AT_ONCE)
     daemon.submit("sleep", "600", gpus=1)
     waiting = daemon.submit("true", gpus=1)

@@ -40,7 +40,7 @@ def kept(path: Path) -> list[bytes]:
     return [found.read_bytes() for found in paths if found.exists()]
 
 
-def test_files_are_put_aside_and_no_byte_is_lost(bench: LocalBench) -> None:
+def test_files_are_rotated_without_losing_a_byte(bench: LocalBench) -> None:
     assert run(bench, "seq 1 500000").exit_code == 0
     pieces = kept(bench.folder / "1.1.out")
     assert b"".join(pieces) == SEQ
@@ -48,36 +48,36 @@ def test_files_are_put_aside_and_no_byte_is_lost(bench: LocalBench) -> None:
     assert all(len(piece) <= MIB + SLACK_BYTES and piece.endswith(b"\n") for piece in pieces)
 
 
-def test_only_the_newest_are_kept(bench: LocalBench) -> None:
+def test_only_the_newest_files_are_kept(bench: LocalBench) -> None:
     assert run(bench, "seq 1 500000", log_keep=1).exit_code == 0
     pieces = kept(bench.folder / "1.1.out")
     assert len(pieces) == 2
     assert SEQ.endswith(b"".join(pieces))
 
 
-def test_errors_have_files_of_their_own(bench: LocalBench) -> None:
+def test_stderr_is_rotated_separately(bench: LocalBench) -> None:
     assert run(bench, "seq 1 500000 >&2; echo out", stderr_path="1.1.err").exit_code == 0
     assert b"".join(kept(bench.folder / "1.1.err")) == SEQ
     assert kept(bench.folder / "1.1.out") == [b"out\n"]
 
 
-def test_devices_are_left_to_the_job(bench: LocalBench) -> None:
+def test_devices_are_not_rotated(bench: LocalBench) -> None:
     assert run(bench, "[ -c /dev/stdout ] && seq 1 10 >&2", stdout_path="/dev/null", stderr_path="e").exit_code == 0
     assert kept(bench.folder / "e") == [b"".join(b"%d\n" % number for number in range(1, 11))]
 
 
-def test_what_outlives_the_first_process_is_still_written(bench: LocalBench) -> None:
+def test_output_after_the_first_process_is_still_written(bench: LocalBench) -> None:
     line = "(trap '' TERM; until [ -e go ]; do sleep 0.01; done; echo late) & echo early; touch go"
     assert run(bench, line, leftover_grace_s=10.0).exit_code == 0
     assert kept(bench.folder / "1.1.out") == [b"early\nlate\n"]
 
 
-def test_the_standard_streams_can_be_opened_again(bench: LocalBench) -> None:
+def test_the_standard_streams_can_be_reopened(bench: LocalBench) -> None:
     assert run(bench, "echo one > /dev/stdout; echo two > /dev/stderr; echo three > /proc/self/fd/1").exit_code == 0
     assert kept(bench.folder / "1.1.out") == [b"one\ntwo\nthree\n"]
 
 
-def test_a_flood_does_not_deafen_the_supervisor(bench: LocalBench) -> None:
+def test_a_flood_of_output_does_not_block_orders(bench: LocalBench) -> None:
     bench.start("1.1", argv=("sh", "-c", "exec yes"), log_max_mib=1, log_keep=1)
     bench.until("1.1", RunStarted)
     wait_until((bench.folder / "1.1.out.old1").exists, what="a file to be put aside")
@@ -87,14 +87,14 @@ def test_a_flood_does_not_deafen_the_supervisor(bench: LocalBench) -> None:
     assert sum(map(len, kept(bench.folder / "2.1.out"))) <= 2 * (MIB + SLACK_BYTES) + 200
 
 
-def test_a_folder_that_is_gone_does_not_hurt_the_job(bench: LocalBench) -> None:
+def test_a_missing_folder_does_not_harm_the_job(bench: LocalBench) -> None:
     folder = bench.folder / "logs"
     folder.mkdir()
     done = run(bench, "rm -r logs; seq 1 500000; echo done > mark", stdout_path="logs/out")
     assert (done.exit_code, (bench.folder / "mark").read_text()) == (0, "done\n")
 
 
-def test_signs_of_full_gpu_memory_are_found_behind_a_rotation(bench: LocalBench) -> None:
+def test_gpu_out_of_memory_is_found_across_a_rotation(bench: LocalBench) -> None:
     line = "head -c 1048570 /dev/zero | tr '\\0' 'x'; echo; echo CUDA out of memory; echo bye; exit 1"
     assert run(bench, line, has_gpus=True).gpu_oom
     assert len(kept(bench.folder / "1.1.out")) == 2
@@ -114,14 +114,14 @@ def test_a_killed_supervisor_does_not_break_the_pipe(bench: LocalBench) -> None:
     assert found is None or not found.is_alive
 
 
-def test_a_supervisor_goes_on_to_a_run_without_rotation(bench: LocalBench) -> None:
+def test_a_supervisor_continues_with_a_run_without_rotation(bench: LocalBench) -> None:
     for job in range(1, 5):
         assert run(bench, "seq 1 200000", f"{job}.1", log_max_mib=1 if job % 2 else None).exit_code == 0
     assert [len(kept(bench.folder / f"{job}.1.out")) for job in range(1, 5)] == [2, 1, 2, 1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start jobs as others")
-def test_files_of_another_user_are_that_users(bench: LocalBench) -> None:
+def test_files_of_another_user_belong_to_that_user(bench: LocalBench) -> None:
     nobody = pwd.getpwnam("nobody")
     folder = bench.folder / "theirs"
     folder.mkdir()

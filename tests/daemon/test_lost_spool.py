@@ -38,7 +38,9 @@ def held(daemon: Daemon, gate: Path) -> str:
 
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["removed", "replaced"])
-def test_jobs_go_on_without_their_spool_and_new_ones_start(daemon: Daemon, tmp_path: Path, is_replaced: bool) -> None:
+def test_jobs_continue_without_their_spool_and_new_ones_start(
+    daemon: Daemon, tmp_path: Path, is_replaced: bool
+) -> None:
     gate = tmp_path / "gate"
     ends, cancelled = held(daemon, gate), held(daemon, tmp_path / "never")
     spool = spool_of(daemon)
@@ -73,7 +75,7 @@ def test_a_run_without_its_record_is_adopted_by_the_next_daemon(daemon: Daemon, 
     assert (ended["exit_code"], ended["run"]) == (4, 1)
 
 
-def test_a_run_that_nothing_tells_of_is_ended_before_it_runs_again(daemon: Daemon, tmp_path: Path) -> None:
+def test_an_unrecorded_run_is_ended_before_it_is_repeated(daemon: Daemon, tmp_path: Path) -> None:
     # Killed before the start is committed, and then its record is gone: neither says that it runs.
     job = daemon.submit(
         "/bin/sh", "-c", f"echo $$ >> {tmp_path}/pids; exec sleep 600", stdout="/dev/null", work_dir="/"
@@ -91,7 +93,7 @@ def test_a_run_that_nothing_tells_of_is_ended_before_it_runs_again(daemon: Daemo
     assert len(alive()) == 1
 
 
-def test_a_run_that_is_lost_with_its_record_says_so(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_run_lost_with_its_record_says_so(daemon: Daemon, tmp_path: Path) -> None:
     job = daemon.submit("/bin/sleep", "600", stdout="/dev/null", work_dir="/", requeue=False)
     pid = daemon.pid_of(job)
     shutil.rmtree(spool_of(daemon))

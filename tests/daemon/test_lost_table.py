@@ -107,7 +107,7 @@ def test_nothing_is_accepted_into_a_lost_table(home: Home, harm: Callable[[Home]
     assert len(home.log_lines("cannot record")) == 1, "once, not with every retry"
 
 
-def test_a_deleted_table_is_there_again_after_a_restart(home: Home) -> None:
+def test_a_deleted_table_is_restored_on_restart(home: Home) -> None:
     delete(home)
     home.refused()
     home.end_running()
@@ -116,7 +116,7 @@ def test_a_deleted_table_is_there_again_after_a_restart(home: Home) -> None:
     assert home.beside() == []
 
 
-def test_a_table_that_is_put_back_is_used_again(home: Home) -> None:
+def test_a_restored_table_is_used_again(home: Home) -> None:
     away = home.table.with_name("away")
     home.table.rename(away)
     home.refused()
@@ -129,7 +129,7 @@ def test_a_table_that_is_put_back_is_used_again(home: Home) -> None:
     assert home.daemon.state(home.running) == "FAILED"
 
 
-def test_a_table_that_is_put_back_before_a_restart_is_the_one_that_counts(home: Home) -> None:
+def test_a_table_restored_before_a_restart_takes_precedence(home: Home) -> None:
     away = home.table.with_name("away")
     home.table.rename(away)
     home.refused()

@@ -17,7 +17,7 @@ CONFIG = "[daemon]\npoll_s = 0.1\n"
 ECHO = 'echo "$CUDA_VISIBLE_DEVICES $GPUSCHED_GPUS"'
 
 
-def test_a_job_has_one_instance_and_sees_it_by_uuid(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_job_gets_one_instance_and_sees_it_by_uuid(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(fake_gpus="2xA100:80GiB[mig=1x3g.40gb+2x1g.10gb]", config=CONFIG)
     gpus = {gpu["uuid"]: gpu for gpu in daemon.call("GET", "/v1/cluster")["gpus"]}
     assert [(gpu["index"], gpu["mig_profile"], gpu["state"]) for gpu in gpus.values()][:5] == [
@@ -40,7 +40,7 @@ def test_a_job_has_one_instance_and_sees_it_by_uuid(make_daemon: Callable[..., D
         daemon.submit("/bin/true", gpus=2)
 
 
-def test_all_instances_are_used_at_once_and_named_for_what_they_are(make_daemon: Callable[..., Daemon]) -> None:
+def test_all_instances_are_used_at_once_under_their_names(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(fake_gpus="1xA100:80GiB[mig=3x2g.20gb]", config=CONFIG)
     jobs = [daemon.submit("/bin/sleep", "1000", gpus=1) for _ in range(4)]
     for job_id in jobs[:3]:
@@ -76,7 +76,7 @@ def write(path: Path, *instances: dict[str, object]) -> None:
     part.rename(path)
 
 
-def test_a_job_whose_instance_was_removed_is_run_again_on_another(
+def test_a_job_whose_instance_was_removed_runs_again_on_another(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     gpus = tmp_path / "gpus.json"

@@ -119,7 +119,7 @@ def test_a_new_option_reaches_every_interface_from_its_field(copy: Path, daemon:
     assert found["keyword"]
 
 
-def test_a_new_option_is_stored_updated_shown_and_consumed(copy: Path, daemon: Daemon) -> None:
+def test_a_new_option_is_stored_updated_shown_and_read(copy: Path, daemon: Daemon) -> None:
     script = copy / "job.sh"
     script.write_text("#!/bin/sh\n#GSUB --seed=7 -c 0 -H\necho seed $GPUSCHED_SEED\n")
     python = f"import gpusched; print(gpusched.Client().submit(script={str(script)!r}, hold=True, cpus=0, seed=9).id)"

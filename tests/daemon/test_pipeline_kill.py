@@ -56,7 +56,7 @@ def check_order(ran: list[str], steps: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("moment", STEPS)
-def test_a_pipeline_is_recorded_whole_or_not_at_all(make_daemon: Callable[..., Daemon], moment: str) -> None:
+def test_a_pipeline_is_recorded_atomically(make_daemon: Callable[..., Daemon], moment: str) -> None:
     daemon = make_daemon(start=False)
     daemon.try_start(GPUSCHED_CRASH_AT=f"{moment}:1")
     steps = layers(daemon)
@@ -80,7 +80,7 @@ def test_a_pipeline_is_recorded_whole_or_not_at_all(make_daemon: Callable[..., D
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_pipeline_goes_on_over_kills_at_any_time(make_daemon: Callable[..., Daemon], seed: int) -> None:
+def test_a_pipeline_continues_across_kills_at_any_time(make_daemon: Callable[..., Daemon], seed: int) -> None:
     dice = random.Random(seed)
     daemon = make_daemon()
     steps = layers(daemon, "sleep 0.1")
@@ -97,7 +97,7 @@ def test_a_pipeline_goes_on_over_kills_at_any_time(make_daemon: Callable[..., Da
     check_order(witness(daemon), steps)
 
 
-def test_what_is_resumed_goes_on_over_a_kill(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_resumed_pipeline_continues_across_a_kill(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon()
     steps = [
         step(daemon, "a", "", "true"),
@@ -121,7 +121,7 @@ def test_what_is_resumed_goes_on_over_a_kill(make_daemon: Callable[..., Daemon])
 
 
 @pytest.mark.parametrize("moment", ["apply", "commit", "reply"])
-def test_a_fallback_stays_part_of_its_pipeline_over_a_kill(make_daemon: Callable[..., Daemon], moment: str) -> None:
+def test_a_fallback_stays_in_its_pipeline_across_a_kill(make_daemon: Callable[..., Daemon], moment: str) -> None:
     daemon = make_daemon()
     line = "echo fallback >> witness; while ! test -e go; do sleep 0.02; done"
     steps = [step(daemon, "a", "", "while ! test -e fail; do sleep 0.02; done; false", fallback=line)]
@@ -141,7 +141,7 @@ def test_a_fallback_stays_part_of_its_pipeline_over_a_kill(make_daemon: Callable
     assert (shown(daemon)["state"], witness(daemon)) == ("FAILED", ["a", "fallback"])
 
 
-def test_steps_that_were_kept_waiting_follow_the_resumed_ones(make_daemon: Callable[..., Daemon]) -> None:
+def test_pending_steps_follow_the_resumed_ones(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(config='[life]\nnever_satisfied = "wait"\n')
     steps = [step(daemon, "a", "", "test -e ok"), step(daemon, "b", "a", "true")]
     submit(daemon, steps)
@@ -171,7 +171,7 @@ BAD_STEPS = {
 
 
 @pytest.mark.parametrize(("given", "said"), BAD_STEPS.values(), ids=BAD_STEPS)
-def test_nothing_that_a_client_sends_is_trusted(daemon: Daemon, given: dict[str, Any], said: str) -> None:
+def test_client_input_is_not_trusted(daemon: Daemon, given: dict[str, Any], said: str) -> None:
     good = step(daemon, "a", "", "true")
     with pytest.raises(GpuschedError) as error:
         submit(daemon, [good, {"spec": good["spec"], **given}])

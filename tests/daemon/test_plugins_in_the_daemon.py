@@ -42,7 +42,7 @@ def test_a_plugin_takes_part_and_cannot_stop_the_loop(make_daemon, tmp_path):
     assert "RuntimeError: stumbled" in checks["plugins"]["text"]
 
 
-def test_a_plugin_that_cannot_be_imported_keeps_the_daemon_from_starting(make_daemon):
+def test_a_plugin_that_cannot_be_imported_prevents_the_start(make_daemon):
     daemon = make_daemon(start=False, config='[plugins]\nload = ["no_such_rules"]\n')
     assert "no_such_rules" in daemon.try_start()
     daemon.reap()

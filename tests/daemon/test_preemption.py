@@ -68,7 +68,7 @@ def suspend_within(daemon: Daemon, job_id: str, limit_s: int) -> None:
 # --- making room ---------------------------------------------------------------------------------------
 
 
-def test_a_job_that_makes_room_may_save_its_work_within_its_grace(daemon: Daemon) -> None:
+def test_a_preempted_job_may_save_its_work_within_its_grace(daemon: Daemon) -> None:
     job_id = submit(daemon, SAVES, grace_s=30, retries=1)
     assert ask(daemon, "requeue", job_id)["changed"] == [job_id]
     job = wait_run(daemon, job_id, 2)
@@ -78,7 +78,7 @@ def test_a_job_that_makes_room_may_save_its_work_within_its_grace(daemon: Daemon
     assert job["runs"][0]["exit_code"] == 7
 
 
-def test_one_that_ignores_its_signal_is_killed_after_its_grace_and_not_before(daemon: Daemon) -> None:
+def test_a_job_that_ignores_its_signal_is_killed_after_its_grace_and_not_before(daemon: Daemon) -> None:
     job_id = submit(daemon, STUBBORN, grace_s=1.5)
     began = time.time()
     ask(daemon, "requeue", job_id)
@@ -88,7 +88,7 @@ def test_one_that_ignores_its_signal_is_killed_after_its_grace_and_not_before(da
     assert first["end_at"] - began >= 1.5
 
 
-def test_one_that_comes_to_its_good_end_within_its_grace_is_completed(daemon: Daemon) -> None:
+def test_a_job_that_succeeds_within_its_grace_is_completed(daemon: Daemon) -> None:
     job_id = submit(daemon, f"trap 'exit 0' TERM; echo ready; {LOOP}")
     ask(daemon, "requeue", job_id)
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
@@ -103,7 +103,7 @@ def test_a_cancel_within_the_grace_cancels(daemon: Daemon) -> None:
     assert len(daemon.job(job_id)["runs"]) == 1
 
 
-def test_what_was_forked_away_ends_before_the_job_runs_again(daemon: Daemon) -> None:
+def test_daemonized_processes_end_before_the_job_runs_again(daemon: Daemon) -> None:
     forked = f"(setsid bash -c 'trap \"\" TERM; echo $$ > $HOME_DIR/forked; {LOOP}' &) ; echo ready; {LOOP}"
     job_id = submit(daemon, forked, grace_s=1)
     wait_until(lambda: (daemon.home / "forked").exists() and (daemon.home / "forked").read_text(), what="the fork")
@@ -114,7 +114,7 @@ def test_what_was_forked_away_ends_before_the_job_runs_again(daemon: Daemon) -> 
     assert process is None or not process.is_alive
 
 
-def test_a_requeued_job_starts_before_others_that_ask_for_the_same(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_requeued_job_starts_before_its_peers(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(config="[node]\ncpus = 1\n")
     text = f"echo ready; echo $GPUSCHED_RUN >> $HOME_DIR/order; [ $GPUSCHED_RESTART_COUNT -gt 0 ] && exit 0; {LOOP}"
     first = submit(daemon, text, cpus=1)
@@ -127,7 +127,7 @@ def test_a_requeued_job_starts_before_others_that_ask_for_the_same(make_daemon: 
     assert runs == [f"{first}.1", f"{first}.2", *(f"{job_id}.1" for job_id in others)]
 
 
-def test_a_program_under_a_shell_that_dies_of_the_signal_keeps_its_grace(daemon: Daemon) -> None:
+def test_a_program_under_a_shell_killed_by_the_signal_keeps_its_grace(daemon: Daemon) -> None:
     saves = f"trap 'sleep 1; echo saved > $HOME_DIR/saved; exit 75' TERM; echo ready; {LOOP}"
     job_id = submit(daemon, 'bash -c "$SAVES"; echo not reached', grace_s=30, env={"SAVES": saves})
     ask(daemon, "requeue", job_id)
@@ -139,7 +139,7 @@ def test_a_program_under_a_shell_that_dies_of_the_signal_keeps_its_grace(daemon:
 # --- standing still ------------------------------------------------------------------------------------
 
 
-def test_a_suspended_job_does_nothing_and_its_time_limit_waits(daemon: Daemon) -> None:
+def test_a_suspended_job_does_not_run_and_its_time_limit_pauses(daemon: Daemon) -> None:
     job_id = submit(daemon, COUNTS, time_limit_s=600)
     suspend_within(daemon, job_id, limit_s=3)
     ticks = daemon.home / "ticks"
@@ -181,7 +181,7 @@ mode = "{mode}"
 """
 
 
-def test_a_job_of_a_higher_qos_takes_the_gpus_and_the_victim_saves_its_work_and_comes_back_first(
+def test_a_higher_qos_preempts_and_the_victim_saves_its_work_and_restarts_first(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(fake_gpus="2x24GiB", config=QOS.format(mode="requeue"))
@@ -200,7 +200,7 @@ def test_a_job_of_a_higher_qos_takes_the_gpus_and_the_victim_saves_its_work_and_
     assert daemon.job(victim)["runs"][1]["start_at"] >= ended["end_at"]
 
 
-def test_a_job_without_gpus_stands_still_for_a_higher_one_and_goes_on_by_itself(
+def test_a_job_without_gpus_is_suspended_for_a_higher_one_and_resumes_by_itself(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon(config=QOS.format(mode="suspend"))
@@ -251,7 +251,7 @@ def test_a_daemon_killed_between_decision_and_order_stops_and_requeues_once(daem
     assert [event["kind"] for event in job["events"]].count("requeued") == 1
 
 
-def test_a_daemon_killed_within_the_grace_tells_the_job_no_second_time(daemon: Daemon) -> None:
+def test_a_daemon_killed_within_the_grace_does_not_notify_the_job_again(daemon: Daemon) -> None:
     text = (
         "trap 'echo told >> $HOME_DIR/told' TERM; echo ready; "
         "until [ -e $HOME_DIR/saved.$GPUSCHED_RUN ]; do sleep 0.02; done; exit 7"
@@ -271,7 +271,7 @@ def test_a_daemon_killed_within_the_grace_tells_the_job_no_second_time(daemon: D
 
 
 @pytest.mark.parametrize("ends_while_down", [True, False])
-def test_a_preempted_run_that_ends_while_no_daemon_lives_is_requeued(daemon: Daemon, ends_while_down: bool) -> None:
+def test_a_preempted_run_that_ends_without_a_daemon_is_requeued(daemon: Daemon, ends_while_down: bool) -> None:
     job_id = submit(daemon, SAVES, grace_s=30)
     pid = daemon.pid_of(job_id)
     ask(daemon, "requeue", job_id)
@@ -303,7 +303,7 @@ def test_a_resume_recorded_and_not_ordered_is_carried_out_by_the_next_daemon(dae
     wait_until(lambda: (daemon.home / "ticks").stat().st_size > before, what="the job to go on")
 
 
-def test_a_suspended_job_stands_still_while_the_daemon_is_replaced(daemon: Daemon) -> None:
+def test_a_suspended_job_stays_suspended_while_the_daemon_is_replaced(daemon: Daemon) -> None:
     job_id = submit(daemon, COUNTS, time_limit_s=600)
     suspend_within(daemon, job_id, limit_s=4)
     daemon.kill()

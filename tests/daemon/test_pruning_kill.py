@@ -83,7 +83,7 @@ def count(path: Path, table: str) -> int:
     return ask(path, f"SELECT count(*) FROM {table}").pop()
 
 
-def test_pruning_survives_being_killed_at_any_time(make_daemon: Callable[..., Daemon]) -> None:
+def test_pruning_survives_a_kill_at_any_time(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(config=CONFIG)
     path = Path(str(daemon.call("GET", "/v1/status")["daemon"]["database"]))
     daemon.stop()

@@ -38,7 +38,7 @@ def test_importing_the_package_loads_nothing_of_the_api() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
 
 
-def test_every_public_name_is_there_and_no_other() -> None:
+def test_the_package_exports_exactly_its_public_names() -> None:
     for name in gpusched.__all__:
         assert getattr(gpusched, name) is not None
         assert name in dir(gpusched)
@@ -46,7 +46,7 @@ def test_every_public_name_is_there_and_no_other() -> None:
         _ = gpusched.nothing_such  # type: ignore[attr-defined]
 
 
-def test_a_job_from_submission_to_its_result(client: gpusched.Client, daemon: Daemon) -> None:
+def test_a_job_runs_from_submission_to_its_result(client: gpusched.Client, daemon: Daemon) -> None:
     job = client.submit(["sh", "-c", "echo out; exit 3"], cpus=0, name="three", time="1h", chdir=daemon.home)
     assert (job.name, job.time_limit_s, job.work_dir) == ("three", 3600, str(daemon.home))
     ended = client.wait(job)
@@ -56,7 +56,7 @@ def test_a_job_from_submission_to_its_result(client: gpusched.Client, daemon: Da
     assert list(client.logs(ended)) == ["out\n"]
 
 
-def test_result_codes_are_those_of_gsub_wait(client: gpusched.Client) -> None:
+def test_result_codes_match_gsub_wait(client: gpusched.Client) -> None:
     lines = ["true", "exit 7", "kill -TERM $$", "sleep 100"]
     jobs = [client.submit(line, cpus=0, output="/dev/null") for line in lines]
     assert jobs[3].result_code is None
@@ -65,7 +65,7 @@ def test_result_codes_are_those_of_gsub_wait(client: gpusched.Client) -> None:
     assert [job.result_code for job in client.wait(jobs, timeout_s=30)] == [0, 7, 143, 143]
 
 
-def test_a_script_with_arguments_and_an_environment(client: gpusched.Client, tmp_path: Path) -> None:
+def test_a_script_takes_arguments_and_an_environment(client: gpusched.Client, tmp_path: Path) -> None:
     script = tmp_path / "s.sh"
     script.write_text('#!/bin/sh\necho "$1 $A $B"\n')
     options: Any = {"env": {"A": "1", "PATH": "/bin"}, "extra_env": {"B": "2"}}
@@ -73,12 +73,12 @@ def test_a_script_with_arguments_and_an_environment(client: gpusched.Client, tmp
     assert "".join(client.logs(job, follow=True)) == "x y 1 2\n"
 
 
-def test_many_lines_at_once(client: gpusched.Client) -> None:
+def test_many_lines_are_read_at_once(client: gpusched.Client) -> None:
     ids = client.submit_all(["true", "false"], cpus=0, output="/dev/null")
     assert [job.result_code for job in client.wait(ids)] == [0, 1]
 
 
-def test_jobs_are_listed_by_what_is_asked(client: gpusched.Client) -> None:
+def test_jobs_are_listed_by_filters(client: gpusched.Client) -> None:
     held = [client.submit("true", hold=True, name=f"n{n}") for n in range(3)]
     for found in (client.jobs(), client.jobs(states=["PENDING"]), client.jobs(ids=held)):
         assert [job.id for job in found] == [job.id for job in held]
@@ -87,7 +87,7 @@ def test_jobs_are_listed_by_what_is_asked(client: gpusched.Client) -> None:
     assert client.jobs(ids=[]) == []
 
 
-def test_keys_and_repetitions(client: gpusched.Client) -> None:
+def test_keys_and_repeats_work(client: gpusched.Client) -> None:
     first = client.submit("true", key="k", hold=True, cpus=0)
     again = client.submit("true", key="k", hold=True, cpus=0)
     assert (first.existing, again.existing, again.id) == (False, True, first.id)
@@ -96,7 +96,7 @@ def test_keys_and_repetitions(client: gpusched.Client) -> None:
     assert client.wait(copy).result_code == 0
 
 
-def test_holding_releasing_updating(client: gpusched.Client) -> None:
+def test_jobs_are_held_released_and_updated(client: gpusched.Client) -> None:
     job = client.submit("true", hold=True, cpus=0, output="/dev/null")
     client.update(job, time_limit_s=60, name="new")
     client.release(job)
@@ -104,7 +104,7 @@ def test_holding_releasing_updating(client: gpusched.Client) -> None:
     assert (ended.name, ended.time_limit_s, ended.result_code) == ("new", 60, 0)
 
 
-def test_jobs_count_for_no_other_user(client: gpusched.Client) -> None:
+def test_jobs_cannot_be_charged_to_another_user(client: gpusched.Client) -> None:
     refused = "there is no account 'somebody-else', because none is configured"
     with pytest.raises(Refused, match=refused):
         client.submit("true", account="somebody-else")
@@ -115,7 +115,7 @@ def test_jobs_count_for_no_other_user(client: gpusched.Client) -> None:
     assert [one.id for one in client.jobs(states=["PENDING"])] == []
 
 
-def test_waiting_has_an_end(client: gpusched.Client) -> None:
+def test_waiting_times_out(client: gpusched.Client) -> None:
     job = client.submit("true", hold=True)
     with pytest.raises(WaitTimeout, match=f"not ended in time: {job.id}"):
         client.wait(job, timeout_s=0.05)
@@ -123,7 +123,7 @@ def test_waiting_has_an_end(client: gpusched.Client) -> None:
         list(client.as_completed([job], timeout_s=0.05))
 
 
-def test_jobs_come_as_they_end_those_that_have_ended_first(client: gpusched.Client) -> None:
+def test_jobs_are_yielded_as_they_end_with_ended_ones_first(client: gpusched.Client) -> None:
     done = client.wait(client.submit("true", cpus=0, output="/dev/null"))
     held = [client.submit("true", hold=True, cpus=0, output="/dev/null") for _ in range(2)]
     found = client.as_completed([*held, done])
@@ -135,9 +135,7 @@ def test_jobs_come_as_they_end_those_that_have_ended_first(client: gpusched.Clie
         next(client.as_completed(["99999"]))
 
 
-def test_jobs_that_end_while_the_daemon_is_away_are_seen(
-    client: gpusched.Client, daemon: Daemon, tmp_path: Path
-) -> None:
+def test_ends_during_a_daemon_outage_are_seen(client: gpusched.Client, daemon: Daemon, tmp_path: Path) -> None:
     job = client.submit(f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done", cpus=0, output="/dev/null")
     daemon.wait_state(job.id, "RUNNING")
     seen: list[str] = []
@@ -175,7 +173,7 @@ def test_one_run_is_followed_to_its_end(client: gpusched.Client, tmp_path: Path)
         list(client.logs(job, follow=True, run=3))
 
 
-def test_a_line_without_end_comes_in_parts(client: gpusched.Client, tmp_path: Path) -> None:
+def test_a_line_without_a_newline_arrives_in_parts(client: gpusched.Client, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a\n" + "b\u20ac" * 1_200_000 + "\nc")
     job = client.submit("true", cpus=0, output=tmp_path / "out", open_mode="append")
     client.wait(job)
@@ -194,7 +192,7 @@ def test_an_array_has_no_output_of_its_own(client: gpusched.Client, tmp_path: Pa
     assert list(client.logs(f"{job.id}_4", follow=True)) == ["4\n"]
 
 
-def test_a_job_that_ended_before_it_began_has_no_output(client: gpusched.Client) -> None:
+def test_a_job_that_ended_before_its_start_has_no_output(client: gpusched.Client) -> None:
     job = client.submit("true", hold=True)
     client.cancel(job)
     with pytest.raises(Refused, match=r"has no output: cancelled by \w+") as caught:
@@ -203,7 +201,7 @@ def test_a_job_that_ended_before_it_began_has_no_output(client: gpusched.Client)
     assert list(client.logs(job, follow=True)) == []
 
 
-def test_output_that_was_put_aside_comes_first(client: gpusched.Client, tmp_path: Path) -> None:
+def test_rotated_output_comes_first(client: gpusched.Client, tmp_path: Path) -> None:
     job = client.submit("seq 1 300000", cpus=0, log_max="1M", log_keep=5, chdir=tmp_path)
     numbers = [f"{number}\n" for number in range(1, 300_001)]
     assert list(client.logs(job, follow=True)) == numbers
@@ -212,7 +210,7 @@ def test_output_that_was_put_aside_comes_first(client: gpusched.Client, tmp_path
     assert list(client.logs(job, lines=200_000)) == numbers[-200_000:]
 
 
-def test_a_job_says_how_far_it_is(client: gpusched.Client, tmp_path: Path) -> None:
+def test_a_job_reports_its_progress(client: gpusched.Client, tmp_path: Path) -> None:
     line = 'echo "1/4 of it" > "$GPUSCHED_PROGRESS"; echo said; exec sleep 1000'
     job = client.submit(line, cpus=0, chdir=tmp_path)
     assert next(client.logs(job, follow=True)) == "said\n"
@@ -221,12 +219,12 @@ def test_a_job_says_how_far_it_is(client: gpusched.Client, tmp_path: Path) -> No
     client.cancel(job)
 
 
-def test_there_is_no_output_before_the_start(client: gpusched.Client) -> None:
+def test_a_job_has_no_output_before_its_start(client: gpusched.Client) -> None:
     with pytest.raises(Refused, match="has not started"):
         client.logs(client.submit("true", hold=True))
 
 
-def test_threads_have_connections_of_their_own(client: gpusched.Client) -> None:
+def test_threads_have_separate_connections(client: gpusched.Client) -> None:
     held = client.submit("true", hold=True, cpus=0, output="/dev/null")
     waiter = threading.Thread(target=client.wait, args=(held,))
     waiter.start()
@@ -237,7 +235,7 @@ def test_threads_have_connections_of_their_own(client: gpusched.Client) -> None:
     assert not waiter.is_alive()
 
 
-def test_errors_say_what_and_what_next(client: gpusched.Client) -> None:
+def test_errors_carry_a_message_and_a_hint(client: gpusched.Client) -> None:
     with pytest.raises(Refused) as caught:
         client.submit("true", gpus=1000)
     assert caught.value.message
@@ -250,12 +248,12 @@ def test_errors_say_what_and_what_next(client: gpusched.Client) -> None:
         client.job(99999)
 
 
-def test_a_daemon_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
+def test_a_missing_daemon_is_an_error_at_once(tmp_path: Path) -> None:
     with gpusched.Client(tmp_path / "none") as client, pytest.raises(DaemonUnreachable):
         client.jobs()
 
 
-def test_a_submission_with_a_key_is_made_again_over_a_restart(client: gpusched.Client, daemon: Daemon) -> None:
+def test_a_submission_with_a_key_is_retried_across_a_restart(client: gpusched.Client, daemon: Daemon) -> None:
     first = client.submit("true", key="r", hold=True)
     daemon.kill()
     starter = threading.Timer(0.3, daemon.start)
@@ -264,7 +262,7 @@ def test_a_submission_with_a_key_is_made_again_over_a_restart(client: gpusched.C
     starter.join()
 
 
-def test_the_feed_of_ends_says_when_it_cannot_know(daemon: Daemon) -> None:
+def test_the_end_feed_reports_gaps(daemon: Daemon) -> None:
     cursor = daemon.call("GET", "/v1/ended")["cursor"]
     job_id = daemon.submit("true", stdout="/dev/null")
     answer = daemon.call("GET", f"/v1/ended?after={cursor}&timeout_s=30")
@@ -305,7 +303,7 @@ def test_options_become_fields(options: dict[str, Any], field: str, value: objec
     assert spec_of(options)[field] == value
 
 
-def test_every_option_is_a_field_that_the_daemon_knows() -> None:
+def test_every_option_is_a_field_of_the_daemon() -> None:
     texts = {
         "time": "1h",
         "backoff": "1s",
@@ -323,7 +321,7 @@ def test_every_option_is_a_field_that_the_daemon_knows() -> None:
         assert found.keys() <= SPEC_FIELDS.keys(), name
 
 
-def test_names_are_those_that_the_daemon_takes() -> None:
+def test_names_match_those_of_the_daemon() -> None:
     given_by_arguments = {"argv", "script", "script_name", "work_dir", "umask", "env_named"}
     of_grun = {"interactive", "keep", "lease_s"}
     assert OPTIONS - JobOptions.__annotations__.keys() == (
@@ -359,7 +357,7 @@ def test_names_are_those_that_the_daemon_takes() -> None:
         ),
     ],
 )
-def test_a_misspelt_keyword_is_refused_with_the_one_that_was_meant(
+def test_a_misspelt_keyword_is_refused_with_a_suggestion(
     client: gpusched.Client, daemon: Daemon, call: Callable[[gpusched.Client], object], says: str
 ) -> None:
     with pytest.raises(TypeError, match=re.escape(says)):
@@ -367,7 +365,7 @@ def test_a_misspelt_keyword_is_refused_with_the_one_that_was_meant(
     assert daemon.call("GET", "/v1/jobs?states=all")["jobs"] == []
 
 
-def test_update_takes_what_submit_takes(client: gpusched.Client) -> None:
+def test_update_accepts_the_options_of_submit(client: gpusched.Client) -> None:
     job = client.submit("true", hold=True, cpus=0, output="/dev/null", begin="now+2hours")
     assert job.eligible_at - job.submit_at == pytest.approx(7200, abs=30)
     client.update(job, time="2h", mem="1G", begin="now+1hour", cpus=0.5)
@@ -393,12 +391,12 @@ def test_a_job_that_can_never_start_is_submitted_with_a_warning(client: gpusched
             submit("true", cpus=0, output="/dev/null", dependency=f"afterok:{failed.id}")
 
 
-def test_an_update_of_gpus_takes_back_an_earlier_share_and_the_other_way_round() -> None:
+def test_an_update_of_gpus_clears_an_earlier_share_and_vice_versa() -> None:
     assert changes_of({"gpus": 0.5}) == {"gpus": 1, "gpu_fraction": 0.5}
     assert changes_of({"gpus": "a100:2"}) == {"gpus": 2, "gpu_fraction": None, "gpu_type": "a100"}
 
 
-def test_every_field_of_a_job_is_one_that_the_daemon_gives() -> None:
+def test_every_field_of_a_job_exists_in_the_daemon() -> None:
     assert JobInfo.__dataclass_fields__.keys() - {"existing"} <= JOB_FIELDS.keys()
 
 
@@ -413,7 +411,7 @@ def test_every_field_of_a_job_is_one_that_the_daemon_gives() -> None:
         (lambda client: client.submit("true", gpus="a100:x"), "it must be a number, as '2', or a type and a number"),
     ],
 )
-def test_mistakes_that_would_pass_for_something_else(
+def test_ambiguous_mistakes_are_refused(
     client: gpusched.Client, daemon: Daemon, call: Callable[[gpusched.Client], object], says: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
@@ -427,7 +425,7 @@ def test_the_last_job_can_be_waited_for_among_others(client: gpusched.Client) ->
     assert [job.id for job in client.wait([first, "@"], timeout_s=30)] == [first.id, last.id]
 
 
-def test_a_snapshot_warns_of_what_is_not_taken_from_it(
+def test_a_snapshot_warns_of_code_outside_it(
     client: gpusched.Client, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUSCHED_HOME", str(daemon.home))

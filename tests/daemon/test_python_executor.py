@@ -65,7 +65,7 @@ def test_a_call_returns_its_result(make: Make) -> None:
     assert (future.done(), future.running(), future.cancelled()) == (True, False, False)
 
 
-def test_an_exception_is_raised_by_result_with_the_traceback_as_its_cause(make: Make) -> None:
+def test_an_exception_is_raised_by_result_with_its_traceback_as_cause(make: Make) -> None:
     future = make().submit(calls.fail, "because")
     with pytest.raises(ValueError, match="because") as caught:
         future.result(timeout=30)
@@ -78,20 +78,20 @@ def test_system_exit_is_an_exception_of_the_call(make: Make) -> None:
         make().submit(calls.leave).result(timeout=30)
 
 
-def test_an_exception_that_cannot_be_pickled_is_told_in_words(make: Make) -> None:
+def test_an_unpicklable_exception_is_described_in_words(make: Make) -> None:
     with pytest.raises(JobFailed, match=r"raised calls.Unpicklable: cannot be made again") as caught:
         make().submit(calls.raise_unpicklable).result(timeout=30)
     assert "in raise_unpicklable" in str(caught.value.__cause__)
 
 
-def test_what_cannot_be_pickled_is_an_exception_of_the_future(make: Make) -> None:
+def test_an_unpicklable_call_is_an_exception_of_the_future(make: Make) -> None:
     executor = make()
     lock = executor.submit(calls.square, threading.Lock())  # type: ignore[arg-type]  # that is the point
     assert isinstance(lock.exception(timeout=30), TypeError)
     assert "return_unpicklable" in str(executor.submit(calls.return_unpicklable).exception(timeout=30))
 
 
-def test_result_and_exception_time_out_and_the_call_goes_on(make: Make, tmp_path: Path) -> None:
+def test_result_and_exception_time_out_and_the_call_continues(make: Make, tmp_path: Path) -> None:
     future = make().submit(calls.wait_for, str(tmp_path / "go"))
     for ask in (future.result, future.exception):
         with pytest.raises(cf.TimeoutError):
@@ -103,7 +103,7 @@ def test_result_and_exception_time_out_and_the_call_goes_on(make: Make, tmp_path
 # --- cancelling ---------------------------------------------------------------------------------------
 
 
-def test_a_call_whose_job_waits_can_be_cancelled(make: Make, daemon: Daemon) -> None:
+def test_a_pending_call_can_be_cancelled(make: Make, daemon: Daemon) -> None:
     future = make(hold=True).submit(calls.square, 2)
     assert future.cancel()
     assert (future.cancelled(), future.done(), future.running()) == (True, True, False)
@@ -114,7 +114,7 @@ def test_a_call_whose_job_waits_can_be_cancelled(make: Make, daemon: Daemon) -> 
     assert future.cancel()
 
 
-def test_a_call_that_runs_or_is_over_cannot_be_cancelled(make: Make, tmp_path: Path) -> None:
+def test_a_running_or_finished_call_cannot_be_cancelled(make: Make, tmp_path: Path) -> None:
     future = make().submit(calls.wait_for, str(tmp_path / "go"))
     wait_until(future.running, what="the call to run")
     assert not future.cancel()
@@ -124,7 +124,7 @@ def test_a_call_that_runs_or_is_over_cannot_be_cancelled(make: Make, tmp_path: P
     assert not future.cancelled()
 
 
-def test_a_job_that_runs_is_not_cancelled_though_nobody_asked_whether_it_does(
+def test_a_running_job_is_not_cancelled_when_its_state_was_not_queried(
     make: Make, tmp_path: Path, daemon: Daemon
 ) -> None:
     future = make().submit(calls.wait_for, str(tmp_path / "go"))
@@ -162,7 +162,7 @@ def told_first(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     return errors
 
 
-def test_who_cancels_has_called_the_callbacks_also_when_the_end_is_told_first(
+def test_cancel_calls_the_callbacks_even_when_the_end_arrives_first(
     make: Make, told_first: list[BaseException]
 ) -> None:
     """As in the standard library; another thread would still be calling them when `cancel` returns."""
@@ -176,7 +176,7 @@ def test_who_cancels_has_called_the_callbacks_also_when_the_end_is_told_first(
     assert not other.done()
 
 
-def test_a_cancellation_that_was_not_answered_is_one_when_the_job_has_ended_so(
+def test_an_unanswered_cancel_succeeds_when_the_job_ended_cancelled(
     make: Make, told_first: list[BaseException]
 ) -> None:
     executor = make(hold=True)
@@ -189,7 +189,7 @@ def test_a_cancellation_that_was_not_answered_is_one_when_the_job_has_ended_so(
     assert not other.done()
 
 
-def test_of_two_threads_that_cancel_a_call_both_have(make: Make, told_first: list[BaseException]) -> None:
+def test_two_threads_cancelling_a_call_both_succeed(make: Make, told_first: list[BaseException]) -> None:
     executor = make(hold=True)
     future, other = executor.submit(calls.square, 3), executor.submit(calls.square, 4)
     job_of(future), job_of(other)
@@ -200,7 +200,7 @@ def test_of_two_threads_that_cancel_a_call_both_have(make: Make, told_first: lis
     assert seen == [True]
 
 
-def test_a_callback_may_shut_down_what_it_was_cancelled_with(make: Make) -> None:
+def test_a_callback_may_shut_down_its_executor(make: Make) -> None:
     """It waits for the others, which must be cancelled by then."""
     executor = make(hold=True, max_workers=2)
     futures = [executor.submit(calls.square, n) for n in range(4)]
@@ -247,7 +247,7 @@ def test_a_callback_of_a_refused_call_may_cancel_others(make: Make, monkeypatch:
 # --- callbacks ----------------------------------------------------------------------------------------
 
 
-def test_callbacks_are_called_in_order_and_at_once_when_it_is_over(make: Make) -> None:
+def test_callbacks_run_in_order_and_at_once_when_finished(make: Make) -> None:
     future = make().submit(calls.square, 3)
     seen: list[Any] = []
     future.add_done_callback(lambda done: seen.append((1, done.result())))
@@ -273,20 +273,20 @@ def test_a_callback_that_raises_is_logged_and_the_others_are_called(
 # --- map ----------------------------------------------------------------------------------------------
 
 
-def test_map_gives_results_in_order_up_to_the_shortest_iterable(make: Make) -> None:
+def test_map_yields_results_in_order_up_to_the_shortest_iterable(make: Make) -> None:
     executor = make()
     assert list(executor.map(calls.add, range(5), [10, 20, 30])) == [10, 21, 32]
     assert list(executor.map(calls.square, range(23), chunksize=5)) == [n * n for n in range(23)]
     assert list(executor.map(calls.square, [])) == []
 
 
-def test_map_raises_where_the_value_would_be(make: Make) -> None:
+def test_map_raises_in_place_of_the_value(make: Make) -> None:
     found = make().map(calls.fail, ["a", "b"])
     with pytest.raises(ValueError, match="a"):
         next(found)
 
 
-def test_map_collects_its_iterables_at_once(make: Make) -> None:
+def test_map_consumes_its_iterables_at_once(make: Make) -> None:
     taken: list[int] = []
     make(hold=True).map(calls.square, (taken.append(n) or n for n in range(4)))  # type: ignore[func-returns-value]
     assert taken == [0, 1, 2, 3]
@@ -298,7 +298,7 @@ def test_map_times_out(make: Make) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"chunksize": 3}])
-def test_what_is_left_of_a_map_is_cancelled_with_one_request(
+def test_the_rest_of_a_map_is_cancelled_in_one_request(
     make: Make, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
 ) -> None:
     """One for each call would take a minute for ten thousand of them."""
@@ -331,7 +331,7 @@ def test_leaving_a_map_early_cancels_the_rest(make: Make, daemon: Daemon, tmp_pa
 # --- initializers -------------------------------------------------------------------------------------
 
 
-def test_each_job_is_set_up_once_before_its_calls(make: Make) -> None:
+def test_each_job_is_initialized_once_before_its_calls(make: Make) -> None:
     executor = make(initializer=calls.set_up, initargs=(3, 4))
     assert executor.submit(calls.setting).result(timeout=30) == [7]
     assert list(executor.map(calls.multiplied, range(5), chunksize=5)) == [0, 7, 14, 21, 28]
@@ -355,7 +355,7 @@ def test_an_initializer_that_raises_breaks_the_executor(make: Make, tmp_path: Pa
     executor.shutdown()
 
 
-def test_jobs_that_wait_for_a_broken_initializer_are_cancelled(make: Make, tmp_path: Path, daemon: Daemon) -> None:
+def test_pending_jobs_of_a_broken_initializer_are_cancelled(make: Make, tmp_path: Path, daemon: Daemon) -> None:
     (tmp_path / "broken").touch()
     executor = make(initializer=calls.fail_set_up, initargs=(str(tmp_path / "broken"),), hold=True)
     futures = [executor.submit(calls.square, n) for n in range(3)]
@@ -366,7 +366,7 @@ def test_jobs_that_wait_for_a_broken_initializer_are_cancelled(make: Make, tmp_p
     assert [daemon.job(job_id)["state"] for job_id in ids] == ["FAILED", "CANCELLED", "CANCELLED"]
 
 
-def test_a_broken_initializer_that_is_found_by_the_one_thread_cancels_under_the_eyes_of_the_other(
+def test_a_broken_initializer_found_by_one_thread_cancels_despite_the_other(
     make: Make, daemon: Daemon, tmp_path: Path, told_first: list[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One job ends before its submission is answered; the cancelled ends of the others are told before that is."""
@@ -393,7 +393,7 @@ def test_a_broken_initializer_that_is_found_by_the_one_thread_cancels_under_the_
     assert other.result(timeout=30), "what runs goes on"
 
 
-def test_what_is_no_initializer_is_refused(make: Make, daemon: Daemon) -> None:
+def test_an_invalid_initializer_is_refused(make: Make, daemon: Daemon) -> None:
     with pytest.raises(TypeError, match="initializer must be a callable"):
         make(initializer=3)
     with pytest.raises((TypeError, AttributeError), match="pickle"):
@@ -401,7 +401,7 @@ def test_what_is_no_initializer_is_refused(make: Make, daemon: Daemon) -> None:
     assert list((daemon.home / "calls").iterdir()) == []
 
 
-def test_a_chunk_of_less_than_one_is_refused(make: Make) -> None:
+def test_a_chunk_size_below_one_is_refused(make: Make) -> None:
     with pytest.raises(ValueError, match="chunksize must be >= 1"):
         make().map(calls.square, [1], chunksize=0)
 
@@ -424,7 +424,7 @@ def test_wait_and_as_completed_of_the_standard_library_work(make: Make, tmp_path
     assert set(cf.as_completed([slow, quick, quick, wrong], timeout=30)) == {slow, quick, wrong}
 
 
-def test_as_completed_is_told_of_cancelled_ones(make: Make) -> None:
+def test_as_completed_yields_cancelled_calls(make: Make) -> None:
     future = make(hold=True).submit(calls.square, 2)
     threading.Timer(0.05, future.cancel).start()
     assert list(cf.as_completed([future], timeout=30)) == [future]
@@ -433,7 +433,7 @@ def test_as_completed_is_told_of_cancelled_ones(make: Make) -> None:
 # --- shutting down ------------------------------------------------------------------------------------
 
 
-def test_leaving_the_with_block_waits_and_then_nothing_is_taken(make: Make) -> None:
+def test_leaving_the_with_block_waits_and_then_refuses_calls(make: Make) -> None:
     with make() as executor:
         future = executor.submit(calls.square, 4)
     assert future.done()
@@ -441,7 +441,7 @@ def test_leaving_the_with_block_waits_and_then_nothing_is_taken(make: Make) -> N
         executor.submit(calls.square, 4)
 
 
-def test_ctrl_c_cancels_what_has_not_started(make: Make, tmp_path: Path) -> None:
+def test_ctrl_c_cancels_calls_that_have_not_started(make: Make, tmp_path: Path) -> None:
     """Leaving the block would otherwise wait for thousands of calls that nobody wants any more."""
     executor = make(max_workers=1)
     with pytest.raises(KeyboardInterrupt), executor:
@@ -454,7 +454,7 @@ def test_ctrl_c_cancels_what_has_not_started(make: Make, tmp_path: Path) -> None
     assert all(future.cancelled() for future in waits)
 
 
-def test_shutdown_without_waiting_returns_and_calls_go_on(make: Make, tmp_path: Path) -> None:
+def test_shutdown_without_waiting_returns_and_calls_continue(make: Make, tmp_path: Path) -> None:
     executor = make()
     future = executor.submit(calls.wait_for, str(tmp_path / "go"))
     executor.shutdown(wait=False)
@@ -463,7 +463,7 @@ def test_shutdown_without_waiting_returns_and_calls_go_on(make: Make, tmp_path: 
     assert future.result(timeout=30)
 
 
-def test_shutdown_cancels_what_waits_and_finishes_what_runs(make: Make, tmp_path: Path, daemon: Daemon) -> None:
+def test_shutdown_cancels_pending_calls_and_finishes_running_ones(make: Make, tmp_path: Path, daemon: Daemon) -> None:
     executor = make(max_workers=1)
     running = executor.submit(calls.wait_for, str(tmp_path / "go"))
     waiting = [executor.submit(calls.square, n) for n in range(3)]
@@ -475,13 +475,13 @@ def test_shutdown_cancels_what_waits_and_finishes_what_runs(make: Make, tmp_path
     assert running.result(timeout=30)
 
 
-def test_an_executor_leaves_no_files_when_all_went_well(make: Make, daemon: Daemon) -> None:
+def test_a_successful_executor_leaves_no_files(make: Make, daemon: Daemon) -> None:
     with make() as executor:
         assert sum(executor.map(calls.square, range(4))) == 14
     assert os.listdir(daemon.home / "calls") == []
 
 
-def test_who_shuts_down_waits_also_for_the_files_to_go(
+def test_shutdown_waits_for_its_files_to_be_removed(
     make: Make, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that watches has been told to end by an earlier call, and removes them."""
@@ -507,7 +507,7 @@ def test_who_shuts_down_waits_also_for_the_files_to_go(
         assert found.result(timeout=30) == (None, [])
 
 
-def test_the_output_of_a_call_that_failed_is_kept(make: Make, daemon: Daemon) -> None:
+def test_the_output_of_a_failed_call_is_kept(make: Make, daemon: Daemon) -> None:
     with make() as executor:
         future = executor.submit(calls.fail, "see the log")
     with gpusched.Client() as client:
@@ -517,7 +517,7 @@ def test_the_output_of_a_call_that_failed_is_kept(make: Make, daemon: Daemon) ->
 # --- jobs -----------------------------------------------------------------------------------------------
 
 
-def test_no_more_workers_than_asked_for(make: Make, tmp_path: Path, daemon: Daemon) -> None:
+def test_workers_do_not_exceed_the_requested_number(make: Make, tmp_path: Path, daemon: Daemon) -> None:
     executor = make(max_workers=2)
     futures = [executor.submit(calls.wait_for, str(tmp_path / f"go{n}")) for n in range(4)]
     # The daemon knows of a job a moment before its future does.
@@ -530,7 +530,7 @@ def test_no_more_workers_than_asked_for(make: Make, tmp_path: Path, daemon: Daem
         make(max_workers=0)
 
 
-def test_a_job_that_dies_says_how(make: Make) -> None:
+def test_a_job_that_dies_reports_how(make: Make) -> None:
     future = make().submit(calls.die)
     with pytest.raises(JobFailed, match=r"the call of die, is FAILED: .*signal 9.*no result") as caught:
         future.result(timeout=30)
@@ -538,7 +538,7 @@ def test_a_job_that_dies_says_how(make: Make) -> None:
     assert caught.value.hint == f"see its output with: glogs {future.job_id}"
 
 
-def test_a_job_that_somebody_cancels_is_a_failure_of_the_call(make: Make, tmp_path: Path) -> None:
+def test_a_cancelled_job_is_a_failure_of_the_call(make: Make, tmp_path: Path) -> None:
     future = make().submit(calls.wait_for, str(tmp_path / "never"))
     wait_until(future.running, what="the call to run")
     with gpusched.Client() as client:
@@ -548,26 +548,26 @@ def test_a_job_that_somebody_cancels_is_a_failure_of_the_call(make: Make, tmp_pa
     assert not future.cancelled()
 
 
-def test_a_submission_that_is_refused_is_an_exception_of_the_call(make: Make) -> None:
+def test_a_refused_submission_is_an_exception_of_the_call(make: Make) -> None:
     with pytest.raises(Refused, match="GPU"):
         make(gpus=64).submit(calls.square, 1).result(timeout=30)
     with pytest.raises(UsageError, match="key"):
         make(key="k")
 
 
-def test_a_call_is_tried_again_and_the_last_attempt_counts(make: Make, tmp_path: Path) -> None:
+def test_a_call_is_retried_and_the_last_attempt_counts(make: Make, tmp_path: Path) -> None:
     executor = make(retries=2, backoff=0)
     assert executor.submit(calls.fail_until, str(tmp_path / "a"), 2).result(timeout=30) == 3
     with pytest.raises(OSError, match="attempt 3"):
         executor.submit(calls.fail_until, str(tmp_path / "b"), 9).result(timeout=30)
 
 
-def test_what_an_earlier_attempt_left_is_not_the_result(make: Make, tmp_path: Path) -> None:
+def test_leftovers_of_an_earlier_attempt_are_not_the_result(make: Make, tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match="signal 9"):
         make(retries=1, backoff=0).submit(calls.fail_then_die, str(tmp_path / "a")).result(timeout=30)
 
 
-def test_calls_of_several_functions_are_few_requests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_several_functions_need_few_requests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     call = gpusched.Client.call
 
@@ -586,7 +586,7 @@ def test_calls_of_several_functions_are_few_requests(make: Make, monkeypatch: py
     assert len(asked) < 50
 
 
-def test_a_watcher_that_fails_leaves_no_future_behind(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_watcher_leaves_no_future_pending(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong there, as with a daemon of another release."""
     call = gpusched.Client.call
 
@@ -597,7 +597,7 @@ def test_a_watcher_that_fails_leaves_no_future_behind(make: Make, monkeypatch: p
     assert isinstance(make(hold=True).submit(calls.square, 1).exception(timeout=30), KeyError)
 
 
-def test_calls_survive_a_kill_of_the_daemon(make: Make, daemon: Daemon, tmp_path: Path) -> None:
+def test_calls_survive_a_daemon_kill(make: Make, daemon: Daemon, tmp_path: Path) -> None:
     # Else the executor may be quicker to start the next daemon than the test is.
     client = gpusched.Client(autostart=False)
     executor = make(client=client)
@@ -614,7 +614,7 @@ def test_calls_survive_a_kill_of_the_daemon(make: Make, daemon: Daemon, tmp_path
     client.close()
 
 
-def test_options_are_those_of_every_job(make: Make, daemon: Daemon) -> None:
+def test_options_match_those_of_jobs(make: Make, daemon: Daemon) -> None:
     executor = make(extra_env={"SEEN": "yes"}, time="5m", name="mine")
     future = executor.submit(calls.environment, "SEEN")
     assert future.result(timeout=30) == "yes"
@@ -635,7 +635,7 @@ if __name__ == "__main__":
 """
 
 
-def test_functions_and_classes_of_a_script_arrive_and_come_back(daemon: Daemon, tmp_path: Path) -> None:
+def test_functions_and_classes_of_a_script_round_trip(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "script.py"], env=daemon.env, cwd=tmp_path, capture_output=True, text=True, timeout=60
@@ -643,7 +643,7 @@ def test_functions_and_classes_of_a_script_arrive_and_come_back(daemon: Daemon, 
     assert (done.returncode, done.stdout, done.stderr) == (0, "top\nTrue\n", "")
 
 
-def test_a_program_that_forgets_to_shut_down_ends_when_its_calls_have(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_program_without_shutdown_ends_after_its_calls(daemon: Daemon, tmp_path: Path) -> None:
     code = (
         "import gpusched, math; f = gpusched.Executor(cpus=0).submit(math.sqrt, 16)\n"
         "f.add_done_callback(lambda f: print(f.result()))"
@@ -665,7 +665,7 @@ with gpusched.Executor(cpus=0) as executor:
 
 
 @pytest.mark.parametrize("before", ["", 'gpusched.Client().submit("true", output="/dev/null", cpus=0)'])
-def test_a_script_without_a_guard_is_told_what_it_lacks_and_submits_no_more_than_it_says(
+def test_a_script_without_a_main_guard_is_refused_with_an_explanation(
     daemon: Daemon, tmp_path: Path, before: str
 ) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED.format(before=before))
@@ -688,7 +688,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_call_may_submit_jobs_of_its_own(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_call_may_submit_jobs(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(NESTED)
     done = subprocess.run(
         [sys.executable, "script.py"], env=daemon.env, cwd=tmp_path, capture_output=True, text=True, timeout=60
@@ -699,7 +699,7 @@ def test_a_call_may_submit_jobs_of_its_own(daemon: Daemon, tmp_path: Path) -> No
 WAYS_OUT = ("put it into a module, or let lambdas", "pip install 'gpusched-lab[executor]'")
 
 
-def test_what_is_defined_at_a_prompt_is_refused_with_a_way_out(daemon: Daemon, tmp_path: Path) -> None:
+def test_objects_defined_at_a_prompt_are_refused_with_an_alternative(daemon: Daemon, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['cloudpickle'] = None\n"
         "import gpusched\ndef f(): pass\nprint(gpusched.Executor(cpus=0).submit(f).exception())"
@@ -710,9 +710,7 @@ def test_what_is_defined_at_a_prompt_is_refused_with_a_way_out(daemon: Daemon, t
     assert all(way in done.stdout for way in WAYS_OUT), done
 
 
-def test_lambdas_and_closures_are_refused_with_the_extra_that_brings_what_they_need(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lambdas_and_closures_are_refused_with_the_extra_they_need(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     number = 3
     executor = make()

@@ -20,7 +20,7 @@ def card(path: Path, **shown: str) -> None:
 
 @pytest.mark.parametrize("how", ["", ":raise"])
 @pytest.mark.parametrize("step", STEPS[STEPS.index("commit") :])
-def test_no_job_gets_a_gpu_that_the_last_one_has_not_given_back(
+def test_no_job_gets_a_gpu_before_the_previous_one_released_it(
     make_daemon: Callable[..., Daemon], tmp_path: Path, step: str, how: str
 ) -> None:
     path = tmp_path / "gpus.json"

@@ -32,7 +32,7 @@ def gctl(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_ceiling_that_is_lifted_lets_the_waiting_job_go(daemon: Daemon) -> None:
+def test_lifting_a_ceiling_starts_the_pending_job(daemon: Daemon) -> None:
     configure(daemon, "[node]\ncpus = 1\n")
     assert daemon.call("POST", "/v1/reload", {})["changed"] == ["node.cpus"]
     first = daemon.submit("sleep", "600", cpus=1)
@@ -45,7 +45,7 @@ def test_a_ceiling_that_is_lifted_lets_the_waiting_job_go(daemon: Daemon) -> Non
     daemon.wait(second)
 
 
-def test_a_bad_file_is_refused_and_the_daemon_goes_on_as_before(daemon: Daemon) -> None:
+def test_an_invalid_file_is_refused_and_the_daemon_continues_unchanged(daemon: Daemon) -> None:
     configure(daemon, "[daemon]\npoll_s = -3\n")
     with pytest.raises(UsageError, match="poll_s"):
         daemon.call("POST", "/v1/reload", {})
@@ -55,7 +55,7 @@ def test_a_bad_file_is_refused_and_the_daemon_goes_on_as_before(daemon: Daemon) 
     daemon.wait(daemon.submit("true"))
 
 
-def test_what_needs_a_restart_is_named(daemon: Daemon) -> None:
+def test_settings_that_need_a_restart_are_named(daemon: Daemon) -> None:
     configure(daemon, '[node]\nname = "elsewhere"\n')
     assert daemon.call("POST", "/v1/reload", {}) | {"schema_version": 1} == {
         "schema_version": 1,
@@ -68,12 +68,12 @@ def test_what_needs_a_restart_is_named(daemon: Daemon) -> None:
     assert daemon.call("GET", "/v1/cluster")["nodes"][0]["name"] != "elsewhere"
 
 
-def test_settings_that_are_as_before_are_said_to_be(daemon: Daemon) -> None:
+def test_unchanged_settings_are_reported_as_such(daemon: Daemon) -> None:
     assert (done := gctl(daemon, "reload")).returncode == 0
     assert (done.stdout, done.stderr) == ("", "gctl: the settings have not changed\n")
 
 
-def test_a_hangup_reloads_and_says_so_in_the_log(daemon: Daemon) -> None:
+def test_a_hangup_reloads_and_logs_it(daemon: Daemon) -> None:
     assert daemon.process is not None
     configure(daemon, "[node]\ncpus = 3\n")
     daemon.process.send_signal(signal.SIGHUP)
@@ -85,7 +85,7 @@ def test_a_hangup_reloads_and_says_so_in_the_log(daemon: Daemon) -> None:
     assert daemon.call("GET", "/v1/cluster")["nodes"][0]["cpus"] == 3
 
 
-def test_another_preset_is_taken_over_and_what_the_file_states_stays(daemon: Daemon) -> None:
+def test_a_new_preset_applies_and_stated_settings_stay(daemon: Daemon) -> None:
     configure(daemon, '[priority]\npreset = "slurm"\nweight_age = 5\n')
     changed = daemon.call("POST", "/v1/reload", {})["changed"]
     assert {"priority.preset", "priority.weight_age", "priority.weight_fairshare"} <= set(changed)

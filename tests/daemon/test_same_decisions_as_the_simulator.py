@@ -251,7 +251,7 @@ def pipes() -> Iterator[Path]:
         pytest.param("fifo", 0, "pack", marks=pytest.mark.nightly),
     ],
 )
-def test_jobs_of_one_user(make_daemon: Any, pipes: Path, order: str, depth: int, strategy: str) -> None:
+def test_jobs_of_one_user_start_the_same(make_daemon: Any, pipes: Path, order: str, depth: int, strategy: str) -> None:
     daemon = make_daemon(fake_gpus=f"{GPUS}x24GiB", config=config_of(order, depth, strategy))
     with gpusched.Client(daemon.socket) as client:
 
@@ -273,7 +273,7 @@ def test_jobs_of_one_user(make_daemon: Any, pipes: Path, order: str, depth: int,
     ("order", "depth", "strategy"),
     [("multifactor", 1, "best_fit"), pytest.param("sjf", 40, "pack", marks=pytest.mark.nightly)],
 )
-def test_jobs_of_several_users(pipes: Path, order: str, depth: int, strategy: str) -> None:
+def test_jobs_of_several_users_start_the_same(pipes: Path, order: str, depth: int, strategy: str) -> None:
     daemon = SystemDaemon(fake_gpus=f"{GPUS}x24GiB")
     daemon.settings.write_text(config_of(order, depth, strategy))
     daemon.start()

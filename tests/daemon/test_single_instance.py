@@ -26,7 +26,7 @@ def error_of(line: str) -> dict[str, str]:
     return found
 
 
-def test_a_second_daemon_is_refused_and_the_first_goes_on(daemon: Daemon) -> None:
+def test_a_second_daemon_is_refused_and_the_first_continues(daemon: Daemon) -> None:
     second = Daemon(daemon.home)
     error = error_of(second.try_start())
     assert "already runs" in error["message"]
@@ -35,7 +35,7 @@ def test_a_second_daemon_is_refused_and_the_first_goes_on(daemon: Daemon) -> Non
     assert daemon.wait(daemon.submit("/bin/true"))[0]["state"] == "COMPLETED"
 
 
-def test_a_stale_socket_and_lock_are_no_obstacle(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_stale_socket_and_lock_do_not_prevent_the_start(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon()
     daemon.kill()
     assert (daemon.home / "run" / "api.sock").exists()
@@ -43,7 +43,7 @@ def test_a_stale_socket_and_lock_are_no_obstacle(make_daemon: Callable[..., Daem
     assert daemon.wait(daemon.submit("/bin/true"))[0]["state"] == "COMPLETED"
 
 
-def test_a_file_of_another_kind_in_place_of_the_socket_is_replaced(make_daemon: Callable[..., Daemon]) -> None:
+def test_another_file_instead_of_the_socket_is_replaced(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(start=False)
     (daemon.home / "run").mkdir()
     with socket.socket(socket.AF_UNIX) as nobody:
@@ -64,7 +64,7 @@ def test_a_clean_stop_leaves_runs_alone(daemon: Daemon) -> None:
     assert (job["state"], job["run"], job["runs"][0]["pid"]) == ("RUNNING", 1, pid)
 
 
-def test_a_corrupt_database_is_named_and_left_as_it_is(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_corrupt_database_is_named_and_left_alone(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(start=False)
     database = daemon.home / "gpusched.db"
     database.write_bytes(b"this is no database, and long enough to look at" * 100)
@@ -102,7 +102,7 @@ def test_a_newer_database_is_refused(make_daemon: Callable[..., Daemon]) -> None
         ('[gpu]\nfake = "lots"\nsource = "simulated"\n', "lots"),
     ],
 )
-def test_a_config_that_cannot_be_read_is_named(make_daemon: Callable[..., Daemon], config: str, says: str) -> None:
+def test_an_unreadable_config_is_named(make_daemon: Callable[..., Daemon], config: str, says: str) -> None:
     daemon = make_daemon(start=False)
     (daemon.home / "config.toml").write_text(config)
     error = error_of(daemon.try_start())
@@ -131,7 +131,7 @@ def test_terminate_and_interrupt_are_clean_stops(make_daemon: Callable[..., Daem
         assert "stopped; runs go on" in (daemon.home / "log" / "gpuschedd.log").read_text()
 
 
-def test_somebody_elses_change_of_the_table_is_noticed(daemon: Daemon) -> None:
+def test_a_foreign_change_of_the_table_is_noticed(daemon: Daemon) -> None:
     job_id = daemon.submit("/bin/true", hold=True)
     with sqlite3.connect(daemon.home / "gpusched.db", timeout=10) as connection:
         connection.execute("UPDATE jobs SET hold = NULL WHERE id = ?", (int(job_id),))
@@ -139,7 +139,7 @@ def test_somebody_elses_change_of_the_table_is_noticed(daemon: Daemon) -> None:
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
 
 
-def test_a_client_waits_for_a_daemon_that_is_on_its_way(
+def test_a_client_waits_for_a_starting_daemon(
     make_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever came while a daemon started whose client had been killed was told that another one already runs."""

@@ -73,7 +73,7 @@ def service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
         one.close()
 
 
-def test_it_is_ready_when_its_socket_answers_and_says_that_it_stops(service: Callable[..., Service]) -> None:
+def test_it_is_ready_when_its_socket_answers_and_announces_its_stop(service: Callable[..., Service]) -> None:
     found = service()
     found.hears("READY=1")
     with DaemonConnection(str(found.home / "run" / "api.sock")) as client:
@@ -86,14 +86,14 @@ def test_it_is_ready_when_its_socket_answers_and_says_that_it_stops(service: Cal
     assert "STOPPING=1" in found.heard()
 
 
-def test_its_log_is_the_journals_alone_and_has_priorities(service: Callable[..., Service]) -> None:
+def test_its_log_goes_only_to_the_journal_with_priorities(service: Callable[..., Service]) -> None:
     found = service()
     found.hears("READY=1")
     assert any(line.startswith("<6>gpusched.daemon: gpusched ") for line in found.journal.read_text().splitlines())
     assert not (found.home / "log" / "gpuschedd.log").exists()
 
 
-def test_a_reload_is_told_from_its_begin_to_its_end(service: Callable[..., Service]) -> None:
+def test_a_reload_is_announced_from_start_to_end(service: Callable[..., Service]) -> None:
     found = service()
     found.hears("READY=1")
     (found.home / "config.toml").write_text('nonsense\n[gpu]\nsource = "none"\n')
@@ -103,7 +103,7 @@ def test_a_reload_is_told_from_its_begin_to_its_end(service: Callable[..., Servi
     wait_until(lambda: "<3>gpusched.daemon: the settings were not reloaded" in found.journal.read_text())
 
 
-def test_signs_of_life_come_while_nothing_happens_and_not_from_one_that_hangs(
+def test_watchdog_pings_continue_when_idle_and_stop_when_hanging(
     service: Callable[..., Service],
 ) -> None:
     found = service(watchdog_s=0.4)
@@ -120,7 +120,7 @@ def test_signs_of_life_come_while_nothing_happens_and_not_from_one_that_hangs(
     assert len(found.heard()) == before
 
 
-def test_wrong_settings_end_it_with_the_code_that_systemd_does_not_try_again(tmp_path: Path) -> None:
+def test_invalid_settings_exit_with_the_code_that_systemd_does_not_restart(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("nonsense = 1\n")
     env = {**os.environ, "GPUSCHED_HOME": str(tmp_path)}
     done = subprocess.run(

@@ -38,7 +38,7 @@ def told(daemon: Daemon, job_id: str, kind: str) -> list[str]:
     return [event["text"] for event in daemon.job(job_id)["events"] if event["kind"] == kind]
 
 
-def test_who_holds_too_much_is_told_then_ended_and_asks_for_more(
+def test_an_overuser_is_warned_then_ended_and_retried_with_more(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     gpus = tmp_path / "gpus.json"
@@ -66,7 +66,7 @@ def test_who_holds_too_much_is_told_then_ended_and_asks_for_more(
     write_gpus(gpus, {})
 
 
-def test_a_neighbour_that_dies_of_it_is_run_again_for_free(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_neighbour_killed_by_overuse_runs_again_free(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.json"
     write_gpus(gpus, {})
     daemon = make_daemon(fake_gpus=str(gpus), config=CONFIG.replace("kill", "warn"))
@@ -101,7 +101,7 @@ def test_a_neighbour_that_dies_of_it_is_run_again_for_free(make_daemon: Callable
     write_gpus(gpus, {})
 
 
-def test_what_nobody_knows_ends_nobody(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_unknown_usage_ends_no_job(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.json"
     write_gpus(gpus, {})
     daemon = make_daemon(fake_gpus=str(gpus), config=CONFIG)
@@ -116,7 +116,7 @@ def test_what_nobody_knows_ends_nobody(make_daemon: Callable[..., Daemon], tmp_p
     write_gpus(gpus, {})
 
 
-def test_mps_is_named_only_where_its_daemon_really_runs(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_mps_is_reported_only_where_its_daemon_runs(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     program = tmp_path / "nvidia-cuda-mps-control"
     shutil.copy("/bin/sleep", program)
     pipes = tmp_path / "mps" / simulated_uuid(0)
@@ -143,7 +143,7 @@ def test_mps_is_named_only_where_its_daemon_really_runs(make_daemon: Callable[..
     assert "its MPS control daemon is gone" in daemon.job(under)["gpus"][0]["enforcement_why"]
 
 
-def test_what_earlier_runs_used_is_told_of_the_next(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_usage_of_earlier_runs_is_reported_for_the_next(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.json"
     write_gpus(gpus, {})
     daemon = make_daemon(fake_gpus=str(gpus), config=CONFIG)

@@ -47,7 +47,7 @@ def restart(daemon: SystemDaemon) -> None:
     daemon.start()
 
 
-def test_a_restart_with_a_typo_goes_on_with_the_last_good_settings(daemon: SystemDaemon) -> None:
+def test_a_restart_with_a_typo_keeps_the_last_good_settings(daemon: SystemDaemon) -> None:
     daemon.start()
     assert settings_check(daemon)["ok"] is True
     daemon.configure(WRONG)
@@ -72,9 +72,7 @@ def test_a_restart_with_a_typo_goes_on_with_the_last_good_settings(daemon: Syste
 
 
 @pytest.mark.parametrize("is_reloaded", [False, True])
-def test_a_restart_with_a_plugin_that_is_not_there_goes_on_with_the_last_good_settings(
-    daemon: SystemDaemon, is_reloaded: bool
-) -> None:
+def test_a_restart_with_a_missing_plugin_keeps_the_last_good_settings(daemon: SystemDaemon, is_reloaded: bool) -> None:
     daemon.start()
     daemon.configure(GOOD + '[plugins]\nload = ["no_such_module"]\n')
     if is_reloaded:
@@ -87,7 +85,7 @@ def test_a_restart_with_a_plugin_that_is_not_there_goes_on_with_the_last_good_se
     assert daemon.call("GET", "/v1/status")["daemon"]["limits"]["jobs"] == 77
 
 
-def test_a_restart_with_a_file_that_others_may_write_obeys_the_copy(daemon: SystemDaemon) -> None:
+def test_a_restart_with_a_file_writable_by_others_uses_the_copy(daemon: SystemDaemon) -> None:
     daemon.start()
     daemon.settings.chmod(0o666)
     daemon.settings.write_text("[limit]\njobs = 5\n")
@@ -99,7 +97,7 @@ def test_a_restart_with_a_file_that_others_may_write_obeys_the_copy(daemon: Syst
     assert daemon.call("GET", "/v1/status")["daemon"]["limits"]["jobs"] == 77
 
 
-def test_every_command_of_an_admin_says_so_and_no_other(daemon: SystemDaemon) -> None:
+def test_every_admin_command_says_so_and_no_other(daemon: SystemDaemon) -> None:
     daemon.start()
     daemon.configure(WRONG)
     restart(daemon)
@@ -130,7 +128,7 @@ def raw_heads(daemon: SystemDaemon, user: str) -> str:
     return as_user(user, ask)
 
 
-def test_settings_that_were_reloaded_are_the_last_good_ones(daemon: SystemDaemon) -> None:
+def test_reloaded_settings_are_the_last_good_ones(daemon: SystemDaemon) -> None:
     daemon.start()
     daemon.configure("[default]\nqueue = 'night'\n")
     daemon.call("POST", "/v1/reload", {})
@@ -142,7 +140,7 @@ def test_settings_that_were_reloaded_are_the_last_good_ones(daemon: SystemDaemon
     assert daemon.call("GET", f"/v1/jobs/{job}")["job"]["queue"] == "night"
 
 
-def test_a_start_without_good_settings_from_before_refuses_a_typo(daemon: SystemDaemon) -> None:
+def test_a_start_without_earlier_good_settings_refuses_a_typo(daemon: SystemDaemon) -> None:
     daemon.configure(WRONG)
     assert "jobz" in daemon.try_start()
     daemon.reap()

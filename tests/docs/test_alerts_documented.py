@@ -29,7 +29,7 @@ def table(title: str) -> dict[str, str]:
         ("Facts", FACTS),
     ],
 )
-def test_the_tables_say_what_the_code_says(title: str, known: dict[str, str]) -> None:
+def test_the_tables_match_the_code(title: str, known: dict[str, str]) -> None:
     assert table(title) == dict(known)
 
 
@@ -45,7 +45,7 @@ BLOCKS = re.findall(
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_every_example_of_a_notify_file_is_right(block: str, tmp_path: Path) -> None:
+def test_every_example_of_a_notify_file_is_valid(block: str, tmp_path: Path) -> None:
     file = tmp_path / "notify.toml"
     file.write_text(block, encoding="utf-8")
     assert read_targets(str(file)) != Targets(str(file))

@@ -48,7 +48,7 @@ def test_every_reason_is_explained() -> None:
         assert re.search(rf"^\| {reason.value} \| \S", rows, re.M), reason
 
 
-def test_no_documented_state_or_reason_is_invented() -> None:
+def test_every_documented_state_and_reason_exists() -> None:
     rows = re.findall(r"^\| ([A-Za-z_]+) \|", (DOCS / "reference" / "states.md").read_text(), re.M)
     known = {state.value for state in JobState} | {reason.value for reason in ReasonCode} | {"state", "reason"}
     assert set(rows) <= known
@@ -60,7 +60,7 @@ def test_every_route_says_what_it_does() -> None:
         assert route.handler.__doc__ == f"{route.method} {route.path}"
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_resolve() -> None:
     for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
@@ -73,7 +73,7 @@ def test_the_readme_has_exactly_two_set_up_commands() -> None:
     assert all(len(block.strip().splitlines()) == 1 for block in blocks)
 
 
-def test_every_decision_has_a_summary_and_what_was_rejected() -> None:
+def test_every_decision_has_a_summary_and_rejected_alternatives() -> None:
     for page in (DOCS / "decisions").glob("*.md"):
         text = page.read_text()
         assert "**Summary.**" in text, page.name
@@ -92,13 +92,13 @@ def toml_blocks() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("block", [text for _, text in toml_blocks()], ids=[name for name, _ in toml_blocks()])
-def test_every_example_of_a_config_file_is_right(block: str, tmp_path: Path) -> None:
+def test_every_example_of_a_config_file_is_valid(block: str, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(block, encoding="utf-8")
     assert problems_in(str(path), {}) == []
     assert load_settings(str(path), {}).settings != Settings()
 
 
-def test_the_settings_that_count_after_a_restart_are_listed() -> None:
+def test_settings_that_need_a_restart_are_listed() -> None:
     page = (DOCS / "howto" / "change-settings.md").read_text()
     assert [path for path, known in SETTINGS.items() if known.needs_restart and f"`{path}`" not in page] == []

@@ -62,6 +62,6 @@ def test_the_package_imports_every_dependency(name: str) -> None:
     assert MODULES.get(name, name.replace("-", "_")) in imported()
 
 
-def test_the_package_imports_nothing_that_it_does_not_depend_on() -> None:
+def test_the_package_imports_no_undeclared_dependency() -> None:
     known = {MODULES.get(name, name.replace("-", "_")) for name in NEEDED} | {"gpusched", "tomli"}
     assert imported() - known - sys.stdlib_module_names == set()

@@ -46,7 +46,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "text"), list(expressions()))
-def test_every_query_is_about_what_is_told(where: str, text: str) -> None:
+def test_every_query_uses_exported_metrics(where: str, text: str) -> None:
     names = re.findall(r"\bgpusched_[a-z_]+", text)
     assert names
     for name in names:
@@ -63,7 +63,7 @@ def test_every_query_is_about_what_is_told(where: str, text: str) -> None:
         assert is_rated == (FAMILY_OF[name].kind in ("counter", "histogram")), (where, name)
 
 
-def test_legends_name_labels_that_are_left() -> None:
+def test_legends_name_remaining_labels() -> None:
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
             expr = target["expr"]
@@ -76,7 +76,7 @@ def test_legends_name_labels_that_are_left() -> None:
             assert labels <= left, (panel["title"], labels, left)
 
 
-def test_the_values_of_labels_that_are_picked_exist() -> None:
+def test_selected_label_values_exist() -> None:
     lab = Lab(2, outcome=SimulatedOutcome(runs_s=100))
     for _ in range(4):
         lab.submit(request=request(gpus=1))
@@ -97,7 +97,7 @@ def test_the_values_of_labels_that_are_picked_exist() -> None:
         assert one in told
 
 
-def test_panels_have_a_place_of_their_own() -> None:
+def test_panels_do_not_overlap() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     for one, other in combinations([panel["gridPos"] for panel in panels], 2):
@@ -107,7 +107,7 @@ def test_panels_have_a_place_of_their_own() -> None:
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
 
 
-def test_the_dashboard_shows_every_part() -> None:
+def test_the_dashboard_covers_every_part() -> None:
     asked = {FAMILY_OF[name].name for _, text in expressions() for name in re.findall(r"\bgpusched_[a-z_]+", text)}
     unseen = {family.name for family in series.FAMILIES} - asked
     assert unseen <= {

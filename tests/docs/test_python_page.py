@@ -20,7 +20,7 @@ PRINTED = [
 """What the lines begin with that each example prints."""
 
 
-def test_the_examples_print_what_they_should(tmp_path: Path) -> None:
+def test_the_examples_print_their_documented_output(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
     assert len(blocks) == len(PRINTED)
     mark = "print('----', flush=True)\n"

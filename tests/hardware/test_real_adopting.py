@@ -50,7 +50,7 @@ def holder() -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
-def test_a_real_stranger_is_adopted_and_cancelled(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_real_foreign_process_is_adopted_and_cancelled(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "home", config="[daemon]\npoll_s = 0.5\nidle_poll_s = 0.5\n")
     (daemon.home / "config.toml").write_text("[daemon]\npoll_s = 0.5\nidle_poll_s = 0.5\n")
     daemon.start()

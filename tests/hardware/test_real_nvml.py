@@ -125,7 +125,7 @@ def test_links_and_memory_are_sane(source: NvmlSource) -> None:
     assert all(gpu.numa is None or 0 <= gpu.numa < 1024 for gpu in first)
 
 
-def test_instances_are_parts_of_cards_that_mig_divides(source: NvmlSource) -> None:
+def test_instances_are_parts_of_mig_partitioned_gpus(source: NvmlSource) -> None:
     gpus = source.read().gpus
     cards = {gpu.uuid: gpu for gpu in gpus if gpu.mig_parent is None}
     parts = [gpu for gpu in gpus if gpu.mig_parent is not None]
@@ -143,7 +143,7 @@ def test_instances_are_parts_of_cards_that_mig_divides(source: NvmlSource) -> No
         pytest.skip("no card here is divided by MIG, so no instance could be looked at")
 
 
-def test_what_a_process_holds_is_told_and_attributed_to_its_run(source: NvmlSource) -> None:
+def test_process_memory_is_reported_and_attributed_to_its_run(source: NvmlSource) -> None:
     """What watching stands on: the driver tells the memory of a process, and it is that of the run."""
     card = next((gpu for gpu in source.read().gpus if not gpu.mig_enabled), None)
     if card is None:

@@ -43,12 +43,12 @@ def test_a_submission_of_the_last_release_makes_the_same_job(old: dict[str, Any]
 
 
 @pytest.mark.parametrize("old", [*RECORDED["updated"], *RECORDED["python_updates"]], ids=lambda old: str(old)[:60])
-def test_an_update_of_the_last_release_changes_the_same(old: dict[str, Any]) -> None:
+def test_an_update_of_the_last_release_makes_the_same_change(old: dict[str, Any]) -> None:
     assert as_json(read_changes(old["changes"], Settings())) == old["changed"]
 
 
 @pytest.mark.parametrize("old", RECORDED["submitted"], ids=lambda old: str(old["line"]))
-def test_gsub_sends_what_it_sent(old: dict[str, Any]) -> None:
+def test_gsub_sends_the_same_request(old: dict[str, Any]) -> None:
     surroundings = ("argv", "script", "script_name", "env", "env_named", "umask", "work_dir")
     fields = spec_of(parse(gsub_table(), shlex.split(old["line"])[1:])[0])
     fields.pop("work_dir", None)
@@ -56,14 +56,14 @@ def test_gsub_sends_what_it_sent(old: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("old", RECORDED["updated"], ids=lambda old: str(old["line"]))
-def test_gctl_update_sends_what_it_sent(old: dict[str, Any]) -> None:
+def test_gctl_update_sends_the_same_request(old: dict[str, Any]) -> None:
     changes: dict[str, Any] = {}
     for word in shlex.split(old["line"])[3:]:
         changes.update(read_change(*word.split("=", 1)))
     assert as_json(changes) == old["changes"]
 
 
-def test_python_sends_what_it_sent() -> None:
+def test_python_sends_the_same_request() -> None:
     for old in RECORDED["python"]:
         sent = spec_of_python(old["options"])
         assert {name: as_json(sent[name]) for name in old["spec"] if name not in ("argv", "env")} == {

@@ -48,12 +48,12 @@ def version(path: Path) -> int:
         connection.close()
 
 
-def test_there_is_a_saved_database() -> None:
+def test_a_saved_database_exists() -> None:
     assert OLD_RELEASES[0].name == "release_0_1_0.sql"
 
 
 @pytest.mark.parametrize("dump", OLD_RELEASES, ids=lambda dump: dump.stem)
-def test_a_saved_database_loads_with_everything_in_it(tmp_path: Path, dump: Path) -> None:
+def test_a_saved_database_loads_completely(tmp_path: Path, dump: Path) -> None:
     store = SqliteStore.open(restore(dump, tmp_path / "gpusched.db"))
     try:
         assert store.jobs(JobFilter()) == list(saved.JOBS)
@@ -106,7 +106,7 @@ def migrate(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("next_release")
-def test_a_later_migration_reaches_old_and_fresh_databases_alike(tmp_path: Path) -> None:
+def test_a_later_migration_applies_to_old_and_fresh_databases(tmp_path: Path) -> None:
     old, fresh = restore(OLD_RELEASES[0], tmp_path / "old.db"), tmp_path / "fresh.db"
     migrate(old)
     migrate(fresh)
@@ -149,11 +149,11 @@ def test_a_database_of_a_newer_release_is_refused_and_left_alone(tmp_path: Path)
     assert path.read_bytes() == before
 
 
-def test_every_migration_is_a_file_and_every_file_a_migration() -> None:
+def test_migrations_and_files_correspond() -> None:
     assert tuple(sorted(file.stem for file in schema.SQL_FOLDER.glob("*.sql"))) == schema.MIGRATIONS
 
 
-def test_a_file_of_statements_is_cut_at_their_ends_only() -> None:
+def test_a_file_of_statements_is_split_only_at_their_ends() -> None:
     found = list(schema.statements(schema.MIGRATIONS[0]))
     assert sum("CREATE TRIGGER" in text for text in found) == 1
     assert all(sqlite3.complete_statement(text) for text in found)
@@ -169,7 +169,7 @@ def spawn(script: str, path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_processes_that_open_a_new_database_at_once_all_get_it(tmp_path: Path) -> None:
+def test_concurrent_openers_of_a_new_database_all_succeed(tmp_path: Path) -> None:
     path = tmp_path / "gpusched.db"
     script = """
 import sys
@@ -198,7 +198,7 @@ store.close()
     assert applied == [(name,) for name in schema.MIGRATIONS]
 
 
-def test_a_current_database_is_opened_without_what_migrates(tmp_path: Path) -> None:
+def test_opening_a_current_database_does_not_import_migrations(tmp_path: Path) -> None:
     path = tmp_path / "gpusched.db"
     SqliteStore.open(path).close()
     script = """
@@ -211,9 +211,7 @@ print([name for name in ("sqlite_utils", "filelock", "click") if name in sys.mod
     assert output == "[]\n"
 
 
-def test_an_upgrade_that_another_process_is_at_is_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_an_upgrade_by_another_process_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from filelock import FileLock
 
     path = tmp_path / "gpusched.db"
@@ -226,7 +224,7 @@ def test_an_upgrade_that_another_process_is_at_is_not_waited_for_without_end(
 @pytest.mark.parametrize(
     "content", [b"not a database, but long enough to look like one\n" * 90, b"SQLite format 3\0" * 300]
 )
-def test_a_corrupt_file_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
+def test_a_corrupt_file_is_refused_with_a_hint(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "gpusched.db"
     path.write_bytes(content)
     with pytest.raises(StoreBroken, match=re.escape(f"the database {path} is damaged")) as caught:
@@ -235,7 +233,7 @@ def test_a_corrupt_file_is_refused_with_what_to_do(tmp_path: Path, content: byte
     assert path.read_bytes() == content
 
 
-def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "gpusched.db"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE jobs (what TEXT)")

@@ -91,7 +91,7 @@ class Story:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=30)
-def test_no_job_starts_on_a_gpu_that_is_not_fit(seed):
+def test_no_job_starts_on_an_unfit_gpu(seed):
     with pytest.MonkeyPatch.context() as patch:
         story = Story(patch, Random(seed))
         try:

@@ -99,7 +99,7 @@ def check(lab: Lab, array: int, before: frozenset[str]) -> frozenset[str]:
     gone=st.sets(st.integers(0, 41), max_size=30),
     ready=st.one_of(st.none(), st.sets(st.integers(0, 41))),
 )
-def test_the_tasks_in_line_are_those_left_in_order(tasks: str, gone: set[int], ready: set[int] | None) -> None:
+def test_tasks_in_line_are_the_remaining_ones_in_order(tasks: str, gone: set[int], ready: set[int] | None) -> None:
     everything = parse_tasks(tasks)
     left = TaskSet.of(number for number in everything if number not in gone)
     if ready is not None:

@@ -127,7 +127,7 @@ TestDays = Days.TestCase
 
 
 @given(labs(), st.data())
-def test_a_guard_that_is_told_of_starts_and_ends_knows_as_much_as_a_new_one(lab: Lab, data: st.DataObject) -> None:
+def test_an_incremental_guard_equals_a_new_one(lab: Lab, data: st.DataObject) -> None:
     told = lab.guard()
     for _ in range(data.draw(st.integers(1, 8))):
         if lab.jobs and data.draw(st.booleans()):
@@ -144,12 +144,12 @@ def test_a_guard_that_is_told_of_starts_and_ends_knows_as_much_as_a_new_one(lab:
 
 
 @given(labs())
-def test_what_is_called_a_problem_is_one(lab: Lab) -> None:
+def test_every_reported_problem_is_real(lab: Lab) -> None:
     assert (not cell_problems(lab.settings, lab.layout)) is can_be_granted(lab, [])
 
 
 @given(labs(), st.data())
-def test_cards_to_avoid_are_those_that_nobody_may_have_alone(lab: Lab, data: st.DataObject) -> None:
+def test_gpus_to_avoid_are_those_no_job_may_have_alone(lab: Lab, data: st.DataObject) -> None:
     for card in data.draw(st.sets(st.sampled_from(lab.free()), max_size=4)):
         lab.jobs.append((data.draw(st.sampled_from(NAMES)), frozenset((card,)), data.draw(st.booleans())))
     guard = lab.guard()

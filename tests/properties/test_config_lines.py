@@ -72,7 +72,7 @@ def keys_of(document: dict[str, Any], above: tuple[str, ...] = ()) -> set[tuple[
 
 
 @given(documents())
-def test_every_key_is_found_and_nothing_else(text):
+def test_exactly_the_keys_are_found(text):
     document = tomllib.loads(text)
     found = lines_of(text)
     wanted = keys_of(document)
@@ -150,7 +150,7 @@ def placed(draw: st.DrawFn) -> Draft:
 
 
 @given(placed())
-def test_the_line_is_that_of_the_key(draft: Draft) -> None:
+def test_each_line_belongs_to_its_key(draft: Draft) -> None:
     tomllib.loads(draft.text)
     assert lines_of(draft.text) == draft.at
 

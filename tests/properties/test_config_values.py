@@ -218,7 +218,7 @@ def removed(path: str) -> None:
 
 
 @given(configs(), NOISE)
-def test_what_is_written_is_loaded_with_its_line_and_the_rest_is_default(lines: list[Line], noise: list[str]) -> None:
+def test_written_values_load_with_their_line_and_the_rest_is_default(lines: list[Line], noise: list[str]) -> None:
     text, at = written(lines, noise)
     path = file_with(text)
     try:
@@ -242,7 +242,7 @@ def test_what_is_written_is_loaded_with_its_line_and_the_rest_is_default(lines: 
 
 
 @given(configs(at_least=1), NOISE, st.data())
-def test_one_value_out_of_range_is_refused_with_its_line_and_nothing_else(
+def test_a_single_value_out_of_range_is_refused_with_its_line(
     lines: list[Line], noise: list[str], data: st.DataObject
 ) -> None:
     number = data.draw(st.integers(0, len(lines) - 1))
@@ -258,7 +258,7 @@ def test_one_value_out_of_range_is_refused_with_its_line_and_nothing_else(
     assert problem.hint
 
 
-def test_every_kind_of_rule_is_drawn_above() -> None:
+def test_every_kind_of_rule_is_covered() -> None:
     known = [*SETTINGS.values(), *(one for table in TABLE_SETTINGS.values() for one in table.values())]
     drawn = {Range, OneOf, SomeOf, Text, Texts, Cells, Amounts, MemberShares, Modules, Folder, Numbers, type(None)}
     assert {type(one.rule) for one in known} == drawn

@@ -181,7 +181,7 @@ def test_every_waiting_class_has_a_reason_or_starts(case):
 
 
 @given(cases())
-def test_a_reserved_start_never_moves_later_because_of_what_was_started_past_it(case):
+def test_a_reserved_start_is_never_delayed_by_backfill(case):
     _, _, settings = case
     plan = decide(case[0], settings)
     again = decide(carried_out(case, plan), settings)
@@ -206,7 +206,7 @@ def test_a_reserved_start_never_moves_later_because_of_what_was_started_past_it(
 
 
 @given(cases())
-def test_no_queue_and_no_user_is_above_a_maximum_by_what_is_started(case):
+def test_started_jobs_exceed_no_queue_or_user_maximum(case):
     snapshot, jobs, settings = case
     plan = decide(snapshot, settings)
     after = carried_out(case, plan)
@@ -238,7 +238,7 @@ def _maximum(group: tuple[str, ...], settings: Settings) -> float | None:
 
 
 @given(cases())
-def test_victims_are_only_those_who_may_be_asked(case):
+def test_only_preemptible_runs_become_victims(case):
     snapshot, jobs, settings = case
     plan = decide(snapshot, settings)
     by_id = {held.job_id: held for held in snapshot.allocations}
@@ -258,7 +258,7 @@ def test_victims_are_only_those_who_may_be_asked(case):
 
 
 @given(cases())
-def test_after_a_preemption_nobody_else_is_asked_for_the_same_job(case):
+def test_a_preemption_is_not_repeated_for_the_same_job(case):
     plan = decide(case[0], case[2])
     if not plan.preempts:
         return
@@ -269,7 +269,7 @@ def test_after_a_preemption_nobody_else_is_asked_for_the_same_job(case):
 
 
 @given(cases())
-def test_nobody_runs_into_a_window_that_is_not_for_them(case):
+def test_no_job_runs_into_a_window_of_others(case):
     snapshot, jobs, settings = case
     plan = decide(snapshot, settings)
     limits = {one.id: one.spec.time_limit_s for one in jobs}
@@ -284,7 +284,7 @@ def test_nobody_runs_into_a_window_that_is_not_for_them(case):
 
 
 @given(cases())
-def test_a_queue_gets_what_it_is_guaranteed_when_all_others_may_be_asked(case):
+def test_a_queue_gets_its_guarantee_when_all_others_are_preemptible(case):
     """Demand within the guarantee starts, or somebody is asked to make room, or is being asked already."""
     snapshot, _, settings = case
     settings = replace(settings, preempt=PreemptSettings(mode="requeue", min_run_s=0.0), qos={})

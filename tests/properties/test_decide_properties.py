@@ -36,14 +36,14 @@ def after(snapshot: Snapshot, held: list[Allocation]) -> Snapshot:
 
 
 @given(snapshots(), settings())
-def test_nothing_is_promised_twice(case, chosen):
+def test_no_resource_is_promised_twice(case, chosen):
     snapshot, waiting = case
     plan = decide(snapshot, chosen)
     assert check_invariants(after(snapshot, held_by(plan, waiting, NOW))) == []
 
 
 @given(snapshots(), settings())
-def test_equal_inputs_give_equal_plans_and_the_input_stays_as_it_was(case, chosen):
+def test_equal_inputs_give_equal_plans_and_stay_unchanged(case, chosen):
     snapshot, _ = case
     before = copy.deepcopy(snapshot)
     plan = decide(snapshot, chosen)
@@ -61,7 +61,7 @@ def test_equal_inputs_give_equal_plans_and_the_input_stays_as_it_was(case, chose
 
 
 @given(snapshots(), settings())
-def test_every_job_either_starts_once_or_its_class_has_a_reason(case, chosen):
+def test_every_job_starts_once_or_its_class_has_a_reason(case, chosen):
     snapshot, _ = case
     plan = decide(snapshot, chosen)
     started = [start.job_id for start in plan.starts]
@@ -79,7 +79,7 @@ def test_every_job_either_starts_once_or_its_class_has_a_reason(case, chosen):
 
 
 @given(snapshots(), settings())
-def test_jobs_of_a_class_start_in_their_order(case, chosen):
+def test_jobs_of_a_class_start_in_order(case, chosen):
     snapshot, _ = case
     started = {start.job_id for start in decide(snapshot, chosen).starts}
     for waiting in snapshot.pending:
@@ -88,7 +88,7 @@ def test_jobs_of_a_class_start_in_their_order(case, chosen):
 
 
 @given(snapshots(), settings())
-def test_what_starts_is_what_was_asked_for_on_hardware_that_may_be_used(case, chosen):
+def test_started_jobs_get_the_requested_usable_hardware(case, chosen):
     snapshot, waiting = case
     jobs = {one.id: one for one in waiting}
     machines = {node.name: node for node in snapshot.nodes}
@@ -113,7 +113,7 @@ def test_what_starts_is_what_was_asked_for_on_hardware_that_may_be_used(case, ch
 
 
 @given(snapshots(), settings())
-def test_deciding_again_after_the_plan_starts_nothing_new(case, chosen):
+def test_a_second_decision_after_the_plan_starts_nothing_new(case, chosen):
     """A cycle leaves no gap that it would fill if it were asked once more."""
     snapshot, waiting = case
     plan = decide(snapshot, chosen)
@@ -130,7 +130,7 @@ def test_deciding_again_after_the_plan_starts_nothing_new(case, chosen):
 
 
 @given(snapshots())
-def test_an_idle_card_means_that_nobody_without_a_claim_could_use_it(case):
+def test_an_idle_gpu_means_no_unreserved_job_could_use_it(case):
     """Work is conserved: without a reservation in the way, whatever fits is started."""
     snapshot, waiting = case
     plan = decide(snapshot, Settings())
@@ -147,7 +147,7 @@ def test_an_idle_card_means_that_nobody_without_a_claim_could_use_it(case):
 
 
 @given(snapshots())
-def test_a_reservation_is_free_of_what_outlasts_it(case):
+def test_a_reservation_excludes_jobs_that_outlast_it(case):
     """At the reserved start, all that is still expected to run leaves the reserved place free."""
     snapshot, waiting = case
     plan = decide(snapshot, Settings())
@@ -172,7 +172,7 @@ def test_a_reservation_is_free_of_what_outlasts_it(case):
 
 
 @given(nodes(), queues(), st.data())
-def test_what_is_not_refused_starts_on_an_idle_machine_in_order(machines, waiting, data):
+def test_admitted_jobs_start_in_order_on_an_idle_machine(machines, waiting, data):
     """The refusal at submission and the placement agree on what can ever run."""
     one = data.draw(st.sampled_from(waiting))
     idle = tuple(

@@ -100,14 +100,14 @@ some = st.integers(1, 9)
 users_of_everything = st.lists(st.builds(amounts, some, some, some, some), min_size=2, max_size=5).map(tuple)
 
 
-def test_the_example_of_the_paper():
+def test_the_example_of_the_paper_is_reproduced():
     """9 cores and 18 GB; tasks of 1 core and 4 GB, and of 3 cores and 1 GB: 3 and 2 tasks, two thirds each."""
     made = fill(amounts(0, 0, 9, 18), (amounts(0, 0, 1, 4), amounts(0, 0, 3, 1)))
     assert [made.tasks(user) for user in (0, 1)] == [3, 2]
     assert made.shares == (Fraction(2, 3), Fraction(2, 3))
 
 
-def test_who_does_not_need_what_is_used_up_goes_on():
+def test_users_without_need_of_an_exhausted_resource_continue():
     made = fill(amounts(4, 0, 8, 0), (amounts(1, 0, 1, 0), amounts(1, 0, 1, 0), amounts(0, 0, 1, 0)))
     assert made.shares == (Fraction(1, 2), Fraction(1, 2), Fraction(1, 2))
     made = fill(amounts(4, 0, 16, 0), (amounts(1, 0, 1, 0), amounts(1, 0, 1, 0), amounts(0, 0, 1, 0)))
@@ -115,7 +115,7 @@ def test_who_does_not_need_what_is_used_up_goes_on():
 
 
 @pytest.mark.parametrize("kind", range(4), ids=KINDS)
-def test_of_a_single_resource_everybody_gets_the_same(kind):
+def test_a_single_resource_is_divided_equally(kind):
     one = [0, 0, 0, 0]
     one[kind] = 3
     made = fill(amounts(*[12 * (other == kind) for other in range(4)]), (amounts(*one),) * 4)
@@ -123,13 +123,13 @@ def test_of_a_single_resource_everybody_gets_the_same(kind):
 
 
 @given(capacities, users)
-def test_no_more_is_given_than_there_is(capacity, demands):
+def test_allocations_do_not_exceed_capacity(capacity, demands):
     held = fill(capacity, demands).held
     assert all(have <= there for have, there in zip(held, values_of(capacity), strict=True))
 
 
 @given(capacities, users)
-def test_sharing_incentive_nobody_has_less_than_with_a_part_of_their_own(capacity, demands):
+def test_no_user_has_less_than_an_equal_partition(capacity, demands):
     made = fill(capacity, demands)
     own_part = capacity.times(Fraction(1, len(demands)))
     for user, demand in enumerate(demands):
@@ -137,7 +137,7 @@ def test_sharing_incentive_nobody_has_less_than_with_a_part_of_their_own(capacit
 
 
 @given(capacities, users)
-def test_nobody_would_rather_have_what_another_has(capacity, demands):
+def test_no_user_envies_another(capacity, demands):
     made = fill(capacity, demands)
     for user, demand in enumerate(demands):
         for other in range(len(demands)):
@@ -145,7 +145,7 @@ def test_nobody_would_rather_have_what_another_has(capacity, demands):
 
 
 @given(capacities, users)
-def test_nothing_that_anybody_could_use_is_left(capacity, demands):
+def test_no_usable_resource_is_left(capacity, demands):
     made = fill(capacity, demands)
     left = tuple(there - have for there, have in zip(values_of(capacity), made.held, strict=True))
     for demand in demands:
@@ -153,14 +153,14 @@ def test_nothing_that_anybody_could_use_is_left(capacity, demands):
 
 
 @given(capacities, users, a_demand)
-def test_nobody_gains_by_asking_for_what_is_not_needed(capacity, demands, lie):
+def test_overstating_demand_gains_nothing(capacity, demands, lie):
     honest = fill(capacity, demands)
     lying = fill(capacity, (lie, *demands[1:]))
     assert tasks_in(lying.bundle(0), demands[0]) <= honest.tasks(0)
 
 
 @given(capacities, users_of_everything)
-def test_who_leaves_makes_nobody_poorer(capacity, demands):
+def test_a_leaving_user_makes_no_other_poorer(capacity, demands):
     """Population monotonicity. It needs users who all need something of everything: who leaves a kind that
     not all need lets others go on there, and take more of the rest with it."""
     before, after = fill(capacity, demands), fill(capacity, demands[:-1])
@@ -191,7 +191,7 @@ def waiting_jobs(wanted: list[tuple[Request, int]]) -> list[Job]:
 
 
 @given(queues_of_users)
-def test_each_start_is_of_the_user_who_holds_least_of_those_who_still_start(wanted):
+def test_each_start_goes_to_the_active_user_with_the_smallest_share(wanted):
     waiting = waiting_jobs(wanted)
     users = {one.id: one.user for one in waiting}
     plan = decide(testing.snapshot(MACHINE, waiting=waiting), BY_SHARE)
@@ -209,7 +209,7 @@ def test_each_start_is_of_the_user_who_holds_least_of_those_who_still_start(want
 
 
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=5), kinds_of_jobs)
-def test_users_who_ask_for_the_same_hold_the_same_up_to_one_job(counts_of_jobs, asked):
+def test_users_with_equal_demands_hold_the_same_up_to_one_job(counts_of_jobs, asked):
     waiting = waiting_jobs([(asked, count) for count in counts_of_jobs])
     users = {one.id: one.user for one in waiting}
     plan = decide(testing.snapshot(MACHINE, waiting=waiting), BY_SHARE)

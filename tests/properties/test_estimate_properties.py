@@ -36,7 +36,7 @@ def with_one_more(snapshot: Snapshot, newcomer: Job) -> Snapshot:
 
 
 @given(snapshots(), settings(), predictions)
-def test_the_early_end_is_not_after_the_late_end_nor_before_now(
+def test_the_earliest_start_is_not_after_the_latest_nor_before_now(
     case: tuple[Snapshot, list[Job]], chosen: Settings, known: dict[int, Prediction]
 ) -> None:
     snapshot, waiting = case
@@ -50,7 +50,7 @@ def test_the_early_end_is_not_after_the_late_end_nor_before_now(
 
 
 @given(snapshots(), settings(), predictions)
-def test_what_starts_in_the_plan_starts_now(
+def test_a_planned_start_is_estimated_as_now(
     case: tuple[Snapshot, list[Job]], chosen: Settings, known: dict[int, Prediction]
 ) -> None:
     snapshot, waiting = case
@@ -60,7 +60,7 @@ def test_what_starts_in_the_plan_starts_now(
 
 
 @given(snapshots(), settings(), st.sampled_from([None, 60, 3600]), st.integers(0, 2))
-def test_a_later_lower_job_does_not_move_the_promise_of_the_first_that_waits(
+def test_a_later_lower_job_does_not_move_the_first_pending_start(
     case: tuple[Snapshot, list[Job]], chosen: Settings, limit_s: int | None, gpus: int
 ) -> None:
     snapshot, _ = case

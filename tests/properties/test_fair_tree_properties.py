@@ -64,7 +64,7 @@ def test_users_are_served_by_their_shares(shares, steps):
         assert lab.served["lab", user] == pytest.approx(steps * share / sum(shares), abs=1)
 
 
-def test_accounts_are_served_by_their_shares_however_many_users_they_have():
+def test_accounts_are_served_by_shares_for_any_number_of_users():
     lab = Lab([account("many", None, 1.0, a=1, b=1, c=1, d=1), account("one", None, 1.0, z=1)])
     for _ in range(80):
         lab.serve()
@@ -72,14 +72,14 @@ def test_accounts_are_served_by_their_shares_however_many_users_they_have():
     assert all(lab.served["many", user] == pytest.approx(10, abs=1) for user in "abcd")
 
 
-def test_what_a_user_does_not_use_goes_to_those_of_the_same_account():
+def test_unused_shares_go_to_users_of_the_same_account():
     lab = Lab([account("left", None, 1.0, a=1, b=1), account("right", None, 1.0, c=1)])
     for _ in range(60):
         lab.serve(among=[("left", "a"), ("right", "c")])
     assert lab.served["left", "a"] == pytest.approx(30, abs=1)
 
 
-def test_who_comes_back_is_served_until_level_but_not_for_longer():
+def test_a_returning_user_catches_up_only_until_level():
     lab = Lab([account("lab", None, 1.0, a=1, b=1)])
     for _ in range(10):
         lab.serve(among=[("lab", "a")])
@@ -88,7 +88,7 @@ def test_who_comes_back_is_served_until_level_but_not_for_longer():
     assert back[10:].count("a") == 2
 
 
-def test_with_a_short_memory_old_use_is_soon_forgiven():
+def test_a_short_half_life_soon_forgives_old_usage():
     def jobs_until_even(half_life_s: float) -> int:
         lab = Lab([account("lab", None, 1.0, a=1, b=1)], half_life_s)
         for _ in range(50):
@@ -104,7 +104,7 @@ def test_with_a_short_memory_old_use_is_soon_forgiven():
     assert for_ever == pytest.approx(50, abs=1)
 
 
-def test_who_takes_cores_and_who_takes_gpus_come_to_the_same_dominant_share():
+def test_core_users_and_gpu_users_reach_the_same_dominant_share():
     lab = Lab([account("lab", None, 1.0, cores=1, gpus=1)])
     asked = {("lab", "cores"): Resources(cpus=16), ("lab", "gpus"): Resources(gpus=4, cpus=1)}
     for _ in range(60):
@@ -130,7 +130,7 @@ def labs(draw: st.DrawFn) -> list[AccountSettings]:
 
 
 @given(labs())
-def test_in_the_long_run_every_level_of_the_tree_is_used_by_its_shares(accounts):
+def test_long_run_usage_matches_shares_at_every_level(accounts):
     lab = Lab(accounts)
     steps = 240
     for _ in range(steps):
@@ -144,7 +144,7 @@ def test_in_the_long_run_every_level_of_the_tree_is_used_by_its_shares(accounts)
 
 
 @given(labs(), st.integers(1, 60))
-def test_nobody_is_left_out(accounts, steps):
+def test_every_user_is_served(accounts, steps):
     """Within as many jobs as all shares together, in units of the smallest, everybody has had one."""
     lab = Lab(accounts)
     for _ in range(200 + steps):
@@ -165,7 +165,7 @@ def test_the_unit_of_usage_does_not_matter(accounts, factor):
 
 
 @given(labs(), st.integers(0, 40), st.integers(1, 8))
-def test_time_alone_changes_no_standing(accounts, steps, half_lives):
+def test_time_alone_changes_no_ranking(accounts, steps, half_lives):
     """All use fades at the same pace, so nobody gains on others by waiting."""
     lab = Lab(accounts, half_life_s=4 * HOUR)
     for _ in range(steps):
@@ -178,7 +178,7 @@ def test_time_alone_changes_no_standing(accounts, steps, half_lives):
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.integers(0, 3), st.floats(0, 1e9)), max_size=8))
-def test_without_accounts_a_shorter_way_gives_the_same(amounts):
+def test_the_shortcut_without_accounts_gives_the_same(amounts):
     # Ties are frequent among small whole numbers, and each kind of amount can be the dominant one.
     used = {user: Resources(gpus=float(gpus), cpus=cpus if gpus > 1 else 0.0) for user, (gpus, cpus) in amounts.items()}
     tree = AccountTree({}, {("", user): amount for user, amount in used.items()}, MACHINES, ())

@@ -146,7 +146,7 @@ def test_a_reserved_start_never_moves_later(limits, seed, wide, nodes):
 
 @given(seed=SEEDS)
 @hypothesis_settings(max_examples=20, deadline=None)
-def test_nothing_without_a_limit_passes_a_job_that_waits_for_all_cards(seed):
+def test_no_job_without_a_limit_passes_one_that_needs_all_gpus(seed):
     chance = Random(seed)
     machine = Machine((node("n1", gpus=4, cpus=64),), chance, (None,))
     waited = steps = 0

@@ -40,7 +40,7 @@ EVENTS = st.lists(
     limit_s=st.sampled_from([None, 1, 60]),
 )
 @settings(max_examples=150, deadline=None)
-def test_one_fallback_after_the_last_failure_and_else_none(
+def test_one_fallback_follows_the_last_failure_and_no_other(
     outcomes: list[SimulatedOutcome], events: list[str], gpus: int, retries: int, requeue: bool, limit_s: int | None
 ) -> None:
     lab = Lab(gpus=2)

@@ -38,7 +38,7 @@ NODES = [
     st.sampled_from([(0, 0), (1, 9), (3, 4), (9, 9)]),
     st.lists(st.tuples(st.sampled_from(REQUESTS), st.sampled_from((1, 2)), st.integers(0, 9)), max_size=30),
 )
-def test_what_is_remembered_is_what_would_be_found(strategy, insisting, steps):
+def test_cached_results_equal_fresh_ones(strategy, insisting, steps):
     layout = ClusterLayout(NODES, Settings(placement=PlacementSettings(strategy), license={"matlab": 2}))
     layout.typical = tuple((RequestUnits.of(request, 1), 0.2) for request in REQUESTS[:5])
     layout.wanted = GpuDemand()

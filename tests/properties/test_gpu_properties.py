@@ -69,7 +69,7 @@ def is_well(found: GpuReading) -> bool:
 
 
 @given(readings(), st.floats(0, 40))
-def test_a_card_is_placeable_only_on_good_readings_in_a_row_that_are_fresh(
+def test_a_gpu_is_placeable_only_after_consecutive_fresh_good_readings(
     series: list[tuple[GpuReading, dict[str, Any]]], age_s: float
 ) -> None:
     tracker = GpuTracker(SETTINGS)

@@ -34,7 +34,7 @@ def machines(draw):
 
 
 @given(machines(), queues(), queues(), settings())
-def test_memory_of_a_node_is_handed_out_once(machine, early, waiting, chosen):
+def test_node_memory_is_allocated_once(machine, early, waiting, chosen):
     early = [replace(one, id=one.id + 100) for one in early]
     first = testing.snapshot(machine, waiting=early)
     running = held_by(decide(first, Settings()), early, NOW)
@@ -45,7 +45,7 @@ def test_memory_of_a_node_is_handed_out_once(machine, early, waiting, chosen):
 
 
 @given(machines(), queues())
-def test_a_job_that_ends_gives_back_what_it_took(machine, waiting):
+def test_an_ended_job_returns_its_memory(machine, waiting):
     held = held_by(decide(testing.snapshot(machine, waiting=waiting), Settings()), waiting, NOW)
     layout = ClusterLayout([machine], Settings())
     draft = ClusterState(layout)
@@ -59,7 +59,7 @@ def test_a_job_that_ends_gives_back_what_it_took(machine, waiting):
 
 
 @given(machines(), st.sampled_from([0, 1, 900, 4096]))
-def test_whole_gpu_starts_on_an_idle_node_whatever_memory_it_books_beside_it(machine, mem_mib):
+def test_a_whole_gpu_starts_on_an_idle_node_with_any_memory_request(machine, mem_mib):
     clean = replace(machine, gpus=tuple(replace(view, foreign_mib=0) for view in machine.gpus))
     wanted = job(1, request=request(gpus=len(clean.gpus), mem_mib=mem_mib))
     assert [start.job_id for start in decide(testing.snapshot(clean, waiting=[wanted]), Settings()).starts] == [1]

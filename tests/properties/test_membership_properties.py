@@ -33,7 +33,7 @@ def configurations(draw: Any) -> Settings:
 
 
 @given(configurations(), st.sampled_from(USERS), SOME_GROUPS, st.sampled_from((*NAMES, "physics")))
-def test_a_user_is_refused_exactly_where_no_account_lists_them(settings, user, groups, asked):
+def test_a_user_is_refused_exactly_without_a_listing_account(settings, user, groups, asked):
     account = settings.account.get(asked)
     if not settings.account:
         is_member = asked == user
@@ -59,13 +59,13 @@ def test_the_default_account_is_never_refused(settings, user, groups):
 
 
 @given(configurations(), st.sampled_from(USERS), st.sampled_from(NAMES))
-def test_parents_decide_nothing(settings, user, asked):
+def test_parent_accounts_do_not_affect_membership(settings, user, asked):
     flat = replace(settings, account={name: replace(one, parent=None) for name, one in settings.account.items()})
     assert account_refusal(asked, user, (), settings) == account_refusal(asked, user, (), flat)
 
 
 @given(configurations(), st.sampled_from(USERS))
-def test_a_replay_refuses_no_account_that_there_is_and_keeps_shares(settings, user):
+def test_a_replay_refuses_no_existing_account_and_keeps_shares(settings, user):
     opened = replace(settings, account=open_to_all(settings.account))
     for name, one in settings.account.items():
         assert account_refusal(name, user, (), opened) is None
@@ -78,7 +78,7 @@ RELOAD = st.tuples(st.just("reload"), configurations())
 
 
 @given(configurations(), st.lists(SUBMIT | UPDATE | RELOAD, max_size=12))
-def test_no_job_gets_an_account_that_its_user_is_no_member_of(settings, steps):
+def test_no_job_gets_an_account_its_user_is_not_a_member_of(settings, steps):
     lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=1000), account=settings.account)
     accounts = {}
     for kind, *words in steps:

@@ -23,12 +23,12 @@ def play(seed: int, turns: int) -> None:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=40, deadline=None)
-def test_the_memory_is_what_a_restart_would_load(seed: int) -> None:
+def test_memory_equals_a_restart(seed: int) -> None:
     play(seed, 40)
 
 
 @pytest.mark.nightly
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=1000, deadline=None)
-def test_the_memory_is_what_a_restart_would_load_through_the_night(seed: int) -> None:
+def test_memory_equals_a_restart_nightly(seed: int) -> None:
     play(seed, 80)

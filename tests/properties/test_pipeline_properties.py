@@ -61,7 +61,7 @@ def let_all_end(lab: Lab) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.randoms(use_true_random=False))
-def test_a_pipeline_comes_to_its_end(dice: Random) -> None:
+def test_a_pipeline_terminates(dice: Random) -> None:
     lab = Lab(gpus=0, cpus=dice.choice([2, 8]))
     steps = [a_step(number, dice) for number in range(dice.randint(2, 7))]
     lab.ask(SubmitPipeline(ANN, "p", "text", steps, {"e": ENV}))

@@ -142,7 +142,7 @@ def held_by(snapshot: Snapshot, waiting: list[Job], settings: Settings) -> list[
 
 
 @given(machines(), queues(), queues(), chosen())
-def test_nothing_is_booked_twice(nodes, first, second, settings):
+def test_no_resource_is_booked_twice(nodes, first, second, settings):
     held = held_by(testing.snapshot(*nodes, waiting=first), first, settings)
     assert check_invariants(testing.snapshot(*nodes, running=held), settings) == []
     later = [replace(one, id=one.id + 100) for one in second]
@@ -164,7 +164,7 @@ def are_linked(node: NodeView, place: Placement) -> bool:
 
 
 @given(machines(), queues(), chosen())
-def test_what_starts_is_whole_and_where_it_was_asked_to_be(nodes, waiting, settings):
+def test_placements_are_complete_and_where_requested(nodes, waiting, settings):
     views = {node.name: node for node in nodes}
     jobs = {one.id: one for one in waiting}
     for start in decide(testing.snapshot(*nodes, waiting=waiting), settings).starts:
@@ -186,7 +186,7 @@ def test_what_starts_is_whole_and_where_it_was_asked_to_be(nodes, waiting, setti
 
 
 @given(machines(), queues(), queues(), chosen())
-def test_equal_inputs_give_equal_plans_in_any_order_and_stay_as_they_were(nodes, first, second, settings):
+def test_equal_inputs_give_equal_plans_in_any_order_and_stay_unchanged(nodes, first, second, settings):
     held = held_by(testing.snapshot(*nodes, waiting=first), first, settings)
     before = testing.snapshot(*nodes, running=held, waiting=[replace(one, id=one.id + 100) for one in second])
     kept = copy.deepcopy(before)
@@ -242,7 +242,7 @@ def test_a_guard_is_obeyed(draft, wanted, cards, nodes, apart):
 
 
 @given(drafts(), requests())
-def test_where_there_is_room_a_place_is_found_that_has_it(draft, wanted):
+def test_a_valid_place_is_found_where_one_exists(draft, wanted):
     need = RequestUnits.of(wanted, 1)
     found = candidates(draft, need)
     assert bool(found) is fits(draft, need)
@@ -256,7 +256,7 @@ def test_where_there_is_room_a_place_is_found_that_has_it(draft, wanted):
 
 
 @given(drafts(), requests(), st.frozensets(st.integers(0, 23)))
-def test_cards_to_avoid_never_turn_a_job_away_and_are_not_taken_without_need(draft, wanted, avoid):
+def test_gpus_to_avoid_are_used_only_when_necessary(draft, wanted, avoid):
     need = RequestUnits.of(replace(wanted, nodes=1, is_linked=False), 1)
     places = {option.booking.node: option.booking for option in candidates(draft, need)}
     others = {option.booking.node: option.booking for option in candidates(draft, need, avoid=avoid)}
@@ -268,7 +268,7 @@ def test_cards_to_avoid_never_turn_a_job_away_and_are_not_taken_without_need(dra
 
 
 @given(machines(), requests(), chosen())
-def test_what_is_not_refused_starts_on_an_idle_machine(nodes, wanted, settings):
+def test_admitted_jobs_start_on_an_idle_machine(nodes, wanted, settings):
     idle = tuple(
         replace(node, why_not=None, gpus=tuple(replace(gpu, why_not=None, utilisation=0.0) for gpu in node.gpus))
         for node in nodes
@@ -284,7 +284,7 @@ def test_what_is_not_refused_starts_on_an_idle_machine(nodes, wanted, settings):
 
 
 @given(machines(), queues(), chosen())
-def test_every_reason_can_be_told(nodes, waiting, settings):
+def test_every_reason_can_be_rendered(nodes, waiting, settings):
     plan = decide(testing.snapshot(*nodes, waiting=waiting), settings)
     for reason in plan.reasons.values():
         assert "needs ;" not in reason.text

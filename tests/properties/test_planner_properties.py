@@ -132,14 +132,14 @@ def amounts_of(resources: Resources) -> tuple[float, ...]:
 @example(seed=8)
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=150, phases=[Phase.explicit, Phase.generate])
-def test_it_plans_as_one_rebuilt_from_its_snapshot(seed):
+def test_the_planner_equals_one_rebuilt_from_its_snapshot(seed):
     story = story_of(seed)
     if first_problem(story) is not None:
         least = shrunk(story, lambda tried: first_problem(tried) is not None)
         pytest.fail(f"{first_problem(least)}\n{least}")
 
 
-def test_stories_have_every_feature_with_real_probability():
+def test_stories_cover_every_feature_with_real_probability():
     seen: Counter[str] = Counter()
     count = 150
     for seed in range(count):

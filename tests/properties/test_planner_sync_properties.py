@@ -145,18 +145,18 @@ def play(seed: int, turns: int) -> PlannerStory:
         return story
 
 
-def test_the_stories_have_fences() -> None:
+def test_stories_contain_fences() -> None:
     assert sum(play(seed, 40).fenced for seed in range(6)) > 3
 
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=40, deadline=None)
-def test_the_planner_plans_as_one_made_from_the_memory(seed: int) -> None:
+def test_the_planner_equals_one_made_from_memory(seed: int) -> None:
     play(seed, 40)
 
 
 @pytest.mark.nightly
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=1000, deadline=None)
-def test_the_planner_plans_as_one_made_from_the_memory_through_the_night(seed: int) -> None:
+def test_the_planner_equals_one_made_from_memory_nightly(seed: int) -> None:
     play(seed, 80)

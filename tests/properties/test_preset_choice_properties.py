@@ -46,7 +46,7 @@ NIGHTS = st.lists(
 
 
 @given(NIGHTS)
-def test_a_change_over_was_announced_and_is_earned(
+def test_a_changeover_was_announced_and_is_earned(
     nights: list[tuple[dict[str, PresetWorth], dict[str, PresetGain], float]],
 ) -> None:
     state, now = PresetState(), 0.0

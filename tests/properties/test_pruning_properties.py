@@ -121,7 +121,7 @@ def free(past: Past, now: float) -> set[int]:
 
 @settings(max_examples=150)
 @given(st.data(), st.booleans(), st.integers(1, 4))
-def test_what_is_needed_stays(data: st.DataObject, on_disk: bool, cut_off: int) -> None:
+def test_needed_rows_are_kept(data: st.DataObject, on_disk: bool, cut_off: int) -> None:
     lab = Lab(history=HistorySettings(KEEP_S / 86400))
     now = lab.clock.now()
     past = data.draw(pasts(now))

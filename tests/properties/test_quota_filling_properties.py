@@ -114,7 +114,7 @@ def much(queues: list[QueueSettings]) -> dict[str, int]:
 
 
 @given(flat(), st.lists(st.integers(0, CARDS), min_size=len(NAMES), max_size=len(NAMES)))
-def test_everybody_gets_what_is_guaranteed_or_wanted(queues, wanted):
+def test_every_queue_gets_the_smaller_of_guarantee_and_demand(queues, wanted):
     house = House.of(queues)
     wants = dict(zip(NAMES, wanted, strict=True))
     house.fill(wants)
@@ -136,7 +136,7 @@ def test_the_rest_is_divided_by_weight(queues):
 
 
 @given(trees())
-def test_in_a_tree_too_everybody_gets_what_is_guaranteed(queues):
+def test_every_queue_of_a_tree_gets_its_guarantee(queues):
     house = House.of(queues)
     house.fill(much(queues))
     for name in house.settings.queue:
@@ -154,7 +154,7 @@ def _may_grow(house: House, name: str) -> bool:
 
 
 @given(trees(), st.lists(st.sampled_from(NAMES), max_size=40))
-def test_on_full_machines_who_is_within_the_guarantee_finds_somebody_who_has_to_give(queues, arrivals):
+def test_a_queue_within_its_guarantee_finds_a_victim_on_full_machines(queues, arrivals):
     """So no guarantee is a promise that cannot be kept: the argument goes down from the level that is full."""
     house = House.of([QueueSettings(one.name, one.parent, guaranteed_gpus=one.guaranteed_gpus) for one in queues])
     leaves = house.leaves
@@ -172,7 +172,7 @@ def test_on_full_machines_who_is_within_the_guarantee_finds_somebody_who_has_to_
 
 
 @given(trees(), st.lists(st.sampled_from(NAMES), max_size=40))
-def test_taking_back_comes_to_an_end_with_every_guarantee_kept(queues, arrivals):
+def test_reclaiming_terminates_with_every_guarantee_kept(queues, arrivals):
     house = House.of([QueueSettings(one.name, one.parent, guaranteed_gpus=one.guaranteed_gpus) for one in queues])
     leaves = house.leaves
     for name in arrivals:
@@ -195,7 +195,7 @@ def test_taking_back_comes_to_an_end_with_every_guarantee_kept(queues, arrivals)
 
 
 @given(flat(), st.lists(st.tuples(st.sampled_from(NAMES), st.booleans()), max_size=40))
-def test_the_ledger_is_settled_when_everybody_holds_their_own(queues, steps):
+def test_the_ledger_is_settled_when_every_queue_holds_its_own(queues, steps):
     """Whatever came and went, a loan is there exactly while somebody lacks what others hold too much of."""
     house = House.of(queues)
     for name, comes in steps:

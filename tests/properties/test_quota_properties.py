@@ -102,7 +102,7 @@ def over(held: float, most: float | None) -> bool:
 
 
 @given(all_settings(), st.lists(jobs, max_size=30))
-def test_no_limit_is_ever_passed(settings, wanted):
+def test_no_limit_is_ever_exceeded(settings, wanted):
     running = let_in(fresh(settings), wanted)
     for name, queue in settings.queue.items():
         inside = below(settings, name, running)
@@ -125,7 +125,7 @@ def test_no_limit_is_ever_passed(settings, wanted):
 
 
 @given(all_settings(), st.lists(jobs, max_size=15), jobs)
-def test_who_is_turned_away_would_pass_the_limit_that_is_named(settings, wanted, job):
+def test_a_refused_job_would_exceed_the_named_limit(settings, wanted, job):
     quotas = fresh(settings)
     let_in(quotas, wanted)
     denial = quotas.why_not(key(job), job[3])
@@ -181,7 +181,7 @@ def assert_same(one: Quotas, other: Quotas) -> None:
 
 
 @given(all_settings(), st.lists(jobs, max_size=15), jobs, st.lists(jobs, max_size=15))
-def test_a_guarantee_does_not_shrink_by_what_others_hold(settings, held, job, others):
+def test_a_guarantee_does_not_shrink_by_usage_of_others(settings, held, job, others):
     quotas = fresh(settings)
     add_all(quotas, held)
     before = quotas.is_within_guarantee(job[0], job[3])
@@ -249,7 +249,7 @@ def full_houses(draw: st.DrawFn) -> tuple[Settings, list[Job], list[Job]]:
 
 
 @given(full_houses())
-def test_what_is_taken_back_leaves_both_sides_their_guarantee(case):
+def test_reclaiming_leaves_both_queues_their_guarantee(case):
     settings, held, claims = case
     quotas = fresh(settings)
     add_all(quotas, held)
@@ -279,7 +279,7 @@ def assert_may_lose(settings: Settings, quotas: Quotas, claim: Job, victim: Job)
 
 
 @given(full_houses(), st.booleans())
-def test_nobody_takes_back_in_turns(case, may_cut):
+def test_queues_do_not_reclaim_in_turns(case, may_cut):
     """What was taken back by a job is not taken back again, at once, by the one that lost it."""
     settings, held, claims = case
     quotas = fresh(settings)
@@ -296,7 +296,7 @@ def test_nobody_takes_back_in_turns(case, may_cut):
 
 
 @given(full_houses())
-def test_whatever_is_taken_back_in_one_go_leaves_every_queue_its_guarantee(case):
+def test_reclaiming_at_once_leaves_every_queue_its_guarantee(case):
     """Victim after victim, as in one cycle: they are leaving, and the claims hold what they will get."""
     settings, held, claims = case
     settings = replace(settings, queue={name: replace(queue, parent=None) for name, queue in settings.queue.items()})
@@ -355,7 +355,7 @@ def test_the_ledger_adds_up(queues, held):
 
 
 @given(all_settings(), st.lists(jobs, max_size=15))
-def test_loans_are_between_queues_of_one_level(settings, held):
+def test_loans_are_between_siblings(settings, held):
     quotas = fresh(settings)
     add_all(quotas, held)
     for loan in quotas.ledger():

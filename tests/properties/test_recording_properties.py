@@ -64,7 +64,7 @@ def through(document: typing.Any) -> typing.Any:
 @pytest.mark.parametrize("kind", [Settings, ClassKey, Placement, PendingClass, Usage, Window])
 @given(seed=st.integers(0, 1 << 32))
 @effort(max_examples=50)
-def test_every_value_comes_back_as_it_was(kind, seed):
+def test_every_value_round_trips(kind, seed):
     value = some_value(kind, Random(seed))
     back = values.convert(through(values.plain(value)), kind)
     assert back == value
@@ -75,7 +75,7 @@ def test_every_value_comes_back_as_it_was(kind, seed):
 
 @effort(max_examples=50)
 @given(case=snapshots(), chosen=settings(), names=st.dictionaries(st.integers(1, 12), TEXTS, max_size=3), text=TEXTS)
-def test_a_recording_comes_back_whole_and_is_decided_alike(case, chosen, names, text):
+def test_a_recording_round_trips_and_replays_to_the_same_decision(case, chosen, names, text):
     before = replace(case[0], name_of=lambda job_id: names.get(job_id, str(job_id)))
     usage = (Usage("a", text, Resources(), NOW),)
     recording = Recording.of(replace(before, usage=usage), chosen, "0.1.0", (text,))
@@ -94,7 +94,7 @@ WRONG = (None, True, -1, 1e999, 1 << 70, "x", "Infinity", [], {}, [[]], {"__clas
 
 @effort(max_examples=60)
 @given(case=snapshots(), seed=st.integers(0, 1 << 32))
-def test_a_part_that_was_changed_is_read_as_it_stands_or_refused_with_its_place(case, seed):
+def test_a_changed_part_is_read_as_written_or_refused_with_its_path(case, seed):
     dice = Random(seed)
     document = through(encode(Recording.of(case[0], Settings())))
     holder, key = _some_place(document, dice)
@@ -129,14 +129,14 @@ def _some_place(document, dice):
     return holder, key
 
 
-def test_a_part_of_a_document_is_none():
+def test_a_partial_document_is_refused():
     text = quickjson.dumps(change())
     for length in range(0, len(text), 41):
         with pytest.raises(ValueError):
             quickjson.loads(text[:length])
 
 
-def test_the_whole_of_the_model_can_be_written_down():
+def test_the_whole_model_can_be_written():
     """A type that comes new is met here first, not when a snapshot is needed."""
     seen = set()
 
@@ -180,13 +180,13 @@ def test_the_whole_of_the_model_can_be_written_down():
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(kind, document, text):
+def test_errors_are_reported_with_their_path(kind, document, text):
     with pytest.raises(ValueError) as caught:
         values.convert(document, kind)
     assert text in str(caught.value)
 
 
-def test_what_can_not_be_written_is_not():
+def test_unwritable_values_are_refused():
     with pytest.raises(TypeError, match="function"):
         values.encode(lambda: None)
 
@@ -222,21 +222,21 @@ def change(**more):
         (change(settings__priority=None), "settings.priority: expected `object`, got `null`"),
     ],
 )
-def test_a_document_of_something_else_is_refused(document, text):
+def test_a_foreign_document_is_refused(document, text):
     with pytest.raises(BadRecording) as caught:
         decode(document)
     assert text in caught.value.message
     assert caught.value.hint
 
 
-def test_a_field_that_is_missing_has_its_default():
+def test_a_missing_field_has_its_default():
     document = change()
     del document["settings"]["priority"]["order"]
     del document["snapshot"]["windows"]
     assert decode(document).settings == Settings()
 
 
-def test_a_place_within_a_place_within_a_place_has_an_end():
+def test_nesting_depth_is_bounded():
     document = change()
     place = "x"
     for _ in range(3000):

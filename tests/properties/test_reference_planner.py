@@ -118,7 +118,7 @@ def named(place: Place) -> tuple[str, frozenset[int]]:
 @pytest.mark.parametrize("order", ORDERS)
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=150)
-def test_plans_are_those_of_the_reference(order, depth, seed):
+def test_plans_equal_the_reference(order, depth, seed):
     dice = Random(seed)
     rules = some_rules(dice, order, DEPTHS[depth])
     chosen = settings_of(rules)

@@ -101,7 +101,7 @@ def some_settings(dice: Random) -> Settings:
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=150)
-def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
+def test_incremental_decisions_equal_rebuilt_ones(cluster, seed):
     # One number draws the whole story: hundreds of draws of their own would take minutes to be made smaller.
     dice = Random(seed)
     chosen = some_settings(dice)
@@ -160,7 +160,7 @@ def test_it_decides_as_if_everything_were_built_anew(cluster, seed):
             running[start.job_id] = now + dice.choice([1.0, 5.0, 40.0])
 
 
-def test_what_is_kept_moves_when_others_insist_on_its_cards():
+def test_a_reserved_place_moves_when_others_require_its_gpus():
     nodes = node("n1", gpus=2, labels=("rare",)), node("n2", gpus=2)
     planner = Planner(nodes, Settings(priority=PrioritySettings(reserve_after_s=0.0, reserve_after_runs=0.0)))
 

@@ -164,7 +164,7 @@ def store() -> Iterator[SqliteStore]:
 
 
 @given(texts)
-def test_every_text_comes_back_and_its_stored_form_is_plain_text(text: str) -> None:
+def test_every_text_round_trips_as_plain_text(text: str) -> None:
     stored = rows.pack_text(text)
     assert rows.unpack_text(stored) == text
     stored.encode("utf-8")
@@ -172,24 +172,24 @@ def test_every_text_comes_back_and_its_stored_form_is_plain_text(text: str) -> N
 
 
 @given(st.binary(max_size=20))
-def test_every_name_a_file_can_have_comes_back(raw: bytes) -> None:
+def test_every_file_name_round_trips(raw: bytes) -> None:
     name = os.fsdecode(raw)
     assert os.fsencode(rows.unpack_text(rows.pack_text(name))) == raw
 
 
 @given(texts, texts)
-def test_two_texts_are_never_stored_alike(one: str, other: str) -> None:
+def test_distinct_texts_are_stored_differently(one: str, other: str) -> None:
     assert (rows.pack_text(one) == rows.pack_text(other)) == (one == other)
 
 
 @given(launches, requests, retries)
-def test_documents_come_back_equal(launch: Launch, request: Request, retry: RetryRule) -> None:
+def test_documents_round_trip(launch: Launch, request: Request, retry: RetryRule) -> None:
     for value in (launch, request, retry):
         assert decode(rows.pack(value), type(value)) == value
 
 
 @given(data=st.data())
-def test_every_job_with_its_runs_and_story_comes_back_equal(store: SqliteStore, data: st.DataObject) -> None:
+def test_every_job_with_its_runs_and_history_round_trips(store: SqliteStore, data: st.DataObject) -> None:
     made = data.draw(jobs())
     attempts = {one.id: one for one in data.draw(st.lists(runs(made.id), max_size=3))}
     text = data.draw(texts)
@@ -203,9 +203,7 @@ def test_every_job_with_its_runs_and_story_comes_back_equal(store: SqliteStore, 
 
 
 @given(made=jobs(), data=st.data())
-def test_a_number_that_no_column_holds_is_refused_and_nothing_is_kept(
-    store: SqliteStore, made: Job, data: st.DataObject
-) -> None:
+def test_a_number_too_large_for_its_column_rolls_back(store: SqliteStore, made: Job, data: st.DataObject) -> None:
     field = data.draw(st.sampled_from(["run", "failures", "queued_at", "uid"]))
     value = float("nan") if field == "queued_at" else 2**63
     before = store.jobs(JobFilter(ids=frozenset({made.id})))
@@ -264,7 +262,7 @@ def accepted(store: MemoryStore | SqliteStore, changes: Changes) -> bool:
 
 
 @given(st.lists(commits(), max_size=6), st.lists(filters, max_size=4))
-def test_both_tables_take_refuse_and_answer_alike(history: list[Changes], questions: list[JobFilter]) -> None:
+def test_both_stores_accept_refuse_and_answer_the_same(history: list[Changes], questions: list[JobFilter]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         disk, memory = SqliteStore.open(os.path.join(folder, "gpusched.db")), MemoryStore()
         try:

@@ -34,7 +34,7 @@ def same(one: Resources, other: Resources) -> bool:
 
 
 @given(nodes(), requests())
-def test_a_place_never_holds_more_gpus_than_were_counted_before(machines, asked):
+def test_a_placement_never_holds_more_gpus_than_were_counted(machines, asked):
     """So a quota that has room for the demand has room for the booking."""
     settings = Settings()
     layout = ClusterLayout([replace(machine, load=None) for machine in machines], settings)
@@ -50,13 +50,13 @@ def test_a_place_never_holds_more_gpus_than_were_counted_before(machines, asked)
 
 
 @given(nodes(), requests(), st.integers(1, 5))
-def test_a_gang_counts_as_its_nodes(machines, asked, count):
+def test_a_gang_counts_the_sum_of_its_nodes(machines, asked, count):
     layout = ClusterLayout(machines, Settings())
     assert demand(layout, replace(asked, nodes=count)) == demand(layout, asked).times(count)
 
 
 @given(nodes(), requests(), requests())
-def test_who_asks_for_more_counts_for_no_less(machines, one, other):
+def test_larger_requests_never_count_for_less(machines, one, other):
     layout = ClusterLayout(machines, Settings())
     more = Request(
         gpus=max(one.gpus, other.gpus),
@@ -69,7 +69,7 @@ def test_who_asks_for_more_counts_for_no_less(machines, one, other):
 
 
 @given(snapshots())
-def test_what_runs_is_never_more_than_there_is(case):
+def test_running_usage_never_exceeds_capacity(case):
     snapshot, _ = case
     layout = ClusterLayout(snapshot.nodes, Settings())
     total = NOTHING
@@ -83,7 +83,7 @@ def test_what_runs_is_never_more_than_there_is(case):
 
 
 @given(snapshots(), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
-def test_the_factor_of_the_qos_scales_what_is_used(case, factor):
+def test_the_qos_factor_scales_usage(case, factor):
     snapshot, _ = case
     marked = replace(snapshot, allocations=tuple(replace(one, qos="some") for one in snapshot.allocations))
     layout = ClusterLayout(snapshot.nodes, Settings())
@@ -94,7 +94,7 @@ def test_the_factor_of_the_qos_scales_what_is_used(case, factor):
 
 
 @given(snapshots(), st.floats(0.0, 1e5), st.sampled_from([60.0, 3600.0, 1e6]))
-def test_running_on_and_having_ended_come_to_the_same_use(case, later_s, half_life_s):
+def test_open_and_ended_runs_give_the_same_usage(case, later_s, half_life_s):
     """A user's standing does not jump when a run ends: what was open is what is recorded."""
     snapshot, _ = case
     settings = replace(Settings(), priority=PrioritySettings(half_life_s=half_life_s))
@@ -115,7 +115,7 @@ def test_running_on_and_having_ended_come_to_the_same_use(case, later_s, half_li
 
 
 @given(snapshots(), st.integers(0, 3))
-def test_quotas_count_what_runs_and_forget_what_has_ended(case, ending):
+def test_quotas_count_running_and_forget_ended_jobs(case, ending):
     snapshot, _ = case
     settings = Settings()
     layout = ClusterLayout(snapshot.nodes, settings)
@@ -138,7 +138,7 @@ def _footprint(layout: ClusterLayout, held: Allocation) -> Resources:
 
 
 @given(nodes(), st.integers(0, 3))
-def test_a_lost_card_is_less_and_a_drained_one_is_not(machines, which):
+def test_a_lost_gpu_reduces_capacity_and_a_drained_one_does_not(machines, which):
     layout = ClusterLayout(machines, Settings())
     cards = [card for card in layout.cards if card.view.is_present]
     assume(len(cards) > which)

@@ -119,7 +119,7 @@ def test_a_wide_job_starts_within_the_bound_in_many_streams(stream):
 
 
 @pytest.mark.parametrize("has_limits", [True, False], ids=["limits", "no limits"])
-def test_where_nothing_is_reserved_it_starves(has_limits):
+def test_without_a_reservation_it_starves(has_limits):
     """So that the tests above are of the reservation, not of a stream that leaves room by chance."""
     (greedy,) = policies_of(["fcfs+greedy"])
     assert wait_of_the_wide_job(replace(FULL, has_limits=has_limits), greedy) == inf

@@ -33,12 +33,12 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("job", "window", "starts"), OTHERS.values(), ids=OTHERS)
-def test_others(job, window, starts):
+def test_other_jobs_respect_the_window(job, window, starts):
     outcome = Scenario(TWO, [job], windows=[window]).outcome()
     assert (1 in outcome.starts) is starts
 
 
-def test_a_blocked_job_is_told_when_the_window_closes():
+def test_a_blocked_job_shows_when_the_window_closes():
     outcome = Scenario(TWO, [wants(1, 2, limit=HOUR)], windows=[course(-HOUR, HOUR)]).outcome()
     assert outcome.reserved == {1: ("n1:0,1", HOUR)}
     assert outcome.codes == {1: "ReqNodeNotAvail"}
@@ -72,13 +72,13 @@ TOO_SOON = {
 
 
 @pytest.mark.parametrize(("waiting", "text"), TOO_SOON.values(), ids=TOO_SOON)
-def test_a_job_is_told_which_reservation_comes_too_soon_for(waiting, text):
+def test_a_job_names_the_reservation_that_begins_too_soon(waiting, text):
     outcome = Scenario(TWO, waiting, windows=[course(2 * HOUR, 4 * HOUR)]).outcome()
     assert outcome.codes[1] == "ReqNodeNotAvail"
     assert outcome.text(1) == text
 
 
-def test_a_job_is_told_the_reservation_that_leaves_it_most_time():
+def test_a_job_names_the_reservation_that_leaves_most_time():
     whole = Placement("n1", tuple(share(card) for card in range(4)), 16.0, 0)
     windows = [course(2 * HOUR, 4 * HOUR, cards=(0, 1)), window("fans", whole, begins_in=5 * HOUR, ends_in=6 * HOUR)]
     outcome = Scenario([node(gpus=4)], [wants(1, 2)], windows=windows).outcome()
@@ -89,26 +89,26 @@ def test_a_job_is_told_the_reservation_that_leaves_it_most_time():
 
 
 @pytest.mark.parametrize("guess", ["plan_s", "predicted_s"])
-def test_a_job_without_a_limit_is_planned_after_a_window_however_short_it_is_predicted(guess):
+def test_a_job_without_a_limit_is_planned_after_a_window_despite_a_short_prediction(guess):
     before = Scenario(TWO, [wants(1, 2)], windows=[course(2 * HOUR, 4 * HOUR)]).snapshot()
     pending = tuple(replace(one, key=replace(one.key, **{guess: 60})) for one in before.pending)
     (kept,) = decide(replace(before, pending=pending), settings()).reservations
     assert kept.start_at == NOW + 4 * HOUR
 
 
-def test_a_job_that_only_an_earlier_job_keeps_waiting_is_not_told_of_the_calendar():
+def test_a_job_blocked_only_by_an_earlier_job_does_not_mention_the_calendar():
     waiting = [wants(1, 2, limit=3 * HOUR), wants(2, 1, limit=5 * HOUR)]
     outcome = Scenario(TWO, waiting, windows=[course(2 * HOUR, 4 * HOUR)]).outcome()
     assert (outcome.codes[2], outcome.text(2)) == ("Priority", "waits behind job 1, which needs 2 GPUs")
 
 
-def test_a_start_after_a_reservation_is_told_as_its_end():
+def test_a_start_after_a_reservation_is_shown_as_its_end():
     held = [running(9, "n1:0", ends_in=HOUR)]
     outcome = Scenario(TWO, [wants(1, 2, limit=3 * HOUR)], held, windows=[course(2 * HOUR, 4 * HOUR)]).outcome()
     assert outcome.text(1) == ("needs 2 GPUs, 1 of 2 free; expected in about 4 h, when reservation course ends")
 
 
-def test_only_a_reservation_that_holds_what_a_job_needs_is_named():
+def test_only_a_reservation_of_needed_resources_is_named():
     windows = [course(-HOUR, HOUR, cards=(0,)), replace(course(-HOUR, 5 * HOUR, cards=(1,)), name="demo")]
     outcome = Scenario([node(gpus=3)], [wants(1, 2, limit=HOUR)], windows=windows).outcome()
     assert outcome.text(1) == "needs 2 GPUs; reservation course ends in about 60 min"
@@ -171,7 +171,7 @@ MEMBERS = {
 
 
 @pytest.mark.parametrize(("job", "window", "place", "text"), MEMBERS.values(), ids=MEMBERS)
-def test_members(job, window, place, text):
+def test_members_use_the_window(job, window, place, text):
     outcome = Scenario(TWO, [job], windows=[window]).outcome()
     assert outcome.starts.get(1) == place
     if text is not None:
@@ -187,14 +187,14 @@ def test_members_share_the_window_among_themselves():
     assert "waits for others inside" in outcome.text(1)
 
 
-def test_what_members_hold_is_not_counted_twice():
+def test_resources_held_by_members_are_not_counted_twice():
     machine = [node(gpus=2, cpus=8.0)]
     held = [running(9, "n1:0", ends_in=HOUR, reservation="course", user="tutor", cpus=4.0)]
     outcome = Scenario(machine, [wants(1, 1, cpus=4)], held, windows=[course(-1, HOUR)]).outcome()
     assert outcome.starts == {1: "n1:1"}
 
 
-def test_a_reserved_job_is_not_delayed_by_one_that_passes_between_windows():
+def test_a_reserved_job_is_not_delayed_by_backfill_between_windows():
     windows = [course(2 * HOUR, 3 * HOUR, cards=(0, 1))]
     held = [running(9, "n1:0", ends_in=HOUR)]
     waiting = [wants(1, 2, limit=HOUR), wants(2, 1, limit=HOUR), wants(3, 1, limit=HOUR + 60)]
@@ -205,7 +205,7 @@ def test_a_reserved_job_is_not_delayed_by_one_that_passes_between_windows():
     assert NOW > 0
 
 
-def test_a_member_waits_for_a_job_from_before_the_window_that_still_holds_its_card():
+def test_a_member_waits_for_an_earlier_job_that_still_holds_its_gpu():
     held = [running(9, "n1:0", user="eve", uid=9)]
     outcome = Scenario(TWO, [wants(1, 1, limit=MINUTE, **TUTOR)], held, windows=[course(-HOUR, HOUR)]).outcome()
     assert outcome.starts == {}
@@ -216,7 +216,7 @@ MATLAB = (("matlab", 1),)
 ONE_LICENSE = settings(license={"matlab": 1})
 
 
-def test_a_member_waits_for_a_license_that_is_used_outside():
+def test_a_member_waits_for_a_license_used_outside():
     held = [running(9, "n1:1", licenses=MATLAB, user="eve")]
     waiting = [wants(1, 1, limit=MINUTE, licenses=MATLAB, **TUTOR)]
     outcome = Scenario(TWO, waiting, held, ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome()
@@ -225,7 +225,7 @@ def test_a_member_waits_for_a_license_that_is_used_outside():
     assert outcome.text(1) == "needs 1 license matlab, none of 1 free (in use by job 9 of eve)"
 
 
-def test_a_license_that_a_member_uses_is_not_free_outside():
+def test_a_license_used_by_a_member_is_not_free_outside():
     outside = wants(2, 1, limit=MINUTE, licenses=MATLAB)
     held = [running(9, "n1:0", ends_in=MINUTE, reservation="course", user="tutor", uid=7, licenses=MATLAB)]
     later = Scenario(TWO, [outside], held, ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome()
@@ -234,7 +234,7 @@ def test_a_license_that_a_member_uses_is_not_free_outside():
     assert Scenario(TWO, both, (), ONE_LICENSE, windows=[course(-HOUR, HOUR)]).outcome().starts == {1: "n1:0"}
 
 
-def test_a_member_leaves_a_license_that_is_kept_for_an_earlier_job():
+def test_a_member_leaves_a_license_reserved_for_an_earlier_job():
     held = [running(9, "n1:1", ends_in=MINUTE)]
     waiting = [
         wants(1, 1, limit=MINUTE, licenses=MATLAB),
@@ -246,7 +246,7 @@ def test_a_member_leaves_a_license_that_is_kept_for_an_earlier_job():
     assert outcome.starts == {3: "n1:0"}
 
 
-def test_a_member_is_not_asked_to_make_room_for_a_job_that_could_not_have_its_card():
+def test_a_member_is_not_preempted_for_a_job_that_could_not_use_its_gpu():
     rules = settings(qos={"urgent": {"tier": 1, "preempts": ("low",)}, "low": {}}, preempt={"min_run_s": 0.0})
     held = [
         running(8, "n1:1", qos="urgent", ends_in=HOUR),

@@ -19,7 +19,7 @@ def keeping(depth):
     return settings(priority={"backfill_depth": depth})
 
 
-def test_each_of_the_first_so_many_gets_the_earliest_instant_beside_those_before_it():
+def test_each_of_the_first_jobs_gets_the_earliest_instant_beside_those_before_it():
     waiting = [wants(1, 4, limit=HOUR), wants(2, 2, limit=HOUR), wants(3, 2, limit=4 * HOUR)]
     outcome = Scenario(FOUR, waiting, HELD, keeping(3)).outcome()
     assert outcome.reserved == {
@@ -31,13 +31,13 @@ def test_each_of_the_first_so_many_gets_the_earliest_instant_beside_those_before
     assert outcome.codes == {1: "Resources", 2: "Resources", 3: "Resources"}
 
 
-def test_the_rest_waits_without_one():
+def test_later_jobs_get_no_reservation():
     waiting = [wants(i, 4, limit=HOUR) for i in range(1, 5)]
     outcome = Scenario(FOUR, waiting, HELD, keeping(2)).outcome()
     assert outcome.reserved == {1: ("n1:0,1,2,3", 2 * HOUR), 2: ("n1:0,1,2,3", 3 * HOUR)}
 
 
-def test_jobs_of_one_class_each_get_their_own():
+def test_jobs_of_one_class_get_separate_reservations():
     waiting = [wants(i, 2, limit=HOUR) for i in range(1, 4)]
     outcome = Scenario([node(gpus=2)], waiting, [running(90, "n1:0,1", ends_in=HOUR)], keeping(10)).outcome()
     assert [outcome.reserved[i][1] for i in (1, 2, 3)] == [HOUR, 2 * HOUR, 3 * HOUR]
@@ -53,7 +53,7 @@ PASSING = {
 
 
 @pytest.mark.parametrize(("depth", "limit", "starts"), PASSING.values(), ids=PASSING)
-def test_who_may_pass(depth, limit, starts):
+def test_backfill_depends_on_the_reservations(depth, limit, starts):
     # Cards 2 and 3 are free. Job 1 needs three cards, after two hours; job 2 needs two, after one hour.
     held = [running(90, "n1:0", ends_in=HOUR), running(91, "n1:1", ends_in=2 * HOUR)]
     nodes = [node(gpus=3)]
@@ -62,7 +62,7 @@ def test_who_may_pass(depth, limit, starts):
     assert (3 in outcome.starts) is starts
 
 
-def test_a_reservation_moves_to_other_cards_rather_than_turning_a_job_away():
+def test_a_reservation_moves_to_other_gpus_rather_than_refusing_a_job():
     held = [running(90, "n1:0", ends_in=HOUR), running(91, "n1:1", ends_in=HOUR), running(92, "n1:2", ends_in=HOUR)]
     waiting = [wants(1, 2, limit=HOUR), wants(2, 2, limit=HOUR), wants(3, 1)]
     outcome = Scenario(FOUR, waiting, held, keeping(2)).outcome()
@@ -71,13 +71,13 @@ def test_a_reservation_moves_to_other_cards_rather_than_turning_a_job_away():
     assert outcome.reserved[1][1] == HOUR
 
 
-def test_a_job_without_a_limit_never_delays_anyone_who_has_a_reservation():
+def test_a_job_without_a_limit_never_delays_a_reservation():
     waiting = [wants(1, 4, limit=HOUR), wants(2, 1)]
     held = [running(90, "n1:0,1", ends_in=HOUR)]
     assert Scenario(FOUR, waiting, held, keeping(5)).outcome().starts == {}
 
 
-def test_two_jobs_without_a_limit_are_kept_one_after_the_other_without_a_time():
+def test_two_jobs_without_a_limit_are_queued_in_order_without_a_time():
     held = [running(90, "n1:0,1", since=HOUR)]
     waiting = [wants(1, 2), wants(2, 1, limit=MINUTE)]
     outcome = Scenario([node(gpus=2)], waiting, held, keeping(2)).outcome()
@@ -85,7 +85,7 @@ def test_two_jobs_without_a_limit_are_kept_one_after_the_other_without_a_time():
     assert outcome.starts == {}
 
 
-def test_cores_count_like_cards():
+def test_cores_are_reserved_like_gpus():
     machine = [node(cpus=4.0)]
     held = [running(90, "n1", ends_in=HOUR, cpus=3.0)]
     waiting = [wants(1, cpus=4, limit=HOUR), wants(2, cpus=2, limit=HOUR), wants(3, cpus=1, limit=2 * HOUR)]
@@ -94,7 +94,7 @@ def test_cores_count_like_cards():
     assert list(Scenario(machine, short, held, keeping(2)).outcome().starts) == [3]
 
 
-def test_conservative_backfill_of_every_job_is_planning_them_in_order():
+def test_conservative_backfill_of_every_job_equals_planning_in_order():
     # Rule R6 of conservative backfill by re-planning: each at the earliest time at which it fits for its whole limit.
     machine = [node(cpus=10.0)]
     held = [running(90, "n1", ends_in=100, cpus=6.0)]
@@ -123,7 +123,7 @@ def snapshot_with(scenario, **predicted):
     return replace(before, pending=tuple(classes))
 
 
-def test_a_job_without_a_limit_passes_when_those_like_it_were_short():
+def test_a_job_without_a_limit_is_backfilled_when_similar_jobs_were_short():
     scenario = Scenario(FOUR, [wants(1, 4, limit=HOUR), wants(2, 1)], [running(90, "n1:0,1", ends_in=HOUR)])
     assert scenario.outcome().starts == {}
     trusting = settings(priority={"backfill_by": "prediction"})
@@ -132,7 +132,7 @@ def test_a_job_without_a_limit_passes_when_those_like_it_were_short():
     assert decide(snapshot_with(scenario, job2=4000), trusting).starts == ()
 
 
-def test_by_default_nobody_passes_because_of_a_guess():
+def test_by_default_predictions_allow_no_backfill():
     waiting = [wants(1, 4, limit=HOUR), wants(2, 1), wants(3, 1, limit=HOUR // 2)]
     scenario = Scenario(FOUR, waiting, [running(90, "n1:0,1", ends_in=HOUR)])
     starts = decide(snapshot_with(scenario, job2=600), settings()).starts
@@ -143,20 +143,20 @@ def test_by_default_nobody_passes_because_of_a_guess():
     ("predicted", "expected"),
     [(HOUR, HOUR), (600.0, 1.25 * 4200 + 600), (-1.0, 4497.75), (-1800.0, 1800 * 2.25**2 - HOUR)],
 )
-def test_a_running_job_without_a_limit_is_planned_to_run_on_once_it_has_outlived_its_prediction(predicted, expected):
+def test_a_running_job_without_a_limit_that_outlives_its_prediction_is_planned_to_continue(predicted, expected):
     """It has run for an hour. Past three quarters of what was predicted, that is taken to be 2.25 times as long."""
     held = [running(90, "n1:0,1,2,3", predicted_end_at=NOW + predicted)]
     outcome = Scenario(FOUR, [wants(1, 4)], held).outcome()
     assert outcome.reserved == {1: ("n1:0,1,2,3", expected)}
 
 
-def test_a_time_limit_counts_and_not_the_prediction():
+def test_a_time_limit_takes_precedence_over_the_prediction():
     waiting = [wants(1, 4, limit=HOUR), wants(2, 1, limit=2 * HOUR)]
     scenario = Scenario(FOUR, waiting, [running(90, "n1:0", ends_in=HOUR)])
     assert decide(snapshot_with(scenario, job2=60), settings()).starts == ()
 
 
-def test_a_job_passes_the_reservations_that_it_ends_before_whatever_kept_a_longer_one_waiting():
+def test_a_job_is_backfilled_before_reservations_it_ends_before():
     nodes = [node("n1", gpus=2), node("n2", gpus=2)]
     held = [running(8, "n1:0", ends_in=2 * HOUR), running(9, "n2:0,1", ends_in=HOUR / 2)]
     waiting = [
@@ -168,7 +168,7 @@ def test_a_job_passes_the_reservations_that_it_ends_before_whatever_kept_a_longe
     assert Scenario(nodes, waiting, held, keeping(10)).outcome().starts == {4: "n1:1"}
 
 
-def test_a_class_that_nothing_can_be_reserved_for_is_looked_at_once():
+def test_a_class_without_a_possible_reservation_is_considered_once():
     # The first is promised all cards for as long as anybody can tell, so that nothing is left for the others.
     held = [running(90, "n1:0,1"), running(91, "n1:2,3")]
     waiting = [wants(1, 4), *(wants(number, 2) for number in range(2, 500))]

@@ -33,7 +33,7 @@ def test_a_job_of_a_light_user_starts_before_the_backlog_of_a_heavy_one():
     assert list(outcome.starts) == [1]
 
 
-def test_the_shorter_job_goes_first_among_users_who_stand_alike():
+def test_the_shorter_job_goes_first_between_equally_ranked_users():
     waiting = [
         wants(1, 1, limit=10 * HOUR, waited=2 * MINUTE, **HEAVY),
         wants(2, 1, limit=HOUR, waited=MINUTE, **LIGHT),

@@ -81,11 +81,11 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), PLACES.values(), ids=PLACES)
-def test_gangs_go(nodes, held, waiting, starts):
+def test_gangs_are_placed(nodes, held, waiting, starts):
     assert gangs(Scenario(nodes, waiting, held, settings(license={"matlab": 2})).outcome()) == starts
 
 
-def test_the_pieces_are_alike_and_only_the_first_has_the_licenses():
+def test_the_pieces_are_equal_and_only_the_first_has_the_licenses():
     one = wants(1, 2, nodes=2, cpus=3, mem_mib=GIB, licenses=(("matlab", 1),))
     outcome = Scenario(THREE, [one], settings=settings(license={"matlab": 1})).outcome()
     first = outcome.plan.starts[0].placement
@@ -97,7 +97,7 @@ def test_the_pieces_are_alike_and_only_the_first_has_the_licenses():
     assert second.others == ()
 
 
-def test_a_gang_is_kept_whole_while_it_waits():
+def test_a_pending_gang_is_reserved_whole():
     held = [running(8, "n1:0", ends_in=HOUR), running(9, "n2:0", ends_in=2 * HOUR), running(7, "n3:0")]
     outcome = Scenario(THREE, [wants(1, 4, nodes=2)], held).outcome()
     (kept,) = outcome.plan.reservations
@@ -105,14 +105,14 @@ def test_a_gang_is_kept_whole_while_it_waits():
     assert [place_of(piece) for piece in (kept.placement, *kept.placement.others)] == ["n1:0,1,2,3", "n2:0,1,2,3"]
 
 
-def test_nothing_that_would_delay_a_gang_passes_it():
+def test_no_job_that_would_delay_a_gang_passes_it():
     held = [running(8, "n1:0", ends_in=HOUR)]
     nodes = [node("n1", gpus=1), node("n2", gpus=1)]
     passing = [wants(1, 1, nodes=2), wants(2, 1, limit=2 * HOUR), wants(3, 1, limit=HOUR / 2)]
     assert Scenario(nodes, passing, held).outcome().starts == {3: "n2:0"}
 
 
-def test_what_a_gang_misses_is_counted_in_nodes():
+def test_resources_missing_for_a_gang_are_counted_in_nodes():
     held = [running(8, "n1:0"), running(9, "n2:0")]
     outcome = Scenario(THREE, [wants(1, 4, nodes=2)], held).outcome()
     assert outcome.text(1).startswith("needs 2 nodes with 4 GPUs each, 1 of 3 has that free; expected when")
@@ -124,7 +124,7 @@ def test_what_a_gang_misses_is_counted_in_nodes():
     assert none.codes == {2: "ReqNodeNotAvail"}
 
 
-def test_a_busy_node_is_no_part_of_a_gang():
+def test_a_busy_node_takes_no_part_of_a_gang():
     nodes = [node("n1", load=load(cpu_fraction=0.9)), node("n2", load=load()), node("n3", load=load())]
     ceiling = settings(ceiling={"cpu_fraction": 0.5})
     assert gangs(Scenario(nodes, [wants(1, nodes=2)], settings=ceiling).outcome()) == {1: "n2 n3"}

@@ -96,7 +96,7 @@ LADDER = {
 
 
 @pytest.mark.parametrize("name", LADDER)
-def test_the_ladder(name: str) -> None:
+def test_requests_grow_along_the_ladder(name: str) -> None:
     asked, cards, peak, expected = LADDER[name]
     found = grow(asked, *cards, peak=peak)
     assert isinstance(found, LargerRequest)
@@ -111,12 +111,12 @@ AT_THE_TOP = {
 
 
 @pytest.mark.parametrize("name", AT_THE_TOP)
-def test_at_the_top_it_is_not_tried_again(name: str) -> None:
+def test_a_job_at_the_top_is_not_retried(name: str) -> None:
     asked, cards = AT_THE_TOP[name]
     assert isinstance(grow(asked, *cards), NothingLarger)
 
 
-def test_what_nobody_knows_is_tried_again_as_it_was() -> None:
+def test_unknown_usage_retries_the_same_request() -> None:
     asked = request(gpus=1)
     cards = small_and_large().gpus
     unread = replace(small_and_large(), gpus=(cards[0], replace(cards[1], vram_total_mib=None), *cards[2:]))
@@ -136,7 +136,7 @@ def test_what_nobody_knows_is_tried_again_as_it_was() -> None:
     st.lists(st.integers(0, 3), min_size=1, max_size=1),
     st.floats(1.2, 8),
 )
-def test_each_rung_can_be_had_and_the_ladder_ends(asked: Request, cards: list[int], growth: float) -> None:
+def test_each_rung_is_available_and_the_ladder_ends(asked: Request, cards: list[int], growth: float) -> None:
     settings, machines = Settings(), [small_and_large()]
     at = cards[0]
     for _ in range(60):
@@ -157,7 +157,7 @@ def test_each_rung_can_be_had_and_the_ladder_ends(asked: Request, cards: list[in
     raise AssertionError("the ladder does not end")
 
 
-def test_the_story_tells_of_the_larger_request_and_of_the_end() -> None:
+def test_the_history_records_the_larger_request_and_the_end() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1, exit_code=1, gpu_oom=True))
     job_id = lab.submit(request=request(gpus=1, vram_mib=50000), retry=RetryRule(retries=5, backoff_s=0))
     for _ in range(12):
@@ -183,7 +183,7 @@ def test_a_queue_that_admits_no_whole_card_ends_the_ladder() -> None:
     assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.OUT_OF_MEMORY, 1)
 
 
-def test_a_slice_that_its_queue_could_never_give_ends_the_ladder_and_is_not_waited_for() -> None:
+def test_a_slice_impossible_in_its_queue_ends_the_ladder_without_waiting() -> None:
     queue = {"default": QueueSettings("default", max_gpus_per_job=0.5)}
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1, exit_code=1, gpu_oom=True), queue=queue)
     # Of a card of 80G: 30G is less than half of it, 45G more.
@@ -205,7 +205,7 @@ ABOVE_A_LIMIT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ABOVE_A_LIMIT)
-def test_a_slice_that_would_wait_for_ever_is_refused_with_the_largest_that_would_not(name: str) -> None:
+def test_a_slice_that_would_wait_for_ever_is_refused_with_the_largest_possible_one(name: str) -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1), **ABOVE_A_LIMIT[name])
     (refused,) = lab.ask(lab.submission(request=request(gpus=1, vram_mib=45 * GIB)))
     assert isinstance(refused, Refused)
@@ -218,7 +218,7 @@ def test_a_slice_that_would_wait_for_ever_is_refused_with_the_largest_that_would
     assert isinstance(refused, Refused)
 
 
-def test_a_slice_of_a_card_that_nobody_can_read_is_let_in_to_wait() -> None:
+def test_a_slice_of_an_unreadable_gpu_is_admitted_to_wait() -> None:
     nodes = [replace(small_and_large(), gpu_error="no driver", gpus=())]
     settings = Settings(queue={"default": QueueSettings("default", max_gpus_per_job=0.5)})
     assert slice_refusal(spec(request=request(gpus=1, vram_mib=45 * GIB)), "ann", nodes, settings) is None
@@ -231,7 +231,7 @@ def test_a_slice_of_a_card_that_nobody_can_read_is_let_in_to_wait() -> None:
     ("had_mib", "wanted_mib"),
     {100: 512, 1024: 1536, 40_000: 60_160, 50_000: 65_536, 65_536: None}.items(),
 )
-def test_host_memory_grows_up_to_all_that_there_is(had_mib: int, wanted_mib: int | None) -> None:
+def test_host_memory_grows_up_to_the_node_total(had_mib: int, wanted_mib: int | None) -> None:
     machines = [node("n1", mem_mib=65_536)]
     asked = request(mem_mib=had_mib)
     ended = replace(run(job(1, request=asked)), reason=ReasonCode.MEM_LIMIT)
@@ -244,7 +244,7 @@ def test_host_memory_grows_up_to_all_that_there_is(had_mib: int, wanted_mib: int
         assert found.request == request(mem_mib=wanted_mib)
 
 
-def test_a_limit_that_was_not_asked_for_grows_from_what_the_site_gives() -> None:
+def test_a_default_limit_grows_from_the_site_setting() -> None:
     ended = replace(run(job(1, request=request())), reason=ReasonCode.MEM_LIMIT)
     settings = replace(Settings(), isolation=IsolationSettings(default_mem_mib=1000))
     found = larger_request(request(), ended, [node("n1", mem_mib=65_536)], settings, lambda wish: True)
@@ -253,7 +253,7 @@ def test_a_limit_that_was_not_asked_for_grows_from_what_the_site_gives() -> None
     assert found.text == "1.5G of host memory instead of 1000M"
 
 
-def test_host_memory_that_the_machine_lacks_and_growth_that_is_off_change_nothing() -> None:
+def test_exhausted_node_memory_and_disabled_growth_change_nothing() -> None:
     machines = [node("n1", mem_mib=65_536, gpus=[gpu_view(0)])]
     asked = request(gpus=1, vram_mib=1000, mem_mib=1000)
     before = replace(run(job(1, request=asked)), gpus=(GpuShare(machines[0].gpus[0].uuid, 0, vram_mib=1000),))
@@ -263,7 +263,7 @@ def test_host_memory_that_the_machine_lacks_and_growth_that_is_off_change_nothin
     assert larger_request(asked, replace(before, reason=ReasonCode.MEM_LIMIT), machines, off, lambda wish: True) is None
 
 
-def test_memory_of_the_host_is_no_reason_for_more_of_the_gpu() -> None:
+def test_host_oom_does_not_grow_gpu_memory() -> None:
     machines = [node("n1", mem_mib=65_536, gpus=[gpu_view(0)])]
     asked = request(gpus=1, vram_mib=1000, mem_mib=1024)
     ended = replace(run(job(1, request=asked)), reason=ReasonCode.MEM_LIMIT)

@@ -60,7 +60,7 @@ TOGETHER: dict[str, tuple[list[Job], list[int]]] = {
 
 
 @pytest.mark.parametrize("case", TOGETHER)
-def test_jobs_share_one_pool(case: str) -> None:
+def test_jobs_share_one_memory_pool(case: str) -> None:
     waiting, started = TOGETHER[case]
     assert sorted(outcome(*waiting).starts) == started
 
@@ -83,7 +83,7 @@ def test_foreign_use_of_the_gpu_is_taken_from_slices() -> None:
     assert sorted(outcome(memory(1, 10), slice_of(2, 7), node=node).starts) == [1]
 
 
-def test_room_is_kept_for_a_whole_gpu_until_the_memory_is_free() -> None:
+def test_memory_is_reserved_for_a_whole_gpu_until_it_is_free() -> None:
     found = outcome(
         wants(2, gpus=1, limit=3600),
         wants(3, mem_mib=2 * GIB, limit=7200),
@@ -109,7 +109,7 @@ REASONS: dict[str, tuple[Job, tuple[Allocation, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", REASONS)
-def test_reason_names_the_memory_that_lacks(case: str) -> None:
+def test_the_reason_names_the_missing_memory(case: str) -> None:
     waiting, held, text = REASONS[case]
     assert outcome(waiting, held=held).text(2).partition(";")[0] == text
 
@@ -121,7 +121,7 @@ COURSE = Placement("n1", (share(0),), 8.0, 4 * GIB)
 """The GPU, and on paper less memory than comes with it."""
 
 
-def test_reservation_of_the_gpu_keeps_its_memory() -> None:
+def test_a_reservation_of_the_gpu_reserves_its_memory() -> None:
     open_now = testing.window("course", COURSE, begins_in=-60, ends_in=3600, users=("ann",))
     inside = wants(1, gpus=1, cpus=1.0, limit=600, reservation="course")
     outside = wants(2, mem_mib=1 * GIB, cpus=1.0, limit=600)
@@ -129,7 +129,7 @@ def test_reservation_of_the_gpu_keeps_its_memory() -> None:
     assert found.starts == {1: "n1:0"}
 
 
-def test_reservations_of_the_gpu_and_of_memory_stand_in_each_others_way() -> None:
+def test_reservations_of_the_gpu_and_of_memory_conflict() -> None:
     layout = ClusterLayout([machine()], PLAIN)
     course = CalendarEntry("course", NOW + 3600, 3600, (COURSE,), users=("ann",))
     other = CalendarEntry("other", NOW + 3600, 3600, (Placement("n1", (), 1.0, 8 * GIB),), users=("bob",))
@@ -140,7 +140,7 @@ def test_reservations_of_the_gpu_and_of_memory_stand_in_each_others_way() -> Non
     assert [found.job_id for found in conflicts(course, [], [late], layout, NOW)] == [7]
 
 
-def test_what_can_never_fit_is_refused_with_what_would() -> None:
+def test_impossible_requests_are_refused_with_a_possible_one() -> None:
     def refused(**parts: Any) -> str | None:
         found = refusal(request(gpus=1, **parts), [machine()], PLAIN)
         return None if found is None else f"{found.text}; {found.hint}"

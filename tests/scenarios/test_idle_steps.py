@@ -96,12 +96,12 @@ TABLE: dict[str, tuple[list[Stretch], list[IdleStep]]] = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_what_is_due(name: str) -> None:
+def test_steps_fall_due(name: str) -> None:
     stretches, expected = TABLE[name]
     assert kinds(stretches) == expected
 
 
-def test_each_step_comes_in_its_time() -> None:
+def test_each_step_comes_at_its_time() -> None:
     steps, _, _ = live([Stretch(5, 1.0), Stretch(60)])
     assert [(round(minute), step) for minute, step in steps] == [
         (15, IdleStep.TOLD),
@@ -120,7 +120,7 @@ OTHER_SETTINGS: dict[str, tuple[IdleSettings, bool, list[IdleStep]]] = {
 
 
 @pytest.mark.parametrize("name", OTHER_SETTINGS)
-def test_by_other_settings(name: str) -> None:
+def test_other_settings_change_the_steps(name: str) -> None:
     settings, can_requeue, expected = OTHER_SETTINGS[name]
     assert kinds([IDLE], settings, can_requeue=can_requeue) == expected
 
@@ -145,7 +145,7 @@ EXEMPT: dict[str, tuple[JobSpec, bool]] = {
 
 
 @pytest.mark.parametrize("name", EXEMPT)
-def test_who_is_exempt(name: str) -> None:
+def test_exempt_runs_are_not_ended(name: str) -> None:
     settings = Settings(
         queue={
             "default": QueueSettings("default"),
@@ -189,15 +189,13 @@ def test_each_step_comes_at_most_once_and_in_order(stretches: list[Stretch], set
 
 
 @given(STRETCHES, ANY_SETTINGS, st.sampled_from(["busy", "unknown"]))
-def test_a_run_that_is_busy_or_unknown_is_never_touched(
-    stretches: list[Stretch], settings: IdleSettings, what: str
-) -> None:
+def test_a_busy_or_unknown_run_is_never_touched(stretches: list[Stretch], settings: IdleSettings, what: str) -> None:
     value = None if what == "unknown" else 0.5
     assert kinds([replace(one, utilisation=value) for one in stretches], settings) == []
 
 
 @given(STRETCHES, ANY_SETTINGS, st.sampled_from([0.03, 0.5, None]))
-def test_nothing_is_due_right_after_work_or_a_gap(
+def test_no_step_is_due_right_after_work_or_a_gap(
     stretches: list[Stretch], settings: IdleSettings, value: float | None
 ) -> None:
     _, seen, now = live(stretches, settings)
@@ -217,14 +215,14 @@ def test_no_run_is_ended_for_idle_gpus_alone(
 
 
 @given(STRETCHES, st.floats(181, 1e6))
-def test_a_pause_of_the_daemon_counts_for_nothing(stretches: list[Stretch], pause_s: float) -> None:
+def test_a_pause_of_the_daemon_does_not_count(stretches: list[Stretch], pause_s: float) -> None:
     _, seen, now = live([replace(one, utilisation=0.0) for one in stretches])
     assert seen is not None
     seen = add_reading(seen, GpuLoadReading(now + pause_s, 0.0, 0.0), SETTINGS)
     assert seen.idle_at is None
 
 
-def test_a_single_reading_that_shows_work_holds_everything_back() -> None:
+def test_a_single_busy_reading_holds_every_step_back() -> None:
     _, seen, now = live([Stretch(40.5)])
     assert idle_since(seen, now, SETTINGS) is not None
     seen = add_reading(seen, GpuLoadReading(now, 0.05, 0.0), SETTINGS)

@@ -53,7 +53,7 @@ def ends_with(lab: AccidentLab, **gpu: Any) -> None:
 # --- unbooked use -------------------------------------------------------------------------------------
 
 
-def test_owner_of_a_job_on_a_gpu_it_did_not_book_is_told_once(lab: AccidentLab) -> None:
+def test_the_owner_of_a_job_on_an_unbooked_gpu_is_notified_once(lab: AccidentLab) -> None:
     job_id = start(lab)
     lab.use(job_id, 1, 20 * GIB)
     live(lab, 10)
@@ -66,7 +66,7 @@ def test_owner_of_a_job_on_a_gpu_it_did_not_book_is_told_once(lab: AccidentLab) 
     assert lab.job(job_id).state is JobState.RUNNING
 
 
-def test_each_gpu_is_told_by_itself(accidents: MakeLab) -> None:
+def test_each_gpu_is_reported_separately(accidents: MakeLab) -> None:
     lab = accidents(gpus=3, outcome=FOREVER)
     job_id = start(lab)
     lab.use(job_id, 1, 20 * GIB)
@@ -79,7 +79,7 @@ def test_each_gpu_is_told_by_itself(accidents: MakeLab) -> None:
     ]
 
 
-def test_each_run_is_told_by_itself(lab: AccidentLab) -> None:
+def test_each_run_is_reported_separately(lab: AccidentLab) -> None:
     lab.outcome = SimulatedOutcome(runs_s=30, exit_code=1)
     job_id = start(lab, retry=RetryRule(retries=1, backoff_s=1))
     for run in (f"{job_id}.1", f"{job_id}.2"):
@@ -89,7 +89,7 @@ def test_each_run_is_told_by_itself(lab: AccidentLab) -> None:
     assert told_in == [1, 2]
 
 
-def test_job_without_gpus_is_told_to_ask_for_one(lab: AccidentLab) -> None:
+def test_a_job_without_gpus_is_advised_to_request_one(lab: AccidentLab) -> None:
     job_id = start(lab, request=request())
     lab.use(job_id, 1, 20 * GIB)
     live(lab, 20)
@@ -97,7 +97,7 @@ def test_job_without_gpus_is_told_to_ask_for_one(lab: AccidentLab) -> None:
     assert "and the job booked no GPU; ask for one with -g 1" in text
 
 
-def test_restart_tells_nobody_twice(lab: AccidentLab) -> None:
+def test_a_restart_notifies_no_owner_twice(lab: AccidentLab) -> None:
     job_id = start(lab)
     lab.use(job_id, 1, 20 * GIB)
     live(lab, 20)
@@ -106,7 +106,7 @@ def test_restart_tells_nobody_twice(lab: AccidentLab) -> None:
     assert len(told(lab, job_id, "unbooked")) == 1
 
 
-def test_owner_is_told_though_the_first_notice_could_not_be_recorded(lab: AccidentLab) -> None:
+def test_the_owner_is_notified_despite_a_failed_first_commit(lab: AccidentLab) -> None:
     job_id = start(lab)
     lab.use(job_id, 1, 20 * GIB)
     live(lab, 10)
@@ -118,7 +118,7 @@ def test_owner_is_told_though_the_first_notice_could_not_be_recorded(lab: Accide
     assert len(told(lab, job_id, "unbooked")) == 1
 
 
-def test_terminal_and_alerts_of_the_owner_are_told(lab: AccidentLab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owners_terminal_and_alerts_are_notified(lab: AccidentLab, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = start(lab, alerting=Alerting(on=("gpu_unbooked",)))
     # The simulated engine has no terminals; here it is only asked what it is told.
     job = lab.scheduler.world.jobs[job_id]
@@ -133,7 +133,7 @@ def test_terminal_and_alerts_of_the_owner_are_told(lab: AccidentLab, monkeypatch
     assert (alert.event, dict(alert.facts)["message"]) == ("gpu_unbooked", text)
 
 
-def test_owner_who_asked_for_nothing_is_told_as_owners_of_foreign_processes_are(accidents: MakeLab) -> None:
+def test_an_owner_without_alerts_is_notified_like_owners_of_foreign_processes(accidents: MakeLab) -> None:
     lab = accidents(gpus=2, outcome=FOREVER, foreign=ForeignSettings(message=("write", "mail", "wall")))
     job_id = start(lab)
     lab.use(job_id, 1, 20 * GIB)
@@ -142,7 +142,7 @@ def test_owner_who_asked_for_nothing_is_told_as_owners_of_foreign_processes_are(
     assert (alert.event, alert.uid, alert.targets) == ("gpu_unbooked", 1000, ("@write", "@mail"))
 
 
-def test_astray_end_ends_the_job_after_the_grace_and_does_not_try_again(lab: AccidentLab) -> None:
+def test_astray_end_ends_the_job_after_the_grace_without_a_retry(lab: AccidentLab) -> None:
     ends_with(lab, astray="end", vram_over_grace_s=30.0)
     job_id = start(lab, retry=RetryRule(retries=3, backoff_s=1, retry_on=("exit", "signal", "oom")))
     lab.use(job_id, 1, 20 * GIB)
@@ -180,7 +180,7 @@ def test_end_is_ordered_again_after_a_restart(lab: AccidentLab) -> None:
 # --- intruders on booked GPUs ---------------------------------------------------------------------------
 
 
-def test_owner_is_told_of_a_foreign_process_on_its_gpu_once(lab: AccidentLab) -> None:
+def test_the_owner_is_notified_of_a_foreign_process_on_its_gpu_once(lab: AccidentLab) -> None:
     job_id = start(lab, alerting=Alerting(on=("gpu_intruder",)))
     lab.strangers[0] = 4 * GIB
     live(lab, 60)
@@ -192,21 +192,21 @@ def test_owner_is_told_of_a_foreign_process_on_its_gpu_once(lab: AccidentLab) ->
     assert len(told(lab, job_id, "intruder")) == 1
 
 
-def test_owner_is_not_told_of_next_to_nothing(lab: AccidentLab) -> None:
+def test_negligible_use_is_not_reported(lab: AccidentLab) -> None:
     job_id = start(lab)
     lab.strangers[0] = 100
     live(lab, 60)
     assert told(lab, job_id, "intruder") == []
 
 
-def test_owner_of_another_gpu_is_not_told(lab: AccidentLab) -> None:
+def test_the_owner_of_another_gpu_is_not_notified(lab: AccidentLab) -> None:
     job_id = start(lab)
     lab.strangers[1] = 4 * GIB
     live(lab, 60)
     assert told(lab, job_id, "intruder") == []
 
 
-def test_owner_is_told_of_a_job_that_did_not_book_its_gpu(lab: AccidentLab) -> None:
+def test_the_owner_is_notified_of_a_job_that_did_not_book_its_gpu(lab: AccidentLab) -> None:
     astray, booker = start(lab), start(lab)
     lab.use(astray, 1, 20 * GIB)
     live(lab, 60)
@@ -220,7 +220,7 @@ def test_owner_is_told_of_a_job_that_did_not_book_its_gpu(lab: AccidentLab) -> N
 # --- victims --------------------------------------------------------------------------------------------
 
 
-def test_victim_of_a_job_that_did_not_book_its_gpu_is_repeated_free(accidents: MakeLab) -> None:
+def test_a_victim_of_an_intruding_job_is_repeated_free(accidents: MakeLab) -> None:
     lab = accidents(gpus=2, outcome=FOREVER)
     astray = start(lab)
     lab.outcome = SimulatedOutcome(runs_s=300, exit_code=1, gpu_oom=True)
@@ -235,7 +235,7 @@ def test_victim_of_a_job_that_did_not_book_its_gpu_is_repeated_free(accidents: M
     assert run.reason_text == f"job {astray}, which did not book GPU 1, held 20G of it; it had ended as OUT_OF_MEMORY"
 
 
-def test_job_that_runs_out_of_memory_by_itself_is_charged(accidents: MakeLab) -> None:
+def test_a_job_that_runs_out_of_memory_by_itself_is_charged(accidents: MakeLab) -> None:
     lab = accidents(gpus=2, outcome=FOREVER)
     astray = start(lab)
     lab.outcome = SimulatedOutcome(runs_s=300, exit_code=1, gpu_oom=True)
@@ -247,7 +247,7 @@ def test_job_that_runs_out_of_memory_by_itself_is_charged(accidents: MakeLab) ->
     assert lab.job(own).state is JobState.OUT_OF_MEMORY
 
 
-def test_adopted_job_is_told_what_it_booked_when_it_was_adopted() -> None:
+def test_an_adopted_job_is_reported_with_its_booking_at_adoption() -> None:
     process = GpuProcess(4711, 9 * GIB, "ann", 1.0, "python", "1.1")
     (one,) = intruders_of("GPU-1", 1, [process])
     adopted = job(1, adopted=AdoptedProcess(4711, 99, "boot"))
@@ -266,7 +266,7 @@ def test_processes_of_one_run_are_one_intruder() -> None:
 
 
 @pytest.mark.parametrize(("own_gib", "is_victim"), [(30, True), (45, False)], ids=["keeps to it", "is over it"])
-def test_slice_is_a_victim_only_within_its_booking(accidents: MakeLab, own_gib: int, is_victim: bool) -> None:
+def test_a_slice_is_a_victim_only_within_its_booking(accidents: MakeLab, own_gib: int, is_victim: bool) -> None:
     lab = accidents(gpus=2, outcome=FOREVER)
     astray = start(lab)
     lab.outcome = SimulatedOutcome(runs_s=300, exit_code=1, gpu_oom=True)

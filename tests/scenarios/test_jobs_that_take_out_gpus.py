@@ -59,17 +59,17 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_runs_that_show_a_job_to_take_out_gpus(name: str) -> None:
+def test_repeated_faults_identify_a_job_that_takes_out_gpus(name: str) -> None:
     runs, expected = SHOWN[name]
     assert len(repeated(runs[-1], runs, 2)) == expected
 
 
-def test_how_many_runs_show_it_is_a_setting() -> None:
+def test_the_number_of_required_runs_is_a_setting() -> None:
     runs = [faulty(1, card, run=card + 1) for card in range(3)]
     assert [len(repeated(runs[-1], runs, most)) for most in (0, 1, 3, 4)] == [0, 3, 3, 0]
 
 
-def test_sentence_names_the_fault_the_gpus_and_the_runs() -> None:
+def test_the_sentence_names_the_fault_the_gpus_and_the_runs() -> None:
     runs = [faulty(41, card, run=card + 1) for card in range(6)]
     assert fault_runs_text(runs[:1]) == "XID 79 (fallen off the bus) on GPU 0 (job 41, run 1)"
     assert fault_runs_text(runs[:2]) == "XID 79 (fallen off the bus) on GPU 0 (job 41, run 1) and GPU 1 (job 41, run 2)"
@@ -109,7 +109,7 @@ def reason_of(lab: AccidentLab, job_id: int) -> tuple[ReasonCode, str]:
     return reason.code, reason.text
 
 
-def test_job_is_held_after_its_second_fault_and_the_other_gpus_stay(lab: AccidentLab) -> None:
+def test_a_job_is_held_after_its_second_fault_and_the_other_gpus_stay(lab: AccidentLab) -> None:
     alerting = Alerting(on=("fail",))
     job_id = lab.submit(request=request(gpus=1), launch=POISON, alerting=alerting)
     other = lab.submit(request=request(gpus=1), launch=launch("python", "good.py", env_sha="e"))
@@ -132,7 +132,7 @@ def test_job_is_held_after_its_second_fault_and_the_other_gpus_stay(lab: Acciden
     assert alerts["job_held"] == f"held 1 job of ann (1): {shown}"
 
 
-def test_array_is_held_with_the_tasks_that_have_not_started(lab: AccidentLab) -> None:
+def test_an_array_is_held_with_its_unstarted_tasks(lab: AccidentLab) -> None:
     array = lab.submit(request=request(gpus=1), launch=POISON, array=ArraySpec("0-99", throttle=2))
     play(lab, 60)
     assert len(lab.store.load_drains()) == 2
@@ -163,7 +163,7 @@ def test_many_jobs_of_one_program_are_held_together(lab: AccidentLab) -> None:
     assert not lab.job(int(theirs["ids"][0])).hold
 
 
-def test_job_that_is_submitted_again_is_held_after_its_first_fault(lab: AccidentLab) -> None:
+def test_a_resubmitted_job_is_held_after_its_first_fault(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=1), launch=POISON)
     play(lab, 40)
     assert lab.job(first).hold == "user"
@@ -174,7 +174,7 @@ def test_job_that_is_submitted_again_is_held_after_its_first_fault(lab: Accident
     assert len(lab.store.load_drains()) == 3
 
 
-def test_released_job_runs_and_a_later_hold_is_a_persons(lab: AccidentLab) -> None:
+def test_a_released_job_runs_and_a_later_hold_is_a_users(lab: AccidentLab) -> None:
     job_id = lab.submit(request=request(gpus=1), launch=POISON)
     play(lab, 40)
     lab.ask(Release(ANN, (job_id,)), Hold(ANN, (job_id,)))
@@ -186,7 +186,7 @@ def test_released_job_runs_and_a_later_hold_is_a_persons(lab: AccidentLab) -> No
     assert lab.job(job_id).state is JobState.COMPLETED
 
 
-def test_nothing_is_held_where_the_settings_say_so(accidents: MakeLab) -> None:
+def test_no_job_is_held_when_disabled(accidents: MakeLab) -> None:
     lab = accidents(3, outcome=CRASH, gpu=QUICK, fault=FaultSettings(hold_after=0))
     job_id = lab.submit(request=request(gpus=1), launch=POISON)
     play(lab, 40)
@@ -194,7 +194,7 @@ def test_nothing_is_held_where_the_settings_say_so(accidents: MakeLab) -> None:
     assert lab.job(job_id).hold is None
 
 
-def test_disk_that_is_full_when_it_is_held_only_delays_that(lab: AccidentLab) -> None:
+def test_a_full_disk_only_delays_the_hold(lab: AccidentLab) -> None:
     job_id = lab.submit(request=request(gpus=1), launch=POISON)
     play(lab, 22)
     lab.store.is_full = True

@@ -43,7 +43,7 @@ def crash_on_first(lab: AccidentLab) -> int:
     return job_id
 
 
-def test_xid_of_a_lost_gpu_drains_it_and_its_job_is_a_victim(lab: AccidentLab) -> None:
+def test_an_xid_of_a_lost_gpu_drains_it_and_its_job_is_a_victim(lab: AccidentLab) -> None:
     job_id = crash_on_first(lab)
     lab.turn(9)
     lab.raise_xid(0, 79, before_loss=True)
@@ -58,7 +58,7 @@ def test_xid_of_a_lost_gpu_drains_it_and_its_job_is_a_victim(lab: AccidentLab) -
     assert lab.store.load_drains()["GPU-0"] == FELL
 
 
-def test_job_that_dies_of_a_loss_without_xid_is_a_victim(lab: AccidentLab) -> None:
+def test_a_job_that_dies_of_a_loss_without_xid_is_a_victim(lab: AccidentLab) -> None:
     job_id = crash_on_first(lab)
     lab.clock.advance(10)
     lab.lose(0)
@@ -72,7 +72,7 @@ def test_job_that_dies_of_a_loss_without_xid_is_a_victim(lab: AccidentLab) -> No
     assert lab.store.load_drains()["GPU-0"] == LOST
 
 
-def test_run_that_survives_the_loss_is_ended_as_a_victim(lab: AccidentLab) -> None:
+def test_a_run_that_survives_the_loss_is_ended_as_a_victim(lab: AccidentLab) -> None:
     job_id = crash_on_first(lab)
     lab.turn(2)
     lab.lose(0)
@@ -86,7 +86,7 @@ def test_run_that_survives_the_loss_is_ended_as_a_victim(lab: AccidentLab) -> No
     )
 
 
-def test_gpu_lost_during_the_release_makes_a_victim_of_a_failed_run_only(lab: AccidentLab) -> None:
+def test_a_gpu_lost_during_the_release_makes_a_victim_of_a_failed_run_only(lab: AccidentLab) -> None:
     for outcome, expected in ((CRASH, JobState.NODE_FAIL), (SimulatedOutcome(runs_s=10), JobState.COMPLETED)):
         lab.outcome = outcome
         job_id = lab.submit(request=request(gpus=2), retry=RetryRule(requeue=False))
@@ -105,7 +105,7 @@ def test_gpu_lost_during_the_release_makes_a_victim_of_a_failed_run_only(lab: Ac
         lab.turn(1)
 
 
-def test_lost_gpu_comes_back_by_undrain_alone(lab: AccidentLab) -> None:
+def test_a_lost_gpu_returns_only_by_undrain(lab: AccidentLab) -> None:
     lab.lose(0)
     lab.turn(1)
     assert (state(lab, 0), lab.store.load_drains()) == (GpuState.LOST, {"GPU-0": LOST})
@@ -121,7 +121,7 @@ def test_lost_gpu_comes_back_by_undrain_alone(lab: AccidentLab) -> None:
     assert (state(lab, 0), lab.store.load_drains()) == (GpuState.IDLE, {})
 
 
-def test_lost_gpu_comes_back_by_itself_where_the_settings_say_so(accidents: MakeLab) -> None:
+def test_a_lost_gpu_returns_by_itself_when_configured(accidents: MakeLab) -> None:
     lab = accidents(2, gpu=QUICK, fault=AUTO)
     lab.lose(0)
     lab.turn(1)
@@ -131,7 +131,7 @@ def test_lost_gpu_comes_back_by_itself_where_the_settings_say_so(accidents: Make
     assert (state(lab, 0), lab.store.load_drains()) == (GpuState.IDLE, {})
 
 
-def test_undrained_while_still_lost_it_is_not_drained_again(lab: AccidentLab) -> None:
+def test_a_gpu_undrained_while_lost_is_not_drained_again(lab: AccidentLab) -> None:
     lab.lose(0)
     lab.turn(1)
     lab.ask(Drain(ROOT, ("0",), None))
@@ -146,7 +146,7 @@ def test_undrained_while_still_lost_it_is_not_drained_again(lab: AccidentLab) ->
     assert lab.store.load_drains() == {"GPU-0": LOST}
 
 
-def test_reload_of_the_driver_loses_no_gpu(lab: AccidentLab) -> None:
+def test_a_driver_reload_loses_no_gpu(lab: AccidentLab) -> None:
     lab.turn(1)
     for code in (9, 12, 999):
         lab.nvml.is_initialised, lab.nvml.init_code = False, code
@@ -159,7 +159,7 @@ def test_reload_of_the_driver_loses_no_gpu(lab: AccidentLab) -> None:
         assert (state(lab, 0), lab.store.load_drains()) == (GpuState.IDLE, {})
 
 
-def test_gpu_that_is_gone_after_a_reload_is_lost_and_its_run_is_ended(lab: AccidentLab) -> None:
+def test_a_gpu_missing_after_a_reload_is_lost_and_its_run_is_ended(lab: AccidentLab) -> None:
     lab.outcome = SimulatedOutcome(runs_s=1000)
     job_id = lab.submit(request=request(gpus=2), retry=RetryRule(requeue=False))
     lab.turn(1)
@@ -176,7 +176,7 @@ def test_gpu_that_is_gone_after_a_reload_is_lost_and_its_run_is_ended(lab: Accid
     lab.devices.append(gone)
 
 
-def test_gpu_lost_before_its_reader_was_restarted_keeps_its_name(lab: AccidentLab) -> None:
+def test_a_gpu_lost_before_its_reader_restarted_keeps_its_name(lab: AccidentLab) -> None:
     lab.turn(1)
     lab.lose(0)
     lab.nvml.is_initialised = False
@@ -187,7 +187,7 @@ def test_gpu_lost_before_its_reader_was_restarted_keeps_its_name(lab: AccidentLa
     assert lab.store.load_drains() == {"GPU-0": LOST}
 
 
-def test_gpu_lost_before_the_start_is_forgotten_by_its_number_when_it_answers(lab: AccidentLab) -> None:
+def test_a_gpu_lost_before_the_start_loses_its_number_once_it_answers(lab: AccidentLab) -> None:
     lab.lose(0)
     lab.restart()
     assert [view.uuid for view in lab.scheduler.tracker.views(0)] == ["GPU-unknown-at-index-0", "GPU-1"]
@@ -196,7 +196,7 @@ def test_gpu_lost_before_the_start_is_forgotten_by_its_number_when_it_answers(la
     assert [view.uuid for view in lab.scheduler.tracker.views(0)] == ["GPU-0", "GPU-1"]
 
 
-def test_admin_hears_once_of_a_lost_gpu(accidents: MakeLab) -> None:
+def test_the_admin_is_alerted_once_of_a_lost_gpu(accidents: MakeLab) -> None:
     lab = accidents(2, gpu=QUICK, alert=AlertSettings(admin=("root@localhost",)))
     lab.lose(0)
     for _ in range(3):
@@ -204,7 +204,7 @@ def test_admin_hears_once_of_a_lost_gpu(accidents: MakeLab) -> None:
     assert [alert.event for alert in lab.store.load_alerts()] == ["gpu_lost"]
 
 
-def test_admin_hears_once_of_a_driver_that_answers_for_no_gpu(accidents: MakeLab) -> None:
+def test_the_admin_is_alerted_once_of_a_driver_that_reports_no_gpu(accidents: MakeLab) -> None:
     lab = accidents(2, gpu=QUICK, alert=AlertSettings(admin=("root@localhost",)))
     lab.turn(1)
     lab.nvml.is_initialised, lab.nvml.init_code = False, 9
@@ -218,7 +218,7 @@ def test_admin_hears_once_of_a_driver_that_answers_for_no_gpu(accidents: MakeLab
 # --- faults that are read late ----------------------------------------------------------------------
 
 
-def test_failed_run_is_judged_by_a_fault_that_its_listener_had_not_fetched(lab: AccidentLab) -> None:
+def test_a_failed_run_is_judged_by_a_fault_not_yet_fetched(lab: AccidentLab) -> None:
     job_id = crash_on_first(lab)
     lab.turn(9)
     lab.nvml.stall(True)
@@ -232,7 +232,7 @@ def test_failed_run_is_judged_by_a_fault_that_its_listener_had_not_fetched(lab: 
     assert (run.outcome, run.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)
 
 
-def test_listener_that_never_answers_delays_a_failed_run_for_a_short_time_only(lab: AccidentLab) -> None:
+def test_a_silent_listener_delays_a_failed_run_only_briefly(lab: AccidentLab) -> None:
     job_id = crash_on_first(lab)
     lab.turn(9)
     lab.nvml.stall(True)
@@ -245,7 +245,7 @@ def test_listener_that_never_answers_delays_a_failed_run_for_a_short_time_only(l
     lab.nvml.stall(False)
 
 
-def test_run_that_ended_well_waits_for_no_fault(lab: AccidentLab) -> None:
+def test_a_successful_run_waits_for_no_fault(lab: AccidentLab) -> None:
     job_id = lab.submit(request=request(gpus=1))
     lab.turn(9)
     lab.nvml.stall(True)

@@ -56,7 +56,7 @@ def starts(cards: list[GpuView], **asked: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_who_gets_what(name: str) -> None:
+def test_instances_are_assigned(name: str) -> None:
     cards, asked, expected = PLACED[name]
     refused = refusal(request(**asked), [node("n1", cards)], Settings())
     assert (refused is None) is (expected is not None), refused
@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_said_of_it(name: str) -> None:
+def test_requests_for_instances_are_described(name: str) -> None:
     asked, text, hint = REFUSED[name]
     refused = refusal(request(**asked), [node("n1", PARTS)], Settings())
     assert refused is not None
@@ -86,7 +86,7 @@ def test_what_is_said_of_it(name: str) -> None:
     assert hint in refused.hint
 
 
-def test_a_job_that_waits_says_why_it_cannot_have_instances() -> None:
+def test_a_pending_job_says_why_it_cannot_have_instances() -> None:
     cards = [*PARTS, gpu_view(1, why_not="drained: fan"), gpu_view(2)]
     seen = snapshot(node("n1", cards), waiting=[job(1, request=request(gpus=2))])
     reason = decide(seen, Settings()).reasons
@@ -94,6 +94,6 @@ def test_a_job_that_waits_says_why_it_cannot_have_instances() -> None:
     assert "GPU 0:0 of node n1: it is a MIG instance (3g.40gb), and a job sees one of those only" in found.text
 
 
-def test_a_divided_card_is_no_capacity_and_each_instance_is_one_gpu() -> None:
+def test_a_partitioned_gpu_has_no_capacity_and_each_instance_is_one_gpu() -> None:
     found = capacity_of(ClusterLayout((node("n1", MIXED),), Settings()))
     assert (found.gpus, found.vram_mib) == (4, (40 + 10 + 10 + 80) * 1024)

@@ -30,7 +30,7 @@ ORDER = {
 
 
 @pytest.mark.parametrize(("waiting", "starts"), ORDER.values(), ids=ORDER)
-def test_order(waiting, starts):
+def test_jobs_start_in_order(waiting, starts):
     assert list(Scenario(ONE_GPU, waiting).outcome().starts) == starts
 
 
@@ -39,7 +39,7 @@ def test_classes_take_turns_by_the_age_of_their_next_job():
     assert list(Scenario([node(gpus=4)], jobs).outcome().starts) == [1, 2, 3, 4]
 
 
-def test_a_class_that_is_cut_short_ends_the_cycle_so_that_nothing_overtakes_its_unseen_jobs():
+def test_a_truncated_class_ends_the_cycle_so_that_no_job_overtakes_its_unseen_jobs():
     jobs = [wants(number, 1) for number in range(1, 6)] + [wants(9, 1, uid=7)]
     first = Scenario([node(gpus=8)], jobs, front=3).outcome()
     assert list(first.starts) == [1, 2, 3]
@@ -54,7 +54,7 @@ def test_a_class_that_is_cut_short_ends_the_cycle_so_that_nothing_overtakes_its_
     assert not second.plan.has_more
 
 
-def test_a_class_that_is_cut_short_but_blocked_asks_for_nothing_more():
+def test_a_truncated_but_blocked_class_is_not_extended():
     jobs = [wants(number, 1) for number in range(1, 6)]
     outcome = Scenario([node(gpus=2)], jobs, front=3).outcome()
     assert list(outcome.starts) == [1, 2]
@@ -114,7 +114,7 @@ RESERVATIONS = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "waiting", "kept"), RESERVATIONS.values(), ids=RESERVATIONS)
-def test_reservation(nodes, held, waiting, kept):
+def test_a_blocked_job_gets_a_reservation(nodes, held, waiting, kept):
     outcome = Scenario(nodes, [waiting], held).outcome()
     assert outcome.starts == {}
     assert outcome.plan.first_blocked == 9
@@ -150,21 +150,21 @@ PASSING = {
 
 
 @pytest.mark.parametrize(("later", "place"), PASSING.values(), ids=PASSING)
-def test_passing_a_job_that_waits_for_both_cards(later, place):
+def test_backfill_passes_a_job_that_waits_for_both_gpus(later, place):
     outcome = Scenario(TWO, [wants(2, 2, cpus=2), later], HELD_10_MIN).outcome()
     assert outcome.plan.first_blocked == 2
     assert outcome.reserved == {2: ("n1:0,1", 10 * MINUTE)}
     assert outcome.starts == ({} if place is None else {9: place})
 
 
-def test_a_job_without_a_limit_takes_a_card_that_is_not_reserved():
+def test_a_job_without_a_limit_takes_an_unreserved_gpu():
     held = [running(1, "n1:0", ends_in=60), running(2, "n1:1", ends_in=60)]
     outcome = Scenario(FOUR, [wants(8, 3), wants(9, 1)], held).outcome()
     assert outcome.starts == {9: "n1:3"}
     assert outcome.reserved == {8: ("n1:0,1,2", 60)}
 
 
-def test_the_reservation_gives_way_when_the_blocked_job_fits_elsewhere_at_the_same_time():
+def test_the_reservation_moves_when_the_blocked_job_fits_elsewhere_at_the_same_time():
     held = [running(1, "n1:0,1", ends_in=60), running(2, "n2:0", ends_in=60)]
     nodes = [node("n1", gpus=2), node("n2", gpus=2)]
     outcome = Scenario(nodes, [wants(8, 2), wants(9, 1)], held).outcome()
@@ -178,7 +178,7 @@ def test_the_reservation_gives_way_when_the_blocked_job_fits_elsewhere_at_the_sa
     assert outcome.reserved == {8: ("n2:0,1", 60)}
 
 
-def test_what_passes_together_must_still_leave_the_reserved_job_its_place():
+def test_backfilled_jobs_together_leave_the_reserved_place():
     held = [running(1, "n1:0,1", ends_in=60), running(2, "n1:2", ends_in=60)]
     jobs = [wants(7, 4), *(wants(number, 1, uid=number) for number in (8, 9, 10))]
     outcome = Scenario([node(gpus=6)], jobs, held).outcome()
@@ -186,7 +186,7 @@ def test_what_passes_together_must_still_leave_the_reserved_job_its_place():
     assert outcome.codes == {7: "Resources", 10: "Priority"}
 
 
-def test_without_backfill_nothing_passes_the_first_blocked_job():
+def test_without_backfill_no_job_passes_the_first_blocked_one():
     no_backfill = settings(priority={"backfill": False})
     outcome = Scenario(TWO, [wants(2, 2), wants(8, 1, limit=1), wants(9)], HELD_10_MIN, no_backfill).outcome()
     assert outcome.starts == {}
@@ -202,7 +202,7 @@ UNLIMITED = {
 
 
 @pytest.mark.parametrize(("limit", "passes"), UNLIMITED.values(), ids=UNLIMITED)
-def test_passing_a_job_that_waits_for_one_without_a_limit(limit, passes):
+def test_backfill_passes_a_job_that_waits_for_one_without_a_limit(limit, passes):
     held = [running(1, "n1:0", since=HOUR)]
     outcome = Scenario(TWO, [wants(2, 2), wants(9, 1, limit=limit)], held).outcome()
     assert outcome.reserved == {2: ("n1:0,1", None)}
@@ -221,7 +221,7 @@ NO_RESERVATION = {
 
 
 @pytest.mark.parametrize(("nodes", "unlucky"), NO_RESERVATION.values(), ids=NO_RESERVATION)
-def test_a_job_that_no_end_of_running_jobs_would_help_blocks_nobody_when(nodes, unlucky):
+def test_a_job_blocked_beyond_running_jobs_blocks_no_other_when(nodes, unlucky):
     outcome = Scenario(nodes, [unlucky, wants(9, 1)]).outcome()
     assert 9 in outcome.starts
     assert outcome.reserved == {}
@@ -229,7 +229,7 @@ def test_a_job_that_no_end_of_running_jobs_would_help_blocks_nobody_when(nodes, 
     assert outcome.codes == {8: "ReqNodeNotAvail"}
 
 
-def test_the_next_job_gets_the_reservation_that_a_hopeless_one_does_not():
+def test_the_next_job_gets_the_reservation_of_a_hopeless_one():
     nodes = [node(gpus=[gpu_view(0), gpu_view(1), gpu_view(2, why_not="drained")])]
     outcome = Scenario(nodes, [wants(7, 3), wants(8, 2), wants(9, 1)], [running(1, "n1:0", ends_in=60)]).outcome()
     assert outcome.reserved == {8: ("n1:0,1", 60)}
@@ -237,7 +237,7 @@ def test_the_next_job_gets_the_reservation_that_a_hopeless_one_does_not():
     assert outcome.codes == {7: "ReqNodeNotAvail", 8: "Resources", 9: "Priority"}
 
 
-def test_nothing_passes_when_the_last_job_in_the_way_has_ended_and_only_its_card_is_being_cleaned():
+def test_no_job_passes_while_only_a_gpu_is_being_cleaned():
     being_cleaned = [running(1, "n1:0", ends_in=0, cpus=0)]
     outcome = Scenario(TWO, [wants(2, 2), wants(9, 1, limit=1)], being_cleaned).outcome()
     assert outcome.reserved == {2: ("n1:0,1", 0)}

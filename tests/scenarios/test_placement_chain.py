@@ -75,7 +75,7 @@ NODES = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), NODES.values(), ids=NODES)
-def test_nodes(nodes, held, waiting, starts):
+def test_nodes_are_filtered(nodes, held, waiting, starts):
     assert Scenario(nodes, waiting, held).outcome().starts == starts
 
 
@@ -122,7 +122,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), COUNTS.values(), ids=COUNTS)
-def test_licenses_and_resources(nodes, held, waiting, starts):
+def test_licenses_and_resources_are_checked(nodes, held, waiting, starts):
     assert Scenario(nodes, waiting, held, LICENSED).outcome().starts == starts
 
 
@@ -150,12 +150,12 @@ EXCLUSIVE = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), EXCLUSIVE.values(), ids=EXCLUSIVE)
-def test_exclusive_nodes(nodes, held, waiting, starts):
+def test_exclusive_nodes_are_respected(nodes, held, waiting, starts):
     assert Scenario(nodes, waiting, held).outcome().starts == starts
 
 
 @pytest.mark.parametrize(("whole", "starts"), [(True, {1: "n1"}), (False, {})])
-def test_only_in_a_reservation_of_the_whole_node_can_a_job_be_alone(whole, starts):
+def test_only_a_whole_node_reservation_allows_exclusive_jobs(whole, starts):
     place = Placement("n1", (), 16.0 if whole else 4.0, 64 * GIB if whole else GIB, is_exclusive=whole)
     kept = window("class", place, begins_in=-60, ends_in=HOUR, users=("ann",))
     waiting = [wants(1, is_exclusive=True, reservation="class", limit=60)]
@@ -238,7 +238,7 @@ LINKS = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), LINKS.values(), ids=LINKS)
-def test_linked_cards(nodes, held, waiting, starts):
+def test_linked_gpus_are_preferred(nodes, held, waiting, starts):
     assert Scenario(nodes, waiting, held).outcome().starts == starts
 
 
@@ -260,7 +260,7 @@ WHERE = {
 
 
 @pytest.mark.parametrize(("strategy", "gpus"), WHERE, ids=lambda value: str(value))
-def test_like_cards_are_given_by_the_free_ones_of_each_node(strategy, gpus):
+def test_equal_gpus_are_given_by_free_ones_of_each_node(strategy, gpus):
     chosen = settings(placement={"strategy": strategy})
     assert Scenario(THREE, [wants(1, gpus)], BUSY, chosen).outcome().starts == {1: WHERE[strategy, gpus]}
 
@@ -404,7 +404,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize(("strategy", "nodes", "held", "one", "place"), STRATEGIES.values(), ids=STRATEGIES)
-def test_strategies(strategy, nodes, held, one, place):
+def test_strategies_choose_nodes(strategy, nodes, held, one, place):
     chosen = settings(placement={"strategy": strategy})
     assert Scenario(nodes, [one], held, chosen).outcome().starts == {1: place}
 
@@ -477,14 +477,14 @@ FOR_RARE = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), FOR_RARE.values(), ids=FOR_RARE)
-def test_cards_are_left_to_those_who_insist_on_them(nodes, held, waiting, starts):
+def test_gpus_are_left_to_jobs_that_require_them(nodes, held, waiting, starts):
     assert Scenario(nodes, waiting, held).outcome().starts == starts
 
 
 # --- more than there is ------------------------------------------------------------------------------
 
 
-def test_cores_may_be_booked_twice_until_they_are_busy():
+def test_cores_are_overbooked_until_they_are_busy():
     twice = settings(oversubscribe={"cpus": 2.0})
     held = [running(8, "n1", cpus=8), running(9, "n1", cpus=8)]
     jobs = [wants(number, cpus=8) for number in range(1, 6)]
@@ -498,7 +498,7 @@ def test_cores_may_be_booked_twice_until_they_are_busy():
     assert unmeasured.text(1) == "the load of node n1 is not known"
 
 
-def test_memory_may_be_booked_twice_until_it_is_in_use():
+def test_memory_is_overbooked_until_it_is_in_use():
     twice = settings(oversubscribe={"mem": 2.0})
     held = [running(9, "n1", mem_mib=60 * GIB)]
     waiting = [wants(1, mem_mib=30 * GIB)]
@@ -510,7 +510,7 @@ def test_memory_may_be_booked_twice_until_it_is_in_use():
     )
 
 
-def test_vram_may_be_booked_twice_until_the_card_is_busy():
+def test_vram_is_overbooked_until_the_gpu_is_busy():
     twice = settings(oversubscribe={"vram": 2.0})
     held = [running(9, "n1:0", vram=20 * GIB)]
     waiting = [wants(1, 1, vram_mib=20 * GIB)]
@@ -522,13 +522,13 @@ def test_vram_may_be_booked_twice_until_the_card_is_busy():
     )
 
 
-def test_a_ceiling_that_is_set_stays_as_it_is():
+def test_a_configured_ceiling_is_kept():
     chosen = settings(oversubscribe={"cpus": 2.0}, ceiling={"cpu_fraction": 0.5})
     outcome = Scenario([node(load=load(cpu_fraction=0.6))], [wants(1)], settings=chosen).outcome()
     assert outcome.text(1) == "the CPU load of node n1 is 60%, the ceiling is 50%"
 
 
-def test_one_job_gets_no_more_than_there_is():
+def test_one_job_gets_no_more_than_the_capacity():
     twice = settings(oversubscribe={"cpus": 2.0, "mem": 2.0, "vram": 2.0})
     waiting = [wants(1, cpus=17), wants(2, mem_mib=65 * GIB), wants(3, 1, vram_mib=25 * GIB)]
     assert Scenario([node(gpus=1, load=load())], waiting, settings=twice).outcome().starts == {}
@@ -597,21 +597,21 @@ WHY = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "one", "text", "needed"), WHY.values(), ids=WHY)
-def test_what_is_missing(nodes, held, one, text, needed):
+def test_missing_resources_are_named(nodes, held, one, text, needed):
     outcome = Scenario(nodes, [one], held, LICENSED).outcome()
     assert outcome.codes == {1: "Licenses" if any(name.startswith("license:") for name in needed) else "Resources"}
     assert outcome.text(1).partition("; expected")[0] == text
     assert outcome.reasons[1].facts["needed"] == needed
 
 
-def test_conditions_are_among_the_facts():
+def test_conditions_are_part_of_the_facts():
     outcome = Scenario(LABELLED, [wants(1, 1, constraint="nvlink")], [running(9, "n2:0,1")]).outcome()
     facts = outcome.reasons[1].facts
     assert facts["only"] == {"constraint": "nvlink", "nodes": [], "not": []}
     assert facts["rejected"][str(Rejection.NODE_LABELS)] == 2
 
 
-def test_only_obstacles_on_nodes_that_were_asked_for_are_named():
+def test_only_obstacles_on_requested_nodes_are_named():
     nodes = [node("n1", gpus=1, why_not="n1 is drained", labels=("a",)), node("n2", gpus=1, why_not="n2 is drained")]
     outcome = Scenario(nodes, [wants(1, 1, constraint="a")]).outcome()
     assert outcome.text(1) == "needs 1 GPU; not available: n1 is drained"
@@ -656,21 +656,21 @@ def test_a_guard_sends_a_job_to_another_group_of_the_same_node():
     assert place_with([PAIRS], Never(cards=[0, 2]), gpus=1) == (0, [1])
 
 
-def test_a_guard_is_asked_of_every_group_of_the_node():
+def test_a_guard_sees_every_group_of_the_node():
     assert place_with([linked("n1", (0, 0, 1, 1, 2, 2))], Never(cards=[0, 2]), gpus=2) == (0, [4, 5])
 
 
-def test_a_guard_sends_a_job_to_other_cards_where_none_are_linked():
+def test_a_guard_sends_a_job_to_other_gpus_without_links():
     assert place_with([node(gpus=4)], Never(cards=[0]), gpus=2) == (0, [2, 3])
 
 
-def test_cards_to_avoid_are_left_alone_though_they_are_linked_and_others_are_not():
+def test_gpus_to_avoid_stay_unused_even_when_only_they_are_linked():
     draft = ClusterState(ClusterLayout([linked("n1", (0, 0, 1, 2))], settings()))
     (option,) = candidates(draft, RequestUnits.of(Request(gpus=2), 1), avoid=frozenset({0}))
     assert {part.card for part in option.booking.parts} == {1, 2}
 
 
-def test_no_more_cards_to_avoid_are_taken_than_must_be():
+def test_as_few_gpus_to_avoid_as_possible_are_used():
     layout = ClusterLayout([node(gpus=3)], settings())
     draft = ClusterState(layout)
     for held in (running(8, "n1:0", vram=GIB), running(9, "n1:1", vram=GIB)):
@@ -681,14 +681,14 @@ def test_no_more_cards_to_avoid_are_taken_than_must_be():
     assert {part.card for part in option.booking.parts} == {0, 2}
 
 
-def test_what_a_guard_turned_down_is_counted():
+def test_placements_refused_by_a_guard_are_counted():
     tally: Counter[Rejection] = Counter()
     draft = ClusterState(ClusterLayout([node(gpus=2)], settings()))
     assert candidates(draft, RequestUnits.of(Request(gpus=1), 1), tally=tally, guard=Never(nodes=[0])) == []
     assert tally == {Rejection.GUARD: 1}
 
 
-def test_a_strategy_is_read_anew_with_each_layout():
+def test_a_strategy_is_rebuilt_with_each_layout():
     nodes = [node("n1", gpus=1), node("n2", gpus=2)]
     waiting = [job(1, request=Request(gpus=1), submit_at=NOW - 5)]
     for strategy, place in (("pack", "n1"), ("spread", "n2")):

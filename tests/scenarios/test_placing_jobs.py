@@ -84,11 +84,11 @@ WHOLE_CARDS = {
 
 
 @pytest.mark.parametrize(("nodes", "waiting", "starts"), WHOLE_CARDS.values(), ids=WHOLE_CARDS)
-def test_whole_cards(nodes, waiting, starts):
+def test_whole_gpus_are_placed(nodes, waiting, starts):
     assert Scenario(nodes, waiting).outcome().starts == starts
 
 
-def test_a_job_takes_its_cards_from_a_node_with_room_when_running_jobs_hold_the_first():
+def test_a_job_uses_a_node_with_room_when_the_first_is_busy():
     outcome = Scenario([node("n1", gpus=2), node("n2", gpus=2)], [wants(9, 2)], [running(1, "n1:0")]).outcome()
     assert outcome.starts == {9: "n2:0,1"}
 
@@ -207,7 +207,7 @@ SLICES = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), SLICES.values(), ids=SLICES)
-def test_shared_cards(nodes, held, waiting, starts):
+def test_shared_gpus_are_placed(nodes, held, waiting, starts):
     assert Scenario(nodes, waiting, held).outcome().starts == starts
 
 
@@ -218,7 +218,7 @@ def test_a_slice_books_its_memory_and_a_fraction_books_both():
     assert booked[2] == (share(0, vram_mib=(24 * 1024 - 512) // 4, fraction=0.25),)
 
 
-def test_without_headroom_a_slice_may_fill_a_card():
+def test_without_headroom_a_slice_may_fill_a_gpu():
     outcome = Scenario([node(gpus=1)], [wants(1, 1, vram_mib=24 * 1024)], settings=NO_HEADROOM).outcome()
     assert outcome.starts == {1: "n1:0"}
 
@@ -232,7 +232,7 @@ UNAVAILABLE: dict[str, list[GpuView]] = {
 
 
 @pytest.mark.parametrize("gpus", UNAVAILABLE.values(), ids=UNAVAILABLE)
-def test_a_card_that_may_not_be_used_is_passed_over(gpus):
+def test_an_unusable_gpu_is_skipped(gpus):
     assert Scenario([node(gpus=gpus)], [wants(1, 1)]).outcome().starts == {1: "n1:1"}
 
 
@@ -274,14 +274,14 @@ CEILINGS = {
 
 
 @pytest.mark.parametrize(("ceiling", "measured", "waiting", "starts"), CEILINGS.values(), ids=CEILINGS)
-def test_measured_load(ceiling, measured, waiting, starts):
+def test_measured_load_limits_placement(ceiling, measured, waiting, starts):
     outcome = Scenario([node(load=measured)], [waiting], settings=settings(ceiling=ceiling)).outcome()
     assert bool(outcome.starts) is starts
     if not starts:
         assert outcome.codes == {1: "LoadCeiling"}
 
 
-def test_jobs_started_since_the_sample_count_with_what_they_asked_for():
+def test_jobs_started_since_the_sample_count_by_their_requests():
     jobs = [wants(number, cpus=4) for number in range(1, 5)]
     ceiling = settings(ceiling={"cpu_fraction": 0.5})
     assert set(Scenario([node(load=load())], jobs, settings=ceiling).outcome().starts) == {1, 2, 3}
@@ -309,7 +309,7 @@ GPU_CEILINGS = {
 
 
 @pytest.mark.parametrize(("cards", "held", "starts"), GPU_CEILINGS.values(), ids=GPU_CEILINGS)
-def test_load_of_shared_cards(cards, held, starts):
+def test_load_of_shared_gpus_limits_placement(cards, held, starts):
     ceiling = settings(ceiling={"gpu_fraction": 0.5})
     outcome = Scenario([node(gpus=cards)], [wants(9, 1, vram_mib=8192)], held, ceiling).outcome()
     assert outcome.starts == starts

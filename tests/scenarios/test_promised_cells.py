@@ -26,7 +26,7 @@ def small(job_id, gpus=1, **parts):
     return wants(job_id, gpus, queue="small", user="small", **parts)
 
 
-def test_jobs_that_cannot_be_taken_back_stay_in_one_group():
+def test_unreclaimable_jobs_stay_in_one_group():
     held = [running(9, "n1:2", queue="small", user="small")]
     assert Scenario(ONE, [small(1)], held, RULES).outcome().starts == {1: "n1:3"}
 
@@ -37,13 +37,13 @@ def test_without_the_promise_they_would_go_elsewhere():
     assert Scenario(ONE, [small(1)], held, free).outcome().starts == {1: "n1:0"}
 
 
-def test_borrowed_cards_may_be_anywhere_since_they_are_taken_back():
+def test_reclaimable_jobs_may_use_any_gpu():
     held = [running(8, "n1:2", queue="small", user="small"), running(9, "n1:3", queue="small", user="small")]
     outcome = Scenario(ONE, [small(1), small(2)], held, RULES).outcome()
     assert sorted(outcome.starts.values()) == ["n1:0", "n1:1"]
 
 
-def test_the_queue_gets_its_group_whole_by_taking_back():
+def test_the_queue_reclaims_its_whole_group():
     held = [running(number, f"n1:{number - 6}", queue="small", user="small") for number in (6, 7, 8, 9)]
     outcome = Scenario(ONE, [wants(1, 2, queue="pairs", user="p", is_linked=True)], held, RULES).outcome()
     assert len(outcome.preempts) == 2
@@ -51,7 +51,7 @@ def test_the_queue_gets_its_group_whole_by_taking_back():
     assert place in ("n1:0,1", "n1:2,3")
 
 
-def test_without_preemption_nothing_is_lent_that_would_break_the_last_group():
+def test_without_preemption_no_loan_breaks_the_last_group():
     rules = settings(queue={"pairs": {"cells": ("2",)}, "small": {"guaranteed_gpus": 2.0}}, preempt={"mode": "off"})
     held = [running(8, "n1:2", queue="small", user="small"), running(9, "n1:3", queue="small", user="small")]
     outcome = Scenario(ONE, [small(1)], held, rules).outcome()

@@ -34,7 +34,7 @@ def test_a_queue_within_its_guarantee_goes_before_one_that_borrows():
     assert list(Scenario([node(gpus=3)], jobs, held, halves()).outcome().starts) == [2]
 
 
-def test_queues_take_turns_in_what_is_beyond_their_guarantees_by_weight():
+def test_queues_alternate_by_weight_beyond_their_guarantees():
     chosen = settings(queue={"vision": {"weight": 3.0}, "nlp": {"weight": 1.0}})
     jobs = [asks(number, 1, "vision" if number % 2 else "nlp") for number in range(1, 17)]
     outcome = Scenario([node(gpus=8)], jobs, settings=chosen).outcome()
@@ -73,7 +73,7 @@ TAKING_BACK = {
 
 
 @pytest.mark.parametrize(("held", "job", "victims"), TAKING_BACK.values(), ids=TAKING_BACK)
-def test_taking_back(held, job, victims):
+def test_a_queue_reclaims_its_guarantee(held, job, victims):
     chosen = settings(queue={**HALVES, "other": {"guaranteed_gpus": 2.0}}, preempt={"min_run_s": 60.0})
     outcome = Scenario(FOUR, [job], held, chosen).outcome()
     assert len(outcome.preempts) == victims
@@ -82,14 +82,14 @@ def test_taking_back(held, job, victims):
         assert "takes back what queue vision has borrowed" in outcome.plan.preempts[0].text
 
 
-def test_a_job_that_is_partly_on_borrowed_gpus_is_taken_only_when_no_other_will_do():
+def test_a_job_partly_on_borrowed_gpus_is_reclaimed_only_as_a_last_resort():
     straddling = has(8, "n1:0,1,2,3", "vision")
     assert set(Scenario(FOUR, [asks(1, 2, "nlp")], [straddling], halves()).outcome().preempts) == {8}
     held = [has(7, "n1:0,1,2", "vision", since=HOUR), has(8, "n1:3", "vision", since=9 * HOUR)]
     assert set(Scenario(FOUR, [asks(1, 1, "nlp")], held, halves()).outcome().preempts) == {8}
 
 
-def test_a_queue_takes_back_its_guarantee_once_however_many_of_its_jobs_wait():
+def test_a_queue_reclaims_its_guarantee_once_for_any_number_of_pending_jobs():
     chosen = settings(
         queue={"vision": {"guaranteed_gpus": 1.0}, "nlp": {"guaranteed_gpus": 2.0}}, preempt={"min_run_s": 60.0}
     )
@@ -111,7 +111,7 @@ SHARED = {
 }
 
 
-def test_a_guarantee_is_kept_also_when_siblings_have_borrowed_up_to_the_maximum_above_them():
+def test_a_guarantee_holds_when_siblings_borrowed_up_to_the_parents_maximum():
     chosen = settings(queue=SHARED, preempt={"min_run_s": 60.0})
     held = [has(number, f"n1:{number - 6}", "vision") for number in (6, 7, 8, 9)]
     outcome = Scenario([node(gpus=8)], [asks(1, 2, "nlp")], held, chosen).outcome()
@@ -134,14 +134,14 @@ def test_the_maximum_holds_for_what_is_beyond_the_guarantee():
     assert (outcome.starts, outcome.preempts, outcome.codes) == ({}, {}, {1: "QueueMaxLimit"})
 
 
-def test_a_preempted_job_does_not_take_its_place_back():
+def test_a_preempted_job_does_not_reclaim_its_place():
     # Job 8 waits again; it asks for more than is guaranteed, so it preempts nobody.
     held = [has(1, "n1:0,1", "nlp")]
     outcome = Scenario(FOUR, [asks(8, 4, "vision", is_front=True)], held, halves()).outcome()
     assert outcome.preempts == {}
 
 
-def test_a_queue_may_be_spared():
+def test_a_queue_may_be_exempt_from_reclaiming():
     chosen = settings(
         queue={**HALVES, "vision": {"guaranteed_gpus": 2.0, "preemptible": False}}, preempt={"min_run_s": 0.0}
     )
@@ -150,12 +150,12 @@ def test_a_queue_may_be_spared():
 
 
 @pytest.mark.parametrize("off", [{"reclaim": False}, {"mode": "off"}])
-def test_taking_back_can_be_turned_off(off):
+def test_reclaiming_can_be_disabled(off):
     held = [has(8, "n1:0,1", "vision"), has(9, "n1:2,3", "vision")]
     assert Scenario(FOUR, [asks(1, 1, "nlp")], held, halves(**off)).outcome().preempts == {}
 
 
-def test_borrowed_capacity_is_taken_before_a_lower_qos():
+def test_borrowed_capacity_is_reclaimed_before_a_lower_qos():
     chosen = settings(
         queue=HALVES,
         qos={"urgent": {"tier": 1, "preempts": ("normal",)}, "normal": {}},
@@ -200,14 +200,14 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("queues", "job", "held", "code"), LIMITS.values(), ids=LIMITS)
-def test_a_job_over_a_limit_waits_and_holds_up_nobody(queues, job, held, code):
+def test_a_job_over_a_limit_waits_and_blocks_no_other(queues, job, held, code):
     other = wants(2, 2, queue="free", user="other")
     outcome = Scenario(FOUR, [job, other], held, settings(queue={**queues, "free": {}})).outcome()
     assert outcome.codes == {1: code}
     assert list(outcome.starts) == [2]
 
 
-def test_limits_count_what_starts_in_the_same_cycle():
+def test_limits_count_starts_of_the_same_cycle():
     chosen = settings(queue={"vision": {"max_gpus": 3.0}})
     jobs = [asks(number, 1, "vision") for number in range(1, 5)]
     outcome = Scenario(FOUR, jobs, settings=chosen).outcome()
@@ -224,7 +224,7 @@ QOS_LIMITS = {
 
 
 @pytest.mark.parametrize(("limits", "code"), QOS_LIMITS.values(), ids=QOS_LIMITS)
-def test_limits_of_a_qos(limits, code):
+def test_limits_of_a_qos_are_enforced(limits, code):
     held = [running(9, "n1:0", qos="capped", user="ann")]
     chosen = settings(qos={"capped": limits})
     assert Scenario(FOUR, [wants(1, 1, qos="capped")], held, chosen).outcome().codes == {1: code}
@@ -242,7 +242,7 @@ def test_a_queue_may_have_its_own_order():
 URGENT = {"urgent": {"tier": 1, "preempts": ("low",)}, "low": {}}
 
 
-def test_no_job_is_asked_to_make_room_that_would_take_its_place_back():
+def test_a_job_that_would_reclaim_its_place_is_not_preempted():
     chosen = settings(queue={"lab": {"guaranteed_gpus": 1.0}, "guests": {}}, qos=URGENT, preempt={"min_run_s": 60.0})
     machine = [node(gpus=1)]
     mine = Scenario(machine, [asks(1, 1, "guests", qos="urgent")], [has(9, "n1:0", "lab", qos="low")], chosen)
@@ -251,7 +251,7 @@ def test_no_job_is_asked_to_make_room_that_would_take_its_place_back():
     assert borrowed.outcome().preempts == {1: ("requeue", 9)}
 
 
-def test_the_next_victim_is_asked_instead_of_one_that_would_take_its_place_back():
+def test_the_next_victim_replaces_one_that_would_reclaim_its_place():
     queues = {"lab": {"guaranteed_gpus": 1.0}, "guests": {}}
     chosen = settings(queue=queues, qos=URGENT, preempt={"min_run_s": 60.0})
     held = [has(8, "n1:0", "lab", qos="low", since=HOUR), has(9, "n1:1", "guests", qos="low", since=2 * HOUR)]
@@ -259,7 +259,7 @@ def test_the_next_victim_is_asked_instead_of_one_that_would_take_its_place_back(
     assert outcome.preempts == {9: ("requeue", 1)}
 
 
-def test_queues_with_guarantees_of_different_kinds_do_not_take_turns():
+def test_queues_with_different_guarantees_do_not_reclaim_in_turns():
     queues = {"gpus": {"guaranteed_gpus": 2.0}, "cores": {"guaranteed_cpus": 2.0}}
     chosen = settings(queue=queues, preempt={"min_run_s": 60.0})
     held = [has(1, "n1:0", "cores", cpus=2.0), has(2, "n1:1", "gpus", cpus=4.0)]
@@ -270,7 +270,7 @@ def test_queues_with_guarantees_of_different_kinds_do_not_take_turns():
 STANDS_STILL = {"cpus": 0.0, "is_suspended": True, "suspended_cpus": 4.0}
 
 
-def test_a_suspended_job_does_not_take_back_the_cores_that_its_queue_had_borrowed():
+def test_a_suspended_job_does_not_reclaim_cores_its_queue_borrowed():
     queues = {"lab": {"guaranteed_cpus": 4.0}, "guests": {}}
     chosen = settings(queue=queues, preempt={"mode": "suspend", "min_run_s": 60.0})
     held = [has(8, "n1", "guests", can_suspend=True, **STANDS_STILL)]
@@ -280,7 +280,7 @@ def test_a_suspended_job_does_not_take_back_the_cores_that_its_queue_had_borrowe
 
 
 @pytest.mark.parametrize(("most", "goes_on"), [(4.0, False), (8.0, True)])
-def test_a_suspended_job_goes_on_only_below_the_maximum_of_its_queue(most, goes_on):
+def test_a_suspended_job_resumes_only_below_the_maximum_of_its_queue(most, goes_on):
     chosen = settings(queue={"guests": {"max_cpus": most}}, preempt={"mode": "suspend"})
     held = [has(7, "n1", "guests", cpus=4.0), has(8, "n1", "guests", **STANDS_STILL)]
     outcome = Scenario([node(cpus=8.0)], [asks(1, 0, "guests", cpus=1)], held, chosen).outcome()

@@ -138,13 +138,13 @@ FIRST = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "waiting", "text"), FIRST.values(), ids=FIRST)
-def test_the_first_blocked_job_is_told(nodes, held, waiting, text):
+def test_the_first_blocked_job_shows_its_reason(nodes, held, waiting, text):
     outcome = Scenario(nodes, [waiting], held).outcome()
     assert outcome.codes == {9: "Resources"}
     assert outcome.text(9) == text
 
 
-def test_the_facts_carry_figures_jobs_and_the_instant():
+def test_the_facts_contain_figures_jobs_and_the_instant():
     held = [running(7, "n1:0,1,2", ends_in=12 * MINUTE)]
     reason = Scenario([node(gpus=4)], [wants(9, 2, cpus=20)], held).outcome().reasons[9]
     assert str(reason.code) == "ReqNodeNotAvail"
@@ -159,7 +159,7 @@ def test_the_facts_carry_figures_jobs_and_the_instant():
     }
 
 
-def test_every_filter_that_turned_something_away_is_counted():
+def test_every_filter_that_excluded_a_node_is_counted():
     cards = [
         gpu_view(0, name="T4"),
         gpu_view(1, vram_total_mib=8 * GIB),
@@ -183,14 +183,14 @@ def test_every_filter_that_turned_something_away_is_counted():
     }
 
 
-def test_a_job_that_would_fit_is_told_whom_it_waits_behind():
+def test_a_job_that_would_fit_names_the_job_it_waits_behind():
     outcome = Scenario([node(gpus=4)], [wants(41, 4), wants(42, 1)], [running(1, "n1:0", ends_in=60)]).outcome()
     assert outcome.codes[42] == "Priority"
     assert outcome.text(42) == "waits behind job 41, which needs 4 GPUs"
     assert outcome.reasons[42].facts["behind"] == "41"
 
 
-def test_a_job_that_would_not_fit_either_is_told_what_is_missing_and_who_goes_first():
+def test_a_job_that_would_not_fit_either_names_the_missing_resources_and_the_job_in_front():
     outcome = Scenario([node(gpus=4)], [wants(41, 4), wants(42, 2)], [running(1, "n1:0,1,2")]).outcome()
     assert outcome.codes[42] == "Priority"
     assert outcome.text(42) == "needs 2 GPUs, 1 of 4 free; job 41, which needs 4 GPUs, goes first"
@@ -213,7 +213,7 @@ def test_the_job_in_front_is_described_by(what, first):
     assert f"job 8, which needs {what}, goes first" in outcome.text(9)
 
 
-def test_reasons_speak_of_what_is_free_after_this_cycle():
+def test_reasons_count_resources_free_after_this_cycle():
     held = [running(1, "n1:0", ends_in=60)]
     outcome = Scenario(TWO, [wants(8, 2), wants(9, 1, limit=60)], held).outcome()
     assert outcome.starts == {9: "n1:1"}
@@ -272,13 +272,13 @@ NOT_AVAILABLE = {
 
 
 @pytest.mark.parametrize(("nodes", "waiting", "text"), NOT_AVAILABLE.values(), ids=NOT_AVAILABLE)
-def test_a_job_whose_hardware_may_not_be_used_is_told(nodes, waiting, text):
+def test_a_job_with_unusable_hardware_says_so(nodes, waiting, text):
     outcome = Scenario(nodes, [waiting]).outcome()
     assert outcome.codes == {9: "ReqNodeNotAvail"}
     assert outcome.text(9) == text
 
 
-def test_the_cards_that_are_not_available_are_facts():
+def test_unavailable_gpus_are_listed_in_the_facts():
     nodes = [node(gpus=[gpu_view(0, why_not="drained: fan"), gpu_view(1, name="T4", why_not="x")])]
     reason = Scenario(nodes, [wants(9, 1, gpu_type="a100")]).outcome().reasons[9]
     why = "GPU 0 of node n1: drained: fan"
@@ -302,7 +302,7 @@ CEILINGS = {
 
 
 @pytest.mark.parametrize(("text", "case"), CEILINGS.items(), ids=CEILINGS)
-def test_a_job_that_only_load_keeps_waiting_is_told(text, case):
+def test_a_job_blocked_only_by_load_says_so(text, case):
     ceiling, measured = case
     outcome = Scenario([node(load=measured)], [wants(9)], settings=settings(ceiling=ceiling)).outcome()
     assert outcome.codes == {9: "LoadCeiling"}
@@ -311,7 +311,7 @@ def test_a_job_that_only_load_keeps_waiting_is_told(text, case):
     assert outcome.reserved == {}
 
 
-def test_a_job_that_load_keeps_waiting_blocks_nobody_that_load_would_let_in():
+def test_a_job_blocked_by_load_does_not_block_jobs_that_fit_the_load():
     ceiling = settings(ceiling={"mem_fraction": 0.5})
     nodes = [node(load=load(mem_available_mib=40 * GIB))]
     outcome = Scenario(nodes, [wants(8, mem_mib=16 * GIB), wants(9)], settings=ceiling).outcome()
@@ -319,7 +319,7 @@ def test_a_job_that_load_keeps_waiting_blocks_nobody_that_load_would_let_in():
     assert outcome.codes == {8: "LoadCeiling"}
 
 
-def test_facts_are_plain_values_that_json_can_carry():
+def test_facts_are_json_values():
     held = [running(1, "n1:0", ends_in=60)]
     jobs = [wants(7, 2), wants(8, 1, vram_mib=30 * GIB), wants(9, 1)]
     for reason in Scenario(TWO, jobs, held).outcome().reasons.values():
@@ -332,7 +332,7 @@ MATLAB = (("matlab", 1),)
 ONE_LICENSE = settings(license={"matlab": 1})
 
 
-def test_a_license_wait_names_the_license_and_who_uses_it():
+def test_a_license_wait_names_the_license_and_its_users():
     held = [running(7, "n1:0", licenses=MATLAB, user="ann", ends_in=2 * HOUR), running(8, "n1", ends_in=HOUR)]
     outcome = Scenario(TWO, [wants(9, 1, licenses=MATLAB)], held, ONE_LICENSE).outcome()
     assert outcome.codes == {9: "Licenses"}
@@ -342,14 +342,14 @@ def test_a_license_wait_names_the_license_and_who_uses_it():
     assert outcome.reasons[9].facts["jobs"] == ["7"]
 
 
-def test_a_license_that_a_job_of_another_node_uses_is_waited_for():
+def test_a_license_used_on_another_node_is_waited_for():
     nodes = [node("n1", gpus=1), node("n2", gpus=1)]
     held = [running(7, "n2:0", licenses=MATLAB, user="ann", ends_in=HOUR)]
     outcome = Scenario(nodes, [wants(9, 1, nodelist=("n1",), licenses=MATLAB)], held, ONE_LICENSE).outcome()
     assert outcome.text(9).endswith("expected in about 60 min, when job 7 ends")
 
 
-def test_a_license_wait_is_none_of_the_job_in_front_that_wants_cards():
+def test_a_license_wait_does_not_name_a_job_in_front_that_needs_gpus():
     held = [running(7, "n1:0", licenses=MATLAB, user="ann", ends_in=HOUR)]
     waiting = [wants(8, 2, limit=HOUR), wants(9, licenses=MATLAB, limit=HOUR)]
     outcome = Scenario(TWO, waiting, held, ONE_LICENSE).outcome()
@@ -357,14 +357,14 @@ def test_a_license_wait_is_none_of_the_job_in_front_that_wants_cards():
     assert outcome.text(9) == "needs 1 license matlab, none of 1 free (in use by job 7 of ann)"
 
 
-def test_a_license_that_started_jobs_of_this_cycle_took_is_in_use_by_them():
+def test_a_license_taken_in_this_cycle_is_shown_as_in_use():
     waiting = [wants(8, licenses=MATLAB, user="ann"), wants(9, licenses=MATLAB, limit=HOUR)]
     outcome = Scenario(TWO, waiting, (), ONE_LICENSE).outcome()
     assert outcome.starts == {8: "n1"}
     assert outcome.text(9).startswith("needs 1 license matlab, none of 1 free (in use by job 8 of ann)")
 
 
-def test_a_license_that_is_kept_for_an_earlier_job_is_told_as_such():
+def test_a_license_reserved_for_an_earlier_job_is_reported_as_such():
     held = [running(7, "n1:0,1", ends_in=HOUR)]
     waiting = [wants(8, 1, licenses=MATLAB, limit=HOUR), wants(9, licenses=MATLAB, limit=3 * HOUR)]
     outcome = Scenario(TWO, waiting, held, ONE_LICENSE).outcome()
@@ -372,7 +372,7 @@ def test_a_license_that_is_kept_for_an_earlier_job_is_told_as_such():
     assert outcome.text(9) == "waits behind job 8, which needs 1 GPU and 1 license matlab"
 
 
-def test_a_license_that_was_taken_away_is_told_in_place_of_hardware():
+def test_a_removed_license_is_reported_instead_of_hardware():
     outcome = Scenario(TWO, [wants(9, licenses=(("matlab", 2),))], (), ONE_LICENSE).outcome()
     assert outcome.codes == {9: "Licenses"}
     assert outcome.text(9) == "needs 2 licenses matlab; there is 1 in all"
@@ -381,7 +381,7 @@ def test_a_license_that_was_taken_away_is_told_in_place_of_hardware():
 # --- who is in front ----------------------------------------------------------------------------------
 
 
-def test_a_job_is_told_of_the_reservation_it_would_delay_not_of_the_first():
+def test_a_job_names_the_reservation_it_would_delay_and_not_the_first():
     nodes = [node("n1", gpus=2), node("n2", gpus=2)]
     held = [running(1, "n1:0", ends_in=HOUR), running(2, "n2:0", ends_in=HOUR)]
     waiting = [
@@ -393,7 +393,7 @@ def test_a_job_is_told_of_the_reservation_it_would_delay_not_of_the_first():
     assert outcome.text(43) == "waits behind job 42, which needs 2 GPUs"
 
 
-def test_a_reserved_job_that_would_fit_is_told_whom_it_waits_behind():
+def test_a_reserved_job_that_would_fit_names_the_job_it_waits_behind():
     held = [running(1, "n1:0", ends_in=HOUR)]
     waiting = [wants(41, 2, limit=HOUR), wants(42, 1, limit=9 * HOUR)]
     outcome = Scenario(TWO, waiting, held, settings(priority={"backfill_depth": 2})).outcome()
@@ -401,7 +401,7 @@ def test_a_reserved_job_that_would_fit_is_told_whom_it_waits_behind():
     assert (outcome.codes[42], outcome.text(42)) == ("Priority", "waits behind job 41, which needs 2 GPUs")
 
 
-def test_a_job_behind_reservations_is_told_which_job_runs_first():
+def test_a_job_behind_reservations_names_the_job_that_runs_first():
     held = [running(1, "n1:0,1", ends_in=HOUR)]
     waiting = [wants(41, 2, limit=HOUR), wants(42, 2, limit=2 * HOUR)]
     outcome = Scenario(TWO, waiting, held, settings(priority={"backfill_depth": 2})).outcome()
@@ -431,13 +431,13 @@ APART = {
 
 
 @pytest.mark.parametrize(("nodes", "held", "waiting", "text"), APART.values(), ids=APART)
-def test_a_job_in_front_that_wants_something_else_is_not_named(nodes, held, waiting, text):
+def test_an_unrelated_job_in_front_is_not_named(nodes, held, waiting, text):
     outcome = Scenario(nodes, [wants(41, 2, gpu_type="A100", limit=HOUR), waiting], held).outcome()
     assert outcome.codes == {41: "Resources", 43: "Resources"}
     assert outcome.text(43) == text
 
 
-def test_a_job_behind_others_for_the_same_license_is_told_who_goes_first():
+def test_a_job_behind_others_for_the_same_license_names_the_first():
     held = [running(7, "n1", licenses=MATLAB, user="ann", ends_in=HOUR)]
     waiting = [wants(8, licenses=MATLAB, limit=HOUR), wants(9, licenses=MATLAB, limit=2 * HOUR)]
     outcome = Scenario(TWO, waiting, held, ONE_LICENSE).outcome()
@@ -473,20 +473,20 @@ YOUNG = {
 
 
 @pytest.mark.parametrize(("held", "text"), YOUNG.values(), ids=YOUNG)
-def test_a_job_that_may_preempt_is_told(held, text):
+def test_a_job_that_may_preempt_says_so(held, text):
     outcome = Scenario(TWO, [wants(9, 1, qos="urgent")], held, PROTECTED).outcome()
     assert outcome.preempts == {}
     assert (outcome.codes[9], outcome.text(9)) == ("Resources", text)
 
 
-def test_all_protected_runs_that_have_to_go_are_waited_for():
+def test_all_protected_runs_in_the_way_are_waited_for():
     held = [running(7, "n1:0", qos="low", since=60), running(8, "n1:1", qos="low", since=300)]
     reason = Scenario(TWO, [wants(9, 2, qos="urgent")], held, PROTECTED).outcome().reasons[9]
     assert "may preempt jobs 7 and 8 in about 9 min, once their protected time (min_run_s) is over" in reason.text
     assert (reason.facts["preempt_at"], reason.facts["preempts"]) == (NOW + 540, ["7", "8"])
 
 
-def test_what_a_queue_may_take_back_later_is_told():
+def test_a_future_reclaim_is_reported():
     queues = {"a": {"guaranteed_gpus": 1}, "b": {"guaranteed_gpus": 1}}
     rules = settings(queue=queues, preempt={"min_run_s": 600.0})
     held = [running(7, "n1:0", queue="b", since=60), running(8, "n1:1", queue="b", since=60)]
@@ -494,7 +494,7 @@ def test_what_a_queue_may_take_back_later_is_told():
     assert "may preempt job 8 in about 9 min" in outcome.text(9)
 
 
-def test_a_job_behind_runs_that_are_being_stopped_is_told_so():
+def test_a_job_waiting_for_runs_being_stopped_says_so():
     held = [running(number, f"n1:{number - 7}", is_stopping=True, grace_s=90.0 * (number - 6)) for number in (7, 8)]
     outcome = Scenario(TWO, [wants(9, 2, limit=HOUR)], held).outcome()
     assert outcome.text(9) == ("needs 2 GPUs, none of 2 free; expected in about 3 min: jobs 7 and 8 are being stopped")
@@ -506,7 +506,7 @@ def test_a_job_behind_runs_that_are_being_stopped_is_told_so():
 # --- ids ----------------------------------------------------------------------------------------------
 
 
-def test_tasks_of_arrays_go_by_their_shown_ids():
+def test_array_tasks_are_shown_by_their_display_ids():
     names = {7: "5_2", 8: "6_1", 9: "6_2"}
     held = [running(7, "n1:0,1", ends_in=HOUR)]
     made = Scenario(TWO, [wants(8, 2), wants(9, 1)], held).snapshot()

@@ -180,7 +180,7 @@ def test_a_thousand_points_count_like_twice_the_wait(urgent, plain, waited, firs
 HELD = [running(90, "n1:0,1,2")]
 
 
-def test_a_narrow_job_starts_on_the_fourth_card_while_a_wide_one_waits_and_nobody_states_a_limit():
+def test_a_narrow_job_uses_the_fourth_gpu_while_a_wide_one_waits_without_limits():
     waiting = [wants(1, 4, waited=5 * HOUR), wants(2, 1, waited=MINUTE)]
     outcome = Scenario(FOUR, waiting, HELD, by_default()).outcome()
     assert outcome.starts == {2: "n1:3"}
@@ -197,7 +197,7 @@ PATIENCE = {
 
 
 @pytest.mark.parametrize(("priority", "limit", "hours"), PATIENCE.values(), ids=PATIENCE)
-def test_nothing_is_reserved_for_a_job_before_it_has_waited_for_long(priority, limit, hours):
+def test_a_job_gets_a_reservation_only_after_a_long_wait(priority, limit, hours):
     held = [running(90, "n1:0,1,2", ends_in=HOUR)]
     for waited, expected in ((hours * HOUR - 2 * MINUTE, False), (hours * HOUR + 2 * MINUTE, True)):
         waiting = [wants(1, 4, limit=limit, waited=waited), wants(2, 1, limit=2 * HOUR, waited=MINUTE)]
@@ -207,7 +207,7 @@ def test_nothing_is_reserved_for_a_job_before_it_has_waited_for_long(priority, l
         assert (2 in outcome.starts) is not expected
 
 
-def test_with_no_patience_asked_room_is_reserved_at_once():
+def test_zero_patience_reserves_at_once():
     config = by_default(reserve_after_s=0.0, reserve_after_runs=0.0)
     waiting = [wants(1, 4, limit=HOUR, waited=0.0)]
     assert list(Scenario(FOUR, waiting, [running(90, "n1:0", ends_in=HOUR)], config).outcome().reserved) == [1]
@@ -216,13 +216,13 @@ def test_with_no_patience_asked_room_is_reserved_at_once():
 EIGHT = [node(gpus=4, cpus=64.0), node("n2", gpus=4, cpus=64.0)]
 
 
-def test_wide_jobs_go_first_among_the_patient_and_by_length_before():
+def test_wide_jobs_go_first_once_patience_ends_and_by_length_before():
     waiting = [wants(1, 1, limit=HOUR, waited=40 * HOUR), wants(2, 4, limit=2 * HOUR, waited=30 * HOUR)]
     assert in_order(waiting, nodes=EIGHT) == [2, 1]
     assert in_order(waiting, config=by_default(reserve_after_s=NEVER), nodes=EIGHT) == [1, 2]
 
 
-def test_of_two_patient_wide_jobs_the_older_goes_first_whatever_their_lengths():
+def test_the_older_of_two_wide_jobs_past_their_patience_goes_first_at_any_length():
     config = by_default(reserve_after_runs=0.0)
     waiting = [wants(1, 4, limit=20 * HOUR, waited=30 * HOUR), wants(2, 4, limit=HOUR, waited=20 * HOUR)]
     assert in_order(waiting, config=config, nodes=EIGHT) == [1, 2]
@@ -248,14 +248,14 @@ def of_two_wide_jobs(usage_h, waited, **priority):
 
 
 @pytest.mark.parametrize(("usage_h", "until"), SHARES.values(), ids=SHARES)
-def test_users_who_stand_alike_wait_less_for_a_reservation_if_they_have_used_less(usage_h, until):
+def test_equally_ranked_users_with_less_usage_wait_less_for_a_reservation(usage_h, until):
     # With a step as large as this all users stand alike.
     assert list(of_two_wide_jobs(usage_h, 0.95 * until * HOUR, fairshare_step=1e6)) == []
     assert list(of_two_wide_jobs(usage_h, 1.05 * until * HOUR, fairshare_step=1e6)) == [2]
 
 
 @pytest.mark.parametrize(("usage_h", "expected"), [((30, 10), [2]), ((100, 0), [2]), ((10, 10), []), ((10, 30), [1])])
-def test_room_is_reserved_at_once_for_users_who_go_before_others(usage_h, expected):
+def test_room_is_reserved_at_once_for_preferred_users(usage_h, expected):
     assert list(of_two_wide_jobs(usage_h, MINUTE)) == expected
 
 
@@ -281,7 +281,7 @@ def foreseen(snapshot, **lengths):
     ],
     ids=["users alike", "a lighter user's job", "by a guess of an eighth", "by less", "by a limit", "a heavier user's"],
 )
-def test_who_passes_what_is_reserved_for_bob_in_five_hours(usage_h, guess, limit, starts):
+def test_backfill_respects_a_reservation_in_five_hours(usage_h, guess, limit, starts):
     """The guesses of users who have used more count twice for each band, up to eight times."""
     held = [running(90, "n1:0,1,2", ends_in=5 * HOUR, since=1.0, **ANN)]
     waiting = [wants(1, 4, limit=HOUR, waited=DAY, **BOB), wants(2, 1, limit=limit, waited=MINUTE, **ANN)]
@@ -328,7 +328,7 @@ def test_without_fences_others_may_always_delay_a_job():
 
 
 @pytest.mark.parametrize(("fence_in", "starts"), [(HOUR, True), (2 * MINUTE, True), (0.0, False), (-DAY, False)])
-def test_from_the_fence_on_nothing_passes_a_job_even_if_it_is_expected_to_end_in_time(fence_in, starts):
+def test_after_the_fence_no_job_passes_even_if_expected_to_end_in_time(fence_in, starts):
     held = [running(90, "n1:0,1,2", ends_in=5 * HOUR)]
     waiting = [wants(1, 4, limit=HOUR, waited=HOUR), wants(2, 1, limit=30 * MINUTE, waited=MINUTE)]
     snapshot = fenced(Scenario(FOUR, waiting, held).snapshot(), job1=NOW + fence_in)
@@ -337,7 +337,7 @@ def test_from_the_fence_on_nothing_passes_a_job_even_if_it_is_expected_to_end_in
     assert [one.job_id for one in plan.reservations] == [1]
 
 
-def test_a_fence_closes_what_is_reserved_and_nothing_else():
+def test_a_fence_closes_only_the_reserved_resources():
     nodes = [node(gpus=2), node("n2", gpus=2)]
     held = [running(90, "n1:0", ends_in=5 * HOUR), running(91, "n2:0", ends_in=50 * HOUR)]
     waiting = [wants(1, 2, limit=HOUR, waited=HOUR), wants(2, 1, limit=30 * MINUTE, waited=MINUTE)]
@@ -377,7 +377,7 @@ def two_nodes_held():
     ],
     ids=["before the fence", "past it, a little later", "past it, much later", "settled", "settled, much later"],
 )
-def test_where_room_is_reserved_follows_predictions_until_it_is_settled(fence_at, later_h, place):
+def test_the_reserved_place_follows_predictions_until_it_is_fixed(fence_at, later_h, place):
     snapshot = Scenario(TWO_NODES, [wants(1, 2, waited=HOUR)], two_nodes_held()).snapshot()
     planner = Planner.from_snapshot(fenced(snapshot, job1=fence_at), AT_ONCE)
     assert kept_place(planner, NOW) == "n2:0,1"
@@ -387,7 +387,7 @@ def test_where_room_is_reserved_follows_predictions_until_it_is_settled(fence_at
         assert kept_place(planner, NOW + minutes * MINUTE) == place
 
 
-def test_past_the_bound_others_start_elsewhere_and_the_job_where_room_is_reserved():
+def test_past_the_bound_others_start_elsewhere_and_the_job_at_its_reserved_place():
     snapshot = Scenario(TWO_NODES, [wants(1, 2, waited=HOUR)], two_nodes_held()).snapshot()
     planner = Planner.from_snapshot(fenced(snapshot, job1=NOW - 5 * DAY), AT_ONCE)
     assert planner.schedule(NOW) == []
@@ -451,25 +451,25 @@ def start_in_h(held, **priority):
     return None if start_in is None else start_in / HOUR
 
 
-def test_a_run_without_a_limit_that_outlives_its_prediction_is_taken_to_run_on():
+def test_a_run_without_a_limit_that_outlives_its_prediction_is_assumed_to_continue():
     assert start_in_h(predicted(90, 2, "n1:0", 3)) == 2
     # Five hours were predicted, ten are over: a prediction grows each time most of it is over.
     outlived = start_in_h(predicted(90, -5, "n1:0", 10))
     assert outlived == 5 * 2.25**2 - 10
 
 
-def test_the_longer_it_has_run_on_the_later_it_is_expected_to_end():
+def test_the_expected_end_moves_later_the_longer_a_run_continues():
     found = [start_in_h(predicted(90, 5 - since_h, "n1:0", since_h)) for since_h in (6, 12, 24, 48)]
     assert all(one is not None and one > 0 for one in found)
     assert found == sorted(found)
 
 
-def test_a_run_with_a_limit_that_outlives_its_prediction_is_taken_to_use_all_of_it():
+def test_a_run_with_a_limit_that_outlives_its_prediction_is_assumed_to_use_it_all():
     held = running(90, "n1:0", since=10 * HOUR, ends_in=3 * HOUR, predicted_end_at=NOW - HOUR)
     assert start_in_h(held) == 3
 
 
-def test_a_planner_that_is_kept_takes_the_run_to_run_on_as_a_new_one_does():
+def test_a_kept_planner_extends_the_run_like_a_new_one():
     held = [predicted(90, 1, "n1:0", 1)]
     snapshot = Scenario(ONE, [wants(1, 1, limit=HOUR, waited=HOUR)], held).snapshot()
     planner = Planner.from_snapshot(snapshot, AT_ONCE)

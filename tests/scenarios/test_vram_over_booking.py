@@ -88,25 +88,25 @@ TABLE: dict[str, tuple[list[Stretch], list[OveruseStep], list[OveruseStep]]] = {
 
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("settings", [WARN, KILL], ids=["warn", "kill"])
-def test_what_is_due(name: str, settings: GpuSettings) -> None:
+def test_steps_fall_due(name: str, settings: GpuSettings) -> None:
     stretches, warned, killed = TABLE[name]
     assert [step for _, step in live(stretches, settings)] == (killed if settings is KILL else warned)
     assert live(stretches, replace(settings, vram_over="ignore")) == []
 
 
-def test_each_step_comes_in_its_time() -> None:
+def test_each_step_comes_at_its_time() -> None:
     assert live([Stretch(20, 4.0), Stretch(300)], KILL) == [(30.0, TOLD), (90.0, ENDED)]
 
 
-def test_after_a_restart_nobody_is_told_again_and_the_grace_begins_anew() -> None:
+def test_a_restart_repeats_no_warning_and_restarts_the_grace() -> None:
     assert live([Stretch(300)], KILL, told_at=-1000.0) == [(60.0, ENDED)]
 
 
-def test_no_grace_still_takes_a_warning_first() -> None:
+def test_zero_grace_still_warns_first() -> None:
     assert live([Stretch(300)], replace(KILL, vram_over_grace_s=0)) == [(10.0, TOLD), (15.0, ENDED)]
 
 
-def test_one_card_of_several_is_enough_and_one_unknown_excuses_nothing() -> None:
+def test_one_of_several_gpus_suffices_and_an_unknown_one_is_no_excuse() -> None:
     seen: OveruseStreak | None = None
     for second in range(3):
         seen = add_reading(seen, second, [use(2.0), use(12.0, index=1), use(None, index=2)], KILL, GAP_S)
@@ -135,7 +135,7 @@ ENDANGERED: dict[str, tuple[list[ShareUse], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", ENDANGERED)
-def test_which_neighbours_are_told(name: str) -> None:
+def test_affected_neighbours_are_notified(name: str) -> None:
     uses, expected = ENDANGERED[name]
     found = endangered(look(*uses), KILL)
     assert [one.run for one, _ in found] == expected
@@ -176,7 +176,7 @@ VICTIMS: dict[str, tuple[Run, list[SharedGpuReading], bool]] = {
 
 
 @pytest.mark.parametrize("name", VICTIMS)
-def test_who_is_a_victim_of_a_neighbour(name: str) -> None:
+def test_victims_of_a_neighbour_are_recognized(name: str) -> None:
     before, looks, is_victim = VICTIMS[name]
     after = crowded_victim(before, looks, KILL, lambda handle: handle.partition(".")[0])
     if is_victim:
@@ -208,7 +208,7 @@ ANY_SETTINGS = st.builds(
 
 
 @given(STRETCHES, ANY_SETTINGS)
-def test_nobody_is_ended_untold_or_where_that_is_not_set(stretches: list[Stretch], settings: GpuSettings) -> None:
+def test_no_run_is_ended_without_a_warning_or_when_disabled(stretches: list[Stretch], settings: GpuSettings) -> None:
     steps = [step for _, step in live(stretches, settings)]
     assert steps in ([], [TOLD], [TOLD, ENDED])
     assert ENDED not in steps or settings.vram_over == "kill"
@@ -216,14 +216,16 @@ def test_nobody_is_ended_untold_or_where_that_is_not_set(stretches: list[Stretch
 
 
 @given(STRETCHES, ANY_SETTINGS, st.sampled_from([None, 0.0, 8.0]))
-def test_nothing_is_due_to_what_is_unknown_or_kept_to(
+def test_no_step_is_due_for_unknown_or_respected_bookings(
     stretches: list[Stretch], settings: GpuSettings, held: float | None
 ) -> None:
     assert live([replace(one, held=held) for one in stretches], settings) == []
 
 
 @given(STRETCHES, ANY_SETTINGS)
-def test_the_last_readings_before_any_step_are_all_over(stretches: list[Stretch], settings: GpuSettings) -> None:
+def test_the_last_readings_before_any_step_all_exceed_the_booking(
+    stretches: list[Stretch], settings: GpuSettings
+) -> None:
     readings = []
     now = 0.0
     for stretch in stretches:

@@ -74,11 +74,11 @@ WHO_GOES_FIRST = {
 
 
 @pytest.mark.parametrize(("chosen", "waiting", "first"), WHO_GOES_FIRST.values(), ids=WHO_GOES_FIRST)
-def test_who_goes_first(chosen, waiting, first):
+def test_jobs_are_ordered(chosen, waiting, first):
     assert next(iter(Scenario(ONE, waiting, settings=chosen).outcome().starts)) == first
 
 
-def test_hybrid_multiplies_priority_by_what_the_job_leaves_to_others():
+def test_hybrid_multiplies_priority_by_the_resources_left_to_others():
     chosen = by("hybrid", weight_nice=0.0, weight_fairshare=0.0)
     small, large = wants(2, 1, waited=100), wants(1, 3, waited=250)
     # 250 x (100 - 75) is less than 100 x (100 - 25); with 400 s of age the large one is ahead
@@ -87,7 +87,7 @@ def test_hybrid_multiplies_priority_by_what_the_job_leaves_to_others():
 
 
 @pytest.mark.parametrize("order", ["fairshare", "multifactor"])
-def test_who_has_used_less_of_their_share_goes_first(order):
+def test_the_user_with_less_usage_of_their_share_goes_first(order):
     waiting = [wants(1, 1, **ANN), wants(2, 1, **BOB)]
     before = Scenario(ONE, waiting, settings=by(order)).outcome()
     assert list(before.starts) == [1]
@@ -95,26 +95,26 @@ def test_who_has_used_less_of_their_share_goes_first(order):
     assert list(after.starts) == [2]
 
 
-def test_shares_count_in_what_is_used_of_them():
+def test_usage_counts_relative_to_shares():
     waiting = [wants(1, 1, **ANN), wants(2, 1, **BOB)]
     accounts = {"lab": {"users": {"ann": 10.0, "bob": 1.0}}}
     chosen = settings(priority={"order": "fairshare"}, account=accounts)
     assert list(Scenario(ONE, waiting, settings=chosen, usage=[used("ann", 5), used("bob", 1)]).outcome().starts) == [1]
 
 
-def test_what_runs_now_counts_as_used():
+def test_running_jobs_count_as_usage():
     waiting = [wants(1, 1, **ANN), wants(2, 1, **BOB)]
     held = [running(9, "n1:0", user="ann", account="lab")]
     assert list(Scenario([node(gpus=2)], waiting, held, by("fairshare")).outcome().starts) == [2]
 
 
-def test_a_tier_goes_before_everything_else():
+def test_a_tier_takes_precedence_over_everything_else():
     chosen = settings(qos={"urgent": {"tier": 1}})
     waiting = [wants(1, 1, nice=-10_000), wants(2, 1, qos="urgent", nice=10_000)]
     assert list(Scenario(ONE, waiting, settings=chosen).outcome().starts) == [2]
 
 
-def test_a_preempted_job_waits_at_the_front_of_its_tier_but_not_of_a_higher_one():
+def test_a_preempted_job_waits_at_the_front_of_its_tier_behind_higher_ones():
     chosen = settings(qos={"urgent": {"tier": 1}})
     waiting = [wants(1, 1), wants(2, 1, is_front=True, nice=100), wants(3, 1, qos="urgent")]
     assert list(Scenario([node(gpus=2)], waiting, settings=chosen).outcome().starts) == [3, 2]
@@ -129,13 +129,13 @@ def test_drf_fills_the_smallest_dominant_share_first():
     assert sorted(job_id // 20 for job_id in outcome.starts) == [0, 0, 0, 1, 1]
 
 
-def test_drf_counts_what_is_held_already():
+def test_drf_counts_held_resources():
     held = [running(9, "n1:0", user="ann")]
     waiting = [wants(1, 1, **ANN), wants(2, 1, **BOB), wants(3, 1, **BOB)]
     assert list(Scenario([node(gpus=3)], waiting, held, by("drf")).outcome().starts) == [2, 1]
 
 
-def test_utilisation_starts_first_what_the_measured_load_leaves_room_for():
+def test_utilisation_starts_jobs_that_fit_the_measured_load_first():
     busy = [node(gpus=2, load=load(cpu_fraction=0.5))]
     waiting = [wants(1, 1, cpus=12), wants(2, 1, cpus=4)]
     assert list(Scenario(busy, waiting, settings=by("fifo")).outcome().starts) == [1, 2]
@@ -143,14 +143,14 @@ def test_utilisation_starts_first_what_the_measured_load_leaves_room_for():
     assert next(iter(outcome.starts)) == 2
 
 
-def test_utilisation_admits_nothing_to_a_node_that_is_busy():
+def test_utilisation_admits_no_job_to_a_busy_node():
     busy = [node(gpus=2, load=load(cpu_fraction=0.95))]
     outcome = Scenario(busy, [wants(1, 1)], settings=by("utilisation")).outcome()
     assert outcome.codes == {1: "LoadCeiling"}
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_order_starts_what_fits_and_is_a_total_order(order):
+def test_every_order_is_total_and_starts_jobs_that_fit(order):
     waiting = [wants(i, i % 3, limit=None if i % 2 else i * MINUTE, user=f"u{i % 4}", uid=i % 4) for i in range(1, 9)]
     outcome = Scenario([node(gpus=16, load=load())], waiting, settings=by(order)).outcome()
     assert sorted(outcome.starts) == list(range(1, 9))

@@ -67,7 +67,7 @@ def test_a_process_with_more_rights_than_its_owner_is_not_adopted(processes: lis
             check_rights(raised, CALLER, is_admin)
 
 
-def test_the_card_of_anothers_process_below_is_not_booked_for_it(processes: list[int]) -> None:
+def test_a_foreign_child_process_does_not_book_its_gpu(processes: list[int]) -> None:
     pid, below = start(processes, UID, UID, child=(0, 0))
     cards = reading(1.0, sample(processes=((below, 100),)))
     with pytest.raises(Refused, match="is on a GPU"):

@@ -28,7 +28,7 @@ ASKED = b"GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.filterwarnings("ignore")  # of aiohttp's, about keys
-def test_answers_that_nobody_takes_in_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_answers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "UNREAD_PER_USER", 1 << 20)
     # Whoever runs the tests is the daemon's own user, who is not counted.
     monkeypatch.setattr(server, "is_root", lambda caller: False)
@@ -66,7 +66,7 @@ def test_answers_that_nobody_takes_in_are_bounded(tmp_path: Path, monkeypatch: p
     assert any(b"are unread" in answer for answer in said)
 
 
-def test_questions_that_take_long_are_bounded() -> None:
+def test_expensive_queries_are_bounded() -> None:
     service = ApiService(DaemonFacade(Lab().scheduler))
     ann, bob = Caller(4242, "ann"), Caller(4243, "bob")
     done = threading.Event()
@@ -90,7 +90,7 @@ def test_questions_that_take_long_are_bounded() -> None:
         service.thinker.shutdown()
 
 
-def test_a_reservation_of_others_has_no_name_where_reservations_are_private() -> None:
+def test_a_foreign_reservation_has_no_name_when_private() -> None:
     lab = Lab(access=AccessSettings(private_data=("reservations",)))
     start_at = lab.clock.now() + 3600
     lab.ask(Reserve(ROOT, "thesis", start_at, 3600, is_node=True, users=("ann",), message="of ann"))
@@ -108,7 +108,7 @@ def test_a_reservation_of_others_has_no_name_where_reservations_are_private() ->
         service.thinker.shutdown()
 
 
-def test_a_list_asks_once_who_may_use_a_reservation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_checks_reservation_access_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(access=AccessSettings(private_data=("reservations",)))
     lab.ask(Reserve(ROOT, "thesis", lab.clock.now() + 3600, 3600, is_node=True, users=("ann",)))
     service = ApiService(DaemonFacade(lab.scheduler))
@@ -129,7 +129,7 @@ def test_a_list_asks_once_who_may_use_a_reservation(monkeypatch: pytest.MonkeyPa
         service.thinker.shutdown()
 
 
-def test_jobs_of_others_have_no_number_where_they_use_gpus_without_a_booking() -> None:
+def test_foreign_jobs_on_unbooked_gpus_have_no_number() -> None:
     lab = Lab(gpus=2, access=AccessSettings(private_data=("jobs",)))
     astray = lab.submit(request=request(gpus=1))
     (answer,) = lab.ask(lab.submission(BOB, request=request(gpus=1), alerting=Alerting(on=("gpu_intruder",))))
@@ -160,7 +160,7 @@ def test_jobs_of_others_have_no_number_where_they_use_gpus_without_a_booking() -
         service.thinker.shutdown()
 
 
-def test_jobs_of_others_have_no_number_in_what_licenses_are_used_by() -> None:
+def test_foreign_jobs_using_licenses_have_no_number() -> None:
     lab = Lab(license={"matlab": 1}, access=AccessSettings(private_data=("jobs",)))
     service = ApiService(DaemonFacade(lab.scheduler))
     lab.submit(request=request(licenses=(("matlab", 1),)))

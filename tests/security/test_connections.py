@@ -71,7 +71,7 @@ HALF = [
 ]
 
 
-def test_five_hundred_held_connections_keep_nobody_out(make: Any) -> None:
+def test_five_hundred_held_connections_lock_out_no_user(make: Any) -> None:
     daemon = make()
     ann = daemon.person(ANN)
     before = resident_mib(daemon_pid(daemon))
@@ -88,7 +88,7 @@ def test_five_hundred_held_connections_keep_nobody_out(make: Any) -> None:
     assert works(ann) < SOON_S
 
 
-def test_five_hundred_who_wait_keep_nobody_out(make: Any) -> None:
+def test_five_hundred_waiting_clients_lock_out_no_user(make: Any) -> None:
     daemon = make()
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     job = bob.submit("/bin/sleep", "600")
@@ -107,7 +107,7 @@ def test_five_hundred_who_wait_keep_nobody_out(make: Any) -> None:
     assert works(bob_again) < SOON_S
 
 
-def test_who_takes_in_no_answers_is_sent_no_more(make: Any) -> None:
+def test_a_client_that_does_not_read_gets_no_more_answers(make: Any) -> None:
     daemon = make()
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_who_takes_in_no_answers_is_sent_no_more(make: Any) -> None:
     assert works(ann) < SOON_S
 
 
-def test_a_large_array_keeps_nobody_waiting(make: Any) -> None:
+def test_a_large_array_delays_no_other_user(make: Any) -> None:
     daemon = make()
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     array = ann.submit("/bin/sleep", "0.05", array="0-99999", cpus=4)
@@ -142,7 +142,7 @@ def test_a_large_array_keeps_nobody_waiting(make: Any) -> None:
     ann.call("POST", "/v1/jobs/cancel", {"ids": [array]})
 
 
-def test_what_asks_for_nothing_is_not_run_without_end(make: Any) -> None:
+def test_jobs_without_requests_are_limited(make: Any) -> None:
     """Each run has a supervisor of root's, which no limit on the user's processes counts."""
     daemon = make("[limit]\nrunning_per_user = 20\n")
     ann, bob = daemon.person(ANN), daemon.person(BOB)
@@ -161,7 +161,7 @@ def tasks(person: Person, array: str) -> dict[str, int]:
     return dict(person.call("GET", f"/v1/jobs/{array}")["job"]["tasks"])
 
 
-def test_what_one_user_waits_for_is_bounded(make: Any) -> None:
+def test_wait_requests_per_user_are_bounded(make: Any) -> None:
     daemon = make()
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     array = bob.submit("/bin/true", array="0-19999", hold=True)

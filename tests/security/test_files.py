@@ -108,7 +108,7 @@ ATTACKS: tuple[Callable[[Path, Victim], dict[str, Any]], ...] = (
 )
 
 
-def test_no_log_goes_where_its_user_may_not_write(make: Any) -> None:
+def test_no_log_is_written_where_its_user_may_not(make: Any) -> None:
     daemon = make()
     victim, bob = Victim(daemon), daemon.person(BOB)
     for number, attack in enumerate(ATTACKS):
@@ -122,7 +122,7 @@ def test_no_log_goes_where_its_user_may_not_write(make: Any) -> None:
             assert victim.is_whole(), attack.__name__
 
 
-def test_a_name_with_slashes_and_dots_leads_nowhere(make: Any) -> None:
+def test_a_name_with_slashes_and_dots_cannot_escape(make: Any) -> None:
     daemon = make()
     victim, bob, folder = Victim(daemon), daemon.person(BOB), open_folder(daemon)
     for name in ("../roots/new", "..", "a/../../roots/new", "/etc/new", "%j/%x"):
@@ -170,7 +170,7 @@ def swapping(place: Path, other: Path, target: Path) -> Iterator[None]:
         thread.join()
 
 
-def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(make: Any) -> None:
+def test_a_folder_replaced_by_a_link_cannot_redirect(make: Any) -> None:
     daemon = make()
     victim, bob, folder = Victim(daemon), daemon.person(BOB), open_folder(daemon)
     work = folder / "work"
@@ -185,7 +185,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(make: Any) -> None
     assert victim.is_whole()
 
 
-def test_a_file_that_is_put_aside_leads_nowhere(make: Any) -> None:
+def test_a_rotated_file_cannot_redirect(make: Any) -> None:
     daemon = make()
     victim, bob, folder = Victim(daemon), daemon.person(BOB), open_folder(daemon)
     for number in (1, 2):
@@ -199,7 +199,7 @@ def test_a_file_that_is_put_aside_leads_nowhere(make: Any) -> None:
         assert path.is_symlink() or path.stat().st_uid == pwd.getpwnam(BOB).pw_uid
 
 
-def test_what_a_supervisor_copies_it_writes_as_the_user(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_copies_output_as_the_user(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root's writing would pass a quota, and take the blocks that a file system keeps for root."""
     daemon = make()
     bob, folder = daemon.person(BOB), open_folder(daemon)
@@ -227,7 +227,7 @@ def test_what_a_supervisor_copies_it_writes_as_the_user(make: Any, monkeypatch: 
 SAVES = 'echo saved > "$GPUSCHED_CHECKPOINT_DIR/state" && stat -c "%u %a" "$GPUSCHED_CHECKPOINT_DIR"; exit 3'
 
 
-def test_nobody_is_in_a_checkpoint_folder_before_its_job(make: Any) -> None:
+def test_no_other_process_enters_a_checkpoint_folder_before_its_job(make: Any) -> None:
     daemon = make()
     ann, base, folder = daemon.person(ANN), daemon.state_dir / "checkpoints", open_folder(daemon)
     for attempt in ("mkdir", "symlink", "rename"):
@@ -259,7 +259,7 @@ def test_nobody_is_in_a_checkpoint_folder_before_its_job(make: Any) -> None:
     wait_until(lambda: not list(base.iterdir()), what="the folders to be taken away")
 
 
-def test_what_is_in_place_of_a_checkpoint_folder_is_not_used(make: Any) -> None:
+def test_a_planted_checkpoint_folder_is_not_used(make: Any) -> None:
     """As left by a release in which users could make folders there."""
     daemon = make()
     ann, bob, folder = daemon.person(ANN), daemon.person(BOB), open_folder(daemon)
@@ -284,7 +284,7 @@ def test_what_is_in_place_of_a_checkpoint_folder_is_not_used(make: Any) -> None:
     assert (base / "1").stat().st_uid == bob.uid
 
 
-def test_later_runs_of_a_job_find_the_folder_of_the_first(make: Any) -> None:
+def test_later_runs_find_the_folder_of_the_first(make: Any) -> None:
     daemon = make()
     ann, folder = daemon.person(ANN), open_folder(daemon)
     script = 'cd "$GPUSCHED_CHECKPOINT_DIR" && touch run-$GPUSCHED_RESTART_COUNT && ls && test -e run-2'
@@ -293,7 +293,7 @@ def test_later_runs_of_a_job_find_the_folder_of_the_first(make: Any) -> None:
     assert (folder / "log").read_text().split() == ["run-0", *("run-0", "run-1"), *("run-0", "run-1", "run-2")]
 
 
-def test_a_folder_of_the_settings_is_used_where_users_cannot_replace_what_is_in_it(make: Any) -> None:
+def test_a_configured_folder_is_used_only_when_users_cannot_replace_its_content(make: Any) -> None:
     daemon = make()
     ann, bob, root = (daemon.person(user) for user in (ANN, BOB, "root"))
     folder, shared = open_folder(daemon), daemon.home / "scratch"
@@ -341,7 +341,7 @@ def test_a_folder_of_the_settings_is_used_where_users_cannot_replace_what_is_in_
     assert (folder / "last").read_text().splitlines() == [why, "<>"]
 
 
-def test_root_makes_no_folder_where_the_link_of_a_user_leads(make: Any) -> None:
+def test_root_creates_no_folder_behind_a_user_link(make: Any) -> None:
     daemon = make()
     ann, bob, root = (daemon.person(user) for user in (ANN, BOB, "root"))
     folder, sticky, private = open_folder(daemon), daemon.home / "sticky", daemon.home / "private"
@@ -358,7 +358,7 @@ def test_root_makes_no_folder_where_the_link_of_a_user_leads(make: Any) -> None:
     assert not list(private.iterdir())
 
 
-def test_no_path_that_a_job_is_given_can_be_replaced_by_another_user(make: Any) -> None:
+def test_no_path_given_to_a_job_can_be_replaced_by_another_user(make: Any) -> None:
     daemon = make()
     ann, folder = daemon.person(ANN), open_folder(daemon)
     script = "#!/bin/sh\nenv; echo SCRIPT=$0\n"
@@ -373,7 +373,7 @@ def test_no_path_that_a_job_is_given_can_be_replaced_by_another_user(make: Any) 
         assert not os.stat(os.path.dirname(value)).st_mode & 0o022, value
 
 
-def test_nobody_reads_or_writes_what_the_daemon_keeps(make: Any) -> None:
+def test_daemon_files_are_inaccessible_to_other_users(make: Any) -> None:
     daemon = make()
     ann = daemon.person(ANN)
     secret = {"PATH": "/usr/bin:/bin", "TOKEN": "hush-hush"}

@@ -53,11 +53,11 @@ def fuzzed(make: Any, requests: int, seed: int) -> None:
     assert (daemon.state_dir / "spool" / "engine.log").read_bytes() == b""
 
 
-def test_strange_requests_are_answered(make: Any) -> None:
+def test_malformed_requests_are_answered(make: Any) -> None:
     fuzzed(make, 3000, seed=int(os.environ.get("GPUSCHED_FUZZ_SEED", "1")))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-def test_a_hundred_thousand_strange_requests_are_answered(make: Any) -> None:
+def test_a_hundred_thousand_malformed_requests_are_answered(make: Any) -> None:
     fuzzed(make, 100_000, seed=int(os.environ.get("GPUSCHED_FUZZ_SEED", str(time.time_ns() % 10**6))))

@@ -39,7 +39,7 @@ def asked(sock: Any, method: str, path: str, body: Any = None, *headers: str) ->
 SPEC = {"argv": ["/usr/bin/id", "-un"], "work_dir": "/tmp", "stdout": "/dev/null", "cpus": 0}
 
 
-def test_no_header_and_no_field_says_who_asks(make: Any) -> None:
+def test_no_header_or_field_sets_the_identity(make: Any) -> None:
     daemon: SystemDaemon = make()
     ann = daemon.person(ANN)
     job = ann.submit("/bin/sleep", "600")
@@ -64,7 +64,7 @@ def test_no_header_and_no_field_says_who_asks(make: Any) -> None:
     assert ann.call("GET", f"/v1/jobs/{job}")["job"]["state"] in ("PENDING", "RUNNING")
 
 
-def test_a_connection_is_of_whom_it_was_made(make: Any) -> None:
+def test_a_connection_belongs_to_the_user_who_made_it(make: Any) -> None:
     """Handed on to another process, it speaks for who connected; to be handed one is to be given that right."""
     daemon = make()
     bob = pwd.getpwnam(BOB)
@@ -90,7 +90,7 @@ def test_a_connection_is_of_whom_it_was_made(make: Any) -> None:
     assert (user, status) == (BOB, 403)
 
 
-def test_a_client_in_a_job_is_its_user_whatever_job_it_names(make: Any) -> None:
+def test_a_client_in_a_job_keeps_its_user_whatever_job_it_names(make: Any) -> None:
     daemon = make()
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     job = ann.submit("/bin/sleep", "600", interactive="pipes", keep=True)
@@ -101,7 +101,7 @@ def test_a_client_in_a_job_is_its_user_whatever_job_it_names(make: Any) -> None:
     assert as_user(BOB, lambda: os.access(path, os.R_OK | os.W_OK)) is False
 
 
-def test_numbers_of_others_jobs_open_nothing(make: Any) -> None:
+def test_numbers_of_foreign_jobs_reveal_nothing(make: Any) -> None:
     daemon = make('[access]\nprivate_data = ["jobs"]\n')
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     array = ann.submit("/bin/sleep", "600", array="0-3", name="hush-hush")

@@ -71,7 +71,7 @@ def marked(mark: str) -> list[str]:
 @NEEDS_PYTHON
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of clone(2) is that of x86-64")
 @pytest.mark.parametrize("name", ESCAPES)
-def test_nothing_survives_a_cancel(make: Any, name: str) -> None:
+def test_no_process_survives_a_cancel(make: Any, name: str) -> None:
     daemon = make()
     bob = daemon.person(BOB)
     mark = f"mark-{daemon.home.name}"
@@ -88,7 +88,7 @@ def test_nothing_survives_a_cancel(make: Any, name: str) -> None:
 
 
 @NEEDS_PYTHON
-def test_nothing_survives_the_end_of_the_first_process(make: Any) -> None:
+def test_no_process_survives_the_end_of_the_first_process(make: Any) -> None:
     daemon = make("[life]\nleftover_grace_s = 0\n")
     bob = daemon.person(BOB)
     mark = f"mark-{daemon.home.name}"
@@ -134,7 +134,7 @@ print(json.dumps(told))
 
 
 @NEEDS_PYTHON
-def test_a_job_has_nothing_of_the_daemons_and_may_do_nothing_to_it(make: Any) -> None:
+def test_a_job_inherits_nothing_from_the_daemon_and_cannot_affect_it(make: Any) -> None:
     import json
 
     daemon = make()
@@ -204,7 +204,7 @@ HOSTILE_ENV = {
 }
 
 
-def test_an_environment_reaches_its_own_job_and_nothing_else(make: Any) -> None:
+def test_an_environment_reaches_only_its_own_job(make: Any) -> None:
     daemon: SystemDaemon = make()
     bob, folder = daemon.person(BOB), open_folder(daemon)
     env = {**HOSTILE_ENV, "PATH": "/evil/bin:/usr/bin:/bin"}
@@ -240,7 +240,7 @@ def test_an_environment_reaches_its_own_job_and_nothing_else(make: Any) -> None:
     assert looked > 3
 
 
-def test_names_that_no_environment_can_have_are_refused(make: Any) -> None:
+def test_invalid_variable_names_are_refused(make: Any) -> None:
     bob = make().person(BOB)
     for name, value in (("a=b", "x"), ("", "x"), ("a\0b", "x"), ("a", "x\0y"), ("\ud800", "x"), ("a", "\ud800")):
         error = bob.refusal("POST", "/v1/jobs", {"spec": {"argv": ["/bin/true"], "env": {name: value}}})
@@ -248,7 +248,7 @@ def test_names_that_no_environment_can_have_are_refused(make: Any) -> None:
         assert error.hint
 
 
-def test_nothing_that_a_user_writes_is_expanded(make: Any) -> None:
+def test_user_text_is_never_expanded(make: Any) -> None:
     daemon = make()
     bob, folder = daemon.person(BOB), open_folder(daemon)
     bait = f"$(touch {folder}/bait)`touch {folder}/bait`${{HOME}}%n{{x}}"
@@ -266,7 +266,7 @@ def test_nothing_that_a_user_writes_is_expanded(make: Any) -> None:
     assert not (folder / "bait").exists()
 
 
-def test_an_attacker_inside_a_job_is_still_who_they_are(make: Any) -> None:
+def test_an_attacker_inside_a_job_keeps_their_identity(make: Any) -> None:
     """Neither the variables of somebody else's job nor a process of one's own make anybody else of one."""
     daemon = make()
     ann, bob = daemon.person(ANN), daemon.person(BOB)

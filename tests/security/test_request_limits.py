@@ -51,13 +51,13 @@ LARGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_what_nobody_means_is_refused_by_its_size(name: str) -> None:
+def test_absurdly_large_requests_are_refused(name: str) -> None:
     message = refused_soon(lambda: check_fields(LARGE[name], SPEC_FIELDS))
     assert next(iter(LARGE[name])) in message
     assert len(message) < 300
 
 
-def test_a_short_text_cannot_stand_for_billions() -> None:
+def test_a_short_text_cannot_expand_to_billions() -> None:
     again = ",".join(["0-4000000"] * 1500)
     assert "again and again" in refused_soon(lambda: parse_tasks(again), ValueError)
     refused_soon(lambda: read_array({"array": again}))
@@ -69,7 +69,7 @@ def test_a_short_text_cannot_stand_for_billions() -> None:
     refused_soon(lambda: request_values({"nodelist": ["n[1-4096]"] * 8000}))
 
 
-def test_places_are_compared_with_names_for_a_while_only() -> None:
+def test_placeholder_matching_is_time_limited() -> None:
     began = time.monotonic()
     texts = [
         "{" + "".join(chr(97 + (number >> 4 * place) % 16) for place in range(6)) + "}" for number in range(60_000)
@@ -78,7 +78,7 @@ def test_places_are_compared_with_names_for_a_while_only() -> None:
     assert time.monotonic() - began < SOON_S
 
 
-def test_values_are_counted_before_they_are_made() -> None:
+def test_values_are_counted_before_expansion() -> None:
     check_parts(b"[" + b"[]," * (MOST_PARTS // 2 - 10) + b"[]]")
     assert "values" in refused_soon(lambda: check_parts(b"[" + b"[]," * (MOST_PARTS // 2 + 10) + b"[]]"))
     assert "values" in refused_soon(lambda: check_parts(b'["' + b'","' * (2 * MOST_PARTS + 10) + b'"]'))
@@ -86,7 +86,7 @@ def test_values_are_counted_before_they_are_made() -> None:
     check_parts(json.dumps({"script": '#!,"\\{[,' * (MOST_PARTS // 3)}).encode())
 
 
-def test_what_takes_long_to_count_or_to_read_is_refused_soon() -> None:
+def test_expensive_text_is_refused_early() -> None:
     """A text of commas alone kept the daemon for half a minute, names that are like no other and long numbers for
     seconds."""
     began = time.process_time()
@@ -102,7 +102,7 @@ def pace_at(times: list[float]) -> tuple[RateLimits, Caller, LimitSettings]:
     return RateLimits(lambda: times[0]), Caller(4242, "ann"), LimitSettings(requests_per_s=10.0, requests_burst=20)
 
 
-def test_time_that_is_taken_from_others_counts_as_requests() -> None:
+def test_processing_time_counts_as_requests() -> None:
     now = [0.0]
     pace, ann, limit = pace_at(now)
     for _ in range(100):
@@ -117,7 +117,7 @@ def test_time_that_is_taken_from_others_counts_as_requests() -> None:
     pace.request(Caller(4243, "bob"), limit)
 
 
-def test_what_changes_write_counts_like_submissions() -> None:
+def test_writes_of_updates_count_like_submissions() -> None:
     now = [0.0]
     pace, ann, _ = pace_at(now)
     limit = LimitSettings(submitted_mib_per_user=1.0)
@@ -130,7 +130,7 @@ def test_what_changes_write_counts_like_submissions() -> None:
 
 
 @NEEDS_ROOT
-def test_a_story_cannot_be_told_without_end(make: Any) -> None:
+def test_a_history_is_bounded(make: Any) -> None:
     daemon = make("[limit]\nsubmitted_mib_per_user = 1\n")
     ann = daemon.person(ANN)
     ids = [ann.submit("/bin/true", hold=True) for _ in range(50)]
@@ -181,7 +181,7 @@ def answer_to(person: str, path: Any, data: bytes) -> bytes:
 
 
 @NEEDS_ROOT
-def test_a_few_bytes_that_unpack_to_gigabytes_are_not_unpacked(make: Any) -> None:
+def test_a_compression_bomb_is_not_unpacked(make: Any) -> None:
     daemon = make()
     before = resident_mib(daemon_pid(daemon))
     body = zlib.compress(b'{"spec":"' + b"x" * (200 << 20) + b'"}', 9)
@@ -193,7 +193,7 @@ def test_a_few_bytes_that_unpack_to_gigabytes_are_not_unpacked(make: Any) -> Non
 
 
 @NEEDS_ROOT
-def test_what_is_no_http_fills_no_log(make: Any) -> None:
+def test_non_http_traffic_fills_no_log(make: Any) -> None:
     daemon = make()
     daemon.person(BOB).call("GET", "/v1/status")
     log = daemon.state_dir / "log" / "gpuschedd.log"
@@ -249,7 +249,7 @@ def test_every_refusal_has_a_sentence_and_a_record(make: Any) -> None:
 
 
 @NEEDS_ROOT
-def test_texts_of_others_do_nothing_to_a_terminal(make: Any) -> None:
+def test_foreign_text_cannot_control_a_terminal(make: Any) -> None:
     import os
     import subprocess
     import sys

@@ -49,7 +49,7 @@ NONSENSE = {
 }
 
 
-def test_nothing_that_a_client_sends_ends_the_supervisor(make: Any) -> None:
+def test_no_client_input_ends_the_supervisor(make: Any) -> None:
     daemon = make()
     bob = daemon.person(BOB)
     job, path = a_foreground(bob)
@@ -77,7 +77,7 @@ def test_nothing_that_a_client_sends_ends_the_supervisor(make: Any) -> None:
     wait_for(bob, job, "CANCELLED")
 
 
-def test_many_silent_clients_keep_nobody_from_the_job(make: Any) -> None:
+def test_many_silent_clients_block_no_client(make: Any) -> None:
     daemon = make()
     bob = daemon.person(BOB)
     job, path = a_foreground(bob)
@@ -118,9 +118,7 @@ def ticket(folder: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_a_process_that_is_stopped_before_it_is_the_job_holds_up_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_stopped_before_exec_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "BECOME_S", 0.3)
     # What the user would do from outside, at this moment: from here on the process is theirs.
     monkeypatch.setattr(launch, "_find", lambda name, env: os.kill(os.getpid(), signal.SIGSTOP) or name)
@@ -132,7 +130,7 @@ def test_a_process_that_is_stopped_before_it_is_the_job_holds_up_nobody(
         os.chdir(where)
 
 
-def test_a_supervisor_that_fails_takes_its_run_with_it() -> None:
+def test_a_failing_supervisor_ends_its_run() -> None:
     """Whoever left the session, the environment and its parent behind could not be found afterwards."""
     read, write = os.pipe()
     child = os.fork()
@@ -156,7 +154,7 @@ def test_a_supervisor_that_fails_takes_its_run_with_it() -> None:
         rest.read()
 
 
-def test_no_hook_of_the_tests_ends_a_daemon_that_serves_all(make: Any) -> None:
+def test_no_test_hook_ends_a_system_daemon(make: Any) -> None:
     daemon = make()
     daemon.stop()
     daemon.start(GPUSCHED_CRASH_AT="commit:1")

@@ -23,7 +23,7 @@ def readme_commands(first_word: str = "sudo") -> list[str]:
     return [line.strip() for line in re.findall(rf"^    ((?:{first_word})\b.*)$", section, re.M)]
 
 
-def test_a_fresh_install_as_the_readme_says(machine: Machine) -> None:
+def test_a_fresh_install_follows_the_readme(machine: Machine) -> None:
     for user in (machine.alice, machine.bob, machine.carol):
         machine.root(f"id {user} >/dev/null 2>&1 || useradd -m -s /bin/bash {user}")
     machine.try_(f"systemctl stop {UNIT}; systemctl kill -s KILL 'gpusched-*.service'")
@@ -50,7 +50,7 @@ def test_a_fresh_install_as_the_readme_says(machine: Machine) -> None:
     assert machine.root(install).strip() == "nothing to do"
 
 
-def test_root_does_not_run_what_a_user_can_change(machine: Machine) -> None:
+def test_root_does_not_run_user_writable_files(machine: Machine) -> None:
     machine.root(f"chown {machine.bob} /opt/gpusched/lib")
     try:
         refused = machine.try_("/opt/gpusched/bin/gpusched system install --yes")
@@ -60,14 +60,14 @@ def test_root_does_not_run_what_a_user_can_change(machine: Machine) -> None:
     assert f"/opt/gpusched/lib belongs to {machine.bob}" in refused.err
 
 
-def test_simulated_gpus_where_there_are_none(machine: Machine) -> None:
+def test_gpus_are_simulated_where_there_are_none(machine: Machine) -> None:
     if machine.try_("nvidia-smi -L || grep -q '^fake' /etc/gpusched/config.toml").code != 0:
         machine.root("printf '[gpu]\\nfake = \"2x24GiB\"\\n' >> /etc/gpusched/config.toml")
     machine.root(f"gpusched config check && systemctl restart {UNIT}")
     machine.wait(lambda: json.loads(machine.root("ginfo --json"))["gpus"], "GPUs")
 
 
-def test_the_doctor_finds_nothing_broken(machine: Machine) -> None:
+def test_the_doctor_reports_no_problem(machine: Machine) -> None:
     for user in ("root", machine.alice):
         done = machine.try_("gpusched doctor", user)
         assert done.code == 0, done.out
@@ -75,7 +75,7 @@ def test_the_doctor_finds_nothing_broken(machine: Machine) -> None:
     assert "journalctl -u gpusched" in machine.root("gpusched daemon status")
 
 
-def test_the_score_of_the_sandbox(machine: Machine) -> None:
+def test_the_sandbox_score_is_good(machine: Machine) -> None:
     text = machine.root(f"systemd-analyze security --no-pager {UNIT} gpusched-metrics.service | cat")
     scores = [
         float(machine.root(f"systemd-analyze security --no-pager {unit} | tail -1").split()[-3])
@@ -85,7 +85,7 @@ def test_the_score_of_the_sandbox(machine: Machine) -> None:
     assert scores[1] <= 1.5, text
 
 
-def test_two_users_type_what_the_readme_says(machine: Machine) -> None:
+def test_two_users_run_the_readme_commands(machine: Machine) -> None:
     submits, looks = readme_commands("gsub|gq")
     told = [machine.as_(user, submits) for user in (machine.alice, machine.bob)]
     ids = [text.split()[-1] for text in told]
@@ -111,7 +111,7 @@ def test_jobs_of_two_users_run_as_them_with_their_groups_and_files(machine: Mach
         assert f"gpusched-{job_id}.1.service" in told, "a unit of its own"
 
 
-def test_nobody_sees_or_touches_what_is_anothers(machine: Machine) -> None:
+def test_users_can_neither_see_nor_touch_foreign_jobs(machine: Machine) -> None:
     job_id = machine.running(machine.alice, f"-J secret-name {FOREVER}")
     for command in ("gcancel", "gctl hold", "gctl requeue", "glogs"):
         done = machine.try_(f"{command} {job_id}", machine.bob)
@@ -154,7 +154,7 @@ def test_logs_do_not_follow_a_link_to_etc(machine: Machine) -> None:
     assert machine.root("sha256sum /etc/passwd") == before
 
 
-def test_an_environment_is_the_jobs_alone(machine: Machine) -> None:
+def test_an_environment_is_visible_to_its_job_alone(machine: Machine) -> None:
     """A library that cannot be loaded leaves a line wherever it was tried: in the job's output, and nowhere else."""
     words = "-o env.out -E LD_PRELOAD=/nowhere/evil.so -E LD_LIBRARY_PATH=/nowhere -E PYTHONSTARTUP=/nowhere/x"
     words += " -E BASH_ENV=/nowhere/x -E 'EVIL=a\nUser=root' -E NOTIFY_SOCKET=/run/systemd/notify --wrap 'id -u; env'"
@@ -167,12 +167,12 @@ def test_an_environment_is_the_jobs_alone(machine: Machine) -> None:
     assert "evil.so" not in machine.root(f"{journal}; cat /var/lib/gpusched/spool/*.log")
 
 
-def test_dollars_and_percents_stay_what_they_are(machine: Machine) -> None:
+def test_dollars_and_percents_are_kept(machine: Machine) -> None:
     machine.as_(machine.bob, "rm -f dollar.out; gsub --wait -o dollar.out -- echo '$HOME' '$$' '%H' '${PATH}'")
     assert machine.as_(machine.bob, "cat dollar.out").strip() == "$HOME $$ %H ${PATH}"
 
 
-def test_nothing_of_a_job_escapes_its_end(machine: Machine) -> None:
+def test_no_process_escapes_the_end_of_its_job(machine: Machine) -> None:
     sleep = "sleep 765432"
     escape = f"(setsid sh -c 'trap \"\" TERM HUP; setsid {sleep} & {sleep}' &); setsid -f {sleep}; {sleep}"
     job_id = machine.running(machine.alice, f"--grace 1s --wrap {shlex.quote(escape)}")
@@ -182,7 +182,7 @@ def test_nothing_of_a_job_escapes_its_end(machine: Machine) -> None:
     assert machine.try_("pgrep -f '^sleep 765432'").code == 1
 
 
-def test_a_unit_that_an_admin_stops_is_cancelled(machine: Machine) -> None:
+def test_a_unit_stopped_by_an_admin_is_cancelled(machine: Machine) -> None:
     job_id = machine.running(machine.alice, FOREVER)
     machine.root(f"systemctl stop gpusched-{job_id}.1.service")
     assert machine.wait_for(job_id, "CANCELLED")["run"] == 1
@@ -217,7 +217,7 @@ def gpu_nodes(machine: Machine) -> Iterator[None]:
         machine.root("rm -f /dev/nvidia0 /dev/nvidia1 /dev/nvidiactl")
 
 
-def test_a_job_opens_the_gpus_that_it_was_given_and_no_others(machine: Machine, gpu_nodes: None) -> None:
+def test_a_job_opens_only_its_own_gpus(machine: Machine, gpu_nodes: None) -> None:
     for gpus, opened in ((1, 1), (0, 0)):
         words = f"-g {gpus} -o open.out -- python3 /usr/local/share/gpusched-open.py"
         job_id = machine.submit(machine.bob, words)
@@ -227,7 +227,7 @@ def test_a_job_opens_the_gpus_that_it_was_given_and_no_others(machine: Machine, 
         assert told.count("refused") == len(told.splitlines()) - opened, told
 
 
-def test_the_guard_keeps_logins_off_the_gpus_and_not_jobs(machine: Machine, gpu_nodes: None) -> None:
+def test_the_guard_keeps_logins_but_not_jobs_off_the_gpus(machine: Machine, gpu_nodes: None) -> None:
     look = "python3 /usr/local/share/gpusched-open.py"
     before = machine.as_(machine.bob, look)
     assert "refused" not in before
@@ -242,7 +242,7 @@ def test_the_guard_keeps_logins_off_the_gpus_and_not_jobs(machine: Machine, gpu_
     assert machine.as_(machine.bob, look) == before
 
 
-def test_a_job_that_takes_more_memory_than_it_asked_for_is_ended(machine: Machine) -> None:
+def test_a_job_that_exceeds_its_memory_is_ended(machine: Machine) -> None:
     job_id = machine.submit(machine.bob, "-m 64M -- python3 -c 'b = bytearray(300 << 20); print(len(b))'")
     assert machine.wait_for(job_id, "OUT_OF_MEMORY", times=2)["reason"] == "MemoryLimit"
 
@@ -258,7 +258,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_jobs_do_not_notice(machine: Machine, way: str) -> None:
+def test_jobs_are_unaffected_by(machine: Machine, way: str) -> None:
     job_id = machine.running(machine.alice, f"-g 1 {FOREVER}")
     pids = machine.pids(job_id)
     assert pids
@@ -287,7 +287,7 @@ def test_an_exit_code_is_kept_while_the_daemon_is_away(machine: Machine) -> None
     assert machine.wait_for(job_id, "FAILED")["exit_code"] == 7
 
 
-def test_a_daemon_that_hangs_is_started_again(machine: Machine) -> None:
+def test_a_hanging_daemon_is_restarted(machine: Machine) -> None:
     job_id = machine.running(machine.alice, FOREVER)
     pid = machine.daemon_pid()
     machine.root(f"kill -STOP {pid}")
@@ -300,7 +300,7 @@ def test_a_daemon_that_hangs_is_started_again(machine: Machine) -> None:
     machine.as_(machine.alice, f"gcancel {job_id}")
 
 
-def test_settings_are_reloaded_and_wrong_ones_refused(machine: Machine) -> None:
+def test_settings_are_reloaded_and_invalid_ones_refused(machine: Machine) -> None:
     pid = machine.daemon_pid()
     config = "/etc/gpusched/config.toml"
 
@@ -322,7 +322,7 @@ def test_settings_are_reloaded_and_wrong_ones_refused(machine: Machine) -> None:
     assert machine.daemon_pid() == pid
 
 
-def test_a_restart_with_a_mistake_in_the_settings_keeps_the_last_good_ones(machine: Machine) -> None:
+def test_a_restart_with_invalid_settings_keeps_the_last_good_ones(machine: Machine) -> None:
     config = "/etc/gpusched/config.toml"
     job_id = machine.running(machine.alice, FOREVER)
     machine.root(f"cp {config} {config}.kept")
@@ -372,7 +372,7 @@ def test_an_older_release_refuses_a_newer_table(machine: Machine) -> None:
     assert machine.answers()
 
 
-def test_numbers_for_prometheus_come_from_a_process_without_rights(machine: Machine) -> None:
+def test_prometheus_metrics_come_from_an_unprivileged_process(machine: Machine) -> None:
     machine.root("systemctl start gpusched-metrics")
     ask = "python3 -c \"import urllib.request as u; print(u.urlopen('http://127.0.0.1:9835/metrics').read().decode())\""
     machine.wait(lambda: "\ngpusched_up 1" in machine.try_(ask).out, "gpusched_up 1")
@@ -381,7 +381,7 @@ def test_numbers_for_prometheus_come_from_a_process_without_rights(machine: Mach
     machine.root("systemctl stop gpusched-metrics")
 
 
-def test_a_backup_is_put_back(machine: Machine) -> None:
+def test_a_backup_is_restored(machine: Machine) -> None:
     held = machine.submit(machine.alice, "--hold -- true")
     machine.root("gpusched backup /srv/gpusched-tried.db")
     later = machine.submit(machine.alice, "--hold -- true")
@@ -392,7 +392,7 @@ def test_a_backup_is_put_back(machine: Machine) -> None:
     machine.root(f"gcancel {held}")
 
 
-def test_with_the_fork_launcher_jobs_are_not_locked_in_and_live_through_a_restart(machine: Machine) -> None:
+def test_with_the_fork_launcher_jobs_are_not_sandboxed_and_survive_a_restart(machine: Machine) -> None:
     config = "/etc/gpusched/config.toml"
     machine.root(f"cp {config} {config}.kept && printf '[daemon]\nlauncher = \"fork\"\n' >> {config}")
     try:
@@ -416,7 +416,7 @@ def test_with_the_fork_launcher_jobs_are_not_locked_in_and_live_through_a_restar
 # --- the machine goes down ------------------------------------------------------------------------------
 
 
-def test_a_reboot_gives_notice_and_jobs_come_back(machine: Machine) -> None:
+def test_a_reboot_notifies_jobs_and_they_return(machine: Machine) -> None:
     trap = "trap 'echo got TERM >> notice; exit 3' TERM; while :; do sleep 0.2; done"
     machine.as_(machine.alice, "rm -f notice")
     told = machine.running(machine.alice, f"-g 1 --wrap {shlex.quote(trap)}")
@@ -437,7 +437,7 @@ def test_a_reboot_gives_notice_and_jobs_come_back(machine: Machine) -> None:
     machine.root(f"gcancel {told} {held}")
 
 
-def test_after_a_power_cut_nothing_that_was_acknowledged_is_lost(machine: Machine) -> None:
+def test_a_power_cut_loses_no_acknowledged_commit(machine: Machine) -> None:
     if machine.power_cut is None:
         pytest.skip("nobody cuts the power here: --power-cut-command")
     command = machine.power_cut
@@ -456,7 +456,7 @@ def test_after_a_power_cut_nothing_that_was_acknowledged_is_lost(machine: Machin
 # --- the end --------------------------------------------------------------------------------------------
 
 
-def test_it_is_removed_but_not_under_running_jobs_and_comes_back_with_its_table(machine: Machine) -> None:
+def test_removal_is_refused_under_running_jobs_and_reinstallation_keeps_the_table(machine: Machine) -> None:
     job_id = machine.running(machine.alice, FOREVER)
     kept = machine.submit(machine.bob, "--hold -- true")
     refused = machine.try_("gpusched system uninstall --yes")
@@ -473,7 +473,7 @@ def test_it_is_removed_but_not_under_running_jobs_and_comes_back_with_its_table(
     assert machine.try_("ls -d /etc/gpusched /var/lib/gpusched").out == ""
 
 
-def test_the_server_is_as_it_was(machine: Machine) -> None:
+def test_the_server_is_left_unchanged(machine: Machine) -> None:
     left = machine.root("systemctl list-units --all --no-legend 'gpusched*.service' | cat")
     assert not left.strip(), left
     assert machine.root("systemctl list-units --all --no-legend 'gpusched*.slice' | cat").strip() == ""

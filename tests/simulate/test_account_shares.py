@@ -91,22 +91,22 @@ def part_of_first(
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
-def test_equal_shares_are_equal_service_between(groups: tuple[Group, Group]) -> None:
+def test_equal_shares_get_equal_service_between(groups: tuple[Group, Group]) -> None:
     assert part_of_first(groups, ORDERS["weights"]) == pytest.approx(0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("what", ["short and long", "one user and ten", "narrow and whole nodes"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_three_shares_are_three_times_the_service_of_one_between(what: str, order: str) -> None:
+def test_three_shares_get_three_times_the_service_of_one_between(what: str, order: str) -> None:
     assert part_of_first(GROUPS[what], ORDERS[order], (3.0, 1.0)) == pytest.approx(0.75, rel=0.05)
 
 
 @pytest.mark.parametrize("what", ["short wide and long narrow", "narrow and whole nodes"])
-def test_the_daemons_tick_divides_the_machine_by_shares_between(what: str) -> None:
+def test_the_daemon_tick_divides_the_machine_by_shares_between(what: str) -> None:
     assert part_of_first(GROUPS[what], ORDERS["fair share"], tick=True) == pytest.approx(0.5, rel=0.1)
 
 
-def test_without_a_weight_for_shares_arrival_divides_the_machine() -> None:
+def test_without_a_share_weight_arrival_divides_the_machine() -> None:
     """So that the tests above are of shares, not of the jobs."""
     part = part_of_first(GROUPS["short and long"], PrioritySettings(order="multifactor", weight_fairshare=0.0))
     assert part != pytest.approx(0.5, rel=0.2)

@@ -108,7 +108,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("name", "body", "message"), BAD.values(), ids=BAD)
-def test_a_trace_that_cannot_be_replayed_is_refused_in_a_sentence_with_a_next_step(typed, name, body, message):
+def test_an_unreplayable_trace_is_refused_in_a_sentence_with_a_next_step(typed, name, body, message):
     code, out, err = typed(name, body)
     assert (code, out) == (1, "")
     told, hint = err[-2:]
@@ -118,7 +118,7 @@ def test_a_trace_that_cannot_be_replayed_is_refused_in_a_sentence_with_a_next_st
     assert hint.startswith("gpusched: hint: ")
 
 
-def test_a_folder_a_file_that_is_not_there_and_one_that_is_not_ours(typed, tmp_path, monkeypatch):
+def test_folders_missing_and_foreign_files_are_refused(typed, tmp_path, monkeypatch):
     (tmp_path / "traces").mkdir()
     assert "traces is a folder, not a trace" in typed("traces", None)[2][0]
     assert "there is no trace nowhere.csv" in typed("nowhere.csv", None)[2][0]
@@ -130,7 +130,7 @@ def test_a_folder_a_file_that_is_not_there_and_one_that_is_not_ours(typed, tmp_p
         assert "theirs.csv cannot be read: permission denied" in typed("theirs.csv", None)[2][0]
 
 
-def test_what_is_left_out_is_counted_and_named_and_the_rest_replayed(typed):
+def test_omitted_jobs_are_counted_and_named_and_the_rest_replayed(typed):
     rows = ["late,-5,5,1", "back,0,-5,1", "none,0,0,1", "no_gpu,0,5,0", "wide,0,5,9", "first,50,5,1", "second,10,5,8"]
     code, out, err = typed("a.csv", HEAD + "\n".join(rows) + "\n", "--nodes", "2x4", "--json")
     assert code == 0
@@ -149,7 +149,7 @@ def test_what_is_left_out_is_counted_and_named_and_the_rest_replayed(typed):
     assert "gpusched: left out, requests more than the 8 GPUs of the cluster: 1 (wide)" in err
 
 
-def test_columns_that_are_not_read_are_named(typed):
+def test_ignored_columns_are_named(typed):
     head = "job_id,submit_s,duration_s,num_gpus,mem_gib,colour\n"
     code, out, err = typed("a.csv", head + "a,0,5,1,16,red\n", "--nodes", "2x4", "--json")
     assert code == 0
@@ -161,7 +161,7 @@ def test_columns_that_are_not_read_are_named(typed):
 @pytest.mark.parametrize(
     ("name", "hint"), [("gpu", "did you mean gpus?"), ("colour", "a node has name, cpus, mem_mib, gpus, model")]
 )
-def test_a_key_of_a_node_that_is_not_known_is_refused(typed, tmp_path, name, hint):
+def test_an_unknown_node_key_is_refused(typed, tmp_path, name, hint):
     (tmp_path / "nodes.json").write_text(json.dumps([{"name": "n1", "cpus": 8, "mem_mib": 1024, name: 4}]))
     code, _, err = typed("a.csv", HEAD + "a,0,5,1\n", "--cluster", "nodes.json")
     assert code == 1
@@ -171,7 +171,7 @@ def test_a_key_of_a_node_that_is_not_known_is_refused(typed, tmp_path, name, hin
     ]
 
 
-def test_jobs_that_no_node_could_ever_hold_are_counted_and_named(typed):
+def test_jobs_too_large_for_every_node_are_counted_and_named(typed):
     text = (
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli\nfits,4000,100,1,1000\ncores,900000,100,1,1000\nhalf,1000,1,1,0\n"
     )
@@ -181,7 +181,7 @@ def test_jobs_that_no_node_could_ever_hold_are_counted_and_named(typed):
     assert "gpusched: left out, requests nothing of a GPU: 1 (half)" in err
 
 
-def test_many_reasons_of_a_kind_are_one_with_the_first_as_an_example(typed):
+def test_repeated_reasons_are_merged_with_the_first_as_an_example(typed):
     rows = "".join(f"p{n},1000,100,1,{100 + n}\n" for n in range(9))
     text = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\nfits,4000,100,1,1000\n" + rows
     code, _, err = typed("pods.csv", text, "--nodes", "2x4")
@@ -191,7 +191,7 @@ def test_many_reasons_of_a_kind_are_one_with_the_first_as_an_example(typed):
     assert line.endswith(": 9 (p0, p1, p2, p3, p4 and 4 more)")
 
 
-def test_a_job_that_these_nodes_could_not_give_together(typed, tmp_path):
+def test_a_gang_too_large_for_the_nodes_is_omitted(typed, tmp_path):
     nodes = [{"name": name, "cpus": 8, "mem_mib": 9, "gpus": gpus} for name, gpus in (("a", 8), ("b", 1), ("c", 1))]
     (tmp_path / "n.json").write_text(json.dumps(nodes))
     code, _, err = typed("a.csv", HEAD + "wide,0,5,10\nnine,0,5,9\n", "--cluster", "n.json")
@@ -199,7 +199,7 @@ def test_a_job_that_these_nodes_could_not_give_together(typed, tmp_path):
     assert err == ["gpusched: left out, does not fit, asked for 10 GPUs of nodes that give them together: 1 (wide)"]
 
 
-def test_ids_that_come_twice_are_told_of_and_each_line_is_a_job(typed):
+def test_duplicate_ids_are_reported_and_each_line_is_a_job(typed):
     code, out, _ = typed("a.csv", HEAD + "a,0,5,1\na,1,5,1\nb,2,5,1\na,3,5,1\n", "--nodes", "1x4", "--json")
     assert code == 0
     made = json.loads(out)
@@ -207,7 +207,7 @@ def test_ids_that_come_twice_are_told_of_and_each_line_is_a_job(typed):
     assert made["notes"] == ["2 jobs with a duplicate id; each line is a separate job"]
 
 
-def test_a_table_as_excel_writes_it(typed):
+def test_a_table_saved_by_excel_is_read(typed):
     code, out, _ = typed("a.csv", ("\ufeff" + HEAD + "a,0,5,1\n").replace("\n", "\r\n"), "--nodes", "1x4", "--json")
     assert code == 0
     assert json.loads(out)["policies"][0]["jobs"] == 1
@@ -240,7 +240,7 @@ CLUSTERS = {
 
 
 @pytest.mark.parametrize(("name", "body", "message"), CLUSTERS.values(), ids=CLUSTERS)
-def test_a_file_of_nodes_that_is_none(typed, tmp_path, name, body, message):
+def test_an_invalid_file_of_nodes_is_refused(typed, tmp_path, name, body, message):
     (tmp_path / name).write_text(body)
     code, _, err = typed("a.csv", HEAD + "a,0,5,1\n", "--cluster", name)
     assert code == 1
@@ -248,14 +248,14 @@ def test_a_file_of_nodes_that_is_none(typed, tmp_path, name, body, message):
 
 
 @pytest.mark.parametrize("shape", ["999999999x8", "1x8x" + "A" * 500, "9" * 5000 + "p"])
-def test_a_cluster_beyond_all_measure(typed, shape):
+def test_an_absurdly_large_cluster_is_refused(typed, shape):
     code, _, err = typed("a.csv", HEAD + "a,0,5,1\n", "--nodes", shape)
     assert code == 2
     assert len(err[-2]) < 200
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_damage_to_a_trace_is_met_with_anything_but_a_sentence(tmp_path, seed):
+def test_any_damage_to_a_trace_yields_a_sentence(tmp_path, seed):
     chance = random.Random(seed)
     whole = gzip.decompress((EXAMPLES / "tiresias_60jobs.csv.gz").read_bytes())
     text = bytearray(whole if seed % 2 else "".join(SWF_LINE.format(n, n, 5, 2) for n in range(40)).encode())

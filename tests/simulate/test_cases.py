@@ -35,7 +35,7 @@ def test_each_queue_with_enough_jobs_becomes_a_case_at_every_load():
     assert all(job.queue == "large" for case in found for job in case.jobs)
 
 
-def test_a_log_of_months_is_also_cut_by_months_with_all_of_its_queues():
+def test_a_log_of_months_is_also_split_by_month_with_all_queues():
     span_s = 60 * DAY_S
     trace = Trace("log.csv", [*stream("a", 3000, span_s, 40), *stream("b", 3000, span_s, 40)])
     months = [case for case in cases.cut(trace) if "month" in case.name]
@@ -66,7 +66,7 @@ def test_a_log_of_processors_loses_its_estimates():
     assert all(job.estimate_s == job.run_s == 100 for job in case.jobs)
 
 
-def test_a_disturbed_replay_is_like_the_recording_and_always_the_same():
+def test_a_perturbed_replay_resembles_the_recording_and_is_deterministic():
     jobs = [job(number, 10_000 + 60 * number, 1000, estimate_s=1500) for number in range(3000)]
     found = cases.disturbed(jobs, "seed")
     assert found == cases.disturbed(jobs, "seed") != cases.disturbed(jobs, "another")

@@ -45,7 +45,7 @@ POLICIES = ("fcfs", "fcfs+easy", "fcfs+greedy", "sjf+easy", "saf+cons", "default
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_shipped_trace_starts_alike_by_the_tick_and_by_the_policy_alone(policy):
+def test_the_shipped_trace_starts_the_same_by_tick_and_policy(policy):
     jobs = read_trace(EXAMPLES / "tiresias_60jobs.csv.gz").jobs
     fast, slow = both(jobs, nodes_of("1x8"), policy)
     assert slow.start_s == fast.start_s
@@ -64,7 +64,7 @@ RIGID = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(RIGID, min_size=1, max_size=25), st.sampled_from(POLICIES[:6]))
-def test_rigid_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy):
+def test_rigid_jobs_start_the_same_by_tick_and_policy(rows, policy):
     jobs = [TraceJob(str(n), one[0], one[1], one[2], procs=one[3]) for n, one in enumerate(rows)]
     fast, slow = both(jobs, processors(8), policy)
     assert slow.start_s == fast.start_s
@@ -72,7 +72,7 @@ def test_rigid_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(RIGID, min_size=1, max_size=25), st.sampled_from(POLICIES))
-def test_gpu_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy):
+def test_gpu_jobs_start_the_same_by_tick_and_policy(rows, policy):
     # Of one user: of several the daemon knows at once what a run has used that ends within a `calc_period_s`.
     jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2]) for n, one in enumerate(rows)]
     fast, slow = both(jobs, nodes_of("1x8"), policy)
@@ -83,7 +83,7 @@ def test_gpu_jobs_start_alike_by_the_tick_and_by_the_policy_alone(rows, policy):
 @given(st.lists(RIGID, min_size=1, max_size=25))
 @example([(0, 1, 1, gpus) for gpus in (1, 1, 1, 6, 1, 2, 1, 1, 1, 2)])
 @example([(0, 17, 17, 6), (1, 1, 1, 4), (1, 1, 1, 5), (1, 1, 1, 5), (0, 18, 18, 7)])
-def test_jobs_of_several_users_start_alike_where_use_counts_at_once(rows):
+def test_jobs_of_several_users_start_the_same_where_usage_counts_at_once(rows):
     jobs = [gpu_job(str(n), one[0], one[1], one[3], estimate_s=one[2], user=f"u{n % 3}") for n, one in enumerate(rows)]
     rules = Settings(priority=PrioritySettings(calc_period_s=0.0))
     nodes = nodes_of("1x8")
@@ -92,7 +92,7 @@ def test_jobs_of_several_users_start_alike_where_use_counts_at_once(rows):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("policy", ["fcfs+easy", "sjf+easy", "default"])
-def test_a_thousand_jobs_of_a_real_log_start_alike(trace_file, policy):
+def test_a_thousand_jobs_of_a_real_log_start_the_same(trace_file, policy):
     trace = read_trace(trace_file("kth_sp2.swf.gz"))
     fast, slow = both(trace.jobs[:1000], processors(trace.procs), policy)
     assert slow.starts_sha == fast.starts_sha
@@ -103,7 +103,7 @@ def test_a_thousand_jobs_of_a_real_log_start_alike(trace_file, policy):
     ("name", "nodes", "count", "most"),
     [("kth_sp2.swf.gz", "100p", 1500, 200), ("philly_jobs.csv.gz", "1x48", 400, 2000)],
 )
-def test_how_many_times_as_long_the_tick_takes_as_the_policy_alone(trace_file, name, nodes, count, most):
+def test_the_tick_takes_a_bounded_multiple_of_the_policy_time(trace_file, name, nodes, count, most):
     machines = nodes_of(nodes)
     gpus, procs = largest(machines)
     trace = read_trace(trace_file(name))
@@ -125,7 +125,7 @@ def ends_of(outcome, number: int) -> list[tuple[int, int, str]]:
     return [(one.start_s, one.end_s, one.how) for one in outcome.attempts if one.job == number]
 
 
-def test_a_job_that_failed_in_the_trace_fails_each_time_it_is_tried():
+def test_a_job_that_failed_in_the_trace_fails_at_each_attempt():
     jobs = [gpu_job("a", 0, 100, outcome="failed"), gpu_job("b", 0, 50, outcome="completed")]
     once = daemon_run.run(jobs, ONE, Settings())
     assert ends_of(once, 0) == [(0, 100, "failed")]
@@ -139,7 +139,7 @@ def test_a_job_that_failed_in_the_trace_fails_each_time_it_is_tried():
     assert ends_of(outcome, 1) == [(0, 50, "completed")]
 
 
-def test_runs_fail_by_seed_alone_and_only_where_the_end_is_not_known():
+def test_runs_fail_by_seed_alone_and_only_with_an_unknown_end():
     known = [gpu_job(f"k{n}", n, 40, outcome="completed") for n in range(30)]
     jobs = [gpu_job(f"u{n}", n, 40) for n in range(60)] + known
     runs = [
@@ -161,7 +161,7 @@ def test_a_run_ends_at_its_time_limit():
     assert ends_of(outcome, 1) == [(60, 80, "completed")]
 
 
-def test_jobs_that_would_take_longer_end_at_the_limits_of_their_trace(tmp_path):
+def test_jobs_that_would_take_longer_end_at_their_trace_limits(tmp_path):
     table = tmp_path / "jobs.csv"
     table.write_text("submit_s,duration_s,num_gpus,time_limit_s\n0,7200,4,600\n1,300,4,600\n")
     jobs = read_trace(table).jobs
@@ -170,7 +170,7 @@ def test_jobs_that_would_take_longer_end_at_the_limits_of_their_trace(tmp_path):
     assert ends_of(ticked, 0) == [(0, 600, "timeout")]
 
 
-def test_the_daemon_is_told_no_run_times_that_a_trace_does_not_state():
+def test_the_daemon_gets_no_run_times_the_trace_does_not_state():
     jobs = [gpu_job("a", 0, 100, gpus=3), gpu_job("b", 1, 100, gpus=4), gpu_job("c", 2, 50)]
     (rules,) = policies_of(["fcfs+easy"])
     assert list(daemon_run.run(jobs, ONE, rules.settings).start_s) == [0, 100, 2]
@@ -179,7 +179,7 @@ def test_the_daemon_is_told_no_run_times_that_a_trace_does_not_state():
     assert list(daemon_run.run(stated, ONE, rules.settings, knows_run_times=False).start_s) == [0, 100, 2]
 
 
-def test_each_recorded_run_of_a_job_of_the_history_is_repeated():
+def test_each_recorded_run_of_a_history_job_is_repeated():
     asked = spec(retry=RetryRule(retries=3, backoff_s=0.0), time_limit_s=500)
     job = replace(gpu_job("a", 0, 70), spec=asked, attempts=((5, "failed"), (6, "out_of_memory"), (70, "completed")))
     outcome = daemon_run.run([job], ONE, Settings())
@@ -196,7 +196,7 @@ LAB = Settings(
 )
 
 
-def test_a_queue_takes_back_what_it_has_lent_and_the_lost_work_is_counted():
+def test_a_queue_reclaims_its_loan_and_the_lost_work_is_counted():
     jobs = [gpu_job("big", 0, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
     outcome = daemon_run.run(jobs, ONE, LAB)
     assert ends_of(outcome, 0) == [(0, 1000, "preempted"), (1600, 6600, "completed")]
@@ -204,20 +204,20 @@ def test_a_queue_takes_back_what_it_has_lent_and_the_lost_work_is_counted():
     assert (outcome.start_s, outcome.ends_s) == ([0, 1000], [6600, 1600])
 
 
-def test_a_run_is_safe_for_as_long_as_the_settings_say_and_no_longer():
+def test_a_run_is_protected_exactly_as_long_as_configured():
     jobs = [gpu_job("big", 900, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
     outcome = daemon_run.run(jobs, ONE, LAB)
     assert ends_of(outcome, 0)[0] == (900, 1200, "preempted")
     assert outcome.start_s[1] == 1200
 
 
-def test_without_preemption_who_is_promised_gpus_waits_for_them():
+def test_without_preemption_a_guaranteed_queue_waits_for_its_gpus():
     jobs = [gpu_job("big", 0, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
     outcome = daemon_run.run(jobs, ONE, replace(LAB, preempt=PreemptSettings(mode="off")))
     assert outcome.start_s == [0, 5000]
 
 
-def test_a_higher_qos_takes_the_place_of_a_lower_one():
+def test_a_higher_qos_preempts_a_lower_one():
     levels = {"low": QosSettings("low"), "high": QosSettings("high", tier=1, preempts=("low",), min_run_s=0.0)}
     asked = [spec(request=replace(spec().request, gpus=4), time_limit_s=900, qos=qos) for qos in ("low", "high")]
     jobs = [replace(gpu_job(str(n), 400 * n, 900, 4), spec=one) for n, one in enumerate(asked)]
@@ -226,14 +226,14 @@ def test_a_higher_qos_takes_the_place_of_a_lower_one():
     assert outcome.start_s == [0, 400]
 
 
-def test_who_may_have_no_more_jobs_asks_again_later():
+def test_a_user_at_the_job_limit_resubmits_later():
     queue = QueueSettings("default", max_jobs_per_user=1)
     jobs = [gpu_job("a", 0, 700, user="ann"), gpu_job("b", 10, 5, user="ann"), gpu_job("c", 10, 5, user="bob")]
     outcome = daemon_run.run(jobs, ONE, Settings(queue={"default": queue}))
     assert outcome.start_s == [0, 1210, 10]
 
 
-def test_who_has_waited_for_too_long_goes_first_without_any_other_event():
+def test_an_aged_job_goes_first_without_any_other_event():
     order = PrioritySettings(order="sjf", max_wait_s=1000, backfill=False)
     # One that is shorter, and too wide for the cards that are free, keeps it from them until it is overdue itself.
     jobs = [gpu_job("now", 0, 5000, 2), gpu_job("wide", 25, 50, 4), gpu_job("long", 21, 900)]
@@ -247,7 +247,7 @@ def test_who_has_waited_for_too_long_goes_first_without_any_other_event():
     assert patient.start_s == [0, 5000, 5050, 0]
 
 
-def test_many_ended_jobs_are_forgotten_on_the_way_and_none_in_the_result(monkeypatch):
+def test_ended_jobs_are_pruned_during_the_run_but_kept_in_the_result(monkeypatch):
     monkeypatch.setattr(daemon_run, "_FORGOTTEN_AT", 3)
     jobs = [gpu_job(str(n), n, 7, 1 + n % 4) for n in range(20)]
     outcome = daemon_run.run(jobs, ONE, Settings())
@@ -255,7 +255,7 @@ def test_many_ended_jobs_are_forgotten_on_the_way_and_none_in_the_result(monkeyp
     assert min(outcome.ends_s) > 0
 
 
-def test_where_each_run_was_is_put_down_when_that_is_asked_for():
+def test_placements_of_each_run_are_recorded_on_request():
     jobs = [gpu_job("big", 0, 5000, 4, queue="vision"), gpu_job("mine", 1000, 600, 2, queue="theory")]
     assert daemon_run.run(jobs, ONE, LAB).runs is None
     kept = daemon_run.run(jobs, ONE, LAB, keeps_places=True).runs
@@ -266,20 +266,20 @@ def test_where_each_run_was_is_put_down_when_that_is_asked_for():
     ]
 
 
-def test_jobs_that_fail_at_once_take_no_card_away():
+def test_immediate_failures_drain_no_gpu():
     jobs = [gpu_job(f"f{n}", 10 * n, 3, 4, user=f"u{n % 3}", outcome="failed") for n in range(9)]
     outcome = daemon_run.run([*jobs, gpu_job("last", 100, 50, 4)], ONE, Settings())
     assert outcome.start_s[-1] == 100
 
 
-def test_more_cores_than_there_are_can_be_handed_out():
+def test_cores_can_be_overbooked():
     jobs = [TraceJob(str(n), 0, 100, 100, procs=8) for n in range(3)]
     plain = daemon_run.run(jobs, processors(8), Settings())
     twice = daemon_run.run(jobs, processors(8), Settings(oversubscribe=OversubscribeSettings(cpus=2.0)))
     assert (plain.start_s, twice.start_s) == ([0, 100, 200], [0, 0, 100])
 
 
-def test_who_was_let_before_others_is_let_again_and_without_that_nobody_is():
+def test_a_recorded_right_to_go_first_is_replayed_and_denied_otherwise():
     asked = [spec(nice=nice, time_limit_s=50, request=replace(spec().request, gpus=4)) for nice in (0, 0, -500)]
     jobs = [replace(gpu_job(str(n), n, 50, 4, user="ann"), spec=one) for n, one in enumerate(asked)]
     assert daemon_run.run(jobs, ONE, Settings()).start_s == [0, 100, 50]
@@ -295,13 +295,13 @@ def test_who_was_let_before_others_is_let_again_and_without_that_nobody_is():
         (ONE, Settings(priority=PrioritySettings(order="utilisation")), "the order utilisation needs measured load"),
     ],
 )
-def test_what_the_daemon_or_a_trace_does_not_have_is_refused(nodes, rules, text):
+def test_unsupported_options_are_refused(nodes, rules, text):
     with pytest.raises(UsageError, match=text) as caught:
         daemon_run.run([gpu_job("a", 0, 1)], nodes, rules)
     assert caught.value.hint
 
 
-def test_jobs_that_are_refused_to_the_end_are_named_with_the_reason():
+def test_jobs_refused_until_the_end_are_named_with_the_reason():
     queue = QueueSettings("default", max_gpus=2)
     jobs = [gpu_job("a", 0, 10, 2), gpu_job("wide", 0, 10, 3)]
     with pytest.raises(
@@ -310,13 +310,13 @@ def test_jobs_that_are_refused_to_the_end_are_named_with_the_reason():
         daemon_run.run(jobs, ONE, Settings(queue={"default": queue}))
 
 
-def test_jobs_that_nothing_lets_start_are_named_with_the_reason():
+def test_jobs_that_never_start_are_named_with_the_reason():
     jobs = [gpu_job("a", 0, 10), gpu_job("b", 0, 10)]
     with pytest.raises(UserError, match="2 jobs are never able to start, the first being a: .*0 jobs"):
         daemon_run.run(jobs, ONE, Settings(limit=LimitSettings(running_per_user=0)))
 
 
-def test_a_job_that_was_lost_with_the_machine_for_good_fails():
+def test_a_job_lost_with_the_machine_for_good_fails():
     asked = spec(time_limit_s=100, retry=RetryRule(requeue=False))
     job = replace(gpu_job("a", 0, 30), spec=asked, attempts=((30, "node_fail"),))
     outcome = daemon_run.run([job], ONE, Settings())
@@ -335,7 +335,7 @@ ROWS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS, st.sampled_from([0.0, 0.4]), st.integers(0, 2))
-def test_nothing_is_booked_twice_and_every_job_comes_to_its_end(rows, fail_rate, retries):
+def test_no_resource_is_booked_twice_and_every_job_ends(rows, fail_rate, retries):
     jobs = [gpu_job(str(n), at, run_s, gpus, queue=queue) for n, (at, run_s, gpus, queue) in enumerate(rows)]
     outcome = daemon_run.run(
         jobs, ONE, LAB, mishaps=Mishaps(fail_rate=fail_rate, retries=retries, seed=3), keeps_places=True
@@ -361,7 +361,7 @@ def test_nothing_is_booked_twice_and_every_job_comes_to_its_end(rows, fail_rate,
         assert all(1 <= end - start <= job.run_s + 1 for start, end, how in own if how == "failed")
 
 
-def test_a_job_without_a_limit_is_planned_with_what_others_like_it_took():
+def test_a_job_without_a_limit_is_planned_by_similar_jobs():
     name = spec().launch
     short = [spec(name="short", launch=name, request=replace(spec().request, gpus=2)) for _ in range(8)]
     jobs = [replace(gpu_job(f"h{n}", 1000 * n, 100, 2), spec=one) for n, one in enumerate(short)]
@@ -384,7 +384,7 @@ def test_a_job_without_a_limit_is_planned_with_what_others_like_it_took():
     assert told.start_s[-2] == blind.start_s[-2] == base + 1000
 
 
-def test_a_run_that_stands_still_to_make_room_goes_on_where_it_was():
+def test_a_suspended_run_resumes_where_it_was():
     levels = {"low": QosSettings("low"), "high": QosSettings("high", tier=1, preempts=("low",), min_run_s=0.0)}
     asked = [spec(request=replace(spec().request, cpus=64.0), time_limit_s=900, qos=qos) for qos in ("low", "high")]
     jobs = [replace(TraceJob(str(n), 300 * n, 500 - 300 * n, 900, cpus=64.0), spec=one) for n, one in enumerate(asked)]

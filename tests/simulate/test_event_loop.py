@@ -28,7 +28,7 @@ class Scripted:
         self.seen.append(("plans", now))
 
 
-def test_an_instant_is_ends_then_arrivals_in_order_then_one_plan():
+def test_an_instant_processes_ends_then_arrivals_then_one_plan():
     body = Scripted([5, 9])
     assert play([5, 2, 5], body) == 3
     assert body.seen == [

@@ -19,7 +19,7 @@ SHARES_RULE = Policy(
 """Whoever has used least of their share goes first, whatever else speaks for a job."""
 
 
-def test_two_users_tells_an_order_by_use_from_one_by_arrival():
+def test_two_users_distinguish_ordering_by_usage_from_arrival():
     assert fair.judge_two_users(SHARES_RULE).holds
     verdict = fair.judge_two_users(FIRST_COME)
     assert not verdict.holds
@@ -67,7 +67,7 @@ def test_a_flood_that_others_wait_behind_misses_the_goal():
     assert each.figure > together.figure > 0.2
 
 
-def test_a_mean_wait_grows_by_what_is_beyond_the_floor_and_beyond_chance():
+def test_a_mean_wait_grows_by_the_excess_over_floor_and_noise():
     assert fair.growth([1000.0, 1000.0], [1110.0, 1110.0]) == 0
     assert fair.growth([1000.0, 1000.0], [1500.0, 1500.0]) == 0.5
     # The second replay differs from the first by as much as the wait grows.
@@ -75,7 +75,7 @@ def test_a_mean_wait_grows_by_what_is_beyond_the_floor_and_beyond_chance():
     assert fair.growth([0.0], [121.0]) > fair.GROWTH
 
 
-def test_served_time_is_counted_within_the_window_alone():
+def test_served_time_counts_within_the_window_alone():
     jobs = [fair.made(1, 0, 100, 2, "ann", "a"), fair.made(2, 0, 100, 1, "bob", "b")]
     served = fair.served_gpu_s(Outcome(jobs, [0, 90], 2), 50, 150)
     assert served == {"a": 100.0, "b": 60.0}

@@ -32,7 +32,7 @@ def lab(path):
     made.close()
 
 
-def test_a_job_is_as_it_was_asked_for_and_each_of_its_runs_as_it_was(path, lab):
+def test_jobs_and_runs_match_their_records(path, lab):
     lab.ran(100, 30.4, 500.0, ends=("FAILED", "COMPLETED"), gpus=2, user="eva", queue="theory", time_limit_s=900)
     lab.ran(40, 10.0, user="ann", name="train")
     trace = read_history(str(path))
@@ -44,7 +44,7 @@ def test_a_job_is_as_it_was_asked_for_and_each_of_its_runs_as_it_was(path, lab):
     assert not trace.dropped
 
 
-def test_a_deadline_is_known_and_not_kept_to(path, lab):
+def test_a_deadline_is_known_and_not_enforced(path, lab):
     lab.ran(100, 30.0, deadline_at=AT + 400)
     lab.ran(110, 30.0)
     kept, free = read_history(str(path)).jobs
@@ -52,7 +52,7 @@ def test_a_deadline_is_known_and_not_kept_to(path, lab):
     assert free.deadline_s is None
 
 
-def test_runs_that_made_room_or_were_lost_say_nothing_of_how_long_it_takes(path, lab):
+def test_preempted_and_lost_runs_do_not_count_as_run_times(path, lab):
     lab.ran(0, 77.0, 20.0, 300.0, ends=("PREEMPTED", "NODE_FAIL", "COMPLETED"))
     lab.ran(0, 44.0, ends=("NODE_FAIL",))
     first, second = read_history(str(path)).jobs
@@ -60,7 +60,7 @@ def test_runs_that_made_room_or_were_lost_say_nothing_of_how_long_it_takes(path,
     assert second.attempts == ((44, "node_fail"),)
 
 
-def test_what_cannot_be_replayed_is_counted_and_named(path, lab):
+def test_unreplayable_jobs_are_counted_and_named(path, lab):
     lab.ran(0, 10.0)
     lab.ran(5)
     lab.waits(6)
@@ -71,7 +71,7 @@ def test_what_cannot_be_replayed_is_counted_and_named(path, lab):
     }
 
 
-def test_a_job_comes_when_nothing_but_the_scheduler_kept_it(path, lab):
+def test_a_job_arrives_once_only_the_scheduler_delays_it(path, lab):
     lab.ran(0, 100.0)
     lab.ran(10, 50.0, wait_s=400.0, dependency="afterok:1")
     lab.ran(20, 50.0, wait_s=400.0, queued_at=AT + 300)
@@ -80,14 +80,14 @@ def test_a_job_comes_when_nothing_but_the_scheduler_kept_it(path, lab):
     assert [job.submit_s for job in read_history(str(path)).jobs] == [0, 100, 300, 30]
 
 
-def test_a_held_job_comes_when_it_was_released(path, lab):
+def test_a_held_job_arrives_at_its_release(path, lab):
     held = lab.ran(0, 50.0, wait_s=700.0, spec=spec(hold=True))
     lab.tell(held, 640, "released")
     lab.ran(0, 50.0)
     assert [job.submit_s for job in read_history(str(path)).jobs] == [640, 0]
 
 
-def test_nothing_of_other_jobs_instants_and_people_is_asked_for_again(path, lab):
+def test_references_to_other_jobs_instants_and_people_are_dropped(path, lab):
     named = {"dependency": "afterany:1", "reservation": "talk", "key": "k", "hold": True, "fallback": "true"}
     lab.ran(0, 100.0, spec=spec(deadline_at=AT + 500, begin_at=AT, **named))
     (job,) = read_history(str(path)).jobs
@@ -96,7 +96,7 @@ def test_nothing_of_other_jobs_instants_and_people_is_asked_for_again(path, lab)
     assert (again.key, again.fallback, again.hold) == (None, None, False)
 
 
-def test_only_those_since_an_instant(path, lab):
+def test_only_jobs_since_an_instant_are_read(path, lab):
     lab.ran(0, 100.0)
     lab.ran(1000, 100.0)
     assert [job.id for job in read_history(str(path), AT + 500).jobs] == ["2"]
@@ -105,7 +105,7 @@ def test_only_those_since_an_instant(path, lab):
     assert "--since" in caught.value.hint
 
 
-def test_the_machine_is_this_one_with_the_cards_that_were_seen_last(path, lab):
+def test_the_machine_is_this_one_with_its_last_seen_gpus(path, lab):
     node = read_machine(str(path), Settings(node=NodeSettings(name="n1", cpus=12.0, mem_mib=4096)))
     assert (node.name, node.cpus, node.mem_mib) == ("n1", 12.0, 4096)
     assert [(card.index, card.name, card.vram_total_mib) for card in node.gpus] == [
@@ -113,7 +113,7 @@ def test_the_machine_is_this_one_with_the_cards_that_were_seen_last(path, lab):
     ]
 
 
-def test_gpu_as_large_as_the_host_uses_its_memory(path, lab):
+def test_a_gpu_as_large_as_the_host_uses_unified_memory(path, lab):
     host_mib = PsutilHost(NodeSettings()).read().mem_total_mib
     lab.sees(AT + 1, host_mib, host_mib - 1)
     node = read_machine(str(path), Settings())
@@ -135,7 +135,7 @@ def test_the_table_is_only_read(path, lab):
     store.close()
 
 
-def test_what_is_no_table_that_can_be_read_is_refused(path, tmp_path, monkeypatch):
+def test_an_unreadable_table_is_refused(path, tmp_path, monkeypatch):
     with pytest.raises(NotFound, match="there is no history"):
         open_to_read(str(path))
     other = tmp_path / "other.db"
@@ -187,7 +187,7 @@ def busy(lab, tmp_path):
     return lab
 
 
-def test_two_guaranteed_gpus_for_a_queue(typed, busy):
+def test_a_queue_gets_two_guaranteed_gpus(typed, busy):
     code, out, err = typed("--from-history", "--config", "new.toml", "--json")
     assert (code, err) == (0, "")
     made = json.loads(out)
@@ -215,7 +215,7 @@ def test_each_queue_has_a_line_for_each_policy(typed, busy):
     assert "the machine starts empty" in err
 
 
-def test_the_settings_in_force_are_what_is_replayed_when_nothing_else_is_named(typed, busy):
+def test_the_settings_in_force_are_replayed_by_default(typed, busy):
     code, out, _ = typed("--from-history", "--json")
     assert code == 0
     made = json.loads(out)
@@ -223,7 +223,7 @@ def test_the_settings_in_force_are_what_is_replayed_when_nothing_else_is_named(t
     assert made["policies"][0]["jobs"] == 8
 
 
-def test_jobs_that_asked_for_labels_and_resources_are_replayed(typed, lab, tmp_path):
+def test_jobs_with_labels_and_resources_are_replayed(typed, lab, tmp_path):
     lab.ran(0, 100.0, request=request(gpus=1, constraint="nvlink", nodelist=("lab1",)))
     lab.ran(10, 100.0, request=request(gpus=1, resources=(("scratch", 1),), prefer="a100"))
     node = '[node]\nname = "lab1"\nlabels = ["nvlink", "a100"]\nresources = { scratch = 1 }\n'
@@ -236,7 +236,7 @@ def test_jobs_that_asked_for_labels_and_resources_are_replayed(typed, lab, tmp_p
     assert (made["dropped"], [one["jobs"] for one in made["policies"]]) == ({}, [2, 2])
 
 
-def test_jobs_that_one_of_the_policies_refuses_are_left_out_of_all(typed, busy, tmp_path):
+def test_jobs_refused_by_one_policy_are_omitted_from_all(typed, busy, tmp_path):
     (tmp_path / "new.toml").write_text('[default]\nqueue = "vision"\n[queue.vision]\nmax_gpus_per_job = 1\n')
     code, out, err = typed("--from-history", "--config", "new.toml")
     assert code == 1
@@ -254,7 +254,7 @@ def test_jobs_that_one_of_the_policies_refuses_are_left_out_of_all(typed, busy, 
     ['[account.vision]\nusers = ["bob"]\n', '[account.vision]\ngroups = ["no-such-group"]\n', "[account.vision]\n"],
     ids=["of another user by now", "of a group", "without members"],
 )
-def test_what_was_admitted_once_is_replayed_whoever_is_a_member_now(typed, lab, tmp_path, accounts):
+def test_admitted_jobs_are_replayed_whatever_the_membership_now(typed, lab, tmp_path, accounts):
     for hour in range(3):
         lab.ran(3600 * hour, 600.0, user="ann", account="vision", time_limit_s=1200)
     lab.ran(0, 600.0, user="ann", account="gone", time_limit_s=1200)
@@ -284,7 +284,7 @@ def test_what_was_admitted_once_is_replayed_whoever_is_a_member_now(typed, lab, 
         (("x.csv", "--wait-bound", "soon"), "'soon' is not a time"),
     ],
 )
-def test_words_that_do_not_go_together(typed, tmp_path, words, text):
+def test_conflicting_words_are_refused(typed, tmp_path, words, text):
     (tmp_path / "new.toml").write_text("")
     code, out, err = typed(*words)
     assert code in (1, 2)
@@ -304,7 +304,7 @@ TRACE = "job_id,submit_s,duration_s,num_gpus,queue\na,0,500,2,vision\nb,10,50,1,
         (CONFIG, "under the policy default queues (theory, vision) decide who may submit what"),
     ],
 )
-def test_the_fast_way_says_what_it_does_not_do(typed, tmp_path, config, text):
+def test_the_fast_path_names_its_limits(typed, tmp_path, config, text):
     (tmp_path / "jobs.csv").write_text(TRACE)
     (tmp_path / "new.toml").write_text(config)
     words = ("jobs.csv", "--nodes", "1x2", "--config", "new.toml", "--policy", "default,fcfs+easy")
@@ -324,14 +324,14 @@ def test_the_fast_way_says_what_it_does_not_do(typed, tmp_path, config, text):
         (("--nodes", "1x4", "--policy", "sjf_exact"), "sjf_exact knows every run time"),
     ],
 )
-def test_the_tick_says_what_it_cannot_do(typed, tmp_path, words, text):
+def test_the_tick_names_its_limits(typed, tmp_path, words, text):
     (tmp_path / "jobs.csv").write_text(TRACE)
     code, _, err = typed("jobs.csv", "--tick", *words)
     assert code == 2
     assert text in err
 
 
-def test_jobs_of_a_trace_without_queues_go_to_the_one_that_the_settings_name(typed, tmp_path):
+def test_trace_jobs_without_queues_go_to_the_configured_queue(typed, tmp_path):
     (tmp_path / "jobs.csv").write_text("job_id,submit_s,duration_s,num_gpus\na,0,500,2\n")
     (tmp_path / "new.toml").write_text(CONFIG)
     code, out, _ = typed(
@@ -341,7 +341,7 @@ def test_jobs_of_a_trace_without_queues_go_to_the_one_that_the_settings_name(typ
     assert json.loads(out)["policies"][0]["jobs"] == 1
 
 
-def test_failures_by_seed_are_told_by_queue(typed, tmp_path):
+def test_failures_by_seed_are_reported_by_queue(typed, tmp_path):
     (tmp_path / "jobs.csv").write_text(TRACE + "".join(f"j{n},{n},30,1,vision\n" for n in range(20, 60)))
     words = ("jobs.csv", "--nodes", "1x4", "--tick", "--fail-rate", "0.5", "--retries", "1", "--json", "--seed")
     first, again, other = (json.loads(typed(*words, seed)[1])["by_queue"] for seed in ("1", "1", "2"))
@@ -350,7 +350,7 @@ def test_failures_by_seed_are_told_by_queue(typed, tmp_path):
     assert sum(one["failed"] for one in first["fcfs+easy"]) > 10
 
 
-def test_a_state_that_ended_has_a_word_that_the_simulation_knows(path, lab):
+def test_every_ended_state_has_a_word_in_the_simulation(path, lab):
     lab.ran(0, 10.0, ends=(JobState.OUT_OF_MEMORY.value,))
     (job,) = read_history(str(path)).jobs
     assert job.attempts == ((10, "out_of_memory"),)

@@ -122,6 +122,6 @@ def mean_slowdown(seed: int, factor: float | None, policy: str) -> float:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_careful_limits_gain_whatever_others_state(policy: str) -> None:
+def test_careful_limits_pay_whatever_others_state(policy: str) -> None:
     careful, careless = (sum(mean_slowdown(seed, factor, policy) for seed in range(3)) for factor in (1.2, None))
     assert careful < careless

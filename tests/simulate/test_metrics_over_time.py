@@ -50,7 +50,7 @@ def schedule(jobs, nodes, *runs):
 # --- fragments ----------------------------------------------------------------------------------------
 
 
-def test_gpus_that_nobody_who_waits_can_use():
+def test_gpus_unusable_by_every_waiting_job_are_fragments():
     # Two nodes of two; a job of one on each, from 0 to 10 and to 20; one of two waits from 4 on.
     # 0-4 nobody waits. 4-10 two GPUs are idle on two nodes: the pair fits nowhere. 10-15 it runs on the first.
     jobs = [job(0, 10), job(0, 20), job(4, 5, 2)]
@@ -67,12 +67,12 @@ def test_gpus_that_nobody_who_waits_can_use():
     assert made.fragmentation == pytest.approx((2 * 6 + 1 * 3) / (2 * 6 + 3 * 3))
 
 
-def test_where_nobody_waits_nothing_is_a_fragment():
+def test_without_waiting_jobs_there_are_no_fragments():
     made = over_time(schedule([job(0, 10)], cluster.nodes_of("1x8"), (0, 0, 10, on("node0", 0))))
     assert made.fragmentation == 0
 
 
-def test_without_gpus_it_is_cores_that_are_idle():
+def test_without_gpus_idle_cores_are_counted():
     # Of 10 processors 6 are held until 8; one of 5 waits from 2 on, and 4 are of no use to it.
     jobs = [replace(job(0, 8, 0), procs=6), replace(job(2, 1, 0), procs=5)]
     made = over_time(
@@ -81,7 +81,7 @@ def test_without_gpus_it_is_cores_that_are_idle():
     assert (made.fragmentation, made.fgd_fragmentation, made.node_spread) == (1, None, 0)
 
 
-def test_cores_are_counted_on_machines_with_gpus_that_nobody_wants():
+def test_cores_are_counted_on_machines_with_unwanted_gpus():
     nodes = tuple(replace(node, cpus=4.0) for node in cluster.nodes_of("2x2"))
     jobs = [replace(job(0, 10, 0), cpus=4.0), replace(job(0, 5, 0), cpus=2.0), replace(job(2, 5, 0), cpus=3.0)]
     made = over_time(
@@ -92,7 +92,7 @@ def test_cores_are_counted_on_machines_with_gpus_that_nobody_wants():
     assert made.node_spread == pytest.approx((1 - (10 + 15) / 40) / 2)
 
 
-def test_the_fragmentation_of_fgd():
+def test_the_fragmentation_of_fgd_is_measured():
     # One node of two; the usual job is half of the time one of 1, half of the time one of 2.
     # 0-10 one of 1 runs: of one idle GPU half is a fragment. 10-14 the pair runs: nothing is idle.
     jobs = [job(0, 10), job(0, 4, 2)]
@@ -102,7 +102,7 @@ def test_the_fragmentation_of_fgd():
     assert made.fgd_fragmentation == pytest.approx(0.5)
 
 
-def test_the_pieces_of_a_gang_are_what_fgd_takes_for_usual():
+def test_gang_pieces_are_the_usual_jobs_of_fgd():
     # Twelve on nodes of eight are a piece of eight and one of four. From 0 to 10 both run and twelve are idle on two
     # nodes of eight: on the one with four idle the half of the usual pieces that want eight find nothing.
     jobs = [job(0, 10, 12)]
@@ -113,7 +113,7 @@ def test_the_pieces_of_a_gang_are_what_fgd_takes_for_usual():
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_what_is_usable_is_what_trying_every_choice_finds(data):
+def test_usable_gpus_equal_trying_every_choice(data):
     count, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     nodes = cluster.nodes_of(f"{count}x{size}")
     layout = ClusterLayout(nodes, Settings())
@@ -156,7 +156,7 @@ def parts_of(need, cards):
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_what_is_usable_is_what_could_be_booked(data):
+def test_usable_gpus_equal_bookable_ones(data):
     """Cores, memory, slices and two kinds of nodes, against every booking that has room."""
     node = NodeView("a", 4.0, 100, tuple(GpuView(f"a{index}", index, "A100", 10_000) for index in range(3)))
     other = NodeView("b", 2.0, 200, tuple(GpuView(f"b{index}", index, "T4", 5_000) for index in range(2)))
@@ -211,7 +211,7 @@ def room_on(draft, card):
     return 1_000_000 - draft.micros[card.number]
 
 
-def test_a_part_of_a_card_is_of_use_to_its_own_user_only():
+def test_a_shared_gpu_is_usable_by_its_own_user_only():
     node = NodeView("n", 8.0, 1024, (GpuView("u", 0, "A100", 1000),))
     layout = ClusterLayout((node,), Settings())
     draft = ClusterState(layout)
@@ -236,7 +236,7 @@ def test_cores_and_memory_can_strand_a_gpu():
     assert (known.idle, known.usable()) == (1_000_000, 0)
 
 
-def test_a_job_without_gpus_wants_none():
+def test_a_job_without_gpus_requests_none():
     draft = ClusterState(ClusterLayout(cluster.nodes_of("1x2"), Settings()))
     jobs = job(0, 1, 0, cpus=1.0), job(0, 1)
     known = Fragments(draft, [RequestUnits.of(request_of(one, draft.layout.nodes), 1) for one in jobs])
@@ -249,7 +249,7 @@ def test_a_job_without_gpus_wants_none():
 # --- balance ------------------------------------------------------------------------------------------
 
 
-def test_the_load_of_two_nodes():
+def test_the_load_of_two_nodes_is_measured():
     # The first node is full for 10 of 20 s, the second half full for 20 s: both are used by half in all,
     # while at each instant they are 1/4 apart from their mean.
     jobs = [job(0, 10, 2), job(0, 20, 1)]
@@ -258,7 +258,7 @@ def test_the_load_of_two_nodes():
     assert made.node_spread_now == pytest.approx(0.25)
 
 
-def test_a_node_without_gpus_is_no_part_of_the_balance_of_gpus():
+def test_a_node_without_gpus_is_excluded_from_the_gpu_balance():
     nodes = (*cluster.nodes_of("1x2"), NodeView("zero", 8.0, 1024))
     made = over_time(schedule([job(0, 10, 2)], nodes, (0, 0, 10, on("node0", 0, 1))))
     assert (made.node_spread, made.node_spread_now) == (0, 0)
@@ -267,7 +267,7 @@ def test_a_node_without_gpus_is_no_part_of_the_balance_of_gpus():
 # --- shares -------------------------------------------------------------------------------------------
 
 
-def test_the_dominant_share_of_each_user():
+def test_the_dominant_share_of_each_user_is_measured():
     # Ann: 2 of 4 GPUs for 10 s, then nothing while her next one waits for 10 s, then 1 of 4 for 10 s.
     # Bob: one GPU, and 6 of 8 cores, which is more: 20 s.
     nodes = tuple(replace(node, cpus=4.0) for node in cluster.nodes_of("2x2"))
@@ -288,13 +288,13 @@ def test_the_dominant_share_of_each_user():
     assert made.dominant_fairness == pytest.approx((0.25 + 0.75) ** 2 / (2 * (0.25**2 + 0.75**2)))
 
 
-def test_without_users_it_is_queues_that_have_shares():
+def test_without_users_queues_have_shares():
     jobs = [job(0, 10, 1, "", queue="q"), job(0, 10, 1, "", queue="r")]
     made = over_time(schedule(jobs, cluster.nodes_of("1x4"), (0, 0, 10, on("node0", 0)), (1, 0, 10, on("node0", 1))))
     assert made.dominant_share == {"q": Share(0.25, 0.25), "r": Share(0.25, 0.25)}
 
 
-def test_queues_have_shares_where_that_is_asked():
+def test_queues_have_shares_on_request():
     jobs = [job(0, 10, 1, queue="q"), job(0, 10, 1, "bob", queue="q")]
     ran = schedule(jobs, cluster.nodes_of("1x4"), (0, 0, 10, on("node0", 0)), (1, 0, 10, on("node0", 1)))
     assert set(over_time(ran).dominant_share) == {"ann", "bob"}
@@ -304,7 +304,7 @@ def test_queues_have_shares_where_that_is_asked():
 # --- a fair share for each ----------------------------------------------------------------------------
 
 
-def test_finish_time_fairness():
+def test_finish_time_fairness_is_measured():
     # Two jobs of one GPU on one GPU, both there from 0 to 10, the second alone until 20.
     # The first: rivals 2, on half a GPU it would have taken 20 s: 10 / 20. The second: on average 1.5 there: 20 / 15.
     jobs = [job(0, 10), job(0, 10)]
@@ -314,7 +314,7 @@ def test_finish_time_fairness():
     assert made.unfair == 0.5
 
 
-def test_a_job_that_has_its_share_is_as_fast_as_alone():
+def test_a_job_with_its_share_is_as_fast_as_alone():
     jobs = [job(0, 10), job(0, 10)]
     made = over_time(schedule(jobs, cluster.nodes_of("1x4"), (0, 0, 10, on("node0", 0)), (1, 0, 10, on("node0", 1))))
     assert (made.finish_time_fairness.most, made.unfair) == (1, 0)
@@ -323,7 +323,7 @@ def test_a_job_that_has_its_share_is_as_fast_as_alone():
 # --- runs that were not the last ----------------------------------------------------------------------
 
 
-def test_a_job_that_made_room_waits_again():
+def test_a_preempted_job_waits_again():
     # It runs 0-4, waits 4-10 while one of two GPUs is idle and of use to it, and runs 10-16.
     jobs = [job(0, 10), job(4, 6)]
     outcome = schedule(
@@ -343,7 +343,7 @@ def test_a_job_that_made_room_waits_again():
     assert made.finish_time_fairness.most == pytest.approx(16 / 10)
 
 
-def test_a_job_that_is_over_a_little_after_its_last_run_waits_no_longer():
+def test_a_job_that_ends_shortly_after_its_last_run_waits_no_longer():
     jobs = [job(0, 10), job(0, 20)]
     ran = schedule(jobs, cluster.nodes_of("1x2"), (0, 0, 10, on("node0", 0)), (1, 0, 20, on("node0", 1)))
     series = Series()
@@ -351,7 +351,7 @@ def test_a_job_that_is_over_a_little_after_its_last_run_waits_no_longer():
     assert list(series.waiting) == [0, 0, 0]
 
 
-def test_the_series_of_a_schedule():
+def test_the_series_of_a_schedule_are_measured():
     jobs = [job(0, 10), job(0, 20, 1, "bob"), job(4, 5, 2)]
     series = Series()
     over_time(
@@ -365,7 +365,7 @@ def test_the_series_of_a_schedule():
     assert series.shares == {"ann": [(0, 0.25), (10, 0.5), (15, 0.0)], "bob": [(0, 0.25), (20, 0.0)]}
 
 
-def test_a_schedule_that_does_not_know_where_is_refused():
+def test_a_schedule_without_placements_is_refused():
     with pytest.raises(BrokenInvariant, match="where its jobs ran"):
         occupancy.over_time(Outcome([job(0, 10)], [0], 1))
 

@@ -37,7 +37,7 @@ from gpusched.simulate.tuning import Score, Term, objective_of
         ),
     ],
 )
-def test_a_goal_in_words(text, target, limits):
+def test_a_goal_is_described_in_words(text, target, limits):
     goal = objective_of(text)
     assert (goal.target, goal.limits) == (target, limits)
     assert objective_of(str(goal)) == goal
@@ -62,7 +62,7 @@ def test_a_goal_in_words(text, target, limits):
         ("slowdown_mean, wait_p95 <= soon", "'soon' is not a time"),
     ],
 )
-def test_what_is_no_goal_is_refused_with_an_example(text, why):
+def test_an_invalid_goal_is_refused_with_an_example(text, why):
     with pytest.raises(UsageError, match=re.escape(why)) as caught:
         objective_of(text)
     assert caught.value.hint.startswith("--goal '")
@@ -92,11 +92,11 @@ DONE = Outcome(JOBS, (0, 100, 160, 30), 4)
         ("slowdown_mean of user=bob", 3),
     ],
 )
-def test_what_a_schedule_is_worth(text, value):
+def test_a_schedule_has_a_value(text, value):
     assert objective_of(text).score(DONE).value == value
 
 
-def test_limits_come_before_the_goal():
+def test_limits_take_precedence_over_the_goal():
     goal = objective_of("wait_mean of small, slowdown_most <= 8, wait_most <= 300s")
     score = goal.score(DONE)
     assert (score.limited, score.excess) == ((16, 150), 1.0)
@@ -106,13 +106,13 @@ def test_limits_come_before_the_goal():
     assert kept.value > score.value
 
 
-def test_who_exceeds_limits_alike_is_told_apart_by_the_measure():
+def test_equal_violations_are_ordered_by_the_measure():
     more, less = Score(20.0, (900.0,), 0.50004), Score(21.0, (900.0,), 0.5)
     assert more.rank < less.rank
     assert less.rank < Score(20.0, (910.0,), 0.51).rank
 
 
-def test_a_group_that_nobody_is_of_is_named():
+def test_an_empty_group_is_named():
     goal = objective_of("wait_mean of small, wait_most of queue=c <= 1h")
     assert goal.missing_in(JOBS) == "queue=c"
     assert objective_of("wait_mean of wide").missing_in(JOBS) is None

@@ -103,6 +103,6 @@ def light_wait_s(pair: Pair) -> float:
 )
 @example(Pair(seed=0, gpus=1, run_s=600, load=2.0, light_run_s=12 * HOUR_S))
 @hypothesis_settings(max_examples=10, deadline=None)
-def test_a_light_user_waits_for_what_runs_and_little_more_whatever_the_lengths(pair):
+def test_a_light_user_waits_for_little_more_than_running_jobs_at_any_lengths(pair):
     """On one GPU at a time; how long a job that needs several waits is bounded by its reservation."""
     assert light_wait_s(pair) <= 1.5 * pair.run_s + fair.LIGHT_WAIT_S

@@ -35,7 +35,7 @@ def a_plan(folder=None, names=("fair",), replays=1, case=CASE):
     return Plan([case], policies, replays, Cache(folder))
 
 
-def test_completion_goes_by_the_better_reference_and_waits_by_easy():
+def test_completion_uses_the_better_reference_and_waits_use_easy():
     found = {
         EASY: figures(2000.0, wide=1000.0, longest=4000.0),
         GREEDY: figures(1000.0, wide=9000.0, longest=9000.0),
@@ -44,12 +44,12 @@ def test_completion_goes_by_the_better_reference_and_waits_by_easy():
     assert ratios("c", "fair", found) == Ratios("c", "fair", 1.5, 2.0, 1.5, 0.5)
 
 
-def test_a_ratio_to_less_than_ten_minutes_is_left_out():
+def test_a_ratio_to_less_than_ten_minutes_is_omitted():
     found = {EASY: figures(599.0, wide=None, longest=599.0), GREEDY: figures(700.0), "fair": figures(9.0, 9.0, 9.0)}
     assert ratios("c", "fair", found) == Ratios("c", "fair", None, None, None, None)
 
 
-def test_a_summary_has_the_worst_case_and_the_geometric_mean():
+def test_a_summary_shows_the_worst_case_and_the_geometric_mean():
     rows = [Ratios("a", "fair", 0.5, None, 1.0, None), Ratios("b", "fair", 2.0, None, 4.0, None)]
     completion, longest = summaries(rows)
     assert (completion.worst, completion.worst_case, completion.cases) == (2.0, "b", 2)
@@ -73,14 +73,14 @@ def test_replays_are_averaged_figure_by_figure():
     assert made == Figures(2.0, 4.0, 6.0, 0.5)
 
 
-def test_each_case_is_replayed_as_recorded_and_then_disturbed():
+def test_each_case_is_replayed_as_recorded_and_then_perturbed():
     (_, once), (_, twice) = *measure(a_plan()), *measure(a_plan(replays=2))
     assert list(once) == [EASY, GREEDY, "fair"]
     assert once != twice
     assert orders.figures_of(JOBS, CASE, policies_of([EASY])[0]) == once[EASY]
 
 
-def test_the_references_know_run_times_whatever_limits_users_gave():
+def test_the_references_know_run_times_whatever_limits_users_set():
     limited = replace(CASE, jobs=tuple(replace(job, estimate_s=9 * job.run_s) for job in JOBS))
     ((_, exact),), ((_, found),) = measure(a_plan()), measure(a_plan(case=limited))
     assert {name: exact[name] for name in (EASY, GREEDY)} == {name: found[name] for name in (EASY, GREEDY)}
@@ -88,7 +88,7 @@ def test_the_references_know_run_times_whatever_limits_users_gave():
     assert orders.digest(JOBS) != orders.digest(limited.jobs)
 
 
-def test_what_was_measured_once_is_not_simulated_again(tmp_path, monkeypatch):
+def test_measured_results_are_not_simulated_again(tmp_path, monkeypatch):
     (before,) = measure(a_plan(tmp_path))
     asked = []
 
@@ -107,7 +107,7 @@ def test_what_was_measured_once_is_not_simulated_again(tmp_path, monkeypatch):
     assert asked == ["fair", "throughput", EASY, GREEDY, "throughput"]
 
 
-def test_the_command_measures_traces_in_parallel_as_one_after_the_other(tmp_path):
+def test_parallel_and_serial_measurements_agree(tmp_path):
     trace = tmp_path / "lab.csv"
     rows = [f"{job.id},{job.submit_s},{job.run_s},{job.gpus}" for job in JOBS]
     trace.write_text("\n".join(["job_id,submit_s,duration_s,num_gpus", *rows, ""]))
@@ -124,7 +124,7 @@ def test_the_command_measures_traces_in_parallel_as_one_after_the_other(tmp_path
     assert set(shown[0][2]["figures"]["lab @1x8"]) == {EASY, GREEDY, "fair", "fifo"}
 
 
-def test_the_command_refuses_a_policy_that_is_not_known_in_one_sentence():
+def test_the_command_refuses_an_unknown_policy_in_one_sentence():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.orders", "--policy", "nope"], cwd=CHECKOUT, capture_output=True, text=True
     )

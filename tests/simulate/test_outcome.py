@@ -53,7 +53,7 @@ def told(runs, jobs):
     return witness.seen
 
 
-def test_what_was_held_is_told_again():
+def test_held_resources_are_reconstructed():
     runs = RunLog(cluster.nodes_of("2x2"))
     runs.add(0, 0, 5, whole("node0", 1, cpus=1.5))
     gang = Placement("node0", whole("node0", 0, 1).gpus, 0, 64, others=(whole("node1", 1),))
@@ -64,7 +64,7 @@ def test_what_was_held_is_told_again():
     assert (runs.how(0), runs.how(1)) == ("completed", "preempted")
 
 
-def test_slices_of_a_card_are_told_apart_from_cards():
+def test_slices_are_distinguished_from_whole_gpus():
     node = NodeView("n", 8.0, 1024, (GpuView("u", 0, "A100", 1000),))
     runs = RunLog((node,))
     runs.add(0, 0, 1, Placement("n", (GpuShare("u", 0, 500, 0.5),), 1.0, 0))
@@ -73,7 +73,7 @@ def test_slices_of_a_card_are_told_apart_from_cards():
     assert runs.booking(1).parts == (CardShare(0, False, 250, 0),)
 
 
-def test_at_one_instant_first_ends_then_arrivals_then_begins():
+def test_an_instant_lists_ends_then_arrivals_then_starts():
     jobs = [job(0, 5), job(5, 3), job(5, 2)]
     runs = RunLog(cluster.nodes_of("1x2"))
     # Added by their ends, as a simulation does that learns only then how long they took.
@@ -89,7 +89,7 @@ def test_at_one_instant_first_ends_then_arrivals_then_begins():
     ]
 
 
-def test_a_run_that_takes_no_time_begins_before_it_ends():
+def test_a_run_of_zero_length_begins_before_it_ends():
     runs = RunLog(cluster.nodes_of("1x1"))
     runs.add(0, 3, 3, whole("node0", 0))
     runs.add(1, 1, 3, whole("node0", 0))
@@ -101,7 +101,7 @@ def test_a_run_that_takes_no_time_begins_before_it_ends():
     ]
 
 
-def test_a_run_that_cannot_have_been_is_refused():
+def test_an_impossible_run_is_refused():
     runs = RunLog(cluster.nodes_of("1x1"))
     with pytest.raises(BrokenInvariant, match="before it begins"):
         runs.add(0, 3, 2, whole("node0", 0))
@@ -109,7 +109,7 @@ def test_a_run_that_cannot_have_been_is_refused():
         runs.add(0, 3, 4, whole("elsewhere", 0))
 
 
-def test_a_simulation_says_where_each_ran_and_is_the_same_schedule():
+def test_a_simulation_records_placements_and_keeps_the_schedule():
     jobs = [job(0, 10, 12), job(1, 5, 2), job(2, 5, 8)]
     machines, settings = cluster.nodes_of("2x8"), policies.rules_of("fcfs+easy").settings()
     bare, known = (planner_run.run(jobs, machines, settings, keeps_places=keeps) for keeps in (False, True))

@@ -46,7 +46,7 @@ def test_the_public_format_is_read(tables):
     assert sum(map(packing.gpus_asked, jobs)) == 3.5
 
 
-def test_arrivals_ask_for_as_much_as_is_wanted_in_an_order_of_their_own():
+def test_arrivals_fill_the_requested_amount_in_random_order():
     jobs = [Request(1), Request(2)]
     made = packing.arrivals(jobs, 30.0, seed=1)
     assert 30 <= sum(map(packing.gpus_asked, made)) < 32
@@ -55,7 +55,7 @@ def test_arrivals_ask_for_as_much_as_is_wanted_in_an_order_of_their_own():
     assert len(packing.arrivals([Request(1)] * 100, 30.0, seed=1)) == 30
 
 
-def test_usual_are_the_commonest_that_make_up_nearly_all():
+def test_usual_jobs_are_the_commonest_that_make_up_nearly_all():
     jobs = [Request(1)] * 60 + [Request(2)] * 36 + [Request(4)] * 4
     assert [(need.request.gpus, weight) for need, weight in packing.usual(jobs)] == [(1, 60 / 96), (2, 36 / 96)]
 
@@ -68,7 +68,7 @@ def two_nodes(tmp_path):
 
 
 @pytest.mark.parametrize("rule", packing.STRATEGIES)
-def test_a_cluster_is_filled_and_what_does_not_fit_is_dropped(rule, two_nodes):
+def test_a_cluster_is_filled_and_jobs_that_do_not_fit_are_dropped(rule, two_nodes):
     jobs = [Request(1, gpu_fraction=0.5)] * 4 + [Request(2)] * 2 + [Request(1)] * 3
     filled = packing.fill(two_nodes, jobs, rule, packing.usual(jobs))
     assert filled.placed + filled.dropped == len(jobs)
@@ -78,7 +78,7 @@ def test_a_cluster_is_filled_and_what_does_not_fit_is_dropped(rule, two_nodes):
 
 
 @pytest.mark.parametrize("rule", ["pack", "outlook"])
-def test_who_may_go_anywhere_leaves_a_model_to_those_who_insist_on_it(rule, tmp_path):
+def test_flexible_jobs_leave_a_model_to_jobs_that_require_it(rule, tmp_path):
     table = tmp_path / "models.csv"
     table.write_text("sn,cpu_milli,memory_mib,gpu,model\na,8000,100,2,T4\nb,8000,100,4,V100\n")
     jobs = [Request(1)] * 2 + [Request(1, constraint="T4")] * 2
@@ -89,7 +89,7 @@ def test_who_may_go_anywhere_leaves_a_model_to_those_who_insist_on_it(rule, tmp_
     assert packing.fill(cluster, jobs, rule, typical, wanted=wanted).dropped == 0
 
 
-def test_at_random_any_node_with_room_is_taken_and_the_same_again(two_nodes):
+def test_random_placement_uses_any_node_with_room_and_is_deterministic(two_nodes):
     jobs = [Request(1)] * 2
     halves = [packing.fill(two_nodes, [*jobs, Request(2)], "random", (), seed=seed).at_end for seed in range(20)]
     # On one node they leave a pair for the third job, on two they do not.
@@ -122,7 +122,7 @@ def small_cluster(tmp_path):
     return nodes, pods
 
 
-def test_on_a_small_cluster_the_rules_rank_as_on_the_large_one(tmp_path):
+def test_strategies_rank_on_a_small_cluster_as_on_the_large_one(tmp_path):
     nodes, pods = small_cluster(tmp_path)
     cluster, jobs = packing.cluster_of(nodes), packing.jobs_of(pods)
     capacity = sum(len(node.gpus) for node in cluster)
@@ -148,7 +148,7 @@ def typed(monkeypatch, capsys, *words):
     return code, capsys.readouterr()
 
 
-def test_a_table_of_strategies(monkeypatch, capsys, tables):
+def test_strategies_are_shown_as_a_table(monkeypatch, capsys, tables):
     code, shown = typed(monkeypatch, capsys, "--pack", *tables, "--policy", "pack,outlook", "--orders", 2)
     assert code == 0
     heading, *lines = shown.out.splitlines()
@@ -156,7 +156,7 @@ def test_a_table_of_strategies(monkeypatch, capsys, tables):
     assert [line.split()[:2] for line in lines] == [["pack", "100.00%"], ["outlook", "100.00%"]]
 
 
-def test_one_document(monkeypatch, capsys, tables):
+def test_strategies_are_written_as_one_document(monkeypatch, capsys, tables):
     code, shown = typed(monkeypatch, capsys, "--pack", *tables, "--json")
     assert code == 0
     made = json.loads(shown.out)
@@ -194,7 +194,7 @@ NO_GPUS = (
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_without_gpus_there_is_nothing_to_pack(monkeypatch, capsys, tables, which):
+def test_packing_without_gpus_is_refused(monkeypatch, capsys, tables, which):
     text, table = NO_GPUS[which]
     tables[which].write_text(table)
     code, shown = typed(monkeypatch, capsys, "--pack", *tables)
@@ -319,7 +319,7 @@ def openb(trace_file, name, rule, insisting=None):
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("name", "rule"), REFERENCE, ids=lambda value: str(value))
-def test_the_reference_table(trace_file, name, rule):
+def test_the_reference_table_is_reproduced(trace_file, name, rule):
     # Which node is drawn hangs on the generator too.
     tolerance = 1.0 if rule == "random" else 0.4
     assert openb(trace_file, name, rule)[1] == pytest.approx(REFERENCE[name, rule], abs=tolerance)
@@ -338,7 +338,7 @@ def test_the_default_beats_plain_order_and_outlook_beats_fgd(trace_file, name):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["default", "gpushare100", "multigpu50"])
 @pytest.mark.parametrize("insisting", INSISTING)
-def test_where_tasks_insist_on_models_the_default_never_loses_badly(trace_file, name, insisting):
+def test_the_default_never_loses_badly_where_tasks_require_models(trace_file, name, insisting):
     first, pack = (openb(trace_file, name, rule, insisting) for rule in ("first", "pack"))
     for at in range(2):
         assert pack[at] > first[at] - 0.5
@@ -348,5 +348,5 @@ def test_where_tasks_insist_on_models_the_default_never_loses_badly(trace_file, 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["default", "gpushare100", "multigpu50"])
 @pytest.mark.parametrize("insisting", INSISTING)
-def test_where_tasks_insist_on_models_outlook_gives_away_more_in_the_end(trace_file, name, insisting):
+def test_outlook_wastes_more_in_the_end_where_tasks_require_models(trace_file, name, insisting):
     assert openb(trace_file, name, "outlook", insisting)[1] > openb(trace_file, name, "first", insisting)[1] + 0.5

@@ -19,7 +19,7 @@ def simulated(jobs, machines):
     return planner_run.run(jobs, machines, policies.rules_of("fcfs").settings(), keeps_places=True)
 
 
-def test_a_job_on_neighbouring_cards_is_one_bar():
+def test_a_job_on_adjacent_gpus_is_one_bar():
     outcome = simulated([job(0, 9, 3), job(1, 5, 2), job(2, 4, 6)], cluster.nodes_of("2x4"))
     assert sorted(plots.bars(outcome, outcome.runs), key=lambda bar: (bar.begin_s, bar.first)) == [
         Bar(0, 0, 9, 0, 3),
@@ -28,7 +28,7 @@ def test_a_job_on_neighbouring_cards_is_one_bar():
     ]
 
 
-def test_without_cards_a_job_is_on_the_lowest_processors_that_are_free():
+def test_without_gpus_a_job_uses_the_lowest_free_processors():
     jobs = [job(0, 5, procs=2), job(0, 20, procs=1), job(1, 9, procs=4)]
     outcome = simulated(jobs, cluster.processors(6))
     assert list(plots.bars(outcome, outcome.runs)) == [
@@ -61,13 +61,13 @@ def test_no_processor_is_drawn_twice_at_once():
         (100, [number + 0.5 for number in range(10)], [1, 1, 1, 1, 0, 0, 0, 0, 0, 1.25]),
     ],
 )
-def test_means_of_equal_spans(most, at, means):
+def test_equal_spans_have_means(most, at, means):
     found_at, found = plots.means_over_time([0, 4, 9, 10], [1.0, 0.0, 1.25, 9.0], most)
     assert found_at == pytest.approx(at)
     assert found == pytest.approx(means)
 
 
-def test_a_distribution():
+def test_a_distribution_is_computed():
     assert plots.cdf([3, 1, 2, 2]) == ([1, 2, 2, 3], [0.25, 0.5, 0.75, 1])
     values, parts = plots.cdf(range(100_000))
     assert len(values) < 5000
@@ -75,12 +75,12 @@ def test_a_distribution():
     assert all(part == (value + 1) / 100_000 for value, part in zip(values, parts, strict=True))
 
 
-def test_a_policy_as_the_name_of_a_file():
+def test_a_policy_name_becomes_a_file_name():
     assert plots.file_name("fcfs+easy/spread") == "fcfs+easy-spread"
     assert plots.file_name("../x") == "---x"
 
 
-def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path):
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="matplotlib, which is not installed") as caught:
         plots.folder_of(str(tmp_path / "pictures"))
@@ -88,7 +88,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path):
     assert not (tmp_path / "pictures").exists()
 
 
-def test_a_file_where_the_folder_should_be(monkeypatch, tmp_path):
+def test_a_file_instead_of_the_folder_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(plots, "find_spec", lambda name: object())
     (tmp_path / "taken").write_text("")
     with pytest.raises(UserError, match="cannot be a folder"):
@@ -96,7 +96,7 @@ def test_a_file_where_the_folder_should_be(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("machines", [cluster.nodes_of("2x4"), cluster.processors(8)])
-def test_all_pictures_are_drawn(machines, tmp_path):
+def test_all_plots_are_drawn(machines, tmp_path):
     count = {"gpus": 3} if machines[0].gpus else {"procs": 3}
     jobs = [job(number * 40, 100 + number % 5, user=f"u{number % 2}", **count) for number in range(30)]
     outcome, series = simulated(jobs, machines), Series()

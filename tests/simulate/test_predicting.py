@@ -44,7 +44,7 @@ def schedule(jobs, policy, predict):
 
 @hypothesis_settings(max_examples=60)
 @given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(POLICIES), name=st.sampled_from(PREDICTIONS[:-1]))
-def test_nothing_is_known_before_it_has_ended(seed, policy, name):
+def test_run_times_are_unknown_before_the_end(seed, policy, name):
     dice = Random(seed)
     jobs = some_jobs(dice)
     first = schedule(jobs, policy, name)
@@ -62,7 +62,7 @@ def test_nothing_is_known_before_it_has_ended(seed, policy, name):
 
 @hypothesis_settings(max_examples=30)
 @given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(POLICIES), name=st.sampled_from(PREDICTIONS))
-def test_no_processor_is_given_twice_whatever_is_predicted(seed, policy, name):
+def test_no_processor_is_given_twice_under_any_prediction(seed, policy, name):
     jobs = some_jobs(Random(seed))
     starts = schedule(jobs, policy, name)
     for at in starts:
@@ -71,7 +71,7 @@ def test_no_processor_is_given_twice_whatever_is_predicted(seed, policy, name):
     assert all(start >= job.submit_s for job, start in zip(jobs, starts, strict=True))
 
 
-def test_those_who_are_known_to_be_short_no_longer_wait_behind_what_users_said():
+def test_jobs_predicted_short_no_longer_wait_behind_user_limits():
     jobs = some_jobs(Random(7), 600)
 
     def mean(policy, name):
@@ -85,12 +85,12 @@ def test_those_who_are_known_to_be_short_no_longer_wait_behind_what_users_said()
 
 
 @pytest.mark.parametrize("name", ["similar", "mixed"])
-def test_a_trace_without_estimates_is_not_told_its_run_times(name):
+def test_a_trace_without_estimates_does_not_reveal_its_run_times(name):
     jobs = [replace(job, estimate_s=job.run_s) for job in some_jobs(Random(3))]
     assert schedule(jobs, "spf+sjbf", name) != schedule(jobs, "spf+sjbf", "exact")
 
 
-def test_a_daemon_that_predicts_nothing_knows_no_run_times_where_nobody_gives_a_limit():
+def test_a_daemon_without_predictions_knows_no_run_times_without_limits():
     """The narrow job would end long before the running one, but nobody has said so."""
     jobs = [
         TraceJob("runs", 0, 1000, 1000, gpus=3),
@@ -105,7 +105,7 @@ def test_a_daemon_that_predicts_nothing_knows_no_run_times_where_nobody_gives_a_
 
 
 @pytest.mark.parametrize("order", ["multifactor", "fifo"])
-def test_a_guess_is_told_once_for_all_who_wait_with_it(order, monkeypatch):
+def test_a_prediction_is_shared_by_all_pending_jobs_it_covers(order, monkeypatch):
     ranked = 0
     plain = PendingQueue.rank
 
@@ -134,7 +134,7 @@ LONGEST_S = {"kth_sp2.swf.gz": 248_239, "hpc2n.swf.gz": 1_163_514}
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("file", "policy", "name", "most", "longest"), TARGETS)
-def test_targets(file, policy, name, most, longest, trace_file):
+def test_prediction_targets_are_met(file, policy, name, most, longest, trace_file):
     trace = read_trace(trace_file(file))
     nodes = cluster.processors(trace.procs or 0)
     gpus, procs = cluster.largest(nodes)
@@ -146,7 +146,7 @@ def test_targets(file, policy, name, most, longest, trace_file):
     assert max(waits) <= longest * LONGEST_S[file]
 
 
-def test_ranges_are_asked_for_of_those_that_wait():
+def test_ranges_are_requested_for_pending_jobs():
     jobs = [replace(job, submit_s=90 * job.submit_s) for job in some_jobs(Random(11), 60)]
     settings = rules_of("fcfs+easy").settings()
     starts = schedule(jobs, "fcfs+easy", None)
@@ -158,7 +158,7 @@ def test_ranges_are_asked_for_of_those_that_wait():
     assert found.calibration.share is None
 
 
-def test_where_there_are_no_limits_starts_are_told_as_usual():
+def test_without_limits_starts_are_given_as_usual():
     jobs = [
         replace(job, submit_s=90 * job.submit_s, estimate_s=job.run_s, procs=4) for job in some_jobs(Random(11), 200)
     ]
@@ -197,7 +197,7 @@ def test_four_in_five_start_in_their_range(file, policy, size, every, count, tra
     assert (0.70 if policy == "default" else 0.75) <= share <= 0.85
 
 
-def test_the_daemons_policy_is_simulated_with_the_daemons_predictions(tmp_path):
+def test_the_daemon_policy_is_simulated_with_its_predictions(tmp_path):
     blind = tmp_path / "blind.toml"
     blind.write_text("[priority]\npredict = false\n")
     found = [
@@ -210,7 +210,7 @@ def test_the_daemons_policy_is_simulated_with_the_daemons_predictions(tmp_path):
     assert found == ["own", "none", None, "last2", None]
 
 
-def test_without_limits_the_daemon_goes_by_the_mean_of_those_most_alike():
+def test_without_limits_the_daemon_uses_the_mean_of_the_most_similar_jobs():
     jobs = [replace(job, estimate_s=job.run_s) for job in some_jobs(Random(5), 200)]
     assert schedule(jobs, "spf+easy", "own") == schedule(jobs, "spf+easy", "mean")
     assert schedule(jobs, "spf+easy", "own") != schedule(jobs, "spf+easy", "similar")
@@ -218,7 +218,7 @@ def test_without_limits_the_daemon_goes_by_the_mean_of_those_most_alike():
 
 
 @pytest.mark.parametrize("is_honest", [True, False], ids=["limits are right", "limits are far off"])
-def test_beside_limits_guesses_count_once_they_have_been_better(is_honest):
+def test_predictions_replace_limits_once_they_are_better(is_honest):
     jobs = some_jobs(Random(5), 300)
     if is_honest:
         # One is off, so that the trace is one with limits.
@@ -238,7 +238,7 @@ def test_beside_limits_guesses_count_once_they_have_been_better(is_honest):
     [("64x8", 31_881), ("48x8", 516_311), ("40x8", 1.15 * 1_271_461)],
     ids=["64x8", "48x8", "40x8: what is reached, which is not the goal"],
 )
-def test_the_default_keeps_up_with_an_order_of_arrival_that_knows_all_run_times(shape, wide_s, trace_file):
+def test_the_default_keeps_up_with_arrival_order_that_knows_all_run_times(shape, wide_s, trace_file):
     trace, nodes = read_trace(trace_file("philly_jobs.csv.gz")), cluster.nodes_of(shape)
     default, plain = policies_of(["default", "fcfs+easy"])
     starts = planner_run.run(trace.jobs, nodes, default.settings, predict=default.predict).start_s

@@ -74,7 +74,7 @@ def test_every_preset_is_replayed_on_the_same_jobs(export: Path) -> None:
     assert all(one.wide_wait_s is not None and one.light_wait_s is not None for one in found.worth.values())
 
 
-def test_an_export_says_all_that_a_replay_reads_from_the_table(tmp_path: Path) -> None:
+def test_an_export_contains_everything_a_replay_reads(tmp_path: Path) -> None:
     lab = lab_with_history()
     changes, at = Changes(), lab.clock.now() - 5000.0
     odd = {
@@ -130,14 +130,14 @@ def test_only_the_newest_jobs_are_replayed(export: Path) -> None:
     assert judge([head.replace(b'"most_jobs":10000', b'"most_jobs":100'), *rest]).jobs == 100
 
 
-def test_what_the_administrator_states_counts_under_every_preset(tmp_path: Path) -> None:
+def test_settings_stated_by_the_admin_apply_under_every_preset(tmp_path: Path) -> None:
     # Whoever states the order leaves presets little to differ in.
     lab = lab_with_history(order="fifo", backfill=False, predict=False)
     worth = judge(export_of(lab, tmp_path).read_bytes().splitlines()).worth
     assert len(set(worth.values())) == 1
 
 
-def test_the_answer_of_the_process_is_decided_on(tmp_path: Path) -> None:
+def test_the_answer_of_the_process_is_used(tmp_path: Path) -> None:
     lab = lab_with_history()
     auto = AutoPreset(lab.scheduler, str(tmp_path / "preset.json"))
     auto.poll()
@@ -168,12 +168,12 @@ def run_trial(export: Path, limits: TrialLimits = LIMITS) -> tuple[int, bytes]:
     return child.returncode, out
 
 
-def test_it_uses_no_more_processor_time_than_it_may(tmp_path: Path) -> None:
+def test_the_process_stays_within_its_cpu_limit(tmp_path: Path) -> None:
     code, out = run_trial(export_of(lab_with_history(jobs=1500), tmp_path), TrialLimits(os.getpid(), 1, 1024))
     assert (code, out) == (-signal.SIGKILL, b"")
 
 
-def test_it_uses_no_more_memory_than_it_may(tmp_path: Path) -> None:
+def test_the_process_stays_within_its_memory_limit(tmp_path: Path) -> None:
     with open(tmp_path / "export", "wb") as file:
         # One line, and none of it on the disk.
         file.truncate(2 << 30)
@@ -185,7 +185,7 @@ def test_it_uses_no_more_memory_than_it_may(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}\n", "hello\n", "\x00" * 5000, "[" * 100_000])
-def test_an_export_that_is_none_is_an_answer_too(tmp_path: Path, text: str) -> None:
+def test_an_invalid_export_is_answered_too(tmp_path: Path, text: str) -> None:
     (tmp_path / "export").write_text(text)
     code, out = run_trial(tmp_path / "export")
     assert code == 0
@@ -207,7 +207,7 @@ def waiting_trial(started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[by
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux")
-def test_it_runs_when_nobody_else_wants_to_and_writes_nothing(started: list[subprocess.Popen[bytes]]) -> None:
+def test_the_process_runs_at_idle_priority_and_writes_nothing(started: list[subprocess.Popen[bytes]]) -> None:
     child = waiting_trial(started)
     wait_until(lambda: limit_of(child.pid, "Max open files") == "64", 30, what="its limits")
     assert os.getpriority(os.PRIO_PROCESS, child.pid) == 19
@@ -227,7 +227,7 @@ def limit_of(pid: int, name: str) -> str:
     return next(line for line in lines if line.startswith(name)).removeprefix(name).split()[0]
 
 
-def test_it_dies_with_the_daemon(tmp_path: Path) -> None:
+def test_the_process_dies_with_the_daemon(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from gpusched.daemon.auto_preset import start_trial\n"
@@ -259,13 +259,13 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_one_whose_daemon_is_gone_already_does_nothing(export: Path) -> None:
+def test_a_process_without_its_daemon_does_nothing(export: Path) -> None:
     code, out = run_trial(export, TrialLimits(1, 600, 1024))
     assert (code, out) == (1, b"")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another")
-def test_that_of_the_systems_daemon_is_nobodys(export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_of_the_system_daemon_runs_as_nobody(export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "is_system", lambda: True)
     says = "import os; print(os.getresuid(), os.getresgid(), os.getgroups(), sorted(os.environ))"
     monkeypatch.setattr(auto_preset, "_BOOT", says)

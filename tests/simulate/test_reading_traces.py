@@ -29,7 +29,7 @@ def write(tmp_path, text, name):
 
 
 @pytest.mark.parametrize("name", ["log.swf", "log.swf.gz", "log"])
-def test_a_log_in_swf(tmp_path, name):
+def test_a_log_in_swf_is_read(tmp_path, name):
     trace = read_trace(write(tmp_path, SWF, name))
     first, second = trace.jobs
     assert (first.id, first.submit_s, first.run_s, first.procs, first.user, first.queue) == ("1", 10, 100, 2, "7", "3")
@@ -45,7 +45,7 @@ def test_a_log_in_swf(tmp_path, name):
     assert trace.notes == ["1 job submitted before the one above; each arrives at its own time"]
 
 
-def test_a_table_with_time_limits(tmp_path):
+def test_a_table_with_time_limits_is_read(tmp_path):
     path = tmp_path / "jobs.csv"
     path.write_text("submit_s,duration_s,num_gpus,time_limit_s\n0,7200,1,600\n1,300,1,600\n2,600,1,600\n3,5,1,0\n")
     trace = read_trace(path)
@@ -60,7 +60,7 @@ def test_a_table_with_time_limits(tmp_path):
         read_trace(path)
 
 
-def test_a_table_of_gpu_jobs(tmp_path):
+def test_a_table_of_gpu_jobs_is_read(tmp_path):
     text = "job_id,submit_s,duration_s,num_gpus,vc\na,0,50,12,x\nb,1,0,1,x\nc,2,5,0,x\nd,3,5,64,y\ne,-1,5,1,y\n"
     trace = read_trace(write(tmp_path, text, "jobs.csv.gz"))
     trace.keep_those_that_fit(gpus=32, procs=0)
@@ -75,20 +75,20 @@ def test_a_table_of_gpu_jobs(tmp_path):
     assert (wide.gpus, wide.nodes, wide.tail_gpus) == (8, 1, 4)
 
 
-def test_many_left_out_are_counted_and_the_first_named(tmp_path):
+def test_omitted_jobs_are_counted_and_the_first_named(tmp_path):
     rows = "".join(f"j{number},0,0,1\n" for number in range(9))
     trace = read_trace(write(tmp_path, f"job_id,submit_s,duration_s,num_gpus\nok,0,1,1\n{rows}", "jobs.csv"))
     assert str(trace.dropped["did not run"]) == "9 (j0, j1, j2, j3, j4 and 4 more)"
 
 
-def test_one_of_several_workloads(tmp_path):
+def test_one_of_several_workloads_is_read(tmp_path):
     text = "workload,name,submit_s,application,num_gpus,jct_tiresias_s\n1,a,0,x,1,5\n2,b,0,x,1,6\n"
     path = write(tmp_path, text, "jobs.csv")
     assert [job.id for job in read_trace(path).jobs] == ["a"]
     assert [(job.id, job.run_s) for job in read_trace(path, workload=2).jobs] == [("b", 6)]
 
 
-def test_tasks_that_share_cards(tmp_path):
+def test_tasks_that_share_gpus_are_read(tmp_path):
     text = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np,6000,1024,1,460,T4|P100\nq,500,512,2,1000,\n"
     first, second = read_trace(write(tmp_path, text, "pods.csv")).jobs
     assert (first.cpus, first.mem_mib, first.gpus, first.gpu_fraction, first.gpu_types) == (
@@ -101,7 +101,7 @@ def test_tasks_that_share_cards(tmp_path):
     assert (second.cpus, second.gpus, second.gpu_fraction, second.gpu_types) == (0.5, 2, None, ())
 
 
-def test_what_sacct_prints(tmp_path):
+def test_sacct_output_is_read(tmp_path):
     text = (
         "JobID|User|Partition|Submit|Start|End|Timelimit|ReqTRES|State|JobName\n"
         "12|ann|gpu|2026-01-01T00:00:10|2026-01-01T00:01:00|2026-01-01T01:01:00|1-00:00:00|"
@@ -148,7 +148,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("name", "text", "message"), BAD.values(), ids=BAD)
-def test_a_trace_that_cannot_be_read_is_refused_in_a_sentence(tmp_path, name, text, message):
+def test_an_unreadable_trace_is_refused_in_a_sentence(tmp_path, name, text, message):
     with pytest.raises(BadTrace, match=message) as caught:
         read_trace(write(tmp_path, text, name))
     assert "\n" not in caught.value.message
@@ -156,14 +156,14 @@ def test_a_trace_that_cannot_be_read_is_refused_in_a_sentence(tmp_path, name, te
 
 
 @pytest.mark.parametrize("keep", [30, -9])
-def test_a_gzip_that_is_cut_short(tmp_path, keep):
+def test_a_truncated_gzip_is_refused(tmp_path, keep):
     path = tmp_path / "log.swf.gz"
     path.write_bytes(gzip.compress(SWF.encode() * 50)[:keep])
     with pytest.raises(BadTrace, match=r"log.swf.gz is cut short or damaged after line \d+"):
         read_trace(path)
 
 
-def test_what_is_no_text_and_what_is_not_there(tmp_path):
+def test_binary_and_missing_files_are_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"submit_s,\xff\xfe\n")
     with pytest.raises(BadTrace, match="line 1 is not text"):
         read_trace(tmp_path / "a.csv")
@@ -173,13 +173,13 @@ def test_what_is_no_text_and_what_is_not_there(tmp_path):
         read_trace(tmp_path)
 
 
-def test_a_cluster_on_which_nothing_fits():
+def test_a_cluster_that_fits_no_job_is_refused():
     trace = read_trace(EXAMPLES / "tiresias_60jobs.csv.gz")
     with pytest.raises(BadTrace, match="no job of tiresias_60jobs.csv.gz fits on the cluster"):
         trace.keep_those_that_fit(gpus=0, procs=0)
 
 
-def test_clusters_by_name_and_by_file(tmp_path):
+def test_clusters_are_read_by_name_and_file(tmp_path):
     nodes = nodes_of("12x8xA100-80GiB:64")
     assert (len(nodes), nodes[0].name, nodes[11].name, nodes[0].cpus) == (12, "node00", "node11", 64.0)
     assert {(gpu.name, gpu.vram_total_mib) for gpu in nodes[0].gpus} == {("A100", 81920)}
@@ -193,23 +193,23 @@ def test_clusters_by_name_and_by_file(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["8x0", "x8", "8", "0p", "eight", "8x8x"])
-def test_a_cluster_that_is_none(text):
+def test_an_invalid_cluster_is_refused(text):
     with pytest.raises(UserError):
         nodes_of(text)
 
 
 @pytest.mark.parametrize("text", ["lifo", "fcfs+some", "fcfs/best/first", "fcfs+easy/worst"])
-def test_a_policy_that_is_none(text):
+def test_an_invalid_policy_is_refused(text):
     with pytest.raises(UserError, match="names no"):
         rules_of(text)
 
 
-def test_estimates_as_given_and_exact(tmp_path):
+def test_estimates_are_used_as_given_or_exact(tmp_path):
     jobs = read_trace(write(tmp_path, SWF.replace("2 60 -1 1 7", "2 600 -1 1 7"), "log.swf")).jobs
     assert [job.estimate_s for job in with_estimates(jobs, "given")] == [600, 50]
     assert [job.estimate_s for job in with_estimates(jobs, "exact")] == [100, 50]
 
 
-def test_the_traces_that_are_shipped_are_told_of():
+def test_shipped_traces_are_listed():
     text = (EXAMPLES / "README.md").read_text("utf-8")
     assert all(name in text for name in example_names())

@@ -11,7 +11,7 @@ from gpusched.simulate.trace import read_trace, with_estimates
 
 
 @pytest.mark.parametrize(("name", "policy"), [(name, policy) for name, rows in GANG.items() for policy in rows])
-def test_gangs(name, policy, trace_file):
+def test_gangs_match_the_reference(name, policy, trace_file):
     base, _, shape = name.partition("@")
     nodes, jobs = cluster.nodes_of(shape), read_trace(trace_file(f"{base}.csv.gz")).jobs
     made = measures.Schedule(
@@ -29,7 +29,7 @@ def test_gangs(name, policy, trace_file):
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("policy", RIGID)
-def test_rigid_jobs(policy, trace_file):
+def test_rigid_jobs_match_the_reference(policy, trace_file):
     trace = read_trace(trace_file("kth_sp2.swf.gz"))
     text, _, estimate = policy.partition(", est=")
     chosen = policies.rules_of(text)

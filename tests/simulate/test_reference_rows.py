@@ -35,7 +35,7 @@ def on_cluster(path: Path, shape: str) -> tuple[Trace, tuple[object, ...]]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "policy"), rows())
-def test_the_schedule_is_that_of_the_reference(name, policy, trace_file):
+def test_the_schedule_matches_the_reference(name, policy, trace_file):
     base, _, shape = name.partition("@")
     trace, nodes = on_cluster(trace_file(FILES.get(base, f"{base}.csv.gz")), shape)
     text, _, estimate = policy.partition(", est=")

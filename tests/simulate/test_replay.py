@@ -61,7 +61,7 @@ def typed(monkeypatch, capsys, *words):
 # --- the plan -------------------------------------------------------------------------------------
 
 
-def test_a_plan_has_starts_with_places_reservations_and_a_reason_for_each_class():
+def test_a_plan_has_placed_starts_reservations_and_a_reason_for_each_class():
     recording = some_recording()
     made = Replay(recording, recording.settings, "recorded").document()
     assert [(one["job"], one["user"], one["node"], one["gpus"]) for one in made["starts"]] == [
@@ -80,13 +80,13 @@ def test_a_plan_has_starts_with_places_reservations_and_a_reason_for_each_class(
     json.dumps(made)
 
 
-def test_the_plan_is_that_of_the_policy():
+def test_the_plan_equals_the_policy():
     recording = some_recording()
     made, plan = Replay(recording, EASY, "").plan, decide(recording.snapshot, EASY)
     assert (made.starts, made.reservations, dict(made.reasons)) == (plan.starts, plan.reservations, dict(plan.reasons))
 
 
-def test_what_becomes_of_one_job():
+def test_one_job_is_explained():
     recording = some_recording()
     asked = Replay(recording, EASY, "")
     starts = asked.of_job("6")
@@ -114,7 +114,7 @@ def test_what_becomes_of_one_job():
         asked.of_job("7")
 
 
-def test_what_would_help_is_tried():
+def test_helpful_changes_are_tried():
     recording = Recording.of(
         snapshot(node(gpus=2), running=[allocation(1, gpus=[0])], waiting=[waiting(2, 2, 60)]), EASY
     )
@@ -123,7 +123,7 @@ def test_what_would_help_is_tried():
     assert first["text"] == "would start now with -g 1"
 
 
-def test_a_class_that_is_cut_short_is_told_of():
+def test_a_truncated_class_is_reported():
     jobs = [waiting(number, 1, 60) for number in range(2, 8)]
     recording = Recording.of(snapshot(node(gpus=4), waiting=jobs, front=2), EASY)
     asked = Replay(recording, EASY, "")
@@ -133,7 +133,7 @@ def test_a_class_that_is_cut_short_is_told_of():
     assert notes(recording) == ["4 jobs are further back in their classes than the planner looks"]
 
 
-def test_tasks_of_an_array_are_called_what_people_call_them():
+def test_array_tasks_are_shown_by_their_display_ids():
     array = ArraySpec("0-3", throttle=1)
     tasks = [waiting(number, 1, 60, array=array, array_id=5, task=number - 6) for number in (6, 7)]
     before = replace(
@@ -147,14 +147,14 @@ def test_tasks_of_an_array_are_called_what_people_call_them():
     assert dict(recording.names) == {6: "5_0", 7: "5_1"}
 
 
-def test_what_is_booked_twice_is_told_of():
+def test_double_bookings_are_reported():
     both = [allocation(1, gpus=[0]), allocation(2, gpus=[0])]
     found = notes(Recording.of(snapshot(node(gpus=1), running=both), EASY, plugins=("site",)))
     assert found[0] == "plug-ins took part (site) but are not loaded here: the plan may differ from the daemon's"
     assert found[1].startswith("booked wrongly: GPU GPU-n1-0 of node n1 is")
 
 
-def test_how_much_a_snapshot_holds():
+def test_the_size_of_a_snapshot_is_reported():
     assert summary(some_recording()) == {
         "release": "0.1.0",
         "now": NOW,
@@ -169,7 +169,7 @@ def test_how_much_a_snapshot_holds():
 # --- other settings ---------------------------------------------------------------------------------
 
 
-def test_a_name_changes_order_backfill_and_placement_and_leaves_the_rest():
+def test_a_preset_name_changes_order_backfill_and_placement_only():
     base = Settings(
         priority=PrioritySettings(weight_age=7.0, backfill_depth=9),
         placement=PlacementSettings(strategy="fgd"),
@@ -183,7 +183,7 @@ def test_a_name_changes_order_backfill_and_placement_and_leaves_the_rest():
         under(base, "lifo")
 
 
-def test_what_other_settings_change_is_listed():
+def test_changes_by_other_settings_are_listed():
     recording = some_recording()
     base = Replay(recording, EASY, "recorded")
     none = Replay(recording, under(EASY, "fcfs"), "fcfs")
@@ -204,7 +204,7 @@ def test_what_other_settings_change_is_listed():
     assert (moved["job"], moved["from"]["node"], moved["to"]["node"]) == ("5", "n1", "n2")
 
 
-def test_shares_are_those_of_the_snapshot():
+def test_shares_come_from_the_snapshot():
     """Usage is part of it: who has used more goes second."""
     jobs = [waiting(5, 1, 60, account="a"), waiting(6, 1, 60, user="bob", uid=1001, account="a")]
     used = Usage("a", "ann", Resources(gpus=1e6), NOW)
@@ -226,7 +226,7 @@ def test_standard_input_is_read(file, monkeypatch):
     assert read_recording("-") == some_recording()
 
 
-def test_a_file_that_is_cut_short_anywhere_is_refused(file, tmp_path):
+def test_a_file_truncated_anywhere_is_refused(file, tmp_path):
     whole = file.read_bytes()
     part = tmp_path / "part.json"
     for length in (*range(0, len(whole) - 1, 97), len(whole) - 1):
@@ -245,7 +245,7 @@ def test_a_file_that_is_cut_short_anywhere_is_refused(file, tmp_path):
         b"9" * 10_000,
     ],
 )
-def test_what_is_something_else_is_refused(tmp_path, content):
+def test_a_foreign_file_is_refused(tmp_path, content):
     path = tmp_path / "x"
     path.write_bytes(content)
     with pytest.raises(BadRecording) as caught:
@@ -254,14 +254,14 @@ def test_what_is_something_else_is_refused(tmp_path, content):
     assert "\n" not in caught.value.message
 
 
-def test_a_file_that_is_too_large_is_not_even_read(file, monkeypatch):
+def test_an_oversized_file_is_not_read(file, monkeypatch):
     monkeypatch.setattr(replay, "LARGEST_MIB", 0)
     for path in (str(file), "/dev/zero"):
         with pytest.raises(BadRecording, match="is larger than 0 MiB"):
             read_recording(path)
 
 
-def test_nothing_that_a_file_names_is_loaded(tmp_path, monkeypatch):
+def test_nothing_named_in_a_file_is_loaded(tmp_path, monkeypatch):
     (tmp_path / "trap.py").write_text("raise SystemExit('loaded')")
     monkeypatch.syspath_prepend(str(tmp_path))
     recording = some_recording(replace(EASY, plugins=("trap",)))
@@ -276,7 +276,7 @@ VALUES = (None, True, -1, 0, 1, 1e308, 1 << 62, "x", "Infinity", "-Infinity", []
 
 
 @pytest.mark.parametrize("now", [1e308, -1.0])
-def test_an_instant_that_no_calendar_has_is_refused(tmp_path, monkeypatch, capsys, now):
+def test_an_impossible_instant_is_refused(tmp_path, monkeypatch, capsys, now):
     document = encode(some_recording())
     document["snapshot"]["now"] = now
     path = tmp_path / "odd.json"
@@ -286,7 +286,7 @@ def test_an_instant_that_no_calendar_has_is_refused(tmp_path, monkeypatch, capsy
     assert f"the snapshot is damaged: now is {now:g}, which is no instant" in shown.err
 
 
-def test_no_change_of_a_file_is_answered_by_more_than_a_sentence(tmp_path, monkeypatch, capsys):
+def test_any_change_of_a_file_is_answered_in_a_sentence(tmp_path, monkeypatch, capsys):
     whole = quickjson.loads(
         quickjson.dumps(encode(some_recording(usage=[Usage("a", "ann", Resources(gpus=5.0), NOW)])))
     )
@@ -311,7 +311,7 @@ def test_no_change_of_a_file_is_answered_by_more_than_a_sentence(tmp_path, monke
     assert codes == {0, 1}
 
 
-def test_a_failure_of_the_policy_is_told_and_with_a_variable_shown_whole(monkeypatch):
+def test_a_policy_failure_is_reported_and_shown_whole_on_request(monkeypatch):
     def fails(*_):
         raise ZeroDivisionError("no")
 
@@ -327,7 +327,7 @@ def test_a_failure_of_the_policy_is_told_and_with_a_variable_shown_whole(monkeyp
 # --- as typed ---------------------------------------------------------------------------------------
 
 
-def test_for_people(file, monkeypatch, capsys):
+def test_the_text_output_is_readable(file, monkeypatch, capsys):
     code, shown = typed(monkeypatch, capsys, file, "--policy", "fcfs,fcfs+easy")
     assert code == 0
     lines = shown.out.splitlines()
@@ -363,7 +363,7 @@ def test_for_people(file, monkeypatch, capsys):
     assert "  starts now on n1 GPU " in shown.out
 
 
-def test_for_programs(file, monkeypatch, capsys):
+def test_the_json_output_is_complete(file, monkeypatch, capsys):
     code, shown = typed(monkeypatch, capsys, file, "--policy", "fcfs", "--json")
     made = json.loads(shown.out)
     assert (code, made["schema_version"], made["file"]["waiting"], made["notes"]) == (0, 1, 5, [])
@@ -376,14 +376,14 @@ def test_for_programs(file, monkeypatch, capsys):
     assert (made["plan"]["job"]["reason"], made["others"]) == ("Resources", [])
 
 
-def test_for_shells(file, monkeypatch, capsys):
+def test_the_shell_output_is_parseable(file, monkeypatch, capsys):
     assert typed(monkeypatch, capsys, file, "-q")[1].out == "6\n8\n"
     assert typed(monkeypatch, capsys, file, "-q", "--policy", "fcfs")[1].out == ""
     assert typed(monkeypatch, capsys, file, "-q", "--job", "5")[1].out == "Resources\n"
     assert typed(monkeypatch, capsys, file, "-q", "--job", "6")[1].out == "starts\n"
 
 
-def test_other_settings_are_those_of_a_file(file, tmp_path, monkeypatch, capsys):
+def test_other_settings_come_from_a_file(file, tmp_path, monkeypatch, capsys):
     config = tmp_path / "other.toml"
     config.write_text('[priority]\norder = "fifo"\nbackfill = false\n')
     code, shown = typed(monkeypatch, capsys, file, "--config", config)
@@ -426,7 +426,7 @@ def test_a_mistake_is_one_sentence_and_a_hint(file, monkeypatch, capsys, words, 
     assert shown.out == ""
 
 
-def test_a_setting_that_none_could_have_is_refused(file, monkeypatch, capsys):
+def test_an_impossible_setting_is_refused(file, monkeypatch, capsys):
     document = json.loads(file.read_text())
     document["settings"]["priority"]["half_life_s"] = 0
     file.write_text(json.dumps(document))

@@ -71,7 +71,7 @@ def test_the_rows_of_all_schedules_have_the_same_columns():
     assert (full["overdue_missed"], full["overdue_by_s"], full["late_missed"], full["late_bound_s"]) == (1, 6, 0, 1)
 
 
-def test_jobs_that_waited_longer_than_the_bound():
+def test_jobs_beyond_the_wait_bound_are_counted():
     jobs = [job(0, 100, 4), job(0, 10, 4), job(10, 10, 4)]
     outcome = Outcome(jobs, [0, 100, 110], 3)
 
@@ -83,7 +83,7 @@ def test_jobs_that_waited_longer_than_the_bound():
     assert late(0)["part"] == pytest.approx(2 / 3)
 
 
-def test_jobs_that_missed_their_deadline():
+def test_jobs_beyond_their_deadline_are_counted():
     jobs = [job(0, 100, deadline_s=100), job(0, 10, deadline_s=100), job(0, 10)]
     assert measures.Schedule("a", Outcome(jobs, [0, 95, 105], 3), 1).overdue == {
         "jobs": 2,
@@ -94,7 +94,7 @@ def test_jobs_that_missed_their_deadline():
     assert measures.Schedule("a", Outcome(jobs[2:], [500], 1), 1).overdue is None
 
 
-def test_work_that_was_preempted():
+def test_preempted_work_is_counted():
     # Two GPUs for 40 s, ended to make room, and again for 100 s from 60 on.
     jobs = [job(0, 100, 2), job(40, 20, 4)]
     attempts = [Attempt(0, 0, 40, "preempted"), Attempt(1, 40, 60, "completed"), Attempt(0, 60, 160, "completed")]
@@ -105,12 +105,12 @@ def test_work_that_was_preempted():
     assert (made.wait_s.most, made.completion_s.most, made.slowdown.most) == (0, 160, 1.6)
 
 
-def test_a_part_of_a_card_counts_as_a_part():
+def test_a_slice_counts_as_a_part_of_the_gpu():
     made = measures.Schedule("a", Outcome([job(0, 100, gpu_fraction=0.25)], [0], 1), 1)
     assert made.utilisation == 0.25
 
 
-def test_mean_wait_and_slowdown_of_each_user_and_queue():
+def test_mean_wait_and_slowdown_are_given_per_user_and_queue():
     jobs = [job(0, 10, queue="q"), job(0, 10, queue="r"), job(0, 20, user="bob", queue="q")]
     outcome = Outcome(jobs, [0, 10, 20], 3)
     assert groups(outcome, lambda one: one.user) == {
@@ -120,7 +120,7 @@ def test_mean_wait_and_slowdown_of_each_user_and_queue():
     assert groups(outcome, lambda one: one.queue)["q"] == Group(2, 10, 1.5)
 
 
-def test_the_sentence_says_how_many_and_who_the_most():
+def test_the_sentence_counts_jobs_and_names_the_largest_user():
     jobs = [job(0, 10), job(0, 10), job(0, 10, user="bob"), job(0, 10, user="eve")]
     before, after = Outcome(jobs, [0, 0, 30, 10], 4), Outcome(jobs, [10, 10, 0, 10], 4)
     assert str(compare_users("old", before, "new", after)) == (
@@ -130,20 +130,20 @@ def test_the_sentence_says_how_many_and_who_the_most():
     )
 
 
-def test_a_trifle_is_no_gain():
+def test_a_trifle_is_not_a_gain():
     jobs = [job(0, 1000), job(0, 1000, user="bob")]
     found = compare_users("old", Outcome(jobs, [0, 0], 2), "new", Outcome(jobs, [9, 10], 2))
     assert str(found) == "new instead of old: of 2 users 0 gain, 0 lose, 2 see no difference"
     assert len(compare_users("old", Outcome(jobs, [0, 0], 2), "new", Outcome(jobs, [9, 11], 2)).losers) == 1
 
 
-def test_queues_stand_in_for_users_that_nobody_knows():
+def test_queues_replace_unknown_users():
     jobs = [job(0, 10, user="", queue=""), job(0, 10, user="", queue="vision")]
     found = compare_users("old", Outcome(jobs, [10, 0], 2), "new", Outcome(jobs, [0, 10], 2))
     assert "of 2 queues 1 gains (50% of the jobs; most of all those without a queue with 1 job" in str(found)
 
 
-def test_lines_leave_out_what_says_nothing():
+def test_lines_without_information_are_omitted():
     alone = dict(
         one[:2] for one in measures.detail_lines([measures.Schedule("fcfs", simulated([job(0, 100), job(0, 5)]), 8)])
     )
@@ -164,7 +164,7 @@ def test_lines_leave_out_what_says_nothing():
     ]
 
 
-def test_a_table_of_ones_own_may_name_users_and_deadlines(tmp_path):
+def test_a_custom_table_may_name_users_and_deadlines(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("submit_s,duration_s,num_gpus,user,queue,deadline_s\n0,10,1,ann,vision,60\n5,10,1,bob,,\n")
     ann, bob = read_trace(path).jobs

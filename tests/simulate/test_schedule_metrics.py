@@ -15,7 +15,7 @@ def job(submit_s, run_s, *, gpus=1, user="ann", queue="q"):
     return TraceJob("j", submit_s, run_s, run_s, gpus=gpus, user=user, queue=queue)
 
 
-def test_two_jobs_by_hand():
+def test_two_jobs_match_hand_computation():
     jobs = [job(0, 100), job(50, 5, gpus=8, user="bob")]
     made = measures.Schedule("a", Outcome(jobs, [0, 100], 2), 8)
     assert (made.wait_s.mean, made.wait_s.median, made.wait_s.p95, made.wait_s.most) == (25, 0, 50, 50)
@@ -28,7 +28,7 @@ def test_two_jobs_by_hand():
     assert made.queue_fairness == 1
 
 
-def test_the_mean_wait_and_slowdown_are_those_of_the_reference():
+def test_mean_wait_and_slowdown_match_the_reference():
     trace = read_trace(EXAMPLES / "muri_trace1.csv.gz")
     outcome = planner_run.run(trace.jobs, cluster.nodes_of("8x8"), policies.rules_of("sjf+easy/best").settings())
     made = measures.Schedule("a", outcome, 64)
@@ -39,7 +39,7 @@ def test_the_mean_wait_and_slowdown_are_those_of_the_reference():
     assert round(made.wide_wait_s, 1) == 2244036.2
 
 
-def test_who_gains_and_who_loses():
+def test_winners_and_losers_are_named():
     jobs = [job(0, 10, user="ann"), job(0, 10, user="bob")]
     before, after = Outcome(jobs, [0, 10], 2), Outcome(jobs, [10, 0], 2)
     assert [
@@ -51,5 +51,5 @@ def test_who_gains_and_who_loses():
 
 
 @pytest.mark.parametrize(("values", "index"), [([1, 1, 1], 1), ([1, 0, 0, 0], 0.25), ([], 1), ([0, 0], 1)])
-def test_jains_index(values, index):
+def test_jains_index_is_computed(values, index):
     assert jain(values) == pytest.approx(index)

@@ -25,7 +25,7 @@ def mean_slowdown(trace, policy, rows):
     return measures.Schedule("a", outcome, part.procs).slowdown.mean
 
 
-def test_each_part_is_scheduled_as_if_it_were_alone():
+def test_each_part_is_scheduled_independently():
     trace = read_trace(EXAMPLES / "muri_trace1.csv.gz")
     nodes, settings = cluster.nodes_of("2x8"), policies.rules_of("fcfs+easy").settings()
     trace.keep_those_that_fit(gpus=16, procs=0)
@@ -44,7 +44,7 @@ def test_each_part_is_scheduled_as_if_it_were_alone():
 
 
 @pytest.mark.nightly
-def test_the_setting_of_rlscheduler(trace_file):
+def test_the_setting_of_rlscheduler_is_reproduced(trace_file):
     trace = read_trace(trace_file("lublin_256.swf.gz"))
     rows = [(first, 1024) for first in DRAWN]
     # What the rules of the literature give there, so that the setting itself is the same.
@@ -54,7 +54,7 @@ def test_the_setting_of_rlscheduler(trace_file):
 
 
 @pytest.mark.nightly
-def test_the_order_that_does_better_there_does_so_elsewhere(trace_file):
+def test_the_better_order_there_is_better_elsewhere(trace_file):
     trace = read_trace(trace_file("lublin_256.swf.gz"))
     rows = [(first, 1024) for first in OTHERS]
     assert mean_slowdown(trace, "saf+easy", rows) < mean_slowdown(trace, "sjf+easy", rows)

@@ -29,7 +29,7 @@ def mean_wait(outcome: Outcome) -> float:
 
 
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=10))
-def test_the_p_value_is_the_share_of_all_signs_that_do_as_well(gains: list[int]) -> None:
+def test_the_p_value_is_the_share_of_sign_flips_that_do_as_well(gains: list[int]) -> None:
     if not any(gains):
         assert sign_flip_p(gains) == 1.0
         return
@@ -38,19 +38,19 @@ def test_the_p_value_is_the_share_of_all_signs_that_do_as_well(gains: list[int])
     assert sign_flip_p(gains) == as_well / len(all_signs)
 
 
-def test_fractions_that_add_up_to_the_same_in_another_order_count_as_equal() -> None:
+def test_equal_sums_in_another_order_count_as_equal() -> None:
     assert sign_flip_p([0.1] * 12) == 1 / 4096
     assert sign_flip_p([0.1, 0.2, 0.3]) == 1 / 8
 
 
-def test_a_gain_in_every_part_is_beyond_chance() -> None:
+def test_a_gain_in_every_part_is_significant() -> None:
     found = sign_flip_test(schedule([600] * 240), schedule([500] * 240), mean_wait)
     assert (found.parts, found.better, found.p) == (PARTS, PARTS, 1 / 4096)
     assert found.is_significant
     assert str(found) == "better in 12 of 12 parts, chance does as well in 1 of 4,096 tries"
 
 
-def test_the_same_schedule_is_no_gain() -> None:
+def test_the_same_schedule_is_not_a_gain() -> None:
     found = sign_flip_test(schedule([600] * 240), schedule([600] * 240), mean_wait)
     assert (found.better, found.p, found.is_significant) == (0, 1.0, False)
 
@@ -60,7 +60,7 @@ def test_a_loss_is_never_significant() -> None:
     assert (found.better, found.p) == (0, 1.0)
 
 
-def test_one_good_week_is_chance_however_good_it_was() -> None:
+def test_a_single_good_week_is_not_significant() -> None:
     before, after = [600] * 240, [600] * 240
     before[:20] = [100_000] * 20
     found = sign_flip_test(schedule(before), schedule(after), mean_wait)
@@ -68,7 +68,7 @@ def test_one_good_week_is_chance_however_good_it_was() -> None:
     assert str(found) == "better in 1 and worse in 0 of 12 parts, chance does as well in every second case"
 
 
-def test_comparisons_are_paid_for() -> None:
+def test_multiple_comparisons_are_corrected() -> None:
     once = sign_flip_test(schedule([600] * 240), schedule([500] * 240), mean_wait)
     thrice = sign_flip_test(schedule([600] * 240), schedule([500] * 240), mean_wait, comparisons=3)
     assert thrice.p == 3 * once.p
@@ -84,7 +84,7 @@ def test_comparisons_are_paid_for() -> None:
         (5000, PARTS),
     ],
 )
-def test_parts_have_enough_jobs_or_there_are_none(jobs: int, parts: int) -> None:
+def test_parts_have_enough_jobs_or_none_are_made(jobs: int, parts: int) -> None:
     found = sign_flip_test(schedule([600] * jobs), schedule([500] * jobs), mean_wait)
     assert (found.parts, found.better) == (parts, parts)
     assert found.is_significant is (parts > 0)
@@ -92,7 +92,7 @@ def test_parts_have_enough_jobs_or_there_are_none(jobs: int, parts: int) -> None
         assert str(found) == "too few jobs to rule out chance (in 6 parts, 10 in each)"
 
 
-def test_each_part_has_equally_many_of_the_jobs_that_count() -> None:
+def test_parts_have_equal_numbers_of_counted_jobs() -> None:
     # Nine of ten jobs of ann come in the last tenth.
     users = ["bob" if number < 900 and number % 10 else "ann" for number in range(1000)]
     sizes = []
@@ -106,7 +106,7 @@ def test_each_part_has_equally_many_of_the_jobs_that_count() -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_parts_follow_the_submissions_whatever_the_order_of_the_file() -> None:
+def test_parts_follow_submission_order_and_not_file_order() -> None:
     ordered = sign_flip_test(schedule([*range(240)]), schedule([100] * 240), mean_wait)
     numbers = list(range(240))
     Random(3).shuffle(numbers)
@@ -117,7 +117,7 @@ def test_parts_follow_the_submissions_whatever_the_order_of_the_file() -> None:
     assert sign_flip_test(shuffled(schedule([*range(240)])), shuffled(schedule([100] * 240)), mean_wait) == ordered
 
 
-def test_where_neither_is_better_it_is_hardly_ever_said_that_one_is() -> None:
+def test_false_positives_are_rare() -> None:
     random, found, rounds = Random(11), 0, 400
     for _ in range(rounds):
         before = [int(random.lognormvariate(6, 2)) for _ in range(240)]
@@ -126,7 +126,7 @@ def test_where_neither_is_better_it_is_hardly_ever_said_that_one_is() -> None:
     assert found / rounds < 1.6 * ALPHA
 
 
-def test_the_better_one_is_found_in_spite_of_noise() -> None:
+def test_the_better_policy_is_found_despite_noise() -> None:
     random, found, rounds = Random(12), 0, 100
     for _ in range(rounds):
         before = [int(random.lognormvariate(6, 1)) for _ in range(240)]

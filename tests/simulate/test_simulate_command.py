@@ -19,7 +19,7 @@ def typed(monkeypatch, capsys, *words):
     return code, capsys.readouterr()
 
 
-def test_a_table_of_policies(monkeypatch, capsys):
+def test_policies_are_shown_as_a_table(monkeypatch, capsys):
     code, shown = typed(monkeypatch, capsys, TRACE, "--nodes", "4x8", "--policy", "fcfs,fcfs+easy/spread")
     assert code == 0
     heading, *lines = shown.out.splitlines()
@@ -30,7 +30,7 @@ def test_a_table_of_policies(monkeypatch, capsys):
     ]
 
 
-def test_one_document(monkeypatch, capsys):
+def test_policies_are_written_as_one_document(monkeypatch, capsys):
     code, shown = typed(monkeypatch, capsys, TRACE, "--nodes", "1x8", "--json")
     assert code == 0
     made = json.loads(shown.out)
@@ -39,7 +39,7 @@ def test_one_document(monkeypatch, capsys):
     assert row["wait_s"]["mean"] > 0
 
 
-def test_by_the_rules_of_gangs_estimates_are_the_run_times(monkeypatch, capsys, tmp_path):
+def test_gang_rules_use_run_times_as_estimates(monkeypatch, capsys, tmp_path):
     log = tmp_path / "log.txt"
     row = "{}|2026-01-01T00:00:0{}|2026-01-02T00:00:00|00:{}|{}|gres/gpu={}"
     # The last one passes the second only if it is known to be over in time.
@@ -54,7 +54,7 @@ def typed_sha(monkeypatch, capsys, *words):
     return json.loads(typed(monkeypatch, capsys, *words, "--json")[1].out)["policies"][0]["starts_sha"]
 
 
-def test_by_the_rules_of_rigid_jobs_a_log_gives_one_schedule(monkeypatch, capsys, tmp_path):
+def test_rigid_rules_give_one_schedule(monkeypatch, capsys, tmp_path):
     log = tmp_path / "log.swf"
     jobs = [(1, 0, 10, 3), (2, 1, 10, 2), (3, 2, 5, 1)]
     fields = "{} {} -1 {} {} -1 -1 {} {} -1 1 1 1 -1 1 -1 -1 -1"
@@ -66,7 +66,7 @@ def test_by_the_rules_of_rigid_jobs_a_log_gives_one_schedule(monkeypatch, capsys
     assert "job 1 asks for no GPU, which the rules gang do not allow" in shown.err
 
 
-def test_what_the_rules_do_not_know_is_refused(monkeypatch, capsys, tmp_path):
+def test_options_unknown_to_the_rules_are_refused(monkeypatch, capsys, tmp_path):
     log = tmp_path / "log.txt"
     row = "1|2026-01-01T00:00:00|2026-01-01T00:00:00|00:01:40|8|gres/gpu=2"
     log.write_text(f"JobID|Submit|Start|Elapsed|ReqCPUS|ReqTRES\n{row}\n")

@@ -42,7 +42,7 @@ def search(jobs, text, *, tries=12, seed=0, settings=None):
     return Search(jobs, objective_of(text), settings or Settings(), run, tries, seed)
 
 
-def test_a_weight_that_is_known_to_be_best_is_found():
+def test_the_known_best_weight_is_found():
     jobs = blocks(10, small_s=150)
     by_hand = PrioritySettings(weight_age=0, weight_size=1e5, favor_small=True)
     goal = objective_of("wait_mean of small")
@@ -54,14 +54,14 @@ def test_a_weight_that_is_known_to_be_best_is_found():
     assert (found.favor_small and found.weight_size > 0) or found.weight_short > 0
 
 
-def test_what_is_found_keeps_the_limits():
+def test_the_result_keeps_the_limits():
     # When small ones go first the second wide one waits for 350 s.
     jobs = blocks(10, small_s=150)
     _, score = search(jobs, "wait_mean of small, wait_most of width>=4 <= 340s").find()
     assert (score.value, score.limited, score.excess) == (399, (200,), 0)
 
 
-def test_settings_are_steps_from_the_best_once_some_are_known():
+def test_later_settings_are_steps_from_the_best():
     seen = []
     jobs = blocks(10, small_s=150)
 
@@ -85,7 +85,7 @@ def test_settings_are_steps_from_the_best_once_some_are_known():
     assert all(changed(one, Settings().priority) >= 2 for one in seen[1:9])
 
 
-def test_most_settings_are_tried_on_a_few_jobs_and_few_on_all():
+def test_most_settings_are_tried_on_few_jobs_and_few_on_all():
     jobs = blocks(400, small_s=150)
     made = search(jobs, "wait_mean of small", tries=40)
     assert made.rounds() == [(27, 266), (9, 800), (3, 2400)]
@@ -96,7 +96,7 @@ def test_most_settings_are_tried_on_a_few_jobs_and_few_on_all():
     assert search(jobs, "wait_mean", tries=1).rounds() == [(1, 2400)]
 
 
-def test_only_what_can_matter_is_searched():
+def test_only_relevant_settings_are_searched():
     jobs = blocks(10, small_s=150)
     names = {one.name for one in knobs_of(jobs, Settings())}
     assert {"weight_age", "weight_size", "weight_short", "weight_whole", "backfill_depth"} <= names
@@ -109,7 +109,7 @@ def test_only_what_can_matter_is_searched():
 
 
 @pytest.mark.parametrize("number", range(30))
-def test_whatever_is_drawn_or_stepped_to_can_be_written_and_read(number, tmp_path):
+def test_every_drawn_setting_can_be_written_and_read(number, tmp_path):
     random = Random(number)
     jobs = [replace(job, user=job.id[-1], cpus=1.0) for job in blocks(2, small_s=1)]
     knobs = knobs_of(jobs, Settings())
@@ -132,11 +132,11 @@ def test_whatever_is_drawn_or_stepped_to_can_be_written_and_read(number, tmp_pat
         (Score(99.5, (9,), 0.2), Score(100, (9,), 0.2), False),
     ],
 )
-def test_better_means_limits_first_and_not_by_a_hair(after, before, expected):
+def test_limits_decide_before_the_goal_and_ties_need_a_margin(after, before, expected):
     assert is_better(after, before) is expected
 
 
-def test_later_jobs_are_held_out_whatever_the_order_of_the_file():
+def test_later_jobs_are_held_out_in_any_file_order():
     jobs = blocks(10, small_s=150)
     mixed = list(jobs)
     Random(1).shuffle(mixed)
@@ -190,7 +190,7 @@ def two_halves(tmp_path):
 GOAL = ("--goal", "wait_mean of small, wait_most <= 2h", "--nodes", "1x4", "--hold-out", "0.5", "--tries", "12")
 
 
-def test_what_is_better_on_jobs_held_out_is_written_and_passes_the_check(typed, alike, monkeypatch):
+def test_a_gain_on_held_out_jobs_is_written_and_passes_the_check(typed, alike, monkeypatch):
     code, out, err = typed("tune", alike, *GOAL, "--write", "try.toml")
     assert code == 0
     assert (
@@ -208,7 +208,7 @@ def test_what_is_better_on_jobs_held_out_is_written_and_passes_the_check(typed, 
     assert new["wait_s"]["mean"] < today["wait_s"]["mean"]
 
 
-def test_what_is_worse_on_jobs_held_out_is_said_to_be_and_not_written(typed, two_halves, tmp_path):
+def test_a_loss_on_held_out_jobs_is_reported_and_not_written(typed, two_halves, tmp_path):
     words = (two_halves, "--goal", "wait_mean", *GOAL[4:], "--write", "try.toml")
     code, out, err = typed("tune", *words)
     assert code == 1
@@ -221,7 +221,7 @@ def test_what_is_worse_on_jobs_held_out_is_said_to_be_and_not_written(typed, two
     assert made["held_out"]["found"]["value"] > made["held_out"]["today"]["value"]
 
 
-def test_a_limit_that_is_not_kept_on_jobs_held_out_is_named(typed, two_halves):
+def test_a_limit_violated_on_held_out_jobs_is_named(typed, two_halves):
     # The first half keeps it however it is ordered; in the second wide jobs wait for long when small ones go first.
     words = (two_halves, "--goal", "wait_mean of small, wait_most of width>=4 <= 30m", *GOAL[4:])
     code, out, _ = typed("tune", *words)
@@ -232,7 +232,7 @@ def test_a_limit_that_is_not_kept_on_jobs_held_out_is_named(typed, two_halves):
     assert out.count("(!)") == 1
 
 
-def test_plain_rules_that_are_better_than_both_are_named(typed, alike, tmp_path):
+def test_simple_rules_better_than_both_are_named(typed, alike, tmp_path):
     # Today is the worst order for the goal, and one try does not better it.
     (tmp_path / "worst.toml").write_text("[priority]\nweight_age = 0\nweight_size = 100000\nfavor_small = true\n")
     words = (alike, "--goal", "wait_most of width>=4", *GOAL[2:-1], "1", "--config", "worst.toml", "--seed", "1")
@@ -248,7 +248,7 @@ def test_the_same_seed_finds_the_same(typed, alike):
     assert json.loads(first)["changes"] != json.loads(other)["changes"]
 
 
-def test_the_document(typed, alike):
+def test_the_document_is_written(typed, alike):
     made = json.loads(typed("tune", alike, *GOAL, "--json")[1])
     assert made["goal"] == "wait_mean of small, wait_most <= 2:00:00"
     assert made["jobs"] == {"searched": 120, "held_out": 120}
@@ -260,7 +260,7 @@ def test_the_document(typed, alike):
     assert made["significance"] == {"parts": 8, "better": 8, "worse": 0, "p": 1 / 256, "significant": True}
 
 
-def test_todays_settings_are_those_of_the_file(typed, alike, tmp_path):
+def test_current_settings_come_from_the_file(typed, alike, tmp_path):
     best = "[priority]\nweight_age = 0\nweight_size = 100000\nfavor_small = true\n"
     (tmp_path / "best.toml").write_text(best)
     code, out, _ = typed("tune", alike, *GOAL, "--config", "best.toml")
@@ -269,12 +269,12 @@ def test_todays_settings_are_those_of_the_file(typed, alike, tmp_path):
     assert "[priority]" not in out
 
 
-def test_all_that_the_daemon_does_can_be_tuned_too(typed, alike):
+def test_the_full_daemon_can_be_tuned(typed, alike):
     made = json.loads(typed("tune", alike, *GOAL[:-1], "3", "--tick", "--json")[1])
     assert made["held_out"]["today"]["value"] == 399
 
 
-def test_the_history_of_this_machine(typed, tmp_path):
+def test_the_history_of_this_machine_can_be_tuned(typed, tmp_path):
     path = tmp_path / "home" / "gpusched.db"
     path.parent.mkdir()
     lab = Lab(path)
@@ -324,7 +324,7 @@ def test_a_mistake_is_one_sentence_and_a_hint(typed, alike, words, text):
     assert hint.startswith("gpusched: hint: ")
 
 
-def test_how_far_it_is_never_goes_back_and_comes_to_its_end(tmp_path, monkeypatch):
+def test_progress_never_decreases_and_reaches_the_end(tmp_path, monkeypatch):
     from gpusched.cli import schedules
     from gpusched.cli import tune as command
 
@@ -357,7 +357,7 @@ SMALL_FIRST, WIDE_FIRST = (
 )
 
 
-def test_a_preset_that_is_best_is_found_and_written_by_its_name():
+def test_a_preset_that_is_best_is_written_by_its_name():
     def run(settings, jobs):
         is_preset = settings.priority == preset("throughput")
         return planner_run.run(jobs, NODES, SMALL_FIRST if is_preset else WIDE_FIRST)
@@ -383,7 +383,7 @@ def test_steps_from_a_preset_of_another_order_keep_that_order(order):
     assert len(set(steps)) == 10
 
 
-def test_a_gain_in_one_part_alone_is_said_to_be_chance(typed, tmp_path):
+def test_a_gain_in_one_part_alone_is_reported_as_chance(typed, tmp_path):
     # Wide jobs queue up once in the held-out half; else nobody waits, whatever goes first.
     calm = [TraceJob(str(number), number * 4000, 100, 100, gpus=1) for number in range(300)]
     busy = [replace(job, id=f"b{job.id}", submit_s=job.submit_s + 900_000) for job in blocks(6, small_s=150)]

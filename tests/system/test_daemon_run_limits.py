@@ -76,7 +76,7 @@ def daemon(request: pytest.FixtureRequest, gpu_nodes: list[str]) -> Iterator[Cag
         made.close()
 
 
-def test_it_says_what_it_enforces(daemon: CagingDaemon) -> None:
+def test_the_daemon_reports_what_it_enforces(daemon: CagingDaemon) -> None:
     (node,) = daemon.call("GET", "/v1/cluster")["nodes"]
     found = node["isolation"]
     assert found["launcher"] == ("fork" if daemon.prefix else "systemd")
@@ -89,7 +89,7 @@ def test_it_says_what_it_enforces(daemon: CagingDaemon) -> None:
     ]
 
 
-def test_memory_that_ran_out_is_told_and_retried_with_more(daemon: CagingDaemon) -> None:
+def test_out_of_memory_is_recorded_and_retried_with_more(daemon: CagingDaemon) -> None:
     hog = "x = bytearray(200 << 20)"
     job_id = daemon.run(PYTHON, "-c", hog, mem_mib=100, retries=1, backoff_s=0)
     job = daemon.end(job_id, "COMPLETED")
@@ -104,7 +104,7 @@ def test_memory_that_ran_out_is_told_and_retried_with_more(daemon: CagingDaemon)
     assert any(text.startswith("kept to 512M of memory, 16384 tasks, ") for text in story)
 
 
-def test_a_run_opens_the_gpus_that_it_was_given(daemon: CagingDaemon, gpu_nodes: list[str]) -> None:
+def test_a_run_opens_only_its_own_gpus(daemon: CagingDaemon, gpu_nodes: list[str]) -> None:
     reports = (PYTHON, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])\n" + REPORTS_OPENING, *gpu_nodes)
     with_gpu, without = daemon.run(*reports, gpus=1), daemon.run(*reports)
     daemon.end(with_gpu, "COMPLETED")
@@ -117,7 +117,7 @@ def test_a_run_opens_the_gpus_that_it_was_given(daemon: CagingDaemon, gpu_nodes:
     ]
 
 
-def test_a_run_outlives_the_daemon_with_its_cage_and_its_processors(daemon: CagingDaemon) -> None:
+def test_a_run_survives_the_daemon_with_its_cgroup_and_processors(daemon: CagingDaemon) -> None:
     code = "import os, time; print(sorted(os.sched_getaffinity(0)), flush=True); time.sleep(1000)"
     first = daemon.run(PYTHON, "-c", code, mem_mib=300)
     wait_until(lambda: "]" in daemon.output(first), PATIENCE_S, "its processors")

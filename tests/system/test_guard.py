@@ -49,7 +49,7 @@ def own_slice() -> Iterator[str]:
 
 
 @NEEDS_SYSTEMD
-def test_the_guard_refuses_users_and_spares_root_and_the_drivers_control(own_slice: str, gpu_nodes: list[str]) -> None:
+def test_the_guard_blocks_users_and_spares_root_and_driver_control(own_slice: str, gpu_nodes: list[str]) -> None:
     assert guard.is_on(own_slice) is False
     assert said_below(own_slice, gpu_nodes, USER) == [LET_THROUGH] * 4
     assert guard.put_on(own_slice) is True
@@ -61,7 +61,7 @@ def test_the_guard_refuses_users_and_spares_root_and_the_drivers_control(own_sli
 
 
 @NEEDS_SYSTEMD
-def test_the_guard_is_put_on_once_and_taken_off_whole(own_slice: str, gpu_nodes: list[str]) -> None:
+def test_the_guard_is_applied_once_and_removed_completely(own_slice: str, gpu_nodes: list[str]) -> None:
     assert [guard.put_on(own_slice) for _ in range(3)] == [True, False, False]
     assert guard.is_on(own_slice) is True
     assert guard.take_off(own_slice) is True
@@ -71,9 +71,7 @@ def test_the_guard_is_put_on_once_and_taken_off_whole(own_slice: str, gpu_nodes:
 
 
 @NEEDS_SYSTEMD
-def test_the_guard_survives_systemds_reload_and_its_own_settings_of_the_slice(
-    own_slice: str, gpu_nodes: list[str]
-) -> None:
+def test_the_guard_survives_a_systemd_reload_and_slice_settings(own_slice: str, gpu_nodes: list[str]) -> None:
     guard.put_on(own_slice)
     subprocess.run(["systemctl", "daemon-reload"], check=True)
     subprocess.run(["systemctl", "set-property", "--runtime", own_slice, "CPUWeight=50"], check=True)
@@ -85,7 +83,7 @@ def test_the_guard_survives_systemds_reload_and_its_own_settings_of_the_slice(
 
 @NEEDS_SYSTEMD
 @pytest.mark.skipif(not has_person(), reason=f"there is no user {PERSON}; name one with GPUSCHED_TEST_USER")
-def test_a_job_gets_out_by_its_users_own_manager_only_without_the_guard(
+def test_a_job_escapes_through_its_user_manager_only_without_the_guard(
     bench: LimitedBench, gpu_nodes: list[str]
 ) -> None:
     uid = pwd.getpwnam(PERSON).pw_uid

@@ -19,7 +19,7 @@ HOG = "x = bytearray(300 << 20)"
 # --- memory -------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_needs_more_memory_than_it_has_is_killed_whole(bench: LimitedBench) -> None:
+def test_a_job_that_exceeds_its_memory_is_killed_whole(bench: LimitedBench) -> None:
     text = f"sleep 1000 & {PYTHON} -c '{HOG}'; echo went on"
     bench.run("1.1", "sh", "-c", text, mem_mib=100)
     end = bench.end_of("1.1")
@@ -32,14 +32,14 @@ def test_a_job_that_needs_more_memory_than_it_has_is_killed_whole(bench: Limited
     assert not bench.leaf("1.1").exists()
 
 
-def test_only_the_process_is_killed_where_the_site_wants_it_so(bench: LimitedBench) -> None:
+def test_only_the_process_is_killed_when_configured(bench: LimitedBench) -> None:
     bench.run("1.1", "sh", "-c", f"{PYTHON} -c '{HOG}'; echo went on with $?", mem_mib=100, oom_kills_job=False)
     end = bench.end_of("1.1")
     assert (end.exit_code, end.oom_kills, end.at_mem_limit) == (0, 1, True)
     assert "went on with 137" in bench.output("1.1")
 
 
-def test_memory_and_processor_time_are_those_of_all_processes_together(bench: LimitedBench) -> None:
+def test_memory_and_cpu_time_include_all_processes(bench: LimitedBench) -> None:
     # Two that live at once, each by itself far below the sum; they burn time that nobody waits for.
     lines = ("import time", "x = bytearray(60 << 20)", "while time.process_time() < 1: pass", "time.sleep(5)")
     one = f"{PYTHON} -c '{chr(10).join(lines)}' &"
@@ -52,13 +52,13 @@ def test_memory_and_processor_time_are_those_of_all_processes_together(bench: Li
     assert end.cpu_s > 2
 
 
-def test_a_job_below_its_limit_is_left_alone(bench: LimitedBench) -> None:
+def test_a_job_below_its_limit_is_not_touched(bench: LimitedBench) -> None:
     bench.run("1.1", PYTHON, "-c", "x = bytearray(20 << 20)", mem_mib=200)
     end = bench.end_of("1.1")
     assert (end.exit_code, end.oom_kills, end.at_mem_limit) == (0, 0, False)
 
 
-def test_the_kernel_is_to_end_the_job_before_its_supervisor(bench: LimitedBench) -> None:
+def test_the_kernel_kills_the_job_before_its_supervisor(bench: LimitedBench) -> None:
     bench.run(
         "1.1", PYTHON, "-c", "import time; print(open('/proc/self/oom_score_adj').read(), flush=True); time.sleep(999)"
     )
@@ -72,7 +72,7 @@ def test_the_kernel_is_to_end_the_job_before_its_supervisor(bench: LimitedBench)
 # --- tasks and processors -----------------------------------------------------------------------------
 
 
-def test_a_fork_bomb_ends_at_its_limit_of_tasks(bench: LimitedBench) -> None:
+def test_a_fork_bomb_ends_at_its_task_limit(bench: LimitedBench) -> None:
     code = """
 import os, time
 count = 1
@@ -91,7 +91,7 @@ except OSError as error:
     assert len(end.leftovers) >= 1
 
 
-def test_a_pinned_job_runs_on_its_own_processors_only(bench: LimitedBench) -> None:
+def test_a_pinned_job_runs_only_on_its_own_processors(bench: LimitedBench) -> None:
     allowed = sorted(os.sched_getaffinity(0))
     code = """
 import os, sys
@@ -110,7 +110,7 @@ print(sorted(os.sched_getaffinity(0)))
 # --- devices ------------------------------------------------------------------------------------------
 
 
-def test_a_job_opens_its_own_gpus_and_no_others(bench: LimitedBench, gpu_nodes: list[str]) -> None:
+def test_a_job_opens_only_its_own_gpus(bench: LimitedBench, gpu_nodes: list[str]) -> None:
     bench.run("1.1", PYTHON, "-c", REPORTS_OPENING, *gpu_nodes, "/dev/null", "/dev/urandom", gpu_minors=(1,))
     bench.run("2.1", PYTHON, "-c", REPORTS_OPENING, *gpu_nodes, "/dev/null", gpu_minors=())
     bench.run("3.1", PYTHON, "-c", REPORTS_OPENING, *gpu_nodes, gpu_minors=None)
@@ -132,7 +132,7 @@ def test_a_job_opens_its_own_gpus_and_no_others(bench: LimitedBench, gpu_nodes: 
     ]
 
 
-def test_a_rule_outlives_the_node_and_the_supervisor_that_made_it(bench: LimitedBench, gpu_nodes: list[str]) -> None:
+def test_a_device_rule_outlives_the_node_and_its_supervisor(bench: LimitedBench, gpu_nodes: list[str]) -> None:
     code = "import sys; input(); exec(sys.argv.pop(1))"
     fifo = bench.folder / "fifo"
     os.mkfifo(fifo, 0o666)
@@ -152,7 +152,7 @@ def test_a_rule_outlives_the_node_and_the_supervisor_that_made_it(bench: Limited
 # --- attempts to get out ------------------------------------------------------------------------------
 
 
-def test_a_job_cannot_leave_its_cage_or_change_it(bench: LimitedBench) -> None:
+def test_a_job_can_neither_leave_nor_change_its_cgroup(bench: LimitedBench) -> None:
     code = """
 import os
 path = "/sys/fs/cgroup" + open("/proc/self/cgroup").read().strip()[3:]
@@ -181,7 +181,7 @@ except OSError as error:
     assert all(line.endswith("Permission denied") for line in lines), lines
 
 
-def test_nothing_survives_the_kill_of_a_job_that_forks_as_fast_as_it_can(bench: LimitedBench) -> None:
+def test_a_kill_ends_a_job_that_forks_as_fast_as_it_can(bench: LimitedBench) -> None:
     code = """
 import os, signal
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -207,7 +207,7 @@ while True:
     assert not bench.processes()
 
 
-def test_nothing_survives_the_death_of_its_supervisor(bench: LimitedBench) -> None:
+def test_no_process_survives_the_death_of_its_supervisor(bench: LimitedBench) -> None:
     code = "import os, time; os.setsid() if os.fork() == 0 else print('ready', flush=True); time.sleep(1000)"
     # Without the mark in its environment by which it would be found.
     bench.run("1.1", "env", "-i", PYTHON, "-c", code, tasks=60)
@@ -222,7 +222,7 @@ def test_nothing_survives_the_death_of_its_supervisor(bench: LimitedBench) -> No
 # --- /tmp ---------------------------------------------------------------------------------------------
 
 
-def test_a_tmp_of_its_own_is_empty_and_goes_with_the_job(bench: LimitedBench) -> None:
+def test_a_private_tmp_is_empty_and_removed_with_the_job(bench: LimitedBench) -> None:
     text = "ls -A /tmp /var/tmp; id -un; echo mine >/tmp/mine; ln -s /etc /tmp/link; cat /tmp/mine; stat -c %a /tmp"
     bench.run("1.1", "sh", "-c", text, private_tmp=True)
     assert bench.end_of("1.1").exit_code == 0
@@ -235,7 +235,7 @@ def test_a_tmp_of_its_own_is_empty_and_goes_with_the_job(bench: LimitedBench) ->
 # --- limits that cannot be set -----------------------------------------------------------------------
 
 
-def test_a_run_whose_limit_cannot_be_set_is_not_started_without_it(bench: LimitedBench) -> None:
+def test_a_run_is_not_started_without_its_limit(bench: LimitedBench) -> None:
     bench.run("1.1", "true", cpus=(4000,))
     end = bench.end_of("1.1")
     assert end.start_at is None

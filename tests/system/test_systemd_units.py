@@ -111,11 +111,11 @@ def sleepers() -> list[int]:
 # --- what a unit is -----------------------------------------------------------------------------------------
 
 
-def test_the_launcher_is_systemd_and_says_so(daemon: SystemDaemon) -> None:
+def test_the_launcher_is_systemd_and_is_reported(daemon: SystemDaemon) -> None:
     assert str(daemon.call("GET", "/v1/status")["daemon"]["launcher"]).startswith("systemd ")
 
 
-def test_a_run_is_in_a_unit_of_its_own_as_its_user_and_nothing_of_it_is_in_the_unit(bench: UnitBench) -> None:
+def test_a_run_has_its_own_unit_as_its_user_without_user_text(bench: UnitBench) -> None:
     text = "id -un; id -Gn; cat /proc/self/cgroup; pwd; cat; readlink /proc/self/fd/0; echo ready; exec sleep 600"
     env = {"PATH": os.environ["PATH"], "SECRET": "hunter2"}
     bench.start("1.1", argv=("sh", "-c", text, "hunter2"), env=env, **user_of())
@@ -133,7 +133,7 @@ def test_a_run_is_in_a_unit_of_its_own_as_its_user_and_nothing_of_it_is_in_the_u
     assert "run 1 of gpusched's job 1" in shown
 
 
-def test_a_ticket_leaves_no_memory_behind_and_nobody_else_may_read_it(bench: UnitBench) -> None:
+def test_a_ticket_is_removed_from_memory_and_unreadable_to_others(bench: UnitBench) -> None:
     bench.start("1.1", argv=(), script=b"#!/bin/sh\necho ready\nexec sleep 600\n#" + b"x" * (4 << 20), **user_of())
     bench.until("1.1", RunStarted, timeout_s=PATIENCE_S)
     found = {}
@@ -146,14 +146,14 @@ def test_a_ticket_leaves_no_memory_behind_and_nobody_else_may_read_it(bench: Uni
     assert set(found.values()) <= {0}, "PID 1 holds it as long as the unit is there, but it is empty"
 
 
-def test_many_units_at_once(bench: UnitBench) -> None:
+def test_many_units_start_at_once(bench: UnitBench) -> None:
     runs = [f"{job}.1" for job in range(1, 41)]
     bench.engine.start([bench.ticket(run, Does(exit_code=int(run[:-2]))) for run in runs])
     bench.wait(lambda: {e.run for e in bench.seen if isinstance(e, ENDS)} == set(runs), 4 * PATIENCE_S)
     assert {e.run: e.exit_code for e in bench.seen if isinstance(e, RunEnded)} == {run: int(run[:-2]) for run in runs}
 
 
-def test_limits_conf_holds_for_jobs(bench: UnitBench) -> None:
+def test_limits_conf_applies_to_jobs(bench: UnitBench) -> None:
     service, limits = Path(pam.FILE), Path("/etc/security/limits.d/gpusched-test.conf")
     if service.exists():
         pytest.skip(f"{service} is there already")
@@ -175,7 +175,7 @@ def test_limits_conf_holds_for_jobs(bench: UnitBench) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_a_run_outlives_its_daemon_and_is_taken_over(daemon: SystemDaemon, how: str) -> None:
+def test_a_run_survives_its_daemon_and_is_adopted(daemon: SystemDaemon, how: str) -> None:
     ann = daemon.person(ANN)
     job = ann.submit("sh", "-c", "trap 'exit 7' USR1; while :; do sleep 1; done")
     until(daemon, job, "RUNNING")
@@ -188,7 +188,7 @@ def test_a_run_outlives_its_daemon_and_is_taken_over(daemon: SystemDaemon, how: 
     assert until(daemon, job, "FAILED", "COMPLETED")["exit_code"] == 7
 
 
-def test_systemd_may_be_reloaded_and_start_itself_again(daemon: SystemDaemon) -> None:
+def test_systemd_may_be_reloaded_and_reexecuted(daemon: SystemDaemon) -> None:
     ann = daemon.person(ANN)
     first = ann.submit("sleep", "600")
     until(daemon, first, "RUNNING")
@@ -207,7 +207,7 @@ def test_systemd_may_be_reloaded_and_start_itself_again(daemon: SystemDaemon) ->
         wait_until(lambda unit=unit: "not-found" in systemctl("show", "-P", "LoadState", unit), PATIENCE_S, "no unit")
 
 
-def test_jobs_that_are_submitted_while_systemd_starts_itself_again_run_once_each(daemon: SystemDaemon) -> None:
+def test_jobs_submitted_during_a_systemd_reexec_run_once_each(daemon: SystemDaemon) -> None:
     ann = daemon.person(ANN)
     log = Path(tempfile.mkdtemp(dir="/srv")) / "log"
     log.parent.chmod(0o777)
@@ -223,7 +223,7 @@ def test_jobs_that_are_submitted_while_systemd_starts_itself_again_run_once_each
 # --- how it ends ----------------------------------------------------------------------------------------------
 
 
-def test_nothing_survives_a_killed_supervisor_not_even_who_left_no_trace(bench: UnitBench) -> None:
+def test_a_killed_supervisor_leaves_no_process_even_without_marks(bench: UnitBench) -> None:
     bench.start("1.1", argv=(sys.executable, "-c", ESCAPES), **user_of())
     started = bench.until("1.1", RunStarted, timeout_s=PATIENCE_S)
     bench.wait(lambda: "ready" in bench.output("1.1") and sleepers(), PATIENCE_S)
@@ -232,7 +232,7 @@ def test_nothing_survives_a_killed_supervisor_not_even_who_left_no_trace(bench: 
     wait_until(lambda: not sleepers(), PATIENCE_S, "the runaway to be killed")
 
 
-def test_a_unit_that_the_administrator_stops_ends_in_the_jobs_own_way(bench: UnitBench) -> None:
+def test_a_unit_stopped_by_the_admin_ends_like_a_cancelled_job(bench: UnitBench) -> None:
     text = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.2; done"
     bench.start("1.1", argv=("sh", "-c", text), **user_of())
     bench.until("1.1", RunStarted, timeout_s=PATIENCE_S)
@@ -244,7 +244,7 @@ def test_a_unit_that_the_administrator_stops_ends_in_the_jobs_own_way(bench: Uni
     assert "saved" in bench.output("1.1")
 
 
-def test_a_unit_of_a_job_that_nobody_knows_is_ended(bench: UnitBench) -> None:
+def test_a_unit_of_an_unknown_job_is_ended(bench: UnitBench) -> None:
     bench.start("1.1", SLEEPS, **user_of())
     started = bench.until("1.1", RunStarted, timeout_s=PATIENCE_S)
     bench.restart()

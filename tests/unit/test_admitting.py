@@ -69,7 +69,7 @@ def test_a_submission_is_completed(asked: dict[str, Any], wanted: tuple[str, str
     assert (made.account, made.qos, made.time_limit_s) == wanted
 
 
-def test_defaults_of_the_settings_are_filled_in() -> None:
+def test_defaults_of_the_settings_are_applied() -> None:
     accounts = {"lab": AccountSettings("lab", users={"ann": 1.0}), "other": AccountSettings("other")}
     lab = a_lab(default=DefaultSettings(qos="day", time_limit_s=3600), account=accounts)
     made = lab.job(lab.submit()).spec
@@ -78,7 +78,7 @@ def test_defaults_of_the_settings_are_filled_in() -> None:
     assert lab.job(lab.submit(queue="short")).spec.time_limit_s == 60
 
 
-def test_an_update_of_the_queue_brings_its_limit() -> None:
+def test_an_update_of_the_queue_applies_its_limit() -> None:
     lab = a_lab()
     job_id = lab.submit(hold=True)
     lab.ask(Update(ANN, (job_id,), {"queue": "short"}))
@@ -115,7 +115,7 @@ def test_an_update_of_the_queue_brings_its_limit() -> None:
         "a begin time after the deadline",
     ],
 )
-def test_refused(asked: dict[str, Any], words: str) -> None:
+def test_invalid_submissions_are_refused(asked: dict[str, Any], words: str) -> None:
     lab = a_lab()
     with pytest.raises(Refused, match=words):
         lab.submit(**asked)
@@ -129,7 +129,7 @@ NOT_OURS = "there is no account 'bob', because none is configured; jobs of ann c
 
 
 @pytest.mark.parametrize("array", [None, ArraySpec("0-3")], ids=["a job", "an array"])
-def test_without_accounts_a_job_counts_for_its_user_alone(array: ArraySpec | None) -> None:
+def test_without_accounts_a_job_is_charged_to_its_user(array: ArraySpec | None) -> None:
     lab = a_lab()
     with pytest.raises(Refused, match=NOT_OURS) as refused:
         lab.submit(account="bob", array=array)
@@ -138,7 +138,7 @@ def test_without_accounts_a_job_counts_for_its_user_alone(array: ArraySpec | Non
     assert lab.job(lab.submit(account="ann", array=array)).spec.account == "ann"
 
 
-def test_without_accounts_no_step_of_a_pipeline_counts_for_another() -> None:
+def test_without_accounts_pipeline_steps_are_charged_to_their_user() -> None:
     lab = a_lab()
     steps = [
         PipelineStep("one", spec(), StepNeeds(), "line 1"),
@@ -183,7 +183,7 @@ RUNNING_LIMITS = {
 
 @pytest.mark.parametrize(("caller", "limit_s", "is_done"), RUNNING_LIMITS.values(), ids=RUNNING_LIMITS)
 @pytest.mark.parametrize("is_suspended", [False, True], ids=["running", "suspended"])
-def test_the_limit_that_a_run_got_its_place_with_is_raised_only_by_those_who_run_the_queue(
+def test_only_operators_raise_the_limit_a_run_was_placed_with(
     caller: Caller, limit_s: int | None, is_done: bool, is_suspended: bool
 ) -> None:
     lab = Lab(
@@ -200,7 +200,7 @@ def test_the_limit_that_a_run_got_its_place_with_is_raised_only_by_those_who_run
         assert "cannot be raised" in answer.message
 
 
-def test_a_pending_job_and_a_run_without_a_limit_may_be_given_any() -> None:
+def test_a_pending_job_and_an_unlimited_run_accept_any_limit() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000))
     free, waits = lab.submit(request=request(gpus=1)), lab.submit(request=request(gpus=1), time_limit_s=600)
     lab.turn()
@@ -209,7 +209,7 @@ def test_a_pending_job_and_a_run_without_a_limit_may_be_given_any() -> None:
         assert lab.job(job_id).spec.time_limit_s == 7200
 
 
-def test_a_higher_limit_for_an_array_leaves_tasks_alone_that_run() -> None:
+def test_a_higher_limit_for_an_array_leaves_running_tasks_alone() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000))
     array = lab.submit(request=request(gpus=1), time_limit_s=600, array=ArraySpec("0-2"))
     lab.turn()
@@ -234,7 +234,7 @@ def test_jobs_are_counted_until_they_end() -> None:
     lab.submit(queue="short")
 
 
-def test_a_restart_counts_the_jobs_that_are_there() -> None:
+def test_a_restart_counts_existing_jobs() -> None:
     lab = a_lab()
     for _ in range(3):
         lab.submit(queue="short")
@@ -243,7 +243,7 @@ def test_a_restart_counts_the_jobs_that_are_there() -> None:
         lab.submit(queue="short")
 
 
-def test_every_kind_of_job_in_a_submission_is_looked_at() -> None:
+def test_every_kind_of_job_in_a_submission_is_checked() -> None:
     lab = a_lab()
     parts = ({}, {"request": request(cpus=99.0)})
     specs = [spec(**{"launch": launch("true", env_sha="e"), **one}) for one in parts]
@@ -252,7 +252,7 @@ def test_every_kind_of_job_in_a_submission_is_looked_at() -> None:
     assert lab.store.jobs(JobFilter()) == []
 
 
-def test_a_batch_is_taken_whole_or_not_at_all_and_says_how_many_would_do() -> None:
+def test_a_batch_is_accepted_whole_or_refused_with_the_possible_number() -> None:
     lab = a_lab()
     lab.submit(queue="short")
     (answer,) = lab.ask(batch(3, queue="short"))
@@ -269,7 +269,7 @@ def test_submissions_of_one_tick_count_for_each_other() -> None:
     assert [isinstance(answer, Refused) for answer in answers] == [False, False, True]
 
 
-def test_moving_a_job_within_its_full_queue_is_no_new_job() -> None:
+def test_moving_a_job_within_its_full_queue_adds_no_job() -> None:
     lab = a_lab()
     ids = [lab.submit(queue="short", hold=True) for _ in range(3)]
     (answer,) = lab.ask(Update(ANN, (ids[0],), {"time_limit_s": 5}))
@@ -280,7 +280,7 @@ def test_moving_a_job_within_its_full_queue_is_no_new_job() -> None:
     assert lab.job(other).spec.queue == "default"
 
 
-def test_an_update_is_refused_what_a_submission_is() -> None:
+def test_an_update_is_checked_like_a_submission() -> None:
     lab = a_lab()
     job_id = lab.submit(queue="short", hold=True)
     for changes, words in (
@@ -298,7 +298,7 @@ def test_an_update_is_refused_what_a_submission_is() -> None:
 
 
 @given(data=st.data())
-def test_the_tally_is_always_that_of_the_active_jobs(data: st.DataObject) -> None:
+def test_the_tally_equals_the_active_jobs(data: st.DataObject) -> None:
     world = DaemonState()
     current: dict[int, Job] = {}
     for _ in range(data.draw(st.integers(1, 20))):
@@ -329,7 +329,7 @@ def count(marks: list[Any]) -> dict[Any, int]:
 # --- deadlines ----------------------------------------------------------------------------------
 
 
-def test_the_last_instant_is_not_too_late() -> None:
+def test_the_last_possible_instant_is_not_too_late() -> None:
     made = job(1, deadline_at=NOW + 60, time_limit_s=20)
     assert not misses_deadline(made, NOW + 40)
     assert misses_deadline(made, NOW + 40.001)
@@ -337,7 +337,7 @@ def test_the_last_instant_is_not_too_late() -> None:
     assert not misses_deadline(job(1), NOW + 99)
 
 
-def test_a_job_that_can_no_longer_end_by_its_deadline_ends_then() -> None:
+def test_a_job_that_cannot_meet_its_deadline_ends() -> None:
     lab = a_lab()
     lab.submit()
     late = lab.submit(time_limit_s=20, deadline_at=NOW + 60)
@@ -352,7 +352,7 @@ def test_a_job_that_can_no_longer_end_by_its_deadline_ends_then() -> None:
     assert lab.scheduler.world.next_due() is None
 
 
-def test_without_a_limit_it_waits_until_the_deadline_itself() -> None:
+def test_without_a_limit_a_job_waits_until_its_deadline() -> None:
     lab = a_lab()
     lab.submit()
     late = lab.submit(deadline_at=NOW + 60)
@@ -362,7 +362,7 @@ def test_without_a_limit_it_waits_until_the_deadline_itself() -> None:
     assert lab.job(late).state is JobState.DEADLINE
 
 
-def test_a_job_that_still_can_starts_at_the_last_instant() -> None:
+def test_a_job_starts_at_the_last_possible_instant() -> None:
     lab = a_lab(outcome=SimulatedOutcome(runs_s=40))
     lab.submit()
     just = lab.submit(time_limit_s=20, deadline_at=NOW + 60)
@@ -377,7 +377,7 @@ def test_a_running_job_is_not_ended_by_its_deadline() -> None:
     assert lab.job(job_id).state is JobState.RUNNING
 
 
-def test_held_jobs_and_those_that_wait_for_others_miss_their_deadlines_too() -> None:
+def test_held_and_dependent_jobs_miss_their_deadlines_too() -> None:
     lab = a_lab()
     parent = lab.submit()
     held = lab.submit(deadline_at=NOW + 60)
@@ -389,7 +389,7 @@ def test_held_jobs_and_those_that_wait_for_others_miss_their_deadlines_too() -> 
     assert lab.job(grandchild).reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
 
 
-def test_a_later_deadline_is_waited_for_and_an_earlier_one_too() -> None:
+def test_an_updated_deadline_is_honoured() -> None:
     lab = a_lab()
     lab.submit()
     first, second = lab.submit(deadline_at=NOW + 60), lab.submit(deadline_at=NOW + 60)

@@ -84,7 +84,7 @@ def check(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_an_exception_at_any_step_leaves_memory_table_and_engine_in_line(step: str) -> None:
+def test_an_exception_at_any_step_keeps_memory_table_and_engine_consistent(step: str) -> None:
     lab = a_lab()
     kept, cancelled, stood = lab.submit(), lab.submit(), lab.submit()
     lab.turn()
@@ -118,7 +118,7 @@ def test_an_exception_at_any_step_leaves_memory_table_and_engine_in_line(step: s
     assert len(alive(lab)) == 3
 
 
-def test_a_commit_that_raises_when_it_is_made_is_answered_and_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_raises_after_being_made_is_answered_and_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     commit = lab.store.commit
 
@@ -139,7 +139,7 @@ def test_a_commit_that_raises_when_it_is_made_is_answered_and_carried_out(monkey
     check(lab)
 
 
-def test_a_commit_that_raises_before_it_is_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_raises_before_being_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     monkeypatch.setattr(lab.store, "commit", fail)
     with pytest.raises(RuntimeError):
@@ -154,7 +154,7 @@ def test_a_commit_that_raises_before_it_is_made_is_refused(monkeypatch: pytest.M
 # --- replies, listeners, plug-ins ----------------------------------------------------------------------
 
 
-def test_an_answer_that_raises_keeps_no_other_client_waiting() -> None:
+def test_an_answer_that_raises_delays_no_other_client() -> None:
     lab = a_lab()
     answers: list[Any] = []
     for reply in (fail, answers.append, fail, answers.append):
@@ -165,7 +165,7 @@ def test_an_answer_that_raises_keeps_no_other_client_waiting() -> None:
     assert lab.scheduler.failures.counts["reply"] == 2
 
 
-def test_a_listener_that_raises_keeps_nothing_from_the_others() -> None:
+def test_a_listener_that_raises_does_not_affect_the_others() -> None:
     lab = a_lab()
     told: list[list[int]] = []
     lab.scheduler.listeners[:] = [fail, lambda jobs: told.append(list(jobs)), fail]
@@ -186,7 +186,7 @@ class Site:
     job_changed = staticmethod(fail)
 
 
-def test_plugins_meters_and_alerts_that_raise_are_their_own_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exceptions_of_plugins_meters_and_alerts_are_contained(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     lab.scheduler.plugins = Site()  # type: ignore[assignment]
     monkeypatch.setattr(lab.scheduler.meters, "recorded", fail)
@@ -202,7 +202,7 @@ def test_plugins_meters_and_alerts_that_raise_are_their_own_trouble(monkeypatch:
 
 
 @pytest.mark.parametrize("fails", [1, 2, 3, 7])
-def test_an_engine_that_raises_half_way_gets_the_rest_with_the_next_tick(fails: int) -> None:
+def test_an_engine_that_raises_midway_gets_the_rest_with_the_next_tick(fails: int) -> None:
     lab = a_lab()
     cancelled, requeued, stood, limited = (lab.submit() for _ in range(4))
     lab.turn()
@@ -231,7 +231,7 @@ def test_an_engine_that_raises_half_way_gets_the_rest_with_the_next_tick(fails: 
     assert lab.scheduler.failures.failing == ()
 
 
-def test_a_run_that_the_engine_cannot_deal_with_keeps_no_other_from_starting() -> None:
+def test_a_run_that_fails_in_the_engine_delays_no_other_start() -> None:
     lab = a_lab()
     engine = with_engine(lab)
     engine.poison = "2.1"
@@ -247,7 +247,7 @@ def test_a_run_that_the_engine_cannot_deal_with_keeps_no_other_from_starting() -
     assert [run.number for run in lab.store.runs([2])] == [1]
 
 
-def test_a_row_that_cannot_be_read_keeps_no_other_run_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_row_delays_no_other_start(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     usual = reconcile_module.pending_order
     with monkeypatch.context() as patch:
@@ -282,7 +282,7 @@ def test_ends_that_could_not_be_forgotten_are_forgotten_later(monkeypatch: pytes
     check(lab)
 
 
-def test_the_engine_is_asked_only_about_runs_whose_rows_changed() -> None:
+def test_the_engine_is_queried_only_about_changed_runs() -> None:
     lab = a_lab(cpus=100)
     for _ in range(20):
         lab.submit()
@@ -296,7 +296,7 @@ def test_the_engine_is_asked_only_about_runs_whose_rows_changed() -> None:
     assert engine.calls == [["7.1"]]
 
 
-def test_events_that_the_engine_cannot_tell_are_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_the_engine_cannot_deliver_are_delivered_later(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab(outcome=SimulatedOutcome(runs_s=10))
     lab.submit()
     with monkeypatch.context() as patch:
@@ -311,7 +311,7 @@ def test_events_that_the_engine_cannot_tell_are_told_later(monkeypatch: pytest.M
 # --- tickets -------------------------------------------------------------------------------------------
 
 
-def test_a_ticket_that_cannot_be_made_at_first_keeps_no_other_run_from_starting(
+def test_a_ticket_that_fails_at_first_delays_no_other_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lab = a_lab()
@@ -330,7 +330,7 @@ def test_a_ticket_that_cannot_be_made_at_first_keeps_no_other_run_from_starting(
     check(lab)
 
 
-def test_a_job_whose_ticket_can_never_be_made_does_not_look_as_if_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_ticket_always_fails_does_not_look_started(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     monkeypatch.setattr(lab.scheduler._reconciler, "_make_ticket", fail)
     job_id = lab.submit(request=request(gpus=1))
@@ -342,7 +342,7 @@ def test_a_job_whose_ticket_can_never_be_made_does_not_look_as_if_it_ran(monkeyp
     check(lab)
 
 
-def test_a_run_that_was_started_is_not_given_up_for_a_ticket_that_cannot_be_made_again() -> None:
+def test_a_started_run_is_not_given_up_when_its_ticket_fails_later() -> None:
     """After a commit that failed the table does not know that it runs."""
     lab = a_lab()
     job_id = lab.submit()
@@ -356,7 +356,7 @@ def test_a_run_that_was_started_is_not_given_up_for_a_ticket_that_cannot_be_made
     check(lab)
 
 
-def test_a_cancel_before_the_start_reached_the_engine_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_before_the_start_reaches_the_engine_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     with monkeypatch.context() as patch:
         patch.setattr(lab.scheduler._reconciler, "_make_ticket", fail)
@@ -382,7 +382,7 @@ def swallow(lab: Lab, *asked: Any) -> list[Any]:
     return answers
 
 
-def test_a_time_limit_that_a_crash_kept_from_a_run_is_set_on_adoption() -> None:
+def test_a_time_limit_lost_in_a_crash_is_set_on_adoption() -> None:
     lab = a_lab()
     lab.submit()
     lab.turn()
@@ -390,7 +390,7 @@ def test_a_time_limit_that_a_crash_kept_from_a_run_is_set_on_adoption() -> None:
     assert lab.engine._runs["1.1"].limit_at == lab.engine._runs["1.1"].start_at + 60
 
 
-def test_the_grace_of_an_idle_run_outlasts_a_crash() -> None:
+def test_the_grace_of_an_idle_run_survives_a_crash() -> None:
     idle = IdleSettings(after_s=10, then="requeue", notice_s=300)
     lab = a_lab(idle=idle)
     lab.submit(request=request(gpus=1))
@@ -400,7 +400,7 @@ def test_the_grace_of_an_idle_run_outlasts_a_crash() -> None:
     assert open_run(after, run, lab.settings).pending_order == StopOrder("preempt", grace_s=300)
 
 
-def test_the_end_of_a_run_that_lost_its_card_is_recorded_and_ordered_again() -> None:
+def test_the_end_of_a_run_that_lost_its_gpu_is_recorded_and_reordered() -> None:
     lab = a_lab(gpus=2)
     lab.submit(request=request(gpus=1))
     lab.turn()
@@ -420,7 +420,7 @@ def test_the_end_of_a_run_that_lost_its_card_is_recorded_and_ordered_again() -> 
     assert lab.store.runs([1])[0].outcome is JobState.NODE_FAIL
 
 
-def test_a_signal_is_sent_at_most_once_and_one_that_raises_keeps_no_other() -> None:
+def test_a_signal_is_sent_at_most_once_and_a_failing_one_delays_no_other() -> None:
     lab = a_lab()
     first, second = lab.submit(), lab.submit()
     lab.turn()
@@ -432,7 +432,7 @@ def test_a_signal_is_sent_at_most_once_and_one_that_raises_keeps_no_other() -> N
     assert lab.engine.signals == [(f"{second}.1", SignalOrder(10))]
 
 
-def test_a_second_cancel_tells_the_run_once_more() -> None:
+def test_a_second_cancel_notifies_the_run_once_more() -> None:
     lab = a_lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=float("inf")))
     job_id = lab.submit(launch=launch("true", env_sha="e", grace_s=100.0))
     lab.turn()
@@ -445,7 +445,7 @@ def test_a_second_cancel_tells_the_run_once_more() -> None:
 # --- turns that break off ------------------------------------------------------------------------------------
 
 
-def test_a_start_that_a_failed_commit_took_back_is_learned_again() -> None:
+def test_a_start_undone_by_a_failed_commit_is_learned_again() -> None:
     lab = a_lab()
     job_id = lab.submit()
     lab.turn()
@@ -462,7 +462,7 @@ def test_a_start_that_a_failed_commit_took_back_is_learned_again() -> None:
     assert lab.store.runs([job_id])[0].pid is not None
 
 
-def test_a_table_that_cannot_be_read_anew_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_table_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory is ahead of it: what is in the memory alone must not be built upon."""
     lab = a_lab()
     first = lab.submit()
@@ -484,7 +484,7 @@ def test_a_table_that_cannot_be_read_anew_is_not_written_to(monkeypatch: pytest.
     check(lab)
 
 
-def test_a_broken_table_is_answered_and_read_anew_when_it_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_table_is_answered_and_reread_when_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     broken = StoreBroken("the table is corrupt", "restore a backup")
 
@@ -501,7 +501,7 @@ def test_a_broken_table_is_answered_and_read_anew_when_it_is_mended(monkeypatch:
     check(lab)
 
 
-def test_a_command_that_cannot_be_applied_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_command_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     usual = verbs.apply
 
@@ -525,7 +525,7 @@ def test_a_command_that_cannot_be_applied_takes_no_other_with_it(monkeypatch: py
     assert {name: answer["ids"] for name, answer in answers.items()} == {"one": [1], "two": [2]}
 
 
-def test_an_event_that_cannot_be_applied_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_event_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab(outcome=SimulatedOutcome(runs_s=10))
     lab.submit(), lab.submit()
     lab.turn()
@@ -547,7 +547,7 @@ def test_an_event_that_cannot_be_applied_holds_up_no_other(monkeypatch: pytest.M
     assert [answer["ids"] for answer in answers] == [[3]]
 
 
-def test_a_listener_to_settings_that_raises_keeps_the_settings_from_nobody() -> None:
+def test_a_settings_listener_that_raises_does_not_affect_others() -> None:
     lab = a_lab()
     heard: list[Any] = []
     lab.scheduler.settings_listeners[:] = [fail, heard.append]
@@ -559,7 +559,7 @@ def test_a_listener_to_settings_that_raises_keeps_the_settings_from_nobody() -> 
     assert heard[0].gpu.foreign_mib == 777
 
 
-def test_settings_that_cannot_be_adopted_midway_are_in_force_after_the_next_tick(
+def test_settings_that_fail_midway_apply_after_the_next_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lab = a_lab()

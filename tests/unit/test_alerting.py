@@ -42,7 +42,7 @@ def finish(lab: Lab, seconds: float = 11) -> None:
     lab.turn()
 
 
-def test_an_alert_is_in_the_table_together_with_what_it_is_about() -> None:
+def test_an_alert_is_committed_with_its_cause() -> None:
     lab = Lab()
     job = lab.submit(alerting=asked("begin", "end"))
     assert keys(lab) == [f"{job}.1 begin"]
@@ -51,7 +51,7 @@ def test_an_alert_is_in_the_table_together_with_what_it_is_about() -> None:
     assert facts(lab, f"{job}.1 end")["node"] == "n1"
 
 
-def test_what_is_not_recorded_is_not_told() -> None:
+def test_uncommitted_events_are_not_sent() -> None:
     lab = Lab()
     lab.store.is_full = True
     lab.ask(lab.submission(alerting=ALL))
@@ -59,7 +59,7 @@ def test_what_is_not_recorded_is_not_told() -> None:
     assert lab.scheduler.alerts.waiting() == {}
 
 
-def test_a_restart_finds_the_outbox_as_it_was() -> None:
+def test_a_restart_finds_the_outbox_unchanged() -> None:
     lab = Lab()
     job = lab.submit(alerting=asked("end"))
     finish(lab)
@@ -68,7 +68,7 @@ def test_a_restart_finds_the_outbox_as_it_was() -> None:
     assert list(lab.scheduler.alerts.waiting()) == [ANN.uid]
 
 
-def test_the_limit_is_told_once_though_the_daemon_restarts_and_the_limit_is_changed() -> None:
+def test_the_limit_warning_is_sent_once_across_restarts_and_changes() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     job = lab.submit(alerting=asked("time_limit_80"), time_limit_s=100)
     assert lab.scheduler.next_due() == lab.clock.now() + 80
@@ -119,7 +119,7 @@ class Obliging:
         return taken
 
 
-def test_what_is_asked_for_later_is_told_from_then_on() -> None:
+def test_events_requested_later_are_sent_from_then_on() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=100))
     job = lab.submit(time_limit_s=110)
     lab.turn(90)
@@ -132,7 +132,7 @@ def test_what_is_asked_for_later_is_told_from_then_on() -> None:
     assert keys(lab) == [f"{job}.1 time_limit_80", f"{job}.1 end"]
 
 
-def test_what_is_no_longer_asked_for_is_not_told() -> None:
+def test_unrequested_events_are_not_sent() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=100))
     job = lab.submit(time_limit_s=110, alerting=asked("end", "time_limit_80"))
     lab.ask(Update(ANN, (job,), {"notify": ()}))
@@ -141,7 +141,7 @@ def test_what_is_no_longer_asked_for_is_not_told() -> None:
     assert lab.job(job).spec.alerting is None
 
 
-def test_an_array_and_one_of_its_tasks_are_told_of_as_they_are_named() -> None:
+def test_arrays_and_tasks_are_reported_under_their_names() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=10))
     array = lab.submit(array=ArraySpec("0-3"))
     lab.ask(Update(ANN, (array,), {"notify": ("end",)}))
@@ -151,7 +151,7 @@ def test_an_array_and_one_of_its_tasks_are_told_of_as_they_are_named() -> None:
     assert keys(lab) == [f"{array}.0 end", f"{array + 2}.1 end"]
 
 
-def test_a_job_that_waits_too_long_is_told_once_with_the_reason() -> None:
+def test_a_long_wait_is_sent_once_with_the_reason() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=5000), alert=AlertSettings(pending_s=600))
     lab.submit(request=Request(gpus=1))
     job = lab.submit(request=Request(gpus=1), alerting=asked("pending"))
@@ -166,7 +166,7 @@ def test_a_job_that_waits_too_long_is_told_once_with_the_reason() -> None:
     assert keys(lab) == []
 
 
-def test_a_hold_and_other_jobs_do_not_count_as_waiting_too_long() -> None:
+def test_held_jobs_and_dependencies_do_not_count_as_long_waits() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=5000), alert=AlertSettings(pending_s=600))
     first = lab.submit()
     held = lab.submit(alerting=asked("pending"))
@@ -178,7 +178,7 @@ def test_a_hold_and_other_jobs_do_not_count_as_waiting_too_long() -> None:
     assert lab.job(behind).state is JobState.PENDING
 
 
-def test_an_empty_queue_is_told_when_the_users_last_job_has_ended_whoever_else_has_jobs() -> None:
+def test_an_empty_queue_is_sent_when_the_users_last_job_ended() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=10))
     lab.ask(lab.submission(BOB, hold=True))
     asked_for = lab.submit(alerting=asked("queue_empty"))
@@ -197,7 +197,7 @@ def test_an_empty_queue_is_told_when_the_users_last_job_has_ended_whoever_else_h
     assert keys(lab) == [f"{again}.0 queue_empty"]
 
 
-def test_an_array_is_told_as_a_whole() -> None:
+def test_an_array_is_reported_as_a_whole() -> None:
     lab = Lab()
     array = lab.submit(alerting=asked("begin", "end"), array=ArraySpec("0-3"))
     finish(lab)
@@ -205,7 +205,7 @@ def test_an_array_is_told_as_a_whole() -> None:
     assert keys(lab) == [f"{array}.0 begin", f"{array}.0 end"]
 
 
-def test_a_thousand_tasks_that_fail_are_one_alert() -> None:
+def test_a_thousand_failing_tasks_are_one_alert() -> None:
     lab = Lab(cpus=200, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     array = lab.submit(alerting=asked("fail", "end", "retry"), array=ArraySpec("0-999"))
     while not lab.store.load_alerts():
@@ -214,7 +214,7 @@ def test_a_thousand_tasks_that_fail_are_one_alert() -> None:
     assert facts(lab, f"{array}.0 fail")["message"].startswith("FAILED: 1000 FAILED; see which with: ")
 
 
-def test_idle_cards_are_told_to_who_asked_once_for_each_run() -> None:
+def test_idle_gpus_are_sent_once_per_run_on_request() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     told, silent = lab.submit(alerting=asked("gpu_idle")), lab.submit(alerting=asked("end"))
     alerts, world = lab.scheduler.alerts, lab.scheduler.world
@@ -238,7 +238,7 @@ def test_no_user_fills_the_outbox_of_another() -> None:
     assert len(keys(lab)) == 3
 
 
-def test_nor_at_the_same_instant_and_that_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_simultaneous_alerts_do_not_fill_the_outbox_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     lab = Lab(cpus=20, alert=AlertSettings(outbox=2))
     specs = [lab.submission(alerting=asked("begin")).specs[0]] * 5
     lab.ask(
@@ -257,7 +257,7 @@ def events(lab: Lab) -> list[str]:
     return [row.event for row in lab.store.load_alerts()]
 
 
-def test_a_lost_card_a_drain_and_nothing_else_are_told_to_the_administrator() -> None:
+def test_only_lost_gpus_and_drains_are_sent_to_the_admin() -> None:
     lab = Lab(alert=AlertSettings(admin=("ops",)))
     lab.turn(1)
     assert events(lab) == []
@@ -295,7 +295,7 @@ def flap(lab: Lab, times: int) -> None:
         lab.turn(1)
 
 
-def test_a_card_that_comes_and_goes_is_told_three_times_an_hour_and_the_last_time_says_so() -> None:
+def test_a_flapping_gpu_is_sent_three_times_an_hour_and_the_last_says_so() -> None:
     lab = Lab(alert=AlertSettings(admin=("ops",)))
     flap(lab, 2)
     tell_all(lab)
@@ -317,7 +317,7 @@ def test_a_card_that_comes_and_goes_is_told_three_times_an_hour_and_the_last_tim
     assert len(messages(lab, "gpu_lost")) == 1
 
 
-def test_a_card_that_keeps_the_memory_of_an_ended_run_is_told_of_as_suspect() -> None:
+def test_a_gpu_that_keeps_memory_of_an_ended_run_is_sent_as_suspect() -> None:
     lab = Lab(alert=AlertSettings(admin=("ops",)))
     lab.submit(request=Request(gpus=1))
     lab.turn(1)
@@ -330,7 +330,7 @@ def test_a_card_that_keeps_the_memory_of_an_ended_run_is_told_of_as_suspect() ->
     assert events(lab) == ["gpu_suspect"]
 
 
-def test_a_card_with_a_fault_of_its_hardware_is_told_of_once_as_suspect_though_it_is_drained_too() -> None:
+def test_a_gpu_with_a_hardware_fault_is_sent_once_as_suspect_despite_its_drain() -> None:
     lab = Lab(alert=AlertSettings(admin=("ops",)))
     lab.turn(1)
     lab.xids[0] = (48,)
@@ -346,7 +346,7 @@ def test_a_card_with_a_fault_of_its_hardware_is_told_of_once_as_suspect_though_i
     assert events(lab) == ["gpu_suspect"]
 
 
-def test_a_card_on_which_several_users_fail_early_is_told_of_as_suspect() -> None:
+def test_a_gpu_on_which_several_users_fail_early_is_sent_as_suspect() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=2, exit_code=1), alert=AlertSettings(admin=("ops",)))
     for caller in (ANN, BOB):
         lab.ask(lab.submission(caller, request=Request(gpus=1)))
@@ -356,7 +356,7 @@ def test_a_card_on_which_several_users_fail_early_is_told_of_as_suspect() -> Non
     assert "is suspect: jobs of 2 users in a row failed here" in message
 
 
-def test_a_driver_that_answers_for_no_card_is_told_of_and_one_late_reading_is_not() -> None:
+def test_a_driver_that_reports_no_gpu_is_sent_and_one_late_reading_is_not() -> None:
     lab = Lab(alert=AlertSettings(admin=("ops",)))
     for count, told in ((2, 0), (3, 1)):
         lab.gpu_error = "driver and library do not fit together: reboot"
@@ -368,14 +368,14 @@ def test_a_driver_that_answers_for_no_card_is_told_of_and_one_late_reading_is_no
     assert messages(lab, "gpu_lost") == ["cannot read the GPUs of n1: driver and library do not fit together: reboot"]
 
 
-def test_without_a_target_the_administrator_is_told_nothing() -> None:
+def test_without_a_target_the_admin_gets_no_alert() -> None:
     lab = Lab()
     lab.lost = {1}
     lab.turn(1)
     assert events(lab) == []
 
 
-def test_trouble_with_the_database_is_told_at_once_and_once() -> None:
+def test_database_trouble_is_sent_once_and_at_once() -> None:
     lab = Lab(alert=AlertSettings(admin=("ops",)))
     courier = Obliging()
     dispatcher = Dispatcher(lab.scheduler, lambda uid, settings: courier)  # type: ignore[arg-type,return-value]
@@ -402,7 +402,7 @@ def test_trouble_with_the_database_is_told_at_once_and_once() -> None:
 # --- recording ----------------------------------------------------------------------------------------
 
 
-def test_what_was_told_is_not_handed_over_again_while_it_cannot_be_recorded() -> None:
+def test_sent_alerts_are_not_handed_over_again_while_commits_fail() -> None:
     lab = Lab()
     job = lab.submit(alerting=asked("begin"))
     courier = Obliging()
@@ -431,7 +431,7 @@ def test_what_was_told_is_not_handed_over_again_while_it_cannot_be_recorded() ->
         ({"outcome": "gave_up", "tries": 9, "error": "500"}, "could not send begin to phone after 9 attempts: 500"),
     ],
 )
-def test_the_story_says_what_is_new(report: dict[str, Any], text: str | None) -> None:
+def test_the_history_records_each_change(report: dict[str, Any], text: str | None) -> None:
     lab = Lab()
     job = lab.submit(alerting=asked("begin"))
     courier = Obliging()
@@ -447,7 +447,7 @@ def test_the_story_says_what_is_new(report: dict[str, Any], text: str | None) ->
     assert (lab.scheduler.alerts.trouble() is None) == (report["outcome"] == "told")
 
 
-def test_a_report_of_an_alert_that_is_gone_changes_nothing() -> None:
+def test_a_report_of_a_removed_alert_changes_nothing() -> None:
     lab = Lab()
     lab.submit(alerting=asked("begin"))
     courier = Obliging()
@@ -458,7 +458,7 @@ def test_a_report_of_an_alert_that_is_gone_changes_nothing() -> None:
     assert keys(lab) == []
 
 
-def test_other_settings_reach_the_couriers() -> None:
+def test_changed_settings_reach_the_couriers() -> None:
     lab = Lab()
     lab.submit(alerting=asked("begin"))
     adopted: list[AlertSettings] = []
@@ -473,7 +473,7 @@ def test_other_settings_reach_the_couriers() -> None:
     assert adopted == [wanted.alert]
 
 
-def test_a_shorter_wait_counts_for_jobs_that_wait_already() -> None:
+def test_a_shorter_wait_applies_to_pending_jobs() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=5000), alert=AlertSettings(pending_s=6000))
     lab.submit(request=Request(gpus=1))
     job = lab.submit(request=Request(gpus=1), alerting=asked("pending"))
@@ -484,7 +484,7 @@ def test_a_shorter_wait_counts_for_jobs_that_wait_already() -> None:
     assert keys(lab) == [f"{job}.1 pending"]
 
 
-def test_what_the_outbox_of_a_user_has_no_room_for_is_not_tried_again_and_again() -> None:
+def test_alerts_beyond_a_users_outbox_are_not_retried_constantly() -> None:
     lab = Lab(alert=AlertSettings(outbox=2))
     told = [Alert(f"gpu_foreign {pid}.1 @1", "gpu_foreign", ("gpu_foreign",), ANN.uid, 1.0) for pid in (7, 8, 9)]
     lab.scheduler.alerts.alert_users(told)
@@ -496,7 +496,7 @@ def test_what_the_outbox_of_a_user_has_no_room_for_is_not_tried_again_and_again(
     assert lab.scheduler.alerts.dropped == 1
 
 
-def test_what_could_not_be_recorded_is_told_once_it_can() -> None:
+def test_alerts_that_failed_to_commit_are_sent_once_possible() -> None:
     lab = Lab()
     lab.store.is_full = True
     lab.scheduler.alerts.alert_users([Alert("gpu_foreign 7.1 @1", "gpu_foreign", ("gpu_foreign",), ANN.uid, 1.0)])

@@ -79,7 +79,7 @@ class Desk:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_an_exception_at_any_step_of_the_tick_loses_and_doubles_no_alert(step: str) -> None:
+def test_an_exception_at_any_tick_step_loses_and_doubles_no_alert(step: str) -> None:
     desk = Desk()
     desk.lab.ask(desk.lab.submission(ANN, alerting=END), desk.lab.submission(BOB, alerting=END))
     usual = desk.lab.scheduler._step
@@ -97,7 +97,7 @@ def test_an_exception_at_any_step_of_the_tick_loses_and_doubles_no_alert(step: s
 
 
 @pytest.mark.parametrize("calls", [1, 2, 5])
-def test_it_may_be_called_as_often_as_one_likes(calls: int) -> None:
+def test_repeated_calls_change_nothing(calls: int) -> None:
     desk = Desk()
     desk.end_jobs()
     for _ in range(2 * calls):
@@ -106,7 +106,7 @@ def test_it_may_be_called_as_often_as_one_likes(calls: int) -> None:
     assert not desk.dispatcher.is_behind
 
 
-def test_a_courier_that_raises_keeps_back_no_other_and_gets_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_courier_that_raises_delays_no_other_and_gets_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     desk.end_jobs()
     with monkeypatch.context() as patch:
@@ -119,7 +119,7 @@ def test_a_courier_that_raises_keeps_back_no_other_and_gets_the_same_again(monke
     desk.check()
 
 
-def test_a_report_that_cannot_be_taken_in_keeps_back_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_report_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     desk.end_jobs()
     alerts = desk.lab.scheduler.alerts
@@ -137,7 +137,7 @@ def test_a_report_that_cannot_be_taken_in_keeps_back_no_other(monkeypatch: pytes
     assert alerts.rows == {}
 
 
-def test_targets_without_end_that_a_user_claims_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_targets_claimed_by_a_user_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(courier, "MOST_SETTLED", 3)
     desk = Desk()
     desk.end_jobs()
@@ -150,7 +150,7 @@ def test_targets_without_end_that_a_user_claims_are_not_recorded(monkeypatch: py
     assert sum(text.startswith("sent end to t") for text in stories) == 3
 
 
-def test_a_memory_that_cannot_follow_the_table_is_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_that_cannot_follow_is_reread_from_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     desk.end_jobs()
     desk.dispatcher.reconcile()
@@ -161,7 +161,7 @@ def test_a_memory_that_cannot_follow_the_table_is_read_from_it(monkeypatch: pyte
     desk.check()
 
 
-def test_a_commit_that_raises_when_it_is_made_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_raises_after_being_made_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     desk.end_jobs()
     desk.dispatcher.reconcile()
@@ -179,7 +179,7 @@ def test_a_commit_that_raises_when_it_is_made_is_recorded_once(monkeypatch: pyte
     desk.check()
 
 
-def test_a_courier_hears_that_nothing_is_left_when_the_rows_are_gone() -> None:
+def test_a_courier_is_notified_when_no_rows_are_left() -> None:
     """It would have waited for them, and be called at once again and again when they were due."""
     desk = Desk()
     desk.end_jobs()
@@ -194,7 +194,7 @@ def test_a_courier_hears_that_nothing_is_left_when_the_rows_are_gone() -> None:
     assert handed == [{}]
 
 
-def test_a_restart_between_any_two_calls_sends_what_is_not_recorded_as_told() -> None:
+def test_a_restart_between_any_two_calls_resends_unrecorded_alerts() -> None:
     desk = Desk()
     desk.end_jobs()
     for _ in range(2):

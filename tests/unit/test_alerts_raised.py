@@ -46,47 +46,47 @@ def words(before: Job | None, after: Job, *runs: Run) -> list[str]:
     return [f"{what.event} {what.run}" for what in told(before, after, *runs)]
 
 
-def test_a_start_is_the_beginning_of_a_run_and_says_where() -> None:
+def test_a_start_event_is_the_begin_of_a_run_with_its_place() -> None:
     after = running()
     assert told(pending(), after, run(after, gpus=(share(0), share(1)))) == [
         AlertCause("begin", "run 1 has started on n1, GPU 0,1", 1)
     ]
 
 
-def test_a_job_that_starts_in_the_turn_of_its_submission_begins_as_well() -> None:
+def test_a_job_that_starts_in_its_submission_tick_begins_too() -> None:
     assert words(None, running(), run(running())) == ["begin 1"]
 
 
 @pytest.mark.parametrize("state", [state for state in JobState if state.is_final])
-def test_every_end_is_told_once(state: JobState) -> None:
+def test_every_end_is_sent_once(state: JobState) -> None:
     good = state in (JobState.COMPLETED, JobState.CANCELLED)
     assert words(running(), ended(state)) == ["end 1" if good else "fail 1"]
 
 
-def test_an_end_that_two_words_ask_for_counts_as_both() -> None:
+def test_an_end_matching_two_events_counts_as_both() -> None:
     (what,) = told(running(), ended(JobState.FAILED))
     assert (what.event, what.counts_as) == ("fail", ("end",))
     assert what.message == "FAILED: why"
 
 
-def test_who_asks_for_the_end_alone_is_told_of_a_failure_as_the_end() -> None:
+def test_subscribers_to_the_end_alone_get_a_failure_as_the_end() -> None:
     wish = asked("end")
     (what,) = told(running(alerting=wish), ended(JobState.TIMEOUT, alerting=wish))
     assert (what.event, what.counts_as) == ("end", ())
 
 
-def test_who_asks_for_failures_alone_is_not_told_of_a_good_end() -> None:
+def test_subscribers_to_failures_alone_get_no_successful_end() -> None:
     wish = asked("fail")
     assert told(running(alerting=wish), ended(JobState.COMPLETED, alerting=wish)) == []
     assert told(running(alerting=wish), ended(JobState.CANCELLED, alerting=wish)) == []
 
 
-def test_a_dependency_that_can_never_come_true_is_a_failure() -> None:
+def test_an_unsatisfiable_dependency_is_a_failure() -> None:
     after = pending(state=JobState.CANCELLED, end_at=NOW, reason=ReasonCode.DEPENDENCY_NEVER_SATISFIED)
     assert words(pending(), after) == ["fail 0"]
 
 
-def test_a_retry_names_the_run_that_failed_even_when_the_next_one_starts_in_the_same_turn() -> None:
+def test_a_retry_names_the_failed_run_even_when_the_next_starts_in_the_same_tick() -> None:
     before = running(retry={"retries": 3})
     after = running(retry={"retries": 3}, run=2, failures=1)
     found = told(before, after, closed(before, JobState.FAILED), run(after, number=2))
@@ -94,27 +94,27 @@ def test_a_retry_names_the_run_that_failed_even_when_the_next_one_starts_in_the_
     assert found[0].message == "run 1 FAILED: exit code 3; will be retried, 1 of 3 retries used"
 
 
-def test_a_run_that_was_lost_is_told_as_a_retry() -> None:
+def test_a_lost_run_is_sent_as_a_retry() -> None:
     before = running()
     after = pending(run=1, requeues=1)
     assert words(before, after, closed(before, JobState.NODE_FAIL)) == ["retry 1"]
 
 
-def test_a_preempted_run_is_told_when_it_has_ended_and_not_again_when_its_cards_are_clean() -> None:
+def test_a_preemption_is_sent_at_its_end_and_not_again_when_its_gpus_are_clean() -> None:
     before = running()
     completing = running(state=JobState.COMPLETING)
     assert words(before, completing, closed(before, JobState.PREEMPTED)) == ["preempt 1"]
     assert words(completing, pending(run=1, is_front=True)) == []
 
 
-def test_a_run_that_is_suspended_to_make_room_is_told_and_one_that_the_user_suspends_is_not() -> None:
+def test_a_suspension_by_the_policy_is_sent_and_one_by_the_user_is_not() -> None:
     for by, expected in (("policy", ["preempt 1"]), ("user", [])):
         after = running(state=JobState.SUSPENDED, suspended_at=NOW, suspended_by=by)
         assert words(running(), after) == expected
         assert words(after, replace(after, hold="user")) == []
 
 
-def test_nobody_is_told_of_what_nobody_asked_for() -> None:
+def test_unrequested_events_are_not_sent() -> None:
     assert told(pending(alerting=None), running(alerting=None), run(running())) == []
     assert words(pending(alerting=asked("end")), running(alerting=asked("end")), run(running())) == []
 
@@ -122,7 +122,7 @@ def test_nobody_is_told_of_what_nobody_asked_for() -> None:
 ARRAY = {"array": ArraySpec("0-9"), "tasks_left": "0-9"}
 
 
-def test_of_an_array_the_first_start_and_the_end_are_told_and_those_of_its_tasks_are_not() -> None:
+def test_an_array_sends_its_first_start_and_end_and_not_those_of_tasks() -> None:
     before = pending(**ARRAY)
     after = replace(before, start_at=NOW, tasks_left="1-9")
     assert words(before, after) == ["begin 0"]
@@ -133,7 +133,7 @@ def test_of_an_array_the_first_start_and_the_end_are_told_and_those_of_its_tasks
     assert told(task, replace(task, state=JobState.FAILED, end_at=NOW)) == []
 
 
-def test_an_array_that_failed_says_how_many_and_how_to_see_which() -> None:
+def test_a_failed_array_says_how_many_and_how_to_list_them() -> None:
     before = replace(pending(**ARRAY), start_at=NOW - 90)
     text = "9997 COMPLETED, 3 FAILED"
     (what,) = told(before, replace(before, state=JobState.FAILED, end_at=NOW, reason_text=text))
@@ -144,7 +144,7 @@ def test_an_array_that_failed_says_how_many_and_how_to_see_which() -> None:
     assert what.message == "COMPLETED: 10000 COMPLETED"
 
 
-def test_when_each_task_is_asked_for_the_array_itself_is_not_told() -> None:
+def test_per_task_events_replace_those_of_the_array() -> None:
     each = asked("all", *EVENTS, EACH_TASK)
     before = pending(alerting=each, **ARRAY)
     after = replace(before, start_at=NOW, tasks_left="1-9")
@@ -157,7 +157,7 @@ def test_when_each_task_is_asked_for_the_array_itself_is_not_told() -> None:
 # --- time ---------------------------------------------------------------------------------------------
 
 
-def test_most_of_a_time_limit_is_reckoned_from_the_start_and_leaves_out_standing_still() -> None:
+def test_the_limit_warning_counts_from_the_start_without_suspended_time() -> None:
     limited = running(time_limit_s=100)
     going = run(limited, state=RunState.RUNNING, start_at=NOW + 1)
     assert alerts.limit_alert_at(limited, going) == NOW + 81
@@ -169,7 +169,7 @@ def test_most_of_a_time_limit_is_reckoned_from_the_start_and_leaves_out_standing
     assert alerts.limit_alert_at(running(time_limit_s=100, alerting=asked("end")), going) is None
 
 
-def test_a_long_wait_is_reckoned_from_when_the_job_could_have_started() -> None:
+def test_a_long_wait_counts_from_eligibility() -> None:
     assert alerts.pending_alert_at(pending(eligible_at=NOW + 50), 60) == NOW + 110
     assert alerts.pending_alert_at(pending(hold="user"), 60) is None
     assert alerts.pending_alert_at(running(), 60) is None
@@ -181,7 +181,7 @@ def test_a_long_wait_is_reckoned_from_when_the_job_could_have_started() -> None:
 # --- rows ---------------------------------------------------------------------------------------------
 
 
-def test_a_row_of_the_outbox_is_of_one_event_of_one_run() -> None:
+def test_an_outbox_row_is_one_event_of_one_run() -> None:
     after = ended(JobState.FAILED, exit_code=3)
     (what,) = told(running(), after)
     found = alerts.alert_of(after, what, closed(after, JobState.FAILED), NOW + 9)
@@ -194,7 +194,7 @@ def test_a_row_of_the_outbox_is_of_one_event_of_one_run() -> None:
     assert facts["message"] == "FAILED: why"
 
 
-def test_every_fact_of_a_job_is_documented_and_every_documented_one_is_given() -> None:
+def test_every_job_fact_is_documented_and_every_documented_one_exists() -> None:
     after = ended(JobState.FAILED, exit_code=3, signal=9, account="lab", time_limit_s=60)
     ran = replace(closed(after, JobState.FAILED), gpus=(share(0),), stdout_path="/out")
     (what,) = told(running(), after)
@@ -218,7 +218,7 @@ def test_every_fact_of_a_job_is_documented_and_every_documented_one_is_given() -
         ("end,ARRAY_TASKS", (EACH_TASK, "end")),
     ],
 )
-def test_words_are_read_in_any_case_and_either_spelling(text: str, found: tuple[str, ...]) -> None:
+def test_words_are_read_in_any_case_and_spelling(text: str, found: tuple[str, ...]) -> None:
     assert parse_events(text) == found
 
 
@@ -237,7 +237,7 @@ def test_unknown_words_are_refused_with_the_nearest(text: str, says: str) -> Non
 
 
 @given(st.lists(st.sampled_from([*EVENTS, EACH_TASK])))
-def test_what_was_read_reads_as_itself(some: list[str]) -> None:
+def test_parsed_events_parse_as_themselves(some: list[str]) -> None:
     found = parse_events(",".join(some))
     assert set(found) == set(some)
     assert parse_events(",".join(found)) == found

@@ -64,7 +64,7 @@ def everything(app: web.Application, ids: str) -> dict[str, dict[str, Any]]:
     return fresh.jobs
 
 
-def test_ended_tasks_are_told_once() -> None:
+def test_ended_tasks_are_reported_once() -> None:
     lab = Lab(cpus=4)
     array = lab.submit(array=ArraySpec("0-39"))
     app, reader = app_of(lab), Reader("")
@@ -92,7 +92,7 @@ def test_the_arrays_of_several_users_are_followed_at_once() -> None:
     }
 
 
-def test_a_large_array_is_told_in_parts_and_what_changes_meanwhile_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_array_is_reported_in_parts_and_changes_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "TASKS_AT_ONCE", 7)
     lab = Lab(cpus=10)
     one, other = lab.submit(array=ArraySpec("0-19")), lab.submit(array=ArraySpec("5-9"))
@@ -116,7 +116,7 @@ def test_a_large_array_is_told_in_parts_and_what_changes_meanwhile_afterwards(mo
 
 
 @pytest.mark.parametrize("since", ["x", "a~b", "a~b~c", "a~b~-1", "~~", "a~b~99999999999999999999", "a~b~5"])
-def test_a_version_that_makes_no_sense_is_that_of_a_new_reader(since: str) -> None:
+def test_an_invalid_version_is_that_of_a_new_reader(since: str) -> None:
     lab = Lab()
     array = lab.submit(array=ArraySpec("0-3"))
     assert len(ask(app_of(lab), str(array), since)["jobs"]) == len(everything(app_of(lab), str(array)))
@@ -137,7 +137,7 @@ moves = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.sampled_from(["0-9", "0-2", "3,7-9%2"]), min_size=1, max_size=3), st.integers(1, 6), moves)
-def test_who_reads_now_and_then_knows_what_who_reads_anew_knows(
+def test_incremental_readers_know_what_new_readers_know(
     arrays: list[str], at_once: int, turns: list[tuple[float, SimulatedOutcome, str, bool]]
 ) -> None:
     lab = Lab(cpus=4)

@@ -71,7 +71,7 @@ def by_name(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
 # --- queues -------------------------------------------------------------------------------------
 
 
-def test_queues_are_told_each_before_those_below_it(lab: Lab) -> None:
+def test_queues_are_listed_before_their_children(lab: Lab) -> None:
     rows = get(lab, queues.queues)["queues"]
     assert [(row["name"], row["depth"], row["parent"]) for row in rows] == [
         ("lab", 0, None),
@@ -84,7 +84,7 @@ def test_queues_are_told_each_before_those_below_it(lab: Lab) -> None:
     assert (rows[0]["guaranteed_gpus"], rows[0]["max_gpus"], rows[0]["weight"]) == (4.0, 8, 1.0)
 
 
-def test_what_is_lent_is_what_is_borrowed_and_has_names(lab: Lab) -> None:
+def test_lent_amounts_equal_borrowed_ones_and_have_names(lab: Lab) -> None:
     gpus(lab, 3, "nlp")
     answer = get(lab, queues.queues)
     rows = by_name(answer)
@@ -98,7 +98,7 @@ def test_what_is_lent_is_what_is_borrowed_and_has_names(lab: Lab) -> None:
     assert rows["lab"]["used_gpus"] == 3.0
 
 
-def test_jobs_are_counted_in_their_queue_and_all_above_it(lab: Lab) -> None:
+def test_jobs_are_counted_in_their_queue_and_its_parents(lab: Lab) -> None:
     gpus(lab, 1, "vision")
     gpus(lab, 1, "nlp")
     gpus(lab, 4, "nlp")
@@ -108,7 +108,7 @@ def test_jobs_are_counted_in_their_queue_and_all_above_it(lab: Lab) -> None:
     assert counts == {"lab": (2, 1), "vision": (1, 0), "nlp": (1, 1), "rest": (0, 1)}
 
 
-def test_one_queue_comes_with_those_right_below_it_and_its_loans(lab: Lab) -> None:
+def test_one_queue_is_shown_with_its_children_and_loans(lab: Lab) -> None:
     gpus(lab, 2, "nlp")
     assert [row["name"] for row in get(lab, queues.queues, "name=lab")["queues"]] == ["lab", "nlp", "vision"]
     assert get(lab, queues.queues, "name=lab")["loans"] == []
@@ -119,7 +119,7 @@ def test_one_queue_comes_with_those_right_below_it_and_its_loans(lab: Lab) -> No
         get(lab, queues.queues, "name=visoin")
 
 
-def test_without_settings_the_default_queue_and_those_in_use_are_told() -> None:
+def test_without_settings_the_default_and_used_queues_are_listed() -> None:
     lab = Lab(2, outcome=SimulatedOutcome(runs_s=3600))
     assert [row["name"] for row in get(lab, queues.queues)["queues"]] == ["default"]
     gpus(lab, 1, "zoo", account="")
@@ -131,7 +131,7 @@ def test_without_settings_the_default_queue_and_those_in_use_are_told() -> None:
 # --- priorities ---------------------------------------------------------------------------------
 
 
-def test_waiting_jobs_are_told_by_tier_and_priority_with_all_parts(lab: Lab) -> None:
+def test_pending_jobs_are_listed_by_tier_and_priority_with_all_parts(lab: Lab) -> None:
     running = gpus(lab, 4)
     low = gpus(lab, 1, nice=100)
     plain = gpus(lab, 1)
@@ -150,7 +150,7 @@ def test_waiting_jobs_are_told_by_tier_and_priority_with_all_parts(lab: Lab) -> 
     assert answer["order"] == "response_ratio"
 
 
-def test_priorities_of_named_jobs_only(lab: Lab) -> None:
+def test_priorities_of_named_jobs_are_listed_alone(lab: Lab) -> None:
     gpus(lab, 4)
     first, second = gpus(lab, 1), gpus(lab, 1)
     assert [row["id"] for row in get(lab, queues.priorities, f"ids={second}")["priorities"]] == [str(second)]
@@ -161,7 +161,7 @@ def test_priorities_of_named_jobs_only(lab: Lab) -> None:
 # --- accounts -----------------------------------------------------------------------------------
 
 
-def test_the_tree_of_accounts_with_what_was_used(lab: Lab) -> None:
+def test_the_account_tree_shows_usage(lab: Lab) -> None:
     gpus(lab, 4, account="inner")
     lab.turn(1800)
     rows = get(lab, queues.accounts)["accounts"]
@@ -182,7 +182,7 @@ def test_the_tree_of_accounts_with_what_was_used(lab: Lab) -> None:
     assert (ann["fairshare"], other["fairshare"]) == (1.0, None)
 
 
-def test_one_account_comes_with_all_below_it(lab: Lab) -> None:
+def test_one_account_is_shown_with_its_descendants(lab: Lab) -> None:
     rows = get(lab, queues.accounts, "name=group")["accounts"]
     assert [(row["account"], row["user"]) for row in rows] == [("group", None), ("inner", None), ("inner", "ann")]
     assert [row["account"] for row in get(lab, queues.accounts, "name=other")["accounts"]] == ["other"]
@@ -191,7 +191,7 @@ def test_one_account_comes_with_all_below_it(lab: Lab) -> None:
     assert raised.value.hint == "accounts: group, inner, other"
 
 
-def test_accounts_say_who_their_members_are_and_which_are_the_callers(lab: Lab) -> None:
+def test_accounts_list_their_members_and_mark_the_callers(lab: Lab) -> None:
     answer = get(lab, queues.accounts)
     members = {row["account"]: (row["users"], row["groups"]) for row in answer["accounts"] if row["user"] is None}
     assert members == {"": (None, None), "group": ([], []), "inner": (["ann"], []), "other": (["*"], [])}
@@ -199,19 +199,19 @@ def test_accounts_say_who_their_members_are_and_which_are_the_callers(lab: Lab) 
     assert (answer["user"], answer["own_accounts"], answer["default_account"]) == ("ann", ["inner", "other"], "inner")
 
 
-def test_accounts_without_members_are_told_as_open() -> None:
+def test_accounts_without_members_are_shown_as_open() -> None:
     lab = Lab(1, account={"a": AccountSettings("a"), "b": AccountSettings("b")})
     answer = get(lab, queues.accounts)
     assert {row["account"]: row["users"] for row in answer["accounts"]} == {"": None, "a": ["*"], "b": ["*"]}
     assert (answer["own_accounts"], answer["default_account"]) == (["a", "b"], None)
 
 
-def test_without_accounts_the_callers_own_name_is_theirs() -> None:
+def test_without_accounts_the_callers_name_is_the_account() -> None:
     answer = get(Lab(1), queues.accounts)
     assert (answer["own_accounts"], answer["default_account"]) == (["ann"], "ann")
 
 
-def test_private_accounts_are_told_to_members_without_who_else_is_one() -> None:
+def test_private_accounts_are_shown_to_members_without_other_members() -> None:
     accounts = {**ACCOUNTS, "bobs": AccountSettings("bobs", users={"bob": 1.0})}
     lab = Lab(1, account=accounts, access=AccessSettings(private_data=("accounts",)))
     answer = get(lab, queues.accounts)
@@ -246,6 +246,6 @@ def test_usage_sums_ended_and_open_runs() -> None:
     assert (late["user"], late["gpu_hours"], late["mean_wait_s"]) == ("bob", pytest.approx(0.1), None)
 
 
-def test_usage_by_anything_else_is_refused(lab: Lab) -> None:
+def test_usage_by_an_unknown_word_is_refused(lab: Lab) -> None:
     with pytest.raises(UsageError, match="by is 'node'; it must be one of user, account, queue"):
         get(lab, queues.usage, "by=node")

@@ -59,7 +59,7 @@ def run_out(lab: Lab, turns: int = 200) -> None:
 # --- starting ---------------------------------------------------------------------------------------
 
 
-def test_a_task_gets_a_row_when_it_starts_and_not_before() -> None:
+def test_a_task_gets_a_row_only_when_it_starts() -> None:
     lab = Lab(cpus=3)
     array = submit(lab)
     assert states(lab, array) == {0: RUNNING, 1: RUNNING, 2: RUNNING}
@@ -69,7 +69,7 @@ def test_a_task_gets_a_row_when_it_starts_and_not_before() -> None:
     assert rows(lab, array)[2].shown_id == f"{array}_2"
 
 
-def test_the_next_job_comes_behind_the_ids_of_all_tasks_also_after_a_restart() -> None:
+def test_the_next_job_follows_the_ids_of_all_tasks_also_after_a_restart() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-9")
     lab.restart()
@@ -85,7 +85,7 @@ def test_ten_thousand_tasks_are_one_row() -> None:
     assert lab.job(array).tasks_left == "2-9999"
 
 
-def test_all_tasks_run_and_then_the_array_has_completed() -> None:
+def test_all_tasks_run_and_the_array_completes() -> None:
     lab = Lab(cpus=4)
     array = submit(lab, "1-9:2")
     lab.turn(1)
@@ -97,7 +97,7 @@ def test_all_tasks_run_and_then_the_array_has_completed() -> None:
     assert (row.state, row.exit_code, row.tasks_left, row.reason_text) == (COMPLETED, 0, "", "5 COMPLETED")
 
 
-def test_no_more_tasks_run_at_once_than_the_array_allows() -> None:
+def test_running_tasks_do_not_exceed_the_throttle() -> None:
     lab = Lab(cpus=8)
     array = submit(lab, "0-9", throttle=2)
     assert states(lab, array) == {0: RUNNING, 1: RUNNING}
@@ -109,13 +109,13 @@ def test_no_more_tasks_run_at_once_than_the_array_allows() -> None:
     assert states(lab, array) == {0: COMPLETED, 1: COMPLETED, 2: RUNNING, 3: RUNNING}
 
 
-def test_a_throttled_array_holds_up_nobody() -> None:
+def test_a_throttled_array_blocks_no_other_job() -> None:
     lab = Lab(cpus=2)
     submit(lab, "0-9", throttle=1)
     assert lab.job(lab.submit()).state is RUNNING
 
 
-def test_the_limit_changes_while_it_runs() -> None:
+def test_the_throttle_changes_while_the_array_runs() -> None:
     lab = Lab(cpus=8)
     array = submit(lab, "0-9", throttle=1)
     assert ask(lab, Update(ANN, (array,), {"throttle": 3})) == {"changed": [str(array)]}
@@ -126,7 +126,7 @@ def test_the_limit_changes_while_it_runs() -> None:
         ask(lab, Update(ANN, (lab.submit(),), {"throttle": 3}))
 
 
-def test_a_retry_counts_against_the_limit_and_goes_before_later_tasks() -> None:
+def test_a_retry_counts_against_the_throttle_and_precedes_later_tasks() -> None:
     lab = Lab(cpus=8, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     array = submit(lab, "0-3", throttle=1, retry=RetryRule(retries=1, backoff_s=0.0))
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_a_retry_counts_against_the_limit_and_goes_before_later_tasks() -> None:
     assert lab.job(array).state is FAILED
 
 
-def test_a_restart_in_the_middle_loses_and_doubles_nothing() -> None:
+def test_a_restart_midway_loses_and_doubles_nothing() -> None:
     lab = Lab(cpus=2)
     array = submit(lab, "0-7", throttle=2)
     for _ in range(30):
@@ -163,7 +163,9 @@ def test_a_restart_in_the_middle_loses_and_doubles_nothing() -> None:
         (SimulatedOutcome(runs_s=1, gpu_oom=True, exit_code=1), None, JobState.OUT_OF_MEMORY),
     ],
 )
-def test_an_array_of_failures_ends_as_they_did(outcome: SimulatedOutcome, limit_s: int | None, state: JobState) -> None:
+def test_an_array_of_failures_ends_like_its_tasks(
+    outcome: SimulatedOutcome, limit_s: int | None, state: JobState
+) -> None:
     lab = Lab(cpus=8, outcome=outcome)
     array = submit(lab, "0-3", time_limit_s=limit_s)
     run_out(lab)
@@ -183,7 +185,7 @@ def test_more_failures_than_allowed_stop_the_rest() -> None:
     assert row.tasks_left == "4-99"
 
 
-def test_what_runs_is_cancelled_too_when_too_many_have_failed() -> None:
+def test_too_many_failures_cancel_running_tasks_too() -> None:
     lab = Lab(cpus=3, outcome=SimulatedOutcome(runs_s=500))
     lab.outcomes["2.1"] = SimulatedOutcome(runs_s=1, exit_code=1)
     array = submit(lab, "0-9", max_fails=0)
@@ -194,7 +196,7 @@ def test_what_runs_is_cancelled_too_when_too_many_have_failed() -> None:
     assert lab.job(array).state is FAILED
 
 
-def test_who_waits_for_an_array_waits_for_all_of_its_tasks() -> None:
+def test_a_dependant_of_an_array_waits_for_all_of_its_tasks() -> None:
     lab = Lab(cpus=2)
     array = submit(lab, "0-3")
     after = lab.submit(dependency=f"afterok:{array}")
@@ -206,7 +208,7 @@ def test_who_waits_for_an_array_waits_for_all_of_its_tasks() -> None:
     assert lab.job(after).state is RUNNING
 
 
-def test_who_waits_for_one_task_waits_for_that_alone() -> None:
+def test_a_dependant_of_one_task_waits_for_that_task_alone() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-9")
     after = lab.submit(caller=ROOT, dependency=f"afterok:{array + 2}", nice=-100)
@@ -217,7 +219,7 @@ def test_who_waits_for_one_task_waits_for_that_alone() -> None:
     assert set(states(lab, array)) == {0, 1}
 
 
-def test_a_task_that_never_starts_tells_those_who_wait_for_it() -> None:
+def test_a_task_that_never_starts_notifies_its_dependants() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-9")
     after = lab.submit(dependency=f"afterok:{array + 8}")
@@ -230,7 +232,7 @@ def test_a_task_that_never_starts_tells_those_who_wait_for_it() -> None:
     assert lab.job(later).state is COMPLETED
 
 
-def test_an_array_waits_for_others_as_one() -> None:
+def test_an_array_waits_for_its_dependency_as_one() -> None:
     lab = Lab(cpus=4)
     first = lab.submit()
     array = submit(lab, "0-3", dependency=f"afterok:{first}")
@@ -250,7 +252,7 @@ def test_an_array_whose_parent_failed_is_cancelled_whole() -> None:
     assert not lab.scheduler.world.jobs
 
 
-def test_an_array_that_misses_its_deadline_ends_so() -> None:
+def test_an_array_that_misses_its_deadline_ends() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-9", time_limit_s=20, deadline_at=lab.clock.now() + 35)
     lab.turn(11)
@@ -290,14 +292,14 @@ def test_cancelling_some_tasks_leaves_the_others() -> None:
     assert (row.state, row.reason_text) == (CANCELLED, "7 COMPLETED, 3 CANCELLED")
 
 
-def test_cancelling_the_tasks_one_by_one_ends_the_array() -> None:
+def test_cancelling_tasks_one_by_one_ends_the_array() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-2", hold=True)
     ask(lab, Cancel(ANN, Selection(ids=(array + 1, array + 2, array + 3))))
     assert lab.job(array).state is CANCELLED
 
 
-def test_by_filter_an_array_is_cancelled_once() -> None:
+def test_a_filter_cancels_an_array_once() -> None:
     lab = Lab(cpus=2)
     array = submit(lab)
     assert ask(lab, Cancel(ANN, Selection(everything=True)))["cancelled"] == [str(array)]
@@ -305,7 +307,7 @@ def test_by_filter_an_array_is_cancelled_once() -> None:
     assert not lab.scheduler.world.jobs
 
 
-def test_by_state_single_tasks_are_named() -> None:
+def test_a_state_filter_names_single_tasks() -> None:
     lab = Lab(cpus=1)
     array = submit(lab)
     answer = ask(lab, Cancel(ANN, Selection(states=frozenset({RUNNING}))))
@@ -313,7 +315,7 @@ def test_by_state_single_tasks_are_named() -> None:
     assert lab.job(array).state is PENDING
 
 
-def test_a_signal_reaches_the_tasks_that_run() -> None:
+def test_a_signal_reaches_the_running_tasks() -> None:
     lab = Lab(cpus=2)
     array = submit(lab)
     assert ask(lab, Cancel(ANN, Selection(ids=(array,)), signal=10))["signalled"] == [f"{array}_0", f"{array}_1"]
@@ -334,7 +336,7 @@ def test_one_task_is_held_and_released() -> None:
     assert lab.job(array).state is COMPLETED
 
 
-def test_a_held_array_starts_nothing_more_until_it_is_released() -> None:
+def test_a_held_array_starts_no_task_until_released() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-2")
     ask(lab, Hold(ANN, (array,)))
@@ -345,7 +347,7 @@ def test_a_held_array_starts_nothing_more_until_it_is_released() -> None:
     assert lab.job(array).state is COMPLETED
 
 
-def test_an_update_is_for_the_tasks_that_have_not_begun() -> None:
+def test_an_update_applies_to_tasks_that_have_not_started() -> None:
     lab = Lab(cpus=2)
     array = submit(lab, "0-3")
     ask(lab, Update(ANN, (array,), {"queue": "q"}))
@@ -354,7 +356,7 @@ def test_an_update_is_for_the_tasks_that_have_not_begun() -> None:
     assert [job.spec.queue for job in rows(lab, array).values()] == ["default", "default", "q", "q"]
 
 
-def test_the_running_tasks_of_an_array_are_requeued_and_suspended_by_its_id() -> None:
+def test_running_tasks_are_requeued_and_suspended_by_the_array_id() -> None:
     lab = Lab(cpus=2)
     array = submit(lab, "0-3")
     lab.turn(1)
@@ -364,7 +366,7 @@ def test_the_running_tasks_of_an_array_are_requeued_and_suspended_by_its_id() ->
         ask(lab, Requeue(ANN, (submit(lab, hold=True),)))
 
 
-def test_nobody_touches_the_tasks_of_another() -> None:
+def test_users_cannot_change_tasks_of_others() -> None:
     lab = Lab(cpus=1)
     array = submit(lab)
     for ids in ((array,), (array + 1,), (array + 5,)):
@@ -388,7 +390,7 @@ def test_each_task_counts_against_the_limits_on_jobs() -> None:
     submit(lab, "0", queue="q")
 
 
-def test_an_array_may_be_too_large() -> None:
+def test_an_oversized_array_is_refused() -> None:
     lab = Lab(limit=LimitSettings(array=10))
     submit(lab, "0-9")
     with pytest.raises(Refused, match="the array has 11 tasks; the limit is 10"):
@@ -414,13 +416,13 @@ def test_a_sweep_has_a_task_for_every_combination() -> None:
     assert rows(lab, named)[4].spec.name == "t1-{other}"
 
 
-def test_values_are_put_into_their_places_once() -> None:
+def test_placeholders_are_expanded_once() -> None:
     values = arrays.swept(replace(ArraySpec("0"), sweep=SWEEP), 5)
     assert values == {"lr": "1e-4", "seed": "2"}
     assert arrays.fill("--lr={lr} ${seed} {x} {{lr}}", values) == "--lr=1e-4 ${seed} {x} {1e-4}"
 
 
-def test_who_may_not_submit_an_array_leaves_no_trace() -> None:
+def test_a_refused_array_leaves_no_trace() -> None:
     lab = Lab(cpus=1, queue={"q": QueueSettings("q", max_jobs_per_user=2)})
     (answer,) = lab.ask(lab.submission(Caller(1001, "ann"), array=ArraySpec("0-5"), queue="q"))
     assert isinstance(answer, Refused)
@@ -444,7 +446,7 @@ def test_each_task_waits_for_the_task_of_the_same_number() -> None:
     assert lab.job(second).reason_text == "3 COMPLETED"
 
 
-def test_only_the_counterpart_of_a_task_that_failed_is_cancelled() -> None:
+def test_only_the_counterpart_of_a_failed_task_is_cancelled() -> None:
     lab = Lab(cpus=4)
     lab.outcomes["3.1"] = SimulatedOutcome(runs_s=1, exit_code=1)
     first = submit(lab, "0-3")
@@ -464,7 +466,7 @@ def test_only_the_counterpart_of_a_task_that_failed_is_cancelled() -> None:
     assert lab.job(third).reason is ReasonCode.CANCELLED_BY_USER
 
 
-def test_counterparts_of_tasks_that_never_start_are_cancelled_and_of_ended_ones_start_at_once() -> None:
+def test_counterparts_of_unstarted_tasks_are_cancelled_and_of_ended_ones_start_at_once() -> None:
     lab = Lab(cpus=1)
     first = submit(lab, "0-2")
     lab.turn(11)
@@ -493,7 +495,7 @@ def test_an_array_after_a_plain_job_waits_for_that() -> None:
     assert lab.job(second).state is COMPLETED
 
 
-def test_arrays_of_one_name_run_one_after_the_other() -> None:
+def test_arrays_of_one_name_run_in_sequence() -> None:
     lab = Lab(cpus=8)
     first = submit(lab, "0-1", name="x", dependency="singleton")
     second = submit(lab, "0-1", name="x", dependency="singleton", retry=RetryRule(retries=1, backoff_s=0.0))
@@ -514,7 +516,7 @@ def reason_text(lab: Lab, job_id: int) -> str:
     return reason.text
 
 
-def test_a_task_in_the_way_is_called_what_people_call_it() -> None:
+def test_a_task_in_the_way_is_shown_by_its_display_id() -> None:
     lab = Lab(gpus=1)
     array = submit(lab, "7-8", request=request(gpus=1))
     other = lab.submit(request=request(gpus=1, gpu_type="A100"))
@@ -524,7 +526,7 @@ def test_a_task_in_the_way_is_called_what_people_call_it() -> None:
     assert (facts[0]["jobs"], facts[1]["behind"]) == ([f"{array}_7"], f"{array}_8")
 
 
-def test_equal_jobs_wait_for_the_same_license_and_not_for_one_another() -> None:
+def test_equal_jobs_wait_for_the_same_license_and_not_for_each_other() -> None:
     lab = Lab(license={"matlab": 1})
     first, second, third = (lab.submit(request=request(licenses=(("matlab", 1),))) for _ in range(3))
     lab.turn()
@@ -534,7 +536,7 @@ def test_equal_jobs_wait_for_the_same_license_and_not_for_one_another() -> None:
     assert f"in use by job {first} of ann" in reason_text(lab, third)
 
 
-def test_a_task_without_a_row_waits_for_what_its_array_waits_for() -> None:
+def test_a_task_without_a_row_waits_like_its_array() -> None:
     lab = Lab()
     parent = lab.submit()
     array = submit(lab, "0-3", dependency=f"afterok:{parent}")

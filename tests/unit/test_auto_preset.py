@@ -93,7 +93,7 @@ def test_nights_begin_at_three_in_the_morning() -> None:
 
 
 @pytest.mark.parametrize("month", [3, 10])
-def test_nights_in_which_the_clock_is_changed_come_once(month: int) -> None:
+def test_nights_with_a_clock_change_come_once(month: int) -> None:
     at = time.mktime((2026, month, 20, 12, 0, 0, 0, 0, -1))
     days = []
     for _ in range(15):
@@ -103,7 +103,7 @@ def test_nights_in_which_the_clock_is_changed_come_once(month: int) -> None:
     assert len(set(days)) == 15
 
 
-def test_it_is_judged_once_each_night(night: Night) -> None:
+def test_presets_are_judged_once_each_night(night: Night) -> None:
     night.processes.answer(result())
     assert night.auto.poll() is False
     assert not night.processes.started
@@ -114,7 +114,7 @@ def test_it_is_judged_once_each_night(night: Night) -> None:
         assert len(night.processes.started) == nights
 
 
-def test_a_restart_in_the_night_does_not_judge_again(night: Night) -> None:
+def test_a_restart_at_night_does_not_judge_again(night: Night) -> None:
     night.processes.answer(result())
     night.falls()
     night.restart()
@@ -122,7 +122,7 @@ def test_a_restart_in_the_night_does_not_judge_again(night: Night) -> None:
     assert len(night.processes.started) == 1
 
 
-def test_a_daemon_that_is_down_at_night_judges_when_it_is_up(night: Night) -> None:
+def test_a_daemon_down_at_night_judges_when_it_is_up(night: Night) -> None:
     night.processes.answer(result())
     night.auto.poll()
     for _ in range(3):
@@ -133,7 +133,7 @@ def test_a_daemon_that_is_down_at_night_judges_when_it_is_up(night: Night) -> No
     assert len(night.processes.started) == 3
 
 
-def test_presets_that_were_chosen_by_hand_are_not_judged(tmp_path: Path) -> None:
+def test_manually_chosen_presets_are_not_judged(tmp_path: Path) -> None:
     night = Night(tmp_path, lab_with_history(preset="fifo"))
     night.falls()
     assert not night.processes.started
@@ -141,7 +141,7 @@ def test_presets_that_were_chosen_by_hand_are_not_judged(tmp_path: Path) -> None
     assert sentence(night.auto.document()) == "fifo"
 
 
-def test_no_judgement_is_begun_while_anything_is_left_to_record(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_judgement_starts_while_commits_are_pending(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(night.lab.scheduler), "is_quiet", property(lambda scheduler: False))
     night.auto.poll()
     night.lab.clock.at = night_after(night.lab.clock.at)
@@ -152,7 +152,7 @@ def test_no_judgement_is_begun_while_anything_is_left_to_record(night: Night, mo
 # --- what is decided ------------------------------------------------------------------------------
 
 
-def test_it_changes_over_the_second_night_and_keeps_what_is_stated(tmp_path: Path) -> None:
+def test_the_second_night_changes_over_and_keeps_stated_settings(tmp_path: Path) -> None:
     night = Night(tmp_path, lab_with_history(weight_age=7.0))
     night.processes.answer(result(throughput=0.2))
     night.falls()
@@ -168,7 +168,7 @@ def test_it_changes_over_the_second_night_and_keeps_what_is_stated(tmp_path: Pat
     )
 
 
-def test_a_restart_keeps_what_is_in_force_and_what_was_found_the_night_before(night: Night) -> None:
+def test_a_restart_keeps_the_preset_and_the_verdict_of_the_night_before(night: Night) -> None:
     night.processes.answer(result(slurm=0.2))
     night.falls()
     night.restart()
@@ -178,7 +178,7 @@ def test_a_restart_keeps_what_is_in_force_and_what_was_found_the_night_before(ni
     assert night.restart().in_force == "slurm"
 
 
-def test_waiting_jobs_go_by_the_new_preset_at_once(tmp_path: Path) -> None:
+def test_pending_jobs_follow_the_new_preset_at_once(tmp_path: Path) -> None:
     (tmp_path / "preset.json").write_bytes(value.encode(PresetState("fifo")))
     night = Night(tmp_path, lab_with_history())
     scheduler = night.lab.scheduler
@@ -195,7 +195,7 @@ def test_waiting_jobs_go_by_the_new_preset_at_once(tmp_path: Path) -> None:
     assert [job.id for job in scheduler.in_queue_order(jobs)] == [short, long]
 
 
-def test_too_little_history_is_said_to_be_and_starts_nothing(tmp_path: Path) -> None:
+def test_too_little_history_is_reported_and_starts_nothing(tmp_path: Path) -> None:
     night = Night(tmp_path, lab_with_history(jobs=83, days=3))
     night.falls()
     assert not night.processes.started
@@ -204,13 +204,13 @@ def test_too_little_history_is_said_to_be_and_starts_nothing(tmp_path: Path) -> 
     )
 
 
-def test_a_machine_without_any_job_has_too_little(tmp_path: Path) -> None:
+def test_a_machine_without_jobs_has_too_little_history(tmp_path: Path) -> None:
     night = Night(tmp_path, Lab(priority=PrioritySettings(preset="auto")))
     night.falls()
     assert "too little history: no job has ended yet" in night.auto.state.why
 
 
-def test_what_a_full_machine_has_run_is_taken_from_fewer_days(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_uses_fewer_days(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_preset, "MOST_EXPORTED", 200)
     monkeypatch.setattr(auto_preset, "WINDOW_S", 14 * DAY_S)
     night.falls()
@@ -233,7 +233,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("says", NONSENSE.values(), ids=NONSENSE.keys())
-def test_nonsense_changes_nothing_and_the_next_night_tries_again(night: Night, says: str) -> None:
+def test_invalid_output_changes_nothing_and_the_next_night_retries(night: Night, says: str) -> None:
     night.processes.says = says
     night.falls()
     assert night.auto.in_force == "fair"
@@ -260,7 +260,7 @@ def test_nonsense_changes_nothing_and_the_next_night_tries_again(night: Night, s
         {"gains": {**result().gains, "fair": result().gains["fifo"]}},
     ],
 )
-def test_values_that_no_replay_has_are_nonsense(night: Night, parts: dict[str, Any]) -> None:
+def test_impossible_values_are_invalid_output(night: Night, parts: dict[str, Any]) -> None:
     night.processes.answer(replace(result(throughput=0.5), **parts))
     night.falls()
     night.falls()
@@ -268,14 +268,14 @@ def test_values_that_no_replay_has_are_nonsense(night: Night, parts: dict[str, A
     assert "makes no sense" in (night.auto.state.problem or "")
 
 
-def test_its_own_error_is_passed_on(night: Night) -> None:
+def test_an_error_of_the_process_is_passed_on(night: Night) -> None:
     night.processes.answer(replace(result(), error="no job can be replayed"))
     night.falls()
     assert night.auto.state.problem == "the last weeks could not be replayed: no job can be replayed"
     assert night.auto.state.most_jobs == MOST_JOBS
 
 
-def test_a_process_that_is_killed_changes_nothing_and_the_next_has_fewer_jobs(night: Night) -> None:
+def test_a_killed_process_changes_nothing_and_the_next_gets_fewer_jobs(night: Night) -> None:
     night.processes.says = "kill -9 $$"
     night.falls()
     assert night.auto.state.problem == "the process that replays the last weeks has ended early (signal 9)"
@@ -285,7 +285,7 @@ def test_a_process_that_is_killed_changes_nothing_and_the_next_has_fewer_jobs(ni
     assert night.auto.state.most_jobs == 1000
 
 
-def test_one_that_takes_too_long_is_ended(night: Night) -> None:
+def test_a_slow_process_is_ended(night: Night) -> None:
     night.processes.says = "exec sleep 1000"
     night.begins()
     night.monotonic = WALL_S - 1
@@ -298,7 +298,7 @@ def test_one_that_takes_too_long_is_ended(night: Night) -> None:
     assert night.processes.started[0].wait(10) == -9
 
 
-def test_one_that_ignores_everything_keeps_the_daemon_nowhere(night: Night) -> None:
+def test_a_stubborn_process_does_not_block_the_daemon(night: Night) -> None:
     night.processes.says = "trap '' TERM; exec 1>&-; exec sleep 1000"
     night.begins()
     wait_until(lambda: night.auto.poll() is False, what="a poll")
@@ -307,7 +307,7 @@ def test_one_that_ignores_everything_keeps_the_daemon_nowhere(night: Night) -> N
     assert night.processes.started[0].wait(10) == -9
 
 
-def test_a_daemon_that_ends_takes_it_along(night: Night) -> None:
+def test_an_ending_daemon_ends_the_process(night: Night) -> None:
     night.processes.says = "exec sleep 1000"
     night.begins()
     night.auto.close()
@@ -315,7 +315,7 @@ def test_a_daemon_that_ends_takes_it_along(night: Night) -> None:
     assert night.restart().state.judgement is None
 
 
-def test_a_preset_chosen_by_hand_meanwhile_ends_it(night: Night) -> None:
+def test_choosing_a_preset_manually_ends_the_process(night: Night) -> None:
     night.processes.says = "exec sleep 1000"
     night.begins()
     night.lab.scheduler.settings = replace(night.lab.scheduler.settings, priority=preset("slurm"))
@@ -325,7 +325,7 @@ def test_a_preset_chosen_by_hand_meanwhile_ends_it(night: Night) -> None:
     assert night.auto.in_force == "slurm"
 
 
-def test_a_process_that_cannot_be_started_is_a_problem_and_no_more(night: Night) -> None:
+def test_a_process_that_cannot_start_is_only_a_problem(night: Night) -> None:
     def fails(fd: int, limits: object) -> Any:
         raise OSError(12, "Cannot allocate memory")
 
@@ -337,7 +337,7 @@ def test_a_process_that_cannot_be_started_is_a_problem_and_no_more(night: Night)
     assert night.auto.state.most_jobs == MOST_JOBS
 
 
-def test_one_that_nobody_may_run_says_who_must_be_able_to(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_permission_says_who_needs_it(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "is_system", lambda: True)
     night.processes.says = "exit 1"
     night.falls()
@@ -348,7 +348,7 @@ def test_one_that_nobody_may_run_says_who_must_be_able_to(night: Night, monkeypa
     assert night.auto.state.most_jobs == MOST_JOBS
 
 
-def test_a_table_that_cannot_be_read_is_a_problem_and_no_more(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_table_is_only_a_problem(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object) -> Any:
         raise NotReady("the table is away", "put it back")
 
@@ -361,7 +361,7 @@ def test_a_table_that_cannot_be_read_is_a_problem_and_no_more(night: Night, monk
 # --- what it is given -----------------------------------------------------------------------------
 
 
-def test_the_export_has_no_words_of_users(night: Night, tmp_path: Path) -> None:
+def test_the_export_has_no_user_text(night: Night, tmp_path: Path) -> None:
     night.processes.says = f"cat > {tmp_path}/seen"
     night.falls()
     seen = (tmp_path / "seen").read_text()
@@ -370,7 +370,7 @@ def test_the_export_has_no_words_of_users(night: Night, tmp_path: Path) -> None:
         assert word not in seen
 
 
-def test_the_export_can_be_read_and_nothing_else(night: Night) -> None:
+def test_only_the_export_can_be_read(night: Night) -> None:
     night.processes.says = "echo x >> /proc/self/fd/0 2> /dev/null; echo x >&0"
     night.falls()
     assert night.processes.started[0].returncode != 0
@@ -380,7 +380,7 @@ def test_the_export_can_be_read_and_nothing_else(night: Night) -> None:
 # --- asked for ------------------------------------------------------------------------------------
 
 
-def test_an_admin_can_have_it_judged_at_once(night: Night) -> None:
+def test_an_admin_can_request_a_judgement_at_once(night: Night) -> None:
     night.processes.answer(result(throughput=0.2))
     night.auto.judge_now()
     with pytest.raises(Refused, match="being evaluated"):
@@ -393,7 +393,7 @@ def test_an_admin_can_have_it_judged_at_once(night: Night) -> None:
     assert (night.auto.in_force, night.auto.state.candidate) == ("fair", "throughput")
 
 
-def test_judging_where_a_preset_is_chosen_by_hand_changes_nothing(tmp_path: Path) -> None:
+def test_judging_with_a_manually_chosen_preset_changes_nothing(tmp_path: Path) -> None:
     night = Night(tmp_path, lab_with_history(preset="slurm"))
     night.processes.answer(result("slurm", throughput=0.4))
     for _ in range(2):
@@ -411,12 +411,12 @@ def test_judging_where_a_preset_is_chosen_by_hand_changes_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", '{"in_force": 3}', '{"in_force": "quick"}', "\x00\xff"])
-def test_a_file_that_is_broken_is_as_none(tmp_path: Path, text: str) -> None:
+def test_a_broken_file_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "preset.json").write_text(text, encoding="latin-1")
     assert read_state(str(tmp_path / "preset.json")) == PresetState()
 
 
-def test_what_cannot_be_kept_holds_until_the_restart(night: Night, tmp_path: Path) -> None:
+def test_an_unsaved_choice_holds_until_the_restart(night: Night, tmp_path: Path) -> None:
     night.processes.answer(result(throughput=0.2))
     night.auto.poll()
     (tmp_path / "preset.json.new").mkdir()
@@ -426,6 +426,6 @@ def test_what_cannot_be_kept_holds_until_the_restart(night: Night, tmp_path: Pat
     assert night.restart().in_force == "fair"
 
 
-def test_it_can_be_read_by_everybody(night: Night) -> None:
+def test_the_state_is_world_readable(night: Night) -> None:
     night.auto.poll()
     assert Path(night.path).stat().st_mode & 0o777 == 0o644

@@ -10,12 +10,12 @@ import benchmarks
 from benchmarks.__main__ import BENCHES, main
 
 
-def test_every_benchmark_is_there_and_named() -> None:
+def test_every_benchmark_exists_and_is_named() -> None:
     modules = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)}
     assert modules - {"__main__", "harness", "million", "orders", "cases", "fairness", "ranges"} == set(BENCHES)
 
 
-def test_one_that_is_not_there_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nope"]) != 0
     shown = capsys.readouterr()
     assert "no benchmark 'nope'; there are: arrays" in shown.out + shown.err

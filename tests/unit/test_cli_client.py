@@ -32,9 +32,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         daemon.close()
 
 
-def test_the_last_job_is_waited_for_whatever_is_submitted_meanwhile(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_job_is_waited_for_despite_later_submissions(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """`@` went to the daemon with each poll, and named another job as soon as there was one."""
     ended = {"id": "7", "state": "COMPLETED"}
     polls = iter([False, False, True])
@@ -59,7 +57,7 @@ def test_one_connection_serves_many_calls_and_large_documents(start: Start) -> N
     assert (daemon.connections, [method for method, _, _ in daemon.requests]) == (1, ["GET", "POST"])
 
 
-def test_an_answer_can_be_had_as_it_was_written(start: Start) -> None:
+def test_an_answer_is_available_as_raw_bytes(start: Start) -> None:
     refusal = 404, {"error": {"message": "there is no job 7", "code": "not_found"}}
     daemon = start(lambda method, path, body: refusal if "7" in path else {"jobs": ["x" * 500_000]})
     with DaemonConnection(str(daemon.path)) as client:
@@ -84,7 +82,7 @@ def test_an_answer_can_be_had_as_it_was_written(start: Start) -> None:
         (418, "news", errors.GpuschedError, 1),
     ],
 )
-def test_an_error_document_becomes_the_error_it_names(
+def test_an_error_document_becomes_its_error(
     start: Start, status: int, code: str, kind: type[errors.GpuschedError], exit_code: int
 ) -> None:
     words = {"message": "no", "hint": "try yes", "code": code}
@@ -95,11 +93,11 @@ def test_an_error_document_becomes_the_error_it_names(
     assert (raised.value.message, raised.value.hint, raised.value.exit_code) == ("no", "try yes", exit_code)
 
 
-def test_an_error_without_words_is_still_an_error() -> None:
+def test_an_error_without_text_is_still_an_error() -> None:
     assert type(error_from({})) is errors.GpuschedError
 
 
-def test_reading_again_after_a_restart_is_silent_but_a_change_is_never_sent_twice(start: Start) -> None:
+def test_reads_are_retried_silently_after_a_restart_but_changes_never(start: Start) -> None:
     lost: list[str] = []
 
     def answer(method: str, path: str, body: Any) -> Answer:
@@ -119,7 +117,7 @@ def test_reading_again_after_a_restart_is_silent_but_a_change_is_never_sent_twic
     assert [path for method, path, _ in daemon.requests if method == "POST"] == ["/lost"]
 
 
-def test_half_an_answer_is_not_taken_for_one_nor_for_the_next(start: Start) -> None:
+def test_a_partial_answer_is_discarded(start: Start) -> None:
     def answer(method: str, path: str, body: Any) -> Answer:
         return b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{" if path == "/half" else {"whole": True}
 
@@ -130,7 +128,7 @@ def test_half_an_answer_is_not_taken_for_one_nor_for_the_next(start: Start) -> N
         assert client.call("GET", "/whole") == {"whole": True}
 
 
-def test_a_silent_daemon_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+def test_a_silent_daemon_times_out(tmp_path: Path) -> None:
     path = tmp_path / "mute.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -139,7 +137,9 @@ def test_a_silent_daemon_is_given_up_after_the_timeout(tmp_path: Path) -> None:
             client.call("GET", "/v1/jobs", timeout_s=0.05)
 
 
-def test_a_path_longer_than_an_address_works(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_longer_than_a_socket_address_works(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / ("d" * 100) / ("e" * 100)
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -149,7 +149,7 @@ def test_a_path_longer_than_an_address_works(start: Start, tmp_path: Path, monke
         assert client.call("GET", "/") == {"ok": True}
 
 
-def test_nobody_there_is_said_with_the_path(tmp_path: Path) -> None:
+def test_a_missing_daemon_is_reported_with_the_path(tmp_path: Path) -> None:
     stale = tmp_path / "stale.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(stale))
@@ -159,7 +159,7 @@ def test_nobody_there_is_said_with_the_path(tmp_path: Path) -> None:
         assert str(path) in raised.value.message
 
 
-def test_a_chosen_socket_is_used_and_nothing_is_started_for_it(
+def test_a_chosen_socket_is_used_and_starts_no_daemon(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path / "home"))
@@ -173,7 +173,7 @@ def test_a_chosen_socket_is_used_and_nothing_is_started_for_it(
     assert not (tmp_path / "home").exists()
 
 
-def test_without_autostart_an_absent_daemon_is_only_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_autostart_a_missing_daemon_is_only_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("GPUSCHED_SOCKET", raising=False)
     with pytest.raises(errors.DaemonUnreachable):
@@ -181,7 +181,7 @@ def test_without_autostart_an_absent_daemon_is_only_said(tmp_path: Path, monkeyp
     assert not (tmp_path / "home").exists()
 
 
-def test_the_systems_daemon_comes_before_the_personal_one_unless_a_home_is_chosen(
+def test_the_system_daemon_precedes_the_personal_one_unless_a_home_is_chosen(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = start(lambda *_: {"who": "system"}, tmp_path / "system.sock")

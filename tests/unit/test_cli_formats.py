@@ -90,17 +90,17 @@ GANG: dict[str, Any] = {
         ("", ""),
     ],
 )
-def test_slurms_fields(form: str, line: str) -> None:
+def test_slurm_fields_are_printed(form: str, line: str) -> None:
     assert render(form, [JOB], header=False) == line + "\n"
 
 
 @pytest.mark.parametrize(("form", "field"), [("%i %z", "%z"), ("%.8G|", "%.8G")])
-def test_a_field_that_there_is_not_is_refused(form: str, field: str) -> None:
+def test_an_unknown_field_is_refused(form: str, field: str) -> None:
     with pytest.raises(UsageError, match=f"^--format: unknown field '{field}'$"):
         keys(form)
 
 
-def test_what_is_asked_of_nodes_in_slurms_fields() -> None:
+def test_node_requests_are_shown_in_slurm_fields() -> None:
     form = "%q %v %D %f %W %n %x %h %b"
     assert render(form, [JOB], header=False) == "(null) (null) 1 (null) (null)   OK gres:gpu:a100:2\n"
     line = "high course 2 nvlink ansys:1,matlab:2 lab1,lab2 lab3 NO gres:gpu:a100:2(8192M)\n"
@@ -110,13 +110,13 @@ def test_what_is_asked_of_nodes_in_slurms_fields() -> None:
 
 @pytest.mark.parametrize("letter", sorted(_FIELDS))
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETED"])
-def test_a_field_is_made_of_the_keys_that_are_asked_for(letter: str, state: str) -> None:
+def test_a_field_uses_the_requested_keys(letter: str, state: str) -> None:
     known = {**GANG, "state": state, "start_at": 1.0}
     asked = keys(f"%{letter}")
     assert render(f"%{letter}", [{key: known[key] for key in asked}]) == render(f"%{letter}", [known])
 
 
-def test_only_what_is_printed_is_asked_for() -> None:
+def test_only_printed_fields_are_requested() -> None:
     assert keys("%i %.8j|%t %T") == ["id", "name", "state"]
     assert keys("100% %%") == []
 
@@ -125,7 +125,7 @@ def test_titles_have_the_widths_of_their_fields() -> None:
     assert render("%.8i|%4t|%3j", [JOB]) == "   JOBID|ST  |NAM\n      42|PD  |tra\n"
 
 
-def test_a_running_job_shows_where_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_job_shows_place_and_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     job = {**JOB, "state": "RUNNING", "start_at": 900.0, "node": "lab1"}
     assert render("%t %M %L %R %N", [job], header=False) == "R 1:40 58:20 lab1 lab1\n"
@@ -137,7 +137,7 @@ def test_a_field_never_prints_an_escape() -> None:
 
 
 @given(st.text())
-def test_any_format_prints_one_line_a_job(form: str) -> None:
+def test_any_format_prints_one_line_per_job(form: str) -> None:
     assert render(form, [JOB, JOB]).endswith("\n")
 
 
@@ -176,7 +176,7 @@ NOW = 1795251600.0
         ("@1795251601", 1),
     ],
 )
-def test_instants(text: str, after_s: int) -> None:
+def test_instants_are_parsed(text: str, after_s: int) -> None:
     assert parse_instant(text, NOW) - NOW == after_s
 
 
@@ -188,13 +188,13 @@ def test_a_day_with_a_change_of_clocks_keeps_the_time_of_day() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "now-1h", "now+", "now+x", "25:00", "2026-02-30", "@", "@-1", "1"])
-def test_what_is_no_instant_is_quoted(text: str) -> None:
+def test_an_invalid_instant_is_quoted(text: str) -> None:
     with pytest.raises(ValueError):
         parse_instant(text, NOW)
 
 
 @given(st.text())
-def test_no_text_is_more_than_a_value_error(text: str) -> None:
+def test_any_text_raises_at_most_a_value_error(text: str) -> None:
     said = ""
     try:
         parse_instant(text, NOW)
@@ -214,7 +214,7 @@ def test_query_values_are_quoted_as_urllib_does(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from([b"", b"a", b"\r", b"\xff\0"]), max_size=8), st.booleans(), st.integers(0, 10))
-def test_the_last_lines_of_a_file(lines: list[bytes], is_closed: bool, count: int) -> None:
+def test_the_last_lines_of_a_file_are_read(lines: list[bytes], is_closed: bool, count: int) -> None:
     content = b"".join(line + b"\n" for line in lines) + (b"" if is_closed else b"open")
     whole = [line + b"\n" for line in lines] + ([] if is_closed else [b"open"])
     fd = os.memfd_create("lines")
@@ -227,7 +227,7 @@ def test_the_last_lines_of_a_file(lines: list[bytes], is_closed: bool, count: in
         os.close(fd)
 
 
-def test_the_last_lines_of_a_file_larger_than_a_piece(tmp_path: Path) -> None:
+def test_the_last_lines_of_a_file_larger_than_a_chunk_are_read(tmp_path: Path) -> None:
     lines = [b"%d %s\n" % (number, b"x" * (number % 200)) for number in range(3000)]
     path = tmp_path / "log"
     path.write_bytes(b"".join(lines))
@@ -252,5 +252,5 @@ def test_the_last_lines_of_a_file_larger_than_a_piece(tmp_path: Path) -> None:
         ({"state": "TIMEOUT", "exit_code": 0, "signal": None}, 1),
     ],
 )
-def test_the_code_that_a_waiting_command_ends_with(job: dict[str, Any], code: int) -> None:
+def test_a_waiting_command_returns_the_exit_code(job: dict[str, Any], code: int) -> None:
     assert exit_code_of(job) == code

@@ -35,7 +35,7 @@ def read(*words: str) -> dict[str, Any]:
         ["--tim", "5", "--hol"],
     ],
 )
-def test_the_spellings_of_getopt_all_say_the_same(words: list[str]) -> None:
+def test_all_getopt_spellings_are_equivalent(words: list[str]) -> None:
     assert parse(gsub_table(), [*words, "x.sh", "-t", "9"]) == (
         {"time_limit_s": 300, "hold": True},
         ["x.sh", "-t", "9"],
@@ -49,12 +49,12 @@ def test_two_dashes_end_the_options_and_one_is_a_word() -> None:
     assert parse(gq_table(), ["1", "--", "-2"], operands_first=True) == ({}, ["1", "-2"], True)
 
 
-def test_options_may_follow_operands_only_where_that_is_said() -> None:
+def test_options_follow_operands_only_where_allowed() -> None:
     assert parse(gq_table(), ["42", "--me"], operands_first=True) == ({"me": True}, ["42"], False)
     assert parse(gq_table(), ["42", "--me"]) == ({}, ["42", "--me"], False)
 
 
-def test_the_last_one_wins_but_lists_and_variables_add_up() -> None:
+def test_the_last_option_wins_but_lists_and_variables_add_up() -> None:
     assert read("-t", "5", "--time", "7")["time_limit_s"] == 420
     assert read("-E", "A=1", "-E", "B=2", "-E", "A=3=4")["extra_env"] == {"A": "3=4", "B": "2"}
     assert parse(gq_table(), ["-u", "ada,bob", "-u", "eve"])[0]["users"] == ["ada", "bob", "eve"]
@@ -77,7 +77,7 @@ def test_the_last_one_wins_but_lists_and_variables_add_up() -> None:
         (["--\x1b[31m"], "x1b[31m'", "gsub --help"),
     ],
 )
-def test_what_cannot_be_read_is_quoted_and_the_nearest_named(words: list[str], says: str, hint: str) -> None:
+def test_unreadable_options_are_quoted_with_the_nearest(words: list[str], says: str, hint: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse(gsub_table(), words)
     assert says in raised.value.message
@@ -118,7 +118,7 @@ def test_what_cannot_be_read_is_quoted_and_the_nearest_named(words: list[str], s
         ("-J x", {"name": "x"}),
     ],
 )
-def test_what_gsub_reads(words: str, values: dict[str, Any]) -> None:
+def test_gsub_reads_its_options(words: str, values: dict[str, Any]) -> None:
     assert read(*words.split()) == values
 
 
@@ -133,12 +133,12 @@ def test_what_gsub_reads(words: str, values: dict[str, Any]) -> None:
         *("--begin never", "--begin now+", "--begin now-1h", "--completion tcsh"),
     ],
 )
-def test_what_gsub_does_not_read_is_a_usage_error_with_the_option(words: str) -> None:
+def test_an_invalid_gsub_option_is_a_usage_error(words: str) -> None:
     with pytest.raises(UsageError, match="^--"):
         read(*words.split())
 
 
-def test_all_that_cannot_be_read_is_reported_at_once_up_to_an_unknown_option() -> None:
+def test_all_mistakes_are_reported_at_once_up_to_an_unknown_option() -> None:
     with pytest.raises(UsageError) as raised:
         parse(gsub_table(), ["-t", "soon", "--hold=1", "--mem=lots", "-c", "2", "--colour", "red", "--nice", "x"])
     said = [one.message.partition(":")[0] for one in raised.value.mistakes]
@@ -149,7 +149,7 @@ def test_all_that_cannot_be_read_is_reported_at_once_up_to_an_unknown_option() -
 
 
 @given(st.sampled_from([option for option in gsub_table().options if option.metavar]), st.text())
-def test_no_text_is_more_than_a_usage_error(option: Option, text: str) -> None:
+def test_any_text_raises_at_most_a_usage_error(option: Option, text: str) -> None:
     said = ""
     try:
         parse(gsub_table(), [f"{option.long}={text}"])
@@ -179,7 +179,7 @@ def test_directive_lines_split_as_a_shell_splits(line: str, words: list[str]) ->
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]))))
-def test_what_a_shell_would_quote_comes_back(words: list[str]) -> None:
+def test_quoted_text_round_trips(words: list[str]) -> None:
     assert split_words(shlex.join(words)) == words
 
 

@@ -36,14 +36,14 @@ def test_a_home_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_without_one_the_users_folders_are_taken() -> None:
+def test_without_a_home_the_users_folders_are_used() -> None:
     state = "/home/ada/.local/state/gpusched"
     assert paths.database() == f"{state}/gpusched.db"
     assert paths.socket_path() == f"{state}/run/api.sock"
     assert paths.config_file() == "/home/ada/.config/gpusched/config.toml"
 
 
-def test_the_xdg_folders_are_respected_but_not_relative_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absolute_xdg_folders_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/config")
@@ -57,7 +57,7 @@ def test_the_xdg_folders_are_respected_but_not_relative_ones(monkeypatch: pytest
     assert paths.config_file() == "/home/ada/.config/gpusched/config.toml"
 
 
-def test_the_locks_lie_beside_the_database_they_protect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_lie_beside_the_database_they_protect(monkeypatch: pytest.MonkeyPatch) -> None:
     before = paths.lock_file(), paths.start_lock()
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     assert (paths.lock_file(), paths.start_lock()) == before
@@ -73,6 +73,6 @@ def test_relative_homes_and_tildes_become_absolute(monkeypatch: pytest.MonkeyPat
     assert paths.config_file() == "/home/ada/other.toml"
 
 
-def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_home_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSCHED_HOME", "")
     assert paths.home() is None

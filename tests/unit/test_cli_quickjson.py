@@ -19,20 +19,20 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_it_writes_and_reads_what_json_does(value: object) -> None:
+def test_quickjson_reads_and_writes_like_json(value: object) -> None:
     text = quickjson.dumps(value)
     assert text == json.dumps(value, separators=(",", ":"))
     assert quickjson.loads(text) == json.loads(text)
     assert quickjson.loads(f" \n{json.dumps(value, indent=1)}\t\r\n".encode()) == value
 
 
-def test_bytes_that_are_no_text_travel_as_escapes() -> None:
+def test_undecodable_bytes_travel_as_escapes() -> None:
     assert quickjson.dumps("\udcff") == '"\\udcff"'
     assert quickjson.loads(b'"\\udcff"') == "\udcff"
 
 
 @pytest.mark.parametrize("text", ["", " ", "{", "[1,]", "[1 2]", "1 2", '{"a":1}x', "tru", '"\n"', "{1:2}", '"\\q"'])
-def test_what_is_no_json_is_a_value_error_also_while_json_is_not_loaded(text: str) -> None:
+def test_invalid_json_is_a_value_error_before_json_is_loaded(text: str) -> None:
     code = (
         "import sys\nfrom gpusched import quickjson\nassert 'json' not in sys.modules\n"
         "try: quickjson.loads(sys.argv[1])\nexcept ValueError as error: print(type(error).__name__)"
@@ -46,12 +46,12 @@ def test_what_is_no_json_is_a_value_error_also_while_json_is_not_loaded(text: st
     assert (done.stdout, done.stderr) == ("JSONDecodeError\n", "")
 
 
-def test_what_has_no_json_is_a_type_error() -> None:
+def test_an_unserializable_value_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="set"):
         quickjson.dumps({"a": {1}})
 
 
-def test_without_the_accelerator_json_does_the_work() -> None:
+def test_without_the_accelerator_json_is_used() -> None:
     write, read = quickjson._slow()
     assert write({"a": [1, None]}) == quickjson.dumps({"a": [1, None]})
     assert read("[1, 2]") == quickjson.loads("[1, 2]")

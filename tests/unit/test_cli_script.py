@@ -64,7 +64,7 @@ def test_a_line_that_only_looks_like_a_directive_is_a_comment(line: str) -> None
 
 
 @pytest.mark.parametrize("line", ["#GSUB", "#SBATCH   ", "#SBATCH\t", "#SBATCH # nothing yet"])
-def test_a_directive_without_options_is_none(line: str) -> None:
+def test_a_directive_without_options_is_ignored(line: str) -> None:
     assert read(f"#!/bin/sh\n{line}\n") == {}
 
 
@@ -149,13 +149,13 @@ def test_bad_defaults_and_bad_directives_are_reported_together(submit: Submit) -
         ("bin/train", b"\x7fELF\0", "run it with: gsub -- bin/train"),
     ],
 )
-def test_hint_names_the_interpreter_that_the_script_needs(name: str, body: bytes, hint: str) -> None:
+def test_the_hint_names_the_interpreter_of_the_script(name: str, body: bytes, hint: str) -> None:
     with pytest.raises(Refused) as raised:
         check_script(body, name)
     assert raised.value.hint == hint
 
 
-def test_a_script_that_cannot_be_one_says_how_to_mend_it() -> None:
+def test_an_invalid_script_says_how_to_fix_it() -> None:
     for body, fix in (
         (b"", "#!/bin/bash"),
         (b"true\n", "#!/bin/bash"),
@@ -190,7 +190,7 @@ def test_a_script_that_cannot_be_one_says_how_to_mend_it() -> None:
         ("#GSUB --requeue", {}, ["--no-requeue"], {"requeue": False}),
     ],
 )
-def test_the_command_line_wins_over_variables_and_these_over_the_script(
+def test_the_command_line_overrides_variables_and_these_override_the_script(
     submit: Submit, script: str, env: dict[str, str], words: list[str], expected: dict[str, Any]
 ) -> None:
     spec = submit(*words, script=script, **env)
@@ -198,12 +198,12 @@ def test_the_command_line_wins_over_variables_and_these_over_the_script(
     assert {key: spec[key] for key in asked if key in spec} == expected
 
 
-def test_variables_of_the_job_come_together_from_script_and_command_line(submit: Submit) -> None:
+def test_job_variables_combine_script_and_command_line(submit: Submit) -> None:
     env = submit("-E", "B=3", "-E", "C=4", script="#GSUB -E A=1 -E B=2")["env"]
     assert (env["A"], env["B"], env["C"]) == ("1", "3", "4")
 
 
-def test_the_job_is_not_told_of_the_submitters_socket_or_cards(submit: Submit) -> None:
+def test_the_job_does_not_get_the_submitters_socket_or_gpus(submit: Submit) -> None:
     env = submit("--", "true", CUDA_VISIBLE_DEVICES="7", KEPT="yes")["env"]
     assert "GPUSCHED_SOCKET" not in env
     assert "CUDA_VISIBLE_DEVICES" not in env
@@ -219,7 +219,7 @@ def test_the_job_is_not_told_of_the_submitters_socket_or_cards(submit: Submit) -
         ("GSUB_HELP", "1", "the variable GSUB_HELP makes no sense"),
     ],
 )
-def test_a_variable_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str) -> None:
+def test_an_invalid_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(UsageError) as raised:
         gsub.body(["--", "true"])

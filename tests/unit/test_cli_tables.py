@@ -70,7 +70,7 @@ def test_columns_align_whatever_their_characters() -> None:
     assert list(map(tables.cells, before)) == [lines[0].index("NODE")] * 3
 
 
-def test_pipe_gets_whole_names_on_one_line_each() -> None:
+def test_a_pipe_gets_whole_names_on_one_line_each() -> None:
     rows = [("1", "n" * 500, "PD", "a sentence of several words " * 9)]
     lines = tables.table(TITLES, rows, cut={1: 6})
     assert len(lines) == 2
@@ -99,7 +99,7 @@ def test_sentences_fold_within_their_column(terminal: Any) -> None:
     assert len(lines) > 4
 
 
-def test_column_that_may_not_give_way_is_never_cut(terminal: Any) -> None:
+def test_a_fixed_column_is_never_cut(terminal: Any) -> None:
     terminal(20)
     lines = tables.table(("SETTING", "VALUE"), [("priority.order", "multifactor-and-more")])
     assert lines[1].split() == ["priority.order", "multifactor-and-more"]

@@ -33,18 +33,18 @@ def typed(*pieces: bytes) -> tuple[bytes, bool]:
         ((b"\r~\r", b"~."), b"\r~\r", True),
     ],
 )
-def test_only_a_tilde_and_a_dot_that_begin_a_line_lead_out(
+def test_only_a_tilde_and_a_dot_at_the_start_of_a_line_detach(
     pieces: tuple[bytes, ...], passed: bytes, leaves: bool
 ) -> None:
     assert typed(*pieces) == (passed, leaves)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20).filter(lambda data: b"~" not in data), max_size=10))
-def test_what_holds_no_tilde_goes_through_unchanged(pieces: list[bytes]) -> None:
+def test_input_without_a_tilde_passes_unchanged(pieces: list[bytes]) -> None:
     assert typed(*pieces) == (b"".join(pieces), False)
 
 
 @given(st.binary(max_size=60), st.integers(1, 7))
-def test_it_makes_no_difference_how_keys_arrive(data: bytes, size: int) -> None:
+def test_chunking_of_keys_makes_no_difference(data: bytes, size: int) -> None:
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
     assert typed(*pieces) == typed(data)

@@ -20,19 +20,19 @@ def drawn(jobs: list[dict[str, Any]], signs: tuple[str, str, str, str] = ROUND) 
     return [place.prefix + place.job["id"] for place in arrange(jobs, signs)]
 
 
-def test_each_job_is_below_the_deepest_that_it_waits_for() -> None:
+def test_each_job_is_below_its_deepest_dependency() -> None:
     jobs = [job(1), job(2, 1), job(3, 2, 1), job(4, 1), job(5, 99), job(6)]
     assert drawn(jobs) == ["1", "├─ 2", "│  └─ 3", "└─ 4", "5", "6"]
     assert drawn(jobs, PLAIN) == ["1", "|- 2", "|  `- 3", "`- 4", "5", "6"]
 
 
-def test_whoever_waits_for_an_array_is_below_its_last_task() -> None:
+def test_a_dependant_of_an_array_is_below_its_last_task() -> None:
     tasks = [{**job(0, 1), "id": f"2_{number}"} for number in range(3)]
     assert drawn([job(1), *tasks, job(5, 2)]) == ["1", "├─ 2_0", "├─ 2_1", "└─ 2_2", "   └─ 5"]
     assert drawn([job(1), job(2, 1), job(5, 2)]) == ["1", "└─ 2", "   └─ 5"]
 
 
-def test_the_steps_of_a_pipeline_are_below_it() -> None:
+def test_pipeline_steps_are_below_the_pipeline() -> None:
     jobs = [job(1), job(2, pipeline="p1"), job(3, 1), job(4, 2, pipeline="p1"), job(5, 1, pipeline="p1")]
     assert drawn(jobs) == ["1", "└─ 3", "p1", "├─ 2", "│  └─ 4", "└─ 5"]
     assert [(place.job["id"], place.parent, place.depth) for place in arrange(jobs)][2:] == [
@@ -43,14 +43,14 @@ def test_the_steps_of_a_pipeline_are_below_it() -> None:
     ]
 
 
-def test_a_fallback_is_below_what_has_failed() -> None:
+def test_a_fallback_is_below_the_failed_job() -> None:
     jobs = [job(1, pipeline="p1"), job(2, 1, pipeline="p1"), job(3, pipeline="p1", fallback_of="1")]
     assert drawn(jobs) == ["p1", "└─ 1", "   ├─ 2", "   └─ 3"]
     assert drawn(jobs[1:]) == ["p1", "├─ 2", "└─ 3"]
     assert drawn([job(4), job(5, fallback_of="4")]) == ["4", "└─ 5"]
 
 
-def test_a_long_chain_does_not_move_out_of_sight() -> None:
+def test_a_long_chain_stays_in_view() -> None:
     jobs = [job(1), *(job(number, number - 1) for number in range(2, 1001))]
     lines = drawn(jobs)
     assert len(lines) == 1000
@@ -58,7 +58,7 @@ def test_a_long_chain_does_not_move_out_of_sight() -> None:
 
 
 @given(st.lists(st.sets(st.integers(1, 30), max_size=3), max_size=30))
-def test_every_job_is_shown_once_and_below_one_that_it_waits_for(above: list[set[int]]) -> None:
+def test_every_job_is_shown_once_below_a_dependency(above: list[set[int]]) -> None:
     jobs = [job(at, *[one for one in ids if one < at]) for at, ids in enumerate(above, 1)]
     places = arrange(jobs)
     assert sorted(place.job["id"] for place in places) == sorted(one["id"] for one in jobs)
@@ -89,7 +89,7 @@ PIPELINE = {
 }
 
 
-def test_mermaid() -> None:
+def test_a_mermaid_graph_is_printed() -> None:
     assert mermaid(PIPELINE).splitlines() == [
         "flowchart TD",
         '    s1["end<br/>1 COMPLETED"]',
@@ -106,7 +106,7 @@ def test_mermaid() -> None:
     ]
 
 
-def test_graphviz() -> None:
+def test_a_graphviz_graph_is_printed() -> None:
     lines = dot(PIPELINE).splitlines()
     assert lines[0] == 'digraph "a \\"b\\"" {'
     assert '    "x.y" -> "z" [label="after + 5 min"];' in lines

@@ -35,13 +35,13 @@ def refusal(folder: Path, text: str) -> UsageError:
 # --- where values come from -----------------------------------------------------------------------
 
 
-def test_without_anything_all_is_default() -> None:
+def test_without_a_file_everything_is_default() -> None:
     loaded = load_settings(None, {})
     assert loaded.settings == Settings()
     assert set(loaded.origin.values()) == {"default"}
 
 
-def test_a_file_that_is_not_there_is_no_error_unless_it_was_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_only_if_it_was_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.toml")
     assert load_settings(missing, {}).settings == Settings()
     with pytest.raises(UsageError, match="there is no config file") as caught:
@@ -49,7 +49,7 @@ def test_a_file_that_is_not_there_is_no_error_unless_it_was_named(tmp_path: Path
     assert missing in caught.value.message
 
 
-def test_each_layer_wins_over_the_ones_before_it(tmp_path: Path) -> None:
+def test_each_layer_overrides_the_previous_ones(tmp_path: Path) -> None:
     path = write(tmp_path, '[gpu]\nfake = "1x8GiB"\nids = "uuid"\n[daemon]\npoll_s = 2\n')
     loaded = load_settings(path, {"GPUSCHED_FAKE_GPUS": "4x24GiB"}, {"daemon.poll_s": 0.5, "node.cpus": 8})
     assert loaded.settings.gpu.ids == "uuid"
@@ -69,7 +69,7 @@ def test_each_layer_wins_over_the_ones_before_it(tmp_path: Path) -> None:
     assert loaded.origin["daemon.poll_s"] == "override"
 
 
-def test_the_file_named_by_the_environment_comes_before_the_usual_one(tmp_path: Path) -> None:
+def test_the_file_named_by_the_environment_precedes_the_usual_one(tmp_path: Path) -> None:
     usual = write(tmp_path, "[node]\ncpus = 1\n")
     other = tmp_path / "other.toml"
     other.write_text("[node]\ncpus = 2\n")
@@ -88,14 +88,12 @@ def test_the_file_named_by_the_environment_comes_before_the_usual_one(tmp_path: 
         ('[gpu]\nsource = "nvml"\n', "nvml"),
     ],
 )
-def test_simulated_gpus_of_the_environment_are_used_where_nothing_else_is_asked_for(
-    tmp_path: Path, text: str, source: str
-) -> None:
+def test_simulated_gpus_of_the_environment_are_used_by_default(tmp_path: Path, text: str, source: str) -> None:
     assert load(tmp_path, text, GPUSCHED_FAKE_GPUS="2x8GiB").settings.gpu.source == source
     assert load(tmp_path, text, GPUSCHED_FAKE_GPUS="").settings.gpu.fake is None
 
 
-def test_values_take_the_type_of_their_setting(tmp_path: Path) -> None:
+def test_values_get_the_type_of_their_setting(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
         """
@@ -117,7 +115,7 @@ def test_values_take_the_type_of_their_setting(tmp_path: Path) -> None:
     assert settings.default.time_limit_s == 86400
 
 
-def test_all_settings_can_be_listed_with_value_and_origin(tmp_path: Path) -> None:
+def test_all_settings_are_listed_with_value_and_origin(tmp_path: Path) -> None:
     rows = list(load(tmp_path, "[gpu]\nfree_polls = 3\n").values())
     assert [path for path, _, _ in rows] == list(SETTINGS)
     assert ("gpu.free_polls", 3, f"file {tmp_path}/config.toml, line 2") in rows
@@ -138,7 +136,7 @@ def test_every_field_is_described() -> None:
     assert all(one.allowed for one in SETTINGS.values())
 
 
-def test_every_setting_says_which_values_it_may_have() -> None:
+def test_every_setting_documents_its_values() -> None:
     everything = [*SETTINGS.values(), *(one for table in TABLE_SETTINGS.values() for one in table.values())]
     assert [one.path for one in everything if one.rule is None and one.type is not bool] == []
 
@@ -146,7 +144,7 @@ def test_every_setting_says_which_values_it_may_have() -> None:
 @pytest.mark.parametrize(
     "known", [known for known in SETTINGS.values() if known.default is not None], ids=lambda known: known.path
 )
-def test_every_default_may_be_written_into_the_file(tmp_path: Path, known: Setting) -> None:
+def test_every_default_is_valid_in_a_file(tmp_path: Path, known: Setting) -> None:
     section, _, name = known.path.partition(".")
     value = list(known.default) if isinstance(known.default, tuple) else known.default
     # Tables are written the same way in both, when they are empty.
@@ -196,7 +194,7 @@ def test_every_default_may_be_written_into_the_file(tmp_path: Path, known: Setti
         ("[limit]\nbatch = 0", "limit.batch", "at least 1"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused_by_name(tmp_path: Path, text: str, path: str, wanted: str) -> None:
+def test_an_invalid_value_is_refused_by_name(tmp_path: Path, text: str, path: str, wanted: str) -> None:
     error = refusal(tmp_path, text)
     assert f"config.toml, line 2: {path} is " in error.message
     assert wanted in error.message
@@ -226,34 +224,34 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path, text: s
     assert hint in error.hint
 
 
-def test_a_section_is_a_section(tmp_path: Path) -> None:
+def test_a_scalar_section_is_refused(tmp_path: Path) -> None:
     assert "write [gpu] on a line of its own" in refusal(tmp_path, "gpu = 4").message
 
 
 @pytest.mark.parametrize("text", ["[gpu\n", "gpu ids = 3", "[gpu]\nids = 'a'\nids = 'b'\n", "x = \0"])
-def test_a_file_that_is_no_toml_is_refused_with_the_place(tmp_path: Path, text: str) -> None:
+def test_invalid_toml_is_refused_with_its_position(tmp_path: Path, text: str) -> None:
     error = refusal(tmp_path, text)
     assert "is not valid TOML" in error.message
     assert "line" in error.message
 
 
-def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+def test_a_deeply_nested_file_is_refused(tmp_path: Path) -> None:
     assert "is not valid TOML" in refusal(tmp_path, "x = " + "[" * 5000 + "]" * 5000).message
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is not valid TOML"):
         load_settings(str(path), {})
 
 
-def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+def test_a_folder_instead_of_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: is a directory"):
         load_settings(str(tmp_path), {})
 
 
-def test_overrides_are_held_to_the_same_rules() -> None:
+def test_overrides_follow_the_same_rules() -> None:
     with pytest.raises(UsageError, match="override: daemon.poll_s is -1; it must be a number of at least 0.001"):
         load_settings(None, {}, {"daemon.poll_s": -1})
     with pytest.raises(UsageError, match="unknown setting daemon.pol_s") as caught:
@@ -261,6 +259,6 @@ def test_overrides_are_held_to_the_same_rules() -> None:
     assert caught.value.hint == "did you mean daemon.poll_s?"
 
 
-def test_simulated_gpus_of_the_environment_are_checked_too() -> None:
+def test_simulated_gpus_of_the_environment_are_validated_too() -> None:
     with pytest.raises(UsageError, match="environment GPUSCHED_FAKE_GPUS: gpu.fake is"):
         load_settings(None, {"GPUSCHED_FAKE_GPUS": "a\nb"})

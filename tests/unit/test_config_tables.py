@@ -308,13 +308,13 @@ def test_contradictions_are_refused_with_file_and_line(tmp_path: Path, text: str
     assert words in problem.message
 
 
-def test_what_was_meant_is_proposed(tmp_path: Path) -> None:
+def test_the_intended_word_is_suggested(tmp_path: Path) -> None:
     assert only(tmp_path, "[queue.default]\n[queue.v]\nparent = 'defualt'").hint == "did you mean default?"
     assert only(tmp_path, "[queue.default]\nwieght = 2").hint == "did you mean weight?"
     assert only(tmp_path, "[default]\nqos = 'norml'\n[qos.normal]").hint == "did you mean normal?"
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     text = "[gpu]\nids = 'x'\nzebra = 1\n[queue.default]\nweight = -1\n[queue.b]\nfactor = 7\n"
     found = [problem.message.partition(", ")[2] for problem in problems(tmp_path, text)]
     assert [one.partition(":")[0] for one in found] == ["line 2", "line 3", "line 5", "line 7"]
@@ -322,12 +322,12 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         load_settings(f"{tmp_path}/config.toml", {})
 
 
-def test_a_file_that_is_fine_has_no_problems(tmp_path: Path) -> None:
+def test_a_valid_file_has_no_problems(tmp_path: Path) -> None:
     assert problems(tmp_path, LAB) == []
     assert problems_in(None, {}) == []
 
 
-def test_contradictions_are_told_beside_values_that_are_wrong(tmp_path: Path) -> None:
+def test_contradictions_are_reported_beside_invalid_values(tmp_path: Path) -> None:
     text = "[gpu]\nids = 'x'\n[queue.default]\nguaranteed_gpus = 4\nmax_gpus = 2\n[queue.a]\nweight = -1\n"
     found = [problem.message.partition(", ")[2] for problem in problems(tmp_path, text)]
     assert [one.partition(" is ")[0] for one in found] == [
@@ -349,11 +349,11 @@ FOLLOWING = {
 
 
 @pytest.mark.parametrize("text", FOLLOWING.values(), ids=FOLLOWING)
-def test_a_mistake_is_told_once_and_not_what_follows_from_it(tmp_path: Path, text: str) -> None:
+def test_a_mistake_is_reported_once_without_its_consequences(tmp_path: Path, text: str) -> None:
     only(tmp_path, text)
 
 
-def test_what_a_section_does_not_know_is_told_with_what_it_knows(tmp_path: Path) -> None:
+def test_an_unknown_key_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     assert only(tmp_path, "[plugins]\nlaod = []").hint == "did you mean plugins.load?"
     assert only(tmp_path, "[plugins]\nzzz = []").hint == "[plugins] has: load"
     assert only(tmp_path, "[qos.x]\nzzz = 1").hint.startswith("[qos.NAME] has: tier, factor, preempts")
@@ -366,7 +366,7 @@ def test_a_setting_of_one_queue_belongs_to_its_table(tmp_path: Path) -> None:
     )
 
 
-def test_the_error_has_all_that_is_wrong(tmp_path: Path) -> None:
+def test_the_error_lists_all_problems(tmp_path: Path) -> None:
     for text, count in (("[gpu]\nids = 1\nid = 2", 2), ("[gpu", 1), ("[queue.a]\nparent = 'b'", 2)):
         with pytest.raises(SettingsError) as caught:
             load_settings(written(tmp_path, text), {})

@@ -25,12 +25,12 @@ NEVER = Settings(interactive=InteractiveSettings(lease_s=0))
         pytest.param(1, {}, NEVER, None, id="none when the settings say so"),
     ],
 )
-def test_a_lease(gpus: int, values: dict[str, int], settings: Settings, lease_s: int | None) -> None:
+def test_the_default_lease_applies(gpus: int, values: dict[str, int], settings: Settings, lease_s: int | None) -> None:
     found, _ = read_interactive({"interactive": "pty", **values}, request(gpus=gpus), RetryRule(), settings)
     assert found is not None
     assert found.lease_s == lease_s
 
 
-def test_a_lease_is_for_the_foreground() -> None:
+def test_a_lease_applies_to_foreground_jobs_only() -> None:
     with pytest.raises(UsageError, match="lease_s is only for a job in the foreground"):
         read_interactive({"lease_s": 60}, request(gpus=1), RetryRule(), Settings())

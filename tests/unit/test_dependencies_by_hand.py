@@ -34,7 +34,7 @@ def why(lab: Lab, job_id: int) -> str:
 # --- what is known of parents, over a restart ---------------------------------------------------------
 
 
-def test_a_parent_that_ends_after_a_restart_is_known_to_have_ended() -> None:
+def test_a_parent_that_ends_after_a_restart_is_recorded() -> None:
     """One that only a running job named was remembered as it was at the restart: later dependants waited for ever."""
     lab = Lab(gpus=0)
     lab.outcomes = {"2.1": SimulatedOutcome(runs_s=100), "3.1": SimulatedOutcome(runs_s=1000)}
@@ -49,7 +49,7 @@ def test_a_parent_that_ends_after_a_restart_is_known_to_have_ended() -> None:
     assert lab.job(after).state is JobState.RUNNING
 
 
-def test_a_job_that_runs_again_after_a_restart_has_not_lost_its_parent() -> None:
+def test_a_job_repeated_after_a_restart_keeps_its_parent() -> None:
     """When another dependant of the parent had ended meanwhile, the retry was cancelled: no such job any more."""
     lab = Lab(gpus=0)
     lab.outcomes = {"2.1": SimulatedOutcome(runs_s=100, exit_code=1)}
@@ -74,7 +74,7 @@ def test_a_parent_that_ended_long_ago_is_looked_up() -> None:
     assert lab.job(never).reason_text == f"depends on the failure of job {parent}, which ended as COMPLETED"
 
 
-def test_a_parent_that_starts_anew_takes_nothing_back_from_those_it_let_go() -> None:
+def test_a_restarted_parent_does_not_block_released_dependants() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=50))
     parent = lab.submit()
     child = lab.submit(dependency=f"after:{parent}")
@@ -92,7 +92,7 @@ def test_a_parent_that_starts_anew_takes_nothing_back_from_those_it_let_go() -> 
 # --- changes after the submission -------------------------------------------------------------------
 
 
-def test_what_can_never_come_true_waits_to_be_mended_when_asked_to() -> None:
+def test_an_unsatisfiable_dependency_waits_for_repair_when_configured() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     failed = lab.submit()
     child = lab.submit(dependency=f"afterok:{failed}", never_satisfied="wait")
@@ -108,7 +108,7 @@ def test_what_can_never_come_true_waits_to_be_mended_when_asked_to() -> None:
     assert lab.job(grandchild).state is JobState.COMPLETED
 
 
-def test_a_held_dependant_waits_for_its_release_alone_once_its_parent_has_ended() -> None:
+def test_a_held_dependant_waits_only_for_its_release_once_its_parent_ended() -> None:
     lab = Lab(gpus=0)
     parent = lab.submit()
     child = lab.submit(dependency=f"afterok:{parent}", hold=True)
@@ -127,7 +127,7 @@ CIRCLES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("parts", "on", "circle"), CIRCLES.values(), ids=CIRCLES)
-def test_nobody_may_be_made_to_wait_for_itself(parts: dict[str, Any], on: str, circle: str) -> None:
+def test_a_job_cannot_depend_on_itself(parts: dict[str, Any], on: str, circle: str) -> None:
     lab = Lab(gpus=0)
     held = lab.submit(hold=True)
     job = lab.submit(dependency=f"afterok:{held}", **parts)
@@ -138,7 +138,7 @@ def test_nobody_may_be_made_to_wait_for_itself(parts: dict[str, Any], on: str, c
     assert lab.job(job).spec.dependency == f"afterok:{held}"
 
 
-def test_a_task_may_not_be_made_to_wait_for_its_array_but_for_another_task() -> None:
+def test_a_task_can_depend_on_another_task_but_not_on_its_array() -> None:
     lab = Lab(gpus=0)
     array = lab.submit(array=THREE, hold=True)
     answer = update(lab, array + 2, dependency=f"afterok:{array}")
@@ -151,7 +151,7 @@ def test_a_task_may_not_be_made_to_wait_for_its_array_but_for_another_task() -> 
     assert lab.job(array).state is JobState.COMPLETED
 
 
-def test_a_task_that_has_run_cannot_be_made_to_wait_again() -> None:
+def test_a_started_task_cannot_get_a_dependency() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     other = lab.submit(hold=True)
     array = lab.submit(array=THREE, retry={"retries": 1, "backoff_s": 100.0})
@@ -163,7 +163,7 @@ def test_a_task_that_has_run_cannot_be_made_to_wait_again() -> None:
 # --- others of the same name, task by task ------------------------------------------------------------
 
 
-def test_singleton_is_of_one_owner_and_follows_a_change_of_the_name() -> None:
+def test_a_singleton_covers_one_owner_and_follows_renames() -> None:
     lab = Lab(gpus=0)
     first = lab.submit(name="nightly", hold=True)
     (other,) = lab.ask(lab.submission(caller=BOB, name="nightly", dependency="singleton"))
@@ -174,7 +174,7 @@ def test_singleton_is_of_one_owner_and_follows_a_change_of_the_name() -> None:
     assert lab.job(second).state is JobState.RUNNING
 
 
-def test_a_task_that_is_held_apart_still_waits_for_its_counterpart_alone() -> None:
+def test_a_separately_held_task_still_waits_for_its_counterpart_alone() -> None:
     """It waited for the whole of the other array, and was cancelled when any task of that failed."""
     lab = Lab(gpus=0)
     first = lab.submit(array=THREE, hold=True)
@@ -198,7 +198,7 @@ def test_a_task_that_is_held_apart_still_waits_for_its_counterpart_alone() -> No
 
 
 @pytest.mark.parametrize("has_ended", [False, True], ids=["the others still end", "all has ended"])
-def test_a_task_that_will_never_start_is_known_as_cancelled(has_ended: bool) -> None:
+def test_a_task_that_will_never_start_counts_as_cancelled(has_ended: bool) -> None:
     """While the other tasks were ending, whoever came then waited for ever; afterwards there was no such job."""
     lab = Lab(gpus=0, cpus=1, outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
     array = lab.submit(array=THREE)
@@ -234,7 +234,7 @@ def notes(lab: Lab, **parts: Any) -> list[str]:
     return found
 
 
-def test_a_dependency_on_the_success_of_a_failed_job_is_noted_at_submission() -> None:
+def test_a_dependency_on_success_of_a_failed_job_is_noted_at_submission() -> None:
     lab = Lab(gpus=0)
     parent = failed(lab)
     never = f"depends on the success of job {parent}, which ended as FAILED"
@@ -254,7 +254,7 @@ def test_a_dependency_on_the_success_of_a_failed_job_is_noted_at_submission() ->
     ]
 
 
-def test_the_dependency_of_a_batch_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dependency_of_a_batch_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(gpus=0)
     looks: list[object] = []
     real = submit.never_starts
@@ -266,19 +266,19 @@ def test_the_dependency_of_a_batch_is_looked_at_once(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", ["afterany", "afternotok", "after"])
-def test_a_dependency_that_has_come_true_is_not_noted(kind: str) -> None:
+def test_a_satisfied_dependency_is_not_noted(kind: str) -> None:
     lab = Lab(gpus=0)
     assert notes(lab, dependency=f"{kind}:{failed(lab)}") == []
 
 
-def test_a_dependency_of_which_another_part_may_come_true_is_not_noted() -> None:
+def test_a_dependency_that_may_still_be_satisfied_is_not_noted() -> None:
     lab = Lab(gpus=0)
     parent, other = failed(lab), lab.submit(hold=True)
     assert notes(lab, dependency=f"afterok:{parent}?afterok:{other}") == []
     assert len(notes(lab, dependency=f"afterok:{parent},afterok:{other}")) == 1
 
 
-def test_a_dependency_that_an_update_makes_impossible_is_noted() -> None:
+def test_a_dependency_made_impossible_by_an_update_is_noted() -> None:
     lab = Lab(gpus=0)
     parent, child = failed(lab), lab.submit(hold=True)
     answer = update(lab, child, dependency=f"afterok:{parent}")
@@ -288,7 +288,7 @@ def test_a_dependency_that_an_update_makes_impossible_is_noted() -> None:
     assert "notes" not in update(lab, lab.submit(hold=True), nice=1)
 
 
-def test_a_dry_run_says_what_can_never_start() -> None:
+def test_a_dry_run_reports_a_job_that_can_never_start() -> None:
     lab = Lab(gpus=0)
     parent = failed(lab)
     found = dry_run(spec(dependency=f"afterok:{parent}"), ANN, lab.scheduler)()

@@ -51,7 +51,7 @@ def runs(code: bytes, major: int, minor: int, *, kind: int = CHAR, uid: int = 10
 
 
 @given(st.sets(st.integers(0, 15), max_size=8), st.integers(0, 255))
-def test_a_job_opens_its_own_cards_and_what_belongs_to_none(own: set[int], minor: int) -> None:
+def test_a_job_opens_its_own_gpus_and_shared_devices(own: set[int], minor: int) -> None:
     code = rules.program(rules.job_rule(own, (), {}, {}))
     expected = minor in own or (bool(own) and minor in (CTL, MODESET))
     assert runs(code, 195, minor) is expected
@@ -60,7 +60,7 @@ def test_a_job_opens_its_own_cards_and_what_belongs_to_none(own: set[int], minor
     assert runs(code, 1, minor)
 
 
-def test_what_the_driver_numbers_when_it_is_loaded() -> None:
+def test_device_numbers_assigned_at_driver_load_are_read() -> None:
     majors = {"nvidia-uvm": 510, "nvidia-caps": 235, "nvidia-nvswitch": 511}
     gpu = rules.program(rules.job_rule([2], [5, 6], majors, {}))
     assert [runs(gpu, 510, 0), runs(gpu, 235, 5), runs(gpu, 235, 6), runs(gpu, 235, 1)] == [True, True, True, False]
@@ -69,12 +69,12 @@ def test_what_the_driver_numbers_when_it_is_loaded() -> None:
     assert runs(none, 511, 0)
 
 
-def test_render_nodes_of_other_cards_are_shut_and_those_of_other_makers_are_not() -> None:
+def test_render_nodes_of_other_nvidia_gpus_alone_are_closed() -> None:
     code = rules.program(rules.job_rule([1], [], {}, {128: False, 129: True}))
     assert [runs(code, 226, minor) for minor in (128, 129, 130)] == [False, True, True]
 
 
-def test_the_guard_lets_the_driver_be_asked_and_root_do_anything() -> None:
+def test_the_guard_allows_driver_queries_and_root() -> None:
     code = rules.program(rules.guard_rule({"nvidia-caps": 235}), spares_root=True)
     assert [runs(code, 195, minor) for minor in (0, 7, CTL, MODESET)] == [False, False, True, True]
     assert not runs(code, 235, 1)
@@ -103,7 +103,7 @@ def test_nodes_of_mig_instances_are_read_from_proc(tmp_path: Path) -> None:
     assert rules.mig_caps([(1, 3, 0)], str(tmp_path)) == []
 
 
-def test_render_nodes_are_matched_to_cards_by_their_place_on_the_bus(tmp_path: Path) -> None:
+def test_render_nodes_are_matched_to_gpus_by_bus_address(tmp_path: Path) -> None:
     sys, proc = tmp_path / "sys", tmp_path / "proc"
     for at, (name, minor, vendor, bus) in enumerate(
         [
@@ -137,13 +137,11 @@ def test_render_nodes_are_matched_to_cards_by_their_place_on_the_bus(tmp_path: P
         ("getty@tty1.service", "system.slice/system-getty.slice/getty@tty1.service"),
     ],
 )
-def test_units_are_where_systemd_puts_them(unit: str, folder: str) -> None:
+def test_cgroups_of_units_are_found(unit: str, folder: str) -> None:
     assert guard.folder_of(unit) == f"/sys/fs/cgroup/{folder}"
 
 
-def test_a_service_that_was_started_again_is_not_guarded_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_service_is_no_longer_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard.cgroup, "MOUNT", str(tmp_path))
     folder = tmp_path / "system.slice" / "cron.service"
     folder.mkdir(parents=True)

@@ -53,11 +53,11 @@ def supervisor(folder: Path, pid: int, **facts: Any) -> AdoptedSupervisor:
     return made
 
 
-def test_only_a_ticket_that_says_so_is_for_it() -> None:
+def test_only_a_ticket_that_says_so_adopts() -> None:
     assert type(supervisor_of({"run": "1.1", "script": None, "adopt": None}, Home("/", "b", -1, 1))) is Supervisor
 
 
-def test_who_was_seen_below_it_stays_part_of_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_a_process_once_seen_below_stays_part_of_the_run(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     grandchild = int(process.stdout.readline())
@@ -73,20 +73,20 @@ def test_who_was_seen_below_it_stays_part_of_it(tmp_path: Path, process: subproc
     wait_until(lambda: set(made.look()) == {process.pid}, what="it to be gone")
 
 
-def test_another_process_with_its_pid_is_not_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_a_reused_pid_is_another_process(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     made = supervisor(tmp_path, process.pid, adopt={"pid": process.pid, "start_ticks": 1})
     assert made.look() == {}
     assert made.start() == f"process {process.pid} had ended before it was adopted"
 
 
-def test_one_of_another_user_is_refused(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_a_process_of_another_user_is_refused(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     made = supervisor(tmp_path, process.pid, uid=os.getuid() + 1)
     assert made.look() == {}
     made = supervisor(tmp_path, process.pid, uid=os.getuid() + 1)
     assert made.start() == f"process {process.pid} no longer belongs to eva"
 
 
-def test_nobody_is_told_how_it_ended(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_the_exit_code_is_unknown(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     made = supervisor(tmp_path, process.pid)
     made.status = 0
     assert made.how_it_ended() == (None, None)

@@ -12,7 +12,7 @@ FRAMES = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=300)), max_s
 
 
 @given(FRAMES, st.integers(1, 50))
-def test_frames_come_out_as_they_went_in_however_they_are_cut(frames: list[tuple[int, bytes]], size: int) -> None:
+def test_frames_round_trip_however_they_are_split(frames: list[tuple[int, bytes]], size: int) -> None:
     stream = b"".join(frame(kind, content) for kind, content in frames)
     buffer, found = bytearray(), []
     for at in range(0, len(stream), size):
@@ -22,18 +22,18 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(frames: list[tuple
     assert not buffer
 
 
-def test_half_a_frame_is_left_for_later() -> None:
+def test_a_partial_frame_is_left_for_later() -> None:
     whole = frame(OUT, b"content")
     buffer = bytearray(whole + whole[:-1])
     assert take_frames(buffer) == [(OUT, b"content")]
     assert bytes(buffer) == whole[:-1]
 
 
-def test_a_frame_that_is_too_long_is_none_of_ours() -> None:
+def test_an_oversized_frame_is_refused() -> None:
     with pytest.raises(ValueError, match="a frame of"):
         take_frames(bytearray(bytes((OUT,)) + (LARGEST + 1).to_bytes(4, "little")))
 
 
-def test_what_was_passed_on_is_told_by_stream() -> None:
+def test_forwarded_bytes_are_counted_by_stream() -> None:
     ((kind, content),) = take_frames(bytearray(ack(OUT, 70_000)))
     assert (kind, read_ack(content)) == (ACK, (OUT, 70_000))

@@ -19,7 +19,7 @@ def test_the_warning_comes_minutes_before_the_end(lease_s: float, warning_s: flo
     assert lease.look_at is None
 
 
-def test_typing_renews_it_and_the_next_warning_counts_from_there() -> None:
+def test_typing_renews_the_lease_and_the_next_warning() -> None:
     lease = Lease(60.0, 0.0)
     lease.touch(40.0)
     assert lease.look(45.0, 0.0) is None
@@ -31,21 +31,21 @@ def test_typing_renews_it_and_the_next_warning_counts_from_there() -> None:
     assert lease.look(135.0, 0.0) == WARN
 
 
-def test_work_renews_it_and_a_clock_in_a_prompt_does_not() -> None:
+def test_work_renews_the_lease_and_a_clock_in_a_prompt_does_not() -> None:
     lease = Lease(60.0, 0.0)
     assert lease.look(45.0, 45.0 * BUSY_FRACTION) is None
     assert lease.look_at == 90.0
     assert lease.look(90.0, 45.0 * BUSY_FRACTION + 0.5) == WARN
 
 
-def test_work_after_the_warning_renews_it_too() -> None:
+def test_work_after_the_warning_renews_the_lease_too() -> None:
     lease = Lease(60.0, 0.0)
     assert lease.look(45.0, 0.0) == WARN
     assert lease.look(60.0, 15.0) is None
     assert lease.look_at == 105.0
 
 
-def test_when_it_ends_can_be_asked_without_changing_it() -> None:
+def test_the_end_can_be_queried_without_changing_it() -> None:
     lease = Lease(60.0, 0.0)
     lease.touch(10.0)
     assert lease.ends_at(30.0, 0.0) == 70.0
@@ -54,7 +54,7 @@ def test_when_it_ends_can_be_asked_without_changing_it() -> None:
     assert lease.look_at == 45.0
 
 
-def test_time_in_which_the_run_stands_still_does_not_count() -> None:
+def test_suspended_time_does_not_count() -> None:
     lease = Lease(60.0, 0.0)
     lease.shift(1000.0)
     assert lease.look_at == 1045.0
@@ -63,7 +63,7 @@ def test_time_in_which_the_run_stands_still_does_not_count() -> None:
 
 
 @given(st.floats(1, 1e6), st.lists(st.tuples(st.floats(0, 1e5), st.booleans()), max_size=30))
-def test_it_never_ends_within_its_length_after_somebody_typed_nor_without_a_warning(
+def test_a_lease_never_ends_soon_after_typing_nor_without_a_warning(
     lease_s: float, steps: list[tuple[float, bool]]
 ) -> None:
     lease, now, typed_at, warned = Lease(lease_s, 0.0), 0.0, 0.0, False

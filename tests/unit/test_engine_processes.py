@@ -26,7 +26,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_process_is_read(child: subprocess.Popen[bytes]) -> None:
+def test_a_process_is_parsed(child: subprocess.Popen[bytes]) -> None:
     process = proctree.read_process(child.pid)
     assert process is not None
     assert (process.pid, process.ppid, process.session) == (child.pid, os.getpid(), os.getsid(0))
@@ -34,7 +34,7 @@ def test_a_process_is_read(child: subprocess.Popen[bytes]) -> None:
     assert proctree.read_process(2**22 + 1) is None
 
 
-def test_a_name_with_brackets_and_blanks_is_read() -> None:
+def test_a_name_with_brackets_and_blanks_is_parsed() -> None:
     with subprocess.Popen(["bash", "-c", "echo -n ') S 1 (' > /proc/$$/comm; echo; read"], **PIPES) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -59,7 +59,7 @@ def test_descendants_are_found_both_ways(child: subprocess.Popen[bytes], monkeyp
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
-def test_a_successor_with_the_same_pid_is_spared(
+def test_a_process_with_a_reused_pid_is_spared(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
 ) -> None:
     monkeypatch.setattr(proctree, "HAS_PIDFD", has_pidfd and proctree.HAS_PIDFD)
@@ -102,7 +102,7 @@ def test_a_signal_reaches_each_process_of_a_group_once_and_in_one_step(monkeypat
     assert process.pid in steps
 
 
-def test_the_group_of_a_process_that_is_not_our_child_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_of_a_process_that_is_not_a_child_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "killpg", lambda group, number: pytest.fail(f"group {group} got signal {number}"))
     sent: list[int] = []
     monkeypatch.setattr(proctree, "send", lambda process, number: sent.append(process.pid))
@@ -115,7 +115,7 @@ def test_the_group_of_a_process_that_is_not_our_child_is_not_signalled(monkeypat
     assert sent == [50, 51, 52]
 
 
-def test_a_group_whose_number_is_free_again_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reused_group_id_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process of the same user lets a frozen one go on, which joins another group."""
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))
@@ -146,7 +146,7 @@ def test_a_process_whose_main_thread_has_ended_is_alive_and_killed() -> None:
         assert process.wait(20) == -signal.SIGKILL
 
 
-def test_the_spared_one_stays_spared_when_the_others_end_at_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spared_process_stays_spared_when_the_others_end_at_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     shell, program = Process(50, "bash", "S", 1, 1, 7), Process(51, "train", "S", 50, 1, 8)
     walks = [[shell, program], [shell], [shell]]
     told: list[int] = []
@@ -190,7 +190,7 @@ SEEN = OrphanedRun("1.1", 50, witnessed=True)
 UNSEEN = OrphanedRun("1.1", 50, witnessed=False)
 
 
-def test_marked_processes_and_their_descendants_are_the_runs(table: Table) -> None:
+def test_marked_processes_and_descendants_belong_to_the_run(table: Table) -> None:
     table.add(101, run="1.1")
     table.add(102, ppid=101)
     table.add(103, ppid=102)
@@ -200,19 +200,19 @@ def test_marked_processes_and_their_descendants_are_the_runs(table: Table) -> No
     assert table.found(UNSEEN) == {"1.1": [101, 102, 103]}
 
 
-def test_the_session_counts_when_the_end_was_witnessed(table: Table) -> None:
+def test_the_session_counts_when_its_end_was_observed(table: Table) -> None:
     table.add(101, session=50)
     assert table.found(SEEN) == {"1.1": [101]}
     assert table.found(UNSEEN) == {}, "by now it may be the session of somebody else"
 
 
-def test_one_marked_member_makes_the_session_the_runs(table: Table) -> None:
+def test_one_marked_member_adds_the_session_to_the_run(table: Table) -> None:
     table.add(101, session=50)
     table.add(102, session=50, run="1.1")
     assert table.found(UNSEEN) == {"1.1": [101, 102]}
 
 
-def test_the_dead_and_the_spared_and_our_own_ancestors_are_left_alone(table: Table) -> None:
+def test_dead_spared_and_ancestor_processes_are_left_alone(table: Table) -> None:
     table.add(101, run="1.1", state="Z")
     table.add(102, run="1.1")
     table.add(103, run="1.1")
@@ -220,16 +220,14 @@ def test_the_dead_and_the_spared_and_our_own_ancestors_are_left_alone(table: Tab
     assert table.found(SEEN, spared=frozenset({102})) == {}
 
 
-def test_several_runs_are_told_apart_in_one_walk(table: Table) -> None:
+def test_several_runs_are_distinguished_in_one_walk(table: Table) -> None:
     table.add(101, run="1.1")
     table.add(102, run="2.1")
     table.add(103, session=60)
     assert table.found(SEEN, OrphanedRun("2.1", 60, witnessed=True)) == {"1.1": [101], "2.1": [102, 103]}
 
 
-def test_one_that_takes_long_to_die_is_left_when_the_marked_one_is_gone(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_process_is_left_when_the_marked_one_is_gone(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     def dies_at_once_when_marked(process: Process, number: int) -> bool:
         if number == signal.SIGKILL and process.pid == 102:
             table.processes.pop(102, None)

@@ -55,7 +55,7 @@ def files(folder: Path) -> dict[str, bytes]:
         (b"cdefgh", -99, 4, 0),
     ],
 )
-def test_a_file_ends_with_a_whole_line_where_one_does(data: bytes, room: int, slack: int, expected: int) -> None:
+def test_a_file_ends_with_a_complete_line_where_possible(data: bytes, room: int, slack: int, expected: int) -> None:
     assert cut(data, room, slack) == expected
 
 
@@ -90,7 +90,7 @@ def test_the_newest_files_are_kept(make: MakeFlow, tmp_path: Path) -> None:
     assert files(tmp_path) == {"out": b"4..\n", "out.old1": b"3..\n", "out.old2": b"2..\n"}
 
 
-def test_with_none_to_keep_the_file_is_emptied(make: MakeFlow, tmp_path: Path) -> None:
+def test_with_zero_kept_files_the_file_is_truncated(make: MakeFlow, tmp_path: Path) -> None:
     flow = make(max_bytes=4, keep=0)
     for number in range(5):
         flow.put(b"%d..\n" % number)
@@ -98,7 +98,7 @@ def test_with_none_to_keep_the_file_is_emptied(make: MakeFlow, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("append", "left"), [(False, {"out", "out.old4"}), (True, {"out", "out.old1", "out.old4"})])
-def test_what_an_earlier_job_put_aside_goes_unless_it_is_added_to(
+def test_rotated_files_of_an_earlier_job_are_removed_unless_appending(
     make: MakeFlow, tmp_path: Path, append: bool, left: set[str]
 ) -> None:
     for number in (1, 4):
@@ -107,7 +107,7 @@ def test_what_an_earlier_job_put_aside_goes_unless_it_is_added_to(
     assert set(files(tmp_path)) == left
 
 
-def test_a_file_that_somebody_moved_is_not_put_aside(make: MakeFlow, tmp_path: Path) -> None:
+def test_a_moved_file_is_not_rotated(make: MakeFlow, tmp_path: Path) -> None:
     flow = make(max_bytes=4)
     flow.put(b"one\n")
     (tmp_path / "out").rename(tmp_path / "mine")
@@ -116,7 +116,7 @@ def test_a_file_that_somebody_moved_is_not_put_aside(make: MakeFlow, tmp_path: P
     assert files(tmp_path) == {"mine": b"one\n", "out": b"six\n", "out.old1": b"two\n"}
 
 
-def test_a_file_that_cannot_be_put_aside_grows(make: MakeFlow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_rotated_grows(make: MakeFlow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = make(max_bytes=4)
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(PermissionError(13, "no")))
@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_put_aside_grows(make: MakeFlow, tmp_path: Path, m
     assert files(tmp_path) == {"out": b"six\n", "out.old1": b"one\ntwo\n"}, "later it can"
 
 
-def test_a_link_or_a_pipe_under_its_name_is_not_written_to(make: MakeFlow, tmp_path: Path) -> None:
+def test_a_link_or_pipe_at_its_path_is_not_written_to(make: MakeFlow, tmp_path: Path) -> None:
     flow = make(max_bytes=4)
     flow.put(b"one\n")
     (tmp_path / "out").unlink()
@@ -144,7 +144,7 @@ def test_a_link_or_a_pipe_under_its_name_is_not_written_to(make: MakeFlow, tmp_p
     os.close(reader)
 
 
-def test_what_a_full_disk_drops_is_counted(make: MakeFlow, tmp_path: Path) -> None:
+def test_bytes_dropped_by_a_full_disk_are_counted(make: MakeFlow, tmp_path: Path) -> None:
     flow = make(max_bytes=1000)
     flow.put(b"within")
     good = flow.fd
@@ -156,7 +156,7 @@ def test_what_a_full_disk_drops_is_counted(make: MakeFlow, tmp_path: Path) -> No
     assert files(tmp_path)["out"] == b"within\ngpusched: 8 bytes of output are missing here\nafter\n"
 
 
-def test_the_job_can_write_until_the_pipe_is_full_when_nobody_copies(make: MakeFlow) -> None:
+def test_the_job_can_write_until_the_pipe_is_full_without_a_reader(make: MakeFlow) -> None:
     flow = make()
     os.close(flow.reader)
     # The reader is gone as if its process had been killed; without a second one this would be SIGPIPE.
@@ -180,7 +180,7 @@ def test_a_pending_signal_makes_its_descriptor_readable() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_the_clock_is_heard_while_a_pipe_is_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timer_fires_while_a_pipe_is_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.open(tmp_path / "out", LOG_FLAGS, 0o666)
     ticket = {"umask": 0o022, "log_max_mib": 1000 / MIB, "log_keep": 1, "append": False}
     logs = RotatedLogs(Logs(fd, fd), {**ticket, "stdout_path": str(tmp_path / "out"), "stderr_path": None}, None)

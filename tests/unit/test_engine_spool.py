@@ -37,7 +37,7 @@ def test_a_run_is_claimed_once(spool: str) -> None:
     assert claim(spool, pid=13) is None
 
 
-def test_a_claimed_run_cannot_be_revoked_nor_a_revoked_one_claimed(spool: str) -> None:
+def test_a_run_is_either_claimed_or_revoked(spool: str) -> None:
     fd = claim(spool)
     assert fd is not None
     assert not files.revoke(spool, RUN)
@@ -57,7 +57,7 @@ def test_a_revocation_takes_no_space(spool: str) -> None:
     assert os.stat(files.record_path(spool, RUN)).st_blocks == 0
 
 
-def test_a_claim_cut_off_before_its_first_line_can_be_revoked(spool: str) -> None:
+def test_a_claim_interrupted_before_its_first_line_can_be_revoked(spool: str) -> None:
     Path(files.record_path(spool, RUN)).touch()
     record = files.read_record(spool, RUN)
     assert record is not None
@@ -113,7 +113,7 @@ def test_a_record_that_is_taken_over_gives_no_second_claim(spool: str) -> None:
     assert record.is_revoked
 
 
-def test_a_takeover_of_which_only_the_name_survived_has_no_result(spool: str) -> None:
+def test_a_takeover_interrupted_after_the_rename_has_no_result(spool: str) -> None:
     # After a power failure: the link is in the journal, while the claim was not yet on the disk.
     ended(spool, "5.1")
     os.rename(files.record_path(spool, "5.1"), files.record_path(spool, RUN))
@@ -124,7 +124,9 @@ def test_a_takeover_of_which_only_the_name_survived_has_no_result(spool: str) ->
 
 
 @pytest.mark.parametrize("obstacle", ["gone", "a link", "held", "no links"])
-def test_a_record_that_cannot_be_taken_over_is_made(spool: str, monkeypatch: pytest.MonkeyPatch, obstacle: str) -> None:
+def test_a_record_that_cannot_be_taken_over_is_created(
+    spool: str, monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
     held = None
     if obstacle == "a link":
         (Path(spool) / "target").write_text("kept")
@@ -168,7 +170,7 @@ def test_start_and_result_are_read_back(spool: str) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 14))
-def test_a_result_that_is_not_whole_is_none(spool: str, cut: int) -> None:
+def test_a_partial_result_is_ignored(spool: str, cut: int) -> None:
     fd = claim(spool)
     assert fd is not None
     files.write_result(fd, b'{"run":"7.1"}\n')
@@ -180,7 +182,7 @@ def test_a_result_that_is_not_whole_is_none(spool: str, cut: int) -> None:
     assert record.result is None
 
 
-def test_a_result_that_failed_half_way_can_be_written_again(spool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_failed_midway_can_be_rewritten(spool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fd = claim(spool)
     assert fd is not None
     write = os.write
@@ -195,13 +197,13 @@ def test_a_result_that_failed_half_way_can_be_written_again(spool: str, monkeypa
     assert record.result == b'{"run":"7.1"}'
 
 
-def test_a_foreign_file_is_no_record(spool: str) -> None:
+def test_a_foreign_file_is_not_a_record(spool: str) -> None:
     Path(files.record_path(spool, RUN)).write_text("hello\n")
     with pytest.raises(ValueError, match="hello"):
         files.read_record(spool, RUN)
 
 
-def test_a_record_that_is_a_link_is_not_followed(spool: str) -> None:
+def test_a_symlinked_record_is_not_followed(spool: str) -> None:
     Path(spool, "target").touch()
     os.symlink("target", files.record_path(spool, RUN))
     with pytest.raises(OSError, match="symbolic"):
@@ -238,7 +240,7 @@ def test_a_hole_is_a_cancel(spool: str) -> None:
     assert files.read_orders(spool, RUN, offset)[0] == ["limit 6 ."]
 
 
-def test_the_lock_tells_whether_anybody_may_still_claim(spool: str) -> None:
+def test_the_lock_shows_whether_a_claim_is_still_possible(spool: str) -> None:
     assert files.is_server_gone(spool)
     fd = files.share_lock(spool)
     assert not files.is_server_gone(spool)
@@ -246,7 +248,7 @@ def test_the_lock_tells_whether_anybody_may_still_claim(spool: str) -> None:
     assert files.is_server_gone(spool)
 
 
-def test_runs_are_recognised_by_their_names(spool: str) -> None:
+def test_runs_are_recognized_by_their_names(spool: str) -> None:
     for name in ("7.1.record", "7.1.order", "12.30.script", "server.lock", "engine.log", "a.b.record", "7.record"):
         Path(spool, name).touch()
     assert files.runs_in(spool) == {"7.1", "12.30"}

@@ -76,7 +76,7 @@ def foreground(*, keep: bool = False, client: tuple[int, int, str] | None = None
     [(False, "'its client did not attach within 0.2 s'"), (True, "None")],
     ids=["not kept", "kept"],
 )
-def test_a_run_waits_for_its_client_only_so_long(
+def test_a_run_waits_for_its_client_only_for_a_while(
     make: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch, keep: bool, sentence: str
 ) -> None:
     monkeypatch.setattr(interactive, "ATTACH_S", 0.2)
@@ -86,7 +86,7 @@ def test_a_run_waits_for_its_client_only_so_long(
 
 
 @pytest.mark.parametrize("client", [(1, 0, "boot"), (os.getpid(), -1, "boot"), (1, 1, "other")])
-def test_a_run_does_not_wait_for_a_client_that_is_gone(
+def test_a_run_does_not_wait_for_a_client_that_left(
     make: Callable[..., Supervisor], client: tuple[int, int, str]
 ) -> None:
     made = make(uid=os.geteuid(), log_mib=0.0, interactive=foreground(client=client))
@@ -109,7 +109,7 @@ def test_limit_and_notice_count_from_the_start(
     assert (running.limit_at, running.notice_at) == (limit_at, notice_at)
 
 
-def test_the_clock_is_looked_at_while_processes_end_without_cease(
+def test_the_clock_is_checked_while_processes_end_constantly(
     make: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = iter(range(2, 10_000_000))
@@ -121,7 +121,7 @@ def test_the_clock_is_looked_at_while_processes_end_without_cease(
     assert sent == [signal.SIGCHLD], "it comes back for the rest"
 
 
-def test_what_flushes_the_output_of_a_job_has_not_outlived_the_limit(running: Supervisor) -> None:
+def test_flushing_output_does_not_outlive_the_limit(running: Supervisor) -> None:
     running.set_limit(90.0)
     running.status, running.linger_until = 0, 1100.2
     running.reach_limit()
@@ -145,7 +145,7 @@ def test_stops_before_the_start_are_remembered_and_cancel_wins(make: Callable[..
 
 
 @pytest.mark.parametrize(("goes_down", "why"), [(True, "shutdown"), (False, "cancel")])
-def test_what_a_term_from_nobody_means_depends_on_the_machine(
+def test_the_meaning_of_an_unsolicited_term_depends_on_the_machine(
     running: Supervisor, monkeypatch: pytest.MonkeyPatch, goes_down: bool, why: str
 ) -> None:
     monkeypatch.setattr(going_down, "machine_goes_down", lambda: goes_down)
@@ -154,9 +154,7 @@ def test_what_a_term_from_nobody_means_depends_on_the_machine(
     assert (running.stopped_by, running.kills_at) == (why, 1130.0)
 
 
-def test_a_cancel_counts_more_than_the_shutdown_that_came_before_it(
-    running: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_overrides_an_earlier_shutdown(running: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: None)
     running.handle_order(["stop", "shutdown", "-", "60", "."])
     running.handle_order(["stop", "cancel", "-", "-", "."])
@@ -164,7 +162,7 @@ def test_a_cancel_counts_more_than_the_shutdown_that_came_before_it(
 
 
 @pytest.mark.parametrize("line", ["stop canc", "stop", "limit x .", "signal", "", "limit 5", "stop cancel x - ."])
-def test_torn_orders_do_nothing(
+def test_torn_orders_are_ignored(
     running: Supervisor, tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: pytest.fail("a signal was sent"))
@@ -182,7 +180,7 @@ def test_every_known_message_is_found_at_the_end_of_a_long_log(tmp_path: Path, w
         assert not tail_shows_oom(file.fileno(), log.stat().st_size - 900)
 
 
-def test_a_message_long_ago_or_in_no_file_is_not_found(tmp_path: Path) -> None:
+def test_an_old_message_or_a_missing_file_is_not_found(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(GPU_OOM[0] + b"x" * TAIL_BYTES)
     with open(log, "ab") as file:
@@ -191,7 +189,7 @@ def test_a_message_long_ago_or_in_no_file_is_not_found(tmp_path: Path) -> None:
         assert not tail_shows_oom(null.fileno(), 0)
 
 
-def test_a_result_is_tried_until_the_disk_takes_it(
+def test_writing_a_result_is_retried_until_the_disk_accepts_it(
     make: Callable[..., Supervisor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, told = waiting(make, tmp_path, monkeypatch, fails=3)
@@ -204,7 +202,7 @@ def test_a_result_is_tried_until_the_disk_takes_it(
     made.close()
 
 
-def test_a_supervisor_leaves_when_its_end_was_recorded_without_a_result(
+def test_a_supervisor_exits_when_its_end_was_recorded_without_a_result(
     make: Callable[..., Supervisor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, told = waiting(make, tmp_path, monkeypatch, fails=10**9)
@@ -252,7 +250,7 @@ def test_supervisors_and_the_fork_server_import_neither_structs_nor_dataclasses(
     assert {"msgspec", "dataclasses", "json", "gpusched.model.value"} & set(loaded) == set()
 
 
-def test_the_start_is_told_before_the_next_event_and_in_one_write_where_both_fit(
+def test_the_start_is_sent_before_the_next_event_and_in_one_write_where_both_fit(
     make: Callable[..., Supervisor],
 ) -> None:
     reader, writer = os.pipe2(os.O_DIRECT)
@@ -271,7 +269,7 @@ def test_the_start_is_told_before_the_next_event_and_in_one_write_where_both_fit
         os.close(writer)
 
 
-def test_a_start_that_nothing_follows_is_told_by_the_clock(make: Callable[..., Supervisor]) -> None:
+def test_a_start_without_a_following_event_is_sent_by_the_timer(make: Callable[..., Supervisor]) -> None:
     reader, writer = os.pipe()
     one = make()
     one.home.event_fd = writer

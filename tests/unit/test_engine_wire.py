@@ -48,7 +48,7 @@ def test_the_longest_end_fits_one_atomic_write() -> None:
         assert isinstance(event_from(json.loads(line)), RunEnded)
 
 
-def test_names_of_leftovers_are_whole_and_counted() -> None:
+def test_names_of_leftovers_are_complete_and_counted() -> None:
     assert joined([]) == ""
     assert joined(["a(1)", "b c(2)"]) == "a(1)\nb c(2)"
     names = [f"process({number})" for number in range(1000)]
@@ -59,7 +59,7 @@ def test_names_of_leftovers_are_whole_and_counted() -> None:
 
 @settings(database=None)
 @given(st.lists(st.binary(max_size=300), max_size=5), st.integers(1, 50))
-def test_tickets_survive_any_cutting(scripts: list[bytes], step: int) -> None:
+def test_tickets_survive_any_splitting(scripts: list[bytes], step: int) -> None:
     stream = b"".join(pack_ticket({"script": script, "odd": "\udcff"}) for script in scripts)
     buffer = bytearray()
     got = []

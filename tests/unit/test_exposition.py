@@ -47,7 +47,7 @@ def page() -> Page:
     return made
 
 
-def test_openmetrics_names_families_without_the_ends_of_samples() -> None:
+def test_openmetrics_names_families_without_sample_suffixes() -> None:
     assert page().text(OPENMETRICS) == (
         '# HELP lab_heat_celsius How \\"hot\\"\\nit \\\\ is\n'
         "# TYPE lab_heat_celsius gauge\n"
@@ -71,7 +71,7 @@ def test_openmetrics_names_families_without_the_ends_of_samples() -> None:
     )
 
 
-def test_the_older_format_has_nothing_that_its_readers_refuse() -> None:
+def test_the_older_format_contains_only_what_its_readers_accept() -> None:
     text = page().text(PROMETHEUS)
     assert "# UNIT" not in text
     assert "# EOF" not in text
@@ -82,7 +82,7 @@ def test_the_older_format_has_nothing_that_its_readers_refuse() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_both_formats_tell_the_same(form: str) -> None:
+def test_both_formats_agree(form: str) -> None:
     assert values(page().text(form), is_open=form == OPENMETRICS) == values(page().text(PROMETHEUS))
 
 
@@ -101,7 +101,7 @@ def test_no_name_breaks_out_of_its_quotes(form: str, name: str) -> None:
 
 
 @given(names=st.lists(st.text(st.characters(exclude_categories=())), unique_by=label, min_size=1))
-def test_any_names_come_back_as_they_were(names: list[str]) -> None:
+def test_any_names_round_trip(names: list[str]) -> None:
     made = Page()
     for number, name in enumerate(names):
         made.put(COUNTER, number, name)
@@ -129,7 +129,7 @@ def test_numbers_are_exact(value: float, text: str) -> None:
     assert made.text(PROMETHEUS).splitlines()[-1].rpartition(" ")[2] == text
 
 
-def test_a_page_that_its_readers_would_refuse_is_not_made() -> None:
+def test_a_page_its_readers_would_refuse_is_not_made() -> None:
     made = page()
     for family, value, labels in (
         (COUNTER, 1, ("ann",)),
@@ -141,7 +141,7 @@ def test_a_page_that_its_readers_would_refuse_is_not_made() -> None:
             made.put(family, value, *labels)
 
 
-def test_families_are_named_by_the_rules() -> None:
+def test_families_follow_the_naming_rules() -> None:
     names = [family.name for family in series.FAMILIES]
     assert len(set(names)) == len(names) > 35
     for family in series.FAMILIES:
@@ -154,7 +154,7 @@ def test_families_are_named_by_the_rules() -> None:
         assert not any(family.name == other + end for other in names for end in ends)
 
 
-def test_the_reader_refuses_what_is_wrong() -> None:
+def test_the_reader_refuses_invalid_pages() -> None:
     good = page().text(OPENMETRICS)
     for old, new in (
         ("# EOF\n", ""),

@@ -83,7 +83,7 @@ def test_without_a_weight_it_is_first_come_first_served() -> None:
     assert seconds["ann"] == sum(seconds.values())
 
 
-def test_who_was_away_catches_up_only_as_far_as_the_half_life_remembers() -> None:
+def test_an_absent_user_catches_up_only_within_the_half_life() -> None:
     """Nobody is made to wait for ever for what they used long ago."""
     lab = a_lab(FAIR, {"ann": 1.0, "bob": 1.0, "cyd": 1.0})
     run_until(lab, 60)
@@ -94,7 +94,7 @@ def test_who_was_away_catches_up_only_as_far_as_the_half_life_remembers() -> Non
     assert parts_of(gained) == pytest.approx(dict.fromkeys(USERS, 1 / 3), rel=0.07)
 
 
-def test_a_restart_in_between_forgets_no_usage() -> None:
+def test_a_restart_midway_forgets_no_usage() -> None:
     lab = a_lab(FAIR, SHARES)
     run_until(lab, 100)
     lab.scheduler.flush()

@@ -42,7 +42,7 @@ def ended(state: JobState, **parts: Any) -> Job:
         ("is a task of an array", ended(JobState.FAILED, array=ArraySpec("0-3"), array_id=6, task=0), True),
     ],
 )
-def test_which_jobs_have_a_fallback(what: str, ended_job: Job, expected: bool) -> None:
+def test_jobs_declare_a_fallback(what: str, ended_job: Job, expected: bool) -> None:
     assert wants_fallback(ended_job) is expected, what
 
 
@@ -56,14 +56,14 @@ def test_which_jobs_have_a_fallback(what: str, ended_job: Job, expected: bool) -
         ("/dev/null", "out.txt", "/dev/null"),
     ],
 )
-def test_the_log_of_the_failed_job_stays_as_it_is(asked: str | None, default: str, expected: str | None) -> None:
+def test_the_log_of_the_failed_job_is_kept(asked: str | None, default: str, expected: str | None) -> None:
     failed = ended(JobState.FAILED, launch=launch(stdout=asked, stderr=asked))
     _, made, _ = make_fallback(failed, 8, NOW, default)
     assert made.spec.launch.stdout == expected
     assert made.spec.launch.stderr == (None if asked is None else expected)
 
 
-def test_it_asks_for_the_same_and_has_no_fallback_or_retries_itself() -> None:
+def test_a_fallback_has_the_same_requests_and_no_fallback_or_retries() -> None:
     failed = ended(
         JobState.FAILED,
         request=request(gpus=1, vram_mib=9000),
@@ -87,20 +87,20 @@ def test_it_asks_for_the_same_and_has_no_fallback_or_retries_itself() -> None:
     assert asked.retry == RetryRule(retries=0, requeue=False)
 
 
-def test_it_waits_from_the_end_of_a_job_that_reached_its_time_limit() -> None:
+def test_a_fallback_waits_from_the_end_of_a_timed_out_job() -> None:
     failed = ended(JobState.TIMEOUT, submit_at=NOW - 500)
     _, made, _ = make_fallback(failed, 8, NOW, "gpusched-%j.out")
     assert made.queued_at == NOW
 
 
-def test_it_belongs_to_the_pipeline_and_is_held_as_the_job_is() -> None:
+def test_a_fallback_belongs_to_the_pipeline_and_inherits_the_hold() -> None:
     failed = replace(ended(JobState.FAILED, pipeline="p1", step="train"), hold="user")
     _, made, _ = make_fallback(failed, 8, NOW, "gpusched-%j.out")
     assert (made.spec.pipeline, made.spec.step, made.hold) == ("p1", "train", "user")
     assert make_fallback(replace(failed, hold=None), 8, NOW, "gpusched-%j.out")[1].hold is None
 
 
-def test_it_comes_after_the_last_failure_in_the_same_commit() -> None:
+def test_a_fallback_is_created_after_the_last_failure_in_the_same_commit() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1, exit_code=3))
     failing = lab.submit(fallback=LINE, retry=RetryRule(retries=1, backoff_s=0))
     commits = lab.store.commits
@@ -118,7 +118,7 @@ def test_it_comes_after_the_last_failure_in_the_same_commit() -> None:
     assert lab.job(follower).fallback_id is None
 
 
-def test_a_commit_that_fails_makes_it_neither_lost_nor_double() -> None:
+def test_a_failed_commit_neither_loses_nor_doubles_the_fallback() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1, exit_code=3))
     failing = lab.submit(fallback=LINE)
     lab.store.is_full = True
@@ -132,7 +132,7 @@ def test_a_commit_that_fails_makes_it_neither_lost_nor_double() -> None:
     assert lab.store.next_job_id() == failing + 2
 
 
-def test_a_job_that_is_cancelled_while_its_fallback_could_still_come_has_none() -> None:
+def test_a_job_cancelled_before_its_fallback_was_due_has_none() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=100))
     failing = lab.submit(fallback=LINE)
     lab.ask(Cancel(ANN, Selection(ids=(failing,))))
@@ -141,7 +141,7 @@ def test_a_job_that_is_cancelled_while_its_fallback_could_still_come_has_none() 
     assert lab.store.next_job_id() == failing + 1
 
 
-def test_runs_are_told_what_was_before_them() -> None:
+def test_runs_know_their_previous_runs() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1, exit_code=3))
     lab.submit(fallback=LINE, retry=RetryRule(retries=1, backoff_s=0))
     tickets = []

@@ -54,7 +54,7 @@ def test_the_fence_of_a_reserved_job_is_recorded_with_the_plan() -> None:
     check(lab)
 
 
-def test_the_fence_is_a_time_after_the_reservation_where_that_is_later() -> None:
+def test_the_fence_lies_after_a_later_reservation() -> None:
     lab = make_lab(fence_s=10 * HOUR)
     job_id = waiting(lab)
     assert lab.store.load_fences() == {job_id: lab.clock.now() + 10 * HOUR}
@@ -82,7 +82,7 @@ def test_a_job_that_has_not_waited_long_enough_has_no_fence_yet() -> None:
     check(lab)
 
 
-def test_a_restart_keeps_the_fence_and_so_the_bound() -> None:
+def test_a_restart_keeps_the_fence_and_the_bound() -> None:
     lab = make_lab()
     job_id = waiting(lab)
     fences = lab.store.load_fences()
@@ -95,7 +95,7 @@ def test_a_restart_keeps_the_fence_and_so_the_bound() -> None:
     check(lab)
 
 
-def test_the_fence_is_gone_when_the_job_has_started() -> None:
+def test_the_fence_is_removed_when_the_job_starts() -> None:
     lab = make_lab()
     job_id = waiting(lab)
     assert lab.store.load_fences()
@@ -111,7 +111,7 @@ def test_the_fence_is_gone_when_the_job_has_started() -> None:
     ("changes", "is_new"),
     [({"gpus": 1}, True), ({"time_limit_s": 7200}, True), ({"name": "other"}, False), ({"nice": 50}, False)],
 )
-def test_a_job_that_asks_for_something_else_waits_anew(changes: dict[str, Any], is_new: bool) -> None:
+def test_a_job_with_changed_requests_restarts_its_wait(changes: dict[str, Any], is_new: bool) -> None:
     lab = make_lab()
     job_id = waiting(lab)
     before = lab.store.load_fences()[job_id]
@@ -134,7 +134,7 @@ def test_a_held_job_loses_its_fence_and_gets_a_later_one_once_released() -> None
     check(lab)
 
 
-def test_a_job_held_and_released_in_one_tick_waits_anew() -> None:
+def test_a_job_held_and_released_in_one_tick_restarts_its_wait() -> None:
     lab = make_lab()
     job_id = waiting(lab)
     before = lab.store.load_fences()[job_id]
@@ -144,7 +144,7 @@ def test_a_job_held_and_released_in_one_tick_waits_anew() -> None:
     check(lab)
 
 
-def test_a_fence_that_could_not_be_recorded_is_not_kept_in_memory_either() -> None:
+def test_a_fence_that_failed_to_commit_is_not_kept_in_memory() -> None:
     lab = make_lab(reserve_after_s=HOUR)
     job_id = waiting(lab)
     lab.clock.advance(HOUR + 60)
@@ -168,7 +168,7 @@ def test_tasks_of_an_array_have_fences_before_they_have_rows() -> None:
     check(lab)
 
 
-def test_where_room_stays_reserved_past_the_fence_outlives_a_restart() -> None:
+def test_a_place_reserved_past_the_fence_survives_a_restart() -> None:
     lab = Lab(
         gpus=2,
         outcome=SimulatedOutcome(runs_s=100 * HOUR),

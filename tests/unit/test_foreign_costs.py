@@ -14,7 +14,7 @@ FIRST, SECOND = gpu_uuid("n1", 0), gpu_uuid("n1", 1)
 SETTINGS = Settings()
 
 
-def test_a_job_that_waits_for_a_stranger_counts() -> None:
+def test_a_job_delayed_by_a_foreign_process_counts() -> None:
     taken = {"why_not_whole": "foreign use of 20G: pid 7 (eva, 20G)", "foreign_mib": 20480}
     cards = [gpu_view(0, **taken), gpu_view(1, **taken)]
     jobs = [job(number, request=request(gpus=1)) for number in (1, 2, 3)]
@@ -23,7 +23,7 @@ def test_a_job_that_waits_for_a_stranger_counts() -> None:
     assert starts_without(lab, SETTINGS, cases) == (1, 2, 0, 0)
 
 
-def test_only_what_would_start_beyond_the_present_counts() -> None:
+def test_only_additional_starts_count() -> None:
     taken = gpu_view(0, why_not_whole="foreign use of 20G: pid 7 (eva, 20G)", foreign_mib=20480)
     jobs = [job(1, request=request(gpus=1))]
     lab = snapshot(node(gpus=[taken, gpu_view(1)]), waiting=jobs)
@@ -31,20 +31,20 @@ def test_only_what_would_start_beyond_the_present_counts() -> None:
     assert starts_without(snapshot(node(gpus=[taken])), SETTINGS, [{FIRST: 0}]) == (0,)
 
 
-def test_slices_that_a_stranger_leaves_no_room_for_count() -> None:
+def test_slices_displaced_by_a_foreign_process_count() -> None:
     taken = gpu_view(0, vram_total_mib=24576, foreign_mib=20480, why_not_whole="foreign use")
     jobs = [job(number, request=request(gpus=1, vram_mib=6144)) for number in (1, 2)]
     lab = snapshot(node(gpus=[taken]), waiting=jobs)
     assert starts_without(lab, SETTINGS, [{FIRST: 0}, {FIRST: 12288}, {FIRST: 20480}]) == (2, 1, 0)
 
 
-def test_a_drained_card_stays_drained_without_its_stranger() -> None:
+def test_a_drained_gpu_stays_drained_without_its_foreign_process() -> None:
     taken = gpu_view(0, why_not="drained: fan", why_not_whole="foreign use", foreign_mib=20480)
     lab = snapshot(node(gpus=[taken]), waiting=[job(1, request=request(gpus=1))])
     assert starts_without(lab, SETTINGS, [{FIRST: 0}]) == (0,)
 
 
-def test_a_card_is_idle_since_it_was_first_seen_to_do_nothing() -> None:
+def test_a_gpu_is_idle_since_its_first_idle_reading() -> None:
     tracker = GpuTracker(replace(GpuSettings(), free_polls=1))
     shown = []
     for at, load in ((1.0, 0.9), (2.0, 0.0), (3.0, 0.02), (4.0, 0.5), (5.0, 0.01), (6.0, None), (7.0, 0.0), (8.0, 0.0)):
@@ -53,7 +53,7 @@ def test_a_card_is_idle_since_it_was_first_seen_to_do_nothing() -> None:
     assert shown == [None, 2.0, 2.0, None, 5.0, None, 7.0, 7.0]
 
 
-def test_who_would_start_on_which_card() -> None:
+def test_the_affected_jobs_are_named_per_gpu() -> None:
     taken = {"why_not_whole": "foreign use of 20G: pid 7 (eva, 20G)", "foreign_mib": 20480}
     cards = [gpu_view(0, **taken), gpu_view(1, **taken), gpu_view(2)]
     jobs = [job(1, request=request(gpus=1)), job(2, request=request(gpus=2))]
@@ -66,7 +66,7 @@ def test_who_would_start_on_which_card() -> None:
     assert starts_on(lab, settings, {FIRST: 0}) == {}
 
 
-def test_a_stranger_that_works_keeps_the_card_however_little_it_holds() -> None:
+def test_an_active_foreign_process_blocks_the_gpu_however_little_it_holds() -> None:
     busy = gpu_view(0, why_not_whole="foreign use: 90 % busy", foreign_mib=600, is_foreign_busy=True)
     lab = snapshot(node(gpus=[busy]), waiting=[job(1, request=request(gpus=1))])
     assert starts_without(lab, SETTINGS, [{FIRST: 300}, {FIRST: 0}]) == (0, 1)

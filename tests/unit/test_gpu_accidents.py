@@ -33,7 +33,7 @@ def state(lab: AccidentLab, gpu: int) -> str:
     return lab.scheduler.tracker.status(f"GPU-{gpu}", now=lab.clock.now()).state
 
 
-def test_player_reports_processes_of_runs_on_gpus_they_did_not_book(lab: AccidentLab) -> None:
+def test_the_player_reports_run_processes_on_unbooked_gpus(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=1))
     lab.turn()
     (booked,) = (share.index for share in lab.scheduler.world.open_runs[f"{first}.1"].gpus)
@@ -49,7 +49,7 @@ def test_player_reports_processes_of_runs_on_gpus_they_did_not_book(lab: Acciden
     ]
 
 
-def test_player_keeps_memory_after_the_run_until_it_is_cleaned(lab: AccidentLab) -> None:
+def test_the_player_keeps_memory_after_the_run_until_cleaned(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=1))
     lab.turn()
     lab.use(first, 0, 30_000, leaves=LEFT_MIB)
@@ -61,7 +61,7 @@ def test_player_keeps_memory_after_the_run_until_it_is_cleaned(lab: AccidentLab)
     assert lab.take_reading().gpus[0].vram_used_mib == 0
 
 
-def test_player_loses_and_finds_gpus_and_delivers_faults(lab: AccidentLab) -> None:
+def test_the_player_loses_and_finds_gpus_and_delivers_faults(lab: AccidentLab) -> None:
     lab.submit(request=request(gpus=4))
     lab.submit(request=request(gpus=4))
     lab.raise_xid(1, 31)
@@ -74,7 +74,7 @@ def test_player_loses_and_finds_gpus_and_delivers_faults(lab: AccidentLab) -> No
     assert state(lab, 2) != GpuState.LOST
 
 
-def test_player_serves_unified_memory(accidents: MakeLab) -> None:
+def test_the_player_serves_unified_memory(accidents: MakeLab) -> None:
     lab = accidents(1, unified=True)
     (gpu,) = lab.take_reading().gpus
     assert gpu.unified_memory
@@ -84,7 +84,7 @@ def test_player_serves_unified_memory(accidents: MakeLab) -> None:
 # --- memory that does not come back -----------------------------------------------------------------
 
 
-def test_gpu_that_becomes_suspect_is_not_given_to_a_waiting_job_in_the_same_tick(lab: AccidentLab) -> None:
+def test_a_gpu_that_becomes_suspect_is_not_given_out_in_the_same_tick(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=4))
     lab.turn()
     for gpu in range(4):
@@ -102,7 +102,7 @@ def test_gpu_that_becomes_suspect_is_not_given_to_a_waiting_job_in_the_same_tick
     assert lab.job(second).state is JobState.RUNNING
 
 
-def test_waiting_job_starts_on_the_gpus_that_came_back_clean(lab: AccidentLab) -> None:
+def test_a_pending_job_starts_on_gpus_that_came_back_clean(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=4))
     lab.turn()
     lab.use(first, 1, 60_000, leaves=LEFT_MIB)
@@ -112,7 +112,7 @@ def test_waiting_job_starts_on_the_gpus_that_came_back_clean(lab: AccidentLab) -
     assert [share.index for share in lab.scheduler.world.open_runs[f"{second}.1"].gpus] == [0, 2, 3]
 
 
-def test_memory_left_behind_is_foreign_while_it_is_there(lab: AccidentLab) -> None:
+def test_leftover_memory_is_foreign_while_it_is_there(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=1))
     lab.turn()
     lab.use(first, 0, 60_000, leaves=LEFT_MIB)
@@ -132,7 +132,7 @@ def test_memory_left_behind_is_foreign_while_it_is_there(lab: AccidentLab) -> No
     assert foreign_mib() == 0
 
 
-def test_neighbour_that_runs_out_of_memory_left_behind_is_repeated_free(lab: AccidentLab) -> None:
+def test_a_neighbour_that_runs_out_of_leftover_memory_is_repeated_free(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=1, vram_mib=30_000))
     lab.turn()
     lab.use(first, 0, 30_000, leaves=70_000)
@@ -153,7 +153,7 @@ def test_neighbour_that_runs_out_of_memory_left_behind_is_repeated_free(lab: Acc
 # --- what happens to a GPU in a tick counts in the plan of that tick ------------------------------------
 
 
-def test_gpu_drained_for_a_fault_is_not_given_to_a_waiting_job(lab: AccidentLab) -> None:
+def test_a_gpu_drained_for_a_fault_is_not_given_to_a_pending_job(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=4))
     second = lab.submit(request=request(gpus=4))
     lab.turn()
@@ -167,7 +167,7 @@ def test_gpu_drained_for_a_fault_is_not_given_to_a_waiting_job(lab: AccidentLab)
     assert lab.job(second).state is JobState.RUNNING
 
 
-def test_gpu_drained_and_let_back_in_one_tick_takes_work(lab: AccidentLab) -> None:
+def test_a_gpu_drained_and_undrained_in_one_tick_accepts_work(lab: AccidentLab) -> None:
     lab.submit(request=request(gpus=4))
     second = lab.submit(request=request(gpus=4))
     lab.turn(11)
@@ -196,7 +196,7 @@ def idle_lab(accidents: MakeLab) -> AccidentLab:
     return lab
 
 
-def test_job_after_an_idle_time_waits_for_a_new_reading_and_avoids_foreign_use(idle_lab: AccidentLab) -> None:
+def test_a_job_after_an_idle_time_waits_for_a_new_reading_and_avoids_foreign_use(idle_lab: AccidentLab) -> None:
     lab = idle_lab
     tick(lab, lab.submission(request=request(gpus=1)), lab.submission(request=request(gpus=1)))
     assert [lab.job(job_id).state for job_id in (1, 2)] == [JobState.PENDING, JobState.PENDING]
@@ -214,7 +214,7 @@ def test_jobs_without_gpus_start_while_a_reading_is_awaited(idle_lab: AccidentLa
     assert [lab.job(job_id).state for job_id in (1, 2)] == [JobState.PENDING, JobState.RUNNING]
 
 
-def test_place_of_a_job_that_awaits_a_reading_is_kept_until_the_driver_is_given_up_on(idle_lab: AccidentLab) -> None:
+def test_the_place_of_a_job_awaiting_a_reading_is_kept_until_the_driver_times_out(idle_lab: AccidentLab) -> None:
     lab = idle_lab
     tick(lab, lab.submission(request=request(gpus=1, cpus=8)), lab.submission(request=request(cpus=8)))
     assert [lab.job(job_id).state for job_id in (1, 2)] == [JobState.PENDING, JobState.PENDING]
@@ -224,7 +224,7 @@ def test_place_of_a_job_that_awaits_a_reading_is_kept_until_the_driver_is_given_
     assert not lab.scheduler.awaits_reading
 
 
-def test_reading_that_could_not_be_taken_in_confirms_no_start(
+def test_a_reading_that_failed_to_apply_confirms_no_start(
     idle_lab: AccidentLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = idle_lab
@@ -247,7 +247,7 @@ def raises(error: Exception) -> Callable[..., Any]:
     return call
 
 
-def test_job_starts_at_once_on_a_reading_of_the_last_poll(accidents: MakeLab) -> None:
+def test_a_job_starts_at_once_on_a_reading_of_the_last_poll(accidents: MakeLab) -> None:
     lab = accidents(2, gpu=QUICK)
     lab.turn()
     lab.clock.advance(lab.settings.daemon.poll_s)
@@ -255,7 +255,7 @@ def test_job_starts_at_once_on_a_reading_of_the_last_poll(accidents: MakeLab) ->
     assert lab.job(1).state is JobState.RUNNING
 
 
-def test_reading_that_took_long_confirms_a_start(idle_lab: AccidentLab) -> None:
+def test_a_slow_reading_confirms_a_start(idle_lab: AccidentLab) -> None:
     lab = idle_lab
     tick(lab, lab.submission(request=request(gpus=1)))
     reading = lab.take_reading()
@@ -268,7 +268,7 @@ def test_reading_that_took_long_confirms_a_start(idle_lab: AccidentLab) -> None:
 # --- GPUs that use the host's memory ----------------------------------------------------------------------
 
 
-def test_whole_unified_gpu_and_booked_memory_do_not_run_together(accidents: MakeLab) -> None:
+def test_a_whole_unified_gpu_and_booked_memory_do_not_run_together(accidents: MakeLab) -> None:
     lab = accidents(1, unified=True, gpu=QUICK, node=NodeSettings(name="n1", cpus=8, mem_mib=24_000))
     first = lab.submit(request=request(gpus=1))
     second = lab.submit(request=request(mem_mib=20_000))
@@ -286,7 +286,7 @@ def test_whole_unified_gpu_and_booked_memory_do_not_run_together(accidents: Make
     assert lab.job(third).state is JobState.RUNNING
 
 
-def test_host_memory_that_a_job_booked_is_not_foreign_use_of_a_unified_gpu(accidents: MakeLab) -> None:
+def test_booked_host_memory_is_not_foreign_use_of_a_unified_gpu(accidents: MakeLab) -> None:
     lab = accidents(1, unified=True, gpu=QUICK, node=NodeSettings(name="n1", cpus=8, mem_mib=24_000))
     first = lab.submit(request=request(mem_mib=10_000))
     lab.host_used_mib += 10_000
@@ -300,7 +300,7 @@ def test_host_memory_that_a_job_booked_is_not_foreign_use_of_a_unified_gpu(accid
     ]
 
 
-def test_host_memory_in_use_excuses_no_job_that_runs_out_of_memory_on_a_unified_gpu(accidents: MakeLab) -> None:
+def test_used_host_memory_excuses_no_oom_on_a_unified_gpu(accidents: MakeLab) -> None:
     lab = accidents(1, unified=True, gpu=QUICK, node=NodeSettings(name="n1", cpus=8, mem_mib=24_000))
     lab.outcome = SimulatedOutcome(gpu_oom=True, exit_code=1)
     job = lab.submit(request=request(gpus=1, vram_mib=6_000))

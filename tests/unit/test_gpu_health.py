@@ -49,7 +49,7 @@ SICK: dict[str, tuple[GpuSample, GpuSettings, Clearance | None, str | None]] = {
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_what_makes_a_card_suspect(name: str) -> None:
+def test_faults_make_a_gpu_suspect(name: str) -> None:
     found, settings, clearance, expected = SICK[name]
     told = ailments(found, False, settings, clearance)
     assert (not told) if expected is None else (len(told) == 1 and expected in told[0])
@@ -64,13 +64,13 @@ def test_what_makes_a_card_suspect(name: str) -> None:
         assert (view.why_not, status.state) == (f"suspect: {told[0]}", "suspect")
 
 
-def test_a_repair_that_waits_is_shown_and_keeps_nobody_out() -> None:
+def test_a_pending_repair_is_shown_and_does_not_close_the_gpu() -> None:
     tracker = GpuTracker(SETTINGS)
     tracker.observe(reading(10.0, sample(remap_pending=True)), {}, {})
     assert tracker.status(UUID).why == "a broken memory row waits for a reset: nvidia-smi -r -i 0"
 
 
-def test_a_card_that_was_reset_is_well_again() -> None:
+def test_a_reset_gpu_is_healthy_again() -> None:
     tracker = GpuTracker(SETTINGS)
     for at, errors in ((10.0, 1), (11.0, 0)):
         tracker.observe(reading(at, sample(ecc_errors=errors)), {}, {})
@@ -86,7 +86,7 @@ def hot(*temperatures: float | None, every_s: float = 10.0, settings: GpuSetting
     return told
 
 
-def test_a_card_is_hot_after_a_while_and_well_after_as_long() -> None:
+def test_a_gpu_becomes_hot_after_a_while_and_healthy_after_as_long() -> None:
     assert hot(*[95.0] * 7, *[80.0] * 7) == [False] * 6 + [True] * 7 + [False]
     assert not any(hot(*[95.0] * 6, 89.0, *[95.0] * 6))
     assert hot(*[90.0] * 7, *[80.0] * 3, 95.0, *[80.0] * 6)[6:] == [True] * 11
@@ -95,7 +95,7 @@ def test_a_card_is_hot_after_a_while_and_well_after_as_long() -> None:
 
 
 @given(st.lists(st.sampled_from([80.0, 89.9, 90.0, 99.0, None]), min_size=1, max_size=40))
-def test_a_card_changes_only_after_a_whole_spell(temperatures: list[float | None]) -> None:
+def test_a_gpu_changes_state_only_after_a_full_period(temperatures: list[float | None]) -> None:
     told = hot(*temperatures)
     for at, (before, after) in enumerate(zip([False, *told[:-1]], told, strict=True)):
         if before is not after:
@@ -103,14 +103,14 @@ def test_a_card_changes_only_after_a_whole_spell(temperatures: list[float | None
             assert set(spell) == {after}
 
 
-def test_without_a_threshold_nothing_is_hot() -> None:
+def test_without_a_threshold_no_gpu_is_hot() -> None:
     heat = Heat()
     for at in range(1000):
         heat.fold(at, sample(temperature_c=120.0), SETTINGS)
     assert not heat.is_hot
 
 
-def test_a_hot_card_says_so_with_its_limit() -> None:
+def test_a_hot_gpu_says_so_with_its_limit() -> None:
     tracker = GpuTracker(SETTINGS)
     for at in (0.0, 30.0, 60.0):
         tracker.observe(reading(at, sample(temperature_c=95.0, slowdown_c=92.0)), {}, {})
@@ -122,7 +122,7 @@ def test_a_hot_card_says_so_with_its_limit() -> None:
 # --- MIG --------------------------------------------------------------------------------------------
 
 
-def test_a_card_whose_mig_mode_changes_is_not_used_until_it_has_settled() -> None:
+def test_a_gpu_whose_mig_mode_changes_is_unused_until_settled() -> None:
     tracker = GpuTracker(replace(SETTINGS, free_polls=2))
 
     def seen(at: float, **fields: object) -> tuple[str, str | None]:
@@ -138,7 +138,7 @@ def test_a_card_whose_mig_mode_changes_is_not_used_until_it_has_settled() -> Non
     assert seen(7, mig_pending=False) == ("idle", None)
 
 
-def test_a_job_on_a_card_whose_mode_is_to_change_goes_on_and_the_card_says_why() -> None:
+def test_a_job_on_a_gpu_with_a_pending_mode_continues_and_the_gpu_says_why() -> None:
     tracker = GpuTracker(SETTINGS)
     tracker.observe(reading(1.0, sample(mig_pending=True)), {}, whole("1.1"))
     status = tracker.status(UUID)
@@ -150,7 +150,7 @@ def test_a_job_on_a_card_whose_mode_is_to_change_goes_on_and_the_card_says_why()
 # --- in the daemon ----------------------------------------------------------------------------------
 
 
-def test_accepted_errors_stay_accepted_over_a_restart() -> None:
+def test_accepted_errors_stay_accepted_across_a_restart() -> None:
     lab = Lab(gpus=2)
     lab.health[0] = {"ecc_errors": 2}
     lab.turn(1)
@@ -192,7 +192,7 @@ def test_a_replaced_library_is_noticed(tmp_path: Path) -> None:
     assert found.was_replaced(2 * LOOK_S)
 
 
-def test_what_is_not_loaded_is_not_watched(tmp_path: Path) -> None:
+def test_an_unloaded_library_is_not_watched(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     maps.write_text("7f0000000000-7f0000001000 rw-p 00000000 00:00 0\n")
     assert LibraryFile.of_this_process(str(maps)) is None
@@ -210,14 +210,14 @@ def test_what_is_not_loaded_is_not_watched(tmp_path: Path) -> None:
         ("nothing of the kind", None),
     ],
 )
-def test_which_module_is_loaded(tmp_path: Path, text: str, version: str | None) -> None:
+def test_the_loaded_module_is_found(tmp_path: Path, text: str, version: str | None) -> None:
     path = tmp_path / "version"
     path.write_text(text)
     assert loaded_version(str(path)) == version
     assert loaded_version(str(tmp_path / "none")) is None
 
 
-def test_the_administrator_is_told_who_holds_a_card_and_what_is_wrong_with_it() -> None:
+def test_the_admin_sees_the_holder_and_the_problem_of_a_gpu() -> None:
     watch, tracker = GpuWatch(), GpuTracker(SETTINGS)
     busy = sample(vram_used_mib=8000, processes=[GpuProcess(7, 8000, "eva", name="python")])
     tracker.observe(reading(10.0, busy), {7: "1.1"}, whole("1.1"))

@@ -62,7 +62,7 @@ def host_of(counters: dict[str, Any]) -> PsutilHost:
     return host
 
 
-def test_rates_are_since_the_previous_call(counters: dict[str, Any]) -> None:
+def test_rates_count_from_the_previous_call(counters: dict[str, Any]) -> None:
     host = host_of(counters)
     counters["now"] = 2.0
     counters["cpu"] = Times(101.0, 0.0, 51.0, 805.0, 51.0, 0.0, 0.0, 0.0, 20.0, 0.0)
@@ -100,9 +100,7 @@ def test_two_calls_at_one_instant_have_no_rate(counters: dict[str, Any]) -> None
     assert host_of(counters).read().cpu_fraction is None
 
 
-def test_virtual_cards_count_only_where_there_are_no_others(
-    counters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_virtual_disks_count_only_without_others(counters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.path.exists
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/sys/class/net/eth0/device" or real(path))
     counters["net"] = {"lo": 0, "eth0": 0, "docker0": 0}

@@ -21,7 +21,7 @@ def metered(*series: Any, booked: Any, owners: Any = None) -> RunMeter | None:
     return tracker.meter("1.1")
 
 
-def test_a_run_that_was_never_read_has_no_meter() -> None:
+def test_an_unread_run_has_no_meter() -> None:
     assert metered(booked={}) is None
     assert metered(sample(), booked=whole("2.1")) is None
 
@@ -63,7 +63,9 @@ def test_a_slice_has_its_own_memory_and_no_share_of_the_power() -> None:
         ({"vram_used_mib": 9000, "processes": None, "unified_memory": True}, whole("1.1"), None),
     ],
 )
-def test_memory_where_the_driver_tells_less(fields: dict[str, Any], booked: Any, peak_mib: int | None) -> None:
+def test_memory_is_metered_where_the_driver_reports_less(
+    fields: dict[str, Any], booked: Any, peak_mib: int | None
+) -> None:
     found = metered(sample(**fields), booked=booked)
     assert (found.peak_vram_mib if found else None) == peak_mib
 
@@ -90,7 +92,7 @@ def test_several_cards_are_added_up() -> None:
     assert found == RunMeter(7000, pytest.approx(0.4), pytest.approx(3000))
 
 
-def test_a_meter_stays_until_the_card_is_released_and_is_not_begun_again_then() -> None:
+def test_a_meter_lasts_until_the_gpu_is_released_and_is_not_restarted() -> None:
     tracker = GpuTracker(GpuSettings())
     tracker.observe(reading(100.0, sample()), {}, whole("1.1"))
     assert tracker.meter("1.1") == tracker.meter("1.1") is not None

@@ -40,7 +40,7 @@ def instance(slot: int, name: str = "A100 MIG 1g.10gb", **fields: object) -> Fak
     return FakeDevice(f"MIG-{slot}", name, 9856, **fields)  # type: ignore[arg-type]
 
 
-def test_empty_slots_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_slots_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, divided(None, instance(1), None, instance(3)))
     assert [gpu.index for gpu in bench.read()] == [0, 1001, 1003]
 
@@ -56,7 +56,7 @@ def test_older_drivers_tell_the_profile_in_parts(
     assert (only.mig_profile, only.name) == (profile, f"A100 MIG {profile}")
 
 
-def test_a_list_that_fails_for_once_takes_no_instance_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transient_list_failure_removes_no_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, divided(instance(0)))
     assert len(bench.read()) == 2
     bench.nvml.devices[0].codes["nvmlDeviceGetMaxMigDeviceCount"] = 999
@@ -65,7 +65,7 @@ def test_a_list_that_fails_for_once_takes_no_instance_away(monkeypatch: pytest.M
     assert len(bench.read(60)) == 2
 
 
-def test_what_is_not_told_of_an_instance_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreported_instance_fields_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = {"nvmlDeviceGetMemoryInfo": 999, "nvmlDeviceGetComputeRunningProcesses_v3": 4}
     bench = Bench(monkeypatch, divided(instance(0, codes=codes)))
     _, only = bench.read()
@@ -81,7 +81,7 @@ def test_the_list_is_not_read_at_every_poll(monkeypatch: pytest.MonkeyPatch) -> 
     assert bench.nvml.calls["nvmlDeviceGetMaxMigDeviceCount"] == 2
 
 
-def test_one_that_vanishes_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vanished_instance_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = instance(0), instance(1)
     bench = Bench(monkeypatch, divided(first, second))
     bench.read()
@@ -98,7 +98,7 @@ def test_a_card_that_is_lost_takes_its_instances_with_it(monkeypatch: pytest.Mon
     assert card.is_lost
 
 
-def test_a_limit_by_the_environment_is_one_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_limit_applies_to_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, divided(instance(0)))
     bench.nvml.devices.append(FakeDevice("GPU-1"))
     for limit, expected in (("0", [0, 1000]), ("1", [1])):
@@ -108,7 +108,7 @@ def test_a_limit_by_the_environment_is_one_of_cards(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("parent", "slot", "label"), [(0, 0, "0:0"), (3, 6, "3:6"), (12, 1, "12:1")])
-def test_how_an_instance_is_called(parent: int, slot: int, label: str) -> None:
+def test_an_instance_has_a_display_name(parent: int, slot: int, label: str) -> None:
     assert gpu_label(mig_index(parent, slot)) == label
     assert gpu_label(parent) == str(parent)
 
@@ -124,7 +124,7 @@ def part(uuid: str = "MIG-0") -> GpuSample:
     return sample(uuid, index=1000, name="A100 MIG 2g.20gb", mig_parent="GPU-0", mig_profile="2g.20gb")
 
 
-def test_what_is_on_an_instance_is_not_on_its_card_as_well() -> None:
+def test_a_process_on_an_instance_is_not_counted_on_its_gpu() -> None:
     # The driver tells of the card what is on all of its instances, of jobs and of others.
     own, stranger = (7, 4096), (8, 9216)
     whole_card = replace(card(), vram_used_mib=13312, processes=(GpuProcess(*own), GpuProcess(*stranger)))
@@ -139,7 +139,7 @@ def test_what_is_on_an_instance_is_not_on_its_card_as_well() -> None:
     ]
 
 
-def test_a_divided_card_is_no_gpu_and_says_what_is_in_its_place() -> None:
+def test_a_partitioned_gpu_is_not_placeable_and_names_its_instances() -> None:
     tracker = GpuTracker(GpuSettings(free_polls=1))
     tracker.observe(reading(1.0, card(), part()), {}, {})
     parent, instance = tracker.views(1.0)
@@ -150,14 +150,14 @@ def test_a_divided_card_is_no_gpu_and_says_what_is_in_its_place() -> None:
     assert (tracker.views(2.0)[0].why_not or "").startswith("MIG is on without instances; create some with: ")
 
 
-def test_an_instance_is_forgotten_when_it_is_gone_and_nobody_has_it() -> None:
+def test_a_removed_instance_is_forgotten_when_unused() -> None:
     tracker = GpuTracker(GpuSettings(free_polls=1))
     tracker.observe(reading(1.0, card(), part()), {}, {})
     tracker.observe(reading(2.0, card(), part("MIG-1")), {}, {})
     assert [view.uuid for view in tracker.views(2.0)] == ["GPU-0", "MIG-1"]
 
 
-def test_one_that_somebody_has_is_gone_after_two_readings_and_owes_nothing() -> None:
+def test_a_removed_instance_in_use_is_gone_after_two_readings() -> None:
     tracker = GpuTracker(GpuSettings(free_polls=1))
     booked = whole("1.1", "MIG-0")
     tracker.observe(reading(1.0, card(), part()), {}, booked)
@@ -169,7 +169,7 @@ def test_one_that_somebody_has_is_gone_after_two_readings_and_owes_nothing() -> 
     assert tracker.release_state("MIG-0", 4.0, "1.1") == CLEAN
 
 
-def test_what_is_drained_or_suspect_takes_its_instances_out() -> None:
+def test_draining_or_suspecting_a_gpu_closes_its_instances() -> None:
     tracker = GpuTracker(GpuSettings(free_polls=1))
     tracker.observe(reading(1.0, card(), part()), {}, {})
     tracker.set_drains({"GPU-0": "fan is broken"})
@@ -177,7 +177,7 @@ def test_what_is_drained_or_suspect_takes_its_instances_out() -> None:
     assert tracker.status("MIG-0").state == "drained"
 
 
-def test_what_is_wrong_with_a_card_is_told_of_it_and_not_of_each_instance() -> None:
+def test_problems_of_a_gpu_are_reported_once_and_not_per_instance() -> None:
     settings = GpuSettings(free_polls=1)
     tracker, watch = GpuTracker(settings), GpuWatch()
     sick = reading(1.0, replace(card(), ecc_errors=1), replace(part(), ecc_errors=1))

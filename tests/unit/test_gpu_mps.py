@@ -43,29 +43,29 @@ def there(folder: Path) -> bool:
     return is_mps_running(str(folder), str(folder / "proc"))
 
 
-def test_a_daemon_that_lives_is_there(folder: Path) -> None:
+def test_a_live_daemon_is_found(folder: Path) -> None:
     assert there(folder)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-7", "8", "7 7", "7" * 40])
-def test_a_file_that_names_no_living_process_is_not(folder: Path, text: str) -> None:
+def test_a_file_without_a_live_process_is_ignored(folder: Path, text: str) -> None:
     (folder / MPS_PID_FILE).write_text(text)
     assert not there(folder)
 
 
-def test_a_pid_that_another_program_has_by_now_is_not(folder: Path) -> None:
+def test_a_reused_pid_is_ignored(folder: Path) -> None:
     (folder / "proc" / "7" / "comm").write_text("bash\n")
     assert not there(folder)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder to somebody else")
-def test_a_folder_of_another_user_is_not(folder: Path) -> None:
+def test_a_folder_of_another_user_is_ignored(folder: Path) -> None:
     os.chown(folder, 65534, -1)
     assert not there(folder)
 
 
 @pytest.mark.parametrize(("mode", "counts"), [(0o755, True), (0o1777, True), (0o775, False), (0o777, False)])
-def test_a_folder_that_others_can_write_is_not(folder: Path, mode: int, counts: bool) -> None:
+def test_a_folder_writable_by_others_is_ignored(folder: Path, mode: int, counts: bool) -> None:
     inside = folder / "card"
     inside.mkdir()
     (folder / MPS_PID_FILE).rename(inside / MPS_PID_FILE)
@@ -75,17 +75,17 @@ def test_a_folder_that_others_can_write_is_not(folder: Path, mode: int, counts: 
         place.chmod(0o755)
 
 
-def test_a_link_in_place_of_the_folder_is_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_symlinked_folder_is_ignored(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     link = tmp_path_factory.mktemp("run") / "card"
     link.symlink_to(folder)
     assert not is_mps_running(str(link), str(folder / "proc"))
 
 
-def test_no_folder_no_daemon(tmp_path: Path) -> None:
+def test_a_missing_folder_means_no_daemon(tmp_path: Path) -> None:
     assert not is_mps_running(str(tmp_path / "nothing"))
 
 
-def test_what_somebody_else_wrote_or_linked_proves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_and_linked_files_prove_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() == 0:
         os.chown(folder / MPS_PID_FILE, 1001, 1001)
     else:
@@ -98,7 +98,7 @@ def test_what_somebody_else_wrote_or_linked_proves_nothing(folder: Path, monkeyp
         assert not there(folder)
 
 
-def test_each_card_says_whether_it_has_one_and_instances_say_nothing(tmp_path: Path) -> None:
+def test_each_gpu_reports_mps_and_instances_do_not(tmp_path: Path) -> None:
     source = WithMps(SimulatedSource("2x24GiB+1x80GiB[mig=1x1g.10gb]"), str(tmp_path))
     mine = tmp_path / simulated_uuid(1)
     mine.mkdir()
@@ -128,7 +128,7 @@ def placed(shares: list[GpuShare], *, is_there: bool, settings: Settings = WITH)
 
 
 @pytest.mark.parametrize("name", LIMITED)
-def test_who_is_started_under_mps(name: str) -> None:
+def test_shared_jobs_are_started_under_mps(name: str) -> None:
     shares, is_there, is_limited = LIMITED[name]
     assert [share.limit for share in placed(shares, is_there=is_there)] == (
         ["MPS"] if is_limited else [None] * len(shares)
@@ -142,7 +142,7 @@ def environment(share: GpuShare, settings: Settings = WITH, **env: str) -> dict[
     return {key: value for key, value in found.items() if key.startswith(("CUDA_MPS", "CUDA_VISIBLE"))}
 
 
-def test_a_slice_gets_the_variables_of_mps_and_its_card_by_uuid() -> None:
+def test_a_slice_gets_the_mps_variables_and_its_gpu_by_uuid() -> None:
     assert environment(GpuShare(UUID, 0, 8192, limit="MPS")) == {
         "CUDA_VISIBLE_DEVICES": UUID,
         "CUDA_MPS_PIPE_DIRECTORY": f"/run/mps/{UUID}",
@@ -151,7 +151,7 @@ def test_a_slice_gets_the_variables_of_mps_and_its_card_by_uuid() -> None:
     assert environment(GpuShare(UUID, 0, 12032, 0.5, "MPS"))["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
 
 
-def test_variables_of_the_submitter_do_not_lead_past_the_limit() -> None:
+def test_submitter_variables_cannot_bypass_the_limit() -> None:
     theirs = {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=80G"}
     assert environment(GpuShare(UUID, 0), **theirs) == {"CUDA_VISIBLE_DEVICES": "0"}
     assert environment(GpuShare(UUID, 0, 8192, limit="MPS"), **theirs)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M"
@@ -176,13 +176,13 @@ WORDS: dict[str, tuple[GpuSample | None, str | None, str, str]] = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_limits_are_named_for_what_they_are(name: str) -> None:
+def test_limits_are_named_precisely(name: str) -> None:
     seen, limit, word, why = WORDS[name]
     found, text = enforcement(seen, WITH.gpu, limit)
     assert (found, why in text) == (word, True), text
 
 
-def test_where_nobody_looks_nothing_is_enforced() -> None:
+def test_without_checks_no_limit_is_enforced() -> None:
     assert enforcement(sample(), replace(WITH.gpu, vram_over="ignore"), None)[0] == "none"
 
 
@@ -203,23 +203,23 @@ def uses(tracker: GpuTracker) -> list[tuple[int | None, int | None]]:
     return [(use.used_mib, use.left_mib) for use in tracker.shares()[UUID]]
 
 
-def test_a_server_is_no_stranger_and_its_context_is_nobodys() -> None:
+def test_a_server_is_not_foreign_and_its_context_is_not_attributed() -> None:
     tracker = shared(300, (1, 9000), (2, 1000))
     assert tracker.status(UUID).intruders == ()
     assert uses(tracker) == [(9000, 24576 - 1000), (1000, 24576 - 9000)]
 
 
 @pytest.mark.parametrize("server_mib", [20000, None])
-def test_memory_that_is_laid_to_the_servers_charge_is_nobodys_fault(server_mib: int | None) -> None:
+def test_memory_attributed_to_the_server_has_no_culprit(server_mib: int | None) -> None:
     assert uses(shared(server_mib, (1, 9000), (2, 1000))) == [(None, None), (None, None)]
 
 
-def test_without_mps_the_name_excuses_nothing() -> None:
+def test_without_mps_the_process_name_is_no_excuse() -> None:
     assert [process.pid for process in shared(300, mps=False).status(UUID).intruders] == [99]
     assert [process.pid for process in shared(300, name="python").status(UUID).intruders] == [99]
 
 
-def test_a_server_that_stays_does_not_make_the_card_dirty() -> None:
+def test_a_remaining_server_does_not_make_the_gpu_dirty() -> None:
     tracker = shared(400)
     tracker.begin_release(UUID, "1.1", 1.5)
     stays = sample(vram_used_mib=400, processes=[GpuProcess(99, 400, "ann", 1.0, SERVER)], mps=True)
@@ -227,7 +227,7 @@ def test_a_server_that_stays_does_not_make_the_card_dirty() -> None:
     assert tracker.release_state(UUID, 3.0, "1.1") == CLEAN
 
 
-def test_a_card_whose_daemon_is_missing_says_so() -> None:
+def test_a_gpu_without_its_daemon_says_so() -> None:
     tracker = GpuTracker(GpuSettings(free_polls=1))
     fields: dict[str, Any] = {"mps": False}
     tracker.observe(reading(1.0, sample(**fields)), {}, {})

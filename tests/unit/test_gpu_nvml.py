@@ -55,7 +55,7 @@ def one(made: Bench) -> GpuSample:
     return found
 
 
-def test_the_installed_binding_has_what_is_asked() -> None:
+def test_the_installed_binding_has_the_used_functions() -> None:
     import pynvml
 
     asked = FakeNvml(has_events=True).module()
@@ -81,7 +81,7 @@ def test_the_library_is_initialised_once_for_life(bench: Callable[..., Bench]) -
     assert made.nvml.calls["nvmlDeviceGetHandleByIndex"] == 1
 
 
-def test_a_failed_initialisation_is_tried_again_later_only(bench: Callable[..., Bench]) -> None:
+def test_a_failed_initialisation_is_retried_only_later(bench: Callable[..., Bench]) -> None:
     made = bench(gpu(), init_code=18)
     for _ in range(5):
         assert "the NVIDIA driver was updated, but its old kernel module is still loaded" in made.source.read().error
@@ -91,7 +91,7 @@ def test_a_failed_initialisation_is_tried_again_later_only(bench: Callable[..., 
     assert made.nvml.calls["nvmlInit"] == 2
 
 
-def test_what_seldom_changes_is_asked_seldom(bench: Callable[..., Bench]) -> None:
+def test_rarely_changing_fields_are_queried_rarely(bench: Callable[..., Bench]) -> None:
     made = bench(gpu())
     for _ in range(10):
         made.source.read()
@@ -102,7 +102,7 @@ def test_what_seldom_changes_is_asked_seldom(bench: Callable[..., Bench]) -> Non
     assert one(made).compute_mode == 3
 
 
-def test_nothing_slow_is_asked_at_every_reading(bench: Callable[..., Bench]) -> None:
+def test_no_slow_query_is_made_at_every_reading(bench: Callable[..., Bench]) -> None:
     made = bench(gpu())
     made.source.read()
     made.nvml.calls.clear()
@@ -111,13 +111,13 @@ def test_nothing_slow_is_asked_at_every_reading(bench: Callable[..., Bench]) -> 
     assert not any("PcieThroughput" in name or "Event" in name for name in made.nvml.calls)
 
 
-def test_memory_is_without_the_reserve(bench: Callable[..., Bench]) -> None:
+def test_memory_excludes_the_reserve(bench: Callable[..., Bench]) -> None:
     found = one(bench(gpu(used_mib=1, reserved_mib=317)))
     assert (found.vram_total_mib, found.vram_reserved_mib, found.vram_used_mib) == (81920, 317, 1)
 
 
 @pytest.mark.parametrize("code", [13, 25])
-def test_the_old_memory_call_teaches_the_reserve_on_an_empty_card(bench: Callable[..., Bench], code: int) -> None:
+def test_the_old_memory_call_reveals_the_reserve_on_an_empty_gpu(bench: Callable[..., Bench], code: int) -> None:
     made = bench(gpu(reserved_mib=317, used_mib=4000, compute=[(ME, 4000)]))
     made.nvml.devices[0].codes["nvmlDeviceGetMemoryInfo_v2"] = code
     assert one(made).vram_used_mib == 4317
@@ -161,13 +161,13 @@ def test_a_field_that_fails_is_unknown_and_the_rest_is_read(
 
 @pytest.mark.parametrize("code", [3, 6, 13])
 @pytest.mark.parametrize("kind", ["Graphics", "MPSCompute"])
-def test_lists_that_a_card_does_not_have_are_empty(bench: Callable[..., Bench], kind: str, code: int) -> None:
+def test_unsupported_lists_are_empty(bench: Callable[..., Bench], kind: str, code: int) -> None:
     found = one(bench(gpu(compute=[(ME, 10)], codes={f"nvmlDeviceGet{kind}RunningProcesses_v3": code})))
     assert found.processes is not None
     assert [process.pid for process in found.processes] == [ME]
 
 
-def test_a_list_that_is_refused_makes_the_whole_unknown(bench: Callable[..., Bench]) -> None:
+def test_a_refused_list_makes_the_whole_unknown(bench: Callable[..., Bench]) -> None:
     assert one(bench(gpu(codes={"nvmlDeviceGetGraphicsRunningProcesses_v3": 4}))).processes is None
 
 
@@ -202,13 +202,13 @@ def test_a_process_in_several_lists_is_one_with_its_largest_figure(bench: Callab
 
 
 @pytest.mark.parametrize("told", [None, NOT_AVAILABLE])
-def test_memory_of_a_process_may_be_untold(bench: Callable[..., Bench], told: int | None) -> None:
+def test_memory_of_a_process_may_be_unknown(bench: Callable[..., Bench], told: int | None) -> None:
     found = one(bench(gpu(compute=[(ME, told)])))
     assert found.processes is not None
     assert [process.vram_mib for process in found.processes] == [None]
 
 
-def test_a_list_that_makes_no_sense_is_dropped(bench: Callable[..., Bench]) -> None:
+def test_an_invalid_list_is_dropped(bench: Callable[..., Bench]) -> None:
     with subprocess.Popen([sys.executable, "-c", "pass"]) as child:
         child.wait()
         gone = child.pid
@@ -235,14 +235,14 @@ def test_names_may_be_bytes(bench: Callable[..., Bench]) -> None:
     assert (found.uuid, found.name, found.pci_bus_id) == ("GPU-bbbb", "Tesla T4", "00000000:00:00.0")
 
 
-def test_a_card_that_is_lost_from_the_start_is_shown_without_a_name(bench: Callable[..., Bench]) -> None:
+def test_a_gpu_lost_from_the_start_is_shown_without_a_name(bench: Callable[..., Bench]) -> None:
     made = bench(gpu(lost=True), gpu(uuid="GPU-cccc"))
     lost, well = made.source.read().gpus
     assert (lost.uuid, lost.is_lost, lost.index) == ("GPU-unknown-at-index-0", True, 0)
     assert well.vram_used_mib == 0
 
 
-def test_a_lost_card_is_asked_again_on_the_slow_timer_only(bench: Callable[..., Bench]) -> None:
+def test_a_lost_gpu_is_queried_on_the_slow_timer_only(bench: Callable[..., Bench]) -> None:
     made = bench(gpu())
     made.source.read()
     made.nvml.devices[0].lost = True
@@ -254,13 +254,13 @@ def test_a_lost_card_is_asked_again_on_the_slow_timer_only(bench: Callable[..., 
     assert made.nvml.calls["nvmlDeviceGetHandleByIndex"] == 2
 
 
-def test_a_card_that_cannot_be_opened_says_why(bench: Callable[..., Bench]) -> None:
+def test_a_gpu_that_cannot_be_opened_says_why(bench: Callable[..., Bench]) -> None:
     found = one(bench(gpu(codes={"nvmlDeviceGetHandleByIndex": 4})))
     assert (found.is_lost, found.error) == (False, "the NVIDIA driver refuses access to this user (no permission)")
 
 
 @pytest.mark.parametrize("code", [1, 9])
-def test_a_driver_that_is_reloaded_is_initialised_again(bench: Callable[..., Bench], code: int) -> None:
+def test_a_reloaded_driver_is_initialised_again(bench: Callable[..., Bench], code: int) -> None:
     made = bench(gpu())
     made.source.read()
     made.nvml.devices[0].codes["nvmlDeviceGetMemoryInfo_v2"] = code
@@ -270,7 +270,7 @@ def test_a_driver_that_is_reloaded_is_initialised_again(bench: Callable[..., Ben
     assert made.nvml.calls["nvmlInit"] == 2
 
 
-def test_a_card_without_memory_of_its_own_has_the_hosts(
+def test_a_gpu_without_its_own_memory_uses_that_of_the_host(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device.Device.__init__, "__defaults__", (lambda: (100_000, 70_000),))
@@ -288,7 +288,9 @@ def test_a_card_without_memory_of_its_own_has_the_hosts(
         {"codes": {"nvmlDeviceGetMemoryInfo_v2": 999}},
     ],
 )
-def test_other_cards_do_not_fall_into_that(bench: Callable[..., Bench], device_fields: dict[str, Any]) -> None:
+def test_other_gpus_are_not_mistaken_for_unified_memory(
+    bench: Callable[..., Bench], device_fields: dict[str, Any]
+) -> None:
     found = one(bench(gpu(**device_fields)))
     assert not found.unified_memory
     assert (found.vram_total_mib, found.vram_used_mib) == (None, None)
@@ -330,11 +332,11 @@ UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3", None]
         ("99999999999999999999", set()),
     ],
 )
-def test_what_cuda_visible_devices_leaves(value: str, indexes: set[int]) -> None:
+def test_cuda_visible_devices_restricts_the_gpus(value: str, indexes: set[int]) -> None:
     assert visible_indexes(value, UUIDS) == indexes
 
 
-def test_the_daemons_own_limit_is_honoured_and_said(bench: Callable[..., Bench]) -> None:
+def test_the_daemons_own_limit_is_honoured_and_reported(bench: Callable[..., Bench]) -> None:
     devices = [gpu(uuid=f"GPU-{n}") for n in range(3)]
     reading = bench(*devices, environ={"CUDA_VISIBLE_DEVICES": "2,0"}).source.read()
     assert [(found.index, found.uuid) for found in reading.gpus] == [(0, "GPU-0"), (2, "GPU-2")]
@@ -367,12 +369,12 @@ def test_bridges_link_pairs(bench: Callable[..., Bench]) -> None:
     assert groups(bench(*cards(*BRIDGES), peers=pairs((0, 1), (2, 3)))) == [0, 0, 2, 2]
 
 
-def test_behind_a_switch_all_are_linked(bench: Callable[..., Bench]) -> None:
+def test_a_switch_links_all_gpus(bench: Callable[..., Bench]) -> None:
     everyone = pairs(*((one, other) for one in range(4) for other in range(one)))
     assert groups(bench(*cards(*SWITCHED), peers=everyone)) == [0, 0, 0, 0]
 
 
-def test_cards_that_are_linked_through_others_are_one_group(bench: Callable[..., Bench]) -> None:
+def test_transitively_linked_gpus_are_one_group(bench: Callable[..., Bench]) -> None:
     assert groups(bench(*cards(*SWITCHED), peers=pairs((1, 3), (3, 2), (2, 0)))) == [0, 0, 0, 0]
 
 
@@ -387,17 +389,17 @@ def test_one_active_link_of_several_is_enough(bench: Callable[..., Bench]) -> No
     assert groups(bench(*cards(dict(links), dict(links)), peers=pairs((0, 1)))) == [0, 0]
 
 
-def test_without_the_question_for_peers_the_far_ends_count(bench: Callable[..., Bench]) -> None:
+def test_without_the_peer_query_the_remote_ends_count(bench: Callable[..., Bench]) -> None:
     made = bench(*cards(*BRIDGES), missing=frozenset({"nvmlDeviceGetP2PStatus"}))
     assert groups(made) == [0, 0, 2, 2]
 
 
-def test_links_to_a_switch_say_nothing_without_the_question_for_peers(bench: Callable[..., Bench]) -> None:
+def test_links_to_a_switch_say_nothing_without_the_peer_query(bench: Callable[..., Bench]) -> None:
     made = bench(*cards(*SWITCHED), missing=frozenset({"nvmlDeviceGetP2PStatus"}))
     assert groups(made) == [None] * 4
 
 
-def test_an_old_driver_knows_no_links_and_is_read_all_the_same(bench: Callable[..., Bench]) -> None:
+def test_an_old_driver_without_links_is_still_read(bench: Callable[..., Bench]) -> None:
     missing = frozenset({"nvmlDeviceGetNvLinkState", "nvmlDeviceGetMemoryAffinity"})
     sample = one(bench(gpu(links={0: "switch"}, numa=(1,)), missing=missing))
     assert (sample.link_group, sample.numa, sample.error) == (None, None, None)
@@ -424,7 +426,7 @@ def test_the_topology_is_read_seldom(bench: Callable[..., Bench]) -> None:
     assert made.nvml.calls["nvmlDeviceGetP2PStatus"] == 2 * first
 
 
-def test_a_lost_card_leaves_the_links_of_the_others_as_they_are(bench: Callable[..., Bench]) -> None:
+def test_a_lost_gpu_leaves_the_links_of_the_others_unchanged(bench: Callable[..., Bench]) -> None:
     devices = cards(*BRIDGES)
     made = bench(*devices, peers=pairs((0, 1), (2, 3)))
     made.source.read()
@@ -436,7 +438,7 @@ def test_a_lost_card_leaves_the_links_of_the_others_as_they_are(bench: Callable[
     assert groups(made) == [0, 0, 2, 2]
 
 
-def test_the_kernel_is_asked_for_the_numa_node_first(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_queried_for_the_numa_node_first(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
 
     def fake_open(path: str, mode: str) -> Any:
@@ -452,7 +454,7 @@ def test_the_kernel_is_asked_for_the_numa_node_first(tmp_path: Any, monkeypatch:
     assert sysfs_numa("00000000:3B:00.0") is None
 
 
-def test_faults_that_the_driver_tells_of_come_with_the_next_reading(bench: Callable[..., Bench]) -> None:
+def test_faults_reported_by_the_driver_come_with_the_next_reading(bench: Callable[..., Bench]) -> None:
     made = bench(gpu(), has_events=True)
     assert one(made).xids == ()
     made.nvml.raise_xid(made.nvml.devices[0], 79)
@@ -461,7 +463,7 @@ def test_faults_that_the_driver_tells_of_come_with_the_next_reading(bench: Calla
     made.source.close()
 
 
-def test_what_the_memory_has_gone_through(bench: Callable[..., Bench]) -> None:
+def test_memory_errors_are_read(bench: Callable[..., Bench]) -> None:
     made = bench(gpu(ecc_errors=2, rows=(5, 1, 1, 0), slowdown_c=92))
     found = one(made)
     assert (found.ecc_errors, found.remap_pending, found.remap_failed, found.slowdown_c) == (2, True, False, 92.0)
@@ -478,14 +480,14 @@ def test_what_the_memory_has_gone_through(bench: Callable[..., Bench]) -> None:
     assert one(made).remap_failed is True
 
 
-def test_older_cards_retire_pages_and_others_tell_nothing(bench: Callable[..., Bench]) -> None:
+def test_older_gpus_retire_pages_and_others_report_nothing(bench: Callable[..., Bench]) -> None:
     found = one(bench(gpu(pages_pending=1)))
     assert (found.remap_pending, found.remap_failed, found.ecc_errors, found.slowdown_c) == (True, None, None, None)
     found = one(bench(gpu()))
     assert (found.remap_pending, found.remap_failed) == (None, None)
 
 
-def test_mig_that_is_switched_on_is_seen_at_once(bench: Callable[..., Bench]) -> None:
+def test_enabling_mig_is_seen_at_once(bench: Callable[..., Bench]) -> None:
     made = bench(gpu(mig_pending=True))
     found = one(made)
     assert (found.mig_enabled, found.mig_pending) == (False, True)
@@ -499,7 +501,7 @@ def test_mig_that_is_switched_on_is_seen_at_once(bench: Callable[..., Bench]) ->
     assert (found.mig_enabled, found.mig_pending) == (False, False)
 
 
-def test_an_updated_driver_is_asked_anew_and_told_with_the_version_that_is_loaded(
+def test_an_updated_driver_is_queried_again_and_shows_the_loaded_version(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     library = tmp_path / "libnvidia-ml.so.1"
@@ -536,9 +538,7 @@ def test_the_kernels_log_is_read_with_the_devices(
         os.close(fd)
 
 
-def test_who_holds_memory_that_no_listed_process_does(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_holders_of_unattributed_memory_are_found(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
     def openers(paths: Any) -> dict[str, tuple[int, ...]]:

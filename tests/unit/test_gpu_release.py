@@ -32,7 +32,7 @@ def after(tracker: GpuTracker, found: GpuSample, at: float = 111.0, owners: Any 
     return tracker.release_state(UUID, at)
 
 
-def test_without_a_release_a_card_is_clean() -> None:
+def test_without_a_release_a_gpu_is_clean() -> None:
     assert GpuTracker(SETTINGS).release_state(UUID, 0.0) == "clean"
 
 
@@ -43,14 +43,14 @@ def test_a_reading_from_before_the_end_proves_nothing() -> None:
     assert after(tracker, sample(), at=110.1) == "clean"
 
 
-def test_a_clean_card_is_used_again_at_once() -> None:
+def test_a_clean_gpu_is_used_again_at_once() -> None:
     tracker = ended()
     assert after(tracker, sample(), booked={}) == "clean"
     (view,) = tracker.views(111.0)
     assert (view.why_not, view.why_not_whole, view.foreign_mib) == (None, None, 0)
 
 
-def test_process_that_outlives_its_run_for_a_moment_is_not_foreign_then_or_later() -> None:
+def test_a_process_that_briefly_outlives_its_run_is_never_foreign() -> None:
     tracker = ended()
     for second in (110.5, 111.0):
         assert after(tracker, sample(vram_used_mib=8500, processes=[(7, 8000), (8, 500)]), at=second) == "waiting"
@@ -81,7 +81,7 @@ def test_process_that_outlives_its_run_for_a_moment_is_not_foreign_then_or_later
         (sample(vram_used_mib=9000, unified_memory=True, processes=[(7, 1)]), "waiting", "process 7"),
     ],
 )
-def test_what_counts_as_clean(found: GpuSample, state: str, why: str) -> None:
+def test_clean_gpus_are_recognized(found: GpuSample, state: str, why: str) -> None:
     tracker = ended()
     assert after(tracker, found, owners={7: "1.1"}) == state
     assert tracker.release_state(UUID, 140.0) == ("clean" if state == "clean" else "dirty")
@@ -94,7 +94,7 @@ def test_a_former_process_is_known_when_its_run_is_forgotten() -> None:
     assert after(ended(), sample(vram_used_mib=50, processes=[(7, 50)]), owners={}) == "waiting"
 
 
-def test_a_reused_pid_is_somebody_else() -> None:
+def test_a_reused_pid_is_another_process() -> None:
     busy = replace(BUSY, processes=(GpuProcess(7, 8000, started_at=50.0),))
     other = sample(vram_used_mib=50, processes=[GpuProcess(7, 50, started_at=110.5)])
     assert after(ended(busy=busy), other) == "clean"
@@ -119,12 +119,12 @@ def test_two_slices_that_end_together_do_not_excuse_each_other() -> None:
     assert after(tracker, sample(), at=112.0, booked=both) == "clean"
 
 
-def test_memory_that_was_held_before_the_run_is_not_its_fault() -> None:
+def test_memory_held_before_the_run_is_not_its_fault() -> None:
     held = sample(vram_used_mib=3000)
     assert after(ended(before=held), held) == "clean"
 
 
-def test_a_card_that_stays_dirty_is_suspect_and_names_the_holder() -> None:
+def test_a_gpu_that_stays_dirty_is_suspect_and_names_the_holder() -> None:
     tracker = ended()
     held = sample(vram_used_mib=8000, processes=[GpuProcess(7, 8000, "eva", name="python")])
     assert after(tracker, held, at=139.0, owners={7: "1.1"}) == "waiting"
@@ -135,7 +135,7 @@ def test_a_card_that_stays_dirty_is_suspect_and_names_the_holder() -> None:
     assert tracker.status(UUID).state == "suspect"
 
 
-def test_who_has_the_card_open_is_named_when_the_driver_lists_nobody() -> None:
+def test_a_process_with_the_gpu_open_is_named_when_the_driver_lists_none() -> None:
     tracker = ended()
     eva, others = GpuProcess(7, None, "eva", name="python"), [GpuProcess(pid, None) for pid in (8, 9, 10)]
     for at, openers in ((140.0, (eva,)), (141.0, (eva, *others))):
@@ -146,7 +146,7 @@ def test_who_has_the_card_open_is_named_when_the_driver_lists_nobody() -> None:
     assert view.why_not.endswith(", 8, 9 and 1 more")
 
 
-def test_a_dirty_card_is_well_again_when_it_is_measured_clean() -> None:
+def test_a_dirty_gpu_is_healthy_again_once_measured_clean() -> None:
     tracker = ended()
     assert after(tracker, sample(vram_used_mib=8000), at=141.0) == "dirty"
     assert after(tracker, sample(vram_used_mib=8000), at=142.0, booked={}) == "dirty"
@@ -155,14 +155,14 @@ def test_a_dirty_card_is_well_again_when_it_is_measured_clean() -> None:
     assert (view.why_not, view.why_not_whole, view.foreign_mib) == (None, None, 0)
 
 
-def test_a_lost_card_does_not_keep_its_run_waiting() -> None:
+def test_a_lost_gpu_does_not_delay_its_run() -> None:
     assert after(ended(), sample(is_lost=True, vram_used_mib=None)) == "dirty"
     tracker = ended()
     tracker.observe(reading(111.0, sample("GPU-1")), {}, whole("1.1"))
     assert tracker.release_state(UUID, 111.0) == "dirty"
 
 
-def test_a_silent_driver_makes_the_card_dirty_after_the_wait() -> None:
+def test_a_silent_driver_makes_the_gpu_dirty_after_the_wait() -> None:
     tracker = ended()
     tracker.observe(reading(112.0, BUSY, error="no answer from the driver"), {}, whole("1.1"))
     assert tracker.release_state(UUID, 139.0) == "waiting"
@@ -180,7 +180,7 @@ def test_a_release_may_begin_before_the_first_reading_after_a_restart() -> None:
     assert never_there.release_state("GPU-9", 140.0) == "dirty"
 
 
-def test_a_clock_that_is_set_back_starts_the_wait_anew() -> None:
+def test_a_clock_set_back_restarts_the_wait() -> None:
     tracker = ended()
     assert tracker.release_state(UUID, 50.0) == "waiting"
     assert after(tracker, sample(), at=51.0) == "clean"

@@ -30,7 +30,7 @@ from gpusched.model.settings import GpuSettings
         ("2X512", [("Simulated GPU", 512)] * 2),
     ],
 )
-def test_groups_of_gpus(text: str, cards: list[tuple[str, int]]) -> None:
+def test_groups_of_gpus_are_parsed(text: str, cards: list[tuple[str, int]]) -> None:
     gpus = SimulatedSource(text).read().gpus
     assert [(gpu.name, gpu.vram_total_mib) for gpu in gpus] == cards
     assert [gpu.uuid for gpu in gpus] == [f"GPU-SIM-00000000-0000-0000-0000-{n:012d}" for n in range(len(cards))]
@@ -49,7 +49,7 @@ def test_groups_of_gpus(text: str, cards: list[tuple[str, int]]) -> None:
         ("2x8192/2+2x8192", [0, 0, 2, 2]),
     ],
 )
-def test_cards_of_a_group_are_linked(text: str, groups: list[int | None]) -> None:
+def test_gpus_of_a_group_are_linked(text: str, groups: list[int | None]) -> None:
     assert [gpu.link_group for gpu in SimulatedSource(text).read().gpus] == groups
 
 
@@ -65,7 +65,7 @@ def test_cards_of_a_group_are_linked(text: str, groups: list[int | None]) -> Non
         ("80G/4/gpus", True),
     ],
 )
-def test_a_stroke_makes_a_path_unless_it_is_of_a_group(text: str, expected: bool) -> None:
+def test_a_slash_makes_a_path_unless_it_belongs_to_a_group(text: str, expected: bool) -> None:
     assert is_path(text) is expected
 
 
@@ -88,7 +88,7 @@ def test_a_stroke_makes_a_path_unless_it_is_of_a_group(text: str, expected: bool
         ("2xA100:80G/2+2x16G/9999999999", "cannot be linked"),
     ],
 )
-def test_a_text_that_cannot_be_read_is_quoted_with_an_example(text: str, why: str) -> None:
+def test_an_unreadable_text_is_quoted_with_an_example(text: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
         SimulatedSource(text)
     assert repr(text) in caught.value.message
@@ -155,7 +155,7 @@ def test_a_file_describes_every_field(tmp_path: Path) -> None:
         ({"gpus": [{"vram": 8}] * 1025}, "at most 1024"),
     ],
 )
-def test_a_file_that_is_wrong_says_where(tmp_path: Path, document: Any, why: str) -> None:
+def test_an_invalid_file_says_where(tmp_path: Path, document: Any, why: str) -> None:
     path = write(tmp_path / "g.json", document)
     with pytest.raises(UsageError) as caught:
         SimulatedSource(path)
@@ -184,7 +184,7 @@ def test_a_file_that_breaks_later_is_an_error_over_the_last_good_state(tmp_path:
     assert "cannot be read" in (source.read().error or "")
 
 
-def test_an_unreadable_card_keeps_its_name_and_measures_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_gpu_keeps_its_name_and_measures_nothing(tmp_path: Path) -> None:
     entry = {"name": "T4", "vram": 100, "error": "it must be reset", "vram_used": 50}
     (gpu,) = SimulatedSource(write(tmp_path / "g.json", {"gpus": [entry]})).read().gpus
     assert (gpu.name, gpu.error, gpu.is_lost, gpu.vram_used_mib, gpu.vram_total_mib) == (
@@ -226,7 +226,7 @@ def test_a_reading_says_that_it_is_simulated() -> None:
         ("none", None, {"GPUSCHED_FAKE_GPUS": "2x8G"}, "none", ""),
     ],
 )
-def test_which_source_is_used(
+def test_the_source_is_chosen(
     source: str, fake: str | None, environ: dict[str, str], kind: str, described: str
 ) -> None:
     choice = choose(GpuSettings(source=source, fake=fake), environ)
@@ -247,12 +247,12 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
         (GpuSettings(source="simulated"), "configured, but not described"),
     ],
 )
-def test_a_choice_that_makes_no_sense(settings: GpuSettings, why: str) -> None:
+def test_an_invalid_choice_is_refused(settings: GpuSettings, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         choose(settings, {})
 
 
-def test_a_file_may_name_jobs_in_place_of_processes(tmp_path: Path) -> None:
+def test_a_file_may_name_jobs_instead_of_processes(tmp_path: Path) -> None:
     path, socket = tmp_path / "g.json", str(tmp_path / "api.sock")
     entry = {"vram": "24GiB", "processes": [{"job": 123456, "vram": "3GiB"}, {"pid": 8, "vram": "1GiB", "user": "eva"}]}
     source = SimulatedSource(write(path, {"gpus": [entry]}), socket=socket)

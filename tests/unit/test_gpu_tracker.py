@@ -29,12 +29,12 @@ def view(tracker: GpuTracker, now: float = 101.0) -> GpuView:
     return found
 
 
-def test_a_card_that_was_never_read_is_not_there() -> None:
+def test_an_unread_gpu_is_absent() -> None:
     assert GpuTracker(SETTINGS).views(0.0) == ()
     assert GpuTracker(SETTINGS).status("GPU-9").state == "unknown"
 
 
-def test_a_card_is_used_after_enough_good_readings() -> None:
+def test_a_gpu_is_used_after_enough_good_readings() -> None:
     tracker = seen(sample())
     assert "healthy in 1 of 2 readings" in (view(tracker).why_not or "")
     assert tracker.status(UUID).state == "unknown"
@@ -63,14 +63,14 @@ def test_a_card_is_used_after_enough_good_readings() -> None:
         ),
     ],
 )
-def test_why_nothing_may_be_placed(fields: dict[str, Any], why: str, state: str) -> None:
+def test_a_closed_gpu_has_a_reason(fields: dict[str, Any], why: str, state: str) -> None:
     tracker = seen(*[sample(**fields)] * 3)
     assert view(tracker, 103.0).why_not == why
     status = tracker.status(UUID)
     assert (status.state, status.why) == (state, why)
 
 
-def test_a_drained_card_says_with_what_message() -> None:
+def test_a_drained_gpu_shows_its_message() -> None:
     tracker = seen(sample(), sample())
     tracker.set_drains({UUID: "fan is broken", "some-node": "other"})
     assert view(tracker).why_not == "drained: fan is broken"
@@ -93,7 +93,7 @@ def test_the_time_to_staleness_follows_the_poll_and_the_deadline() -> None:
         assert view(tracker, 132.0).why_not == "no reading for 31 s"
 
 
-def test_a_driver_that_does_not_answer_stops_placement_until_it_has_answered_again() -> None:
+def test_a_silent_driver_stops_placement_until_it_answers_again() -> None:
     tracker = seen(sample(), sample())
     tracker.observe(reading(102.0, sample(), error="no answer from the driver for 3.0 s"), {}, {})
     assert view(tracker, 102.0).why_not == "no answer from the driver for 3.0 s"
@@ -104,7 +104,7 @@ def test_a_driver_that_does_not_answer_stops_placement_until_it_has_answered_aga
     assert view(tracker, 104.0).why_not is None
 
 
-def test_a_lost_card_is_no_capacity_and_is_tried_anew_when_it_is_back() -> None:
+def test_a_lost_gpu_has_no_capacity_and_is_tested_again_on_return() -> None:
     tracker = seen(sample(), sample(), sample(is_lost=True, vram_total_mib=None, vram_used_mib=None))
     lost = view(tracker)
     assert (lost.is_present, lost.vram_total_mib, lost.why_not) == (False, 24576, "lost")
@@ -115,7 +115,7 @@ def test_a_lost_card_is_no_capacity_and_is_tried_anew_when_it_is_back() -> None:
     assert view(tracker).why_not is None
 
 
-def test_a_card_that_vanishes_from_the_list_is_lost_and_the_others_are_not() -> None:
+def test_a_gpu_missing_from_the_list_is_lost_and_the_others_are_not() -> None:
     tracker = GpuTracker(SETTINGS)
     for second in range(3):
         both = (sample("GPU-0"), sample("GPU-1"))
@@ -126,17 +126,17 @@ def test_a_card_that_vanishes_from_the_list_is_lost_and_the_others_are_not() -> 
     assert tracker.status("GPU-1").state == "lost"
 
 
-def test_the_reserve_of_the_driver_is_not_bookable() -> None:
+def test_the_driver_reserve_is_not_bookable() -> None:
     assert view(seen(sample(vram_reserved_mib=576))).vram_total_mib == 24000
 
 
-def test_where_a_card_is_is_passed_on() -> None:
+def test_the_bus_location_is_passed_on() -> None:
     found = view(seen(sample(link_group=3, numa=1)))
     assert (found.link_group, found.numa) == (3, 1)
 
 
 @pytest.mark.parametrize(("mode", "mig", "can_share"), [(0, False, True), (3, False, False), (0, True, False)])
-def test_which_cards_can_be_shared(mode: int, mig: bool, can_share: bool) -> None:
+def test_shareable_gpus_are_recognized(mode: int, mig: bool, can_share: bool) -> None:
     assert view(seen(sample(compute_mode=mode, mig_enabled=mig))).can_share is can_share
 
 
@@ -172,7 +172,7 @@ def test_which_cards_can_be_shared(mode: int, mig: bool, can_share: bool) -> Non
         ),
     ],
 )
-def test_foreign_memory_on_a_card_of_no_job(
+def test_foreign_memory_on_an_unbooked_gpu_counts(
     fields: dict[str, Any], foreign_mib: int, why_not_whole: str | None
 ) -> None:
     tracker = seen(sample(**fields), sample(**fields))
@@ -194,7 +194,7 @@ def test_foreign_memory_on_a_card_of_no_job(
         ({"vram_used_mib": 8000, "processes": [(7, None)]}, {7: "1.1"}, slices(r1=8192), 0),
     ],
 )
-def test_foreign_memory_beside_our_jobs(
+def test_foreign_memory_beside_our_jobs_counts(
     fields: dict[str, Any], owners: dict[int, str], booked: Any, foreign_mib: int
 ) -> None:
     assert view(seen(sample(**fields), owners=owners, booked=booked)).foreign_mib == foreign_mib
@@ -210,13 +210,13 @@ def test_foreign_memory_counts_at_its_peak_for_a_while() -> None:
     assert view(tracker, 131.0).foreign_mib == 0
 
 
-def test_a_card_that_was_in_foreign_use_says_so_for_a_while() -> None:
+def test_a_gpu_in_recent_foreign_use_says_so_for_a_while() -> None:
     tracker = seen(sample(vram_used_mib=6000, processes=[(7, 6000)]), sample(), sample(), sample())
     assert view(tracker, 103.0).why_not_whole == "foreign use of 5.9G within the last 5:00"
     assert view(tracker, 103.0).why_not is None
 
 
-def test_without_a_peak_window_a_card_must_be_seen_free_often_enough() -> None:
+def test_without_a_peak_window_a_gpu_must_be_seen_free_often_enough() -> None:
     tracker = GpuTracker(replace(SETTINGS, foreign_peak_s=0.0))
     busy = sample(vram_used_mib=6000, processes=[(7, 6000)])
     seen(busy, busy, sample(), tracker=tracker)
@@ -225,7 +225,7 @@ def test_without_a_peak_window_a_card_must_be_seen_free_often_enough() -> None:
     assert view(tracker, 103.0).why_not_whole is None
 
 
-def test_a_process_that_turns_out_to_be_ours_was_never_foreign() -> None:
+def test_a_process_later_attributed_to_a_run_was_never_foreign() -> None:
     busy = sample(vram_used_mib=6000, processes=[(7, 6000)])
     tracker = seen(busy, booked=whole("1.1"))
     assert view(tracker).foreign_mib == 6000
@@ -233,7 +233,7 @@ def test_a_process_that_turns_out_to_be_ours_was_never_foreign() -> None:
     assert view(tracker).foreign_mib == 0
 
 
-def test_foreign_process_with_the_pid_of_a_former_process_of_a_run_counts() -> None:
+def test_a_foreign_process_with_the_reused_pid_of_a_run_counts() -> None:
     def of_pid_7(mib: int, started_at: float) -> GpuSample:
         return sample(vram_used_mib=mib, processes=[GpuProcess(7, mib, "eva", started_at, "python")])
 
@@ -245,7 +245,7 @@ def test_foreign_process_with_the_pid_of_a_former_process_of_a_run_counts() -> N
     assert view(tracker).foreign_mib == 6000
 
 
-def test_host_memory_in_use_does_not_keep_whole_jobs_off_a_card_without_memory_of_its_own() -> None:
+def test_used_host_memory_does_not_close_unified_gpus_to_whole_jobs() -> None:
     fields: dict[str, Any] = {"unified_memory": True, "vram_used_mib": 9000}
     found = view(seen(*[sample(**fields)] * 2))
     assert (found.foreign_mib, found.why_not_whole) == (0, None)
@@ -253,7 +253,7 @@ def test_host_memory_in_use_does_not_keep_whole_jobs_off_a_card_without_memory_o
     assert (found.foreign_mib, found.why_not_whole) == (5000, "foreign use of 4.9G: pid 7 (unknown user, 4.9G)")
 
 
-def test_the_foreign_are_listed_and_ours_are_not() -> None:
+def test_only_foreign_processes_are_listed() -> None:
     stranger = GpuProcess(8, 500, "eva", 12.0, "python")
     tracker = seen(sample(vram_used_mib=900, processes=[(7, 400), stranger]), owners={7: "1.1"}, booked=whole("1.1"))
     status = tracker.status(UUID)
@@ -263,7 +263,7 @@ def test_the_foreign_are_listed_and_ours_are_not() -> None:
 
 
 @pytest.mark.parametrize(("booked", "state"), [(whole("1.1"), "allocated"), (slices(r1=100), "mixed"), ({}, "idle")])
-def test_the_word_for_what_is_booked(booked: Any, state: str) -> None:
+def test_the_booking_state_has_a_word(booked: Any, state: str) -> None:
     assert seen(sample(), sample(), booked=booked).status(UUID).state == state
 
 
@@ -293,7 +293,7 @@ CLOSES: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize("case", CLOSES, ids=str)
-def test_whether_strangers_close_a_card_to_whole_card_jobs(case: str) -> None:
+def test_foreign_processes_close_a_gpu_to_whole_gpu_jobs(case: str) -> None:
     fields, closes = CLOSES[case]
     used_mib = sum(mib for _, mib, _ in fields.get("processes", ()))
     tracker = seen(*[sample(vram_used_mib=used_mib, **fields)] * 3)
@@ -303,7 +303,7 @@ def test_whether_strangers_close_a_card_to_whole_card_jobs(case: str) -> None:
     assert (found.why_not, found.foreign_mib) == (None, used_mib)
 
 
-def test_a_card_is_free_again_soon_after_its_strangers_have_stopped_working() -> None:
+def test_a_gpu_reopens_soon_after_its_foreign_processes_became_idle() -> None:
     small = {"vram_used_mib": 300, "processes": [(7, 300, "eva")]}
     tracker = seen(*[sample(utilisation=0.9, **small)] * 2)
     assert "90 % busy with pid 7 (eva, 300M)" in (view(tracker, 102.0).why_not_whole or "")
@@ -313,7 +313,7 @@ def test_a_card_is_free_again_soon_after_its_strangers_have_stopped_working() ->
     assert view(tracker, 103.0).why_not_whole is None
 
 
-def test_the_work_of_a_job_that_has_just_ended_is_not_its_neighbours() -> None:
+def test_utilisation_of_an_ended_job_is_not_its_neighbours() -> None:
     small = {"vram_used_mib": 300, "processes": [(7, 300, "eva")], "utilisation": 0.9}
     tracker = seen(*[sample(**small)] * 3, booked=whole("1.1"))
     tracker.observe(reading(103.0, sample(**small)), {}, {})

@@ -91,7 +91,7 @@ def next_reading(worker: GpuWorker) -> GpuReading:
     return got[0]
 
 
-def test_a_reading_comes_from_a_process_of_its_own(make: Make) -> None:
+def test_a_reading_comes_from_a_separate_process(make: Make) -> None:
     worker = make("2xA100:80GiB+1xT4:16GiB")
     reading = worker.read_blocking(20.0)
     assert [gpu.name for gpu in reading.gpus] == ["A100", "A100", "T4"]
@@ -101,7 +101,7 @@ def test_a_reading_comes_from_a_process_of_its_own(make: Make) -> None:
     assert children() == [child]
 
 
-def test_nothing_comes_unasked_and_polling_does_not_wait(make: Make) -> None:
+def test_no_reading_arrives_unrequested_and_polling_does_not_block(make: Make) -> None:
     worker = make("1x8G")
     began = time.perf_counter()
     for _ in range(100):
@@ -110,7 +110,7 @@ def test_nothing_comes_unasked_and_polling_does_not_wait(make: Make) -> None:
     assert children() == []
 
 
-def test_the_descriptor_wakes_and_stays_the_same_over_restarts(make: Make) -> None:
+def test_the_descriptor_wakes_and_is_stable_across_restarts(make: Make) -> None:
     worker = make("1x8G")
     fd = worker.fileno()
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_requests_during_a_reading_share_one_that_begins_later(make: Make, gpus:
     assert select.select([worker.fileno()], [], [], 0.4)[0] == []
 
 
-def test_a_hanging_driver_is_given_up_and_asked_anew(make: Make, gpus: Callable[..., Path]) -> None:
+def test_a_hanging_driver_times_out_and_is_queried_again(make: Make, gpus: Callable[..., Path]) -> None:
     worker = make(gpus(), deadline_s=0.3)
     good = worker.read_blocking(20.0)
     (child,) = children()
@@ -151,7 +151,7 @@ def test_a_hanging_driver_is_given_up_and_asked_anew(make: Make, gpus: Callable[
     wait_until(lambda: worker.read_blocking(20.0).error is None, what="a new process")
 
 
-def test_between_two_processes_the_last_error_stands(make: Make, gpus: Callable[..., Path]) -> None:
+def test_the_last_error_stands_between_two_processes(make: Make, gpus: Callable[..., Path]) -> None:
     now = [0.0]
     worker = make(gpus(), monotonic=lambda: now[0])
     worker.read_blocking(20.0)
@@ -191,7 +191,7 @@ def test_the_extra_time_ends_too(make: Make, gpus: Callable[..., Path]) -> None:
     wait_until(lambda: children() == [], what="the stuck process to be gone")
 
 
-def test_what_a_killed_process_left_in_the_pipe_is_not_an_answer(make: Make) -> None:
+def test_leftovers_of_a_killed_process_in_the_pipe_are_not_an_answer(make: Make) -> None:
     worker = make("1x8G")
     late = encode(Answer(0, GpuReading(1.0, "simulated", error="late"))) + b"\n"
     os.write(worker._answers_in, late)
@@ -202,7 +202,7 @@ def test_what_a_killed_process_left_in_the_pipe_is_not_an_answer(make: Make) -> 
     assert next_reading(worker).error is None
 
 
-def test_a_blocking_read_does_not_wait_for_ever(make: Make, gpus: Callable[..., Path]) -> None:
+def test_a_blocking_read_times_out(make: Make, gpus: Callable[..., Path]) -> None:
     worker = make(gpus(hang=True))
     began = time.monotonic()
     assert worker.read_blocking(0.2).error == "no answer from the driver for 0.2 s"
@@ -261,7 +261,7 @@ def test_bad_descriptions_are_refused_at_once(make: Make) -> None:
 # --- machines without GPUs, and real drivers ------------------------------------------------------
 
 
-def test_where_there_is_no_trace_of_hardware_no_process_is_started(make: Make) -> None:
+def test_without_a_trace_of_hardware_no_process_is_started(make: Make) -> None:
     for worker in (make(), make(source="none")):
         reading = worker.read_blocking(20.0)
         assert (reading.source, reading.gpus, reading.error) == ("none", (), None)
@@ -313,7 +313,7 @@ def test_a_driver_without_gpus_is_asked_again_after_a_long_while(make: Make, lib
     assert worker.read_blocking(20.0).source == "nvml"
 
 
-def test_a_broken_driver_is_asked_by_a_new_process_each_time(make: Make, library: Callable[[str], None]) -> None:
+def test_a_broken_driver_is_queried_by_a_new_process_each_time(make: Make, library: Callable[[str], None]) -> None:
     library("fake.init_code = 18")
     now = [0.0]
     worker = make(source="nvml", monotonic=lambda: now[0])
@@ -325,7 +325,7 @@ def test_a_broken_driver_is_asked_by_a_new_process_each_time(make: Make, library
     assert len(children()) == 1
 
 
-def test_what_a_library_prints_does_not_disturb(make: Make, library: Callable[[str], None]) -> None:
+def test_library_output_does_not_disturb(make: Make, library: Callable[[str], None]) -> None:
     library("print('hello'); sys.stdout.flush()")
     assert make(source="nvml").read_blocking(20.0).gpus[0].name == "NVIDIA A100-SXM4-80GB"
 
@@ -349,7 +349,7 @@ def test_what_a_library_prints_does_not_disturb(make: Make, library: Callable[[s
         ),
     ],
 )
-def test_traces_of_hardware(tmp_path: Path, files: dict[str, str], signs: tuple[str, ...]) -> None:
+def test_hardware_is_detected(tmp_path: Path, files: dict[str, str], signs: tuple[str, ...]) -> None:
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -90,7 +90,7 @@ class Heard:
         return self.xids
 
 
-def test_faults_are_heard_once_in_their_order_and_others_are_not() -> None:
+def test_faults_are_delivered_once_in_order_and_other_events_are_not() -> None:
     library, heard = Library(), Heard()
     watch = XidWatch(library, cards("ab"), heard)
     for uuid, kind, xid in [("a", XID_EVENT, 31), ("b", XID_EVENT, 79), ("a", 2, 5), ("a", XID_EVENT, 999)]:
@@ -103,7 +103,7 @@ def test_faults_are_heard_once_in_their_order_and_others_are_not() -> None:
 
 
 @pytest.mark.parametrize("missing", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents"])
-def test_where_events_are_not_supported_nothing_is_heard(missing: str) -> None:
+def test_without_event_support_no_fault_is_delivered(missing: str) -> None:
     library, heard = Library({missing: 3}), Heard()
     watch = XidWatch(library, cards("a"), heard)
     library.events.put(("a", XID_EVENT, 79))
@@ -113,7 +113,7 @@ def test_where_events_are_not_supported_nothing_is_heard(missing: str) -> None:
     assert (heard.xids, library.events.qsize()) == ({}, 1)
 
 
-def test_a_driver_that_fails_ends_the_listening_and_nothing_else() -> None:
+def test_a_failing_driver_only_ends_the_listening() -> None:
     library, heard = Library(), Heard()
     watch = XidWatch(library, cards("a"), heard)
     library.events.put(("a", XID_EVENT, 79))
@@ -124,7 +124,7 @@ def test_a_driver_that_fails_ends_the_listening_and_nothing_else() -> None:
     watch.close()
 
 
-def test_events_are_drained_up_to_the_last_wait_in_which_nothing_came() -> None:
+def test_events_are_drained_until_a_wait_returns_none() -> None:
     library, heard, now = Library(), Heard(), 100.0
     watch = XidWatch(library, cards("a"), heard, lambda: now)
     wait_until(lambda: watch.drained_at == 100.0, what="a wait without news")
@@ -133,7 +133,7 @@ def test_events_are_drained_up_to_the_last_wait_in_which_nothing_came() -> None:
     watch.close()
 
 
-def test_an_event_counts_as_taken_only_when_it_was() -> None:
+def test_an_event_counts_as_taken_only_once_taken() -> None:
     now = 100.0
     library = Library()
     ear = XidListener(library, lambda: now)
@@ -158,7 +158,7 @@ def test_an_event_counts_as_taken_only_when_it_was() -> None:
     ear.close()
 
 
-def test_after_a_lost_card_the_others_are_listened_to_again() -> None:
+def test_the_other_gpus_are_listened_to_again_after_a_loss() -> None:
     library = Library()
     ear = XidListener(library)
     assert ear.take(0, cards("ab")) == {}
@@ -189,7 +189,7 @@ def test_after_a_lost_card_the_others_are_listened_to_again() -> None:
     wait_until(lambda: library.freed == 4, what="everything to be given back")
 
 
-def test_handles_of_one_device_are_the_same_whoever_gives_them() -> None:
+def test_handles_of_one_device_compare_equal() -> None:
     device, other = (cast(c_void_p(at), pynvml.c_nvmlDevice_t) for at in (0x1000, 0x2000))
     event = pynvml.c_nvmlEventData_t()
     event.device = device
@@ -197,7 +197,7 @@ def test_handles_of_one_device_are_the_same_whoever_gives_them() -> None:
     assert handle_key(event.device) == handle_key(device) != handle_key(other)
 
 
-def test_where_nothing_is_told_it_is_not_asked_again_and_again() -> None:
+def test_an_unsupported_query_is_not_repeated() -> None:
     library = Library({"nvmlDeviceRegisterEvents": 3})
     ear = XidListener(library)
     for now in range(0, 1000, 10):
@@ -211,7 +211,7 @@ def write(path: Path, *xids: object) -> None:
     part.rename(path)
 
 
-def test_simulated_faults_are_told_of_once(tmp_path: Path) -> None:
+def test_simulated_faults_are_delivered_once(tmp_path: Path) -> None:
     path = tmp_path / "gpus.json"
     write(path, 31)
     now = 100.0
@@ -263,7 +263,7 @@ CARDS = {"00000000:3B:00.0": "a", "00000000:AF:00.0": "b"}
 FELL = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
-def test_what_was_logged_before_is_read_once_and_what_follows_after_it(kernel: Kernel) -> None:
+def test_earlier_log_records_are_read_once_and_later_ones_follow(kernel: Kernel) -> None:
     kernel.say("usb 1-1: new device")
     kernel.say(FELL, at=40)
     kernel.say("NVRM: Xid (PCI:0000:af:00): 31, pid=4711, name=python, Ch 00000008", at=60)
@@ -276,7 +276,7 @@ def test_what_was_logged_before_is_read_once_and_what_follows_after_it(kernel: K
     log.close()
 
 
-def test_only_the_kernel_is_believed(kernel: Kernel) -> None:
+def test_only_kernel_records_are_trusted(kernel: Kernel) -> None:
     kernel.say(FELL, facility=1)
     kernel.say(f"python[4711]: {FELL}")
     kernel.say("NVRM: Xid (PCI:0000:3b:00): many")
@@ -288,7 +288,7 @@ def test_only_the_kernel_is_believed(kernel: Kernel) -> None:
     log.close()
 
 
-def test_a_fault_waits_until_its_card_is_known(kernel: Kernel) -> None:
+def test_a_fault_waits_until_its_gpu_is_known(kernel: Kernel) -> None:
     kernel.say(FELL)
     log = kernel.log()
     assert log.take({}) == {}
@@ -296,7 +296,7 @@ def test_a_fault_waits_until_its_card_is_known(kernel: Kernel) -> None:
     log.close()
 
 
-def test_the_kernel_itself_says_which_card_is_where(kernel: Kernel) -> None:
+def test_the_kernel_maps_gpus_to_bus_addresses(kernel: Kernel) -> None:
     kernel.say("NVRM: GPU at PCI:0000:3b:00: GPU-0a1b-2c3d")
     kernel.say(FELL)
     log = kernel.log()
@@ -305,7 +305,7 @@ def test_the_kernel_itself_says_which_card_is_where(kernel: Kernel) -> None:
     log.close()
 
 
-def test_a_log_that_may_not_be_read_is_told_and_no_fault(tmp_path: Path) -> None:
+def test_an_unreadable_log_is_reported_and_is_not_a_fault(tmp_path: Path) -> None:
     log = KernelLog(str(tmp_path / "kmsg"))
     assert log.take(CARDS) == {}
     assert log.trouble is not None
@@ -313,7 +313,7 @@ def test_a_log_that_may_not_be_read_is_told_and_no_fault(tmp_path: Path) -> None
     log.close()
 
 
-def test_records_that_were_overwritten_are_passed_over(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overwritten_records_are_skipped(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.say(FELL)
     log = kernel.log()
     read, failures = os.read, [BrokenPipeError()]
@@ -356,7 +356,7 @@ HEARD = {
 
 
 @pytest.mark.parametrize("name", HEARD)
-def test_a_fault_that_is_heard_twice_counts_once(name: str) -> None:
+def test_a_fault_received_twice_counts_once(name: str) -> None:
     told, expected = HEARD[name]
     known: tuple[GpuFault, ...] = ()
     new = 0

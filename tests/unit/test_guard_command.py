@@ -71,9 +71,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def test_on_guards_now_at_boot_and_when_a_service_is_started(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_guards_now_at_boot_and_when_a_service_starts(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     command.on()
     assert machine.kernel.on == {"user.slice", "cron.service"}
     assert machine.files() == [
@@ -146,14 +144,14 @@ def test_status_says_what_is_open(machine: Machine, capsys: pytest.CaptureFixtur
     assert '"user.slice": "guarded"' in capsys.readouterr().out.replace('":"', '": "')
 
 
-def test_units_that_are_none_are_refused(machine: Machine) -> None:
+def test_invalid_units_are_refused(machine: Machine) -> None:
     machine.configure("user.slice", "../cron.service")
     with pytest.raises(UsageError, match=r"guard_units names \.\./cron\.service"):
         command.on()
     assert machine.files() == []
 
 
-def test_a_kernel_that_takes_no_rule_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_device_rules_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(unit: str) -> bool:
         raise OSError(22, "Invalid argument")
 
@@ -162,7 +160,7 @@ def test_a_kernel_that_takes_no_rule_is_an_error(machine: Machine, monkeypatch: 
         command.attach(["user.slice"])
 
 
-def test_only_root_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_root_can_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(command.sys, "argv", ["gpusched", "system", "guard", "on"])
     with pytest.raises(Refused) as caught:

@@ -37,7 +37,7 @@ def held(world: DaemonState) -> Allocation:
     return found
 
 
-def test_an_open_run_holds_all_that_it_booked_and_is_known_by_its_job() -> None:
+def test_an_open_run_holds_its_bookings_and_is_known_by_its_job() -> None:
     made, its_run = started(time_limit_s=60)
     world = a_world(made, its_run)
     assert held(world) == Allocation(
@@ -73,7 +73,7 @@ def test_an_open_run_holds_all_that_it_booked_and_is_known_by_its_job() -> None:
     ],
     ids=["one that must not be run again", "one without GPUs can stand still", "its own grace"],
 )
-def test_what_a_job_accepts(asked: dict[str, Any], wanted: dict[str, Any]) -> None:
+def test_a_job_declares_what_it_accepts(asked: dict[str, Any], wanted: dict[str, Any]) -> None:
     world = a_world(*started(**asked))
     assert {name: getattr(held(world), name) for name in wanted} == wanted
 
@@ -91,7 +91,7 @@ STOPPED = [
 
 
 @pytest.mark.parametrize(("changes", "end_at"), [case[1:] for case in STOPPED], ids=[case[0] for case in STOPPED])
-def test_a_run_that_is_being_ended_is_gone_when_its_grace_is_over(changes: dict[str, Any], end_at: float) -> None:
+def test_a_run_being_stopped_is_gone_after_its_grace(changes: dict[str, Any], end_at: float) -> None:
     made, its_run = started(time_limit_s=3600)
     world = a_world(made, its_run)
     assert not held(world).is_stopping
@@ -104,7 +104,7 @@ def test_a_run_that_is_being_ended_is_gone_when_its_grace_is_over(changes: dict[
     assert held(world).gpus == CARDS
 
 
-def test_a_preemption_that_is_over_leaves_no_mark_on_the_next_run() -> None:
+def test_a_finished_preemption_leaves_no_mark_on_the_next_run() -> None:
     made, its_run = started(time_limit_s=60)
     world = a_world(replace(made, preempt_at=NOW), its_run)
     world.put_run(replace(its_run, state=RunState.ENDED, outcome=JobState.PREEMPTED, end_at=NOW + 2))
@@ -114,7 +114,7 @@ def test_a_preemption_that_is_over_leaves_no_mark_on_the_next_run() -> None:
     assert (held(world).is_stopping, held(world).expected_end_at) == (False, NOW + 63)
 
 
-def test_cores_memory_and_all_that_is_counted_are_free_when_the_run_has_ended_cards_when_they_are_clean() -> None:
+def test_host_resources_are_free_at_the_end_and_gpus_once_clean() -> None:
     made, its_run = started(time_limit_s=60)
     world = a_world(made, its_run)
     ended = replace(its_run, state=RunState.ENDED, outcome=JobState.COMPLETED, end_at=NOW + 9)
@@ -127,14 +127,14 @@ def test_cores_memory_and_all_that_is_counted_are_free_when_the_run_has_ended_ca
     assert (left.expected_end_at, left.is_stopping, left.start_at) == (NOW + 9, True, NOW + 9)
 
 
-def test_the_limit_begins_later_by_the_time_that_it_stood_still_and_usage_does_unless_it_kept_gpus() -> None:
+def test_suspension_moves_the_limit_and_the_usage_unless_gpus_were_kept() -> None:
     for gpus, start_at in (((), NOW + 101), (CARDS, NOW + 1)):
         made, its_run = started(time_limit_s=60)
         world = a_world(made, replace(its_run, suspended_s=100.0, gpus=gpus))
         assert (held(world).start_at, held(world).expected_end_at) == (start_at, NOW + 161)
 
 
-def test_a_run_that_stands_still_to_make_room_gives_back_its_cores_and_has_no_end() -> None:
+def test_a_run_suspended_by_the_policy_returns_its_cores_and_has_no_end() -> None:
     made, its_run = started(request=request(cpus=3.0, mem_mib=7), time_limit_s=60)
     world = a_world(made, its_run)
     world.put_job(replace(made, state=JobState.SUSPENDED, suspended_at=NOW + 5, suspended_by="policy"), NOW + 5)
@@ -144,14 +144,14 @@ def test_a_run_that_stands_still_to_make_room_gives_back_its_cores_and_has_no_en
     assert (held(world).is_suspended, held(world).cpus) == (False, 3.0)
 
 
-def test_a_new_limit_counts_at_once() -> None:
+def test_a_new_limit_applies_at_once() -> None:
     made, its_run = started(time_limit_s=60)
     world = a_world(made, its_run)
     world.put_job(replace(made, spec=replace(made.spec, time_limit_s=600)), NOW)
     assert held(world).expected_end_at == NOW + 601
 
 
-def test_a_restart_knows_since_when_a_run_is_being_ended() -> None:
+def test_a_restart_knows_since_when_a_run_is_being_stopped() -> None:
     made, its_run = started()
     store = MemoryStore()
     stopped = replace(made, state=JobState.COMPLETING, cancel_at=NOW + 5)
@@ -160,7 +160,7 @@ def test_a_restart_knows_since_when_a_run_is_being_ended() -> None:
     assert (held(world).is_stopping, held(world).expected_end_at) == (True, NOW + 25)
 
 
-def test_a_run_of_a_job_that_nobody_knows_holds_what_it_booked() -> None:
+def test_a_run_of_an_unknown_job_holds_its_bookings() -> None:
     _, its_run = started()
     world = DaemonState()
     world.put_run(its_run)

@@ -23,7 +23,7 @@ def queue() -> Iterator[tuple[IdlePool, socket.socket]]:
 
 
 @pytest.mark.parametrize("gone", [ProcessLookupError, PermissionError])
-def test_a_pid_that_is_no_supervisor_any_more_is_not_counted_on(
+def test_a_pid_that_is_no_longer_a_supervisor_is_not_counted_on(
     queue: tuple[IdlePool, socket.socket], monkeypatch: pytest.MonkeyPatch, gone: type[OSError]
 ) -> None:
     pool, queue_out = queue
@@ -51,7 +51,7 @@ def test_a_full_queue_keeps_the_supervisor_idle(queue: tuple[IdlePool, socket.so
     assert pool.withdraw(os.getpid())
 
 
-def test_only_what_was_not_taken_can_be_withdrawn(queue: tuple[IdlePool, socket.socket]) -> None:
+def test_only_untaken_tickets_can_be_withdrawn(queue: tuple[IdlePool, socket.socket]) -> None:
     pool, _ = queue
     for pid in (11, 12, 13):
         pool.put(pid)

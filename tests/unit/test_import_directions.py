@@ -147,7 +147,7 @@ def impurities(tree: ast.AST, path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if part_of(path).partition("/")[0] in PURE], ids=name)
-def test_what_decides_is_pure(path: Path) -> None:
+def test_scheduling_packages_are_pure(path: Path) -> None:
     assert list(impurities(ast.parse(path.read_bytes()), path)) == []
 
 
@@ -168,7 +168,7 @@ HEAVY_MODULES = frozenset(
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name(path) in LIGHT], ids=name)
-def test_what_every_command_imports_at_the_prompt_is_light(path: Path) -> None:
+def test_modules_imported_by_every_command_are_light(path: Path) -> None:
     tree = ast.parse(path.read_bytes())
     # What a function imports is paid for by those who call it.
     tree.body = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
@@ -188,7 +188,7 @@ IMPURE_SOURCES = [
 
 
 @pytest.mark.parametrize("source", IMPURE_SOURCES)
-def test_the_walk_finds(source: str) -> None:
+def test_the_walk_finds_imports(source: str) -> None:
     assert list(impurities(ast.parse(source), ROOT / "scheduler" / "x.py"))
 
 
@@ -198,14 +198,14 @@ def test_the_walk_resolves_relative_imports() -> None:
     assert {"gpusched.store", "gpusched.scheduler.cells", "gpusched.gpu", "gpusched.api"} <= modules
 
 
-def test_no_two_test_files_have_one_name() -> None:
+def test_test_file_names_are_unique() -> None:
     """pytest imports them by their names alone."""
     names = [path.name for path in Path(__file__).parent.parent.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name(path) != "model/value.py"], ids=name)
-def test_values_are_copied_by_the_function_that_can(path: Path) -> None:
+def test_values_are_copied_by_the_right_function(path: Path) -> None:
     """`dataclasses.replace` passes the type checker for a struct, and fails when it is called."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.ImportFrom) and node.module == "dataclasses":

@@ -95,7 +95,7 @@ SCENES: list[tuple[str, list[Job], dict[int, Urgency | None]]] = [
 
 
 @pytest.mark.parametrize(("jobs", "wanted"), [scene[1:] for scene in SCENES], ids=[scene[0] for scene in SCENES])
-def test_who_inherits_what(jobs: list[Job], wanted: dict[int, Urgency | None]) -> None:
+def test_parents_inherit_priority(jobs: list[Job], wanted: dict[int, Urgency | None]) -> None:
     world = a_world(*jobs)
     assert {job_id: world.inherited(job_id) for job_id in wanted} == wanted
 
@@ -112,7 +112,7 @@ def test_a_job_that_inherits_waits_in_another_class() -> None:
     assert {view.key for view in world.pending_views()} == {key, before}
 
 
-def test_it_goes_away_when_the_child_is_cancelled() -> None:
+def test_inheritance_ends_when_the_child_is_cancelled() -> None:
     world = a_world(job(1, nice=7), job(2, nice=9, dependency="afterok:1"), job(3, nice=-1, dependency="afterok:2"))
     before = a_world(job(1, nice=7)).class_of(1)
     end(world, 3)
@@ -120,7 +120,7 @@ def test_it_goes_away_when_the_child_is_cancelled() -> None:
     assert world.class_of(1) == before
 
 
-def test_it_stays_as_long_as_another_child_waits() -> None:
+def test_inheritance_lasts_while_another_child_waits() -> None:
     world = a_world(job(1), job(2, nice=-5, dependency="afterok:1"), job(3, nice=-5, dependency="afterok:1"))
     end(world, 2)
     assert world.inherited(1) == Urgency(-5, "")
@@ -128,7 +128,7 @@ def test_it_stays_as_long_as_another_child_waits() -> None:
     assert world.inherited(1) is None
 
 
-def test_it_follows_an_update_of_the_child() -> None:
+def test_inheritance_follows_an_update_of_the_child() -> None:
     child = job(2, nice=-5, dependency="afterok:1")
     world = a_world(job(1), job(3), child)
     world.put_job(replace(child, spec=replace(child.spec, nice=-9)), NOW)
@@ -141,14 +141,14 @@ def test_it_follows_an_update_of_the_child() -> None:
     assert world.inherited(3) is None
 
 
-def test_a_child_whose_wait_is_over_hurries_nobody() -> None:
+def test_a_child_that_no_longer_waits_passes_on_no_priority() -> None:
     world = a_world(job(1), job(2), job(3, nice=-5, dependency="afterok:1?afterok:2"))
     end(world, 1, JobState.COMPLETED)
     assert world.inherited(2) is None
     assert world.class_of(3) is not None
 
 
-def test_a_parent_that_is_requeued_waits_with_what_it_inherits() -> None:
+def test_a_requeued_parent_waits_with_its_inherited_priority() -> None:
     world = a_world(job(1, nice=3), job(2, nice=-5, dependency="afterok:1"))
     pending = world.jobs[1]
     world.put_job(replace(pending, state=JobState.RUNNING, run=1), NOW)
@@ -168,7 +168,7 @@ def test_a_long_chain_is_climbed_without_recursion() -> None:
 
 
 @given(data=st.data())
-def test_after_any_story_it_is_what_a_fresh_memory_would_say(data: st.DataObject) -> None:
+def test_after_any_story_inheritance_equals_a_fresh_memory(data: st.DataObject) -> None:
     """Jobs name earlier ones; they are changed, held, started, ended and cancelled in any order."""
     count = data.draw(st.integers(2, 7))
     current: dict[int, Job] = {}

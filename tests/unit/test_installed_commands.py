@@ -24,7 +24,7 @@ PROMPT = "gsub grun gq gcancel gwait glogs gshow ginfo ghist gctl".split()
 COMMANDS = [*PROMPT, "gpuschedd", "gpusched"]
 
 
-def test_the_wheel_brings_every_command_as_a_script_of_ours() -> None:
+def test_the_wheel_installs_every_command_as_our_script() -> None:
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert built["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-scripts"] == {
         f"scripts/{name}": name for name in COMMANDS
@@ -35,14 +35,14 @@ def test_the_wheel_brings_every_command_as_a_script_of_ours() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_script_is_one_that_installers_give_their_interpreter_to(command: str) -> None:
+def test_installers_can_set_the_interpreter_of_a_script(command: str) -> None:
     path = ROOT / "scripts" / command
     assert path.read_text().startswith("#!python\n")
     assert os.access(path, os.X_OK)
 
 
 @pytest.mark.parametrize("command", PROMPT)
-def test_a_command_of_prompts_starts_and_imports_no_regular_expressions(command: str) -> None:
+def test_a_prompt_command_starts_without_importing_regular_expressions(command: str) -> None:
     code = f"""
 import os, sys
 sys.path[:0] = {sys.path!r}
@@ -64,24 +64,24 @@ exec(compile(open({str(ROOT / "scripts" / command)!r}).read(), {command!r}, "exe
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - set(PROMPT)))
-def test_a_command_of_servers_starts(command: str) -> None:
+def test_a_server_command_starts(command: str) -> None:
     done = subprocess.run([sys.executable, ROOT / "scripts" / command, "--help"], capture_output=True, text=True)
     assert (done.returncode, command in done.stdout) == (0, True)
 
 
-def test_leaving_flushes_and_keeps_the_code(tmp_path: Path) -> None:
+def test_exit_flushes_and_keeps_the_code(tmp_path: Path) -> None:
     code = "from gpusched.cli.output import leave; print('out', end=''); leave(3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (3, "out")
 
 
-def test_leaving_tells_by_its_code_that_output_was_lost() -> None:
+def test_exit_reports_lost_output_by_its_code() -> None:
     code = "from gpusched.cli.output import leave; print('out'); leave(0)"
     with open("/dev/full", "w") as full:
         assert subprocess.run([sys.executable, "-c", code], stdout=full).returncode == 1
 
 
-def test_leaving_without_streams_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_without_streams_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(sys, "stdout", None)

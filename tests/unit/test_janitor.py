@@ -30,7 +30,7 @@ def make(cleared: list[int]) -> Iterator[Callable[..., Janitor[int]]]:
         one.close(finish=False)
 
 
-def test_nothing_is_cleared_while_more_comes_and_all_of_it_afterwards(
+def test_clearing_waits_for_a_pause_and_then_clears_everything(
     make: Callable[..., Janitor[int]], cleared: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -45,7 +45,7 @@ def test_nothing_is_cleared_while_more_comes_and_all_of_it_afterwards(
     assert cleared == list(range(100))
 
 
-def test_a_stream_without_a_pause_is_cleared_once_its_oldest_has_waited_long(
+def test_a_steady_stream_is_cleared_once_its_oldest_entry_has_waited_long(
     make: Callable[..., Janitor[int]], cleared: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -57,7 +57,7 @@ def test_a_stream_without_a_pause_is_cleared_once_its_oldest_has_waited_long(
     wait_until(lambda: cleared == [0, 1])
 
 
-def test_too_much_is_cleared_at_once(
+def test_an_oversized_backlog_is_cleared_at_once(
     make: Callable[..., Janitor[int]], cleared: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(janitor, "_MOST", 3)
@@ -71,7 +71,7 @@ def test_too_much_is_cleared_at_once(
     wait_until(lambda: cleared == [0, 1, 2])
 
 
-def test_what_cannot_be_cleared_keeps_nothing_else(make: Callable[..., Janitor[int]], cleared: list[int]) -> None:
+def test_a_failing_entry_delays_no_other(make: Callable[..., Janitor[int]], cleared: list[int]) -> None:
     def clear(number: int) -> None:
         if number == 1:
             raise OSError("a disk that fails")
@@ -85,7 +85,7 @@ def test_what_cannot_be_cleared_keeps_nothing_else(make: Callable[..., Janitor[i
     wait_until(lambda: cleared == [0, 2, 3])
 
 
-def test_close_finishes_or_leaves_what_is_not_begun(make: Callable[..., Janitor[int]], cleared: list[int]) -> None:
+def test_close_finishes_or_leaves_unstarted_entries(make: Callable[..., Janitor[int]], cleared: list[int]) -> None:
     finished, left = make(), make()
     finished.add(1)
     finished.close(finish=True)
@@ -94,7 +94,7 @@ def test_close_finishes_or_leaves_what_is_not_begun(make: Callable[..., Janitor[
     assert cleared == [1]
 
 
-def test_one_thread_does_it_all(make: Callable[..., Janitor[int]]) -> None:
+def test_one_thread_does_all_the_clearing(make: Callable[..., Janitor[int]]) -> None:
     threads: set[int] = set()
     one = make(lambda _: threads.add(threading.get_ident()))
     before = threading.active_count()

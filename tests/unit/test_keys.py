@@ -35,7 +35,7 @@ def submit(turn: TickTransaction, caller: Caller, *specs: JobSpec, again: str = 
     return apply(Submit(caller, specs, {}, again), turn)
 
 
-def test_commands_of_one_turn_see_each_others_keys() -> None:
+def test_commands_of_one_tick_see_each_others_keys() -> None:
     turn = a_turn(MemoryStore())
     assert submit(turn, ALICE, spec("k")) == {"ids": [1], "notes": []}
     assert submit(turn, ALICE, spec("k"))["ids"] == [1]
@@ -53,7 +53,7 @@ def test_a_key_is_found_in_the_table_after_a_restart() -> None:
     assert submit(a_turn(store), ALICE, spec("k"))["existing"] is True
 
 
-def test_a_job_that_ended_in_this_very_turn_counts_as_ended() -> None:
+def test_a_job_that_ended_in_this_tick_counts_as_ended() -> None:
     store = MemoryStore()
     turn = a_turn(store)
     submit(turn, ALICE, spec("k"))
@@ -81,7 +81,7 @@ def test_only_owners_repeat_jobs() -> None:
     assert read_resubmission([job], {}, ALICE, Settings(), turn.store).specs == (job.spec,)
 
 
-def test_what_is_run_cannot_change_in_a_repetition() -> None:
+def test_a_repeat_cannot_change_the_command() -> None:
     turn = a_turn(MemoryStore())
     submit(turn, ALICE, spec())
     for change in ({"argv": ["x"]}, {"script": "#!/bin/sh\n"}):
@@ -89,7 +89,7 @@ def test_what_is_run_cannot_change_in_a_repetition() -> None:
             read_resubmission([turn.changes.jobs[1]], change, ALICE, Settings(), turn.store)
 
 
-def test_every_part_of_a_request_survives_a_repetition() -> None:
+def test_every_part_of_a_request_survives_a_repeat() -> None:
     request = Request(
         gpus=2,
         gpu_type="a100",

@@ -72,7 +72,7 @@ def test_a_name_cannot_lead_the_file_elsewhere() -> None:
         ({"stdout": "log", "submit_dir": "/"}, 1, ("/log", None)),
     ],
 )
-def test_output_paths(launch: dict[str, object], run: int, paths: tuple[str, str | None]) -> None:
+def test_output_paths_are_expanded(launch: dict[str, object], run: int, paths: tuple[str, str | None]) -> None:
     assert output_paths(a_job(**launch), run, "n", "gpusched-%j.out") == paths
 
 
@@ -98,7 +98,7 @@ def test_visible_devices_are_looked_up_at_launch() -> None:
     assert visible_devices(a_run(), "index", {}) == ""
 
 
-def test_a_job_without_gpus_is_shown_none_and_told_so() -> None:
+def test_a_job_without_gpus_sees_none_and_its_environment_says_so() -> None:
     base = captured(pack_environment({"CUDA_VISIBLE_DEVICES": "7"}))
     env = job_environment(a_job(), a_run(), base, SITE, Settings(), {})
     assert env["CUDA_VISIBLE_DEVICES"] == ""
@@ -106,7 +106,7 @@ def test_a_job_without_gpus_is_shown_none_and_told_so() -> None:
     assert "SLURM_JOB_GPUS" not in env
 
 
-def test_an_enclosing_jobs_variables_do_not_leak() -> None:
+def test_variables_of_an_enclosing_job_do_not_leak() -> None:
     env = job_environment(a_job(), a_run(), captured(b"SLURM_PROCID=5\0SLURM_ARRAY_JOB_ID=1\0"), SITE, Settings(), {})
     assert env["SLURM_PROCID"] == "0"
     assert "SLURM_ARRAY_JOB_ID" not in env
@@ -118,7 +118,7 @@ def test_threads_follow_the_cores_unless_the_user_chose() -> None:
     assert job_environment(a_job(), a_run(), base, SITE, Settings(), {})["OMP_NUM_THREADS"] == "9"
 
 
-def test_a_repeated_run_knows_its_past() -> None:
+def test_a_repeated_run_knows_its_previous_runs() -> None:
     job = replace(a_job(), run=3)
     base = {"GPUSCHED_PREVIOUS_SIGNAL": "of the job that submitted this one"}
     past = {"GPUSCHED_PREVIOUS_EXIT_CODE": "9"}
@@ -127,7 +127,7 @@ def test_a_repeated_run_knows_its_past() -> None:
     assert (env["SLURM_RESTART_COUNT"], env["GPUSCHED_PREVIOUS_EXIT_CODE"]) == ("2", "9")
 
 
-def test_a_ticket_carries_defaults_of_the_settings_and_wishes_of_the_job() -> None:
+def test_a_ticket_combines_default_settings_and_job_requests() -> None:
     settings = Settings()
     ticket = make_ticket(a_job(), a_run(*CARDS), None, pack_environment({"A": "1"}), SITE, settings, {})
     assert (ticket.run, ticket.grace_s, ticket.stop_signal) == ("42.1", settings.life.grace_s, None)

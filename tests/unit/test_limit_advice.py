@@ -69,7 +69,7 @@ def runs(whole_s: list[float], cut_s: Sequence[float] = ()) -> list[EndedRun]:
         ),
     ],
 )
-def test_a_limit_is_advised_that_nearly_all_keep(
+def test_the_advised_limit_covers_nearly_all_runs(
     whole_s: list[float], cut_s: list[float], limit_s: int, why: str
 ) -> None:
     found = advise(runs(whole_s, cut_s))
@@ -78,13 +78,13 @@ def test_a_limit_is_advised_that_nearly_all_keep(
     assert found.runs == len(whole_s) + len(cut_s)
 
 
-def test_nothing_is_advised_from_too_few_runs() -> None:
+def test_too_few_runs_give_no_advice() -> None:
     assert advise(runs([60.0] * (LEAST - 1))) is None
     assert advise(runs([60.0], [60.0])) is None
 
 
 @given(st.lists(st.floats(1, 1e6), min_size=LEAST, max_size=60), st.lists(st.floats(1, 1e6), max_size=20))
-def test_what_is_said_of_an_advice_holds(whole_s: list[float], cut_s: list[float]) -> None:
+def test_the_stated_properties_of_advice_hold(whole_s: list[float], cut_s: list[float]) -> None:
     found = advise(runs(whole_s, cut_s))
     assert found is not None
     kept = sum(run_s <= found.limit_s for run_s in whole_s)
@@ -96,7 +96,7 @@ def test_what_is_said_of_an_advice_holds(whole_s: list[float], cut_s: list[float
     assert found.limit_s >= found.least_s
 
 
-def test_limits_taken_from_what_they_let_through_do_not_shrink() -> None:
+def test_limits_learned_from_truncated_runs_do_not_shrink() -> None:
     """Jobs under the advised limit, over and over: without the runs it ends, each advice would be below the last."""
     draw = random.Random(1)
     lengths = Overruns()
@@ -121,7 +121,7 @@ def test_limits_taken_from_what_they_let_through_do_not_shrink() -> None:
     ("length_s", "limit_s"),
     [(1, 300), (301, 600), (7200, 7200), (7201, 7800), (11_350, 11_400), (30_000, 30_600), (86_401, 108_000)],
 )
-def test_limits_are_rounded_up_as_people_type_them(length_s: float, limit_s: int) -> None:
+def test_limits_are_rounded_up_to_typed_values(length_s: float, limit_s: int) -> None:
     assert rounded_up(length_s) == limit_s
 
 
@@ -136,7 +136,7 @@ def test_limits_are_rounded_up_as_people_type_them(length_s: float, limit_s: int
         (86_400 * 2.0, 86_400 * 11.2, "2 to 11 d"),
     ],
 )
-def test_run_times_are_said_as_people_say_them(low_s: float, high_s: float, words: str) -> None:
+def test_run_times_are_printed_readably(low_s: float, high_s: float, words: str) -> None:
     assert usual_span(Prediction(low_s, (low_s + high_s) / 2, high_s, 9)) == words
 
 
@@ -176,7 +176,7 @@ def limit_of(job: Job) -> tuple[int | None, str]:
     return job.spec.time_limit_s, job.spec.time_limit_source
 
 
-def test_auto_takes_what_jobs_like_it_keep_and_says_so() -> None:
+def test_auto_uses_the_limit_of_similar_jobs_and_says_so() -> None:
     lab = a_lab()
     ended(lab, 4)
     answer, (made,) = hand_in(lab, auto())
@@ -198,7 +198,7 @@ def test_auto_is_known_after_a_restart() -> None:
     assert limit_of(made) == (5400, "auto")
 
 
-def test_runs_that_a_limit_ended_count_as_longer_before_and_after_a_restart() -> None:
+def test_timed_out_runs_count_as_longer_before_and_after_a_restart() -> None:
     lab = a_lab()
     ended(lab, 3, time_limit_s=600)
     assert len(lab.store.jobs(JobFilter(states=frozenset({JobState.TIMEOUT})))) == 3
@@ -230,7 +230,7 @@ def test_runs_that_a_limit_ended_count_as_longer_before_and_after_a_restart() ->
         ),
     ],
 )
-def test_auto_without_runs_is_as_without_a_limit_and_says_so(
+def test_auto_without_runs_means_no_limit_and_says_so(
     default: dict[str, Any], queue: dict[str, Any], wanted: tuple[int | None, str], text: str
 ) -> None:
     lab = a_lab(default=DefaultSettings(**default), queue={"default": QueueSettings("default", **queue)})
@@ -238,7 +238,7 @@ def test_auto_without_runs_is_as_without_a_limit_and_says_so(
     assert (limit_of(made), answer["limits"]) == (wanted, [text])
 
 
-def test_auto_keeps_to_what_queue_and_qos_allow() -> None:
+def test_auto_respects_queue_and_qos() -> None:
     lab = a_lab(
         queue={"default": QueueSettings("default", max_time_s=2 * HOUR)},
         qos={"rush": QosSettings("rush", max_time_s=HOUR)},
@@ -249,7 +249,7 @@ def test_auto_keeps_to_what_queue_and_qos_allow() -> None:
     assert answer["limits"][1].startswith("time limit 1:00:00, the longest that is allowed, in place of 1:30:00: half")
 
 
-def test_auto_goes_for_arrays_batches_and_steps_of_pipelines() -> None:
+def test_auto_works_for_arrays_batches_and_pipeline_steps() -> None:
     lab = a_lab()
     ended(lab, 4)
     answer, made = hand_in(lab, auto(array=ArraySpec("0-9")), auto(), auto(launch=launch("other.sh", env_sha="e")))
@@ -271,7 +271,7 @@ def test_a_dry_run_shows_the_limit() -> None:
     assert (stated.time_limit_s, stated.time_limit_source, stated.limit_text) == (60, "user", "")
 
 
-def test_an_update_to_auto_is_worked_out_while_the_job_waits() -> None:
+def test_an_update_to_auto_is_resolved_while_the_job_waits() -> None:
     lab = a_lab()
     ended(lab, 4)
     job_id = lab.submit(launch=TRAIN, request=request(gpus=1), hold=True, time_limit_s=60)
@@ -285,7 +285,7 @@ def test_an_update_to_auto_is_worked_out_while_the_job_waits() -> None:
         asked(lab, Update(ANN, (running,), change))
 
 
-def test_a_default_is_that_of_the_queue_a_job_is_moved_to() -> None:
+def test_moving_a_job_applies_the_default_of_its_new_queue() -> None:
     queues = {
         "default": QueueSettings("default", default_time_s=HOUR),
         "short": QueueSettings("short", max_time_s=600),
@@ -305,7 +305,7 @@ def test_a_default_is_that_of_the_queue_a_job_is_moved_to() -> None:
     assert limit_of(lab.job(job_id)) == (HOUR, "default")
 
 
-def test_a_default_limit_is_no_word_of_the_user() -> None:
+def test_a_default_limit_is_not_a_user_limit() -> None:
     """Neither do careful users pass for careless because of it, nor is it taken for how long a job runs."""
     lab = a_lab(default=DefaultSettings(time_limit_s=24 * HOUR))
     history = lab.scheduler.history
@@ -340,7 +340,7 @@ def test_a_default_limit_is_no_word_of_the_user() -> None:
         pytest.param((HOUR, "auto"), {"time_limit_s": None}, (None, ""), id="it is taken back"),
     ],
 )
-def test_a_repeated_job_asks_for_the_limit_that_was_asked_for(
+def test_a_repeated_job_requests_the_originally_requested_limit(
     before: tuple[int | None, str], changes: dict[str, Any], wanted: tuple[int | None, str]
 ) -> None:
     lab = a_lab()
@@ -350,7 +350,7 @@ def test_a_repeated_job_asks_for_the_limit_that_was_asked_for(
     assert (made.time_limit_s, made.time_limit_source) == wanted
 
 
-def test_a_step_that_its_automatic_limit_ended_is_resumed_with_a_longer_one() -> None:
+def test_a_step_that_hit_its_automatic_limit_resumes_with_a_longer_one() -> None:
     lab = a_lab()
     ended(lab, 3)
     lab.outcome = SimulatedOutcome(runs_s=2 * HOUR)

@@ -59,7 +59,7 @@ def started_after_s(lab: Lab, job_id: int) -> float:
 
 
 @pytest.mark.parametrize("takes_it", [True, False], ids=["with the limit", "without one"])
-def test_both_starts_come_true(takes_it: bool) -> None:
+def test_both_predicted_starts_come_true(takes_it: bool) -> None:
     lab = a_lab()
     job_id = before_a_wide_job(lab)
     found = hint(lab, job_id)
@@ -101,12 +101,12 @@ def test_a_default_in_force_is_named() -> None:
         ),
     ],
 )
-def test_nothing_is_told_where_a_limit_would_change_nothing(sections: dict[str, Any], parts: dict[str, Any]) -> None:
+def test_no_hint_is_given_when_a_limit_would_change_nothing(sections: dict[str, Any], parts: dict[str, Any]) -> None:
     lab = a_lab(**sections)
     assert hint(lab, before_a_wide_job(lab, **parts)) is None
 
 
-def test_nothing_is_told_of_a_job_that_starts_soon_or_runs() -> None:
+def test_no_hint_is_given_for_a_job_that_starts_soon_or_runs() -> None:
     lab = a_lab()
     running = lab.submit(launch=TRAIN, request=request(gpus=1))
     assert hint(lab, running) is None
@@ -119,7 +119,7 @@ def test_nothing_is_told_of_a_job_that_starts_soon_or_runs() -> None:
     assert hint(lab, lab.submit(launch=TRAIN, request=request(gpus=1))) is None
 
 
-def test_nothing_is_told_before_the_past_is_read() -> None:
+def test_no_hint_is_given_before_the_history_is_read() -> None:
     lab = a_lab()
     job_id = before_a_wide_job(lab)
     lab.restart()
@@ -130,7 +130,7 @@ def test_nothing_is_told_before_the_past_is_read() -> None:
     assert hint(lab, job_id) is not None
 
 
-def test_a_held_job_is_asked_about_once_it_is_released() -> None:
+def test_a_held_job_is_checked_once_released() -> None:
     lab = a_lab()
     job_id = before_a_wide_job(lab)
     assert hint(lab, job_id) is not None

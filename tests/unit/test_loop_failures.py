@@ -104,9 +104,7 @@ def test_a_step_after_the_tick_that_raises_stops_neither_others_nor_ticks(bench:
     assert [failure.step for failure in bench.lab.scheduler.failures.failing] == [broken]
 
 
-def test_alerts_that_are_due_and_cannot_be_sent_keep_nothing_else_waiting(
-    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_due_alerts_that_cannot_be_sent_delay_nothing_else(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def reconcile() -> None:
@@ -121,7 +119,7 @@ def test_alerts_that_are_due_and_cannot_be_sent_keep_nothing_else_waiting(
     assert len(calls) <= polls["alerts"] + bench.lab.scheduler.ticks + 5
 
 
-def test_readings_pruning_alerts_and_checkpoints_go_on_while_the_host_cannot_be_read(
+def test_readings_pruning_alerts_and_checkpoints_continue_while_the_host_is_unreadable(
     bench: LoopBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One OSError of psutil ended all of them until a restart."""
@@ -144,7 +142,7 @@ def test_readings_pruning_alerts_and_checkpoints_go_on_while_the_host_cannot_be_
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_what_is_due_is_not_tried_without_a_pause_while_nothing_can_be_recorded(
+def test_due_steps_are_retried_with_a_pause_while_commits_fail(
     bench: LoopBench, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     """A begin time that was over made the daemon turn without end while its table was lost."""
@@ -164,7 +162,7 @@ def test_what_is_due_is_not_tried_without_a_pause_while_nothing_can_be_recorded(
     assert len(wakes) <= 3
 
 
-def test_a_step_that_works_again_is_not_shown_any_more(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recovered_step_is_no_longer_shown(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [1, 2]
     sample = bench.lab.scheduler.host
 
@@ -182,7 +180,7 @@ def test_a_step_that_works_again_is_not_shown_any_more(bench: LoopBench, monkeyp
     assert "gpusched_step_failures_total 2" in page(bench.lab.scheduler, facts).text("prometheus")
 
 
-def test_reading_that_cannot_be_taken_in_stays_shown_until_one_can(
+def test_a_reading_that_fails_to_apply_stays_shown_until_one_succeeds(
     bench: LoopBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two readings there is none to take in, which proves nothing."""
@@ -205,7 +203,7 @@ def raises(error: Exception) -> Any:
     return call
 
 
-def test_messages_to_foreign_users_that_fail_stay_shown_while_the_processes_are_looked_at() -> None:
+def test_failed_messages_to_foreign_users_stay_shown_while_processes_are_checked() -> None:
     lab = a_lab()
     foreign = ForeignProcessWatch(lab.scheduler)
     answer: Future[dict[str, tuple[int, ...]]] = Future()
@@ -249,7 +247,7 @@ def test_a_reader_that_raises_is_called_again_after_a_pause(bench: LoopBench, mo
     assert turns > 3 * calls
 
 
-def test_a_callback_that_nobody_guards_is_counted(bench: LoopBench) -> None:
+def test_an_unguarded_callback_is_counted(bench: LoopBench) -> None:
     def fail() -> None:
         raise TOO_MANY
 
@@ -257,7 +255,7 @@ def test_a_callback_that_nobody_guards_is_counted(bench: LoopBench) -> None:
     bench.run_until(lambda: bench.lab.scheduler.failures.counts["event loop"])
 
 
-def test_a_daemon_that_cannot_tell_whether_the_machine_goes_down_ends_at_term(tmp_path: Path) -> None:
+def test_a_daemon_that_cannot_detect_shutdown_ends_at_term(tmp_path: Path) -> None:
     def fails() -> bool:
         raise TOO_MANY
 
@@ -310,7 +308,7 @@ def test_a_refusal_is_logged_without_a_traceback(account: StepFailures, caplog: 
     assert (record.getMessage(), record.exc_info) == ("table: the disk is full", None)
 
 
-def test_a_failure_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recurring_failure_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gpusched.daemon")
     now = [0.0]
     account = StepFailures(lambda: now[0], lambda: now[0])
@@ -324,7 +322,7 @@ def test_a_failure_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogC
     assert len(caplog.records) == 3
 
 
-def test_a_failure_that_nothing_repeats_is_forgotten_in_the_end() -> None:
+def test_a_failure_that_does_not_recur_is_eventually_forgotten() -> None:
     now = [0.0]
     account = StepFailures(lambda: now[0])
     account.note("event loop", OSError("once"))

@@ -31,7 +31,7 @@ def why(lab: Lab, job_id: int) -> str:
     return reason.text
 
 
-def test_no_job_runs_into_it_and_each_is_told_why() -> None:
+def test_no_job_runs_into_maintenance_and_each_says_why() -> None:
     lab = Lab()
     entry = maintain(lab)["entry"]
     assert (entry.is_maintenance, entry.held[0].is_exclusive, len(entry.held[0].gpus)) == (True, True, 2)
@@ -53,7 +53,7 @@ def test_no_job_runs_into_it_and_each_is_told_why() -> None:
     assert {lab.job(one).state for one in (long, endless)} == {JobState.RUNNING}
 
 
-def test_it_is_kept_over_a_restart_with_its_message() -> None:
+def test_maintenance_survives_a_restart_with_its_message() -> None:
     lab = Lab()
     maintain(lab)
     lab.restart()
@@ -72,21 +72,21 @@ def test_it_is_kept_over_a_restart_with_its_message() -> None:
         ({"message": "x" * 2001}, "longer than"),
     ],
 )
-def test_what_makes_no_sense_is_refused(parts: dict[str, Any], message: str) -> None:
+def test_invalid_maintenance_is_refused(parts: dict[str, Any], message: str) -> None:
     found = maintain(Lab(), **parts)
     assert isinstance(found, Refused)
     assert message in found.message
     assert found.hint
 
 
-def test_nobody_can_ask_for_it() -> None:
+def test_jobs_cannot_request_maintenance() -> None:
     lab = Lab()
     maintain(lab)
     with pytest.raises(Refused, match="maintenance, in which nothing runs"):
         lab.submit(time_limit_s=60, reservation="upgrade")
 
 
-def test_a_job_that_runs_into_it_is_in_the_way() -> None:
+def test_a_job_that_overlaps_maintenance_is_named() -> None:
     lab = Lab()
     lab.submit(request=request(gpus=1))
     lab.turn()
@@ -97,7 +97,7 @@ def test_a_job_that_runs_into_it_is_in_the_way() -> None:
     assert "not affected" in maintain(lab, ignore_jobs=True)["notes"][0]
 
 
-def test_everybody_is_told_of_drains_and_of_maintenance_that_is_near() -> None:
+def test_all_users_see_drains_and_upcoming_maintenance() -> None:
     lab = Lab()
     assert notices(lab.scheduler) == []
     maintain(lab, in_s=8 * 86400)
@@ -141,7 +141,7 @@ def test_maintenance_and_reservations_overlap_and_nothing_runs_meanwhile() -> No
     assert {lab.job(one).state for one in (long, outside)} == {JobState.RUNNING}
 
 
-def test_reservation_is_made_beside_maintenance_on_cards_of_its_own() -> None:
+def test_a_reservation_can_be_made_beside_maintenance_on_other_gpus() -> None:
     lab = Lab()
     maintain(lab)
     at = lab.clock.now() + HOUR

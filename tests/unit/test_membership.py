@@ -88,7 +88,7 @@ MEMBERSHIPS: dict[str, tuple[tuple[AccountSettings, ...], str, tuple[str, ...], 
 
 
 @pytest.mark.parametrize(("accounts", "user", "groups", "wanted"), MEMBERSHIPS.values(), ids=MEMBERSHIPS)
-def test_member_is(accounts: Any, user: str, groups: Any, wanted: list[str]) -> None:
+def test_membership_is(accounts: Any, user: str, groups: Any, wanted: list[str]) -> None:
     assert accounts_of(user, groups, settings_of(*accounts)) == wanted
 
 
@@ -112,7 +112,7 @@ DEFAULTS: dict[str, tuple[tuple[AccountSettings, ...], tuple[str, ...], str | No
 
 
 @pytest.mark.parametrize(("accounts", "groups", "wanted"), DEFAULTS.values(), ids=DEFAULTS)
-def test_the_default_account_of_ann_who_is(accounts: Any, groups: Any, wanted: str | None) -> None:
+def test_the_default_account_of_ann_is(accounts: Any, groups: Any, wanted: str | None) -> None:
     assert default_account("ann", groups, settings_of(*accounts)) == wanted
 
 
@@ -203,14 +203,14 @@ REFUSALS: dict[str, tuple[Settings, str, str, str, str]] = {
 
 
 @pytest.mark.parametrize(("settings", "user", "asked", "text", "hint"), REFUSALS.values(), ids=REFUSALS)
-def test_refused_is(settings: Settings, user: str, asked: str, text: str, hint: str) -> None:
+def test_refusals_read(settings: Settings, user: str, asked: str, text: str, hint: str) -> None:
     found = account_refusal(asked, user, (), settings)
     assert found is not None
     assert (found.text, found.hint) == (text, hint)
 
 
 @pytest.mark.parametrize("user", ["ann", "eve"])
-def test_a_refusal_does_not_tell_whether_a_hidden_account_exists(user: str) -> None:
+def test_a_refusal_does_not_reveal_hidden_accounts(user: str) -> None:
     settings = settings_of(*LABS, access=HIDDEN)
     theirs, nobodys = (account_refusal(name, user, (), settings) for name in ("bio", "geo"))
     assert theirs is not None
@@ -260,14 +260,14 @@ def by_dry_run(lab: Lab) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [by_submission, by_array, by_one_line_of_a_batch, by_step_of_a_pipeline, by_dry_run])
-def test_no_job_is_made_in_an_account_of_others(lab: Lab, path: Callable[[Lab], list[str]]) -> None:
+def test_no_job_is_submitted_to_a_foreign_account(lab: Lab, path: Callable[[Lab], list[str]]) -> None:
     assert path(lab) == [SENTENCE]
     assert lab.store.jobs(JobFilter()) == []
 
 
 @pytest.mark.parametrize("caller", [ANN, ROOT], ids=["its owner", "root"])
 @pytest.mark.parametrize("array", [None, ArraySpec("0-3")], ids=["a job", "an array"])
-def test_an_update_moves_no_job_to_an_account_of_others(lab: Lab, caller: Caller, array: ArraySpec | None) -> None:
+def test_an_update_moves_no_job_to_a_foreign_account(lab: Lab, caller: Caller, array: ArraySpec | None) -> None:
     job_id = lab.submit(hold=True, account="chem", array=array)
     assert texts(lab.ask(Update(caller, (job_id,), {"account": "bio"}))) == [SENTENCE]
     assert lab.job(job_id).spec.account == "chem"
@@ -330,7 +330,7 @@ def test_members_of_a_group_may_submit_while_they_are_in_it(lab: Lab, groups: di
     assert lab.job(made["ids"][0]).state is JobState.PENDING
 
 
-def test_an_update_by_an_admin_asks_for_the_groups_of_the_owner(lab: Lab, groups: dict[str, set[int]]) -> None:
+def test_an_update_by_an_admin_checks_the_groups_of_the_owner(lab: Lab, groups: dict[str, set[int]]) -> None:
     groups["students"] = {ROOT.uid}
     lab.scheduler.settings = settings_of(*LABS, account("course", groups=("students",)), node=lab.settings.node)
     job_id = lab.submit(hold=True, account="chem")
@@ -341,7 +341,7 @@ def test_an_update_by_an_admin_asks_for_the_groups_of_the_owner(lab: Lab, groups
     assert lab.job(job_id).spec.account == "course"
 
 
-def test_groups_are_not_looked_up_where_no_account_lists_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_not_looked_up_when_no_account_lists_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(access, "look_up_groups", lambda uid, names: asked.extend(names))
     lab.submit(account="chem")
@@ -362,7 +362,7 @@ def take_out(lab: Lab, user: str) -> Any:
     return answer
 
 
-def test_jobs_of_a_user_who_is_taken_out_go_on_and_new_ones_are_refused(lab: Lab) -> None:
+def test_jobs_of_a_removed_member_continue_and_new_ones_are_refused(lab: Lab) -> None:
     running = lab.submit(account="chem")
     held = lab.submit(account="chem", hold=True, array=ArraySpec("0-1"))
     lab.turn(1)
@@ -378,7 +378,7 @@ def test_jobs_of_a_user_who_is_taken_out_go_on_and_new_ones_are_refused(lab: Lab
 
 
 @pytest.mark.parametrize("changes", [{"queue": "rich"}, {"qos": "high"}, {"reservation": "talk"}], ids=str)
-def test_the_account_of_before_opens_no_other_queue_qos_or_reservation(changes: dict[str, str]) -> None:
+def test_a_former_account_opens_no_other_queue_qos_or_reservation(changes: dict[str, str]) -> None:
     queues = {"default": QueueSettings("default"), "rich": QueueSettings("rich", accounts=("chem",))}
     qos = {"high": QosSettings("high", tier=1, accounts=("chem",))}
     lab = Lab(outcome=SimulatedOutcome(runs_s=1000), account={one.name: one for one in LABS}, queue=queues, qos=qos)
@@ -393,7 +393,7 @@ def test_the_account_of_before_opens_no_other_queue_qos_or_reservation(changes: 
     assert texts(lab.ask(Update(ANN, (before,), {"reservation": None}))) == [""]
 
 
-def test_a_queue_of_the_accounts_name_makes_nobody_a_member() -> None:
+def test_a_queue_named_like_the_account_grants_no_membership() -> None:
     queues = {"default": QueueSettings("default"), "bio": QueueSettings("bio")}
     lab = Lab(outcome=SimulatedOutcome(runs_s=1000), account={one.name: one for one in LABS}, queue=queues)
     job_id = lab.submit(account="chem", queue="bio", hold=True)
@@ -401,7 +401,7 @@ def test_a_queue_of_the_accounts_name_makes_nobody_a_member() -> None:
     assert refused.message == SENTENCE
 
 
-def test_a_refused_update_says_what_to_type(lab: Lab) -> None:
+def test_a_refused_update_suggests_a_command(lab: Lab) -> None:
     job_id = lab.submit(account="chem", hold=True)
     (refused,) = lab.ask(Update(ANN, (job_id,), {"account": "bio"}))
     assert refused.hint == "name one of them: account=chem, account=physics"
@@ -410,7 +410,7 @@ def test_a_refused_update_says_what_to_type(lab: Lab) -> None:
     assert refused.hint == "account=ann, or ask an admin to add [account.bio] to the config file"
 
 
-def test_a_job_whose_account_is_gone_can_still_be_changed(lab: Lab) -> None:
+def test_a_job_of_a_removed_account_can_still_be_changed(lab: Lab) -> None:
     job_id = lab.submit(account="physics", hold=True)
     lab.scheduler.settings = settings_of(LABS[2], node=lab.settings.node)
     assert texts(lab.ask(Update(ANN, (job_id,), {"time_limit_s": 60}))) == [""]
@@ -419,7 +419,7 @@ def test_a_job_whose_account_is_gone_can_still_be_changed(lab: Lab) -> None:
     assert lab.job(job_id).spec.account == "chem"
 
 
-def test_what_is_repeated_in_an_account_of_before_is_refused_until_another_is_named(lab: Lab) -> None:
+def test_a_repeat_in_a_former_account_is_refused_until_another_is_named(lab: Lab) -> None:
     job_id = lab.submit(account="physics")
     lab.scheduler.settings = settings_of(account("physics", "bob"), LABS[2], node=lab.settings.node)
 
@@ -431,7 +431,7 @@ def test_what_is_repeated_in_an_account_of_before_is_refused_until_another_is_na
     assert again(account="chem") == [""]
 
 
-def test_a_pipeline_is_not_resumed_in_an_account_of_before(lab: Lab) -> None:
+def test_a_pipeline_is_not_resumed_in_a_former_account(lab: Lab) -> None:
     lab.outcome = SimulatedOutcome(runs_s=1, exit_code=1)
     step = PipelineStep("one", spec(account="physics", launch=launch("true", env_sha="e")), StepNeeds(), "line 1")
     (answer,) = lab.ask(SubmitPipeline(ANN, "train", "", [step], {"e": b""}))
@@ -461,11 +461,11 @@ FINDINGS: dict[str, tuple[tuple[AccountSettings, ...], list[tuple[str, str]]]] =
 
 
 @pytest.mark.parametrize(("accounts", "wanted"), FINDINGS.values(), ids=FINDINGS)
-def test_findings(accounts: Any, wanted: list[tuple[str, str]]) -> None:
+def test_findings_are_reported(accounts: Any, wanted: list[tuple[str, str]]) -> None:
     assert [(path, text) for path, text, _ in membership_findings(settings_of(*accounts))] == wanted
 
 
-def test_members_that_the_machine_does_not_know_are_named() -> None:
+def test_unknown_members_are_named() -> None:
     settings = settings_of(account("a", "ann", "bbo", "*", "eev", groups=("lab", "lob")), account("b", "ann"))
     found = unknown_members(settings, {"ann"}.__contains__, {"lab"}.__contains__)
     assert [(path, text) for path, text, _ in found] == [

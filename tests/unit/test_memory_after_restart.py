@@ -26,7 +26,7 @@ def array_of_five(lab: Lab, **parts: Any) -> int:
     return lab.submit(array=ArraySpec("0-4", None, parts.pop("max_fails", None)), request=request(cpus=1), **parts)
 
 
-def test_a_job_that_waits_for_a_task_without_a_row_waits_on_after_a_restart() -> None:
+def test_a_dependant_of_a_task_without_a_row_keeps_waiting_after_a_restart() -> None:
     """It was cancelled: the tasks that are left of an array were learned too late."""
     lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3))
     array = array_of_five(lab)
@@ -40,7 +40,7 @@ def test_a_job_that_waits_for_a_task_without_a_row_waits_on_after_a_restart() ->
     assert lab.job(waiting).state is JobState.COMPLETED
 
 
-def test_a_task_in_its_backoff_has_no_place_among_the_tasks_that_wait() -> None:
+def test_a_task_in_its_backoff_is_not_among_the_pending_tasks() -> None:
     """Asking for it raised ValueError, and its reason was that of the others."""
     lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3, exit_code=1))
     array = array_of_five(lab, retry=RetryRule(retries=1, backoff_s=1000.0))
@@ -54,7 +54,7 @@ def test_a_task_in_its_backoff_has_no_place_among_the_tasks_that_wait() -> None:
     check_memory(lab)
 
 
-def test_a_job_that_waits_for_a_task_of_an_array_with_too_many_failures_is_let_go() -> None:
+def test_a_dependant_of_a_task_is_released_when_its_array_has_too_many_failures() -> None:
     """It waited for a task that would never have a row, until a restart."""
     lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3, exit_code=1))
     array = array_of_five(lab, max_fails=0)
@@ -67,7 +67,7 @@ def test_a_job_that_waits_for_a_task_of_an_array_with_too_many_failures_is_let_g
     check_memory(lab)
 
 
-def test_a_task_has_not_started_because_another_of_its_array_has() -> None:
+def test_a_task_has_not_started_because_a_sibling_has() -> None:
     lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3))
     array = array_of_five(lab)
     lab.turn(1)
@@ -83,9 +83,7 @@ def test_a_task_has_not_started_because_another_of_its_array_has() -> None:
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_whether_a_commit_that_raised_was_made_is_read_from_all_that_it_was_to_say(
-    is_made: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_rows_decide_whether_a_raising_commit_was_made(is_made: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """To undrain what nobody had drained looked as if it were recorded, though its clearance was not."""
     lab = Lab()
     commit = lab.store.commit
@@ -109,7 +107,7 @@ def test_whether_a_commit_that_raised_was_made_is_read_from_all_that_it_was_to_s
     check_memory(lab)
 
 
-def test_an_empty_queue_is_told_once_though_several_jobs_end_in_one_turn() -> None:
+def test_an_empty_queue_is_sent_once_when_several_jobs_end_in_one_tick() -> None:
     """A second row stayed armed for ever, and told of the next empty queue, too."""
     lab = Lab(outcome=SimulatedOutcome(runs_s=3))
     words = Alerting(("queue_empty",))

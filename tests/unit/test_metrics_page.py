@@ -50,7 +50,7 @@ def by(lab: Lab, name: str, label: str) -> dict[str, float]:
 # --- the queue -----------------------------------------------------------------------------------
 
 
-def test_every_family_is_told_and_both_formats_are_right() -> None:
+def test_every_family_is_exported_and_both_formats_are_valid() -> None:
     lab = Lab(2, outcome=SimulatedOutcome(runs_s=100))
     lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=2), hold=True)
@@ -86,7 +86,7 @@ def counted(lab: Lab) -> tuple[Counter[tuple[str, str]], Counter[str]]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_running_counts_are_those_of_a_look_at_every_job(seed: int) -> None:
+def test_incremental_counts_equal_a_full_count(seed: int) -> None:
     rng = random.Random(seed)
     lab = Lab(
         2, cpus=6, outcome=SimulatedOutcome(runs_s=7), life=LifeSettings(never_satisfied=rng.choice(["wait", "cancel"]))
@@ -153,7 +153,7 @@ def out_of_line(reasons: Counter[str]) -> dict[str, int]:
     return {code: reasons[code] for code in codes}
 
 
-def test_a_look_walks_over_no_waiting_job_and_asks_the_table_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scrape_neither_walks_pending_jobs_nor_queries_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(1, outcome=SimulatedOutcome(runs_s=100))
     for _ in range(30):
         lab.submit(request=request(gpus=1))
@@ -171,7 +171,7 @@ def test_a_look_walks_over_no_waiting_job_and_asks_the_table_for_nothing(monkeyp
     assert values(text(lab)).keys() == before.keys()
 
 
-def test_looks_leave_nothing_behind() -> None:
+def test_scrapes_leave_nothing_behind() -> None:
     lab = Lab(2, outcome=SimulatedOutcome(runs_s=1000))
     for number in range(20):
         lab.submit(request=request(gpus=1), queue=f"q{number}")
@@ -193,7 +193,7 @@ def test_looks_leave_nothing_behind() -> None:
     assert grown < 20_000, grown
 
 
-def test_queues_that_anybody_can_make_up_do_not_make_up_series() -> None:
+def test_invented_queues_do_not_create_series() -> None:
     lab = Lab(1, cpus=500, outcome=SimulatedOutcome(runs_s=100))
     lab.ask(*[lab.submission(queue=f"q{number}") for number in range(3 * MOST_QUEUES)])
     lab.turn(1)
@@ -212,7 +212,7 @@ def test_queues_that_anybody_can_make_up_do_not_make_up_series() -> None:
     assert dict(states)[OTHERS] > 0
 
 
-def test_queues_of_the_settings_are_told_when_nothing_is_in_them() -> None:
+def test_configured_queues_are_exported_when_empty() -> None:
     lab = Lab(1, queue={"vision": QueueSettings("vision"), "nlp": QueueSettings("nlp")})
     assert by(lab, "gpusched_queue_gpus", "queue") == {"nlp": 0, "vision": 0}
     assert told(lab, "gpusched_jobs", queue="nlp", state="PENDING") == 0
@@ -264,7 +264,7 @@ def test_counters_only_grow() -> None:
     assert told(lab, "gpusched_engine_events_total", event="ended") >= 10  # type: ignore[operator]
 
 
-def test_tasks_count_one_by_one_also_those_that_never_got_a_row() -> None:
+def test_tasks_are_counted_individually_even_without_a_row() -> None:
     lab = Lab(0, cpus=2, outcome=SimulatedOutcome(runs_s=100))
     array = lab.submit(array=ArraySpec("0-9"))
     lab.turn(1)
@@ -278,7 +278,7 @@ def test_tasks_count_one_by_one_also_those_that_never_got_a_row() -> None:
     assert by(lab, "gpusched_user_jobs", "state") == {}
 
 
-def test_nothing_is_counted_that_was_not_recorded() -> None:
+def test_unrecorded_events_are_not_counted() -> None:
     lab = Lab(2)
     lab.turn()
     before = counters(lab)
@@ -303,7 +303,7 @@ def waits(lab: Lab) -> list[float]:
     return [told(lab, f"gpusched_wait_seconds_{part}", queue="default") or 0 for part in ("count", "sum")]
 
 
-def test_a_wait_is_from_when_nothing_but_the_scheduler_was_in_the_way() -> None:
+def test_a_wait_counts_from_eligibility() -> None:
     lab = Lab(1, outcome=SimulatedOutcome(runs_s=50))
     first = lab.submit(request=request(gpus=1))
     lab.submit(dependency=f"afterok:{first}")
@@ -329,7 +329,7 @@ def test_a_wait_is_from_when_nothing_but_the_scheduler_was_in_the_way() -> None:
 # --- GPUs and who holds them ---------------------------------------------------------------------
 
 
-def test_cards_are_told_as_they_are() -> None:
+def test_gpus_are_exported_as_measured() -> None:
     lab = Lab(2, outcome=SimulatedOutcome(runs_s=100))
     lab.load, lab.used, lab.strangers = {0: 0.75}, {0: 2048}, {1: 4096}
     lab.submit(request=request(gpus=1, vram_mib=8192))
@@ -347,7 +347,7 @@ def test_cards_are_told_as_they_are() -> None:
     assert told(lab, "gpusched_user_gpus", user="ann") == pytest.approx(0.1)
 
 
-def test_what_cannot_be_measured_now_is_not_told() -> None:
+def test_unmeasurable_values_are_omitted() -> None:
     lab = Lab(2)
     measured = ("utilisation_ratio", "memory_used_bytes", "memory_foreign_bytes")
 
@@ -371,7 +371,7 @@ def test_what_cannot_be_measured_now_is_not_told() -> None:
     assert names() == [set()] * 3
 
 
-def test_gpu_seconds_are_what_was_held_over_time() -> None:
+def test_gpu_seconds_integrate_held_gpus() -> None:
     lab = Lab(4, outcome=SimulatedOutcome(runs_s=100))
     lab.submit(request=request(gpus=2))
     lab.ask(lab.submission(BOB, request=request(gpus=1, gpu_fraction=0.25)))
@@ -389,7 +389,7 @@ def test_gpu_seconds_are_what_was_held_over_time() -> None:
     assert by(lab, "gpusched_user_gpu_seconds_total", "user") == {}
 
 
-def test_a_clock_that_is_set_back_takes_nothing_away() -> None:
+def test_a_clock_set_back_decreases_nothing() -> None:
     meter = GpuMeter()
     held = [allocation(1, gpus=[0, share(1, vram_mib=6144)], user="ann")]
     meter.hold(NOW, held, [node(gpus=2)])
@@ -409,7 +409,7 @@ def test_an_observation_at_a_bound_is_below_it() -> None:
     assert (histogram.count, histogram.sum) == (5, 13.1)
 
 
-def test_reasons_are_words_of_gq() -> None:
+def test_reasons_are_the_words_of_gq() -> None:
     lab = Lab(1, outcome=SimulatedOutcome(runs_s=100))
     for _ in range(4):
         lab.submit(request=request(gpus=1))

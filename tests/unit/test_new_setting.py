@@ -44,7 +44,7 @@ print(json.dumps({
 """
 
 
-def test_a_new_setting_needs_its_field_and_nothing_else(tmp_path: Path) -> None:
+def test_a_new_setting_needs_only_its_field(tmp_path: Path) -> None:
     found = probe(tmp_path)
     assert found["value"] == 7.0
     assert found["shown"] == [["daemon.spare_s", 7.0, "file config.toml, line 2"]]

@@ -10,7 +10,7 @@ from gpusched.notify import attempt
 from gpusched.notify.attempt import SendAttempt, SendResult
 
 
-def test_what_is_loaded_for_the_first_try_is_no_delay_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lazy_imports_at_the_first_attempt_do_not_count_as_service_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with much else to do the first message of a worker was given up before it was sent."""
     late_s = [0.0]
     monotonic = time.monotonic

@@ -53,7 +53,7 @@ def due(found: Batch, now: float = 0.0) -> Any:
     return delivery
 
 
-def test_an_alert_goes_to_every_target_that_wants_it_and_is_then_done() -> None:
+def test_an_alert_goes_to_every_subscribed_target_and_is_then_done() -> None:
     found = batch(File("a", "b"))
     assert found.reports == []
     first = due(found)
@@ -66,13 +66,13 @@ def test_an_alert_goes_to_every_target_that_wants_it_and_is_then_done() -> None:
     assert found.next_s(0) is None
 
 
-def test_a_target_that_was_told_before_is_left_out() -> None:
+def test_an_already_notified_target_is_skipped() -> None:
     found = batch(File("a", "b"), order(settled=("a",)))
     assert due(found).target == "b"
     assert batch(File("a"), order(settled=("a",))).reports == [DONE]
 
 
-def test_nobody_who_wants_it_is_no_trouble_and_nobody_at_all_is_said() -> None:
+def test_no_subscriber_is_fine_and_no_target_is_reported() -> None:
     assert batch(File("a", on=frozenset({"fail"}))).reports == [DONE]
     said, last = batch(File(exists=False)).reports
     assert (said["outcome"], said["error"], last) == ("gave_up", "there is no /x/notify.toml", DONE)
@@ -84,7 +84,7 @@ def test_nobody_who_wants_it_is_no_trouble_and_nobody_at_all_is_said() -> None:
     assert "has no mail server" in said["error"]
 
 
-def test_waits_between_tries_double_up_to_the_longest_until_the_alert_is_too_old() -> None:
+def test_retries_back_off_exponentially_until_the_alert_expires() -> None:
     now, waits, rests, tries = 0.0, [], {}, 0
     while True:
         found = batch(File("a"), order(tries={"a": tries}), now=now, **rests)
@@ -105,7 +105,7 @@ def test_waits_between_tries_double_up_to_the_longest_until_the_alert_is_too_old
         assert 0.75 * plain_s <= wait_s <= 1.25 * plain_s
 
 
-def test_an_old_alert_gets_one_try_and_a_hopeless_one_no_second() -> None:
+def test_an_old_alert_gets_one_attempt_and_a_hopeless_one_no_second() -> None:
     found = batch(File("a"), now=10_000)
     assert found.settle(due(found, 10_000), FAILED, 10_000)[0]["outcome"] == "gave_up"
     found = batch(File("a"))
@@ -123,7 +123,7 @@ def test_a_busy_target_waits_and_the_others_do_not() -> None:
     assert found.next_s(1) == 0
 
 
-def test_a_target_that_fails_rests_as_a_whole_however_much_waits_for_it() -> None:
+def test_a_failing_target_backs_off_as_a_whole() -> None:
     orders = [order(str(number)) for number in range(1000)]
     found = batch(File("dead", "well"), *orders)
     tries, told = 0, 0
@@ -139,12 +139,12 @@ def test_a_target_that_fails_rests_as_a_whole_however_much_waits_for_it() -> Non
     assert later.pick(20, ()) is not None
 
 
-def test_an_alert_that_its_target_refuses_stands_in_front_of_no_other() -> None:
+def test_an_alert_refused_by_its_target_blocks_no_other() -> None:
     found = batch(File("a"), order("refused", at=0, tries={"a": 2}), order("new", at=9))
     assert due(found).order.alert.key == "new"
 
 
-def test_what_waits_behind_a_failing_target_is_given_up_when_it_is_too_old() -> None:
+def test_alerts_behind_a_failing_target_expire() -> None:
     limits = AlertSettings(timeout_s=20, backoff_s=100, backoff_max_s=100, give_up_s=600)
     found = batch(File("a"), *(order(key, at=at) for key, at in (("1", 0), ("2", 1), ("young", 500))), limits=limits)
     first, *others = found.settle(due(found, 550), FAILED, 550)
@@ -154,7 +154,7 @@ def test_what_waits_behind_a_failing_target_is_given_up_when_it_is_too_old() -> 
     assert due(found, 700).order.alert.key == "young"
 
 
-def test_a_file_that_is_broken_is_read_once_said_once_and_rests() -> None:
+def test_a_broken_file_is_read_once_reported_once_and_backs_off() -> None:
     file = File("a")
     file.is_broken = True
     found = batch(file, order("1"), order("2"))
@@ -170,7 +170,7 @@ def test_a_file_that_is_broken_is_read_once_said_once_and_rests() -> None:
     assert due(batch(file, order("1", tries={"": 2}), now=11, **rest), 11).target == "a"
 
 
-def test_a_broken_file_keeps_back_no_alert_that_needs_none() -> None:
+def test_a_broken_file_delays_no_alert_that_does_not_need_it() -> None:
     file = File("a")
     file.is_broken = True
     found = batch(file, order("1"), order("2", targets=("@write",)))
@@ -182,7 +182,7 @@ def test_a_broken_file_keeps_back_no_alert_that_needs_none() -> None:
     st.sets(st.sampled_from("abc")),
     st.lists(st.sampled_from(["told", "failed", "final", "broken", "mended", "cut"]), max_size=60),
 )
-def test_every_alert_is_done_once_and_every_target_is_told_at_most_once(
+def test_every_alert_is_done_once_and_every_target_notified_at_most_once(
     keys: list[str], names: set[str], happenings: list[str]
 ) -> None:
     """Over as many batches as it takes, of which any may be cut off after any try."""

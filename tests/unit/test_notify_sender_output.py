@@ -21,7 +21,7 @@ def heard(*said: Any) -> list[dict[str, Any]]:
     return hearing.take(b"".join(json.dumps(one).encode() + b"\n" for one in said))
 
 
-def test_reports_are_heard_in_order_and_in_pieces() -> None:
+def test_reports_are_parsed_in_order_and_in_pieces() -> None:
     hearing = SenderOutput(["1"])
     data = b"\n" + b"\n".join(json.dumps(one).encode() for one in (FAILED, TOLD, DONE)) + b"\n"
     found = [report for at in range(0, len(data), 7) for report in hearing.take(data[at : at + 7])]
@@ -37,7 +37,7 @@ def test_reports_are_heard_in_order_and_in_pieces() -> None:
     ],
     ids=lambda said: str(said)[:10],
 )
-def test_the_last_word_is_when_the_rest_is_due(said: Any, next_s: float | None) -> None:
+def test_the_last_line_says_when_the_rest_is_due(said: Any, next_s: float | None) -> None:
     hearing = SenderOutput()
     assert hearing.take(json.dumps({"next_s": said}).encode() + b"\n") == []
     assert (hearing.has_ended, hearing.next_s) == (True, next_s)
@@ -59,15 +59,15 @@ def test_the_last_word_is_when_the_rest_is_due(said: Any, next_s: float | None) 
         "1",
     ],
 )
-def test_what_is_no_report_of_an_alert_that_it_has_is_left_out(said: Any) -> None:
+def test_reports_of_unknown_alerts_are_ignored(said: Any) -> None:
     assert heard(said, TOLD) == [TOLD]
 
 
-def test_nothing_is_heard_of_an_alert_after_its_end() -> None:
+def test_reports_after_the_end_of_an_alert_are_ignored() -> None:
     assert heard(DONE, TOLD, DONE) == [DONE]
 
 
-def test_texts_are_cut_and_made_fit_to_print() -> None:
+def test_texts_are_truncated_and_made_printable() -> None:
     (report,) = heard({**FAILED, "error": "\x1b[2J\ud800" + "x" * 5000, "next_s": "soon", "tries": -3})
     assert report["error"].startswith("\\x1b[2J\\ud800xxx")
     assert len(report["error"]) == 600
@@ -78,7 +78,7 @@ def test_texts_are_cut_and_made_fit_to_print() -> None:
     assert (report["error"], report["next_s"]) == ("unknown reason", 0.0)
 
 
-def test_a_line_without_an_end_and_a_story_without_an_end_make_no_sense() -> None:
+def test_endless_lines_and_output_are_invalid() -> None:
     hearing = SenderOutput()
     hearing.take(b"x" * 70_000)
     assert hearing.is_invalid
@@ -88,7 +88,7 @@ def test_a_line_without_an_end_and_a_story_without_an_end_make_no_sense() -> Non
 
 
 @given(st.lists(st.binary(max_size=40)))
-def test_no_bytes_are_an_error(parts: list[bytes]) -> None:
+def test_any_bytes_are_parsed_without_an_error(parts: list[bytes]) -> None:
     hearing = SenderOutput(["1"])
     for part in parts:
         hearing.take(part)

@@ -46,7 +46,7 @@ def test_targets_events_and_words_are_read(tmp_path: Path) -> None:
     assert found.words_for(phone, "fail") == (default_texts("fail")[0], "{message}")
 
 
-def test_an_address_goes_to_the_mail_server_and_a_target_of_that_name_goes_first(tmp_path: Path) -> None:
+def test_an_address_goes_to_the_mail_server_unless_a_target_has_its_name(tmp_path: Path) -> None:
     found = read_targets(write(tmp_path, GOOD))
     target = found.named("bob+x@lab.example")
     assert target is not None
@@ -55,7 +55,7 @@ def test_an_address_goes_to_the_mail_server_and_a_target_of_that_name_goes_first
     assert read_targets(write(tmp_path, "[target.x]\nurl='ntfy://a'")).named("bob@lab.example") is None
 
 
-def test_no_file_is_no_target(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_targets(tmp_path: Path) -> None:
     found = read_targets(str(tmp_path / "none"))
     assert not found.exists
     assert not found.targets
@@ -87,7 +87,7 @@ def test_no_file_is_no_target(tmp_path: Path) -> None:
         ("[tragets.x]\nurl = 'ntfy://a'", 1, "it has no tragets; did you mean target?"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, line: int, says: str) -> None:
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, says: str) -> None:
     file = write(tmp_path, text)
     with pytest.raises(TargetsError) as raised:
         read_targets(file)
@@ -97,20 +97,20 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, line: i
     assert "s3cret" not in problem.message
 
 
-def test_all_mistakes_are_told_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_in_file_order(tmp_path: Path) -> None:
     with pytest.raises(TargetsError, match="and 1 more") as raised:
         read_targets(write(tmp_path, "[template]\nbody='{x}'\ntitle='{y}'"))
     assert ["line 2" in problem.message for problem in raised.value.problems] == [True, False]
 
 
-def test_a_file_that_is_no_toml_or_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(TargetsError, match="is not valid TOML"):
         read_targets(write(tmp_path, "[target"))
     with pytest.raises(TargetsError, match="cannot be read: is a directory"):
         read_targets(str(tmp_path))
 
 
-def test_a_file_that_others_may_read_is_noticed(tmp_path: Path) -> None:
+def test_a_file_readable_by_others_is_noticed(tmp_path: Path) -> None:
     file = Path(write(tmp_path, GOOD))
     file.chmod(0o640)
     assert is_open_to_others(str(file))
@@ -119,13 +119,13 @@ def test_a_file_that_others_may_read_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("event", [*EVENTS, *OWNER_EVENTS, *ADMIN_EVENTS, "test"])
-def test_the_words_that_are_there_anyway_use_facts_only(event: str) -> None:
+def test_built_in_templates_use_facts_only(event: str) -> None:
     for text in default_texts(event):
         assert problem_of(text) is None
         assert "{" not in fill(text, {})
 
 
-def test_a_template_is_filled_with_facts_and_nothing_in_a_fact_is_read_again() -> None:
+def test_a_template_is_filled_once_and_facts_are_not_expanded() -> None:
     facts = {"name": "{user} $HOME", "at": 0.0}
     assert fill("{name} {{x}} {signal}", facts) == "{user} $HOME {x} -"
     assert fill("{at}", facts).startswith(("1970-01-01", "1969-12-31"))
@@ -145,5 +145,5 @@ def test_a_template_is_filled_with_facts_and_nothing_in_a_fact_is_read_again() -
         ("json://127.0.0.1:80/a", "127.0.0.1 refused", "127.0.0.1 refused"),
     ],
 )
-def test_secret_parts_of_an_address_are_taken_out(url: str, text: str, shown: str) -> None:
+def test_secret_parts_of_an_address_are_redacted(url: str, text: str, shown: str) -> None:
     assert without_secrets(text, url) == shown

@@ -32,9 +32,7 @@ def heard(master: int) -> str:
     return os.read(master, 4096).decode() if ready else ""
 
 
-def test_it_is_written_to_and_cannot_be_made_to_obey(
-    terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_is_written_without_control_characters(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
     master, path = terminal
     # Those of others on this machine are not to be told.
     assert path in terminals._terminals(os.path.dirname(path))
@@ -53,7 +51,7 @@ def test_mesg_n_is_respected(terminal: tuple[int, str], monkeypatch: pytest.Monk
     assert heard(master) == ""
 
 
-def test_one_that_is_full_keeps_nobody(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_terminal_does_not_block(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, path = terminal
     monkeypatch.setattr(terminals, "_terminals", lambda folder: [path])
     fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -78,7 +76,7 @@ def test_one_that_is_full_keeps_nobody(terminal: tuple[int, str], monkeypatch: p
     os.close(fd)
 
 
-def test_what_is_no_terminal_is_left_alone(tmp_path: Path) -> None:
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "1").write_text("a file")
     (tmp_path / "2").symlink_to("/dev/null")
     with pytest.raises(terminals.Unreached):
@@ -89,7 +87,7 @@ def test_what_is_no_terminal_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a terminal away")
-def test_a_terminal_of_another_is_not_written_to(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_terminal_is_not_written_to(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
     master, path = terminal
     os.chown(path, 65534, -1)
     monkeypatch.setattr(terminals, "_terminals", lambda folder: [path])
@@ -99,7 +97,7 @@ def test_a_terminal_of_another_is_not_written_to(terminal: tuple[int, str], monk
     assert 65534 in terminals.owners()
 
 
-def test_mail_goes_to_ones_own_name(tmp_path: Path) -> None:
+def test_mail_goes_to_the_users_own_name(tmp_path: Path) -> None:
     program = tmp_path / "sendmail"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\ncat > {tmp_path}/mail\n')
     program.chmod(0o755)
@@ -111,7 +109,7 @@ def test_mail_goes_to_ones_own_name(tmp_path: Path) -> None:
     assert (tmp_path / "args").read_text().startswith("-i -- ")
 
 
-def test_a_mail_program_that_fails_is_tried_again_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:
+def test_a_failing_mail_program_is_retried_and_a_missing_one_is_not(tmp_path: Path) -> None:
     program = tmp_path / "sendmail"
     program.write_text("#!/bin/sh\necho 'no route' >&2\nexit 75\n")
     program.chmod(0o755)
@@ -123,7 +121,7 @@ def test_a_mail_program_that_fails_is_tried_again_and_one_that_is_not_there_is_n
     assert caught.value.is_final
 
 
-def test_everybody_has_these_targets_without_a_file() -> None:
+def test_every_user_has_these_targets_without_a_file() -> None:
     none = Targets("nowhere", exists=False)
     found = none.named("@write")
     assert found is not None
@@ -131,7 +129,7 @@ def test_everybody_has_these_targets_without_a_file() -> None:
     assert none.named("@nobody") is None
 
 
-def test_a_try_says_why_nobody_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_says_why_the_user_was_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminals, "_terminals", lambda folder: [])
     result = send(terminals.TERMINALS, "title", "body")
     assert (result.is_told, result.is_final) == (False, True)

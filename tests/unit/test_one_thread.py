@@ -72,13 +72,13 @@ def answers(outlook: QueueForecast) -> object:
     return first, outlook.starts(first), [outlook.place(job_id) for job_id in first]
 
 
-def test_a_question_about_the_future_is_a_value(lab: Lab) -> None:
+def test_a_forecast_query_is_a_value(lab: Lab) -> None:
     outlook = QueueForecast.of(lab.scheduler)
     assert len(outlook.first(50)) >= 4
     assert answers(copied(outlook)) == answers(outlook)
 
 
-def test_the_check_finds_what_is_no_value(lab: Lab) -> None:
+def test_the_check_finds_non_values(lab: Lab) -> None:
     outlook = QueueForecast.of(lab.scheduler)
     for live in (lab.scheduler.world, lab.scheduler.world.name_of, lab.scheduler.history.predict):
         object.__setattr__(outlook, "predict", live)
@@ -86,7 +86,7 @@ def test_the_check_finds_what_is_no_value(lab: Lab) -> None:
             copied(outlook)
 
 
-def test_what_happens_meanwhile_changes_no_answer(lab: Lab) -> None:
+def test_concurrent_changes_do_not_affect_an_answer(lab: Lab) -> None:
     outlook = QueueForecast.of(lab.scheduler)
     before = answers(copied(outlook))
     names = [outlook.snapshot.name_of(job_id) for job_id in range(1, 20)]
@@ -149,7 +149,7 @@ def calls() -> Calls:
     return Calls()
 
 
-def test_plugins_are_called_in_the_loops_thread_alone(
+def test_plugins_are_called_only_in_the_loop_thread(
     lab: Lab, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
@@ -181,14 +181,14 @@ def test_plugins_are_called_in_the_loops_thread_alone(
     assert plugins.troubles == []
 
 
-def test_a_call_from_another_thread_is_refused_while_no_loop_runs() -> None:
+def test_a_call_from_another_thread_is_refused_without_a_running_loop() -> None:
     home = OneThread()
     assert home.call(threading.get_ident, ()) == threading.get_ident()
     with ThreadPoolExecutor(1) as other, pytest.raises(NotReady):
         other.submit(home.call, int, ()).result(10)
 
 
-def test_a_call_that_waits_for_a_loop_that_stops_is_refused() -> None:
+def test_a_call_to_a_stopping_loop_is_refused() -> None:
     home = OneThread()
 
     async def run() -> Any:
@@ -205,7 +205,7 @@ def test_a_call_that_waits_for_a_loop_that_stops_is_refused() -> None:
     assert isinstance(asyncio.run(run()), NotReady)
 
 
-def test_what_a_call_raises_comes_back() -> None:
+def test_an_exception_of_a_call_is_returned() -> None:
     home = OneThread()
 
     def fail() -> None:
@@ -257,7 +257,7 @@ def test_getters_of_the_scheduler_change_nothing(lab: Lab) -> None:
     assert state_of(lab) == before
 
 
-def test_a_window_that_begins_between_ticks_is_planned_for_whoever_looked_meanwhile() -> None:
+def test_a_window_that_begins_between_ticks_is_planned_whoever_read_meanwhile() -> None:
     """A look of a client moved the edge on, so that the next tick saw nothing that had begun."""
     lab = Lab()
     scheduler = lab.scheduler
@@ -275,7 +275,7 @@ def test_a_window_that_begins_between_ticks_is_planned_for_whoever_looked_meanwh
     assert scheduler.next_due() == now + 200
 
 
-def test_the_tracker_learns_of_drains_within_the_turn_and_of_those_taken_back(lab: Lab) -> None:
+def test_the_tracker_learns_of_drains_and_undrains_within_the_tick(lab: Lab) -> None:
     lab.ask(Drain(ROOT, ("0",), "is smoking"))
     assert lab.scheduler.tracker.is_drained("GPU-0")
     lab.store.is_full = True

@@ -45,7 +45,7 @@ def story(lab: Lab, job_id: int, kind: str) -> list[str]:
     return [event.text for event in lab.store.events(job_id) if event.kind == kind]
 
 
-def test_who_holds_too_much_is_told_and_ended_and_asks_for_more_next_time() -> None:
+def test_an_overuser_is_warned_ended_and_retried_with_more() -> None:
     lab = lab_with()
     job_id = slice_of(lab, 8, retry=RetryRule(retries=1, backoff_s=1), alerting=Alerting(on=("vram_over",)))
     hold(lab, f"{job_id}.1", 20)
@@ -67,7 +67,7 @@ def test_who_holds_too_much_is_told_and_ended_and_asks_for_more_next_time() -> N
     assert lab.job(job_id).failures == 1
 
 
-def test_without_the_setting_it_is_told_and_goes_on() -> None:
+def test_without_the_setting_it_is_warned_and_continues() -> None:
     lab = lab_with(vram_over="warn")
     job_id = slice_of(lab, 8)
     hold(lab, f"{job_id}.1", 20)
@@ -85,7 +85,7 @@ SPARED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SPARED)
-def test_who_is_never_told_nor_ended(name: str) -> None:
+def test_exempt_runs_are_neither_warned_nor_ended(name: str) -> None:
     how = SPARED[name]
     lab = lab_with(**how.get("gpu", {}))
     job_id = slice_of(lab, 8) if not how.get("whole") else lab.submit(request=request(gpus=1))
@@ -98,7 +98,7 @@ def test_who_is_never_told_nor_ended(name: str) -> None:
     assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.RUNNING, 1)
 
 
-def test_a_restart_tells_nobody_again_and_begins_the_grace_anew() -> None:
+def test_a_restart_repeats_no_warning_and_restarts_the_grace() -> None:
     lab = lab_with()
     over, neighbour = slice_of(lab, 8), slice_of(lab, 30)
     hold(lab, f"{over}.1", 60)
@@ -112,7 +112,7 @@ def test_a_restart_tells_nobody_again_and_begins_the_grace_anew() -> None:
     assert lab.job(over).state is JobState.OUT_OF_MEMORY
 
 
-def test_an_order_that_a_crash_kept_back_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_lost_in_a_crash_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = lab_with()
     job_id = slice_of(lab, 8)
     hold(lab, f"{job_id}.1", 20)
@@ -126,7 +126,7 @@ def test_an_order_that_a_crash_kept_back_is_given_again(monkeypatch: pytest.Monk
     assert (lab.job(job_id).state, lab.job(job_id).reason) == (JobState.OUT_OF_MEMORY, ReasonCode.GPU_MEMORY_OVER)
 
 
-def test_a_neighbour_is_told_once_what_it_may_fail_for() -> None:
+def test_a_neighbour_is_warned_once_why_it_may_fail() -> None:
     lab = lab_with(vram_over="warn")
     over, neighbour = slice_of(lab, 8), slice_of(lab, 30)
     hold(lab, f"{over}.1", 60)
@@ -138,7 +138,7 @@ def test_a_neighbour_is_told_once_what_it_may_fail_for() -> None:
     assert story(lab, neighbour, "vram") == []
 
 
-def test_a_neighbour_with_room_enough_is_not_bothered() -> None:
+def test_a_neighbour_with_enough_room_is_not_warned() -> None:
     lab = lab_with(vram_over="warn")
     over, neighbour = slice_of(lab, 8), slice_of(lab, 30)
     hold(lab, f"{over}.1", 20)
@@ -147,7 +147,7 @@ def test_a_neighbour_with_room_enough_is_not_bothered() -> None:
     assert story(lab, neighbour, "crowded") == []
 
 
-def test_a_neighbour_whose_memory_runs_out_for_it_is_run_again_for_free_and_elsewhere() -> None:
+def test_a_neighbour_out_of_memory_by_overuse_runs_again_elsewhere_free() -> None:
     lab = lab_with(vram_over="warn")
     over = slice_of(lab, 8)
     lab.outcomes["2.1"] = SimulatedOutcome(runs_s=100, exit_code=1, gpu_oom=True)
@@ -166,7 +166,7 @@ def test_a_neighbour_whose_memory_runs_out_for_it_is_run_again_for_free_and_else
     assert lab.job(victim).run == 2
 
 
-def test_what_is_held_beyond_a_booking_is_not_given_to_others() -> None:
+def test_memory_held_beyond_a_booking_is_not_given_to_others() -> None:
     lab = lab_with(vram_over="ignore")
     over = slice_of(lab, 8)
     hold(lab, f"{over}.1", 60)
@@ -183,7 +183,7 @@ def test_what_is_held_beyond_a_booking_is_not_given_to_others() -> None:
     assert check_invariants(lab.scheduler.snapshot(lab.clock.now()), lab.settings) == []
 
 
-def test_contexts_are_what_the_headroom_is_for() -> None:
+def test_contexts_fit_the_headroom() -> None:
     lab = lab_with()
     first = lab.submit(request=request(gpus=1, gpu_fraction=0.5))
     lab.turn(1)
@@ -194,7 +194,7 @@ def test_contexts_are_what_the_headroom_is_for() -> None:
     assert lab.job(second).state is JobState.RUNNING
 
 
-def test_somebody_at_a_terminal_is_told_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_at_a_terminal_is_notified_there(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = lab_with(vram_over="warn")
     job_id = slice_of(lab, 8)
     # The simulated engine has no terminals; here it is only asked what it is told.
@@ -209,7 +209,7 @@ def test_somebody_at_a_terminal_is_told_there(monkeypatch: pytest.MonkeyPatch) -
     assert "it holds 20G of GPU 0" in note.text
 
 
-def test_owner_is_told_though_the_first_warning_could_not_be_recorded() -> None:
+def test_the_owner_is_warned_despite_a_failed_first_commit() -> None:
     lab = lab_with(vram_over="warn")
     job_id = slice_of(lab, 8)
     hold(lab, f"{job_id}.1", 20)
@@ -222,7 +222,7 @@ def test_owner_is_told_though_the_first_warning_could_not_be_recorded() -> None:
     assert [event.kind for event in lab.store.events(job_id)].count("vram") == 1
 
 
-def test_a_reload_may_switch_it_on_and_off() -> None:
+def test_a_reload_can_enable_and_disable_it() -> None:
     lab = lab_with(vram_over="ignore")
     job_id = slice_of(lab, 8)
     hold(lab, f"{job_id}.1", 20)

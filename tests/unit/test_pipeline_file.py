@@ -32,7 +32,7 @@ def mistakes(folder: Path, text: str, **given: str) -> list[str]:
     return [f"{one.message} | {one.hint}" for one in error.value.mistakes or (error.value,)]
 
 
-def test_a_step_takes_the_words_of_gsub(folder: Path) -> None:
+def test_a_step_accepts_gsub_options(folder: Path) -> None:
     text = """
 [defaults]
 time = "2h"
@@ -75,7 +75,7 @@ nodelist = ["lab1", "lab2"]
     assert two.program == {"script": "#!/bin/sh\ntrue\n", "script_name": "wrap", "argv": []}
 
 
-def test_what_adds_up_on_a_command_line_may_be_a_table_or_a_list(folder: Path) -> None:
+def test_cumulative_options_may_be_a_table_or_a_list(folder: Path) -> None:
     text = """
 [step.a]
 run = "x"
@@ -94,7 +94,7 @@ sweep = ["lr=1,2", "seed=0"]
     assert three.values["sweep"] == ["lr=1,2", "seed=0"]
 
 
-def test_programs(folder: Path) -> None:
+def test_programs_are_read(folder: Path) -> None:
     text = """
 [defaults]
 time = "3h"
@@ -113,7 +113,7 @@ name = "other"
     assert (two.values["gpus"], two.values["time_limit_s"], two.values["name"]) == (2, 10800, "other")
 
 
-def test_variables(folder: Path) -> None:
+def test_variables_are_expanded(folder: Path) -> None:
     text = """
 [vars]
 root = "/data"
@@ -193,13 +193,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("text", "said"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_told_with_its_line(folder: Path, text: str, said: str) -> None:
+def test_a_mistake_is_reported_with_its_line(folder: Path, text: str, said: str) -> None:
     found = mistakes(folder, text)
     assert len(found) == 1, found
     assert found[0].startswith(said)
 
 
-def test_all_mistakes_are_told_in_the_order_of_the_file(folder: Path) -> None:
+def test_all_mistakes_are_reported_in_file_order(folder: Path) -> None:
     alone = [one for one, _ in MISTAKES.values() if one.startswith("[step.a]") and one.count("[step.") == 1]
     count = len(alone)
     found = mistakes(folder, "".join(one.replace("[step.a]", f"[step.s{at}]") for at, one in enumerate(alone)))
@@ -208,7 +208,7 @@ def test_all_mistakes_are_told_in_the_order_of_the_file(folder: Path) -> None:
     assert len(found) >= count
 
 
-def test_each_circle_is_told(folder: Path) -> None:
+def test_each_cycle_is_reported(folder: Path) -> None:
     names = {"a": "a", "b": "c", "c": "b", "d": "c", "e": "f", "f": "g", "g": "e"}
     text = "".join(f'[step.{name}]\nrun = "x"\nneeds = "{needs}"\n' for name, needs in names.items())
     circles = [one.split("each other: ")[1].split(" | ")[0] for one in mistakes(folder, text)]
@@ -220,12 +220,12 @@ def test_a_variable_may_be_made_empty(folder: Path) -> None:
     assert step.program["script"].splitlines()[1] == "x ."
 
 
-def test_a_variable_that_the_file_has_not(folder: Path) -> None:
+def test_an_undefined_variable_is_refused(folder: Path) -> None:
     text = '[vars]\ndata = "x"\n[step.a]\nrun = "x"\n'
     assert mistakes(folder, text, dat="1") == ["p.toml has no variable dat | did you mean data?"]
 
 
-def test_what_is_no_toml_and_what_is_not_there(folder: Path) -> None:
+def test_invalid_and_missing_files_are_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"p.toml is not valid TOML: .*line 1"):
         load(folder, "x = = 1\n")
     with pytest.raises(Refused, match="there is no pipeline file q.toml"):

@@ -38,7 +38,7 @@ def states(lab: Lab) -> dict[str, JobState]:
     return {job.spec.name: job.state for job in lab.store.jobs(JobFilter(pipelines=frozenset({"p1"})))}
 
 
-def test_who_cancels_a_pipeline_as_a_step_fails_meets_its_fallback() -> None:
+def test_cancelling_a_pipeline_as_a_step_fails_includes_its_fallback() -> None:
     """Both in one turn: the fallback was made after the cancel, and ran."""
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5, exit_code=1))
     submit(lab, step("a", fallback="echo no"), step("b", "a"))
@@ -49,14 +49,14 @@ def test_who_cancels_a_pipeline_as_a_step_fails_meets_its_fallback() -> None:
     assert states(lab) == {"a": JobState.FAILED, "b": JobState.CANCELLED, "a-fallback": JobState.CANCELLED}
 
 
-def test_a_pipeline_that_there_is_not_cannot_be_cancelled() -> None:
+def test_an_unknown_pipeline_cannot_be_cancelled() -> None:
     lab = Lab(gpus=0)
     (answer,) = lab.ask(Cancel(ANN, Selection(pipelines=frozenset({7}))))
     assert isinstance(answer, NotFound)
     assert answer.message == "there is no pipeline p7"
 
 
-def test_what_is_not_needed_does_not_keep_a_pipeline_from_its_end() -> None:
+def test_unneeded_steps_do_not_delay_the_end_of_a_pipeline() -> None:
     """Where hopeless jobs are kept to be mended, it waited for ever, and gwait with it."""
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5), life=LifeSettings(never_satisfied="wait"))
     ids = submit(lab, step("a"), step("mend", "afternotok:a"), step("then", "mend"), step("b", "a"))
@@ -71,14 +71,14 @@ def test_what_is_not_needed_does_not_keep_a_pipeline_from_its_end() -> None:
     assert {lab.job(plain).state, lab.job(kept).state} == {JobState.PENDING}
 
 
-def test_what_waits_behind_a_failure_is_kept_where_it_can_be_mended() -> None:
+def test_steps_behind_a_failure_are_kept_when_repairable() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5, exit_code=1), life=LifeSettings(never_satisfied="wait"))
     submit(lab, step("a"), step("b", "a"), step("c", "b"))
     lab.turn(6)
     assert states(lab) == {"a": JobState.FAILED, "b": JobState.PENDING, "c": JobState.PENDING}
 
 
-def test_a_step_that_runs_again_is_not_held_and_has_no_deadline_that_is_past() -> None:
+def test_a_rerun_step_is_not_held_and_drops_a_past_deadline() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5, exit_code=1))
     now = lab.clock.now()
     ids = submit(lab, step("a", deadline_at=now + 8, hold=True), step("b", deadline_at=now + 1000))
@@ -91,7 +91,7 @@ def test_a_step_that_runs_again_is_not_held_and_has_no_deadline_that_is_past() -
     assert told[0].endswith("after job 1, without its deadline, which it can no longer meet")
 
 
-def test_a_step_that_cannot_run_again_is_named() -> None:
+def test_a_step_that_cannot_be_rerun_is_named() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=5, exit_code=1))
     submit(lab, step("a"), step("b", request=request(gpus=1)))
     lab.turn(6)
@@ -103,7 +103,7 @@ def test_a_step_that_cannot_run_again_is_named() -> None:
     assert answer.message.startswith("step b: asked for 1 GPU"), answer.message
 
 
-def test_who_waits_for_either_of_two_follows_the_one_that_runs_again() -> None:
+def test_a_step_after_either_of_two_follows_the_rerun_one() -> None:
     """It went on waiting for the job that had failed, and was cancelled when the other one failed as well."""
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5))
     lab.outcomes = {"1.1": SimulatedOutcome(runs_s=5, exit_code=1), "2.1": SimulatedOutcome(runs_s=12, exit_code=1)}
@@ -118,7 +118,7 @@ def test_who_waits_for_either_of_two_follows_the_one_that_runs_again() -> None:
     assert lab.job(ids["c"]).state is JobState.COMPLETED
 
 
-def test_what_has_begun_already_is_left_alone_when_others_run_again() -> None:
+def test_started_steps_are_left_alone_when_others_are_rerun() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=100))
     lab.outcomes = {"1.1": SimulatedOutcome(runs_s=5, exit_code=1)}
     ids = submit(lab, step("a"), step("b", "after:a", array=ArraySpec("0-9", throttle=1)))
@@ -127,7 +127,7 @@ def test_what_has_begun_already_is_left_alone_when_others_run_again() -> None:
     assert lab.job(ids["b"]).spec.dependency == "after:1"
 
 
-def test_nobody_resumes_or_cancels_the_pipeline_of_another() -> None:
+def test_users_cannot_resume_or_cancel_foreign_pipelines() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5, exit_code=1))
     submit(lab, step("a"), step("b"))
     cancelled, resumed = lab.ask(Cancel(BOB, Selection(pipelines=frozenset({1}))), ResumePipeline(BOB, 1))

@@ -34,12 +34,12 @@ def test_a_planned_time_is_rounded_up_in_steps_of_a_quarter(high_s, planned):
     assert found == pytest.approx(planned, rel=0.25)
 
 
-def test_nothing_is_planned_of_what_nobody_has_seen():
+def test_unseen_jobs_are_not_predicted():
     assert planned_s(None) is None
 
 
 @pytest.mark.parametrize(("settings", "planned"), [(ASKED, True), (NOT_ASKED, False)], ids=["asked", "not asked"])
-def test_waiting_jobs_without_a_limit_carry_what_was_learned(settings, planned):
+def test_pending_jobs_without_a_limit_carry_predictions(settings, planned):
     world = DaemonState(StateSettings.of(settings, predict))
     world.put_job(job(1), NOW)
     world.put_job(job(2, time_limit_s=60), NOW)
@@ -59,14 +59,14 @@ def test_running_jobs_without_a_limit_are_planned_to_end():
     assert world.holds["2.1"].predicted_end_at is None
 
 
-def test_jobs_that_wait_are_planned_anew_when_the_setting_changes():
+def test_pending_jobs_are_replanned_when_the_setting_changes():
     world = DaemonState(StateSettings.of(NOT_ASKED, predict))
     world.put_job(job(1), NOW)
     world.reconfigure(StateSettings.of(ASKED, predict))
     assert world.pending_views()[0].key.predicted_s is not None
 
 
-def test_only_jobs_of_which_something_else_is_thought_are_planned_anew():
+def test_only_jobs_with_changed_predictions_are_replanned():
     thought = {"ann": 600, "bob": 900}
     asked = []
 
@@ -93,7 +93,7 @@ def test_only_jobs_of_which_something_else_is_thought_are_planned_anew():
     assert world.pending_views()[0].jobs[0].id == 2
 
 
-def test_an_array_is_planned_anew_with_its_tasks():
+def test_an_array_is_replanned_with_its_tasks():
     thought = [600]
     world = DaemonState(StateSettings.of(ASKED, None, lambda one: RunTimeGuess(thought[0], thought[0])))
     array = replace(job(1, time_limit_s=3600, array=ArraySpec("0-4")), tasks_left="0-4")
@@ -104,7 +104,7 @@ def test_an_array_is_planned_anew_with_its_tasks():
     assert (view.key.plan_s, view.total) == (60, 5)
 
 
-def test_jobs_with_a_limit_are_planned_as_guessed_as_long_as_that_is_better():
+def test_jobs_with_a_limit_are_planned_by_predictions_while_those_are_better():
     world = DaemonState(StateSettings.of(ASKED, predict, lambda one: RunTimeGuess(90, 40)))
     world.put_job(job(1, time_limit_s=600), NOW)
     key = world.pending_views()[0].key

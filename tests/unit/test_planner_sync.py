@@ -44,7 +44,7 @@ def test_gpus_that_are_not_clean_yet_are_not_charged_to_the_ended_job() -> None:
     check_planner(lab)
 
 
-def test_the_time_in_which_a_job_is_suspended_is_not_charged() -> None:
+def test_suspended_time_is_not_charged() -> None:
     by_share = PrioritySettings(order="fairshare", calc_period_s=0.0)
     lab = Lab(gpus=0, cpus=1, outcome=SimulatedOutcome(runs_s=500), priority=by_share)
     job = lab.submit()
@@ -112,7 +112,7 @@ def hold_up_job(lab: Lab, running: int, pending: int) -> None:
         (hold_up_job, "by the memory job 2 has to wait, by the table it does not"),
     ],
 )
-def test_a_difference_is_told_and_mended(
+def test_a_difference_is_reported_and_repaired(
     tamper: Callable[[Lab, int, int], None], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lab, running, pending = waiting_lab()
@@ -131,7 +131,7 @@ def test_a_difference_is_told_and_mended(
     assert lab.job(pending).state is JobState.RUNNING
 
 
-def test_the_check_is_made_every_so_many_ticks_where_that_is_asked_for() -> None:
+def test_the_check_runs_every_n_ticks_when_configured() -> None:
     lab, _, pending = waiting_lab()
     scheduler = lab.scheduler
     scheduler._check_every = 3
@@ -148,7 +148,7 @@ def test_the_check_is_made_every_so_many_ticks_where_that_is_asked_for() -> None
     assert not scheduler.failures.failing
 
 
-def test_the_check_says_so_while_nothing_can_be_recorded() -> None:
+def test_the_check_reports_failing_commits() -> None:
     lab, _, _ = waiting_lab()
     lab.store.is_full = True
     lab.ask(lab.submission())
@@ -206,7 +206,7 @@ def test_a_planner_with_a_start_that_is_not_carried_out_is_not_idle() -> None:
     assert not planner.is_idle
 
 
-def test_a_dry_run_and_estimates_leave_a_plan_as_it_is() -> None:
+def test_a_dry_run_and_estimates_leave_a_plan_unchanged() -> None:
     lab, _, pending = waiting_lab()
     scheduler = lab.scheduler
     plan, planner = scheduler.plan, scheduler.planner()
@@ -220,7 +220,7 @@ def test_a_dry_run_and_estimates_leave_a_plan_as_it_is() -> None:
     check_planner(lab)
 
 
-def test_a_planner_that_fails_to_take_in_what_has_changed_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planner_that_fails_to_apply_changes_is_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     """What had changed was forgotten with the error, and the planner went on without it."""
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=500))
     lab.submit(request=request(gpus=1))

@@ -49,7 +49,7 @@ def test_points_of_a_plugin_put_a_job_first_and_are_a_part_of_its_priority():
     assert plugins.extensions().queue_sort(class_key(waiting[1])) == (("site", 1e6),)
 
 
-def test_a_filter_keeps_a_job_off_a_node():
+def test_a_filter_excludes_a_job_from_a_node():
     plugins = loaded(gpusched_filter=lambda node: "is for the course" if node.name == "n1" else None)
     nodes = [node("n1", gpus=1), node("n2", gpus=1)]
     assert [start.placement.node for start in plan(plugins, job(1, request=Request(gpus=1)), nodes=nodes).starts] == [
@@ -101,7 +101,7 @@ def test_a_broken_plugin_is_reported_and_skipped(function, text):
     assert text in plugins.troubles[0]
 
 
-def test_after_some_failures_it_is_left_out_for_good():
+def test_a_plugin_with_repeated_failures_is_disabled():
     calls = []
 
     def fails(key):
@@ -115,12 +115,12 @@ def test_after_some_failures_it_is_left_out_for_good():
     assert plugins.troubles[-1].endswith("it is left out from now on")
 
 
-def test_a_failing_filter_turns_nothing_away():
+def test_a_failing_filter_excludes_nothing():
     plugins = loaded(gpusched_filter=_raises)
     assert plan(plugins, job(1, request=Request(gpus=1))).starts
 
 
-def test_state_changes_are_told_and_a_failure_there_harms_nobody():
+def test_state_changes_are_delivered_and_a_failing_hook_does_no_harm():
     seen = []
     plugins = loaded(gpusched_job_changed=lambda before, after: seen.append((before, after.state)))
     plugins.job_changed(None, job(1, state=JobState.PENDING))
@@ -133,7 +133,7 @@ def test_a_module_that_cannot_be_imported_is_refused_with_its_name():
         Plugins.load(["no_such_rules"])
 
 
-def test_a_hook_that_does_not_exist_is_refused(monkeypatch):
+def test_an_unknown_hook_is_refused(monkeypatch):
     module = ModuleType("odd_rules")
     module.gpusched_filtre = hookimpl(lambda key: None)
     monkeypatch.setitem(sys.modules, "odd_rules", module)
@@ -165,7 +165,7 @@ def test_the_documented_example_works(monkeypatch, capsys):
     assert plugins.troubles == []
 
 
-def test_a_filter_against_one_users_jobs_does_not_keep_the_equal_jobs_of_others():
+def test_a_filter_against_one_users_jobs_does_not_block_equal_jobs_of_others():
     plugins = loaded(gpusched_filter=lambda key: "not for ann" if key.user == "ann" else None)
     waiting = [job(1, request=Request(gpus=1)), job(2, request=Request(gpus=1), user="bob", uid=2)]
     assert [start.job_id for start in plan(plugins, *waiting).starts] == [2]

@@ -31,7 +31,7 @@ def close_to(length_s):
 # --- guesses and limits --------------------------------------------------------------------------
 
 
-def test_guesses_win_only_once_they_were_better():
+def test_predictions_win_only_once_they_were_better():
     judge = PredictionJudge()
     assert not judge.is_better("ann")
     judge.add("ann", *[JudgedRun(200, 1000, 100)] * (LEAST_JUDGED - 1))
@@ -56,7 +56,7 @@ def test_each_user_is_judged_by_their_own_runs():
     assert judge.measure().is_better
 
 
-def test_a_user_with_few_runs_is_judged_as_everybody():
+def test_a_user_with_few_runs_is_judged_like_all_users():
     judge = PredictionJudge()
     judge.add("ann", *[GOOD_GUESS] * JUDGED_RUNS)
     judge.add("bob", *[GOOD_LIMIT] * (LEAST_JUDGED - 1))
@@ -66,7 +66,7 @@ def test_a_user_with_few_runs_is_judged_as_everybody():
     assert not judge.is_better("bob")
 
 
-def test_runs_read_from_the_past_do_not_push_out_the_present():
+def test_runs_read_from_the_history_do_not_displace_recent_ones():
     judge = PredictionJudge()
     judge.add("ann", *[JudgedRun(100, 100, 100)] * JUDGED_RUNS)
     judge.add_older([("ann", JudgedRun(1, 100, 100))] * 10)
@@ -76,7 +76,7 @@ def test_runs_read_from_the_past_do_not_push_out_the_present():
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.integers(1, 9)), max_size=60), st.integers(0, 60)
 )
-def test_the_order_in_which_the_past_is_read_makes_no_difference(runs, cut):
+def test_the_order_of_reading_the_history_does_not_matter(runs, cut):
     ended = [(user, JudgedRun(guess_s, limit_s, 5)) for user, guess_s, limit_s in runs]
     at_once, in_parts = PredictionJudge(), PredictionJudge()
     for user, one in ended:
@@ -88,7 +88,7 @@ def test_the_order_in_which_the_past_is_read_makes_no_difference(runs, cut):
         assert at_once.measure(user) == in_parts.measure(user)
 
 
-def test_users_without_a_run_for_longest_are_forgotten():
+def test_the_least_recent_users_are_forgotten():
     judge = PredictionJudge()
     judge.add("ann", *[GOOD_LIMIT] * LEAST_JUDGED)
     for number in range(MOST_USERS):
@@ -132,20 +132,20 @@ def known(*ends, kind=TRAIN, user="ann"):
     return found
 
 
-def test_runs_that_end_by_themselves_say_nothing_against_a_limit():
+def test_runs_that_end_by_themselves_do_not_discredit_a_limit():
     assert Overruns().least_s(TRAIN, "ann", 600) is None
     assert known(*[ran(500, 600)] * 20).least_s(TRAIN, "ann", 600) is None
     assert known(*[ran(9000)] * 20).least_s(TRAIN, "ann", 600) is None
 
 
 @pytest.mark.parametrize("times", [1, 2, 11])
-def test_a_false_limit_that_is_stated_again_is_expected_to_take_all_that_it_took(times):
+def test_a_repeated_false_limit_predicts_the_overrun_time(times):
     found = known(*[cut_at(10 * MINUTE)] * times)
     assert found.least_s(TRAIN, "ann", 10 * MINUTE) == close_to((1 + times) * 10 * MINUTE)
     assert found.count(TRAIN, "ann", 10 * MINUTE) == times
 
 
-def test_a_run_that_ends_by_itself_says_how_long_they_really_take():
+def test_a_completed_run_reveals_the_true_run_time():
     found = known(*[cut_at(600)] * 11, ran(7200))
     assert found.least_s(TRAIN, "ann", 600) == close_to(11 * 600 + 7200)
     found.learn(TRAIN, "ann", ran(7200))
@@ -160,7 +160,7 @@ def test_one_run_among_many_that_reached_its_limit_changes_little():
     assert found.least_s(TRAIN, "ann", 3600) == close_to((19 * 600 + 3600) / 19)
 
 
-def test_a_limit_twice_as_long_is_believed():
+def test_a_doubled_limit_is_trusted():
     found = known(*[cut_at(600)] * 30)
     assert found.least_s(TRAIN, "ann", 1199) is not None
     assert found.least_s(TRAIN, "ann", 1200) is None
@@ -177,13 +177,13 @@ def test_a_new_name_for_the_same_script_changes_nothing():
     assert found.least_s(("ann", "6.py", 1), "ann", 600) is None, "most of the limits stated were right"
 
 
-def test_other_commands_do_not_suffer_once_they_have_a_run_of_their_own():
+def test_other_commands_are_unaffected_once_they_have_a_run():
     found = known(*[cut_at(600)] * 30)
     found.learn(("ann", "eval.py", 1), "ann", ran(300, 600))
     assert found.least_s(("ann", "eval.py", 1), "ann", 600) is None
 
 
-def test_families_without_a_run_for_longest_are_forgotten(monkeypatch):
+def test_the_least_recent_families_are_forgotten(monkeypatch):
     monkeypatch.setattr(predictor, "MOST_FAMILIES", 3)
     found = Overruns()
     for number in range(5):
@@ -205,7 +205,7 @@ def test_the_order_in_which_overruns_are_read_makes_no_difference(runs, cut):
         assert at_once.least_s(kind, "ann", 600) == in_parts.least_s(kind, "ann", 600)
 
 
-def test_overruns_move_what_is_expected_and_never_what_is_planned():
+def test_overruns_move_expected_and_not_planned_times():
     assert at_least(None, 600, None) is None
     assert at_least(None, 600, 500) is None
     assert at_least(None, 600, 3600) == RunTimeGuess(600, 3600)

@@ -39,12 +39,12 @@ def faster(by: float, **more: float) -> PresetWorth:
     return replace(PLAIN, completion_s=PLAIN.completion_s * (1 - by), **more)
 
 
-def test_nothing_changes_where_no_preset_is_better() -> None:
+def test_no_change_is_made_when_no_preset_is_better() -> None:
     state = decide(PresetState(), judged())
     assert (state.in_force, state.candidate, state.why) == ("fair", None, "no other preset would be better")
 
 
-def test_a_gain_that_may_be_chance_is_said_and_changes_nothing() -> None:
+def test_an_insignificant_gain_is_reported_and_changes_nothing() -> None:
     state = PresetState()
     for night in range(5):
         state = decide(state, judged(night, throughput=(faster(0.12), CHANCE)))
@@ -52,7 +52,7 @@ def test_a_gain_that_may_be_chance_is_said_and_changes_nothing() -> None:
     assert state.why == "throughput would be 12% better, not significant (better in 7 of 12 parts, p = 0.2)"
 
 
-def test_a_sure_gain_changes_over_the_second_time_in_a_row() -> None:
+def test_a_significant_gain_changes_over_the_second_time_in_a_row() -> None:
     first = decide(PresetState(), judged(0, throughput=(faster(0.12), SURE)))
     assert (first.in_force, first.candidate) == ("fair", "throughput")
     assert first.why == (
@@ -82,7 +82,7 @@ def test_two_judgements_of_one_day_count_as_one() -> None:
     ],
     ids=["no gain", "chance", "beyond bounds", "another preset"],
 )
-def test_a_night_that_does_not_say_so_begins_the_count_anew(between: Judgement) -> None:
+def test_a_night_without_the_same_verdict_restarts_the_count(between: Judgement) -> None:
     state = decide(PresetState(), judged(0, throughput=(faster(0.12), SURE)))
     state = decide(state, between)
     assert state.in_force == "fair"
@@ -97,7 +97,7 @@ def test_a_night_without_a_result_does_not_count_as_another_opinion() -> None:
     assert decide(state, judged(2, throughput=(faster(0.12), SURE))).in_force == "throughput"
 
 
-def test_the_best_of_several_sure_ones_is_taken() -> None:
+def test_the_best_of_several_significant_gains_is_chosen() -> None:
     gains = {"throughput": (faster(0.12), SURE), "slurm": (faster(0.2), SURE), "fifo": (faster(0.3), CHANCE)}
     assert decide(PresetState(), judged(0, **gains)).candidate == "slurm"
 
@@ -110,7 +110,7 @@ def test_the_best_of_several_sure_ones_is_taken() -> None:
         ({"light_wait_s": 30_000}, "users who use little would wait 1.5 times as long as under fair"),
     ],
 )
-def test_what_others_would_pay_for_too_dearly_is_not_changed_over_to(worse: dict[str, float], said: str) -> None:
+def test_a_preset_too_costly_for_others_is_not_chosen(worse: dict[str, float], said: str) -> None:
     state = PresetState()
     for night in range(3):
         state = decide(state, judged(night, throughput=(faster(0.3, **worse), SURE)))
@@ -119,7 +119,7 @@ def test_what_others_would_pay_for_too_dearly_is_not_changed_over_to(worse: dict
     assert list(state.excluded) == ["throughput"]
 
 
-def test_the_next_best_is_taken_where_the_best_is_beyond_bounds() -> None:
+def test_the_next_best_is_chosen_where_the_best_is_out_of_bounds() -> None:
     found = judged(0, throughput=(faster(0.3, wide_wait_s=160_000), SURE), slurm=(faster(0.1), SURE))
     assert decide(PresetState(), found).candidate == "slurm"
 
@@ -139,12 +139,12 @@ def test_minutes_are_within_every_bound(base: float, value: float, is_within: bo
     assert (beyond_bounds(other, fair) is None) is is_within
 
 
-def test_jobs_that_are_not_there_bound_nothing() -> None:
+def test_absent_jobs_set_no_bound() -> None:
     assert beyond_bounds(PresetWorth(1, 1, 1), PLAIN) is None
     assert beyond_bounds(PLAIN, PresetWorth(1, 1, 300_000)) is None
 
 
-def test_what_is_in_force_and_leaves_the_bounds_is_given_up_the_second_time() -> None:
+def test_a_preset_out_of_bounds_is_given_up_the_second_time() -> None:
     state = PresetState("throughput", since_at=0.0)
     bad = {"throughput": (faster(0.3, longest_wait_s=900_000), SURE)}
     state = decide(state, judged(1, "throughput", **bad))
@@ -170,7 +170,7 @@ def test_too_few_jobs_for_parts_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("jobs", "days", "is_enough"), [(199, 30, False), (200, 6.9, False), (200, 7, True), (0, 0, False)]
 )
-def test_too_little_history_is_said_to_be(jobs: int, days: float, is_enough: bool) -> None:
+def test_too_little_history_is_reported(jobs: int, days: float, is_enough: bool) -> None:
     why = too_little(jobs, days * NIGHT_S)
     assert (why is None) is is_enough
     if why is not None:
@@ -179,6 +179,6 @@ def test_too_little_history_is_said_to_be(jobs: int, days: float, is_enough: boo
         assert (kept.in_force, kept.candidate, kept.why) == ("slurm", None, why)
 
 
-def test_the_state_can_be_written_and_read() -> None:
+def test_the_state_round_trips() -> None:
     state = decide(PresetState(), judged(0, throughput=(faster(0.12, wide_wait_s=1e6), SURE)))
     assert value.decode(value.encode(state), PresetState) == state

@@ -29,14 +29,14 @@ def test_without_a_file_fair_holds() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_value_of_a_preset_is_one_that_a_file_may_have(name: str) -> None:
+def test_every_value_of_a_preset_is_valid_in_a_file(name: str) -> None:
     for key, value in PRESETS[name].items():
         known = SETTINGS[f"priority.{key}"]
         assert known.read(value) == value
         assert known.rule is None or known.rule.admits(value)
 
 
-def test_presets_other_than_fair_do_not_hang_on_its_backfill() -> None:
+def test_presets_other_than_fair_do_not_depend_on_its_backfill() -> None:
     names = {one.name for one in fields(PrioritySettings)}
     backfill = {name for name in names if name.startswith("backfill")} | {"order", "predict"}
     weights = {name for name in names if name.startswith("weight_")}
@@ -62,7 +62,7 @@ def test_a_file_with_a_preset_has_its_values(tmp_path: Path, name: str) -> None:
     assert loaded.origin["priority.calc_period_s"] == "default"
 
 
-def test_what_the_file_states_wins_over_the_preset(tmp_path: Path) -> None:
+def test_stated_settings_override_the_preset(tmp_path: Path) -> None:
     loaded = load(tmp_path, '[priority]\nweight_fairshare = 7\nbackfill_by = "limit"\npreset = "throughput"\n')
     priority = loaded.settings.priority
     assert (priority.order, priority.weight_fairshare, priority.backfill_by) == ("response_ratio", 7.0, "limit")
@@ -71,7 +71,7 @@ def test_what_the_file_states_wins_over_the_preset(tmp_path: Path) -> None:
     assert loaded.origin["priority.order"] == "preset throughput"
 
 
-def test_an_override_wins_over_the_preset(tmp_path: Path) -> None:
+def test_an_override_takes_precedence_over_the_preset(tmp_path: Path) -> None:
     loaded = load(tmp_path, '[priority]\npreset = "fifo"\n', overrides={"priority.order": "sjf"})
     assert loaded.settings.priority.order == "sjf"
 
@@ -83,7 +83,7 @@ def test_an_unknown_preset_is_refused_with_the_choices(tmp_path: Path) -> None:
     assert all(name in caught.value.message for name in PRESET_NAMES)
 
 
-def test_auto_begins_as_fair_and_has_the_values_of_what_was_chosen(tmp_path: Path) -> None:
+def test_auto_begins_as_fair_and_takes_the_values_of_the_choice(tmp_path: Path) -> None:
     text = f'[priority]\npreset = "{AUTO}"\nweight_age = 5\n'
     assert load(tmp_path, text).settings.priority == replace(preset(FAIR, {"weight_age": 5.0}), preset=AUTO)
     chosen = load(tmp_path, text, chosen=SLURM)
@@ -92,11 +92,11 @@ def test_auto_begins_as_fair_and_has_the_values_of_what_was_chosen(tmp_path: Pat
     assert chosen.origin["priority.weight_age"].endswith("line 3")
 
 
-def test_a_choice_counts_under_auto_alone(tmp_path: Path) -> None:
+def test_a_choice_applies_under_auto_alone(tmp_path: Path) -> None:
     assert load(tmp_path, '[priority]\npreset = "fifo"\n', chosen=SLURM).settings.priority == preset(FIFO)
 
 
-def test_other_presets_can_be_laid_under_what_is_stated(tmp_path: Path) -> None:
+def test_other_presets_can_be_applied_below_stated_settings(tmp_path: Path) -> None:
     settings = load(tmp_path, '[priority]\npreset = "auto"\nweight_age = 5\n[gpu]\nids = "uuid"\n').settings
     for name in PRESETS:
         laid = under_preset(settings, name)
@@ -109,13 +109,13 @@ def test_other_presets_can_be_laid_under_what_is_stated(tmp_path: Path) -> None:
     assert under_preset(under_preset(settings, THROUGHPUT), FAIR) == settings
 
 
-def test_presets_are_policies_of_a_simulation() -> None:
+def test_presets_are_simulation_policies() -> None:
     policies = policies_of(list(PRESETS))
     assert [one.settings for one in policies] == [Settings(priority=preset(name)) for name in PRESETS]
     assert [one.predict for one in policies] == ["own", "own", "own", "none"]
 
 
-def test_auto_is_no_policy_of_a_simulation() -> None:
+def test_auto_is_not_a_simulation_policy() -> None:
     with pytest.raises(UsageError, match="auto is whichever of the others") as caught:
         policies_of([AUTO])
     assert caught.value.hint == "--policy fair,throughput,fifo,slurm"

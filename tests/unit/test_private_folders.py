@@ -27,14 +27,14 @@ def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_umask")
-def test_a_new_folder_and_those_that_lead_to_it_are_the_owners_alone(tmp_path: Path) -> None:
+def test_a_new_folder_and_its_parents_are_private_to_the_owner(tmp_path: Path) -> None:
     home = tmp_path / "state" / "gpusched"
     make_private(str(home))
     assert (mode(home), mode(home.parent)) == (0o700, 0o700)
 
 
 @pytest.mark.parametrize("names", [(), ("config.toml",), ("gpusched.db", "spool", "results.csv")], ids=str)
-def test_one_that_is_the_schedulers_is_tightened(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_folder_of_the_scheduler_is_tightened(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         (tmp_path / name).write_text("")
     tmp_path.chmod(0o777)
@@ -42,7 +42,7 @@ def test_one_that_is_the_schedulers_is_tightened(tmp_path: Path, names: tuple[st
     assert mode(tmp_path) == 0o700
 
 
-def test_one_that_holds_other_things_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_with_other_contents_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("")
     tmp_path.chmod(0o755)
     with pytest.raises(NotReady, match=r"others can look into .*mode 755.*holds other things") as refused:
@@ -54,13 +54,13 @@ def test_one_that_holds_other_things_is_refused_and_left_as_it_is(tmp_path: Path
 
 
 @NEEDS_ROOT
-def test_one_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, -1)
     with pytest.raises(NotReady, match="belongs to uid 65534"):
         make_private(str(tmp_path))
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):
         make_private(str(tmp_path / "file"))

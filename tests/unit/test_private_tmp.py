@@ -33,14 +33,14 @@ def nest(folder: str, depth: int) -> None:
     os.close(at)
 
 
-def test_what_is_nested_without_end_is_removed(folders: list[str]) -> None:
+def test_deeply_nested_folders_are_removed(folders: list[str]) -> None:
     """One that failed here would end no run: its supervisor ended instead."""
     nest(f"{folders[0]}/tmp", 3000)
     mounts.remove(folders)
     assert not os.path.exists(folders[0])
 
 
-def test_nothing_is_removed_through_a_link(folders: list[str], tmp_path: Path) -> None:
+def test_removal_does_not_follow_links(folders: list[str], tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "thesis").touch()
@@ -54,7 +54,7 @@ def test_nothing_is_removed_through_a_link(folders: list[str], tmp_path: Path) -
     assert (kept / "thesis").exists()
 
 
-def test_what_takes_too_long_is_left_to_the_machine(folders: list[str]) -> None:
+def test_slow_removal_is_left_to_the_machine(folders: list[str]) -> None:
     (Path(folders[0]) / "tmp" / "file").touch()
     mounts.remove(folders, patience_s=-1.0)
     assert os.path.exists(folders[0])

@@ -67,7 +67,7 @@ UID = os.geteuid()
         ("9" * 400 + "%", None),
     ],
 )
-def test_lines_of_a_progress_file(content: str, expected: Progress | None) -> None:
+def test_lines_of_a_progress_file_are_parsed(content: str, expected: Progress | None) -> None:
     assert parse_progress(content) == expected
 
 
@@ -96,7 +96,7 @@ def test_lines_of_a_progress_file(content: str, expected: Progress | None) -> No
         ("", None),
     ],
 )
-def test_bars_at_the_end_of_an_output(output: str, expected: Progress | None) -> None:
+def test_bars_at_the_end_of_an_output_are_parsed(output: str, expected: Progress | None) -> None:
     assert parse_bar(output) == expected
 
 
@@ -111,7 +111,7 @@ NEARLY = st.lists(
 @given(
     st.one_of(st.text(max_size=200), NEARLY, st.binary(max_size=200).map(lambda raw: raw.decode("utf-8", "replace")))
 )
-def test_no_text_makes_it_raise_and_fractions_are_fractions(text: str) -> None:
+def test_any_text_parses_to_a_fraction_or_nothing(text: str) -> None:
     for found in (parse_progress(text), parse_bar(text), parse_bar(f"5%|#| {text}"), parse_progress(f"0.5 {text}")):
         if found is not None:
             assert 0 <= found.fraction <= 1
@@ -147,13 +147,15 @@ def paced(*pairs: tuple[float, float]) -> tuple[Sample, ...]:
         (paced((100.0, 0.5), (200.0, 0.5)), False, None),
     ],
 )
-def test_what_is_left_at_the_recent_pace(samples: tuple[Sample, ...], began_anew: bool, expected: float | None) -> None:
+def test_remaining_time_follows_the_recent_pace(
+    samples: tuple[Sample, ...], began_anew: bool, expected: float | None
+) -> None:
     found = left_s(samples, began_anew)
     assert found == (None if expected is None else pytest.approx(expected))
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1)), max_size=200), st.booleans())
-def test_samples_stay_few_and_ordered_and_what_is_left_is_a_time(
+def test_samples_stay_few_and_ordered_and_remaining_time_is_valid(
     pairs: list[tuple[float, float]], began_anew: bool
 ) -> None:
     samples = paced(*pairs)
@@ -204,7 +206,7 @@ def test_only_regular_files_of_the_owner_are_read(tmp_path: Path) -> None:
     assert read_tail(str(good), UID + 1, None) is None
 
 
-def test_of_a_huge_output_the_end_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_huge_output_is_read(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     with path.open("wb") as file:
         file.truncate(1 << 30)
@@ -217,7 +219,7 @@ def test_of_a_huge_output_the_end_is_read(tmp_path: Path) -> None:
     assert parse_bar(tail.content.decode()) == Progress(0.5, "1/2 0.1it/s", 10.0)
 
 
-def test_the_file_counts_more_than_the_bar(tmp_path: Path) -> None:
+def test_the_file_takes_precedence_over_the_bar(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     said, output = Path(progress_path(str(tmp_path), run.id)), tmp_path / "1.out"
     output.write_text("50%|#####     | 1/2 [00:10<00:10, 0.1it/s]")
@@ -245,7 +247,7 @@ def jobs_and_runs(folder: Path, count: int) -> tuple[list[Job], dict[str, Run]]:
     return [job(run.job_id, uid=UID, run=1) for run in runs], {run.id: run for run in runs}
 
 
-def test_a_run_is_looked_at_once_in_a_while_and_forgotten_when_it_has_ended(
+def test_a_run_is_sampled_periodically_and_forgotten_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs, runs = jobs_and_runs(tmp_path, 2)
@@ -271,7 +273,7 @@ def test_a_run_is_looked_at_once_in_a_while_and_forgotten_when_it_has_ended(
     assert reader.of("1.1") is None
 
 
-def test_two_who_look_at_once_see_the_same(tmp_path: Path) -> None:
+def test_two_concurrent_readers_see_the_same(tmp_path: Path) -> None:
     jobs, runs = jobs_and_runs(tmp_path, 1)
     Path(progress_path(str(tmp_path), "1.1")).write_text("0.25")
     reader = ProgressReader(str(tmp_path), lambda: 100.0)
@@ -287,7 +289,7 @@ def test_two_who_look_at_once_see_the_same(tmp_path: Path) -> None:
     assert asyncio.run(both()) == [0.25, 0.25]
 
 
-def test_a_file_system_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_file_system_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, runs = jobs_and_runs(tmp_path, 1)
     let_go = threading.Event()
     calls = []
@@ -316,7 +318,7 @@ def test_a_file_system_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: p
     asyncio.run(look_often())
 
 
-def test_words_of_a_bar_about_its_end_count_until_they_are_past(tmp_path: Path) -> None:
+def test_a_bars_own_estimate_counts_until_it_has_passed(tmp_path: Path) -> None:
     jobs, runs = jobs_and_runs(tmp_path, 1)
     output = tmp_path / "1.out"
     output.write_text("50%|#####     | 1/2 [00:10<00:10, 0.1it/s]")

@@ -49,7 +49,7 @@ def finish(lab: Lab, turns: int = 4) -> None:
         lab.turn(20)
 
 
-def test_jobs_go_so_many_days_after_their_end() -> None:
+def test_jobs_are_pruned_the_configured_days_after_their_end() -> None:
     a = lab(10)
     first = a.submit()
     finish(a)
@@ -66,7 +66,7 @@ def test_jobs_go_so_many_days_after_their_end() -> None:
     assert a.submit() == waiting + 1
 
 
-def test_zero_keeps_them_for_ever_and_checkpoints_are_waited_for() -> None:
+def test_zero_keeps_jobs_for_ever_and_checkpoints_are_waited_for() -> None:
     for history, life in (
         (HistorySettings(0), LifeSettings()),
         (HistorySettings(1), LifeSettings(checkpoint_keep_s=1e9)),
@@ -79,7 +79,7 @@ def test_zero_keeps_them_for_ever_and_checkpoints_are_waited_for() -> None:
         assert left(a) == {job_id}
 
 
-def test_what_a_waiting_job_names_stays() -> None:
+def test_jobs_named_by_pending_ones_are_kept() -> None:
     a = lab()
     parent, other, array = a.submit(), a.submit(), a.submit(array=ArraySpec("0-2"))
     child = a.submit(dependency=f"afterok:{parent},afterok:{array}_1={array + 2}", hold=True)
@@ -94,7 +94,7 @@ def test_what_a_waiting_job_names_stays() -> None:
     assert left(a) == {child}
 
 
-def test_an_array_that_is_followed_task_by_task_stays() -> None:
+def test_an_array_followed_task_by_task_is_kept() -> None:
     a = lab()
     array = a.submit(array=ArraySpec("0-2"))
     child = a.submit(array=ArraySpec("0-2"), dependency=f"aftercorr:{array}", hold=True)
@@ -104,7 +104,7 @@ def test_an_array_that_is_followed_task_by_task_stays() -> None:
     assert left(a) == {array, array + 1, array + 2, array + 3, child}
 
 
-def test_the_job_whose_fallback_waits_stays() -> None:
+def test_a_job_with_a_pending_fallback_is_kept() -> None:
     a = lab()
     a.outcome = SimulatedOutcome(runs_s=10, exit_code=1)
     failed = a.submit(fallback="echo sorry", launch=launch("false", env_sha="e"))
@@ -119,7 +119,7 @@ def test_the_job_whose_fallback_waits_stays() -> None:
     assert left(a) == {failed, fallback.id}
 
 
-def test_an_array_goes_whole_and_not_while_a_task_waits() -> None:
+def test_an_array_is_pruned_whole_and_not_while_a_task_is_pending() -> None:
     a = lab()
     a.outcomes = {}
     array = a.submit(array=ArraySpec("0-3", throttle=1))
@@ -136,7 +136,7 @@ def test_an_array_goes_whole_and_not_while_a_task_waits() -> None:
     assert a.submit() == array + 5
 
 
-def test_a_pipeline_goes_whole() -> None:
+def test_a_pipeline_is_pruned_whole() -> None:
     a = lab()
     a.store.commit(Changes(pipelines={1: Pipeline(1, 1000, "ann", "night", a.clock.now(), "")}))
     early = a.submit(pipeline="p1", step="a")
@@ -152,7 +152,7 @@ def test_a_pipeline_goes_whole() -> None:
     assert (left(a), a.store.pipelines([1])) == (set(), [])
 
 
-def test_a_job_that_somebody_is_to_be_told_of_stays() -> None:
+def test_a_job_with_a_pending_alert_is_kept() -> None:
     a = lab()
     job_id = a.submit()
     finish(a)
@@ -165,7 +165,7 @@ def test_a_job_that_somebody_is_to_be_told_of_stays() -> None:
     assert [one.id for one in prune(a)] == [job_id]
 
 
-def test_scripts_go_with_the_last_job_that_needs_them() -> None:
+def test_scripts_are_pruned_with_their_last_job() -> None:
     a = lab()
     ids = [a.submit(launch=launch("true", script_sha=sha, env_sha="e")) for sha in ("1" * 64, "2" * 64, "1" * 64)]
     a.store.commit(Changes(payloads={"1" * 64: b"one", "2" * 64: b"two"}))
@@ -179,7 +179,7 @@ def test_scripts_go_with_the_last_job_that_needs_them() -> None:
     assert len(ids) == 3
 
 
-def test_nothing_is_done_while_somebody_waits() -> None:
+def test_pruning_pauses_while_a_client_waits() -> None:
     a = lab()
     a.submit()
     finish(a)
@@ -209,7 +209,7 @@ def test_a_full_disk_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(prune(a)) == 1
 
 
-def test_who_names_a_forgotten_job_is_told() -> None:
+def test_naming_a_pruned_job_says_so() -> None:
     a = lab()
     job_id = a.submit()
     finish(a)
@@ -225,7 +225,7 @@ def test_who_names_a_forgotten_job_is_told() -> None:
         a.submit(dependency=f"afterok:{job_id}")
 
 
-def test_the_walk_ends_with_jobs_that_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_walk_terminates_with_jobs_that_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     a = lab()
     parents = [a.submit() for _ in range(40)]
     a.submit(dependency=",".join(f"afterok:{one}" for one in parents), hold=True)

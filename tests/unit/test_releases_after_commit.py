@@ -40,7 +40,7 @@ def end_dirty(lab: Lab) -> None:
 # --- one call a tick -----------------------------------------------------------------------------------
 
 
-def test_a_release_that_cannot_begin_proves_nothing_and_begins_with_the_next_tick(
+def test_a_release_that_fails_to_begin_proves_nothing_and_begins_with_the_next_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lab = one_gpu()
@@ -60,7 +60,7 @@ def test_a_release_that_cannot_begin_proves_nothing_and_begins_with_the_next_tic
     assert lab.scheduler.failures.failing == ()
 
 
-def test_a_card_is_watched_from_the_commit_of_the_end_on_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_watched_from_the_commit_of_the_end_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = one_gpu()
     submit(lab)
     lab.store.is_full = True
@@ -71,7 +71,7 @@ def test_a_card_is_watched_from_the_commit_of_the_end_on_and_not_before(monkeypa
     assert lab.scheduler.tracker.is_released("1.1")
 
 
-def test_a_restart_watches_the_cards_of_all_ended_runs() -> None:
+def test_a_restart_watches_the_gpus_of_all_ended_runs() -> None:
     lab = one_gpu()
     first = submit(lab)
     end_dirty(lab)
@@ -84,7 +84,7 @@ def test_a_restart_watches_the_cards_of_all_ended_runs() -> None:
     assert lab.job(first).state is JobState.COMPLETED
 
 
-def test_the_same_runs_again_change_nothing_and_others_are_watched_no_more() -> None:
+def test_the_same_runs_change_nothing_and_others_are_no_longer_watched() -> None:
     tracker = GpuTracker(GpuSettings(release_wait_s=30.0))
     ((_, share),) = whole("1.1")[UUID]
     ended: dict[str, Run] = {"1.1": replace(started()[1], gpus=(share,))}
@@ -108,7 +108,7 @@ def test_the_same_runs_again_change_nothing_and_others_are_watched_no_more() -> 
 # --- ends that cannot be recorded at once ----------------------------------------------------------------
 
 
-def test_what_a_run_was_seen_to_use_outlasts_a_commit_that_fails() -> None:
+def test_observed_usage_of_a_run_survives_a_failed_commit() -> None:
     lab = one_gpu(outcome=SimulatedOutcome(runs_s=10))
     submit(lab)
     lab.turn(1)
@@ -125,7 +125,7 @@ def test_what_a_run_was_seen_to_use_outlasts_a_commit_that_fails() -> None:
     assert run.peak_vram_mib == 7000
 
 
-def test_an_end_that_is_recorded_at_the_fifth_try_is_learned_once() -> None:
+def test_an_end_recorded_at_the_fifth_attempt_is_learned_once() -> None:
     lab = Lab()
     lab.scheduler.history.load()
     lab.submit()
@@ -141,7 +141,7 @@ def test_an_end_that_is_recorded_at_the_fifth_try_is_learned_once() -> None:
     assert [len(run_times_s) for run_times_s in lab.scheduler.history.run_times_s().values()] == [2]
 
 
-def test_jobs_are_held_for_a_fault_whose_first_turn_could_not_be_recorded() -> None:
+def test_jobs_are_held_for_a_fault_whose_first_tick_failed_to_commit() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000), fault=FaultSettings(hold_after=1, xid_drain=()))
     running, waiting = submit(lab), submit(lab)
     lab.turn(1)
@@ -158,7 +158,7 @@ def test_jobs_are_held_for_a_fault_whose_first_turn_could_not_be_recorded() -> N
 # --- verdicts --------------------------------------------------------------------------------------------
 
 
-def test_a_judge_that_raises_keeps_no_run_from_its_end_and_no_job_from_its_start() -> None:
+def test_a_judge_that_raises_delays_neither_ends_nor_starts() -> None:
     lab = one_gpu()
     first, second = submit(lab), submit(lab)
     lab.scheduler._run_events._judges = (fail, lambda job, run, turn: run)

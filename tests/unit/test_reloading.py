@@ -38,7 +38,7 @@ def reload(lab: Lab, **sections: Any) -> Any:
     return answer
 
 
-def test_new_settings_count_at_once() -> None:
+def test_new_settings_apply_at_once() -> None:
     lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=1000))
     first, second = lab.submit(), lab.submit()
     assert lab.job(second).state is JobState.PENDING
@@ -47,13 +47,13 @@ def test_new_settings_count_at_once() -> None:
     assert [lab.job(job_id).state for job_id in (first, second)] == [JobState.RUNNING] * 2
 
 
-def test_each_changed_queue_is_named_also_one_that_is_gone() -> None:
+def test_each_changed_or_removed_queue_is_named() -> None:
     lab = Lab(queue={"a": QueueSettings("a"), "b": QueueSettings("b")})
     answer = reload(lab, queue={"b": QueueSettings("b", max_gpus=1), "c": QueueSettings("c")})
     assert answer["changed"] == ["queue.a", "queue.b", "queue.c"]
 
 
-def test_what_cannot_change_is_named_and_stays() -> None:
+def test_settings_that_cannot_change_are_named_and_kept() -> None:
     lab = Lab()
     gpu = GpuSettings(source="none", free_polls=1, foreign_mib=7)
     daemon = DaemonSettings(log_level="debug", poll_s=3.0)
@@ -67,7 +67,7 @@ def test_what_cannot_change_is_named_and_stays() -> None:
     assert (running.gpu.foreign_mib, running.daemon.poll_s) == (7, 3.0)
 
 
-def test_a_bad_file_is_refused_with_its_sentence_and_nothing_changes() -> None:
+def test_an_invalid_file_is_refused_in_a_sentence_and_changes_nothing() -> None:
     lab = Lab()
     before = lab.scheduler.settings
 
@@ -82,7 +82,7 @@ def test_a_bad_file_is_refused_with_its_sentence_and_nothing_changes() -> None:
     assert other["ids"] == [1]
 
 
-def test_promises_that_contradict_each_other_are_refused() -> None:
+def test_contradictory_guarantees_are_refused() -> None:
     lab = Lab()
     queues = {"a": QueueSettings("a", guaranteed_gpus=1), "b": QueueSettings("b", parent="a", guaranteed_gpus=2)}
     answer = reload(lab, queue=queues)
@@ -91,7 +91,7 @@ def test_promises_that_contradict_each_other_are_refused() -> None:
     assert lab.scheduler.settings.queue == {}
 
 
-def test_what_is_no_group_of_cards_is_refused() -> None:
+def test_an_invalid_gpu_group_is_refused() -> None:
     lab = Lab()
     answer = reload(lab, queue={"vision": QueueSettings("vision", cells=("four",))})
     assert isinstance(answer, UsageError)
@@ -99,7 +99,7 @@ def test_what_is_no_group_of_cards_is_refused() -> None:
     assert lab.scheduler.settings.queue == {}
 
 
-def test_the_doctor_names_groups_that_the_machine_does_not_have() -> None:
+def test_the_doctor_names_missing_gpu_groups() -> None:
     lab = Lab(queue={"vision": QueueSettings("vision", cells=("2",))})
     assert broken_promises(lab.scheduler) == []
     lab = Lab(queue={"vision": QueueSettings("vision", cells=("n1:4",))})
@@ -108,7 +108,7 @@ def test_the_doctor_names_groups_that_the_machine_does_not_have() -> None:
     )
 
 
-def test_the_doctor_names_promises_that_the_machine_cannot_keep() -> None:
+def test_the_doctor_names_guarantees_the_machine_cannot_keep() -> None:
     lab = Lab(gpus=2, queue={"a": QueueSettings("a", guaranteed_gpus=2)})
     assert broken_promises(lab.scheduler) == []
     lab = Lab(gpus=2, queue={"a": QueueSettings("a", guaranteed_gpus=3)})
@@ -118,7 +118,7 @@ def test_the_doctor_names_promises_that_the_machine_cannot_keep() -> None:
     assert (check.ok, check.text) == (False, broken)
 
 
-def test_the_doctor_names_an_admin_group_that_is_not_there() -> None:
+def test_the_doctor_names_a_missing_admin_group() -> None:
     def access(group: str | None) -> tuple[str, str]:
         lab = Lab(access=AccessSettings(admin_group=group))
         (check,) = [check for check in daemon_checks(lab.scheduler) if check.check == "access"]
@@ -129,7 +129,7 @@ def test_the_doctor_names_an_admin_group_that_is_not_there() -> None:
     assert access(None)[0] == "ok"
 
 
-def test_only_the_owner_and_root_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_owner_and_root_may_reload(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab()
     monkeypatch.setattr("os.geteuid", lambda: 500)
     (refused, own, root) = lab.ask(Reload(ANN), Reload(Caller(500, "daemon")), Reload(ROOT))
@@ -143,7 +143,7 @@ def test_a_scheduler_without_a_file_says_so() -> None:
         reread(Reload(ROOT), Settings(), None, lambda settings: ())
 
 
-def test_another_grace_and_other_tiers_count_for_jobs_that_are_here() -> None:
+def test_new_grace_and_tiers_apply_to_existing_jobs() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000), qos={"b": QosSettings("b", tier=0)})
     lab.submit(request=request(gpus=1))
     parent = lab.submit(request=request(gpus=1))
@@ -161,7 +161,7 @@ def test_another_grace_and_other_tiers_count_for_jobs_that_are_here() -> None:
     assert key.inherited is None
 
 
-def test_cards_are_judged_by_the_new_settings() -> None:
+def test_gpus_are_judged_by_the_new_settings() -> None:
     lab = Lab(gpus=1)
     lab.used[0] = 500
     lab.turn()
@@ -173,7 +173,7 @@ def test_cards_are_judged_by_the_new_settings() -> None:
     assert view.why_not_whole is not None
 
 
-def test_promises_that_the_machines_cannot_keep_are_refused_and_the_running_settings_stay() -> None:
+def test_guarantees_the_machines_cannot_keep_are_refused_and_the_settings_stay() -> None:
     lab = Lab()
     before = lab.scheduler.settings
     answer = reload(lab, queue={"default": QueueSettings("default", guaranteed_cpus=4096.0)})
@@ -182,7 +182,7 @@ def test_promises_that_the_machines_cannot_keep_are_refused_and_the_running_sett
     assert lab.scheduler.settings == before
 
 
-def test_while_the_gpus_cannot_be_read_promises_are_let_in() -> None:
+def test_guarantees_are_admitted_while_the_gpus_are_unreadable() -> None:
     lab = Lab()
     lab.gpu_error = "driver is broken"
     answer = reload(lab, queue={"default": QueueSettings("default", guaranteed_gpus=64.0)})

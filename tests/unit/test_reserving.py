@@ -70,7 +70,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("parts", "expected"), SIZES.values(), ids=SIZES)
-def test_what_is_kept(parts: dict[str, Any], expected: object) -> None:
+def test_resources_are_reserved(parts: dict[str, Any], expected: object) -> None:
     lab = Lab(gpus=4)
     ask(lab, wanted(**parts))
     assert kept(lab) == expected
@@ -95,7 +95,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("command", "text"), REFUSED.values(), ids=REFUSED)
-def test_refusals(command: Reserve, text: str) -> None:
+def test_invalid_reservations_are_refused(command: Reserve, text: str) -> None:
     lab = Lab()
     with pytest.raises(Refused) as caught:
         ask(lab, command)
@@ -105,14 +105,14 @@ def test_refusals(command: Reserve, text: str) -> None:
     assert lab.scheduler.world.calendar == {}
 
 
-def test_a_card_that_is_not_there_is_not_found() -> None:
+def test_an_unknown_gpu_is_refused() -> None:
     with pytest.raises(NotFound, match="'7' is neither a node nor a GPU"):
         ask(Lab(), wanted(cards=("7",)))
     with pytest.raises(NotFound, match="'n1' is not a GPU"):
         ask(Lab(), wanted(cards=("n1",)))
 
 
-def test_only_the_owner_may() -> None:
+def test_only_the_owner_may_reserve() -> None:
     lab = Lab()
     stranger = Caller(OWNER.uid + 1, "eve")
     with pytest.raises(Forbidden, match="not eve"):
@@ -123,7 +123,7 @@ def test_only_the_owner_may() -> None:
     assert list(lab.scheduler.world.calendar) == ["course"]
 
 
-def test_a_name_is_free_again_when_the_reservation_is_over() -> None:
+def test_the_name_of_an_expired_reservation_can_be_reused() -> None:
     lab = Lab()
     ask(lab, wanted())
     with pytest.raises(Refused, match="reservation course exists already"):
@@ -137,7 +137,7 @@ def test_a_name_is_free_again_when_the_reservation_is_over() -> None:
     ]
 
 
-def test_what_is_over_leaves_the_table_with_the_next_one() -> None:
+def test_expired_reservations_are_removed_with_the_next_one() -> None:
     lab = Lab()
     ask(lab, wanted())
     lab.turn(2 * HOUR)
@@ -145,7 +145,7 @@ def test_what_is_over_leaves_the_table_with_the_next_one() -> None:
     assert [one.name for one in lab.store.load_reservations()] == ["other"]
 
 
-def test_cards_of_another_reservation_are_left_out_or_named() -> None:
+def test_gpus_of_another_reservation_are_skipped_or_named() -> None:
     lab = Lab(gpus=4)
     ask(lab, wanted(gpus=2, every_s=DAY))
     ask(lab, wanted("demo", begins_in=5 * DAY + HOUR, gpus=2))
@@ -159,7 +159,7 @@ def test_cards_of_another_reservation_are_left_out_or_named() -> None:
     ask(lab, wanted("late", begins_in=7 * DAY + 2 * HOUR, is_node=True))
 
 
-def test_running_jobs_that_may_reach_into_it_are_named() -> None:
+def test_running_jobs_that_may_overlap_are_named() -> None:
     lab = Lab()
     short = lab.submit(request=request(gpus=1), time_limit_s=HOUR // 2)
     endless = lab.submit(request=request(gpus=1))
@@ -176,7 +176,7 @@ def test_running_jobs_that_may_reach_into_it_are_named() -> None:
     assert answer["notes"] == [f"job {endless} of ann has no time limit, and is not affected"]
 
 
-def test_an_account_that_is_not_configured_is_a_remark_only() -> None:
+def test_an_unconfigured_account_is_only_a_warning() -> None:
     lab = Lab(account={"vision": AccountSettings("vision")})
     answer = ask(lab, wanted(accounts=("vision", "visoin")))
     assert answer["notes"] == ["account visoin does not exist yet"]
@@ -198,7 +198,7 @@ def test_a_member_runs_inside_while_others_wait() -> None:
     assert lab.job(other).state is JobState.PENDING
 
 
-def test_a_job_of_nobody_in_it_is_refused() -> None:
+def test_a_job_of_a_non_member_is_refused() -> None:
     lab = Lab()
     ask(lab, wanted(users=("bob",)))
     with pytest.raises(Refused, match="access denied to the requested reservation 'course': it is not for ann"):
@@ -218,7 +218,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("changes", "text"), CHANGES.values(), ids=CHANGES)
-def test_changes_of_a_job_inside(changes: dict[str, Any], text: str | None) -> None:
+def test_a_job_inside_can_be_changed(changes: dict[str, Any], text: str | None) -> None:
     lab = Lab(gpus=3)
     for name, user in (("course", "ann"), ("other", "ann"), ("theirs", "bob")):
         ask(lab, wanted(name, users=(user,)))
@@ -230,7 +230,7 @@ def test_changes_of_a_job_inside(changes: dict[str, Any], text: str | None) -> N
         assert text in answer.message
 
 
-def test_a_job_of_a_reservation_that_is_gone_can_still_be_changed() -> None:
+def test_a_job_of_a_removed_reservation_can_still_be_changed() -> None:
     lab = Lab()
     ask(lab, wanted())
     job_id = lab.submit(time_limit_s=60, reservation="course")
@@ -243,7 +243,7 @@ def test_a_job_of_a_reservation_that_is_gone_can_still_be_changed() -> None:
     assert lab.job(job_id).state is JobState.RUNNING
 
 
-def test_taking_one_out_frees_its_cards_and_names_the_jobs_that_wait_for_it() -> None:
+def test_removal_frees_the_gpus_and_names_waiting_jobs() -> None:
     lab = Lab(gpus=1)
     ask(lab, wanted())
     member = lab.submit(time_limit_s=60, reservation="course")
@@ -254,7 +254,7 @@ def test_taking_one_out_frees_its_cards_and_names_the_jobs_that_wait_for_it() ->
     assert lab.job(other).state is JobState.RUNNING
 
 
-def test_taking_out_is_all_or_nothing() -> None:
+def test_removal_is_atomic() -> None:
     lab = Lab()
     ask(lab, wanted())
     with pytest.raises(NotFound, match="there is no reservation 'nope'"):
@@ -262,7 +262,7 @@ def test_taking_out_is_all_or_nothing() -> None:
     assert list(lab.scheduler.world.calendar) == ["course"]
 
 
-def test_a_full_disk_leaves_the_calendar_as_it_is() -> None:
+def test_a_full_disk_leaves_the_calendar_unchanged() -> None:
     lab = Lab()
     ask(lab, wanted())
     lab.store.is_full = True
@@ -298,7 +298,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize(("cards", "count", "jobs", "expected"), CHOICES.values(), ids=CHOICES)
-def test_choose(cards: tuple[Any, ...], count: int, jobs: list[Any], expected: list[int] | None) -> None:
+def test_gpus_are_chosen(cards: tuple[Any, ...], count: int, jobs: list[Any], expected: list[int] | None) -> None:
     entry = CalendarEntry("course", NOW + HOUR, HOUR, ())
     place = choose_placement(ReservationRequest(gpus=count), entry, [node(gpus=cards)], [], jobs, NOW)
     assert (None if place is None else [one.index for one in place.gpus]) == expected

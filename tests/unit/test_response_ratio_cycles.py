@@ -33,7 +33,7 @@ def starts_of(planner: Planner, now: float = NOW) -> list[int]:
     return expected
 
 
-def test_arrivals_that_fill_gaps_start_by_their_ratio():
+def test_backfilled_arrivals_start_by_their_ratio():
     planner = Planner((node(cpus=8.0),), Settings(priority=AT_ONCE))
     queue_all(planner, (1, key(cpus=2.0, limit_s=2 * HOUR), 0.0))
     assert starts_of(planner) == [1]
@@ -43,7 +43,7 @@ def test_arrivals_that_fill_gaps_start_by_their_ratio():
     assert starts_of(planner) == [5, 6, 3, 4]
 
 
-def test_jobs_of_guaranteed_queues_fill_gaps():
+def test_jobs_of_guaranteed_queues_are_backfilled():
     queues = {name: QueueSettings(name, guaranteed_cpus=4.0) for name in ("nlp", "vision")}
     planner = Planner((node(cpus=8.0),), Settings(priority=AT_ONCE, queue=queues, preempt=PreemptSettings(mode="off")))
     queue_all(planner, (1, key(cpus=5.0, limit_s=2 * HOUR, queue="nlp"), 0.0))
@@ -53,7 +53,7 @@ def test_jobs_of_guaranteed_queues_fill_gaps():
     assert sorted(starts_of(planner)) == [3, 4, 5]
 
 
-def test_users_whose_last_run_has_ended_are_compared_with_nobody():
+def test_users_without_an_open_run_are_not_compared():
     planner = Planner((node(cpus=2.0),), Settings(priority=AT_ONCE))
     planner.fairshare.reset(
         Usage("", user, Resources(cpus=hours * HOUR), NOW) for user, hours in (("ann", 1.0), ("bob", 2.0), ("eve", 1e6))
@@ -67,7 +67,7 @@ def test_users_whose_last_run_has_ended_are_compared_with_nobody():
     assert starts_of(planner, NOW + 1) == [3]
 
 
-def test_users_who_have_left_take_no_part_of_their_accounts_shares():
+def test_departed_users_take_no_part_of_their_accounts_shares():
     accounts = {name: AccountSettings(name) for name in ("lab", "vision")}
 
     def shares(has_guest: bool) -> list[float]:
@@ -86,7 +86,7 @@ def test_users_who_have_left_take_no_part_of_their_accounts_shares():
     assert shares(has_guest=True) == shares(has_guest=False) == [1.0, 1.0]
 
 
-def test_jobs_that_have_waited_long_stand_in_the_first_band_of_now():
+def test_long_waiting_jobs_are_in_the_first_current_band():
     fairshare = FairShare(Settings(), Resources(cpus=8.0))
     light, middle, heavy = users = [fairshare.of("", user) for user in ("light", "middle", "heavy")]
     fairshare.reset(

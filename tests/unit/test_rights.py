@@ -48,7 +48,7 @@ def daemon_of_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access.os, "geteuid", lambda: 0)
 
 
-def test_each_key_of_a_job_is_either_shown_to_strangers_or_masked() -> None:
+def test_each_job_key_is_either_public_or_masked() -> None:
     assert set(JOB_FIELDS) == PUBLIC | MASKED.keys()
     assert not PUBLIC & MASKED.keys()
 
@@ -67,7 +67,7 @@ def test_rights_by_act(act: Act) -> None:
     assert may(ROOT, act, theirs, settings) == (act is not Act.REPEAT)
 
 
-def test_what_others_hold_its_owner_cannot_release() -> None:
+def test_the_owner_cannot_release_a_hold_of_others() -> None:
     lab = Lab(cpus=1)
     first, second = lab.submit(hold=True), lab.submit(array=ArraySpec("0-3"), hold=True)
     assert lab.ask(Hold(ROOT, (first, second + 1)))[0]["changed"] == [str(first), f"{second}_0"]
@@ -84,7 +84,7 @@ def test_what_others_hold_its_owner_cannot_release() -> None:
     assert [lab.job(job_id).hold for job_id in (first, second, second + 1)] == [None, None, None]
 
 
-def test_hold_and_release_by_filter_touch_only_what_the_caller_may_change() -> None:
+def test_hold_and_release_by_filter_affect_only_permitted_jobs() -> None:
     lab = Lab(cpus=1)
     running, mine, other = lab.submit(), lab.submit(name="a"), lab.submit(name="b")
     array = lab.submit(array=ArraySpec("0-3"), name="a")
@@ -108,7 +108,7 @@ def test_hold_and_release_by_filter_touch_only_what_the_caller_may_change() -> N
     assert lab.job(other).hold == "admin", "what others hold is theirs to release"
 
 
-def test_a_job_that_goes_first_in_ones_own_queue_does_not_go_first_in_that_of_others() -> None:
+def test_going_first_in_the_own_queue_does_not_apply_to_others() -> None:
     lab = Lab(cpus=1, queue=QUEUES)
     lab.submit(queue="batch")
     (answer,) = lab.ask(lab.submission(BOB, queue="vision", nice=-100))
@@ -125,7 +125,7 @@ def test_a_job_that_goes_first_in_ones_own_queue_does_not_go_first_in_that_of_ot
     assert lab.job(moved).spec.nice == -5
 
 
-def test_an_admin_is_who_is_in_the_group_right_now() -> None:
+def test_an_admin_is_a_current_member_of_the_group() -> None:
     user = pwd.getpwuid(1)
     group = grp.getgrgid(user.pw_gid).gr_name
     settings = Settings(access=AccessSettings(admin_group=group))
@@ -155,7 +155,7 @@ def test_texts_have_no_numbers_of_hidden_jobs() -> None:
         assert Viewer(service, ROOT).text(text) == text
 
 
-def test_the_status_counts_a_users_own_jobs_where_those_of_others_are_hidden() -> None:
+def test_the_status_counts_only_own_jobs_where_others_are_hidden() -> None:
     lab = Lab(cpus=1, access=AccessSettings(private_data=("jobs",)))
     lab.submit()
     lab.ask(lab.submission(BOB, array=ArraySpec("0-4")))
@@ -176,7 +176,7 @@ def test_the_status_counts_a_users_own_jobs_where_those_of_others_are_hidden() -
 
 
 @pytest.mark.parametrize(("caller", "found"), [(ROOT, [3, 4]), (ANN, [2, 4]), (BOB, [1, 3]), (Caller(1002, "eve"), [])])
-def test_of_jobs_by_name_no_more_are_read_than_are_asked_for(
+def test_jobs_by_name_reads_no_more_than_requested(
     caller: Caller, found: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = Lab()
@@ -199,7 +199,7 @@ def test_of_jobs_by_name_no_more_are_read_than_are_asked_for(
     assert read == found
 
 
-def test_a_bucket_gives_what_it_has_and_says_how_long_the_rest_takes() -> None:
+def test_a_bucket_grants_its_tokens_and_says_how_long_the_rest_takes() -> None:
     bucket = TokenBucket(10, now=0.0)
     assert [bucket.take(1, 10, 2.0, 0.0) for _ in range(10)] == [0.0] * 10
     assert bucket.take(1, 10, 2.0, 0.0) == 0.5
@@ -208,7 +208,7 @@ def test_a_bucket_gives_what_it_has_and_says_how_long_the_rest_takes() -> None:
     assert bucket.take(1, 10, 2.0, 100.0) == 8.0
 
 
-def test_one_users_requests_do_not_count_for_another_and_roots_not_at_all() -> None:
+def test_requests_are_counted_per_user_and_not_for_root() -> None:
     clock = FakeClock()
     pace, limit = RateLimits(clock.now), LimitSettings(requests_per_s=1, requests_burst=10)
     for _ in range(10):
@@ -223,7 +223,7 @@ def test_one_users_requests_do_not_count_for_another_and_roots_not_at_all() -> N
     pace.request(ANN, limit)
 
 
-def test_bytes_on_their_way_are_given_back() -> None:
+def test_bytes_in_flight_are_returned() -> None:
     pace = RateLimits(FakeClock().now)
     with pace.body(ANN, 150 << 20):
         with pytest.raises(TooMany), pace.body(ANN, 50 << 20):
@@ -234,7 +234,7 @@ def test_bytes_on_their_way_are_given_back() -> None:
         pass
 
 
-def test_a_million_refusals_cost_a_few_lines_and_no_deed(tmp_path: Path) -> None:
+def test_a_million_refusals_write_a_few_lines(tmp_path: Path) -> None:
     clock = FakeClock()
     settings = AccessSettings(audit_mib=0.01, audit_files=2)
     audit = Audit(str(tmp_path), clock.now, lambda: settings)
@@ -256,7 +256,7 @@ def test_a_million_refusals_cost_a_few_lines_and_no_deed(tmp_path: Path) -> None
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_record_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+def test_a_failing_audit_record_stops_no_request(tmp_path: Path) -> None:
     audit = Audit(str(tmp_path / "gone"), FakeClock().now, AccessSettings)
     audit.record(AuditEvent(BOB, "cancel", "job 1", "ann"))
     assert audit.lost == 1
@@ -265,7 +265,7 @@ def test_a_record_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     assert audit.lost == 0
 
 
-def test_paths_of_the_system_and_of_a_root_to_try_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_the_system_and_of_a_trial_root_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "_root", None)
     monkeypatch.setenv("GPUSCHED_HOME", "/somewhere")
     monkeypatch.delenv("GPUSCHED_CONFIG", raising=False)
@@ -278,7 +278,7 @@ def test_paths_of_the_system_and_of_a_root_to_try_it(monkeypatch: pytest.MonkeyP
     assert os.path.dirname(paths.config_file()) == "/tmp/x/etc/gpusched"
 
 
-def test_clients_look_for_the_system_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_clients_try_the_system_daemon_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "api.sock").touch()
     monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(tmp_path / "api.sock"))
     for name in ("GPUSCHED_HOME", "GPUSCHED_SOCKET", "GPUSCHED_CONFIG"):

@@ -16,7 +16,7 @@ def told(**ticket: Any) -> dict[str, Any]:
     return dict(properties(SimpleNamespace(**base), UnitNames(), program, (0, 1, 2)))  # type: ignore[arg-type]
 
 
-def test_dollars_of_the_command_are_no_variables() -> None:
+def test_dollars_in_the_command_are_not_expanded() -> None:
     """And the property is one that systemd 252 finds again after a daemon-reload, which it does not of ExecStartEx."""
     found = told()
     assert "ExecStartEx" not in found

@@ -61,7 +61,7 @@ def server(tmp_path: Path) -> Iterator[Halting]:
     made.close()
 
 
-def test_a_request_under_way_is_answered_though_another_thread_closes(server: Halting) -> None:
+def test_a_request_in_flight_is_answered_when_another_thread_closes(server: Halting) -> None:
     link = Link(str(server.path))
     with ThreadPoolExecutor(1) as pool:
         under_way = pool.submit(link.call, "GET", "/v1/status")
@@ -73,7 +73,7 @@ def test_a_request_under_way_is_answered_though_another_thread_closes(server: Ha
         assert server.closed.acquire(timeout=20), "it is closed once it was answered"
 
 
-def test_after_a_close_the_next_request_makes_a_new_connection_that_can_be_closed_too(server: Halting) -> None:
+def test_a_request_after_close_makes_a_new_closable_connection(server: Halting) -> None:
     server.goes_on.set()
     link = Link(str(server.path))
     for taken in (1, 2, 3):

@@ -54,7 +54,7 @@ def heard(server: socket.socket) -> list[str]:
             return found
 
 
-def test_without_systemd_nothing_is_told() -> None:
+def test_without_systemd_no_notification_is_sent() -> None:
     manager = ServiceManager({})
     assert (manager.watchdog_s, manager.unit) == (None, None)
     for tell in (manager.starting, manager.ready, manager.reloading, manager.alive, manager.stopping):
@@ -62,7 +62,7 @@ def test_without_systemd_nothing_is_told() -> None:
     manager.status("x")
 
 
-def test_the_life_of_a_service(other_end: socket.socket) -> None:
+def test_a_service_reports_its_lifecycle(other_end: socket.socket) -> None:
     manager = ServiceManager(environ(other_end))
     manager.ready()
     manager.status("3 running")
@@ -78,7 +78,7 @@ def test_the_life_of_a_service(other_end: socket.socket) -> None:
     assert "\nMONOTONIC_USEC=" in words[3]
 
 
-def test_the_variables_are_not_left_to_children(other_end: socket.socket) -> None:
+def test_the_variables_are_not_inherited_by_children(other_end: socket.socket) -> None:
     found = environ(other_end, WATCHDOG_USEC="1", WATCHDOG_PID="1", HOME="/root")
     ServiceManager(found)
     assert found == {"HOME": "/root"}
@@ -92,13 +92,13 @@ def test_an_abstract_socket_is_reached() -> None:
         assert server.recv(100) == b"READY=1"
 
 
-def test_a_manager_that_is_gone_is_no_trouble(other_end: socket.socket, tmp_path: Path) -> None:
+def test_a_missing_manager_does_no_harm(other_end: socket.socket, tmp_path: Path) -> None:
     manager = ServiceManager(environ(other_end))
     os.unlink(tmp_path / "notify")
     manager.ready()
 
 
-def test_signs_of_life_are_told_in_time_and_not_at_every_tick(other_end: socket.socket, clock: list[float]) -> None:
+def test_watchdog_pings_are_sent_in_time_and_not_at_every_tick(other_end: socket.socket, clock: list[float]) -> None:
     manager = ServiceManager(environ(other_end, WATCHDOG_USEC="120000000", WATCHDOG_PID=str(os.getpid())))
     assert manager.watchdog_s == 120.0
     for _ in range(1000):
@@ -112,7 +112,7 @@ def test_signs_of_life_are_told_in_time_and_not_at_every_tick(other_end: socket.
     assert heard(other_end) == ["WATCHDOG=1"]
 
 
-def test_a_watchdog_of_another_process_is_not_ours(other_end: socket.socket) -> None:
+def test_a_watchdog_of_another_process_is_ignored(other_end: socket.socket) -> None:
     manager = ServiceManager(environ(other_end, WATCHDOG_USEC="120000000", WATCHDOG_PID=str(os.getpid() + 1)))
     assert manager.watchdog_s is None
 
@@ -132,7 +132,7 @@ def test_a_long_start_asks_for_time_until_it_is_over(other_end: socket.socket, m
     wait_until(lambda: not [t for t in service_manager.threading.enumerate() if t.name == "starting"])
 
 
-def test_a_start_that_never_ends_is_given_up(other_end: socket.socket, clock: list[float]) -> None:
+def test_a_start_that_never_ends_times_out(other_end: socket.socket, clock: list[float]) -> None:
     manager = ServiceManager(environ(other_end))
     assert not manager._has_started.wait(0)
     manager._has_started.wait = lambda timeout: clock.__setitem__(0, clock[0] + 1000.0)  # type: ignore[assignment, method-assign]
@@ -158,14 +158,14 @@ def test_lines_for_the_journal_begin_with_their_priority(level: int, number: int
     assert JournalFormatter().format(record("hello", level)) == f"<{number}>gpusched.daemon: hello"
 
 
-def test_every_line_of_a_trace_has_it() -> None:
+def test_every_line_of_a_traceback_has_a_priority() -> None:
     lines = JournalFormatter().format(record("bad", logging.ERROR, trace=True)).splitlines()
     assert len(lines) > 3
     assert all(line.startswith("<3>") for line in lines)
 
 
 @pytest.mark.parametrize("formatter", [JournalFormatter(), LineFormatter("%(levelname)s %(name)s: %(message)s")])
-def test_nobody_writes_lines_of_their_own_into_the_log(formatter: logging.Formatter) -> None:
+def test_user_text_cannot_forge_log_lines(formatter: logging.Formatter) -> None:
     forged = "x\n<3>gpusched.daemon: all is lost\r\x1b[2J\u2028ERROR gpusched.daemon: \x85y"
     (line,) = formatter.format(record(f"job 7 ({forged}) ended")).splitlines()
     assert line.isprintable()
@@ -180,7 +180,7 @@ def test_nobody_writes_lines_of_their_own_into_the_log(formatter: logging.Format
     assert all(line.removeprefix("<3>").startswith("    ") and line.isprintable() for line in trace)
 
 
-def test_the_journal_is_told_by_what_stderr_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_is_recognized_by_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     found = os.fstat(2)
     for value, is_it in (
         (f"{found.st_dev}:{found.st_ino}", True),
@@ -191,7 +191,7 @@ def test_the_journal_is_told_by_what_stderr_is(monkeypatch: pytest.MonkeyPatch) 
         assert writes_to_journal() is is_it
 
 
-def test_a_sandbox_is_told_by_what_no_child_can_leave() -> None:
+def test_a_sandbox_is_recognized_by_inherited_restrictions() -> None:
     import subprocess
 
     code = "from gpusched.daemon.service_manager import is_locked_in as f; import ctypes; print(f(), end=' '); "
@@ -212,7 +212,7 @@ def test_runs_are_not_forked_into_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> 
     assert "gpusched system install" in caught.value.hint
 
 
-def test_where_the_log_is() -> None:
+def test_the_log_location_is_found() -> None:
     assert journal_command("gpusched.service", is_system=True) == "journalctl -u gpusched.service"
     assert journal_command(None, is_system=False) == "journalctl --user -u gpusched.service"
 

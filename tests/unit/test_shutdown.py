@@ -33,7 +33,7 @@ def reason(lab: Lab, job_id: int) -> str:
     return found.text
 
 
-def test_runs_are_ended_and_wait_and_nothing_starts() -> None:
+def test_runs_are_ended_and_requeued_and_no_job_starts() -> None:
     lab = Lab(gpus=1, outcome=FOREVER)
     first = lab.submit(request=request(gpus=1))
     second = lab.submit(request=request(gpus=1))
@@ -57,7 +57,7 @@ def test_runs_are_ended_and_wait_and_nothing_starts() -> None:
     assert lab.job(first).state is JobState.RUNNING
 
 
-def test_a_run_gets_its_own_grace_but_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_gets_its_own_grace_up_to_the_shutdown_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(outcome=FOREVER)
     patient = lab.submit(launch=launch("true", env_sha="e", grace_s=300.0))
     quick = lab.submit(launch=launch("true", env_sha="e", grace_s=5.0))
@@ -71,7 +71,7 @@ def test_a_run_gets_its_own_grace_but_no_more_than_there_is(monkeypatch: pytest.
     }
 
 
-def test_a_run_that_the_first_process_has_ended_is_not_started_again_in_the_same_turn() -> None:
+def test_a_run_ended_by_systemd_is_not_restarted_in_the_same_tick() -> None:
     """Under systemd the units of runs are ended before the daemon hears anything."""
     lab = Lab(gpus=1, outcome=FOREVER)
     job_id = lab.submit(request=request())
@@ -83,7 +83,7 @@ def test_a_run_that_the_first_process_has_ended_is_not_started_again_in_the_same
     assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.PENDING, 1)
 
 
-def test_an_end_by_a_shutdown_that_is_over_stops_nothing() -> None:
+def test_an_end_by_a_finished_shutdown_stops_nothing() -> None:
     """The daemon was gone before its runs: after the reboot their ends are read from the spool."""
     lab = Lab(gpus=1, outcome=FOREVER)
     job_id = lab.submit(request=request())
@@ -127,7 +127,7 @@ def a_lab(**daemon: Any) -> Lab:
     return lab
 
 
-def test_a_term_alone_ends_the_daemon_at_once_and_leaves_runs_alone(run: Run) -> None:
+def test_a_plain_term_ends_the_daemon_at_once_and_leaves_runs_alone(run: Run) -> None:
     lab = a_lab()
     said = run(lab, lambda: False, term)
     assert "READY=1" in said
@@ -136,7 +136,7 @@ def test_a_term_alone_ends_the_daemon_at_once_and_leaves_runs_alone(run: Run) ->
     assert not any("coming to their end" in word for word in said)
 
 
-def test_when_the_machine_goes_down_runs_are_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_waited_for_during_a_shutdown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     tick = lab.scheduler.tick
 
@@ -151,7 +151,7 @@ def test_when_the_machine_goes_down_runs_are_waited_for(run: Run, monkeypatch: p
     assert any(word.startswith("EXTEND_TIMEOUT_USEC=") for word in said)
 
 
-def test_a_run_that_does_not_end_is_waited_for_so_long(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_stubborn_run_times_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "_LAST_WORDS_S", 0.1)
     lab = a_lab(shutdown_grace_s=0.1)
     run(lab, lambda: True, term)
@@ -171,7 +171,7 @@ def test_a_machine_that_stays_up_starts_jobs_again(run: Run, monkeypatch: pytest
     assert not lab.scheduler.is_going_down
 
 
-def test_the_watchdog_hears_of_ticks_that_were_done_and_of_no_others(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdog_is_pinged_only_by_completed_ticks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     alive: list[int] = []
     monkeypatch.setattr(ServiceManager, "alive", lambda self: alive.append(lab.scheduler.ticks))
@@ -187,7 +187,7 @@ def test_the_watchdog_hears_of_ticks_that_were_done_and_of_no_others(run: Run, m
     assert alive == []
 
 
-def test_systemd_is_shown_how_many_jobs_there_are_and_that_settings_are_read(run: Run) -> None:
+def test_systemd_shows_the_number_of_jobs_and_reloads(run: Run) -> None:
     lab = a_lab()
 
     def hang_up() -> None:

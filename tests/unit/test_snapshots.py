@@ -90,7 +90,7 @@ def test_the_folder_asked_for_is_found_inside_the_copy(code: Path) -> None:
     assert tree_of(frozen(code / "sub")) == {"b": "b"}
 
 
-def test_a_hundred_snapshots_of_one_tree_are_one_copy_also_at_once(code: Path, tmp_path: Path) -> None:
+def test_a_hundred_snapshots_of_one_tree_are_one_copy_even_concurrently(code: Path, tmp_path: Path) -> None:
     names: list[str] = []
     threads = [threading.Thread(target=lambda: names.extend(frozen(code).name for _ in range(25))) for _ in range(4)]
     for thread in threads:
@@ -139,7 +139,7 @@ def test_names_with_odd_bytes_survive(code: Path) -> None:
     assert b"\xff\n tab\t" in os.listdir(os.fsencode(found.work_dir))
 
 
-def test_links_are_kept_and_those_that_lead_out_still_lead_there(code: Path, tmp_path: Path) -> None:
+def test_links_are_kept_and_outside_targets_resolve(code: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (code / "inside").symlink_to("a.py")
     (code / "out").symlink_to("../data")
@@ -163,7 +163,7 @@ def test_sockets_and_pipes_are_left_out_and_named(code: Path) -> None:
     assert found.about["left_out"] == ["pipe", "sock"]
 
 
-def test_what_is_ignored_is_linked_to_where_it_lives(code: Path) -> None:
+def test_ignored_files_are_linked_to_their_original_place(code: Path) -> None:
     (code / "data").mkdir()
     (code / "data" / "big").write_text("d" * 2_000_000)
     (code / "model.bin").write_text("m" * 2_000_000)
@@ -192,7 +192,7 @@ def test_logs_and_compiled_files_do_not_make_another_snapshot(code: Path) -> Non
         ({f"many/{n}": 0 for n in range(60)}, ["61 files, more than the 50 of [limit] snapshot_files", "many/ (60)"]),
     ],
 )
-def test_what_is_too_large_is_refused_with_the_largest_entries(
+def test_an_oversized_tree_is_refused_with_its_largest_entries(
     code: Path, sizes: dict[str, int], says: list[str]
 ) -> None:
     for name, size in sizes.items():
@@ -206,7 +206,7 @@ def test_what_is_too_large_is_refused_with_the_largest_entries(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_cannot_be_read_is_named_and_nothing_is_left_behind(code: Path, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named_and_nothing_is_left_behind(code: Path, tmp_path: Path) -> None:
     (code / "secret").write_text("s")
     (code / "secret").chmod(0)
     with pytest.raises(Refused, match="secret cannot be read"):
@@ -215,7 +215,7 @@ def test_what_cannot_be_read_is_named_and_nothing_is_left_behind(code: Path, tmp
     assert os.listdir(folder) == ["lock"]
 
 
-def test_the_schedulers_own_files_are_not_kept(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_the_scheduler_are_excluded(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSCHED_HOME", str(code / "home"))
     frozen(code)
     with pytest.raises(Refused, match="the scheduler's own files"):
@@ -225,7 +225,7 @@ def test_the_schedulers_own_files_are_not_kept(code: Path, monkeypatch: pytest.M
     remove(str(code / "home"))
 
 
-def test_empty_folders_are_there(code: Path) -> None:
+def test_empty_folders_are_copied(code: Path) -> None:
     (code / "runs" / "old").mkdir(parents=True)
     found = frozen(code)
     assert os.path.isdir(f"{found.work_dir}/runs/old")
@@ -233,7 +233,7 @@ def test_empty_folders_are_there(code: Path) -> None:
     assert frozen(code).name != found.name
 
 
-def test_what_goes_while_it_is_copied_is_left_out(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_removed_during_the_copy_are_skipped(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code / ".a.py.swp").write_text("editor")
 
     def check(listing: snapshot.Listing, _: SnapshotLimits) -> None:
@@ -244,7 +244,7 @@ def test_what_goes_while_it_is_copied_is_left_out(code: Path, monkeypatch: pytes
     assert (tree_of(found), found.about["files"], found.about["bytes"]) == ({"a.py": "1"}, 1, 1)
 
 
-def test_what_is_written_while_it_is_copied_is_copied_again(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_written_during_the_copy_are_copied_again(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved in place by an editor: the copy is not the first half of one and the second half of the other."""
     content, left = snapshot.copy_content, [1]
 
@@ -258,7 +258,7 @@ def test_what_is_written_while_it_is_copied_is_copied_again(code: Path, monkeypa
     assert (tree_of(found), found.about["unsettled"]) == ({"a.py": "second, longer"}, [])
 
 
-def test_a_log_that_grows_all_the_time_is_cut_and_named(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_constantly_growing_log_is_truncated_and_named(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = snapshot.copy_content
 
     def grow(reader: int, writer: int, size: int) -> None:
@@ -277,7 +277,7 @@ def test_a_log_that_grows_all_the_time_is_cut_and_named(code: Path, monkeypatch:
 # --- what leads out of it -------------------------------------------------------------------------------
 
 
-def test_pythonpath_leads_into_the_copy(code: Path, tmp_path: Path) -> None:
+def test_pythonpath_points_into_the_copy(code: Path, tmp_path: Path) -> None:
     (code / "src").mkdir()
     (code / "src" / "m.py").write_text("")
     (code / "data").mkdir()
@@ -306,7 +306,7 @@ def test_pythonpath_leads_into_the_copy(code: Path, tmp_path: Path) -> None:
         ({"script": "python a.py > $SLURM_SUBMIT_DIR/out", "argv": ["a.py", "/dev/null", "/", "/\0"]}, []),
     ],
 )
-def test_what_is_taken_from_the_tree_itself_is_told(
+def test_files_used_from_the_original_tree_are_reported(
     code: Path, monkeypatch: pytest.MonkeyPatch, spec: dict[str, object], says: list[str]
 ) -> None:
     (code / "data").mkdir()
@@ -328,7 +328,7 @@ def test_what_is_taken_from_the_tree_itself_is_told(
 
 
 @needs_git
-def test_a_work_tree_is_kept_with_its_changes_and_new_files_without_what_is_ignored(code: Path) -> None:
+def test_a_work_tree_is_copied_with_changes_and_new_but_not_ignored_files(code: Path) -> None:
     (code / ".gitignore").write_text("out/\n")
     (code / "gone.py").write_text("x")
     (code / "sub").mkdir()
@@ -352,7 +352,7 @@ def test_a_work_tree_is_kept_with_its_changes_and_new_files_without_what_is_igno
 
 
 @needs_git
-def test_a_work_tree_before_its_first_commit(code: Path) -> None:
+def test_a_work_tree_without_commits_is_copied(code: Path) -> None:
     git(code, "init", "-q", ".")
     found = frozen(code)
     assert tree_of(found) == {"a.py": "1"}
@@ -380,7 +380,7 @@ def test_submodules_and_repositories_inside_are_kept_too(code: Path, tmp_path: P
 
 
 @needs_git
-def test_tracked_files_that_are_named_as_data_are_linked_by_their_folder(code: Path) -> None:
+def test_tracked_files_named_as_data_are_linked_by_their_folder(code: Path) -> None:
     (code / "data").mkdir()
     for n in range(3):
         (code / "data" / str(n)).write_text("d")
@@ -396,7 +396,7 @@ def test_a_plain_copy_of_a_work_tree_leaves_gits_own_folder_out(code: Path) -> N
 
 
 @needs_git
-def test_git_is_insisted_on_only_where_there_is_a_work_tree(code: Path) -> None:
+def test_git_is_required_only_in_a_work_tree(code: Path) -> None:
     with pytest.raises(Refused, match="cannot be read by git") as caught:
         frozen(code, "git")
     assert "--snapshot=copy" in caught.value.hint
@@ -404,7 +404,7 @@ def test_git_is_insisted_on_only_where_there_is_a_work_tree(code: Path) -> None:
 
 
 @needs_git
-def test_an_empty_folder_and_a_submodule_that_is_not_there_are_folders_of_the_copy(code: Path, tmp_path: Path) -> None:
+def test_an_empty_folder_and_a_missing_submodule_are_folders_of_the_copy(code: Path, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "l.py").write_text("l")
     committed(tmp_path / "lib")
@@ -421,7 +421,7 @@ def test_an_empty_folder_and_a_submodule_that_is_not_there_are_folders_of_the_co
 
 
 @needs_git
-def test_the_repository_is_that_of_the_folder_also_in_a_git_hook(
+def test_the_repository_is_that_of_the_folder_even_in_a_git_hook(
     code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """git sets these for hooks, and then asks about the hook's repository wherever it is called."""
@@ -436,7 +436,7 @@ def test_the_repository_is_that_of_the_folder_also_in_a_git_hook(
 
 
 @needs_git
-def test_a_filter_that_is_not_installed_costs_the_patch_not_the_snapshot(code: Path) -> None:
+def test_a_missing_git_filter_drops_the_patch_and_keeps_the_snapshot(code: Path) -> None:
     (code / ".gitattributes").write_text("*.bin filter=lfs\n")
     (code / "w.bin").write_text("version https://git-lfs.github.com/spec/v1")
     committed(code)
@@ -451,7 +451,7 @@ def test_a_filter_that_is_not_installed_costs_the_patch_not_the_snapshot(code: P
 
 
 @needs_git
-def test_compiled_files_that_nobody_ignores_are_left_out_too(code: Path) -> None:
+def test_compiled_files_are_excluded_even_if_not_ignored(code: Path) -> None:
     committed(code)
     before = frozen(code)
     (code / "pkg" / "__pycache__").mkdir(parents=True)
@@ -461,7 +461,7 @@ def test_compiled_files_that_nobody_ignores_are_left_out_too(code: Path) -> None
 
 
 @needs_git
-def test_a_large_tree_is_refused_before_its_differences_are_looked_at(code: Path) -> None:
+def test_a_large_tree_is_refused_before_its_diff_is_computed(code: Path) -> None:
     committed(code)
     git(code, "config", "filter.slow.clean", f"touch {code}/.git/looked; cat")
     (code / ".gitattributes").write_text("a.py filter=slow\n")
@@ -482,7 +482,7 @@ def age(found: CodeSnapshot, days: float) -> None:
     os.utime(Path(found.work_dir).parent / "about.json", (then, then))
 
 
-def test_old_snapshots_go_unless_a_job_needs_them(code: Path) -> None:
+def test_old_snapshots_are_removed_unless_a_job_needs_them(code: Path) -> None:
     made = []
     for text in "xyz":
         (code / "a.py").write_text(text)
@@ -501,7 +501,7 @@ def test_old_snapshots_go_unless_a_job_needs_them(code: Path) -> None:
     assert os.path.exists(made[1].work_dir)
 
 
-def test_nobody_is_asked_while_none_is_old(code: Path) -> None:
+def test_the_daemon_is_not_queried_while_no_snapshot_is_old(code: Path) -> None:
     def ask() -> set[str]:
         raise AssertionError("asked")
 
@@ -510,7 +510,7 @@ def test_nobody_is_asked_while_none_is_old(code: Path) -> None:
         freeze(str(code), "auto", "/the/socket", LIMITS, ask)
 
 
-def test_half_made_copies_of_killed_processes_are_swept(code: Path, tmp_path: Path) -> None:
+def test_partial_copies_of_killed_processes_are_swept(code: Path, tmp_path: Path) -> None:
     found = frozen(code)
     half = Path(found.work_dir).parents[1] / ".new-x"
     (half / "tree").mkdir(parents=True)
@@ -519,7 +519,7 @@ def test_half_made_copies_of_killed_processes_are_swept(code: Path, tmp_path: Pa
     assert not half.exists()
 
 
-def test_when_there_is_too_much_those_used_longest_ago_go_first(code: Path) -> None:
+def test_the_least_recently_used_are_removed_first_when_space_is_short(code: Path) -> None:
     made = []
     for n in range(4):
         (code / "a.py").write_bytes(bytes([n]) * 400_000)
@@ -531,7 +531,7 @@ def test_when_there_is_too_much_those_used_longest_ago_go_first(code: Path) -> N
     assert [os.path.exists(found.work_dir) for found in made] == [False, True, False, False]
 
 
-def test_one_that_was_chosen_just_now_is_on_its_way_and_stays(code: Path) -> None:
+def test_a_snapshot_chosen_just_now_is_kept(code: Path) -> None:
     first = frozen(code)
     (code / "a.py").write_text("2")
     none = SnapshotLimits(mib=1, files=50, keep_days=0, total_mib=0)
@@ -542,7 +542,7 @@ def test_one_that_was_chosen_just_now_is_on_its_way_and_stays(code: Path) -> Non
     assert not os.path.exists(first.work_dir)
 
 
-def test_a_repetition_makes_its_snapshot_young(code: Path) -> None:
+def test_a_repeat_refreshes_its_snapshot(code: Path) -> None:
     found = frozen(code)
     age(found, 40)
     home = str(Path(found.work_dir).parents[1])

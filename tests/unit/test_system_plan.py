@@ -51,7 +51,7 @@ def files_below(root: str) -> set[str]:
     return {str(path)[len(root) :] for path in Path(root).rglob("*") if path.is_file() or path.is_symlink()}
 
 
-def test_a_plan_that_was_carried_out_leaves_an_empty_one(site: InstallTarget) -> None:
+def test_an_applied_plan_leaves_an_empty_one(site: InstallTarget) -> None:
     steps = install_plan(site, ServiceState())
     carry_out(steps)
     assert install_plan(site, ServiceState()) == []
@@ -64,7 +64,7 @@ def test_a_plan_that_was_carried_out_leaves_an_empty_one(site: InstallTarget) ->
     assert {f"{site.root}{path}" for path in files_below(site.root)} == {step.target for step in steps}
 
 
-def test_what_is_written_can_be_read_by_everybody_whatever_the_umask(site: InstallTarget) -> None:
+def test_written_files_are_world_readable_under_any_umask(site: InstallTarget) -> None:
     before = os.umask(0o077)
     try:
         carry_out(install_plan(site, ServiceState()))
@@ -94,7 +94,7 @@ def test_a_unit_of_an_older_release_is_replaced(site: InstallTarget) -> None:
     assert unit.read_text() == unit_text("gpusched.service", site)
 
 
-def test_a_command_of_somebody_else_is_left_alone_and_an_old_link_is_not(site: InstallTarget) -> None:
+def test_a_foreign_command_is_left_alone_and_an_old_link_is_not(site: InstallTarget) -> None:
     bin_folder = Path(site.root, "usr/local/bin")
     bin_folder.mkdir(parents=True)
     (bin_folder / "gq").write_text("#!/bin/sh\n")
@@ -109,7 +109,7 @@ def test_a_command_of_somebody_else_is_left_alone_and_an_old_link_is_not(site: I
     assert f"{site.folder}/gq" in kept[1].why
 
 
-def test_removing_takes_away_what_was_installed_and_keeps_what_is_the_administrators(site: InstallTarget) -> None:
+def test_removal_removes_installed_files_and_keeps_those_of_the_admin(site: InstallTarget) -> None:
     carry_out(install_plan(site, ServiceState()))
     state = Path(site.root, "var/lib/gpusched")
     state.mkdir(parents=True)
@@ -123,7 +123,7 @@ def test_removing_takes_away_what_was_installed_and_keeps_what_is_the_administra
     assert files_below(site.root) == set()
 
 
-def test_removing_leaves_a_pam_file_that_was_edited_and_others_commands(site: InstallTarget) -> None:
+def test_removal_keeps_an_edited_pam_file_and_foreign_commands(site: InstallTarget) -> None:
     carry_out(install_plan(site, ServiceState()))
     Path(site.root, "etc/pam.d/gpusched").write_text("session required pam_env.so\n")
     link = Path(site.root, "usr/local/bin/gq")
@@ -147,7 +147,7 @@ def with_systemd(site: InstallTarget) -> InstallTarget:
     return Machine(site.folder, launcher="systemd")
 
 
-def test_systemd_is_told_what_has_changed(site: InstallTarget) -> None:
+def test_systemd_is_notified_of_changes(site: InstallTarget) -> None:
     assert commands(site, ServiceState()) == []
     carry_out(install_plan(site, ServiceState()))
     here = with_systemd(site)
@@ -168,7 +168,7 @@ def test_systemd_is_told_what_has_changed(site: InstallTarget) -> None:
     assert commands(here, now) == ["systemctl daemon-reload", *restart]
 
 
-def test_systemd_is_told_of_no_unit_that_somebody_took_away_by_hand(site: InstallTarget) -> None:
+def test_systemd_is_not_notified_of_units_removed_by_hand(site: InstallTarget) -> None:
     carry_out(install_plan(site, ServiceState()))
     here, units = with_systemd(site), Path(site.root, "etc/systemd/system")
 
@@ -188,7 +188,7 @@ def test_systemd_is_told_of_no_unit_that_somebody_took_away_by_hand(site: Instal
 @pytest.mark.parametrize(
     ("state", "is_active"), [("active", True), ("activating", True), ("inactive", False), ("failed", False)]
 )
-def test_a_service_that_is_tried_again_and_again_is_restarted_not_joined(
+def test_a_crash_looping_service_is_restarted_and_not_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, is_active: bool
 ) -> None:
     """`systemctl start` would wait for a start that began before the unit was mended, and fail with it."""
@@ -211,7 +211,7 @@ def test_a_service_that_is_tried_again_and_again_is_restarted_not_joined(
     ],
     ids=["it is empty", "jobs run in it", "nobody counts"],
 )
-def test_the_slice_of_the_runs_goes_when_no_job_is_in_it(
+def test_the_slice_of_the_runs_is_removed_when_empty(
     site: InstallTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, wanted: list[str]
 ) -> None:
     program = tmp_path / "systemctl"
@@ -238,7 +238,7 @@ def test_with_the_fork_launcher_there_is_no_sandbox(site: InstallTarget) -> None
     assert not conf.parent.exists()
 
 
-def test_the_fork_drop_in_takes_back_every_part_of_the_sandbox() -> None:
+def test_the_fork_drop_in_reverts_every_part_of_the_sandbox() -> None:
     unit, conf = source("gpusched.service"), source("gpusched-fork.conf")
     sandbox = unit[unit.index("# --- what the daemon cannot do") : unit.index("[Install]")]
     names = {line.partition("=")[0] for line in sandbox.splitlines() if "=" in line and not line.startswith("#")}
@@ -257,7 +257,7 @@ def test_the_paths_of_the_installation_are_in_the_units() -> None:
     assert "ReadWritePaths" not in unit_text("gpusched.service", InstallTarget("/srv/tools/bin"))
 
 
-def test_units_can_be_parsed_and_say_what_the_daemon_relies_on() -> None:
+def test_units_parse_and_declare_what_the_daemon_relies_on() -> None:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string(source("gpusched.service"))
@@ -268,7 +268,7 @@ def test_units_can_be_parsed_and_say_what_the_daemon_relies_on() -> None:
     assert "Environment=TMPDIR=/var/lib/gpusched\n" in source("gpusched.service"), "/tmp cannot be written"
 
 
-def test_the_default_settings_are_comments_and_true_when_they_are_none(tmp_path: Path) -> None:
+def test_the_default_settings_are_comments_that_are_valid_when_uncommented(tmp_path: Path) -> None:
     text = source("default-config.toml")
     path = tmp_path / "config.toml"
     path.write_text(text)
@@ -282,7 +282,7 @@ def test_the_default_settings_are_comments_and_true_when_they_are_none(tmp_path:
 # --- whom root trusts -------------------------------------------------------------------------------------
 
 
-def test_of_a_path_every_part_is_looked_at_and_where_links_lead(tmp_path: Path) -> None:
+def test_every_part_of_a_path_is_checked_including_link_targets(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "python").touch()
     (tmp_path / "b").symlink_to("a")
@@ -305,7 +305,7 @@ def test_of_a_path_every_part_is_looked_at_and_where_links_lead(tmp_path: Path) 
         (0, 0, 0o700, "users cannot read"),
     ],
 )
-def test_a_file_is_doubted_when(uid: int, gid: int, mode: int, words: str | None, tmp_path: Path) -> None:
+def test_a_file_is_unsafe_when(uid: int, gid: int, mode: int, words: str | None, tmp_path: Path) -> None:
     file = tmp_path / "python"
     file.touch()
     os.chown(file, uid, gid)
@@ -315,9 +315,7 @@ def test_a_file_is_doubted_when(uid: int, gid: int, mode: int, words: str | None
 
 
 @NEEDS_ROOT
-def test_a_folder_that_users_cannot_enter_or_that_a_group_can_write_is_doubted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_closed_to_users_or_group_writable_is_unsafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     assert "users cannot enter" in str(system.doubt(str(tmp_path)))
     tmp_path.chmod(0o775)
@@ -329,7 +327,7 @@ def test_a_folder_that_users_cannot_enter_or_that_a_group_can_write_is_doubted(
 
 
 @NEEDS_ROOT
-def test_the_first_doubt_names_the_first_bad_part(tmp_path: Path) -> None:
+def test_the_first_problem_names_the_first_unsafe_part(tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "venv" / "bin").mkdir(parents=True)
     for folder in (tmp_path, home, home / "venv", home / "venv" / "bin"):
@@ -342,7 +340,7 @@ def test_the_first_doubt_names_the_first_bad_part(tmp_path: Path) -> None:
     assert found == above if above else found.startswith(f"{home} belongs to daemon")
 
 
-def test_everything_that_is_run_is_looked_at() -> None:
+def test_everything_root_runs_is_checked() -> None:
     found = set(system.parts_of_installation("/opt/gpusched/bin"))
     assert "/opt/gpusched/bin/gpuschedd" in found
     assert system.__file__ in found
@@ -351,10 +349,10 @@ def test_everything_that_is_run_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("path", "ok"), [("/opt/gpusched/bin", True), ("/opt/my tools", False), ("/opt/%h", False)])
-def test_paths_that_a_unit_file_takes(path: str, ok: bool) -> None:
+def test_unit_files_accept_paths(path: str, ok: bool) -> None:
     assert system.is_plain(path) is ok
 
 
-def test_a_missing_file_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotReady, match=r"nothing\.service is missing"):
         source("nothing.service")

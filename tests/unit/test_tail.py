@@ -39,14 +39,14 @@ def test_a_file_that_appears_later_is_read_from_its_beginning(tmp_path: Path) ->
     assert (rest_of(tail), tail.was_found) == (b"one\n", True)
 
 
-def test_a_file_in_the_place_of_its_folder_is_no_output(tmp_path: Path) -> None:
+def test_a_file_instead_of_its_folder_is_not_output(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file now")
     tail = Tail(str(tmp_path / "logs" / "out"), 2)
     tail.begin_whole()
     assert (rest_of(tail), tail.was_found) == (b"", False)
 
 
-def test_an_emptied_file_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_truncated_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"long before\n")
     tail = Tail(str(path))
@@ -62,7 +62,7 @@ def test_an_emptied_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     assert rest_of(tail) == b"as long as it was, and longer\n"
 
 
-def test_a_removed_file_is_read_to_its_end_and_its_successor_after_it(tmp_path: Path) -> None:
+def test_a_removed_file_is_read_to_its_end_before_its_successor(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with path.open("wb", buffering=0) as file:
         file.write(b"a")
@@ -76,7 +76,7 @@ def test_a_removed_file_is_read_to_its_end_and_its_successor_after_it(tmp_path: 
         assert rest_of(tail) == b"cother"
 
 
-def test_nothing_is_lost_over_several_rotations_between_two_looks(tmp_path: Path) -> None:
+def test_several_rotations_between_two_reads_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"0 ")
     tail = Tail(str(path), keep=3)
@@ -90,7 +90,7 @@ def test_nothing_is_lost_over_several_rotations_between_two_looks(tmp_path: Path
     assert not tail.skipped
 
 
-def test_what_was_rotated_away_unread_is_known_to_be_missing(tmp_path: Path) -> None:
+def test_output_rotated_away_unread_is_reported_missing(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"0 ")
     tail = Tail(str(path), keep=2)
@@ -102,7 +102,7 @@ def test_what_was_rotated_away_unread_is_known_to_be_missing(tmp_path: Path) -> 
     assert tail.skipped
 
 
-def test_a_gap_among_the_files_put_aside_stops_nobody(tmp_path: Path) -> None:
+def test_a_gap_among_rotated_files_does_not_stop_reading(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"0 ")
     tail = Tail(str(path), keep=3)
@@ -119,7 +119,7 @@ def test_a_gap_among_the_files_put_aside_stops_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "expected"), [(0, b""), (1, b"f\n"), (2, b"e\nf\n"), (3, b"d\ne\nf\n"), (99, b"a\nb\nc\nd\ne\nf\n")]
 )
-def test_the_last_lines_reach_back_into_files_put_aside(tmp_path: Path, lines: int, expected: bytes) -> None:
+def test_the_last_lines_reach_back_into_rotated_files(tmp_path: Path, lines: int, expected: bytes) -> None:
     path = tmp_path / "out"
     Path(put_aside(str(path), 2)).write_bytes(b"a\nb\n")
     Path(put_aside(str(path), 1)).write_bytes(b"c\nd\n")
@@ -129,7 +129,7 @@ def test_the_last_lines_reach_back_into_files_put_aside(tmp_path: Path, lines: i
     assert rest_of(tail) == expected
 
 
-def test_all_that_is_kept_begins_with_the_oldest(tmp_path: Path) -> None:
+def test_the_whole_output_begins_with_the_oldest_file(tmp_path: Path) -> None:
     path = tmp_path / "out"
     Path(put_aside(str(path), 1)).write_bytes(b"a")
     path.write_bytes(b"b")
@@ -138,7 +138,7 @@ def test_all_that_is_kept_begins_with_the_oldest(tmp_path: Path) -> None:
     assert rest_of(tail) == b"ab"
 
 
-def test_of_a_huge_file_only_its_end_is_read_for_a_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_end_of_a_huge_file_is_read_for_a_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out"
     with path.open("wb") as file:
         file.truncate(50 * LONGEST_LINE)
@@ -163,7 +163,7 @@ def test_of_a_huge_file_only_its_end_is_read_for_a_few_lines(tmp_path: Path, mon
     assert read <= 5 * LONGEST_LINE, "an endless line is not read from its beginning"
 
 
-def test_a_pipe_is_left_to_those_whose_it_is(tmp_path: Path) -> None:
+def test_a_pipe_is_left_to_its_readers(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     tail = Tail(str(path))
@@ -183,7 +183,7 @@ class Screen:
 
 
 @given(st.lists(st.binary(max_size=20), max_size=8))
-def test_prefixed_lines_are_whole_however_the_pieces_are_cut(pieces: list[bytes]) -> None:
+def test_prefixed_lines_are_complete_however_chunks_are_split(pieces: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         screen = Screen()
         patch.setattr(sys, "stdout", screen)
@@ -198,7 +198,7 @@ def test_prefixed_lines_are_whole_however_the_pieces_are_cut(pieces: list[bytes]
     assert screen.buffer.getvalue() == b"".join(b"[7 x] " + line + b"\n" for line in lines)
 
 
-def test_on_a_terminal_a_bar_does_not_draw_over_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_on_a_terminal_does_not_overwrite_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(is_terminal=True)
     monkeypatch.setattr(sys, "stdout", screen)
     printer = PrefixedOutput("[7 x] ", 36)

@@ -26,7 +26,7 @@ NUMBERS = st.sets(st.integers(0, 60), max_size=40)
         ("5-5:9", [5], "5"),
     ],
 )
-def test_what_is_read_is_written_in_order(text: str, numbers: list[int], written: str) -> None:
+def test_a_parsed_list_is_written_in_order(text: str, numbers: list[int], written: str) -> None:
     tasks = parse_tasks(text)
     assert list(tasks) == numbers
     assert str(tasks) == written
@@ -50,13 +50,13 @@ def test_what_is_read_is_written_in_order(text: str, numbers: list[int], written
         (f"0-{MAX_TASK + 1}", f"task {MAX_TASK + 1} is above {MAX_TASK}"),
     ],
 )
-def test_what_is_no_list_is_refused(text: str, problem: str) -> None:
+def test_an_invalid_list_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         parse_tasks(text)
 
 
 @given(NUMBERS)
-def test_a_set_holds_what_it_was_made_of(numbers: set[int]) -> None:
+def test_a_set_holds_its_elements(numbers: set[int]) -> None:
     tasks = TaskSet.of(numbers)
     assert list(tasks) == sorted(numbers)
     assert len(tasks) == len(numbers)
@@ -66,7 +66,7 @@ def test_a_set_holds_what_it_was_made_of(numbers: set[int]) -> None:
 
 
 @given(NUMBERS, st.sets(st.integers(-5, 70), max_size=40))
-def test_taking_out_leaves_the_others(numbers: set[int], taken: set[int]) -> None:
+def test_removal_leaves_the_others(numbers: set[int], taken: set[int]) -> None:
     assert list(TaskSet.of(numbers).minus(taken)) == sorted(numbers - taken)
 
 

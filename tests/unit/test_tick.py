@@ -23,7 +23,7 @@ from gpusched.scheduler.invariants import check_invariants
 from gpusched.testing import launch, request, spec
 
 
-def test_steps_come_in_their_order() -> None:
+def test_steps_run_in_order() -> None:
     lab = Lab()
     lab.steps.clear()
     lab.submit()
@@ -39,7 +39,7 @@ def test_commands_that_arrive_together_share_one_commit_with_the_starts() -> Non
     assert all(lab.job(job_id).state is JobState.RUNNING for job_id in range(1, 6))
 
 
-def test_a_confirmed_start_alone_needs_no_commit_but_is_recorded_by_the_next() -> None:
+def test_a_confirmed_start_needs_no_commit_but_is_recorded_by_the_next() -> None:
     lab = Lab()
     job_id = lab.submit()
     before = lab.store.commits
@@ -50,7 +50,7 @@ def test_a_confirmed_start_alone_needs_no_commit_but_is_recorded_by_the_next() -
     assert lab.store.runs([job_id])[0].pid is not None
 
 
-def test_who_follows_a_job_is_told_when_its_start_is_confirmed() -> None:
+def test_a_follower_is_notified_when_the_start_is_confirmed() -> None:
     """That changes no row of the job, and `glogs -f` was told nothing for a minute when no other change came."""
     lab = Lab()
     job_id = lab.submit()
@@ -82,7 +82,7 @@ def test_a_full_disk_refuses_the_command_and_keeps_the_end_for_later() -> None:
     assert lab.submit() == job_id + 1
 
 
-def test_a_bug_in_a_tick_is_answered_and_the_next_tick_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_a_tick_is_answered_and_the_next_tick_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab()
     first = lab.submit()
     answers: list[Any] = []
@@ -97,7 +97,7 @@ def test_a_bug_in_a_tick_is_answered_and_the_next_tick_goes_on(monkeypatch: pyte
     assert lab.job(first).state is JobState.COMPLETED
 
 
-def test_an_impossible_event_is_left_out_and_others_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_event_is_skipped_and_others_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab()
     first, second = lab.submit(), lab.submit()
     lab.clock.advance(11)
@@ -124,7 +124,7 @@ def test_gpus_stay_booked_until_a_reading_shows_them_clean() -> None:
     assert lab.job(second).state is JobState.RUNNING
 
 
-def test_a_restart_goes_on_with_cards_that_were_not_clean() -> None:
+def test_a_restart_continues_with_gpus_that_were_not_clean() -> None:
     lab = Lab(gpus=1)
     first = lab.submit(request=request(gpus=1))
     lab.used[0] = 5000
@@ -137,7 +137,7 @@ def test_a_restart_goes_on_with_cards_that_were_not_clean() -> None:
     assert lab.job(first).state is JobState.COMPLETED
 
 
-def test_a_card_that_never_comes_clean_is_suspect_and_the_job_ends() -> None:
+def test_a_gpu_that_stays_dirty_is_suspect_and_the_job_ends() -> None:
     lab = Lab(gpus=1)
     first = lab.submit(request=request(gpus=1))
     lab.used[0] = 5000
@@ -149,7 +149,7 @@ def test_a_card_that_never_comes_clean_is_suspect_and_the_job_ends() -> None:
     assert lab.job(lab.submit(request=request(gpus=1))).state is JobState.PENDING
 
 
-def test_a_run_on_a_lost_card_is_ended_by_hardware_and_requeued_for_free() -> None:
+def test_a_run_on_a_lost_gpu_is_ended_by_hardware_and_requeued_free() -> None:
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=1000))
     job_id = lab.submit(request=request(gpus=1))
     lab.turn()
@@ -202,7 +202,7 @@ def test_dependants_wait_for_the_retries_of_their_parent() -> None:
     assert lab.job(child).state is JobState.RUNNING
 
 
-def test_another_users_job_is_not_theirs_to_touch() -> None:
+def test_a_foreign_job_cannot_be_changed() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     job_id = lab.submit()
     commands = [
@@ -217,7 +217,7 @@ def test_another_users_job_is_not_theirs_to_touch() -> None:
     assert lab.job(job_id).state is JobState.RUNNING
 
 
-def test_a_command_about_several_jobs_is_all_or_nothing() -> None:
+def test_a_command_on_several_jobs_is_atomic() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     mine = lab.submit(hold=True)
     (answer,) = lab.ask(Release(ANN, (mine, 99)))
@@ -236,7 +236,7 @@ def test_the_number_of_jobs_is_limited() -> None:
     assert lab.store.jobs(JobFilter()) == []
 
 
-def test_devices_are_named_in_every_way_people_do() -> None:
+def test_devices_accept_every_usual_name() -> None:
     lab = Lab()
     for target, name in (("0", "GPU-0"), ("n1:1", "GPU-1"), ("n1", "n1"), ("GPU-1", "GPU-1")):
         assert lab.ask(Drain(ROOT, (target,), "why"))[0]["changed"] == [name]
@@ -257,7 +257,7 @@ def test_a_missing_payload_fails_the_job_and_not_the_daemon() -> None:
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_whatever_is_asked_nothing_is_lost_and_nothing_is_promised_twice(data: st.DataObject) -> None:
+def test_any_commands_lose_no_job_and_promise_nothing_twice(data: st.DataObject) -> None:
     lab = Lab(gpus=3, cpus=4)
     submitted: list[int] = []
     for _ in range(data.draw(st.integers(1, 25))):
@@ -317,9 +317,7 @@ IN_THE_SAME_TURN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("first", "second"), IN_THE_SAME_TURN.values(), ids=IN_THE_SAME_TURN)
-def test_who_depends_on_what_ends_in_the_turn_of_its_submission_starts(
-    first: dict[str, Any], second: dict[str, Any]
-) -> None:
+def test_a_dependant_of_a_job_that_ends_in_the_same_tick_starts(first: dict[str, Any], second: dict[str, Any]) -> None:
     lab = Lab(cpus=4)
     assert lab.submit(**first) == 1
     lab.clock.advance(11)
@@ -329,7 +327,7 @@ def test_who_depends_on_what_ends_in_the_turn_of_its_submission_starts(
     assert lab.job(after).state is JobState.COMPLETED
 
 
-def test_a_whole_and_a_task_by_task_dependency_are_both_known_after_a_restart() -> None:
+def test_whole_and_task_by_task_dependencies_are_known_after_a_restart() -> None:
     lab = Lab(cpus=2)
     first = lab.submit(array=ArraySpec("0-3"))
     whole = lab.submit(dependency=f"aftercorr:{first}")

@@ -53,7 +53,7 @@ def test_unbooked_use_keeps_whole_gpu_jobs_off_and_names_the_job(accidents: Make
     assert unbooked in why(lab, both)
 
 
-def test_a_job_without_gpus_is_no_exception(accidents: MakeLab) -> None:
+def test_a_job_without_gpus_is_treated_the_same(accidents: MakeLab) -> None:
     lab = accidents(gpus=1)
     astray = start(lab, request=request())
     lab.use(astray, 0, 20 * GIB)
@@ -76,7 +76,7 @@ def test_unbooked_use_counts_as_booked_where_slices_are_placed(accidents: MakeLa
     assert f"job {astray}, which did not book it" in why(lab, large)
 
 
-def test_a_task_of_an_array_is_named_as_people_know_it(accidents: MakeLab) -> None:
+def test_a_task_of_an_array_is_shown_by_its_display_id(accidents: MakeLab) -> None:
     lab = accidents(gpus=2)
     array = lab.submit(request=request(gpus=1), array=ArraySpec("3"))
     (run,) = lab.scheduler.world.open_runs.values()
@@ -86,7 +86,7 @@ def test_a_task_of_an_array_is_named_as_people_know_it(accidents: MakeLab) -> No
     assert f"job {array}_3, which did not book it" in why(lab, waits)
 
 
-def test_a_gpu_is_given_again_as_soon_as_the_job_has_ended(accidents: MakeLab) -> None:
+def test_a_gpu_is_available_again_as_soon_as_the_job_ends(accidents: MakeLab) -> None:
     # Foreign memory counts at its peak for minutes, since its process may take it again. An ended run cannot.
     lab = accidents(gpus=2)
     astray = start(lab)
@@ -101,7 +101,7 @@ def test_a_gpu_is_given_again_as_soon_as_the_job_has_ended(accidents: MakeLab) -
     assert lab.job(waits).state is JobState.RUNNING
 
 
-def test_between_two_processes_of_a_living_job_its_unbooked_use_still_counts(accidents: MakeLab) -> None:
+def test_unbooked_use_counts_between_two_processes_of_a_running_job(accidents: MakeLab) -> None:
     lab = accidents(gpus=2, outcome=FOREVER)
     astray = start(lab)
     lab.use(astray, 1, 20 * GIB)
@@ -114,7 +114,7 @@ def test_between_two_processes_of_a_living_job_its_unbooked_use_still_counts(acc
     assert lab.job(waits).state is JobState.RUNNING
 
 
-def test_memory_that_an_ended_run_leaves_on_a_gpu_it_did_not_book_keeps_it_closed(accidents: MakeLab) -> None:
+def test_memory_left_by_an_ended_run_on_an_unbooked_gpu_keeps_it_closed(accidents: MakeLab) -> None:
     lab = accidents(gpus=2)
     astray = start(lab)
     lab.use(astray, 1, 20 * GIB, leaves=20 * GIB)
@@ -148,13 +148,13 @@ def why_not(tracker: GpuTracker) -> str | None:
     return view.why_not_whole
 
 
-def test_use_of_a_booked_gpu_is_no_intrusion() -> None:
+def test_use_of_a_booked_gpu_is_not_an_intrusion() -> None:
     tracker = seen((1, 9000), booked=whole("1.1"))
     assert tracker.status(UUID).intruders == ()
     assert why_not(tracker) is None
 
 
-def test_unbooked_use_of_a_booked_gpu_is_told_from_its_own() -> None:
+def test_unbooked_use_of_a_booked_gpu_is_distinguished_from_its_own() -> None:
     tracker = seen((1, 9000), (2, 4000), booked=whole("1.1"))
     assert [(one.pid, one.run) for one in tracker.status(UUID).intruders] == [(2, "2.1")]
     assert why_not(tracker) == "unbooked use of 3.9G: job 2, which did not book it"
@@ -164,7 +164,7 @@ def test_unbooked_use_of_a_booked_gpu_is_told_from_its_own() -> None:
     assert meter.peak_vram_mib == 9000
 
 
-def test_beside_slices_it_takes_what_they_could_have_had() -> None:
+def test_beside_slices_it_reduces_their_room() -> None:
     tracker = seen((1, 9000), (3, 6000), booked=slices(r1=8192, r2=8192))
     uses = {use.run: (use.used_mib, use.left_mib) for use in tracker.shares()[UUID]}
     assert uses == {"1.1": (9000, 24576 - 6000), "2.1": (0, 24576 - 6000 - 9000)}
@@ -185,7 +185,7 @@ def test_unbooked_use_does_not_hold_up_the_release_of_another_run() -> None:
     assert tracker.release_state(UUID, 3.0, "1.1") == CLEAN
 
 
-def test_jobs_and_foreign_processes_are_told_apart() -> None:
+def test_jobs_and_foreign_processes_are_distinguished() -> None:
     tracker = GpuTracker(GpuSettings(free_polls=1))
     stranger = GpuProcess(9, 4096, "eva", 12.0, "python")
     found = sample(vram_used_mib=14 * GIB, processes=[(1, 4 * GIB), (2, 4 * GIB), (3, 2 * GIB), stranger])
@@ -196,19 +196,19 @@ def test_jobs_and_foreign_processes_are_told_apart() -> None:
     )
 
 
-def test_where_the_driver_does_not_tell_what_a_process_holds_it_is_what_nobody_else_has() -> None:
+def test_unreported_process_memory_is_the_unattributed_rest() -> None:
     tracker = seen((1, None), vram_used_mib=9216)
     assert why_not(tracker) == "unbooked use of 9G: job 1, which did not book it"
     # A whole booking explains all that its own processes are not seen to hold.
     assert why_not(seen((1, 100), (2, None), vram_used_mib=9216, booked=whole("1.1"))) is None
 
 
-def test_a_busy_gpu_is_closed_however_little_is_held() -> None:
+def test_a_busy_gpu_is_closed_however_little_memory_is_held() -> None:
     tracker = seen((1, 100), utilisation=0.9, times=2)
     assert why_not(tracker) == "unbooked use: 90 % busy with job 1, which did not book it"
 
 
-def test_what_runs_under_mps_is_not_laid_to_its_server() -> None:
+def test_processes_under_mps_are_not_attributed_to_its_server() -> None:
     tracker = seen((1, 4096), (7, 300), mps=True, booked=whole("7.1"))
     assert [one.run for one in tracker.status(UUID).intruders] == ["1.1"]
 
@@ -218,7 +218,7 @@ def test_a_gpu_that_admits_one_process_names_the_job() -> None:
     assert view.why_not == "its compute mode allows one process, taken by job 1, which did not book it"
 
 
-def test_a_run_on_a_mig_instance_is_no_intruder_on_its_card_and_is_one_on_the_next_instance() -> None:
+def test_a_run_on_a_mig_instance_intrudes_only_on_other_instances() -> None:
     tracker = GpuTracker(GpuSettings(free_polls=1))
     processes = [(1, 4000)]
     card = sample("GPU-0", mig_enabled=True, mig_instances=2, vram_used_mib=8000, processes=processes)
@@ -233,7 +233,7 @@ def test_a_run_on_a_mig_instance_is_no_intruder_on_its_card_and_is_one_on_the_ne
     assert intruders == {"GPU-0": [], "MIG-0": [], "MIG-1": ["1.1"]}
 
 
-def test_process_that_outlives_its_run_is_no_foreign_use_once_it_is_gone() -> None:
+def test_a_process_that_outlives_its_run_is_not_foreign_once_gone() -> None:
     # Its run is over, so it is nobody's for a moment; but it was seen as that run's.
     tracker = seen((1, 9000), booked=whole("1.1"))
     tracker.begin_release(UUID, "1.1", 1.5)
@@ -243,7 +243,7 @@ def test_process_that_outlives_its_run_is_no_foreign_use_once_it_is_gone() -> No
     assert (tracker.release_state(UUID, 3.0, "1.1"), view.foreign_mib) == (CLEAN, 0)
 
 
-def test_memory_of_an_ended_run_that_comes_back_late_counts_while_it_is_there() -> None:
+def test_memory_of_an_ended_run_that_reappears_counts_while_it_is_there() -> None:
     tracker = seen((1, 9216))
     tracker.observe(reading(2.0, sample(vram_used_mib=9216)), {}, {}, {})
     assert why_not(tracker) == "foreign use of 9G by no visible process"

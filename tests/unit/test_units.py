@@ -35,12 +35,12 @@ from gpusched.model.units import (
         ("100MB", 100),
     ],
 )
-def test_sizes(text: str, mib: int) -> None:
+def test_sizes_are_parsed(text: str, mib: int) -> None:
     assert parse_size_mib(text) == mib
 
 
 @pytest.mark.parametrize("text", ["", "G", "8X", "-1", "0", "1e3", "8 G G", "nan", "inf", "8GiBiB", "٣", "9" * 30])
-def test_what_is_no_size_is_refused_with_its_text(text: str) -> None:
+def test_an_invalid_size_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_size_mib(text)
     assert repr(text) in str(caught.value)
@@ -66,12 +66,12 @@ def test_what_is_no_size_is_refused_with_its_text(text: str) -> None:
         ("1w", 604800),
     ],
 )
-def test_times(text: str, seconds: int) -> None:
+def test_times_are_parsed(text: str, seconds: int) -> None:
     assert parse_duration_s(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "h", "1x", "-5", "0", "1:2:3:4", "1-", "-1-2", "1:-2", "5 minutes", "9" * 25])
-def test_what_is_no_time_is_refused_with_its_text(text: str) -> None:
+def test_an_invalid_time_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_duration_s(text)
     assert repr(text) in str(caught.value)
@@ -84,7 +84,7 @@ def test_a_printed_time_reads_back(seconds: int) -> None:
 
 
 @given(st.text())
-def test_no_text_breaks_a_reader(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     for parse in (parse_size_mib, parse_duration_s, parse_job_id):
         sentence = repr(text)
         try:
@@ -116,7 +116,7 @@ def test_sizes_are_printed_short(mib: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.0", "x", "1_0", "9" * 19])
-def test_what_is_no_job_id_is_refused(text: str) -> None:
+def test_an_invalid_job_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a job id"):
         parse_job_id(text)
 
@@ -147,7 +147,7 @@ def test_plural_prints_amounts_with_their_noun(amount: float, text: str) -> None
 
 
 @pytest.mark.parametrize(("amount", "text"), [(7 / 6, "1.16"), (2.0, "2"), (1.999, "1.99"), (0.25, "0.25")])
-def test_amounts_to_ask_for_are_never_rounded_up(amount: float, text: str) -> None:
+def test_requestable_amounts_are_never_rounded_up(amount: float, text: str) -> None:
     assert format_amount_floor(amount) == text
 
 
@@ -165,5 +165,5 @@ def test_amounts_to_ask_for_are_never_rounded_up(amount: float, text: str) -> No
         ([1, 2, 3, mig_index(0, 0)], "1-3,0:0"),
     ],
 )
-def test_lists_of_gpus_are_ranges(indices: list[int], text: str) -> None:
+def test_lists_of_gpus_are_printed_as_ranges(indices: list[int], text: str) -> None:
     assert gpu_list(indices) == text

@@ -54,16 +54,16 @@ def close(usage: Usage | None, gpus: float, vram_mib: float, cpus: float, mem_mi
     assert (used.gpus, used.vram_mib, used.cpus, used.mem_mib) == pytest.approx((gpus, vram_mib, cpus, mem_mib))
 
 
-def test_a_run_is_charged_for_all_that_it_booked_as_long_as_it_ran() -> None:
+def test_a_run_is_charged_for_its_whole_booking_while_it_ran() -> None:
     usage = charged_for(gpus=(share(0), share(1)), cpus=3, mem_mib=10)
     close(usage, 200, 200 * CARD_MIB, 300, 1000)
 
 
-def test_a_slice_is_charged_as_its_part_of_the_card() -> None:
+def test_a_slice_is_charged_as_its_part_of_the_gpu() -> None:
     close(charged_for(gpus=(share(0, vram_mib=6 * 1024),), cpus=0, mem_mib=0), 25, 600 * 1024, 0, 0)
 
 
-def test_time_that_a_run_stood_still_is_not_charged() -> None:
+def test_suspended_time_is_not_charged() -> None:
     close(charged_for(cpus=2, mem_mib=0, suspended_s=60.0), 0, 0, 80, 0)
     # Also when it was ended while it stood still.
     still = charged_for(job_parts={"suspended_at": NOW - 60}, cpus=2, mem_mib=0, suspended_s=60.0)
@@ -73,7 +73,7 @@ def test_time_that_a_run_stood_still_is_not_charged() -> None:
 @pytest.mark.parametrize(
     ("factor", "cpus"), [(2.0, 400.0), (0.5, 100.0), (0.0, None)], ids=["counts double", "counts half", "is free"]
 )
-def test_the_usage_factor_of_the_qos(factor: float, cpus: float | None) -> None:
+def test_the_usage_factor_of_the_qos_applies(factor: float, cpus: float | None) -> None:
     settings = Settings(priority=SLOW, qos={"x": QosSettings("x", usage_factor=factor)})
     usage = charged_for(settings, job_parts={"qos": "x"}, cpus=2, mem_mib=0)
     if cpus is None:
@@ -86,7 +86,7 @@ def test_a_run_that_never_began_is_not_charged() -> None:
     assert charged_for(start_at=None) is None
 
 
-def test_older_use_fades_by_the_half_life_before_the_new_is_added() -> None:
+def test_older_usage_decays_before_the_new_is_added() -> None:
     settings = Settings(priority=PrioritySettings(half_life_s=100.0))
     before = Usage("lab", "ann", Resources(cpus=80.0), NOW - 200)
     made = job(1, run=1, account="lab")
@@ -126,7 +126,7 @@ def test_each_run_is_charged_to_its_account_and_user() -> None:
     }
 
 
-def test_every_run_of_a_job_is_charged_the_failed_ones_too() -> None:
+def test_every_run_of_a_job_is_charged_including_failed_ones() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=10, exit_code=3), priority=SLOW)
     lab.submit(request=request(gpus=1), retry={"retries": 1, "backoff_s": 1})
     lab.turn(10)
@@ -146,7 +146,7 @@ def test_a_cancelled_run_is_charged_until_its_end() -> None:
     assert gpu_seconds(lab) == {("ann", "ann"): 4}
 
 
-def test_a_card_that_is_slow_to_come_clean_costs_nobody_anything() -> None:
+def test_a_gpu_that_is_slow_to_clean_is_not_charged() -> None:
     lab = Lab(gpus=1, priority=SLOW)
     job_id = lab.submit(request=request(gpus=1))
     lab.used[0] = 5000
@@ -161,7 +161,7 @@ def test_a_card_that_is_slow_to_come_clean_costs_nobody_anything() -> None:
     assert gpu_seconds(lab) == {("ann", "ann"): 10}
 
 
-def test_a_commit_that_fails_charges_nothing_and_the_next_one_charges_once() -> None:
+def test_a_failed_commit_charges_nothing_and_the_next_one_charges_once() -> None:
     lab = Lab(gpus=1, priority=SLOW)
     lab.submit(request=request(gpus=1))
     lab.store.is_full = True
@@ -199,7 +199,7 @@ def test_a_crash_before_any_step_neither_loses_nor_doubles_the_charge(step: str)
     assert gpu_seconds(lab) == {("ann", "ann"): 10}
 
 
-def test_a_job_of_a_free_qos_leaves_no_trace() -> None:
+def test_a_job_of_a_free_qos_leaves_no_usage() -> None:
     lab = Lab(gpus=1, priority=SLOW, qos={"free": QosSettings("free", usage_factor=0.0)})
     lab.submit(request=request(gpus=1), qos="free")
     lab.turn(10)

@@ -39,7 +39,7 @@ def ended(of: Job, peak_mib: int | None, *, cards: int = 1, outcome: JobState = 
         (6000, 1, JobState.OUT_OF_MEMORY, None),
     ],
 )
-def test_what_a_run_says(peak_mib: int | None, cards: int, outcome: JobState, expected: int | None) -> None:
+def test_a_run_reveals_its_vram_use(peak_mib: int | None, cards: int, outcome: JobState, expected: int | None) -> None:
     assert peak_vram_mib(ended(job(1), peak_mib, cards=cards, outcome=outcome)) == expected
 
 
@@ -52,11 +52,11 @@ def test_what_a_run_says(peak_mib: int | None, cards: int, outcome: JobState, ex
         ([9, 1, 2, 3, 4, 5], VramSeen(5, 5)),
     ],
 )
-def test_what_the_newest_say(peaks: list[int], expected: VramSeen | None) -> None:
+def test_the_newest_runs_determine_the_estimate(peaks: list[int], expected: VramSeen | None) -> None:
     assert largest_peak(peaks) == expected
 
 
-def test_how_it_is_said() -> None:
+def test_the_estimate_is_described_in_words() -> None:
     assert vram_seen(request(gpus=1), VramSeen(5, 6246)) == "its last 5 runs peaked at 6.1G of VRAM"
     assert vram_seen(request(gpus=2), VramSeen(3, 6246)) == "its last 3 runs peaked at 6.1G of VRAM on each GPU"
 
@@ -95,12 +95,12 @@ PROPOSALS: dict[str, tuple[dict[str, Any], float, str | None]] = {
 
 
 @pytest.mark.parametrize("name", PROPOSALS)
-def test_what_is_proposed(name: str) -> None:
+def test_a_vram_request_is_proposed(name: str) -> None:
     asked, peak_gib, expected = PROPOSALS[name]
     assert vram_advice(request(**asked), VramSeen(5, int(peak_gib * GIB)), CARDS, SETTINGS) == expected
 
 
-def test_nothing_is_proposed_where_nothing_can_be_shared_or_the_size_is_not_known() -> None:
+def test_no_request_is_proposed_without_sharing_or_a_known_size() -> None:
     for cards in (
         [],
         [gpu_view(0, can_share=False)],
@@ -111,7 +111,7 @@ def test_nothing_is_proposed_where_nothing_can_be_shared_or_the_size_is_not_know
 
 
 @given(st.integers(0, 200_000), st.integers(256, 100_000))
-def test_what_is_proposed_has_room_for_what_was_seen(peak_mib: int, booked_mib: int) -> None:
+def test_the_proposed_request_covers_the_observed_use(peak_mib: int, booked_mib: int) -> None:
     text = vram_advice(request(gpus=1, vram_mib=booked_mib), VramSeen(5, peak_mib), CARDS, SETTINGS)
     if text is not None:
         (word,) = [word for word in text.split() if word.endswith("G") and text.split("--vram ")[1].startswith(word)]
@@ -123,7 +123,7 @@ def a_job(number: int, name: str = "train.sh", **parts: Any) -> Job:
     return job(number, request=request(gpus=1), launch=launch(name), **{**state, **parts})
 
 
-def test_the_past_is_read_once_and_kept_up_to_date() -> None:
+def test_the_history_is_read_once_and_kept_up_to_date() -> None:
     store = MemoryStore()
     changes = Changes()
     for number, peak_mib in enumerate((5000, 7000, 6000, None), start=1):

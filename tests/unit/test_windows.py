@@ -17,7 +17,7 @@ def entry(name: str, start_at: float, duration_s: int = 60, **parts: object) -> 
     return CalendarEntry(name, start_at, duration_s, HELD, users=("ann",), **parts)  # type: ignore[arg-type]
 
 
-def test_an_empty_calendar_shows_nothing_and_never_moves() -> None:
+def test_an_empty_calendar_lists_nothing_and_has_no_edges() -> None:
     seen = CalendarWindows()
     seen.look({}, NOW)
     assert seen.at({}, NOW) == ()
@@ -38,7 +38,7 @@ def test_edges_are_starts_and_ends_of_all_entries() -> None:
     assert edges == [10, 40, 70, 100, 1040]
 
 
-def test_a_window_that_is_taken_out_is_shown_no_more() -> None:
+def test_a_removed_window_is_no_longer_listed() -> None:
     seen = CalendarWindows()
     assert [window.name for window in seen.at({"a": entry("a", NOW)}, NOW)] == ["a"]
     seen.look({}, NOW)
@@ -46,7 +46,7 @@ def test_a_window_that_is_taken_out_is_shown_no_more() -> None:
     assert seen.edge_at is None
 
 
-def test_a_question_about_another_instant_moves_no_edge() -> None:
+def test_querying_another_instant_moves_no_edge() -> None:
     seen = CalendarWindows()
     seen.look({"a": entry("a", NOW + 10)}, NOW)
     seen.at({"a": entry("a", NOW + 10)}, NOW + 20)
@@ -54,7 +54,7 @@ def test_a_question_about_another_instant_moves_no_edge() -> None:
     assert seen.have_moved(NOW + 20)
 
 
-def test_the_scheduler_shows_the_calendar_of_the_table_and_wakes_at_its_edges() -> None:
+def test_the_scheduler_reads_the_calendar_from_the_table_and_wakes_at_its_edges() -> None:
     lab = Lab()
     lab.store.commit(Changes(reservations={"a": entry("a", NOW + 30)}))
     lab.restart()

@@ -39,7 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize("ended", [1, JOBS])
-def test_runs_that_end_together_are_one_plan_and_one_commit(calls: Counter[str], ended: int) -> None:
+def test_runs_that_end_together_cost_one_plan_and_one_commit(calls: Counter[str], ended: int) -> None:
     lab = Lab(gpus=0, cpus=JOBS, outcome=SimulatedOutcome(runs_s=1e6))
     lab.outcomes = {f"{number}.1": SimulatedOutcome(runs_s=10) for number in range(1, ended + 1)}
     lab.ask(*[lab.submission() for _ in range(2 * JOBS)])
@@ -53,7 +53,7 @@ def test_runs_that_end_together_are_one_plan_and_one_commit(calls: Counter[str],
     assert lab.store.commits == commits + 1
 
 
-def test_a_confirmed_start_is_no_plan(calls: Counter[str]) -> None:
+def test_a_confirmed_start_costs_no_plan(calls: Counter[str]) -> None:
     lab = Lab(gpus=0)
     lab.submit()
     calls.clear()
@@ -63,7 +63,7 @@ def test_a_confirmed_start_is_no_plan(calls: Counter[str]) -> None:
 
 
 @pytest.mark.parametrize("ended", [1, JOBS])
-def test_a_reading_is_folded_once_however_many_runs_have_ended(calls: Counter[str], ended: int) -> None:
+def test_a_reading_is_applied_once_however_many_runs_ended(calls: Counter[str], ended: int) -> None:
     lab = Lab(gpus=JOBS, outcome=SimulatedOutcome(runs_s=10))
     for _ in range(ended):
         lab.submit(request=request(gpus=1))
@@ -77,7 +77,7 @@ def test_a_reading_is_folded_once_however_many_runs_have_ended(calls: Counter[st
     assert calls["views"] == 1
 
 
-def test_a_reading_is_asked_for_before_the_ends_are_planned_and_recorded() -> None:
+def test_a_reading_is_requested_before_the_ends_are_planned_and_recorded() -> None:
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=10))
     lab.scheduler.on_release = lambda: lab.steps.append("request")
     lab.submit(request=request(gpus=1))
@@ -100,7 +100,7 @@ def on_gpus_and_on_cpus() -> tuple[Lab, int]:
     return lab, waits
 
 
-def test_the_end_of_a_run_and_the_reading_that_shows_its_gpu_clean_are_one_plan(calls: Counter[str]) -> None:
+def test_an_end_and_the_reading_that_shows_its_gpu_clean_cost_one_plan(calls: Counter[str]) -> None:
     lab, waits = on_gpus_and_on_cpus()
     lab.clock.advance(10)
     calls.clear()
@@ -116,7 +116,7 @@ def test_the_end_of_a_run_and_the_reading_that_shows_its_gpu_clean_are_one_plan(
     assert (lab.scheduler.next_due() or due_at + 1) > due_at, "nothing is due any more"
 
 
-def test_what_else_an_ended_run_held_waits_for_no_slow_reading(calls: Counter[str]) -> None:
+def test_other_resources_of_an_ended_run_do_not_wait_for_a_slow_reading(calls: Counter[str]) -> None:
     lab, waits = on_gpus_and_on_cpus()
     lab.clock.advance(10)
     lab.scheduler.tick()
@@ -128,7 +128,7 @@ def test_what_else_an_ended_run_held_waits_for_no_slow_reading(calls: Counter[st
     assert lab.job(waits).state is JobState.RUNNING
 
 
-def test_a_submission_is_planned_at_once_though_a_reading_is_awaited() -> None:
+def test_a_submission_is_planned_at_once_while_a_reading_is_awaited() -> None:
     lab, waits = on_gpus_and_on_cpus()
     lab.clock.advance(10)
     lab.scheduler.submit(lab.submission(request=request(cpus=1.0)), lambda answer: None)

@@ -29,7 +29,7 @@ def waiting_ids(world: DaemonState) -> list[list[int]]:
     return [[waiting.id for waiting in view.jobs] for view in world.pending_views()]
 
 
-def test_equal_jobs_form_a_class_in_order_of_their_age() -> None:
+def test_equal_jobs_form_a_class_ordered_by_age() -> None:
     world = DaemonState()
     for made in (
         a_job(1, queued_at=30),
@@ -50,7 +50,7 @@ def test_a_class_shows_only_its_front_but_counts_all() -> None:
     assert view is world.pending_views()[0]
 
 
-def test_held_jobs_and_jobs_of_later_are_not_offered() -> None:
+def test_held_and_future_jobs_are_not_offered() -> None:
     world = DaemonState()
     world.put_job(a_job(1, hold="user"), NOW)
     world.put_job(a_job(2, eligible_at=NOW + 5), NOW)
@@ -63,7 +63,7 @@ def test_held_jobs_and_jobs_of_later_are_not_offered() -> None:
     assert waiting_ids(world) == [[1, 2]]
 
 
-def test_a_job_that_starts_leaves_its_class_and_comes_back_to_its_old_place() -> None:
+def test_a_started_job_leaves_its_class_and_returns_to_its_old_place() -> None:
     world = DaemonState()
     first, second = a_job(1, queued_at=10), a_job(2, queued_at=20)
     world.put_job(first, NOW)
@@ -74,7 +74,7 @@ def test_a_job_that_starts_leaves_its_class_and_comes_back_to_its_old_place() ->
     assert waiting_ids(world) == [[1, 2]]
 
 
-def test_a_dependant_is_offered_when_its_parent_has_ended_well() -> None:
+def test_a_dependant_is_offered_when_its_parent_succeeded() -> None:
     world = DaemonState()
     parent, child = a_job(1), a_job(2, dependency="afterok:1")
     world.put_job(parent, NOW)
@@ -86,7 +86,7 @@ def test_a_dependant_is_offered_when_its_parent_has_ended_well() -> None:
     assert waiting_ids(world) == [[2]]
 
 
-def test_a_dependant_without_hope_is_named_once_its_parent_failed() -> None:
+def test_an_unsatisfiable_dependant_is_named_once_its_parent_failed() -> None:
     world = DaemonState()
     parent, child = a_job(1), a_job(2, dependency="afterok:1")
     world.put_job(parent, NOW)
@@ -128,7 +128,7 @@ def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
     assert world.counts() == {"pending": 3, "running": 1, "suspended": 0, "completing": 1}
 
 
-def test_a_run_holds_until_it_ended_and_its_cards_until_they_are_clean() -> None:
+def test_a_run_holds_until_its_end_and_its_gpus_until_they_are_clean() -> None:
     world = DaemonState()
     world.put_job(replace(a_job(1, time_limit_s=60), state=JobState.RUNNING, run=1), NOW)
     run = Run(1, 1, RunState.STARTING, "n1", "boot", NOW, gpus=(GpuShare("GPU-0", 0),), cpus=4, mem_mib=100)

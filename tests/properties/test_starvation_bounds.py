@@ -1,0 +1,96 @@
+"""Under endless smaller arrivals every job starts within a bound, whatever the order of the queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpusched import testing
+from gpusched.model.cluster import Allocation, HostSample
+from gpusched.model.job import Job, Request
+from gpusched.model.resources import Resources
+from gpusched.model.settings import ORDERS, PrioritySettings, Settings
+from gpusched.model.snapshot import Usage
+from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.planner import decide
+from gpusched.scheduler.usage import charged, footprint
+from gpusched.testing import NOW, job, node
+
+MAX_AGE_S = 3600.0
+SHORT_S = 120
+WIDE = 1
+CARDS = 4
+
+
+def plays(settings: Settings, *, has_limits: bool, until_s: float) -> float | None:
+    """When a job of four cards starts beside a never-ending stream of jobs of one card; None when it does not."""
+    idle = HostSample(NOW, "n1", 64, 64 * 1024, 64 * 1024, cpu_fraction=0.0)
+    machine = node(gpus=CARDS, cpus=64.0, load=idle)
+    layout = ClusterLayout([machine], settings)
+    waiting: list[Job] = [_job(WIDE, 4, "ann", SHORT_S if has_limits else None, NOW)]
+    running: list[tuple[float, Allocation]] = []
+    usage: dict[tuple[str, str], Usage] = {}
+    now, number = NOW, 100
+    while now < NOW + until_s:
+        for end_at, held in [one for one in running if one[0] <= now]:
+            running.remove((end_at, held))
+            booking = layout.booking(held.uid, held)
+            assert booking is not None
+            mark = (held.account, held.user)
+            half_life_s = settings.priority.half_life_s
+            rate: Resources = footprint(layout, booking)
+            usage[mark] = charged(usage.get(mark), *mark, rate, held.start_at, end_at, now, half_life_s)
+        # More arrive than the machine can do, and each is smaller and shorter than the wide one.
+        for _ in range(3):
+            number += 1
+            waiting.append(_job(number, 1, f"u{number % 3}", SHORT_S - 1 if has_limits else None, now))
+        snapshot = testing.snapshot(
+            machine, running=[held for _, held in running], waiting=waiting, usage=usage.values(), now=now
+        )
+        for start in decide(snapshot, settings).starts:
+            if start.job_id == WIDE:
+                return now - NOW
+            one = next(one for one in waiting if one.id == start.job_id)
+            waiting.remove(one)
+            held = Allocation(
+                one.id,
+                one.uid,
+                machine.name,
+                start.placement.gpus,
+                1.0,
+                0,
+                now,
+                None if one.spec.time_limit_s is None else now + one.spec.time_limit_s,
+                user=one.user,
+                account="lab",
+            )
+            # They end at different times, so that four cards are never free at once by chance.
+            running.append((now + 61 + one.id % 4 * 17, held))
+        now += 20.0
+    return None
+
+
+def _job(number: int, cards: int, user: str, limit_s: int | None, at: float) -> Job:
+    request = Request(gpus=cards)
+    return job(number, request=request, user=user, uid=hash_of(user), account="lab", time_limit_s=limit_s, submit_at=at)
+
+
+def hash_of(user: str) -> int:
+    """A user id for a name."""
+    return sum(map(ord, user))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("has_limits", [True, False], ids=["limits", "no limits"])
+def test_a_wide_job_starts_within_a_bound(order, has_limits):
+    settings = Settings(
+        priority=PrioritySettings(order=order, max_age_s=MAX_AGE_S, max_wait_s=MAX_AGE_S, half_life_s=MAX_AGE_S)
+    )
+    started = plays(settings, has_limits=has_limits, until_s=2 * MAX_AGE_S)
+    assert started is not None
+    assert started <= MAX_AGE_S + 4 * SHORT_S
+
+
+def test_without_a_reservation_a_wide_job_starves():
+    """The stream is strong enough: taken away what keeps room for it, the job does not start."""
+    settings = Settings(priority=PrioritySettings(order="sjf", max_wait_s=1e9))
+    assert plays(settings, has_limits=True, until_s=2 * MAX_AGE_S) is None

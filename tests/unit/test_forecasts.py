@@ -1,0 +1,450 @@
+"""What the daemon remembers of the past, and what it says of the future, with a scheduler turned by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from lab import BOB, ROOT, Lab
+
+from gpusched.daemon.forecast import QueueForecast
+from gpusched.daemon.watch import estimates as estimating
+from gpusched.daemon.watch import history as history_module
+from gpusched.daemon.watch.estimates import KEPT, Estimates, Estimator
+from gpusched.daemon.watch.history import MOST_FAMILIES, History
+from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.model.job import RetryRule
+from gpusched.model.settings import PrioritySettings, QueueSettings
+from gpusched.model.snapshot import ClassKey, Estimate
+from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
+from gpusched.ports import Changes
+from gpusched.predict.predictor import LEAST_JUDGED, ExpectedRunTime, RunTimeGuess, in_steps
+from gpusched.scheduler.forecast import StartRange
+from gpusched.testing import NOW, job, launch, request, run
+
+TRAIN = launch("train.sh", env_sha="e")
+
+
+def ended(lab: Lab, times: int, **parts: Any) -> None:
+    """So many runs of the family, one after the other, by the lab's outcome."""
+    for _ in range(times):
+        lab.submit(**{"launch": TRAIN, "request": request(gpus=1), **parts})
+        lab.turn(lab.outcome.runs_s + 1)
+        lab.turn(1)
+        lab.turn(1)
+    assert not lab.scheduler.world.jobs
+
+
+def outlook(lab: Lab) -> QueueForecast:
+    return QueueForecast.of(lab.scheduler)
+
+
+# --- how long jobs ran --------------------------------------------------------------------------------
+
+
+def test_run_times_are_learned_at_the_end_and_known_after_a_restart() -> None:
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=100))
+    lab.scheduler.history.load()
+    one = job(1, launch=TRAIN, request=request(gpus=1))
+    ended(lab, 2)
+    assert lab.scheduler.history.predict(one) is None
+    ended(lab, 1)
+    for scheduler in (lab.scheduler, lab.restart()):
+        scheduler.history.load()
+        found = scheduler.history.predict(one)
+        assert found is not None
+        assert (found.median_s, found.samples) == (100, 3)
+    assert lab.scheduler.history.predict(replace(one, user="bob")) is None
+
+
+def test_predictions_are_used_when_better_than_limits_also_after_a_restart() -> None:
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=100))
+    lab.scheduler.history.load()
+    one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
+    ended(lab, LEAST_JUDGED - 1, time_limit_s=3600)
+    assert lab.scheduler.history.guess(one) is None
+    ended(lab, 1, time_limit_s=3600)
+    for scheduler in (lab.scheduler, lab.restart()):
+        scheduler.history.load()
+        guess = scheduler.history.guess(one)
+        assert guess is not None
+        assert guess.plan_s == pytest.approx(100, rel=0.06)
+        # Without a limit it is planned with what nine in ten kept to.
+        free = scheduler.history.guess(replace(one, spec=replace(one.spec, time_limit_s=None)))
+        assert free == RunTimeGuess(in_steps(100, None), in_steps(100, None))
+        assert scheduler.history.expectation(one) == ExpectedRunTime(guess.expected_s, "prediction")
+        measure = scheduler.history.measure()
+        assert (measure.runs, round(measure.limit_factor)) == (LEAST_JUDGED, 36)
+        assert measure.guess_factor < 1.3
+
+
+def test_accurate_limits_are_used() -> None:
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=100))
+    lab.scheduler.history.load()
+    ended(lab, LEAST_JUDGED, time_limit_s=100)
+    one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=100)
+    assert lab.scheduler.history.expectation(one) == ExpectedRunTime(100, "limit")
+    assert lab.scheduler.history.guess(job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=100)) is None
+
+
+def test_limits_are_judged_per_user() -> None:
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=100))
+    lab.scheduler.history.load()
+    ended(lab, LEAST_JUDGED, time_limit_s=3600)
+    ended(lab, LEAST_JUDGED, time_limit_s=100, caller=BOB)
+    anns = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
+    for scheduler in (lab.scheduler, lab.restart()):
+        scheduler.history.load()
+        assert scheduler.history.guess(anns) is not None
+        assert scheduler.history.guess(replace(anns, user="bob")) is None
+        assert scheduler.history.measure("bob").limit_factor == pytest.approx(1)
+        # Everybody's count for a user who has run too little.
+        assert scheduler.history.measure("cid") == scheduler.history.measure()
+
+
+def test_pending_jobs_are_repredicted_when_the_users_limits_are_no_longer_used() -> None:
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100), priority=PrioritySettings(predict=True, calc_period_s=60.0))
+    lab.scheduler.history.load()
+    ended(lab, 1, time_limit_s=3600, launch=launch("other.sh", env_sha="e"))
+    ended(lab, LEAST_JUDGED - 2, time_limit_s=3600)
+    last = lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
+    waits = lab.submit(launch=launch("other.sh", env_sha="e"), request=request(gpus=1), time_limit_s=3600)
+    lab.turn(1)
+    assert lab.scheduler.world.jobs[last].state is JobState.RUNNING
+    blocker = lab.submit(launch=launch("third.sh", env_sha="e"), request=request(gpus=1), nice=-100, caller=ROOT)
+    key = lab.scheduler.world.class_of(waits)
+    assert key is not None
+    assert key.predicted_s is None
+    lab.turn(101)
+    lab.turn(1)
+    lab.turn(1)
+    assert lab.scheduler.world.jobs[blocker].state is JobState.RUNNING
+    lab.turn(61)
+    key = lab.scheduler.world.class_of(waits)
+    assert key is not None
+    assert key.predicted_s is not None
+    assert key.predicted_s < 3600
+
+
+def cut_short(lab: Lab, times: int, **parts: Any) -> None:
+    """So many runs of the family, each ended at its limit of a minute."""
+    lab.outcome = SimulatedOutcome(runs_s=7200)
+    for _ in range(times):
+        lab.submit(**{"launch": TRAIN, "request": request(gpus=1), "time_limit_s": 60, **parts})
+        for passes_s in (61, 1, 1):
+            lab.turn(passes_s)
+    assert not lab.scheduler.world.jobs
+
+
+def test_timed_out_runs_lengthen_similar_jobs_also_after_a_restart() -> None:
+    lab = Lab(gpus=1)
+    lab.scheduler.history.load()
+    one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=60)
+    assert lab.scheduler.history.guess(one) is None
+    cut_short(lab, 5)
+    for scheduler in (lab.scheduler, lab.restart()):
+        scheduler.history.load()
+        guess = scheduler.history.guess(one)
+        # What holds others up is its limit still, which it is ended at; its place is that of 6 minutes.
+        assert guess is not None
+        assert guess.plan_s == 60
+        assert guess.expected_s == pytest.approx(6 * 60, rel=0.06)
+        assert scheduler.history.guess(replace(one, user="bob")) is None
+        assert scheduler.history.expectation(one) == ExpectedRunTime(guess.expected_s, "overruns", 5)
+        # Their limits were exact, as far as others are concerned.
+        assert scheduler.history.measure().limit_factor == pytest.approx(1, abs=0.05)
+
+
+def test_a_job_that_continues_past_its_limit_stated_it_correctly() -> None:
+    lab = Lab(gpus=1)
+    lab.scheduler.history.load()
+    one = job(1, launch=TRAIN, request=request(gpus=1), time_limit_s=60)
+    cut_short(lab, 5, retry=RetryRule(retry_on=("timeout",)))
+    for scheduler in (lab.scheduler, lab.restart()):
+        scheduler.history.load()
+        assert scheduler.history.guess(one) is None
+
+
+def test_a_pending_job_follows_similar_timed_out_runs() -> None:
+    lab = Lab(
+        gpus=1, outcome=SimulatedOutcome(runs_s=7200), priority=PrioritySettings(predict=True, calc_period_s=60.0)
+    )
+    lab.scheduler.history.load()
+    ids = [lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=60) for _ in range(4)]
+    found = []
+    while lab.scheduler.world.jobs[ids[-1]].state is not JobState.RUNNING:
+        if (key := lab.scheduler.world.class_of(ids[-1])) is not None:
+            found.append((key.predicted_s, key.planned_s))
+        lab.turn(10)
+    assert found[0] == (None, 60)
+    assert found[-1][0] == pytest.approx(4 * 60, rel=0.06)
+    assert {planned_s for _, planned_s in found} == {60}
+
+
+def first_waiting_key(lab: Lab) -> ClassKey:
+    return lab.scheduler.world.pending_views()[0].key
+
+
+def test_predictions_of_pending_jobs_are_updated_when_similar_jobs_end() -> None:
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100), priority=PrioritySettings(predict=True, calc_period_s=60.0))
+    lab.scheduler.history.load()
+    waits = {"launch": TRAIN, "request": request(gpus=1)}
+    for _ in range(4):
+        lab.submit(**waits)
+    lab.submit(**{**waits, "launch": launch("other.sh", env_sha="e")})
+    assert first_waiting_key(lab).predicted_s is None
+    while lab.scheduler.world.jobs[4].state is not JobState.RUNNING:
+        lab.turn(10)
+        if (key := lab.scheduler.world.class_of(4)) is not None:
+            found = key
+    # Three that were like the fourth had ended while it waited; the other is expected to run like those.
+    assert found.plan_s == in_steps(100, None)
+    other = first_waiting_key(lab)
+    assert other.predicted_s == other.plan_s == found.predicted_s
+
+
+def test_jobs_pending_while_the_history_is_read_are_repredicted() -> None:
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100), priority=PrioritySettings(predict=True))
+    ended(lab, 3)
+    for _ in range(2):
+        lab.submit(launch=TRAIN, request=request(gpus=1))
+    lab.restart()
+    lab.turn(1)
+    assert first_waiting_key(lab).predicted_s is None
+    lab.scheduler.history.load()
+    lab.turn(61)
+    assert first_waiting_key(lab).predicted_s is not None
+
+
+def test_failed_runs_are_ignored() -> None:
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100, exit_code=1))
+    lab.scheduler.history.load()
+    ended(lab, 4)
+    assert lab.scheduler.history.predict(job(1, launch=TRAIN, request=request(gpus=1))) is None
+
+
+def test_suspended_time_is_not_run_time() -> None:
+    history = History(Lab().store)
+    history.load()
+    one = job(1, launch=TRAIN)
+    for _ in range(3):
+        history.learn(one, run(one, start_at=NOW, end_at=NOW + 100, outcome=JobState.COMPLETED, suspended_s=40.0))
+        history.recorded()
+    found = history.predict(one)
+    assert found is not None
+    assert found.median_s == 60
+
+
+def test_the_history_is_read_in_parts_and_the_newest_runs_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "_CHUNK", 3)
+    lab = Lab()
+    changes = Changes(payloads={"e": b""})
+    jobs = [job(number, launch=TRAIN, state=JobState.COMPLETED, run=1, end_at=NOW) for number in range(1, 102)]
+    for one in jobs:
+        changes.jobs[one.id] = one
+        changes.runs[f"{one.id}.1"] = run(
+            one, start_at=NOW, end_at=NOW + one.id, outcome=JobState.COMPLETED, state=RunState.ENDED
+        )
+    lab.store.commit(changes)
+    history = History(lab.store)
+    assert not history.load_some()
+    # A run that ends now, of a job that is read later, is not taken twice.
+    history.learn(jobs[0], changes.runs["1.1"])
+    parts = 1
+    while not history.load_some():
+        parts += 1
+    assert parts == 33
+    found = history.predict(jobs[0])
+    assert found is not None
+    assert (found.samples, found.median_s) == (50, 76)
+    assert history.load_some()
+
+
+def test_the_number_of_families_is_bounded() -> None:
+    history = History(Lab().store)
+    history.load()
+    for number in range(MOST_FAMILIES + 5):
+        one = job(1, launch=launch(f"{number}.sh"))
+        for _ in range(3):
+            history.learn(one, run(one, start_at=NOW, end_at=NOW + 1, outcome=JobState.COMPLETED))
+            history.recorded()
+    assert history.predict(job(1, launch=launch("0.sh"))) is None
+    assert history.predict(job(1, launch=launch(f"{MOST_FAMILIES}.sh"))) is not None
+
+
+# --- when jobs start ----------------------------------------------------------------------------------
+
+
+def busy_lab() -> tuple[Lab, int, int]:
+    """One card; a job of an hour on it that usually takes 100 s, and one that waits."""
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100))
+    ended(lab, 3)
+    lab.outcome = SimulatedOutcome(runs_s=3600)
+    running = lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
+    waiting = lab.submit(request=request(gpus=1), time_limit_s=600)
+    return lab, running, waiting
+
+
+def test_the_range_goes_from_the_usual_to_the_limit() -> None:
+    lab, running, waiting = busy_lab()
+    start_at = lab.scheduler.world.jobs[running].start_at
+    assert start_at is not None
+    assert outlook(lab).starts([waiting]) == {waiting: StartRange(start_at + 100, start_at + 3600)}
+
+
+def test_a_job_with_a_begin_time_queues_once_it_has_come() -> None:
+    lab, _, waiting = busy_lab()
+    begin_at = lab.clock.now() + 7200
+    later = lab.submit(request=request(gpus=1), begin_at=begin_at)
+    held = lab.submit(request=request(gpus=1), begin_at=begin_at, hold=True)
+    found = outlook(lab).starts([waiting, later, held])
+    assert found[later] == StartRange(begin_at, begin_at)
+    assert found[held].is_unknown
+
+
+def test_a_dependant_starts_after_its_parent() -> None:
+    lab, _, waiting = busy_lab()
+    after = lab.submit(request=request(gpus=1), dependency=f"afterok:{waiting}")
+    never = lab.submit(request=request(gpus=1), dependency=f"afternotok:{waiting}")
+    found = outlook(lab).starts([waiting, after, never])
+    before = found[waiting]
+    assert before.low_at is not None
+    assert before.high_at is not None
+    assert found[after] == StartRange(before.low_at + 600, before.high_at + 600)
+    assert found[never].is_unknown
+
+
+def test_the_place_counts_jobs_of_all_classes() -> None:
+    lab, _, waiting = busy_lab()
+    second = lab.submit(request=request(gpus=1), nice=9000)
+    lab.clock.advance(1)
+    first = lab.submit(caller=ROOT, request=request(gpus=1), nice=-9000)
+    assert [outlook(lab).place(job_id) for job_id in (first, waiting, second)] == [(1, 3), (2, 3), (3, 3)]
+    assert outlook(lab).first(2) == [first, waiting]
+
+
+def test_jobs_behind_the_front_of_their_class_are_included() -> None:
+    lab, _, _waiting = busy_lab()
+    ids = [lab.submit(request=request(gpus=1), time_limit_s=600) for _ in range(200)]
+    assert outlook(lab).place(ids[-1]) == (201, 201)
+    assert len(lab.scheduler.snapshot(lab.clock.now()).pending[0].jobs) < 201
+
+
+def test_proposals_are_admissible_in_the_queue() -> None:
+    queues = {
+        "default": QueueSettings("default", max_gpus=1),
+        "open": QueueSettings("open"),
+        "closed": QueueSettings("closed", users=("bob",)),
+    }
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=3600), queue=queues)
+    lab.submit(request=request(gpus=1), queue="default")
+    waiting = lab.submit(request=request(gpus=1), queue="default")
+    found = outlook(lab).alternatives(lab.scheduler.world.jobs[waiting], None)
+    assert [one.option for one in found] == ["-q open"]
+
+
+# --- how good estimates were --------------------------------------------------------------------------
+
+
+def estimated(lab: Lab) -> None:
+    """One look ahead, as the daemon does at a poll."""
+
+    async def look() -> None:
+        estimator = Estimator(lab.scheduler)
+        estimator._ticks = lab.scheduler.ticks
+        estimator.poll()
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            if not estimator._is_looking:
+                break
+
+    asyncio.run(look())
+    lab.scheduler.flush()
+
+
+def test_an_estimate_is_recorded_once_and_completed_at_the_start() -> None:
+    lab, running, waiting = busy_lab()
+    start_at = lab.scheduler.world.jobs[running].start_at or 0.0
+    made_at = lab.clock.now()
+    estimated(lab)
+    (first,) = lab.store.load_estimates(10)
+    assert first == Estimate(waiting, made_at, start_at + 100, start_at + 3600)
+    lab.turn(500)
+    estimated(lab)
+    assert lab.store.load_estimates(10) == [first]
+    assert lab.scheduler.estimates.accuracy() is None
+    lab.turn(3101)
+    lab.turn(1)
+    lab.turn(1)
+    (after,) = lab.store.load_estimates(10)
+    assert after.start_at == lab.job(waiting).start_at
+    found = lab.scheduler.estimates.accuracy()
+    assert found is not None
+    assert (found.count, found.inside) == (1, 1.0)
+    assert lab.restart().estimates.accuracy() == found
+
+
+def test_a_later_run_of_the_job_is_ignored() -> None:
+    lab = Lab()
+    estimates = Estimates(lab.store)
+    estimates.add({1: StartRange(NOW, NOW + 5)}, NOW)
+    assert estimates.started(1, NOW + 3) == Estimate(1, NOW, NOW, NOW + 5, NOW + 3)
+    assert estimates.started(1, NOW + 900) is None
+    assert estimates.started(2, NOW) is None
+
+
+def test_unknown_estimates_are_not_recorded() -> None:
+    estimates = Estimates(Lab().store)
+    assert estimates.add({1: StartRange(None, None), 2: StartRange(NOW, None)}, NOW).keys() == {2}
+
+
+def test_the_number_of_estimates_in_memory_is_bounded() -> None:
+    estimates = Estimates(Lab().store)
+    for number in range(3 * KEPT):
+        estimates.add({number: StartRange(NOW, NOW)}, NOW)
+    assert len(estimates.known()) == 2 * KEPT
+    assert 3 * KEPT - 1 in estimates.known()
+
+
+def test_a_job_that_started_in_the_meantime_gets_no_estimate() -> None:
+    lab, running, _waiting = busy_lab()
+    lab.scheduler.record_estimates({running: StartRange(NOW, NOW), 999: StartRange(NOW, NOW)}, NOW)
+    lab.scheduler.flush()
+    assert lab.store.load_estimates(10) == []
+
+
+def test_the_look_ahead_is_skipped_under_load_and_soon_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab, _, _ = busy_lab()
+    looks: list[Any] = []
+    monkeypatch.setattr(estimating, "_look", lambda *args: looks.append(args) or ({}, NOW, 0.001))
+
+    async def polls() -> None:
+        estimator = Estimator(lab.scheduler)
+        estimator.poll()
+        await asyncio.sleep(0.05)
+        assert not looks, "the scheduler has turned more than 20 times since the start"
+        estimator.poll()
+        estimator.poll()
+        await asyncio.sleep(0.05)
+        assert len(looks) == 1
+        estimator.poll()
+        await asyncio.sleep(0.05)
+        assert len(looks) == 1
+
+    for _ in range(30):
+        lab.turn()
+    asyncio.run(polls())
+
+
+def test_a_failed_look_ahead_does_no_harm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    lab, _, _ = busy_lab()
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(estimating, "_look", broken)
+    estimated(lab)
+    assert "look ahead failed" in caplog.text
+    assert lab.store.load_estimates(10) == []

@@ -1,0 +1,172 @@
+"""Long lists of jobs: what is written, and that the daemon answers others meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
+from lab import ANN, BOB, ROOT, Caller, Lab
+
+from gpusched.api import requests, visibility
+from gpusched.api.handlers import jobs
+from gpusched.api.render import JOB_FIELDS, encode
+from gpusched.api.server import build_app
+from gpusched.api.service import ApiService
+from gpusched.cli import gq
+from gpusched.daemon.facade import DaemonFacade
+from gpusched.model.commands import Cancel, Selection
+from gpusched.model.job import ArraySpec
+from gpusched.model.settings import AccessSettings
+from gpusched.testing import launch, request
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters()) | st.floats(1e-4, 1e15) | st.just(0.0),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters()), inner),
+)
+
+
+@given(_JSON)
+def test_encode_matches_json(value: object) -> None:
+    assert encode(value) == json.dumps(value, separators=(",", ":")).encode()
+
+
+class Api:
+    """Requests of one caller to the handlers of a scheduler turned by hand."""
+
+    def __init__(self, lab: Lab, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lab = lab
+        self.app = build_app(ApiService(DaemonFacade(lab.scheduler)))
+        monkeypatch.setattr(visibility, "caller_of", lambda request: caller)
+
+    async def listing(self, query: str = "") -> bytes:
+        response = await jobs.listing(make_mocked_request("GET", f"/v1/jobs?{query}", app=self.app))
+        assert isinstance(response, web.Response)
+        assert isinstance(response.body, (bytes, bytearray))
+        return bytes(response.body)
+
+    def get(self, query: str = "") -> dict[str, Any]:
+        text = asyncio.run(self.listing(query))
+        found: dict[str, Any] = json.loads(text)
+        assert text == json.dumps(found, separators=(",", ":")).encode()
+        return found
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Api]:
+    return lambda lab, caller=ROOT: Api(lab, caller, monkeypatch)
+
+
+def test_a_job_has_every_key_in_order(api: Callable[..., Api]) -> None:
+    lab = Lab(cpus=1)
+    lab.submit(name="r\udce9sum\u00e9", launch=launch("python", "\udcff.py", env_sha="e"))
+    lab.submit()
+    lab.turn()
+    found = api(lab).get()
+    assert list(found) == ["schema_version", "jobs"]
+    running, pending = found["jobs"]
+    assert list(running) == list(pending) == list(JOB_FIELDS)
+    assert (running["name"], running["state"], running["node"]) == ("r\udce9sum\u00e9", "RUNNING", "n1")
+    assert running["command"] == "python '\udcff.py'"
+    assert (pending["state"], pending["reason"], pending["node"], pending["gpus"]) == ("PENDING", "Resources", None, [])
+    assert pending["priority"] == sum(pending["priority_parts"].values())
+
+
+def test_fields_come_in_the_requested_order_and_number(api: Callable[..., Api]) -> None:
+    lab = Lab(cpus=1)
+    lab.submit(name="a")
+    found = api(lab).get("fields=state,id,name,id")
+    assert (found["fields"], found["rows"]) == (["state", "id", "name", "id"], [["RUNNING", "1", "a", "1"]])
+
+
+def test_a_row_of_another_user_shows_only_public_fields(api: Callable[..., Api]) -> None:
+    lab = Lab(cpus=1)
+    lab.submit(name="secret")
+    lab.ask(lab.submission(BOB, name="own"))
+    found = api(lab, BOB).get("fields=id,name,user,command,state")
+    assert found["rows"] == [["1", "-", "ann", "-", "RUNNING"], ["2", "own", "bob", "true", "PENDING"]]
+
+
+def test_reasons_do_not_name_hidden_jobs(api: Callable[..., Api]) -> None:
+    lab = Lab(cpus=1, access=AccessSettings(private_data=("jobs",)))
+    lab.submit()
+    lab.ask(lab.submission(BOB))
+    lab.turn()
+    assert "another job" in api(lab, BOB).get()["jobs"][0]["reason_text"]
+    assert "job 1" in api(lab, ROOT).get()["jobs"][1]["reason_text"]
+
+
+def test_other_requests_are_answered_while_a_list_is_made(
+    api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "TURN_S", 0.0)
+    lab = Lab(cpus=1)
+    for _ in range(3 * requests._PIECE):
+        lab.ask(lab.submission(ANN))
+    caller = api(lab)
+
+    async def both() -> tuple[int, bytes]:
+        turns = 0
+        making = asyncio.ensure_future(caller.listing())
+        while not making.done():
+            turns += 1
+            if turns == 2:
+                # Some end and one starts, while others of the same list are written.
+                lab.ask(Cancel(ROOT, Selection(tuple(range(1, 3 * requests._PIECE, 2)))))
+                lab.turn(11)
+            await asyncio.sleep(0)
+        return turns, making.result()
+
+    turns, text = asyncio.run(both())
+    assert turns > 3
+    found = json.loads(text)["jobs"]
+    assert [job["id"] for job in found] == [str(number) for number in range(1, 3 * requests._PIECE + 1)]
+    # As of the instant at which they were asked for.
+    assert [job["state"] for job in found] == ["RUNNING", *["PENDING"] * (len(found) - 1)]
+
+
+@pytest.fixture
+def crowd() -> Lab:
+    """Jobs that wait for all kinds of reasons, of two users; one runs."""
+    lab = Lab(cpus=2, gpus=1)
+    first = lab.submit(name="runs", request=request(cpus=2))
+    for _ in range(3):
+        lab.submit(name="batch", request=request(cpus=2))
+        lab.submit(name="batch", request=request(gpus=1))
+        lab.submit(name="batch", hold=True)
+        lab.submit(name="batch", dependency=f"afterok:{first}")
+        lab.submit(name="batch", begin_at=lab.clock.now() + 3600)
+        lab.ask(lab.submission(BOB, name="secret"), lab.submission(BOB, name="own", request=request(cpus=2)))
+    lab.submit(name="batch", array=ArraySpec("0-3"), request=request(cpus=2))
+    lab.ask(lab.submission(ROOT, name="batch", array=ArraySpec("0-1"), request=request(cpus=2), nice=-1000))
+    lab.turn()
+    return lab
+
+
+def test_a_code_covers_the_whole_reason(crowd: Lab) -> None:
+    scheduler = crowd.scheduler
+    code_of = scheduler.reason_codes()
+    codes = set()
+    for job in scheduler.world.jobs.values():
+        if (reason := scheduler.reason_for(job)) is not None:
+            assert code_of(job) is reason.code, job
+            codes.add(reason.code)
+    assert len(codes) > 4
+
+
+@pytest.mark.parametrize("caller", [ROOT, ANN, BOB])
+def test_the_daemon_folds_rows_that_look_the_same(crowd: Lab, caller: Caller, api: Callable[..., Api]) -> None:
+    query = "order=queue&fields=id,name,user,state,gpu_request,reason,tasks_left"
+    whole, folded = api(crowd, caller).get(query), api(crowd, caller).get(f"{query}&fold=1")
+    rows = [dict(zip(whole["fields"], row, strict=True)) for row in whole["rows"]]
+    heads, ranges = gq._fold(rows)
+    assert [list(row.values()) for row in heads] == folded["rows"]
+    assert ranges == folded["folded"]
+    assert sum(count for _, count in ranges.values()) + len(heads) - len(ranges) == len(rows)
+    assert len(heads) < len(rows)
