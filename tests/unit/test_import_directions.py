@@ -55,7 +55,7 @@ def part_named(module: str) -> str | None:
     """The row that an imported name of the package belongs to; None for the package itself and its version."""
     path = ROOT.joinpath(*module.split(".")[1:])
     while path != ROOT:
-        if path.is_dir():
+        if (path / "__init__.py").exists():
             return part_of(path / "__init__.py")
         if path.with_suffix(".py").exists():
             return part_of(path.with_suffix(".py"))
