@@ -1,22 +1,22 @@
-"""What a run in the foreground and its client say to each other over the run's own socket.
+"""Protocol between a foreground run and its client, over the run's own socket.
 
-A frame is one byte that says what it is, four bytes of length (little-endian), and the content:
+A frame is one byte for its kind, four bytes for its length (little-endian), and the content:
 
-    client to run   h HELLO "1 ROWS COLUMNS"     first; 0 0 when it has no terminal
+    client to run   h HELLO "1 ROWS COLUMNS"     first; 0 0 without a terminal
                     0 IN    input                e EOF   end of input
-                    w SIZE  "ROWS COLUMNS"       s SIGNAL "NUMBER", to all of the run's processes
-                    b BYE   it leaves on purpose
-                    q QUERY instead of HELLO: who is there? One STATUS answers it and closes
+                    w SIZE  "ROWS COLUMNS"       s SIGNAL "NUMBER", to all processes of the run
+                    b BYE   leaves on purpose
+                    q QUERY instead of HELLO: who is there? Answered by one STATUS, then closed
     run to client   H WELCOME "RUN pty|pipes"    r REFUSED a sentence
                     1 OUT, 2 ERR                 output, error output
                     c CLOSED the run takes no more input
                     m NOTE  a sentence for the person at the terminal
-                    S STATUS "PID|- SINCE|- LEASE_ENDS|- ." of the client, instants in seconds of the epoch
+                    S STATUS "PID|- SINCE|- LEASE_ENDS|- ." of the client, instants in epoch seconds
                     x EXIT  "CODE|- SIGNAL|- STOPPED_BY|- ." and a sentence on the next line
-    both            a ACK   stream (one byte) and how many bytes of it were passed on (four)
+    both            a ACK   stream (one byte) and how many of its bytes were passed on (four)
 
-Nobody sends more than WINDOW bytes of a stream that were not acknowledged, and both always read what comes:
-a stream that is not taken stops alone, and a sign of it stops nothing else.
+Neither side sends more than WINDOW unacknowledged bytes of a stream, and both always read incoming frames:
+a stalled stream holds up nothing else.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ QUERY, STATUS = b"q"[0], b"S"[0]
 VERSION = 1
 HEAD = 5
 CHUNK = 1 << 16
-"""Most bytes of a stream in one frame."""
+"""Maximum bytes of a stream in one frame."""
 WINDOW = 1 << 18
-"""Most bytes of a stream on their way."""
+"""Maximum unacknowledged bytes of a stream."""
 LARGEST = 1 << 20
-"""A longer frame is none of ours."""
+"""A longer frame is a protocol error."""
 
 
 def frame(kind: int, content: bytes = b"") -> bytes:
@@ -42,17 +42,16 @@ def frame(kind: int, content: bytes = b"") -> bytes:
 
 
 def ack(stream: int, count: int) -> bytes:
-    """Reports how many bytes of a stream were passed on."""
     return frame(ACK, bytes((stream,)) + count.to_bytes(4, "little"))
 
 
 def read_ack(content: bytes) -> tuple[int, int]:
-    """Stream and count. Raises: IndexError for an empty one."""
+    """Parse stream and count. Raises: IndexError for an empty ACK."""
     return content[0], int.from_bytes(content[1:5], "little")
 
 
 def take_frames(buffer: bytearray) -> list[tuple[int, bytes]]:
-    """Take all whole frames off the buffer. Raises: ValueError for something that is no frame of ours."""
+    """Take all complete frames off the buffer. Raises: ValueError for an invalid frame."""
     found = []
     at = 0
     while len(buffer) - at >= HEAD:

@@ -1,13 +1,13 @@
-"""The fork server: a small process that gives each ticket to a supervisor of its own, forked if need be.
+"""The fork server: a small process that gives each ticket to its own supervisor, forking one if none is idle.
 
 It exists because forking the daemon (large, with threads) is slow and unsafe, and starting an interpreter per
-run takes 10 ms. It ends when the daemon does; its supervisors go on with their runs.
+run takes 10 ms. It ends with the daemon; its supervisors continue with their runs.
 
-A supervisor whose run is over waits a moment for another one, see `wire`; the daemon hands it a ticket itself.
+After its run, a supervisor briefly waits for another one, see `wire`; the daemon hands it that ticket directly.
 
     python -I -S -c "..." TICKETS EVENTS QUEUE_IN QUEUE_OUT TOKENS_OUT TOKENS_IN LOCK SPOOL BOOT_ID    (see `launchers`)
 
-The lock is only held: it ends with the last process that may still claim a run.
+The lock is never used here, only held: it is released with the last process that may still claim a run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ READ_BYTES = 1 << 16
 FORK_RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 END_ALL_S = 60.0
 RUNS_PER_SUPERVISOR = 500
-"""Then a fresh one: whatever long use might leave in a process goes with it."""
+"""After this many runs a supervisor is replaced, and with it any state that long use may leave in a process."""
 
 
 class TicketServer:
-    """What the server holds and each supervisor inherits."""
+    """State of the server, inherited by each supervisor."""
 
     def __init__(self, fds: list[int], spool: str, boot_id: str) -> None:
         self.ticket_fd, self.event_fd, queue_in, self.queue_out, tokens_out, tokens_in, _ = fds
@@ -59,7 +59,7 @@ class TicketServer:
                     self.fork(ticket)
 
     def fork(self, ticket: bytes) -> None:
-        """A new supervisor. A machine out of processes is given a few seconds before the run is refused."""
+        """Fork a supervisor; retry for a few seconds when the machine is out of processes, then refuse the run."""
         for pause_s in FORK_RETRY_S:
             try:
                 pid = os.fork()
@@ -78,7 +78,7 @@ class TicketServer:
             pass
 
     def become_supervisor(self, ticket: bytes) -> NoReturn:
-        """In the child: supervise runs and exit; never returns into the server's loop."""
+        """Supervise runs in the child, then exit; never returns into the server's loop."""
         code = 70
         try:
             os.close(self.ticket_fd)
@@ -109,7 +109,7 @@ class TicketServer:
             os._exit(code)
 
     def wait_for_another(self, own: int) -> bytes:
-        """In an idle supervisor: the next ticket; empty when none came in time or none can come any more."""
+        """Wait for the next ticket in an idle supervisor; empty when none came in time or none can come any more."""
         # Keep no file system busy.
         os.chdir("/")
         self.idle.put(own)
@@ -123,7 +123,7 @@ class TicketServer:
 
 
 def end_all() -> None:
-    """KILL all that is below this process, until the kernel says that no child is left or for a minute."""
+    """KILL all descendants of this process until the kernel reports no child left, for at most a minute."""
     until = time.monotonic() + END_ALL_S
     while time.monotonic() < until:
         proctree.kill_tree(os.getpid())

@@ -1,4 +1,4 @@
-"""Whether the machine is being shut down, as its first process says."""
+"""Whether the machine is shutting down, according to its PID 1."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import time
 
 _SYSTEMCTL = ("/usr/bin/systemctl", "/bin/systemctl")
 _RUNS_HERE = "/run/systemd/system"
-"""There where systemd is the first process."""
+"""Exists where systemd is PID 1."""
 _LAST_STAGE = "systemd-shutdow"
-"""The first process after all services have ended; the kernel cuts names at 15 bytes."""
+"""Name of PID 1 after all services have ended; the kernel truncates names to 15 bytes."""
 _PATIENCE_S = 20.0
-"""A machine that goes down is busy."""
+"""Generous: a machine that is shutting down is busy."""
 
 
 def machine_goes_down() -> bool:
-    """Whether a reboot or power-off is under way. False without systemd, or when it does not answer.
+    """Return whether a reboot or power-off is under way. False without systemd, or when it does not answer.
 
-    For a process that gets TERM without an order of the daemon. It may take some milliseconds. Safe in a process that
-    reaps its children itself: the one made here is waited for by its number.
+    For a process that gets TERM without an order from the daemon. May take some milliseconds. Safe in a process that
+    reaps its children itself: it waits for the child made here by pid.
     """
     try:
         with open("/proc/1/comm", encoding="utf-8", errors="replace") as file:
@@ -34,7 +34,7 @@ def machine_goes_down() -> bool:
 
 
 def _said(argv: tuple[str, ...]) -> str:
-    """The first word that a command prints; empty when it takes too long."""
+    """Return the first word that a command prints; empty when it takes too long."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.posix_spawn(

@@ -1,7 +1,7 @@
-"""Clears up after runs that have ended, on one thread and in quiet moments.
+"""Cleans up after ended runs, on one thread and in quiet moments.
 
-Each name that is removed waits for the file system, up to milliseconds, and makes every name that is made and every
-fsync of a run or of the job table in the same moment wait longer: while runs come and go, what they leave is left.
+Removing a name waits up to milliseconds for the file system, and delays every name created and every fsync of a run
+or of the job table in the same moment. So leftovers stay while runs come and go.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ log = getLogger(__name__)
 
 _QUIET_S = 0.25
 _LONGEST_S = 60.0
-"""After this time it is cleared up in the busiest moment, ..."""
+"""Clean up after this time even in the busiest moment, ..."""
 _MOST = 20_000
-"""... and so it is when this much is left to clear up."""
+"""... or when this many items are pending."""
 
 _Thing = TypeVar("_Thing")
 
 
 class Janitor(Generic[_Thing]):
-    """One thread, started when there is something to do; it sleeps while there is nothing."""
+    """One thread, started with the first item; it sleeps while there is nothing to clean up."""
 
     def __init__(self, clear: Callable[[_Thing], None], name: str) -> None:
-        """Args: clear: called on the thread, with each thing that was added."""
+        """Args: clear: called on the thread with each item added."""
         self._clear = clear
         self._name = name
         self._things: deque[_Thing] = deque()
@@ -39,7 +39,7 @@ class Janitor(Generic[_Thing]):
         self._thread: threading.Thread | None = None
 
     def add(self, thing: _Thing) -> None:
-        """Clear this up once nothing has been added for a moment."""
+        """Queue an item for cleanup once no item has been added for a moment."""
         self._added_at = time.monotonic()
         if not self._things:
             self._first_at = self._added_at
@@ -51,7 +51,7 @@ class Janitor(Generic[_Thing]):
                 self._thread.start()
 
     def close(self, *, finish: bool) -> None:
-        """End the thread. Args: finish: first clear up all that was added."""
+        """End the thread. Args: finish: clean up all pending items first."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -79,7 +79,7 @@ class Janitor(Generic[_Thing]):
         self._sweep()
 
     def _sweep(self) -> None:
-        """Clear up what is there; stop when more is added meanwhile, unless it has waited too long."""
+        """Clean up pending items; stop when more are added meanwhile, unless they have waited too long."""
         began = time.monotonic()
         is_late = began - self._first_at >= _LONGEST_S or len(self._things) >= _MOST or self._closing.is_set()
         for _ in range(len(self._things)):

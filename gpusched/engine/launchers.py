@@ -1,4 +1,4 @@
-"""What gives tickets to supervisors, as the engine sees it; and the fork server: a child process and a socket."""
+"""Launchers, which give tickets to supervisors, as the engine sees them; and the fork server: a child and a socket."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ FORK_SERVER_PROGRAM = (
     "import sys; sys.path.append(sys.argv.pop()); from gpusched.engine.forkserver import main; main()"
 )
 KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LD_LIBRARY_PATH")
-"""What the interpreter itself may need; jobs get their environment from the ticket alone."""
+"""Variables the interpreter itself may need; jobs get their environment from the ticket alone."""
 CLOSE_TIMEOUT_S = 2.0
 START_TIMEOUT_S = 5.0
-"""A fork server that owes an answer and has answered no ticket for this long is replaced."""
+"""Replace a fork server that owes an answer and has answered no ticket for this long."""
 
 
 def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, run_cgroups: str | None = None) -> dict[str, Any]:
-    """A ticket in built-in types, by its fields. Its environment also says which run it is, by which its processes are
-    found.
+    """Convert a ticket to built-in types, by field. Its environment also names the run, which identifies its processes.
 
-    Args: pam: whether a PAM session is opened; run_cgroups: the control group in which the run's is made; None:
-    that of its supervisor's unit.
+    Args: pam: whether to open a PAM session; run_cgroups: parent of the run's control group; None: that of its
+    supervisor's unit.
     """
     # The environment is large, and need not be copied twice.
     facts: dict[str, Any] = value.plain(replace(ticket, env={}), builtin_types=(bytes,))
@@ -59,21 +58,21 @@ def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, run_cgroups: str
 
 
 class Launcher(Protocol):
-    """Has supervisors started, and never waits. One that is gone is replaced by the engine.
+    """Starts supervisors without ever blocking. The engine replaces a launcher that is gone.
 
-    A ticket that was sent either becomes a supervisor that claims its run, or may do so until the launcher is gone
-    or refuses it. The engine revokes what was not claimed by then.
+    A ticket that was sent may become a supervisor that claims its run until the launcher is gone or refuses it. The
+    engine then revokes unclaimed runs.
     """
 
     name: str
-    """For sentences."""
+    """For messages."""
 
     @property
     def pid(self) -> int | None:
-        """Of a process that must be spared when orphans are killed; None when there is none."""
+        """Pid of a process to spare when orphans are killed; None when there is none."""
 
     def fileno(self) -> int:
-        """Readable when there are events or it is gone, writable when `flush` may continue."""
+        """Readable when there are events or the launcher is gone, writable when `flush` may continue."""
 
     @property
     def has_tickets(self) -> bool:
@@ -83,25 +82,25 @@ class Launcher(Protocol):
         """Queue a ticket; nothing leaves before `flush`. Args: facts: the ticket as supervisors read it."""
 
     def flush(self) -> bool:
-        """Hand on what can be; False when there is more and the socket takes no more now."""
+        """Hand on as many tickets as possible; False while some remain because the socket is full."""
 
     def is_gone(self) -> bool:
-        """Read the events; True when it will start nothing any more."""
+        """Read the events; True when this launcher will start nothing any more."""
 
     def is_stuck(self, waited_s: float) -> bool:
         """Whether a working launcher would have taken a ticket sent this long ago."""
 
     def refusals(self) -> list[tuple[str, str]]:
-        """Runs that it will not start, each with a sentence; each is reported once."""
+        """Return the runs that it will not start, each with a sentence; each is reported once."""
 
     def heard(self, run: str) -> None:
-        """The run's supervisor has come, or is not waited for any more: `flush` may have more to hand on."""
+        """Note that the run's supervisor has reported or was given up: `flush` may have more to hand on."""
 
     def kill(self) -> str:
-        """End it now; returns how it ended, for the log."""
+        """Kill it now; returns how it ended, for the log."""
 
     def close(self) -> None:
-        """Let it finish what it has and end; supervisors go on."""
+        """Let it finish pending work and end; supervisors continue."""
 
 
 class ForkServer:
@@ -161,9 +160,9 @@ class ForkServer:
         self._outbox.append(memoryview(pack_ticket(facts)))
 
     def flush(self) -> bool:
-        """Hand tickets to idle supervisors, and send the others as the socket takes them; True when all have gone.
+        """Hand tickets to idle supervisors and send the others as the socket accepts them; True when all have gone.
 
-        A broken socket shows as end of file instead.
+        A broken socket shows up as end of file instead.
         """
         while self._rest or self._outbox:
             if not self._rest:
@@ -182,7 +181,7 @@ class ForkServer:
         return True
 
     def is_gone(self) -> bool:
-        """Whether the fork server has closed its end, which it never does but by ending."""
+        """Whether the fork server has closed its end, which it does only by ending."""
         try:
             return self._socket.recv(1) == b""
         except BlockingIOError:
@@ -191,15 +190,15 @@ class ForkServer:
             return True
 
     def is_stuck(self, waited_s: float) -> bool:
-        """Whether it should have answered long ago; one that answers others meanwhile is only busy."""
+        """Whether an answer is long overdue; a server that answers other tickets meanwhile is only busy."""
         return min(waited_s, time.monotonic() - self._heard_at) > START_TIMEOUT_S
 
     def refusals(self) -> list[tuple[str, str]]:
-        """None: the fork server reports refusals through the event pipe."""
+        """Empty: the fork server reports refusals through the event pipe."""
         return []
 
     def heard(self, run: str) -> None:
-        """It lives. It passes on all it has, whichever run was claimed."""
+        """Note that it lives. The fork server passes on all it has, whichever run was claimed."""
         self._heard_at = time.monotonic()
 
     def kill(self) -> str:
@@ -216,24 +215,24 @@ class ForkServer:
             self.kill()
 
     def _release(self) -> None:
-        """Close our ends: it, and supervisors that are idle, end once they have read what is in theirs."""
+        """Close our ends: the server and idle supervisors end once they have read the rest."""
         self._socket.close()
         self._idle.close()
 
 
 BOOTED = "/run/systemd/system"
-"""There when PID 1 is systemd. Source: sd_booted(3)."""
+"""Exists when PID 1 is systemd. Source: sd_booted(3)."""
 OLDEST = 244
-"""The first systemd with all properties that are used; 252 is what they were tried with."""
+"""The first systemd with all properties used here; tested with 252."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitNames:
-    """How the units of one daemon are called. Several daemons may run on a machine, each with a job 1."""
+    """Unit names of one daemon. Several daemons may run on a machine, each with a job 1."""
 
     prefix: str = "gpusched"
     slice: str = "gpusched.slice"
-    """Holds all runs, beside `system.slice` and `user.slice`: to be limited or looked at together. systemd makes it."""
+    """Slice of all runs, beside `system.slice` and `user.slice`, to limit or inspect them together; made by systemd."""
 
     def unit(self, run: str) -> str:
         return f"{self.prefix}-{run}.service"
@@ -241,7 +240,7 @@ class UnitNames:
 
 @dataclass(frozen=True, slots=True)
 class LauncherChoice:
-    """A launcher, and what the administrator is told about it."""
+    """A launcher, and a note on it for the administrator."""
 
     kind: str
     """`systemd` or `fork`."""
@@ -250,9 +249,9 @@ class LauncherChoice:
 
 
 def choose(wanted: str, *, is_system: bool, root: str = "") -> LauncherChoice:
-    """The launcher for a daemon. Raises: NotReady when what is wanted is not to be had.
+    """Choose the launcher of a daemon. Raises: NotReady when the wanted one is unavailable.
 
-    Args: wanted: the setting `[daemon] launcher`; root: folder of a system's daemon that is only tried out.
+    Args: wanted: the setting `[daemon] launcher`; root: root folder of a system daemon on trial.
     """
     if wanted == "fork":
         return LauncherChoice("fork", "fork server, as [daemon] launcher says", ForkServer)
@@ -280,12 +279,12 @@ def choose(wanted: str, *, is_system: bool, root: str = "") -> LauncherChoice:
 
 
 def names_of(root: str) -> UnitNames:
-    """How the units of a daemon are called: one that is tried out beside the machine's own has other names."""
+    """Return the unit names of a daemon; a daemon on trial beside the machine's own has different names."""
     return UnitNames(f"gpusched-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}") if root else UnitNames()
 
 
 def systemd_version() -> int:
-    """Of PID 1. Raises: OSError with a sentence."""
+    """Version of PID 1. Raises: OSError with a sentence."""
     if not os.path.isdir(BOOTED):
         raise OSError("PID 1 is not systemd")
     from gpusched.engine.systemd import manager_version
@@ -294,6 +293,6 @@ def systemd_version() -> int:
 
 
 def leading_number(text: str) -> int:
-    """252 of `252.39-1~deb12u2`; 0 when it begins with none."""
+    """Parse 252 from `252.39-1~deb12u2`; 0 without a leading number."""
     digits = text[: len(text) - len(text.lstrip("0123456789"))]
     return int(digits) if digits else 0

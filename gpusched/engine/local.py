@@ -1,15 +1,15 @@
 """The engine of one machine, as the daemon sees it.
 
-Every run goes through these phases, seen from here:
+Every run passes through these phases, as seen from here:
 
     ASKED     its ticket went to the launcher (the fork server, or systemd); no answer yet
-    CLAIMED   a supervisor holds it and has not said that the job was started
+    CLAIMED   a supervisor holds it and has not reported the job's start
     RUNNING   its job was started
-    ORPHANED  its supervisor is gone without a result; what it left behind is being killed
+    ORPHANED  its supervisor is gone without a result; leftover processes are being killed
     ENDED     its last event was handed out; kept until `forget`
 
-What happens is learned twice: at once from the event pipe, and for certain from the spool, which is read when
-a supervisor's pidfd says that it is gone, when the launcher is, and when a run is adopted.
+Every event is learned twice: immediately from the event pipe, and reliably from the spool, which is read when a
+supervisor's pidfd reports its end, when the launcher is gone, and when a run is adopted.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ from gpusched.ports import Clock
 log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
-"""Between looks at runs without an event yet or without a pidfd."""
+"""Interval between checks of runs without an event yet or without a pidfd."""
 SOON_S = 0.02
-"""Between looks at something that should change at once, ..."""
+"""Interval between checks of something that should change at once, ..."""
 PATIENCE_S = 2.0
-"""... for so long; then CHECK_S again."""
+"""... for this long; then CHECK_S again."""
 PIPE_BYTES = 1 << 20
-"""Room for some 5,000 events while the daemon is busy."""
+"""Room for about 5,000 events while the daemon is busy."""
 READ_BYTES = 1 << 16
-"""Of events at once: a larger buffer would be mapped and unmapped for each look."""
+"""Bytes of events per read: a larger buffer would be mapped and unmapped for each read."""
 
 
 class LocalEngine:
-    """Runs jobs under one supervisor each on this machine; see `ports.Engine` and the module."""
+    """Runs jobs under one supervisor each on this machine; see `ports.Engine` and the module's docstring."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class LocalEngine:
         pam: bool = False,
         run_cgroups: str | None = None,
     ) -> None:
-        """Make the spool and start the launcher.
+        """Create the spool and start the launcher.
 
-        Args: boot_id: of this boot of the kernel, without blanks; clock: dates losses; launcher: makes one, from
-        the spool, the boot id and the event pipe's end for writing; pam: limits.conf holds for other users' jobs, if
-        there is a PAM file for them; run_cgroups: control group in which runs with limits have theirs;
+        Args: boot_id: of this boot of the kernel, without blanks; clock: dates losses; launcher: creates one, from
+        the spool, the boot id and the write end of the event pipe; pam: apply limits.conf to other users' jobs, if
+        there is a PAM file for them; run_cgroups: parent control group of runs with limits;
         None: each in its unit's.
-        Raises: OSError when the spool cannot be made or the launcher not be started.
+        Raises: OSError when the spool cannot be created or the launcher cannot be started.
         """
         self._make_launcher = launcher
         self._pam = pam
@@ -144,7 +144,7 @@ class LocalEngine:
         self._poller.rearm()
 
     def _track(self, runs: Sequence[OpenRun], detail: str) -> None:
-        """Answer for these runs, and give each the orders that it lacks. `detail`: for one that was not claimed."""
+        """Track these runs and send each the orders that it lacks. `detail`: for one that was not claimed."""
         now = time.monotonic()
         for known in runs:
             tracked = self._runs.get(known.run)
@@ -193,7 +193,7 @@ class LocalEngine:
         self._poller.rearm()
 
     def order(self, run: str, order: Order) -> None:
-        """On a full disk the order is kept and written later; a cancel works at once."""
+        """Give an order. On a full disk it is kept and written later; a cancel works immediately."""
         tracked = self._runs.get(run)
         if tracked is None or tracked.phase in (Phase.ORPHANED, Phase.ENDED):
             return
@@ -264,7 +264,7 @@ class LocalEngine:
         return found
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
-        """To be called inside the running event loop; None detaches from it."""
+        """Must be called inside the running event loop; None detaches from it."""
         self._poller.attach(wake)
         if self._events:
             self._poller.fire()
@@ -283,7 +283,7 @@ class LocalEngine:
         self._pipe = -1
 
     def wait(self, timeout_s: float) -> None:
-        """Block until `events` has something to look at, for callers without an event loop."""
+        """Block until `events` may have news, for callers without an event loop."""
         until = min(time.monotonic() + timeout_s, self._poller.alarm_at)
         if not self._events:
             self._poller.ready(max(0.0, until - time.monotonic()))
@@ -292,7 +292,6 @@ class LocalEngine:
 
     @property
     def server_pid(self) -> int | None:
-        """Process id of the fork server; None when there is none."""
         return self._server.pid if self._server is not None else None
 
     def _need_server(self) -> Launcher:
@@ -337,7 +336,7 @@ class LocalEngine:
             self._server.heard(tracked.run)
 
     def _replace_server(self) -> None:
-        """The launcher is gone or does not answer: settle what it was asked for. The next start makes one."""
+        """Settle runs whose tickets went to a launcher that is gone or hangs. The next start creates a new one."""
         server = self._server
         assert server is not None
         self._end_server(server)
@@ -346,10 +345,10 @@ class LocalEngine:
                 self._resolve(tracked, f"{server.name} was gone before it was started")
 
     def _need_spool(self) -> None:
-        """Make the spool again if it was removed, and replace the launcher, which locks files that are gone.
+        """Recreate the spool if it was removed, and replace the launcher, which locks deleted files.
 
-        Runs whose supervisors live go on: these hold their records open, and orders reach them by the new folder.
-        Raises: OSError when it cannot be made.
+        Runs with live supervisors continue: these hold their records open, and orders reach them by the new folder.
+        Raises: OSError when it cannot be created.
         """
         try:
             status = os.stat(self._spool)
@@ -374,7 +373,7 @@ class LocalEngine:
     # --- what became of a run -------------------------------------------------------------------------
 
     def _resolve(self, tracked: TrackedRun, detail: str) -> None:
-        """Read from the spool where a run is; revoke one that no supervisor claimed."""
+        """Read the state of a run from the spool; revoke it if no supervisor claimed it."""
         run = tracked.run
         self._heard(tracked)
         try:
@@ -417,7 +416,7 @@ class LocalEngine:
         self._poller.alarm_within(seconds)
 
     def _resolve_unrecorded(self, tracked: TrackedRun) -> None:
-        """It had been started, and its record was removed from the spool."""
+        """Settle a run that had been started and whose record was removed from the spool."""
         assert tracked.supervisor is not None
         process = proctree.read_process(tracked.supervisor)
         if process is None or process.start_ticks != tracked.start_ticks:
@@ -445,7 +444,7 @@ class LocalEngine:
         )
 
     def _hand_out_start_again(self, tracked: TrackedRun) -> None:
-        """The table lost the start, in a commit that failed."""
+        """Repeat a start that the table lost in a failed commit."""
         record = self._read(tracked)
         if record is not None and record.job_pid is not None and record.pid is not None and record.start_at is not None:
             at, ticks = record.start_at, record.start_ticks
@@ -466,7 +465,7 @@ class LocalEngine:
             return None
 
     def _complain(self, tracked: TrackedRun, text: str) -> None:
-        """Log it once, not at every look."""
+        """Log a complaint once, not at every check."""
         if tracked.complaint != text:
             tracked.complaint = text
             log.error("%s", text)
@@ -506,7 +505,7 @@ class LocalEngine:
     # --- watching ---------------------------------------------------------------------------------------
 
     def _follow(self, tracked: TrackedRun) -> None:
-        """Watch for its supervisor's end; without pidfds by the lock on the record."""
+        """Watch for the end of its supervisor; without pidfds by the lock on the record."""
         if not self._runs.follow(tracked):
             self._supervisor_gone(tracked)
         elif tracked.pidfd is None:
@@ -536,7 +535,7 @@ class LocalEngine:
                     self._runs.poke(tracked)
 
     def _take_line(self, line: bytes, started: list[TrackedRun]) -> None:
-        """One event of the pipe; a run that is to be tracked from now on goes to `started`."""
+        """Handle one event from the pipe; a run to be tracked from now on goes to `started`."""
         facts = json.loads(line)
         tracked = self._runs.get(facts["run"])
         if tracked is None or tracked.phase is Phase.ENDED:
@@ -561,7 +560,7 @@ class LocalEngine:
     # --- orders -------------------------------------------------------------------------------------------
 
     def _send_orders(self, tracked: TrackedRun) -> None:
-        """Write the orders down, then have the supervisor read them."""
+        """Write the pending orders, then make the supervisor read them."""
         try:
             while tracked.unsent:
                 files.append_order(self._spool, tracked.run, tracked.unsent[0])
@@ -647,11 +646,11 @@ class LocalEngine:
             self._end(tracked, RunLost(tracked.run, self._clock.now(), detail))
 
     def _has_orphans(self, run: str) -> bool:
-        """Whether processes of a run are alive that the spool does not know of."""
+        """Whether processes of a run are alive that the spool does not know."""
         return bool(find_orphans([OrphanedRun(run, None, witnessed=False)], self._spool, frozenset()))
 
     def _lives_in_its_cgroup(self, tracked: TrackedRun) -> bool:
-        """Whether its control group still holds a process, which takes long to die; an empty one is removed."""
+        """Whether its control group still holds a process, which may take long to die; an empty one is removed."""
         if self._run_cgroups is None:
             return False
         leaf = leaf_of(self._run_cgroups, tracked.run)
@@ -660,7 +659,7 @@ class LocalEngine:
     # --- files ------------------------------------------------------------------------------------------
 
     def _remove(self, tracked: TrackedRun) -> None:
-        """Remove a run's files, but not a revocation, which must outlast late starters; a later `adopt` sweeps it."""
+        """Remove a run's files, except a revocation, which must outlast late starters; a later `adopt` sweeps it."""
         ways = [files.checkpoint_path, files.progress_path]
         if tracked.supervisor is not None:
             if tracked.has_result:
@@ -671,7 +670,7 @@ class LocalEngine:
         self._janitor.add((tracked.run, ways))
 
     def _clear(self, left: tuple[str, Sequence[Callable[[str, str], str]]]) -> None:
-        """Called on the janitor's thread."""
+        """Clean up; called on the janitor's thread."""
         run, ways = left
         self._spares.withdraw(run)
         try:
@@ -680,7 +679,7 @@ class LocalEngine:
             log.warning("files of run %s stay in the spool: %s", run, error)
 
     def _sweep(self, run: str) -> None:
-        """Files of a run that is not in the table: an ended one's are removed, a live one is stopped."""
+        """Handle files of a run that is not in the table: remove those of an ended run, stop a live one."""
         tracked = TrackedRun(run, Phase.ASKED, time.monotonic(), other_files=True, stray=True)
         record = self._read(tracked)
         if record is None or record.pid is None:
@@ -701,7 +700,7 @@ class LocalEngine:
 
 
 def _make_spool(path: str) -> tuple[int, int]:
-    """Make the folder if it is not there; its device and inode. Raises: OSError."""
+    """Create the folder if needed; returns its device and inode. Raises: OSError."""
     os.makedirs(path, exist_ok=True)
     # A root daemon's users execute their scripts from here, and may list nothing.
     os.chmod(path, 0o711 if os.geteuid() == 0 else 0o700)
@@ -716,7 +715,7 @@ def _result(line: bytes) -> RunEnded:
 
 
 def event_from(facts: dict[str, Any]) -> SupervisorEvent:
-    """An event of the pipe or a result. Raises: ValueError for what supervisors do not send."""
+    """Parse an event from the pipe or a result. Raises: ValueError for anything supervisors do not send."""
     if facts.get("leftovers") is not None:
         # Supervisors write texts and numbers only.
         facts["leftovers"] = facts["leftovers"].split("\n") if facts["leftovers"] else ()

@@ -1,4 +1,4 @@
-"""Orders to runs: the lines of their files, and which a run still lacks by the table, against those it was given."""
+"""Orders to runs: the lines of their files, and which orders a run still lacks according to the table."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gpusched.model.execution import (
 
 @dataclass(slots=True)
 class GivenOrders:
-    """The lasting orders that a run was given last. Signals and notes are over once they are given."""
+    """The lasting orders last given to a run. Signals and notes take effect once and are not kept."""
 
     stop: StopOrder | None = None
     is_suspended: bool = False
     limit: LimitOrder | None = None
-    """None: not known, as after a restart of the daemon."""
+    """None: unknown, as after a restart of the daemon."""
 
     def add(self, order: Order) -> None:
         if isinstance(order, StopOrder):
@@ -39,7 +39,7 @@ class GivenOrders:
             self.limit = order
 
     def missing(self, wanted: OpenRun) -> list[Order]:
-        """Orders that bring the run in line, none when it is. A stop is never taken back."""
+        """Orders that bring the run up to date; empty when it is. A stop is never revoked."""
         order = wanted.pending_order
         if isinstance(order, StopOrder):
             return [] if order == self.stop else [order]
@@ -54,7 +54,7 @@ class GivenOrders:
 
 
 def order_line(order: Order) -> str:
-    """An order as a line of the order file; the lone dot at its end shows that it is whole."""
+    """Format an order as a line of the order file; the final dot marks it as complete."""
     if isinstance(order, StopOrder):
         number = "-" if order.signal is None else str(int(order.signal))
         return f"stop {order.why} {number} {'-' if order.grace_s is None else order.grace_s} ."
@@ -71,7 +71,7 @@ def order_line(order: Order) -> str:
 
 
 def orders_from(lines: Iterable[str]) -> Iterator[StopOrder | LimitOrder | SuspendOrder | ResumeOrder]:
-    """The lasting orders among lines of an order file; those torn by a crash are left out, as by supervisors."""
+    """Parse the lasting orders of an order file; lines torn by a crash are skipped, as by supervisors."""
     for line in lines:
         words = line.split(" ")
         try:

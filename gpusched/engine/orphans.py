@@ -1,4 +1,4 @@
-"""What a supervisor that was killed left behind: found by session and environment, and killed."""
+"""Finds the leftovers of a killed supervisor by session and environment, and kills them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPOOL_VARIABLE = "GPUSCHED_SPOOL"
 CHECKPOINT_VARIABLE = "GPUSCHED_CHECKPOINT_FILE"
 PROGRESS_VARIABLE = "GPUSCHED_PROGRESS"
 ROUNDS = (signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL)
-"""What is sent after each look: a stopped process forks nothing, and keeps the number of its group in use."""
+"""Signals to send after each scan: a stopped process does not fork, and keeps its group's number in use."""
 
 
 class OrphanedRun(Value):
@@ -26,16 +26,16 @@ class OrphanedRun(Value):
     run: str
     supervisor_pid: int | None
     witnessed: bool
-    """Whether this daemon saw the supervisor end: its pid, and so the session's number, is not in use again."""
+    """Whether this daemon saw the supervisor end, so that its pid, and thus the session's number, is not reused."""
     known: Mapping[int, int] = field(default_factory=dict)
-    """Start ticks by pid of what was found before: one that takes long to die may have lost what tied it to the run."""
+    """Start ticks by pid of processes found before: one that takes long to die may have lost its link to the run."""
 
 
 def kill_orphans(lost: Iterable[OrphanedRun], spool: str, spared: frozenset[int]) -> dict[str, dict[int, int]]:
-    """KILL what is left of these runs; start ticks by pid of each one's live processes at the last look.
+    """KILL what is left of these runs; returns start ticks by pid of each run's live processes at the last scan.
 
-    Nothing that is `spared`, or an ancestor of this process, is touched. One that left the session and
-    cleared its environment and lost its parent is not found: nothing ties it to the run any more.
+    Never touches `spared` processes or ancestors of this one. A process that left the session, cleared its environment
+    and lost its parent is not found: nothing links it to the run any more.
     """
     runs = list(lost)
     kept = {process.group for pid in spared if (process := proctree.read_process(pid))} | _groups_above()
@@ -57,7 +57,7 @@ def kill_orphans(lost: Iterable[OrphanedRun], spool: str, spared: frozenset[int]
 
 
 def find_orphans(lost: list[OrphanedRun], spool: str, spared: frozenset[int]) -> dict[str, list[Process]]:
-    """Live processes of these runs, by run, from one walk over /proc."""
+    """Find live processes of these runs, by run, in one walk over /proc."""
     processes = {pid: entry for pid in proctree.all_pids() if (entry := proctree.read_process(pid))}
     excluded = spared | _ancestors(os.getpid(), processes)
     alive = {pid: p for pid, p in processes.items() if p.is_alive and pid not in excluded}

@@ -1,4 +1,4 @@
-"""One pollable thing for all that an engine waits for, and its connection to the daemon's event loop."""
+"""One pollable descriptor for everything an engine waits for, and its connection to the daemon's event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Poller:
         """Monotonic instant of the next look by the clock."""
 
     def watch(self, fd: int, also_writable: bool = False, again: bool = False) -> None:
-        """Wait for a descriptor to become readable; `again` changes a watched one."""
+        """Wait for a descriptor to become readable; `again` changes one already watched."""
         mask = select.EPOLLIN | select.EPOLLOUT if also_writable else select.EPOLLIN
         if again:
             self._epoll.modify(fd, mask)
@@ -31,25 +31,24 @@ class Poller:
             self._epoll.register(fd, mask)
 
     def unwatch(self, fd: int) -> None:
-        """To be called before the descriptor is closed."""
+        """Must be called before the descriptor is closed."""
         self._epoll.unregister(fd)
 
     def ready(self, timeout_s: float = 0.0) -> list[int]:
         return [fd for fd, _ in self._epoll.poll(timeout_s)]
 
     def alarm_within(self, seconds: float) -> None:
-        """Set the alarm to go off within this time."""
         self.alarm_at = min(self.alarm_at, time.monotonic() + seconds)
 
     def take_alarm(self) -> bool:
-        """Whether the alarm is due; it is then off."""
+        """Return whether the alarm is due, and clear it if so."""
         if time.monotonic() < self.alarm_at:
             return False
         self.alarm_at = NEVER
         return True
 
     def attach(self, wake: Callable[[], None] | None) -> None:
-        """Call `wake` from the running event loop's thread from now on; None stops that."""
+        """From now on, call `wake` on the thread of the running event loop; None stops that."""
         self._quiet()
         if self._timer is not None:
             self._timer.cancel()
@@ -64,7 +63,7 @@ class Poller:
             self._wake()
 
     def rearm(self) -> None:
-        """Listen again: between a call and this the daemon is not called a second time."""
+        """Listen again: the daemon is not called a second time until then."""
         if self._loop is None:
             return
         if not self._listening:

@@ -1,4 +1,4 @@
-"""An engine without processes: each run does what its script says, on whatever clock it is given.
+"""An engine without processes: each run follows its script, on any clock.
 
 For unit tests of the daemon and for the simulator, which moves the clock from one `next_event_at` to the next.
 It keeps the promises of `ports.Engine`; orders act as on a real run.
@@ -41,13 +41,13 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class SimulatedOutcome:
-    """What a simulated run does."""
+    """Script of a simulated run."""
 
     runs_s: float = 0.0
-    """From start to the end of its first process; infinite for one that has to be stopped."""
+    """From start to the end of its first process; infinite for one that must be stopped."""
     exit_code: int = 0
     signal: int | None = None
-    """Ends by this signal instead of with the exit code."""
+    """Ends by this signal instead of the exit code."""
     launch_error: str | None = None
     """Cannot be started, for this reason."""
     never_starts: bool = False
@@ -56,18 +56,18 @@ class SimulatedOutcome:
     gpu_oom: bool = False
     oom_kills: int = 0
     mem_limit_mib: int | None = None
-    """With `oom_kills`: it was killed at this limit of its own."""
+    """With `oom_kills`: its own limit, at which it was killed."""
     leftovers: tuple[str, ...] = ()
-    """Processes that stay behind for the whole leftover grace."""
+    """Processes that remain for the whole leftover grace."""
     stop_takes_s: float = 0.0
-    """From the stop signal to the end; beyond the grace it is killed."""
+    """From the stop signal to the end; it is killed if that exceeds the grace."""
     cpu_s: float = 0.0
     peak_mem_mib: float = 0.0
 
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """A run that was started and not forgotten yet."""
+    """A run that was started and not yet forgotten."""
 
     ticket: Ticket
     outcome: SimulatedOutcome
@@ -83,13 +83,13 @@ class SimulatedRun:
     kill_at: float = NEVER
     lingering: bool = False
     still_since: float | None = None
-    """Since when it is suspended; nothing of its own happens meanwhile."""
+    """When it was suspended; its script is paused meanwhile."""
     suspended_s: float = 0.0
     end: EngineEvent | None = None
     given: GivenOrders = field(default_factory=GivenOrders)
 
     def due_at(self) -> float:
-        """When something happens next unless an order comes."""
+        """When the next thing happens unless an order comes."""
         if self.end is not None or self.still_since is not None:
             return NEVER
         if self.lingering:
@@ -101,24 +101,24 @@ class SimulatedRun:
 
 @dataclass(slots=True)
 class SimulatedEngine:
-    """See `ports.Engine` and the module.
+    """See `ports.Engine` and the module's docstring.
 
-    Args: clock: any; outcome: called once per start with the ticket; boot_id: runs of another one are lost.
+    Args: clock: any; outcome: called once per start with the ticket; boot_id: runs of another boot are lost.
     """
 
     clock: Clock
     outcome: Callable[[Ticket], SimulatedOutcome] = lambda ticket: SimulatedOutcome()
     boot_id: str = "simulated"
     signals: list[tuple[str, SignalOrder]] = field(default_factory=list)
-    """Signals that were delivered to living runs, for tests."""
+    """Signals delivered to live runs, for tests."""
     saved_at: dict[str, float] = field(default_factory=dict)
-    """When runs have saved their work, for tests to say."""
+    """When runs saved their work, set by tests."""
     cpu_s_of: dict[str, float] = field(default_factory=dict)
-    """CPU time that runs have used, for tests to say."""
+    """CPU time of runs, set by tests."""
     _runs: dict[str, SimulatedRun] = field(default_factory=dict)
     _revoked: set[str] = field(default_factory=set)
     _given_back: set[str] = field(default_factory=set)
-    """Runs that `reconcile` named and that were not found, until they are forgotten."""
+    """Runs named by `reconcile` and not found, until they are forgotten."""
     _events: list[EngineEvent] = field(default_factory=list)
     _due: list[tuple[float, int, str]] = field(default_factory=list)
     _order: itertools.count[int] = field(default_factory=itertools.count)
@@ -128,7 +128,7 @@ class SimulatedEngine:
     # --- the protocol -------------------------------------------------------------------------------
 
     def adopt(self, runs: Sequence[OpenRun]) -> None:
-        """See `ports.Engine`; what was handed out and not forgotten is handed out again."""
+        """See `ports.Engine`; hands out again what was handed out and not forgotten."""
         self._advance()
         self._events.clear()
         for known in runs:
@@ -240,7 +240,7 @@ class SimulatedEngine:
         return {run: self.cpu_s_of[run] for run in runs if run in self.cpu_s_of and run in living}
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
-        """See `ports.Engine`; time alone fires nothing: the caller that moves the clock asks for the events."""
+        """See `ports.Engine`. Time alone wakes nobody: the caller that moves the clock asks for the events."""
         self._wake = wake
         self._fire()
 
@@ -250,7 +250,7 @@ class SimulatedEngine:
     # --- for the caller that moves the clock ------------------------------------------------------------------
 
     def next_event_at(self) -> float | None:
-        """When `events` will have something new; None when nothing runs that ends by itself."""
+        """When `events` will have something new; None when no run ends by itself."""
         if self._events:
             return self.clock.now()
         while self._due:
@@ -264,7 +264,7 @@ class SimulatedEngine:
     # --- what happens -----------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Apply everything that is due, each at its own instant."""
+        """Apply everything due, each at its own instant."""
         now = self.clock.now()
         while self._due and self._due[0][0] <= now:
             at, _, name = heapq.heappop(self._due)
@@ -353,7 +353,7 @@ class SimulatedEngine:
         self._events.append(event)
 
     def _missing(self, known: OpenRun) -> EngineEvent:
-        """The event for a run that this engine never had or has lost."""
+        """Event for a run that this engine never had or has lost."""
         now = self.clock.now()
         if known.boot_id != self.boot_id:
             return RunLost(known.run, now, "the machine was restarted")
@@ -376,7 +376,7 @@ class SimulatedEngine:
 
 
 def _first_signal(run: SimulatedRun, at: float, order: StopOrder) -> int:
-    """Signal that a stop begins with."""
+    """First signal of a stop."""
     number = run.ticket.stop_signal if order.signal is None else order.signal
     if number is not None:
         return number

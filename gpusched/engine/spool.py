@@ -1,13 +1,13 @@
-"""The spool: small files by which a daemon and its supervisors agree, also after crashes of either.
+"""The spool: small files by which a daemon and its supervisors agree, even after either crashes.
 
-    JOB.RUN.record   one per run. Whoever holds its lock while it is empty may decide what becomes of the run:
+    JOB.RUN.record   one per run. While it is empty, the holder of its lock may decide the run's fate:
                      a supervisor claims it and keeps the lock for life, the daemon revokes it.
     JOB.RUN.order    one order a line, appended by the daemon
     JOB.RUN.script   the job's script
-    JOB.RUN.attach   socket of a run in the foreground, for its client
+    JOB.RUN.attach   socket of a foreground run, for its client
     JOB.RUN.checkpoint  touched by the job when it has saved its work
-    JOB.RUN.progress how far the job is, by its own words
-    server.lock      share-locked by every fork server, every unit and every supervisor: by all who may claim
+    JOB.RUN.progress the job's progress, as it reports it
+    server.lock      share-locked by every process that may claim: fork servers, units and supervisors
     engine.log       complaints of fork servers and supervisors
 
 Lines of a record, each complete only with its newline:
@@ -16,13 +16,13 @@ Lines of a record, each complete only with its newline:
     start PID INSTANT
     {...}                                  the result
 
-Claim and result share one file because every name made or removed waits for the file system's journal, which
-8 supervisors keep busy with their fsyncs: one name instead of four is three times as many runs a second. And
+Claim and result share one file because every name created or removed waits for the file system's journal, which
+8 supervisors keep busy with their fsyncs: one name instead of four yields three times as many runs a second. And
 the result goes into a block that the claim has allocated, so that a full disk cannot refuse it.
 
-For the same reason a claim takes over the file of a run that has ended and is recorded, where the ticket names one: the
-claim is written over its first line, NULs over the others, and a hard link, which fails where the run has a record
-already, gives it its new name. The lock is held from before.
+For the same reason a claim reuses the file of a recorded, ended run where the ticket names one: the claim is written
+over its first line, NULs over the others, and a hard link, which fails if the run already has a record, gives it its
+new name. The lock is held throughout.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CLAIM_PAUSE_S = 0.005
 
 
 class Record:
-    """What a record says. A plain class: this module must not import dataclasses."""
+    """Contents of a record. A plain class: this module must not import dataclasses."""
 
     __slots__ = ("boot_id", "is_held", "is_revoked", "job_pid", "pid", "result", "start_at", "start_ticks", "uid")
 
@@ -92,7 +92,7 @@ def take_claim(
 ) -> int | None:
     """Claim a run for this process, exclusively and for good.
 
-    Args: spare: a run whose record may be used, and is gone afterwards.
+    Args: spare: a run whose record may be reused, and is gone afterwards.
     Returns: the record, locked, to be kept open for life; None when the run is claimed or revoked.
     Raises: OSError when the spool cannot be written.
     """
@@ -114,7 +114,7 @@ def take_claim(
 
 
 def _take_spare(spare: str, path: str, claim: bytes) -> int | None:
-    """Make a record of a file that is no longer one; None when it cannot be had, or there is a record already."""
+    """Reuse an old record's file; None when it is unavailable, or the run has a record already."""
     try:
         fd = os.open(spare, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -139,7 +139,7 @@ def _take_spare(spare: str, path: str, claim: bytes) -> int | None:
 
 
 def note_start(fd: int, job_pid: int, start_at: float) -> None:
-    """Add to one's record that the job was started, for a daemon that missed the event."""
+    """Record the job's start, for a daemon that missed the event."""
     try:
         _append(fd, f"start {job_pid} {start_at!r}\n".encode())
     except OSError:
@@ -148,9 +148,9 @@ def note_start(fd: int, job_pid: int, start_at: float) -> None:
 
 
 def restore_record(spool: str, run: str, fd: int) -> int:
-    """Make one's record again if it was removed; returns the descriptor to use from now on.
+    """Recreate this process's record if it was removed; returns the descriptor to use from now on.
 
-    A daemon that was started since then reads it by its name.
+    A daemon started since then reads it by name.
     """
     if os.fstat(fd).st_nlink:
         return fd
@@ -173,7 +173,7 @@ def restore_record(spool: str, run: str, fd: int) -> int:
 
 
 def write_result(fd: int, content: bytes) -> None:
-    """End one's record with the result, one line, durably. May be repeated after it failed.
+    """Complete this process's record with the result, one line, durably. May be repeated after a failure.
 
     Raises: OSError (a full disk).
     """
@@ -182,7 +182,7 @@ def write_result(fd: int, content: bytes) -> None:
 
 
 def read_orders(spool: str, run: str, offset: int) -> tuple[list[str], int]:
-    """Complete lines of the orders after `offset`, and the offset behind them."""
+    """Read complete order lines after `offset`; returns them and the offset behind them."""
     try:
         fd = os.open(order_path(spool, run), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -230,9 +230,9 @@ def read_record(spool: str, run: str) -> Record | None:
 
 
 def revoke(spool: str, run: str) -> bool:
-    """Make sure that no supervisor claims the run from now on; False when one has, or is about to.
+    """Prevent supervisors from claiming the run; False when one has, or is about to.
 
-    Raises: OSError when not even an empty file can be made.
+    Raises: OSError when not even an empty file can be created.
     """
     fd = os.open(record_path(spool, run), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -246,7 +246,7 @@ def revoke(spool: str, run: str) -> bool:
 
 
 def share_lock(spool: str) -> int:
-    """A share of the server lock, for launchers: processes that inherit the descriptor may claim runs."""
+    """Take a share of the server lock, for launchers: processes that inherit the descriptor may claim runs."""
     fd = _open_lock(spool, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
@@ -267,7 +267,7 @@ def has_lock(spool: str) -> bool:
 
 
 def append_order(spool: str, run: str, line: str) -> None:
-    """Add one order. A line torn by a crash stays a line of its own, which readers skip.
+    """Append one order. A line torn by a crash stays a line of its own, which readers skip.
 
     Raises: OSError (a full disk).
     """
@@ -293,7 +293,7 @@ def has_orders(spool: str, run: str) -> bool:
 
 
 def checkpoint_at(spool: str, run: str) -> float | None:
-    """When the run last reported that it had saved its work; None if never."""
+    """When the run last reported a checkpoint; None if never."""
     try:
         found = os.lstat(checkpoint_path(spool, run))
     except OSError:
@@ -303,7 +303,7 @@ def checkpoint_at(spool: str, run: str) -> float | None:
 
 
 def runs_in(spool: str) -> set[str]:
-    """Every run that has a file here."""
+    """Every run with a file here."""
     found = set()
     for name in os.listdir(spool):
         parts = name.split(".")
@@ -313,7 +313,7 @@ def runs_in(spool: str) -> set[str]:
 
 
 def remove(paths: Iterable[str]) -> None:
-    """Remove files, whether they are there or not."""
+    """Remove files, existing or not."""
     for path in paths:
         try:
             os.unlink(path)

@@ -1,24 +1,24 @@
-"""Runs as systemd's units, as the daemon sees it: a connection to PID 1 that takes tickets.
+"""Runs as systemd units, as the daemon sees them: a connection to PID 1 that takes tickets.
 
 Every run is one transient service whose main process is the run's supervisor (`unit`), the same that the fork
-server forks. PID 1 is asked over D-Bus and is never waited for:
+server forks. PID 1 is asked over D-Bus, without ever waiting for it:
 
     queued    no call was made yet; the number of open calls is limited
     called    PID 1 has been asked
-    taken     PID 1 has made the unit and starts it
+    taken     PID 1 has created the unit and starts it
     started   the supervisor's program runs and will claim the run
 
-Whatever does not go on is a refusal, upon which the engine looks into the spool and revokes the run unless its
-supervisor came after all. So a call is never made twice, not even when its answer was lost: a second supervisor
+Anything that fails on this path is a refusal; the engine then reads the spool and revokes the run unless its
+supervisor came after all. So a call is never repeated, not even when its answer was lost: a second supervisor
 might find the first one's record removed.
 
-`properties` turns a ticket into the properties of the unit. Nothing that a user wrote goes in: everybody can read what
-a unit is made of, and systemd expands `$` and `%`. Command, environment and paths go to the supervisor through a
+`properties` turns a ticket into the properties of the unit. They contain nothing written by a user: everyone can read
+a unit's properties, and systemd expands `$` and `%`. Command, environment and paths go to the supervisor through a
 descriptor.
 
-`Bus` is one connection to the system's D-Bus that never blocks: calls are queued, answers are read when they are
-there. `jeepney` knows the messages; the socket is our own, because its connections wait for every answer and the daemon
-must not wait for PID 1. A connection that is lost stays lost: make another.
+`Bus` is one connection to the system's D-Bus that never blocks: calls are queued, answers are read when they
+arrive. `jeepney` encodes the messages; the socket is our own, because jeepney's connections wait for every answer and
+the daemon must not wait for PID 1. A lost connection stays lost: create another.
 
 Sources: org.freedesktop.systemd1(5), systemd.exec(5), systemd.kill(5), systemd.resource-control(5); the D-Bus
 specification, "Authentication Protocol" and "Message Protocol".
@@ -74,7 +74,7 @@ class Bus:
         self._greeting = memoryview(self._auth.data_to_send() or b"")
 
     def fileno(self) -> int:
-        """Readable when there are answers or the connection is lost, writable when `flush` may go on."""
+        """Readable when there are answers or the connection is lost, writable when `flush` may continue."""
         return self._socket.fileno()
 
     @property
@@ -87,7 +87,7 @@ class Bus:
         return bool(self._greeting or self._unsent)
 
     def call(self, message: Message, fds: Sequence[int] = ()) -> int:
-        """Queue a message; returns its serial. Descriptors in its body are kept open here until they are sent.
+        """Queue a message; returns its serial. Keeps duplicates of descriptors in its body open until they are sent.
 
         Args: fds: the descriptors in the body; they stay the caller's.
         """
@@ -99,7 +99,7 @@ class Bus:
         return self._serial
 
     def flush(self) -> bool:
-        """Send what the socket takes; False while it takes no more."""
+        """Send as much as the socket takes; False when it is full."""
         if self._lost:
             return True
         try:
@@ -121,7 +121,7 @@ class Bus:
         return True
 
     def receive(self) -> list[Message]:
-        """All messages that have arrived; check `lost` afterwards."""
+        """Return all messages that have arrived; check `lost` afterwards."""
         messages: list[Message] = []
         while not self._lost:
             try:
@@ -154,7 +154,7 @@ class Bus:
 
     @staticmethod
     def answers(message: Message) -> int:
-        """Serial of the call that this answers; 0 for a signal."""
+        """Serial of the call that this message answers; 0 for a signal."""
         serial: int = message.header.fields.get(HeaderFields.reply_serial, 0)
         return serial
 
@@ -175,7 +175,7 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 Property = tuple[str, tuple[str, Any]]
-"""Name, and D-Bus signature with value."""
+"""Name, then D-Bus signature and value."""
 
 MAX_UINT64 = (1 << 64) - 1
 """systemd's "infinity"."""
@@ -185,7 +185,7 @@ STOP_MARGIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The command of a unit: the supervisor."""
+    """The supervisor as a unit's command."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -218,7 +218,7 @@ def properties(ticket: Ticket, names: UnitNames, program: Program, fds: Sequence
 
 
 def _ending(ticket: Ticket) -> list[Property]:
-    """How the unit ends when it is not the supervisor that ends its run."""
+    """How the unit ends when its supervisor does not end the run."""
     return [
         # The supervisor gets the signal, and ends the job in its own way. When it is gone, the rest is killed.
         ("KillMode", ("s", "mixed")),
@@ -232,16 +232,16 @@ def _ending(ticket: Ticket) -> list[Property]:
 
 
 UNIT_PROGRAM = "import sys\nsys.path.append(sys.argv.pop())\nfrom gpusched.engine.unit import main\nmain()"
-"""Lines, not one line with semicolons: systemd 252 writes these down as escape sequences that it does not know, and
-complains of every run's unit at each daemon-reload."""
+"""Separate lines, not one line with semicolons: systemd 252 writes semicolons as escape sequences that it does not
+understand, and complains about every run's unit at each daemon-reload."""
 MANAGER = DBusAddress(
     "/org/freedesktop/systemd1", bus_name="org.freedesktop.systemd1", interface="org.freedesktop.systemd1.Manager"
 )
 AT_ONCE = 16
-"""Runs between their call and their supervisor's first word. The bus allows one connection some 128 unanswered calls,
-and interpreters that start all at once only wait for each other."""
+"""Runs between their call and their supervisor's first message. The bus allows one connection about 128 unanswered
+calls, and interpreters that start all at once only wait for each other."""
 SILENCE_S = 60.0
-"""PID 1 is given up after this long without an answer that it owes; a reload of many units takes seconds."""
+"""PID 1 is given up after this long with an answer overdue; reloading many units takes seconds."""
 CLAIM_S = 60.0
 """How long a supervisor whose program runs may take to claim its run."""
 ANSWER_S = 10.0
@@ -259,7 +259,7 @@ class _Call:
 
 
 class UnitLauncher:
-    """A connection to PID 1. Raises: OSError when the bus does not take it."""
+    """A connection to PID 1. Raises: OSError when the bus refuses it."""
 
     name = "systemd"
     pid = None
@@ -293,7 +293,7 @@ class UnitLauncher:
         self._bus.call(message_bus.AddMatch(rule.serialise()))
 
     def fileno(self) -> int:
-        """Readable when PID 1 has said something or is gone, writable when `flush` may go on."""
+        """Readable when PID 1 has sent something or is gone, writable when `flush` may continue."""
         return self._bus.fileno()
 
     @property
@@ -306,7 +306,7 @@ class UnitLauncher:
         self._queue.append((ticket, unit.pack(facts, self._spool, self._boot_id)))
 
     def flush(self) -> bool:
-        """Make the calls that may be made now; False while the socket takes no more."""
+        """Make the calls that may be made now; False when the socket is full."""
         while self._queue and len(self._calls) < AT_ONCE:
             ticket, content = self._queue.popleft()
             try:
@@ -316,7 +316,7 @@ class UnitLauncher:
         return self._bus.flush()
 
     def is_gone(self) -> bool:
-        """Read what PID 1 says. True when the connection is lost or does not answer."""
+        """Read messages of PID 1. True when the connection is lost or an answer overdue."""
         for message in self._bus.receive():
             self._heard_at = time.monotonic()
             if message.header.message_type is MessageType.signal:
@@ -333,7 +333,7 @@ class UnitLauncher:
         return bool(self._bus.lost) or (self._owes_answers() and now - self._heard_at > SILENCE_S)
 
     def is_stuck(self, waited_s: float) -> bool:
-        """Never because of one ticket: PID 1 takes its time, and `is_gone` knows when it does not answer at all."""
+        """Never because of one ticket: PID 1 may be slow, and `is_gone` detects when it does not answer at all."""
         return False
 
     def refusals(self) -> list[tuple[str, str]]:
@@ -341,13 +341,13 @@ class UnitLauncher:
         return refused
 
     def heard(self, run: str) -> None:
-        """Its supervisor has claimed it, or was given up: another one may start."""
+        """Note that its supervisor has claimed it, or was given up: another one may start."""
         call = self._calls.pop(self._names.unit(run), None)
         if call is not None:
             self._by_serial.pop(call.serial, None)
 
     def kill(self) -> str:
-        """Give the connection up; why, for the log. What PID 1 was asked for it may still do."""
+        """Give up the connection; returns why, for the log. PID 1 may still act on earlier calls."""
         why = self._bus.lost or f"it has not answered for {SILENCE_S:g} s"
         self.close()
         return f"the connection to systemd is lost: {why}"
@@ -387,7 +387,7 @@ class UnitLauncher:
         self._refused.append((call.run, f"systemd refused {name}: {' '.join(words.split())}"))
 
     def _take_signal(self, message: Message) -> None:
-        """JobRemoved of any unit of the machine: number, object, unit, result."""
+        """Handle JobRemoved of any unit of the machine: number, object, unit, result."""
         if len(message.body) != 4:
             return
         name, result = message.body[2:]
@@ -403,7 +403,7 @@ class UnitLauncher:
 
 
 def manager_version() -> str:
-    """Version of systemd, as PID 1 reports it on the system's bus. Raises: OSError with a sentence."""
+    """Return systemd's version, as PID 1 reports it on the system bus. Raises: OSError with a sentence."""
     try:
         bus = Bus(SYSTEM_BUS)
     except OSError as error:

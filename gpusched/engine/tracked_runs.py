@@ -1,4 +1,4 @@
-"""The runs an engine answers for, and the pidfds by which it learns that a supervisor is gone."""
+"""The runs an engine is responsible for, and the pidfds that report the end of their supervisors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpusched.engine.poller import Poller
 from gpusched.model.job import AdoptedProcess
 
 _MOST_MEMBERS = 256
-"""Of one adopted run, before those that have ended are forgotten."""
+"""Of one adopted run, before ended ones are forgotten."""
 ORDER_SIGNAL = signal.SIGUSR1
-"""Tells a supervisor to read its orders."""
+"""Makes a supervisor read its orders."""
 
 
 class Phase(Enum):
-    """Where a run is; see `local`."""
+    """Phase of a run; see `local`."""
 
     ASKED = 1
     CLAIMED = 2
@@ -36,42 +36,42 @@ ALIVE = (Phase.CLAIMED, Phase.RUNNING)
 
 @dataclass(slots=True)
 class TrackedRun:
-    """A run this engine answers for."""
+    """A run this engine is responsible for."""
 
     run: str
     phase: Phase
     since: float
-    """Monotonic instant at which it was asked for, adopted or orphaned."""
+    """Monotonic instant at which its start was requested, or it was adopted or orphaned."""
     server: int = 0
-    """Which fork server got its ticket, counted from 1; 0: none of this engine."""
+    """Fork server that got its ticket, counted from 1; 0: none of this engine."""
     supervisor: int | None = None
     start_ticks: int = 0
     pidfd: int | None = None
     witnessed: bool = False
-    """Whether its supervisor's end was seen as it happened."""
+    """Whether this engine saw its supervisor end."""
     given: GivenOrders = field(default_factory=GivenOrders)
     poke: bool = False
-    """An order was written that the supervisor may not have seen."""
+    """An order was written that the supervisor may not have read."""
     unsent: list[str] = field(default_factory=list)
-    """Orders that a full disk kept from being written."""
+    """Orders that could not be written to a full disk."""
     has_result: bool = False
-    """It has ended with a result: its supervisor is done with its record."""
+    """It has ended with a result: its supervisor has finished with its record."""
     other_files: bool = False
-    """There may be more than the record."""
+    """Files other than the record may exist."""
     complaint: str = ""
-    """What the log says last of a file of it that cannot be read or written: once, not at every look."""
+    """Last log message about its unreadable or unwritable file: logged once, not at every check."""
     stray: bool = False
-    """Of no job in the table: ended and removed without events."""
+    """Not in the table: ended and removed without events."""
     adopted: AdoptedProcess | None = None
-    """It was not started by its supervisor and is not below it; this is what the run is."""
+    """The adopted process; its supervisor did not start it and is not its ancestor."""
     members: dict[int, int] = field(default_factory=dict)
-    """Of an adopted run: start ticks by pid of what was seen to be part of it, which may have lost its parent since."""
+    """Start ticks by pid of an adopted run's known processes, which may have lost their parents since."""
     left: dict[int, int] = field(default_factory=dict)
-    """Of a orphaned run: start ticks by pid of what its supervisor left behind and was still alive at the last look."""
+    """Start ticks by pid of an orphaned run's leftover processes, alive at the last scan."""
 
 
 class AdoptedMembers:
-    """Known processes of adopted runs. Made for one look."""
+    """Known processes of adopted runs. Created for one scan."""
 
     def __init__(self, runs: Iterable[TrackedRun]) -> None:
         self._runs = {
@@ -93,7 +93,7 @@ class AdoptedMembers:
         return run if start_ticks == process.start_ticks else None
 
     def note(self, pid: int, run: str) -> None:
-        """Count it as part of this run, even if its parent ends."""
+        """Count the process as part of this run, even if its parent ends."""
         tracked = self._runs.get(run)
         process = None if tracked is None else proctree.read_process(pid)
         if tracked is None or process is None or tracked.members.get(pid) == process.start_ticks:
@@ -104,7 +104,7 @@ class AdoptedMembers:
 
 
 class SpareRecords:
-    """Forgotten runs whose records others may use until they are cleared up, which another thread does."""
+    """Forgotten runs whose records new runs may reuse until another thread cleans them up."""
 
     def __init__(self) -> None:
         self._order: deque[str] = deque()
@@ -115,7 +115,7 @@ class SpareRecords:
         self._order.append(run)
 
     def take(self) -> str | None:
-        """The oldest one, whose supervisor has surely closed it."""
+        """Take the oldest one, whose supervisor has surely closed it."""
         while self._order:
             run = self._order.popleft()
             if self.withdraw(run):
@@ -123,7 +123,7 @@ class SpareRecords:
         return None
 
     def withdraw(self, run: str) -> bool:
-        """Keep other runs from using it; False when one does, or did."""
+        """Prevent other runs from reusing it; False when one does, or did."""
         try:
             self._there.remove(run)
         except KeyError:
@@ -132,8 +132,6 @@ class SpareRecords:
 
 
 class TrackedRuns:
-    """Runs by handle and by pidfd."""
-
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._runs: dict[str, TrackedRun] = {}
@@ -143,7 +141,7 @@ class TrackedRuns:
         return run in self._runs
 
     def __iter__(self) -> Iterator[TrackedRun]:
-        """All runs, as of now."""
+        """All runs, as a snapshot."""
         return iter(list(self._runs.values()))
 
     def get(self, run: str) -> TrackedRun | None:
@@ -159,7 +157,7 @@ class TrackedRuns:
         return [tracked for fd in ready if (tracked := self._by_pidfd.get(fd)) is not None]
 
     def follow(self, tracked: TrackedRun) -> bool:
-        """Have its supervisor's end announced by a pidfd, where there are any; False when it is gone already."""
+        """Watch the end of its supervisor by a pidfd, where available; False when it has ended already."""
         assert tracked.supervisor is not None
         if tracked.pidfd is not None:
             return True
@@ -186,7 +184,7 @@ class TrackedRuns:
             tracked.pidfd = None
 
     def poke(self, tracked: TrackedRun) -> None:
-        """Have the supervisor read its orders; one that is not known yet is told when it is."""
+        """Make the supervisor read its orders; one not known yet is signalled once it is."""
         if tracked.supervisor is None:
             tracked.poke = True
             return
@@ -225,7 +223,7 @@ class TrackedRuns:
         return found
 
     def close(self) -> None:
-        """Close all pidfds; to be called after the poller's."""
+        """Close all pidfds; call it after the poller's `close`."""
         for fd in self._by_pidfd:
             os.close(fd)
         self._by_pidfd.clear()

@@ -2,8 +2,8 @@
 
     python -I -S -c "..." PACKAGE_ROOT        (see `systemd`)
 
-It has as its standard input a memory file with the ticket, as its output the event pipe, and as its error output
-a share of the spool's lock, which is only held: it ends with the last process that may still claim a run.
+Its standard input is a memory file with the ticket, its output the event pipe, and its error output a share of the
+spool's lock. The lock is only held: it is released with the last process that may still claim a run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def pack(ticket: dict[str, Any], spool: str, boot_id: str) -> bytes:
-    """What the memory file holds. A newer release may be on the disk by the time it is read."""
+    """Content of the memory file. A newer release may be installed by the time it is read."""
     return marshal.dumps((__version__, ticket["run"], spool, boot_id, ticket))
 
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _take_standard_streams(spool: str) -> None:
-    """As under the fork server: nothing to read, and complaints go to the spool's log."""
+    """Set standard streams as under the fork server: empty input, and complaints in the spool's log."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     log = os.open(f"{spool}/engine.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for fd, target in ((null, 0), (log, 1), (log, 2)):

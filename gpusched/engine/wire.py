@@ -1,14 +1,14 @@
 """Tickets down, events up.
 
-A ticket is one marshalled dict with its length in front: both ends are the same interpreter, marshal keeps
-bytes and lone surrogates, and it is built in. An event is one line of JSON on a pipe that all supervisors
-share; a line up to PIPE_BUF is written whole or not at all. The last event is also the result file.
+A ticket is one marshalled dict, preceded by its length: both ends are the same interpreter, marshal keeps
+bytes and lone surrogates, and it is built in. An event is one line of JSON on a pipe shared by all supervisors;
+a line up to PIPE_BUF is written whole or not at all. The last event is also the result file.
 
-Idle supervisors, whose run is over, wait a moment for another one: forking Python, copying the pages that the fork then
-touches and ending it cost more processor time than everything else done for a short job. Each idle supervisor puts a
-token, its pid, into a pipe. The daemon takes one out and then puts a ticket into the queue that all of them read; so
-does the fork server, for tickets sent while none was idle. A supervisor whose wait times out takes its own token out,
-so that no ticket is sent to it any more.
+After a run, supervisors briefly wait for another one: forking Python, copying the pages that the fork then touches,
+and ending it cost more CPU time than everything else done for a short job. Each idle supervisor puts a token, its
+pid, into a pipe. The daemon takes one out and then puts a ticket into the queue that all of them read; so does the
+fork server, for tickets sent while none was idle. A supervisor whose wait times out takes its own token out, so that
+it is sent no more tickets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PIPE_BUF = 4096
 """POSIX's atomic size on Linux."""
 QUEUE_BYTES = 1 << 16
-"""Largest ticket for an idle supervisor; one with a larger script costs a fork."""
+"""Largest ticket for an idle supervisor; a larger one, with its script, costs a fork."""
 QUEUE_TIMEOUT_S = 2
 """How long a supervisor stays idle."""
 LENGTH_BYTES = 4
@@ -39,7 +39,7 @@ def pack_ticket(ticket: dict[str, Any]) -> bytes:
 
 
 def take_frame(buffer: bytearray) -> bytes | None:
-    """Take the first whole ticket, still packed, off the buffer; None while it is incomplete."""
+    """Take the first complete ticket, still packed, off the buffer; None while it is incomplete."""
     if len(buffer) < LENGTH_BYTES:
         return None
     end = LENGTH_BYTES + int.from_bytes(buffer[:LENGTH_BYTES], "little")
@@ -56,18 +56,18 @@ def unpack_ticket(body: bytes) -> dict[str, Any]:
 
 
 def encode_event(**facts: str | float | bool | None) -> bytes:
-    """One line of JSON (ASCII). Written by hand: importing json costs every supervisor 0.7 MB."""
+    """Encode one line of JSON (ASCII). Written by hand: importing json costs every supervisor 0.7 MB."""
     words = [f'"{name}":{_TEXT[value.__class__](value)}' for name, value in facts.items()]
     return ("{" + ",".join(words) + "}\n").encode("ascii")
 
 
 def shortened(text: str) -> str:
-    """The text, cut so that its event fits into one atomic write."""
+    """Truncate the text so that its event fits into one atomic write."""
     return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
 
 
 def joined(names: list[str]) -> str:
-    """As many names as fit, one per line, and how many more there were."""
+    """Join as many names as fit, one per line, and the number of omitted ones."""
     kept: list[str] = []
     for name in names:
         if sum(map(len, kept)) + len(kept) + len(name) > TEXT_LIMIT - 20:
@@ -106,7 +106,7 @@ TOKEN_BYTES = 4
 
 
 class IdlePool:
-    """The ends of the pipe of tokens and of the queue of tickets; none of these calls blocks."""
+    """The ends of the token pipe and of the ticket queue; no call blocks."""
 
     def __init__(self, tokens_out: int, tokens_in: int, queue_in: int) -> None:
         """Args: descriptors, all non-blocking."""
@@ -115,7 +115,7 @@ class IdlePool:
         self.queue_in = queue_in
 
     def hand_over(self, ticket: bytes | memoryview) -> bool:
-        """Give the packed ticket to an idle supervisor, if there is one."""
+        """Give the packed ticket to an idle supervisor; False without one."""
         if len(ticket) > QUEUE_BYTES:
             return False
         while pid := self.take():
@@ -137,7 +137,7 @@ class IdlePool:
         os.write(self.tokens_in, pid.to_bytes(TOKEN_BYTES, "little"))
 
     def take(self) -> int:
-        """Pid of the first idle supervisor, 0 when there is none."""
+        """Take the pid of the first idle supervisor; 0 without one."""
         try:
             return int.from_bytes(os.read(self.tokens_out, TOKEN_BYTES), "little")
         except BlockingIOError:

@@ -1,1 +1,1 @@
-"""What the engine uses of Linux: processes, control groups, device rules, mounts, PAM, other users' rights."""
+"""Linux facilities for the engine: processes, control groups, device rules, mounts, PAM, other users' rights."""

@@ -1,4 +1,4 @@
-"""Touching files with the rights of the user whose job it is, and what a launch that failed says."""
+"""File access with the rights of the job's user, and the error of a failed launch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class LaunchError(Exception):
-    """One sentence: why the job could not be started."""
+    """Why the job could not be started, in one sentence."""
 
 
 class Owner:
-    """The user whose run it is, with the groups that the account has at its start."""
+    """The user of a run, with the account's groups at its start."""
 
     def __init__(self, name: str, uid: int, gid: int) -> None:
         """Raises: LaunchError when the groups cannot be read."""
@@ -32,7 +32,7 @@ class Owner:
 
 
 def as_user(owner: Owner, action: Callable[[], _Result]) -> _Result:
-    """Touch files with the rights of a user. Raises: LaunchError."""
+    """Access files with the rights of a user. Raises: LaunchError."""
     # Only the effective ids change, and only here: the real ones stay root's, so that the user can
     # neither trace nor signal this process meanwhile.
     groups = os.getgroups()
@@ -53,8 +53,8 @@ def as_user(owner: Owner, action: Callable[[], _Result]) -> _Result:
 def write_as(uid: int | None, fd: int, data: bytes) -> int:
     """Write into a user's file as that user, or as ourselves for None. Raises: OSError.
 
-    What root writes passes the user's quota and takes the blocks that a file system keeps for root; and some files
-    of the kernel ask who writes, not who opened them.
+    Writes by root bypass the user's quota and consume the file system's blocks reserved for root; and some kernel files
+    check the writer, not the opener.
     """
     if uid is None:
         return os.write(fd, data)
@@ -66,10 +66,10 @@ def write_as(uid: int | None, fd: int, data: bytes) -> int:
 
 
 def why_unsafe(folder: str, *, for_others: bool) -> str | None:
-    """Why a user could replace another's files in this folder; None when no user can. Raises: OSError.
+    """Return why a user could replace another's files in this folder; None when no user can. Raises: OSError.
 
-    Others may write where the sticky bit keeps each to their own. Before root makes something there for others, all
-    that leads to the folder counts, links too: root must not be led elsewhere.
+    Other users may write where the sticky bit protects each user's files. Before root creates something there for
+    others, every component of the path counts, including links: nobody may redirect root.
     """
     paths = (folder, os.path.realpath(folder))
     steps = [step for path in paths for step in _steps(path)] if for_others else paths

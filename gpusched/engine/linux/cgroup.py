@@ -1,9 +1,9 @@
-"""Control groups of version 2: finding one's own, making leaves, limits, what the kernel has counted; and a run's own.
+"""Control groups v2: locating one's own, leaves, limits and kernel counters; and the control group of a run.
 
-A run's control group is a leaf with limits and a device rule, made by the supervisor, as root. Under systemd it is
-`job` in the run's own unit, with the supervisor beside it in `supervisor`; under the fork launcher it is
-`gpusched-JOB.RUN` in the folder that the ticket names. Either way the supervisor is outside, so that it survives to
-report a job that was killed for lack of memory or tasks.
+A run's control group is a leaf with limits and a device rule, created by the supervisor as root. Under systemd it is
+`job` in the run's own unit, beside the supervisor's `supervisor`; under the fork launcher it is `gpusched-JOB.RUN`
+in the folder named by the ticket. The supervisor always stays outside, so that it survives to report a job that was
+killed for lack of memory or tasks.
 
 Source: Documentation/admin-guide/cgroup-v2.rst of the kernel.
 """
@@ -27,12 +27,12 @@ _PAUSE_S = (0.001, 0.05)
 
 
 def is_unified() -> bool:
-    """Whether version 2 alone is mounted, not version 1 or both."""
+    """Whether only version 2 is mounted, neither version 1 nor both."""
     return os.path.exists(f"{MOUNT}/cgroup.controllers")
 
 
 def path_of(pid: int | None = None) -> str | None:
-    """Folder of a process's control group, by default this one's; None when it is unknown."""
+    """Folder of a process's control group, by default of this process; None when unknown."""
     try:
         with open(f"/proc/{'self' if pid is None else pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
@@ -44,7 +44,7 @@ def path_of(pid: int | None = None) -> str | None:
 
 
 def read(path: str, name: str) -> str | None:
-    """A file of a control group; None when it is not there, as with an older kernel."""
+    """Read a file of a control group; None when it does not exist, as on an older kernel."""
     try:
         with open(f"{path}/{name}", encoding="ascii") as file:
             return file.read()
@@ -63,7 +63,7 @@ def write(path: str, name: str, value: object) -> None:
 
 
 def number(path: str, name: str, key: str | None = None) -> int | None:
-    """The number in a file, or that behind a key in a file of many; None when there is none."""
+    """Return the number in a file, or after a key in a keyed file; None without one."""
     for line in (read(path, name) or "").splitlines():
         words = line.split()
         if key is None and len(words) == 1 and words[0].isdigit():
@@ -74,12 +74,12 @@ def number(path: str, name: str, key: str | None = None) -> int | None:
 
 
 def pids(path: str) -> list[int]:
-    """Processes in it, without those in groups below it."""
+    """Pids of its processes, excluding those of groups below it."""
     return [int(word) for word in (read(path, "cgroup.procs") or "").split()]
 
 
 def enable(path: str) -> tuple[str, ...]:
-    """Hand every controller that there is on to the leaves below; which those are. Raises: OSError."""
+    """Enable all available controllers for the leaves below; returns their names. Raises: OSError."""
     there = (read(path, "cgroup.controllers") or "").split()
     wanted = tuple(name for name in CONTROLLERS if name in there)
     on = (read(path, "cgroup.subtree_control") or "").split()
@@ -90,7 +90,7 @@ def enable(path: str) -> tuple[str, ...]:
 
 
 def move_all(path: str, leaf: str) -> None:
-    """Move everybody into a leaf, which is made: who hands on controllers may hold no process. Raises: OSError."""
+    """Move every process into a new leaf: a group that delegates controllers may hold none. Raises: OSError."""
     os.makedirs(leaf, mode=0o755, exist_ok=True)
     for _ in range(100):
         there = pids(path)
@@ -105,12 +105,12 @@ def move_all(path: str, leaf: str) -> None:
 
 
 def is_populated(path: str) -> bool:
-    """Whether any process lives in it or below it."""
+    """Whether it or any group below it contains a process."""
     return number(path, "cgroup.events", "populated") == 1
 
 
 def kill(path: str) -> None:
-    """KILL everything in it at once, also what forks at this moment; a kernel before 5.14 has no such order."""
+    """KILL everything in it at once, including processes being forked; kernels before 5.14 lack this."""
     try:
         write(path, "cgroup.kill", 1)
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def kill(path: str) -> None:
 
 
 def remove(path: str, patience_s: float = 5.0) -> bool:
-    """Kill what is left in it and remove it; False when that failed within this time."""
+    """Kill the remaining processes and remove it; False when that did not succeed within this time."""
     until, pause_s = time.monotonic() + patience_s, _PAUSE_S[0]
     while True:
         if is_populated(path):
@@ -143,7 +143,7 @@ def remove(path: str, patience_s: float = 5.0) -> bool:
 
 
 PEAK_LOOK_S = 1.0
-"""Between looks at the memory in use, on kernels that do not keep its peak (before 5.19)."""
+"""Interval between samples of memory in use, on kernels that do not record its peak (before 5.19)."""
 SUPERVISOR_LEAF = "supervisor"
 JOB_LEAF = "job"
 
@@ -154,7 +154,7 @@ def leaf_of(folder: str, run: str) -> str:
 
 
 def split_own_cgroup() -> str:
-    """Make this process's own control group one that has leaves; its folder. For a unit's main process.
+    """Split this process's control group into leaves; returns its folder. For a unit's main process.
 
     Raises: OSError; LaunchError without version 2.
     """
@@ -218,7 +218,7 @@ class RunCgroup:
             os.close(program)
 
     def enter(self) -> None:
-        """In the job's first process, while it is still root. Raises: OSError, LaunchError."""
+        """Move the job's first process into it, while that is still root. Raises: OSError, LaunchError."""
         try:
             write(self.path, "cgroup.procs", 0)
         except OSError as error:
@@ -229,7 +229,7 @@ class RunCgroup:
             mounts.put_in_place(self.tmp)
 
     def look(self, now: float) -> None:
-        """Note the memory in use, where the kernel keeps no peak."""
+        """Sample the memory in use, where the kernel keeps no peak."""
         self.peak_bytes = max(self.peak_bytes, number(self.path, "memory.current") or 0)
         self.look_at = now + PEAK_LOOK_S
 
@@ -237,7 +237,7 @@ class RunCgroup:
         kill(self.path)
 
     def facts(self) -> dict[str, float | int | bool | None]:
-        """What the kernel has counted, for the result; read it before `close`."""
+        """Read the kernel's counters for the result; call before `close`."""
         kills = number(self.path, "memory.events", "oom_kill") or 0
         usage_us = number(self.path, "cpu.stat", "usage_usec")
         peak = number(self.path, "memory.peak") or self.peak_bytes
@@ -253,7 +253,7 @@ class RunCgroup:
         return facts
 
     def close(self) -> None:
-        """Remove what the run had, once nothing of it is left."""
+        """Remove the group once the run has no processes left."""
         remove(self.path)
         if self.tmp:
             from gpusched.engine.linux import mounts
@@ -262,9 +262,9 @@ class RunCgroup:
 
 
 def _files(limits: dict[str, Any], is_alone: bool) -> Iterator[tuple[str, str, object, bool]]:
-    """The files to set: what each does, for the error, its name, its value, and whether it must be there.
+    """Files to set: purpose (for the error), name, value, and whether the file is required.
 
-    Args: is_alone: no other run's group is beside it, so that weights have no effect here.
+    Args: is_alone: no other run's group is a sibling, so that weights have no effect here.
     """
     if limits["mem_mib"] is not None:
         yield "limit its memory", "memory.max", limits["mem_mib"] << 20, True

@@ -1,10 +1,11 @@
 """Device rules: small eBPF programs on a control group that say which device nodes its processes may open.
 
-systemd has such rules too (DevicePolicy, DeviceAllow), but finds the numbers by name, and again at each daemon-reload:
-a job whose node is missing at that moment loses its GPU for good. These go by number, and are the same without systemd.
+systemd has such rules too (DevicePolicy, DeviceAllow), but resolves device numbers by name, again at each
+daemon-reload: a job whose node is missing at that moment loses its GPU for good. These use numbers, and are the same
+without systemd.
 
-They shut off GPUs and nothing else: any other node is its user's as the file's permissions say, in a job as at a login.
-A rule needs root, and processes under it cannot remove it.
+They restrict GPUs only: all other nodes are left to file permissions, in a job as in a login session.
+Attaching a rule requires root, and processes under it cannot remove it.
 
 Source: bpf(2), linux/bpf.h, kernel/bpf/cgroup.c.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 GPU_MAJOR = 195
 """Of /dev/nvidiaN, nvidiactl and nvidia-modeset, on every Linux."""
 CONTROL_MINORS = (254, 255)
-"""nvidia-modeset and nvidiactl: of no card in particular."""
+"""nvidia-modeset and nvidiactl, which belong to no particular card."""
 DRI_MAJOR = 226
 NVIDIA_VENDOR = "0x10de"
 
@@ -41,14 +42,14 @@ _NAME_AT = 64
 """Offset of `name` in struct bpf_prog_info."""
 
 Only = tuple[int, tuple[int, ...], bool]
-"""A major number, minors, and whether those are the only ones that may be opened or the only ones that may not."""
+"""A major number, minors, and whether only these may be opened or all but these."""
 
 
 # --- what is shut off ---------------------------------------------------------------------------------
 
 
 def job_rule(minors: Iterable[int], caps: Iterable[int], majors: dict[str, int], drm: dict[int, bool]) -> list[Only]:
-    """For a job that may open these cards alone; one without any has no business with the driver at all.
+    """Rule for a job that may open these cards alone; a job without any may not open the driver's nodes at all.
 
     Args: minors: N of its /dev/nvidiaN. caps: minors of its /dev/nvidia-caps. majors: of the driver, by name (see
     `driver_majors`). drm: minors of NVIDIA's nodes in /dev/dri, and whether their card is the job's.
@@ -67,7 +68,7 @@ def job_rule(minors: Iterable[int], caps: Iterable[int], majors: dict[str, int],
 
 
 def guard_rule(majors: dict[str, int]) -> list[Only]:
-    """For processes outside jobs: they may query the driver, but use no GPU."""
+    """Rule for processes outside jobs: they may query the driver, but use no GPU."""
     rule: list[Only] = [(GPU_MAJOR, CONTROL_MINORS, True)]
     if "nvidia-caps" in majors:
         rule.append((majors["nvidia-caps"], (), True))
@@ -75,7 +76,7 @@ def guard_rule(majors: dict[str, int]) -> list[Only]:
 
 
 def driver_majors(path: str = "/proc/devices") -> dict[str, int]:
-    """Major numbers of NVIDIA's character devices, by name; those but 195 are handed out when the driver is loaded."""
+    """Major numbers of NVIDIA's character devices, by name; all but 195 are assigned when the driver is loaded."""
     found: dict[str, int] = {}
     try:
         with open(path, encoding="ascii", errors="replace") as file:
@@ -91,7 +92,7 @@ def driver_majors(path: str = "/proc/devices") -> dict[str, int]:
 
 
 def mig_caps(instances: Iterable[tuple[int, int, int]], proc: str = "/proc") -> list[int]:
-    """Minors of the nodes in /dev/nvidia-caps by which MIG instances are opened, two for each.
+    """Minors of the nodes in /dev/nvidia-caps that open MIG instances, two for each.
 
     Args: instances: N of the card's nvidiaN, GPU instance, compute instance. Source: NVIDIA's MIG guide, device nodes.
     """
@@ -119,7 +120,7 @@ def drm_nodes(own: Iterable[int], sys: str = "/sys", proc: str = "/proc") -> dic
 
 
 def _number_in(path: str, name: str) -> int | None:
-    """Of a line `NAME: NUMBER`."""
+    """Number in a line `NAME: NUMBER`."""
     for line in _text(path).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name and value.strip().isdigit():
@@ -146,7 +147,7 @@ def _text(path: str) -> str:
 
 
 def program(rule: Iterable[Only], spares_root: bool = False) -> bytes:
-    """The instructions: 0 refuses, 1 lets through to the file's permissions.
+    """Assemble the instructions: 0 denies, 1 leaves access to the file's permissions.
 
     Args: spares_root: processes of root may open everything.
     """
@@ -186,7 +187,7 @@ def _insn(code: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -> 
 
 
 def load(code: bytes, name: str = "gpusched_job") -> int:
-    """Have the kernel take the program in; a descriptor of it. Raises: OSError."""
+    """Load the program into the kernel; returns a descriptor. Raises: OSError."""
     licence, text = ctypes.create_string_buffer(b"GPL"), ctypes.create_string_buffer(code)
     at = (ctypes.addressof(text), ctypes.addressof(licence))
     # type, count, code, licence, then the verifier's log and the kernel's version left out, flags, name
@@ -195,13 +196,13 @@ def load(code: bytes, name: str = "gpusched_job") -> int:
 
 
 def attach(cgroup: str, program_fd: int) -> None:
-    """Put a loaded program on a control group, beside others there. Raises: OSError."""
+    """Attach a loaded program to a control group, beside existing ones. Raises: OSError."""
     with _Folder(cgroup) as fd:
         _bpf(_PROG_ATTACH, struct.pack("=IIII", fd, program_fd, _ATTACH_DEVICE, _ALLOW_MULTI))
 
 
 def detach(cgroup: str, program_fd: int) -> None:
-    """Take one program off. Raises: OSError."""
+    """Detach one program. Raises: OSError."""
     with _Folder(cgroup) as fd:
         _bpf(_PROG_DETACH, struct.pack("=IIII", fd, program_fd, _ATTACH_DEVICE, 0))
 

@@ -1,7 +1,7 @@
-"""The guard: a device rule on control groups of systemd that keeps processes outside jobs off the GPUs.
+"""The guard: a device rule on systemd's control groups that keeps processes outside jobs off the GPUs.
 
-Limits of a job do not reach what the job's user starts elsewhere: at a login, by the user's own service manager, by
-cron. Runs are in units or control groups elsewhere and are not touched by it.
+A job's limits do not apply to processes its user starts elsewhere: at a login, in the user's own service manager, by
+cron. Runs have units or control groups elsewhere and are unaffected.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MARKS = "/run/gpusched-guard"
-"""A file for each guarded unit, with the number of its control group: what the daemon knows it by, which is locked in
-and may not ask the kernel. A restarted service has another one, and is unguarded until it is guarded again."""
+"""One file per guarded unit, with the inode of its control group. The sandboxed daemon, which may not query the kernel,
+reads them. A restarted service has a new inode, and is unguarded until it is guarded again."""
 NAME = "gpusched_guard"
-"""Of the program, at most 15 letters; by it the guard is known again."""
+"""Name of the program, at most 15 letters; identifies the guard."""
 
 
 def folder_of(unit: str) -> str:
-    """The control group of a unit that lies where systemd puts it by itself."""
+    """Control group of a unit at systemd's default location."""
     stem, _, kind = unit.rpartition(".")
     if kind == "slice":
         words = stem.split("-")
@@ -35,8 +35,7 @@ def folder_of(unit: str) -> str:
 
 
 def is_on(unit: str) -> bool | None:
-    """Whether the kernel has the guard on it; None when there is no such control group, as of a service that is not
-    running.
+    """Whether the guard is attached; None without such a control group, for example of a stopped service.
 
     Raises: OSError without root.
     """
@@ -61,12 +60,12 @@ def marked() -> list[str]:
 
 
 def guarded(units: Iterable[str], marks: str = MARKS) -> tuple[str, ...]:
-    """Units that were guarded and are still the same; needs no rights."""
+    """Units that were guarded and have the same control group since; needs no privileges."""
     return tuple(unit for unit in units if (number := _number_of(unit)) and _read(f"{marks}/{unit}") == number)
 
 
 def put_on(unit: str) -> bool | None:
-    """Guard a unit, once; False when it was guarded already, None when it is not there. Raises: OSError."""
+    """Guard a unit, once; False when it was guarded already, None when it does not exist. Raises: OSError."""
     folder = folder_of(unit)
     if not os.path.isdir(folder):
         return None
@@ -86,7 +85,7 @@ def put_on(unit: str) -> bool | None:
 
 
 def take_off(unit: str) -> bool | None:
-    """Lift the guard; False when there was none, None when the unit is not there. Raises: OSError."""
+    """Lift the guard; False when there was none, None when the unit does not exist. Raises: OSError."""
     folder = folder_of(unit)
     if not os.path.isdir(folder):
         return None
@@ -102,7 +101,7 @@ def take_off(unit: str) -> bool | None:
 
 
 def _ours(folder: str) -> list[int]:
-    """Descriptors of our programs on it; there is one at most, unless two were put on at the same moment."""
+    """Descriptors of our programs on it: at most one, unless two were attached at the same moment."""
     found = []
     for fd, name in device_rule.attached(folder).items():
         if name == NAME:
@@ -119,7 +118,7 @@ def _note(unit: str) -> None:
 
 
 def _number_of(unit: str) -> str:
-    """Inode of its control group; empty when there is none."""
+    """Inode of the unit's control group; empty when there is none."""
     try:
         return str(os.stat(folder_of(unit)).st_ino)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a daemon of root can keep its runs to on this machine, found by trying it."""
+"""Isolation that a root daemon can apply to its runs on this machine, found by trying it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gpusched.engine.linux import cgroup, device_rule, proctree
 from gpusched.model.cluster import Isolation, Processor
 
 DAEMON_LEAF = "gpusched-daemon"
-"""Where the daemon, its fork server and supervisors go, so that runs may have leaves beside it."""
+"""Leaf of the daemon, its fork server and supervisors, so that runs may have sibling leaves."""
 _NEEDED = ("memory", "pids")
 _MARKS = ("trusted.delegate", "user.delegate")
-"""Attributes by which systemd tells that a control group is its user's own."""
+"""Attributes by which systemd marks a control group as delegated."""
 
 
 def look(launcher: str) -> Isolation:
-    """For a daemon of root. Moves this process, and all in its control group, into a leaf when runs are to have theirs.
+    """Probe as a root daemon. Moves all processes of its control group into a leaf when runs are to have leaves.
 
     Args: launcher: `systemd`, under which each run has a unit of its own, or `fork`.
     """
@@ -42,7 +42,7 @@ def _missing(there: tuple[str, ...]) -> str | None:
 
 
 def _own_folder() -> tuple[str | None, tuple[str, ...], str | None]:
-    """Where leaves of runs can be made and with which controllers, or why nowhere."""
+    """Return folder and controllers for leaves of runs, or why there can be none."""
     own = cgroup.path_of()
     if own is None:
         return None, (), "the daemon's control group is unknown"
@@ -83,7 +83,7 @@ def _is_delegated(path: str) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether it is this process, or comes from it, or has ended meanwhile."""
+    """Whether it is this process, a descendant, or has ended meanwhile."""
     while pid > 1:
         if pid == os.getpid():
             return True
@@ -95,7 +95,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def _why_no_device_rules() -> str | None:
-    """Load one to see."""
+    """Try to load one."""
     try:
         os.close(device_rule.load(device_rule.program(device_rule.guard_rule({}))))
     except OSError as error:
@@ -122,7 +122,7 @@ def read_processors(sys: str = "/sys/devices/system", allowed: frozenset[int] | 
 
 
 def pinned_cpus(pid: int) -> tuple[int, ...]:
-    """The processors that the control group of a process was given as its own; empty when it was given none."""
+    """CPUs in the cpuset of a process's control group; empty when none is set."""
     folder = cgroup.path_of(pid)
     return () if folder is None else tuple(read_list(cgroup.read(folder, "cpuset.cpus") or ""))
 

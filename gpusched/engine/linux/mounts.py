@@ -1,4 +1,4 @@
-"""A /tmp of a run's own: a folder that only its processes see in the place of the real one. Needs root."""
+"""Private /tmp of a run: a folder mounted over the real one, visible only to its processes. Needs root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make(run: str) -> list[str]:
-    """Folders to put in place, one for each of PLACES and on its disk. Raises: OSError."""
+    """Create the folders to mount, one for each of PLACES and on its disk. Raises: OSError."""
     made: list[str] = []
     for place in PLACES:
         # Unguessable, and always new; only root can enter it, whatever is in `tmp`.
@@ -27,7 +27,7 @@ def make(run: str) -> list[str]:
 
 
 def put_in_place(folders: list[str]) -> None:
-    """Let this process, and those that it starts, see them. Raises: OSError."""
+    """Mount them for this process and its future children. Raises: OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_NEW_MOUNTS))
     # What is mounted later on, a home on demand, still shows up here; nothing goes the other way.
@@ -37,9 +37,9 @@ def put_in_place(folders: list[str]) -> None:
 
 
 def remove(folders: list[str], patience_s: float = 60.0) -> None:
-    """Remove them with all that the run left in them; what cannot be removed is the machine's own clean-up's.
+    """Remove them with all their content; the machine's own clean-up handles anything left.
 
-    Args: patience_s: the run has not ended as long as this takes, and keeps its GPUs.
+    Args: patience_s: time limit, since the run does not end, and keeps its GPUs, meanwhile.
     """
     until = time.monotonic() + patience_s
     for folder in folders:
@@ -58,9 +58,9 @@ def remove(folders: list[str], patience_s: float = 60.0) -> None:
 
 
 def _remove_one(top: int, name: str, until: float) -> None:
-    """Remove it, or move what is in it one level up: a user can nest folders deeper than anything can descend.
+    """Remove it, or move its content one level up: users can nest folders deeper than any recursion can descend.
 
-    By descriptors and without following links, so that root is not led astray by what a user left. Raises: OSError.
+    Uses descriptors and follows no links, so that nothing a user left can redirect root. Raises: OSError.
     """
     if time.monotonic() > until:
         raise TimeoutError

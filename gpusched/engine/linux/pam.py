@@ -1,7 +1,7 @@
-"""The limits of /etc/security/limits.conf for a job, by way of PAM: a session is opened in the process to be limited.
+"""Limits of /etc/security/limits.conf for a job, through PAM: a session is opened in the process to be limited.
 
-Only pam_limits belongs into the service's file. pam_systemd would move the job out of its run's cgroup, and so out
-of its limits.
+The service's file should contain only pam_limits. pam_systemd would move the job out of its run's cgroup, and thus
+out of its limits.
 
 Source: pam_start(3), pam_open_session(3), pam_limits(8).
 """
@@ -22,12 +22,12 @@ PAM_DATA_SILENT = 0x40000000
 
 
 def is_wanted() -> bool:
-    """Whether the administrator has a file for the service. Without one PAM would use the one for unknown services."""
+    """Whether the administrator has created the service's file. Without it, PAM would use that for unknown services."""
     return os.path.exists(FILE)
 
 
 def open_session(user: str, folder: str | None = None) -> None:
-    """Open a session for this process, as root. It is never closed: its end is the job's. Raises: LaunchError.
+    """Open a session for this process, as root. It lasts until the job ends, and is never closed. Raises: LaunchError.
 
     Args: folder: of the service's file, instead of /etc/pam.d.
     """

@@ -20,14 +20,14 @@ else:
 
 HAS_PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 KILL_ROUNDS = 50
-"""How often a growing tree is frozen again before the kill; a fork bomb is stopped after two or three."""
+"""Maximum rounds of freezing a growing tree before the kill; a fork bomb is stopped after two or three."""
 SIGNAL_ROUNDS = 5
-"""Looks for processes that were born while a signal was sent."""
+"""Maximum scans for processes born while a signal is sent."""
 SHELLS = frozenset(
     {"ash", "bash", "bsd-csh", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "yash", "zsh"}
 )
 FREEZE_ROUNDS = 5
-"""Looks in a row; a process in an uninterruptible system call stops only after it."""
+"""Maximum consecutive scans; a process in an uninterruptible system call stops only after it."""
 
 
 class Process:
@@ -57,12 +57,12 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Not a zombie, which no signal can move. With other threads left it is one by name alone."""
+        """Not a zombie, which no signal can affect. A zombie leader with other threads left counts as alive."""
         return self.state not in "ZXx" or self.threads > 1
 
     @property
     def is_stopped(self) -> bool:
-        """Stopped: it forks nothing and joins no other group before it is continued."""
+        """Stopped: it neither forks nor changes its group until continued."""
         return self.state in "Tt"
 
 
@@ -79,13 +79,13 @@ def read_process(pid: int) -> Process | None:
 
 
 def lives(pid: int, start_ticks: int) -> bool:
-    """Whether this very process is alive, not another one that got its pid."""
+    """Whether this very process is alive, not another with a reused pid."""
     process = read_process(pid)
     return process is not None and process.start_ticks == start_ticks and process.is_alive
 
 
 def _status(pid: int, field: bytes) -> list[bytes]:
-    """Values of one line of /proc/PID/status; none when the process is gone or has no such line."""
+    """Values of one line of /proc/PID/status; empty when the process or the line is missing."""
     for line in _read(f"/proc/{pid}/status").split(b"\n"):
         if line.startswith(field):
             return line.split()[1:]
@@ -93,23 +93,23 @@ def _status(pid: int, field: bytes) -> list[bytes]:
 
 
 def real_uid(pid: int) -> int | None:
-    """Owner of the process, who may send it signals; None when it is gone."""
+    """Owner of the process, who may signal it; None when it is gone."""
     uids = _status(pid, b"Uid:")
     return int(uids[0]) if uids else None
 
 
 def has_other_rights(pid: int) -> bool:
-    """Whether it runs a set-user-ID program, with rights beyond its owner's."""
+    """Whether it runs a set-user-ID program, with privileges beyond its owner's."""
     return len(set(_status(pid, b"Uid:"))) > 1
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler of its own for a signal."""
+    """Whether the process handles this signal itself."""
     return any(int(mask, 16) >> (number - 1) & 1 for mask in _status(pid, b"SigCgt:"))
 
 
 def is_shell(pid: int) -> bool:
-    """Whether the process runs a shell; yes where that cannot be seen."""
+    """Whether the process runs a shell; True where that cannot be determined."""
     try:
         program = os.readlink(f"/proc/{pid}/exe")
     except OSError:
@@ -119,7 +119,7 @@ def is_shell(pid: int) -> bool:
 
 
 def peak_kib(pid: int) -> int:
-    """Largest resident size that the process has had; 0 when it is gone or has none."""
+    """Peak resident size of the process; 0 when it is gone or has none."""
     return int((_status(pid, b"VmHWM:") or [b"0"])[0])
 
 
@@ -128,11 +128,10 @@ def all_pids() -> list[int]:
 
 
 def walk(root: int, settled: Container[int] = ()) -> Iterator[Process]:
-    """Processes below `root` as they are found, dead ones that nobody has reaped as well: the children of `root` first,
-    the youngest before the others.
+    """Yield processes below `root`, zombies included, as they are found: the children of `root` first, youngest first.
 
-    To act on each as it comes is what keeps up with a fork bomb. The kernel may leave out a child when a sibling ends
-    during the walk, so callers repeat it.
+    Acting on each as it comes keeps up with a fork bomb. The kernel may omit a child when a sibling ends during the
+    walk, so callers repeat it.
     """
     try:
         yield from _walk_children(root, settled)
@@ -147,7 +146,7 @@ def descendants(root: int) -> dict[int, Process]:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor of the process that has this pid now; None on a kernel or Python without pidfds.
+    """Open a pidfd of the process that has this pid now; None on a kernel or Python without pidfds.
 
     Raises: ProcessLookupError when there is none.
     """
@@ -162,7 +161,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def send(process: Process, number: int) -> bool:
-    """Signal this process; another one that got its pid meanwhile is spared. False when it was not sent."""
+    """Signal exactly this process, not another with a reused pid. False when it was not sent."""
     try:
         fd = open_pidfd(process.pid)
     except ProcessLookupError:
@@ -185,14 +184,14 @@ def send(process: Process, number: int) -> bool:
 
 
 def kill_tree(root: int) -> dict[int, Process]:
-    """`kill_all` of what is below `root`."""
+    """Apply `kill_all` to everything below `root`."""
     return kill_all(lambda settled: walk(root, settled))
 
 
 def signal_all(find: Find, number: int, spared: int | None = None) -> bool:
-    """Send a signal once to every process that is found, also to those born during the walk.
+    """Send a signal once to every process found, including those born during the walk.
 
-    Args: spared: left out, unless it is the only one at the beginning. Returns: whether it was.
+    Args: spared: left out, unless it is the only one at the beginning. Returns: whether it was left out.
     """
     told: set[tuple[int, int]] = set()
     groups = _Groups(number)
@@ -222,9 +221,9 @@ def signal_all(find: Find, number: int, spared: int | None = None) -> bool:
 
 
 def freeze_all(find: Find) -> bool:
-    """STOP everything that is found. Returns whether all of it is stopped now; if not, callers repeat it.
+    """STOP everything found. Returns whether all of it is stopped now; if not, callers repeat it.
 
-    Stopped processes fork nothing, so one look that finds none running is the last one.
+    Stopped processes do not fork, so a scan that finds none running is the last one.
     """
     freeze = _Freeze(find)
     for _ in range(FREEZE_ROUNDS):
@@ -235,9 +234,9 @@ def freeze_all(find: Find) -> bool:
 
 
 def kill_all(find: Find) -> dict[int, Process]:
-    """KILL everything that is found: freeze first, so that nothing forks away. Returns what was killed.
+    """KILL everything found, frozen first, so that nothing escapes by forking. Returns the killed processes.
 
-    A process may come to light only when its parent is gone: callers repeat until nothing is left.
+    Some processes are found only after their parent is gone: callers repeat until nothing is left.
     """
     freeze = _Freeze(find)
     for _ in range(KILL_ROUNDS):
@@ -253,7 +252,7 @@ def kill_all(find: Find) -> dict[int, Process]:
 
 
 def send_to_group(group: int, number: int) -> None:
-    """Signal a process group, whose number must be known not to be another's: in one step, which no fork escapes."""
+    """Signal a process group, in one step that no fork escapes. The caller must know that its number was not reused."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -262,11 +261,11 @@ def send_to_group(group: int, number: int) -> None:
 
 
 class _Groups:
-    """Process groups of a run that one signal was sent to as a whole.
+    """Process groups of a run that received one signal as a whole.
 
-    A number that is no longer used is soon another group's, so only those count that a child of this process keeps
-    in use: no other process can reap it, and a dead or stopped one does not change its group. All of such a
-    group is below this process: groups do not reach beyond a session, and each session here was begun below it.
+    An unused number may soon be another group's, so only groups count whose number is held by a child of this process:
+    no other process can reap it, and a dead or stopped one does not change its group. All members of such a group are
+    below this process: groups do not extend beyond a session, and each session here was created below it.
     """
 
     def __init__(self, number: int) -> None:
@@ -278,7 +277,7 @@ class _Groups:
         self._own = os.getpgrp()
 
     def reach(self, process: Process) -> bool:
-        """Whether its whole group has got the signal, now or before."""
+        """Return whether its whole group has got the signal, now or before."""
         group = process.group
         if group in self.reached:
             return True
@@ -291,7 +290,7 @@ class _Groups:
         return True
 
     def held(self) -> list[int]:
-        """Groups reached whose numbers are still in use: the user of a stopped child can let it go on, and it can join
+        """Groups reached whose numbers are still held: a stopped child's user can continue it, and it can then join
         another group.
         """
         children = ((group, read_process(pid)) for group, pid in self.reached.items())
@@ -315,7 +314,7 @@ class _Freeze:
         """Whether the last look found a running process."""
 
     def look(self) -> bool:
-        """STOP every process found, at once; returns whether one of them was new."""
+        """STOP every process found, at once; returns whether any of them was new."""
         is_news = self.is_running = False
         for process in self._find(self._settled):
             is_reached = self.groups.reach(process)
@@ -395,13 +394,13 @@ def _read(path: str, must_exist: bool = False) -> bytes:
 
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 _UTIME, _STIME, _CUTIME, _CSTIME = 11, 12, 13, 14
-"""Fields after the name of the process."""
+"""Indexes of fields after the name of the process."""
 
 
 def tree_cpu_s(root: int, *, with_root: bool = False) -> float | None:
-    """CPU time in seconds of everything that is or was below `root`; None when it is gone. Its own only when asked for.
+    """CPU seconds of all past and present processes below `root`, and its own on request; None when it is gone.
 
-    What ends during the walk may be missed or counted twice, by as much as it used since it was born.
+    Processes that end during the walk may be missed or counted twice, with their CPU time since birth.
     """
     times = _times(root)
     if times is None:
@@ -414,12 +413,12 @@ def tree_cpu_s(root: int, *, with_root: bool = False) -> float | None:
 
 
 def descendants_cpu_s(root: int) -> float:
-    """CPU time in seconds of the live processes below `root` and of their reaped children. Raises: OSError."""
+    """CPU time in seconds of live processes below `root` and of their reaped children. Raises: OSError."""
     return sum(sum(_times(pid) or ()) for pid in descendants(root)) / _TICKS_S
 
 
 def own_cpu_s(pid: int) -> float:
-    """CPU time in seconds of one process, without its children's; 0 when it is gone."""
+    """CPU time in seconds of one process without its children; 0 when it is gone."""
     times = _times(pid)
     return 0.0 if times is None else (times[0] + times[1]) / _TICKS_S
 

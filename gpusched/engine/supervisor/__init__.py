@@ -1,13 +1,13 @@
-"""The process that claims one run, starts it, ends it, and writes down how it ended.
+"""The process that claims one run, starts it, ends it, and records how it ended.
 
     supervisor    the life of one run, from its claim to its result
     adopted       the supervisor of a process that ran before it was a job
     launch        work dir, log files, identity and exec of the job's first process
     logs          its log files; `rotation` those with a size limit
     priority      keeps the supervisor ahead of its job for CPU time and out-of-memory kills
-    interactive   a run in the foreground, with its idle limit; `pty` its streams, `attach` its client's connection
+    interactive   a foreground run, with its idle limit; `pty` its streams, `attach` its client's connection
 
-Supervisors run isolated (`python -I -S`) and import only small built-in modules: each page that one does not share is
-paid for once per running job, and each page that the fork server maps makes every fork slower. What only some runs
-need is imported when they need it.
+Supervisors run isolated (`python -I -S`) and import only small built-in modules: each unshared page costs memory once
+per running job, and each page that the fork server maps slows every fork. Modules needed by some runs only are
+imported on demand.
 """

@@ -1,12 +1,12 @@
 """The supervisor of a process that ran before it was a job: it watches, and starts nothing.
 
-Such a process is no child of its supervisor: a pidfd announces its end, and how it exited cannot be learned, so the
-result has neither an exit code nor a signal. Its descendants are looked for repeatedly, and a process once seen among
-them stays part of the run, even when its parent ends. One that is born and loses its parent between two looks is
-missed. Orders, limits and results are those of any other run.
+Such a process is no child of its supervisor: a pidfd announces its end, but its exit status is unavailable, so the
+result has neither an exit code nor a signal. Descendants are searched for repeatedly, and a process once seen among
+them stays part of the run, even when its parent ends. One that is born and loses its parent between two scans is
+missed. Orders, limits and results work as for any other run.
 
-Only processes of the run's user are part of it: a user can send no signals to what a set-user-ID program below has
-become, and so no job can either.
+Only processes of the run's user belong to it: a user cannot signal descendants that run set-user-ID programs, and
+so no job can either.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOOK_S = 1.0
-"""Between looks for new descendants."""
+"""Interval between scans for new descendants."""
 BLIND_LOOK_S = 0.2
-"""Between looks where the kernel has no pidfds, which would announce the end."""
+"""Interval between scans where the kernel has no pidfds to announce the end."""
 
 
 class AdoptedSupervisor(Supervisor):
@@ -42,22 +42,22 @@ class AdoptedSupervisor(Supervisor):
         self.wake_out, self.wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def supervise(self) -> bool:
-        """As of any run. This process serves no other one afterwards: it hears signals in another way."""
+        """Supervise as for any run. This process serves no further run: it receives signals in another way."""
         super().supervise()
         return False
 
     def read_early_orders(self) -> None:
-        """Nothing yet: the process runs already, and a stop that came first has to reach it as well."""
+        """Do nothing yet: the process runs already, and an early stop must reach it as well."""
 
     def start(self) -> str | None:
-        """Take the process over, say so, and do what was ordered meanwhile; a sentence if it cannot be had."""
+        """Take over the process, report it, and carry out orders given meanwhile; a sentence on failure."""
         error = self.take_over()
         self.read_orders()
         # One that is gone is what a cancel wanted.
         return None if self.start_at is None and self.stopped_by is not None else error
 
     def take_over(self) -> str | None:
-        """A sentence if the process has ended or is not the user's."""
+        """Return a sentence if the process has ended or is not the user's."""
         adopted = self.ticket["adopt"]
         pid, start_ticks = adopted["pid"], adopted["start_ticks"]
         try:
@@ -89,11 +89,11 @@ class AdoptedSupervisor(Supervisor):
         return None
 
     def members(self, settled: Container[int] = ()) -> Iterable[proctree.Process]:
-        """Live processes of the run, all of them at each look."""
+        """Live processes of the run, all of them in each scan."""
         return self.look().values()
 
     def look(self) -> dict[int, proctree.Process]:
-        """Live processes of the run by pid, those who were seen before and what is below them."""
+        """Live processes of the run by pid: those seen before and their descendants."""
         uid = self.ticket["uid"]
         found: dict[int, proctree.Process] = {}
         for pid, start_ticks in self.births.items():
@@ -114,7 +114,7 @@ class AdoptedSupervisor(Supervisor):
         return found
 
     def reap(self) -> bool:
-        """Look for processes that are left; False when there are none."""
+        """Search for remaining processes; False when there are none."""
         found = self.look()
         for pid in found:
             self.peak_kib = max(self.peak_kib, proctree.peak_kib(pid))
@@ -129,7 +129,7 @@ class AdoptedSupervisor(Supervisor):
         return bool(found)
 
     def wait(self) -> None:
-        """Sleep until the first process ends, an order comes, something is due or it is time for a look."""
+        """Sleep until the first process ends, an order comes, something is due or a scan is."""
         moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
         due = [at for at in (*moving, self.still.look_at, self.linger_until, self.kills_at) if at is not None]
         longest_s = LOOK_S if self.pidfd is not None else BLIND_LOOK_S
@@ -143,7 +143,7 @@ class AdoptedSupervisor(Supervisor):
             self.handle_signals(os.read(self.wake_out, 4096))
 
     def deliver(self, number: int, main_only: bool) -> bool:
-        """To the first process or to all. Its pid may be another's since the last look, unlike that of a child."""
+        """Signal the first process or all. Unlike a child's pid, its pid may have been reused since the last scan."""
         if not main_only:
             return super().deliver(number, main_only=False)
         if (first := self.look().get(self.job_pid)) is not None:
@@ -151,5 +151,5 @@ class AdoptedSupervisor(Supervisor):
         return False
 
     def how_it_ended(self) -> tuple[int | None, int | None]:
-        """Unknown: only a parent learns it."""
+        """Unknown: only the parent can read the exit status."""
         return None, None

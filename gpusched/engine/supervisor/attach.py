@@ -1,4 +1,4 @@
-"""Somebody connected to the socket of a run in the foreground, and that socket."""
+"""The socket of a foreground run, and a connection to it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpusched.engine.attach_protocol import CHUNK, frame, take_frames
 
 UCRED = struct.Struct("3i")
 BACKLOG = 1 << 20
-"""Unsent bytes of a client above which nothing more is read for it."""
+"""Unsent bytes of a client above which its input is not read."""
 ROOM = 2 * BACKLOG
-"""With more it does not keep to what was agreed."""
+"""Unsent bytes above which a client violates the protocol."""
 
 
 class AttachConnection:
-    """One connection: a guest at first, the client once its first frame says so."""
+    """One connection: a guest at first, the client after a HELLO."""
 
     def __init__(self, socket: _socket.socket, pid: int, uid: int) -> None:
         self.socket = socket
@@ -34,7 +34,7 @@ class AttachConnection:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it has not taken what was sent before."""
+        """Whether it has too much unsent data to read more from it."""
         return len(self.outbox) >= BACKLOG
 
     def say(self, kind: int, content: bytes = b"") -> None:
@@ -42,7 +42,7 @@ class AttachConnection:
         self.outbox += frame(kind, content)
 
     def receive(self) -> list[tuple[int, bytes]] | None:
-        """Whole frames that came; None when it is gone or sends what is no frame of ours."""
+        """Read complete frames; None when the peer is gone or sends an invalid one."""
         try:
             data = self.socket.recv(CHUNK + 64)
         except BlockingIOError:
@@ -74,7 +74,7 @@ class AttachConnection:
 
 
 def listen(path: str, uid: int) -> _socket.socket:
-    """A socket in the spool for one user alone. The path may be longer than an address: it goes by its folder."""
+    """Create a socket in the spool for one user alone. Bound through its folder, as the path may exceed an address."""
     folder, name = os.path.split(path)
     files.remove([path])
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -92,7 +92,7 @@ def listen(path: str, uid: int) -> _socket.socket:
 
 
 def accept(listener: _socket.socket, uid: int) -> AttachConnection | None:
-    """The next visitor; None when there is none, or it is neither of this user nor of ours."""
+    """Accept the next guest; None when there is none, or when it is neither this user nor ourselves."""
     try:
         fd, _ = listener._accept()  # type: ignore[attr-defined]
     except OSError:

@@ -1,12 +1,13 @@
-"""The foreground of one run: its streams, its log, its lease, and the one client that is attached to it.
+"""The foreground of one run: its streams, its log, its lease, and the one attached client.
 
-All of it lives in the run's supervisor, so that neither the end of the daemon nor of the client touches the run
-unless it should. The client connects to a socket of the run's own; `attach_protocol` says what they send each other.
+All of it lives in the run's supervisor, so that neither the end of the daemon nor of the client affects the run
+unless it should. The client connects to the run's own socket; see `attach_protocol`.
 
-What a client or the clock wants done to the run is put into `orders`, in the words of the order file.
+Whatever a client or the clock demands of the run is put into `orders`, in the format of the order file.
 
-The lease ends a run after too long without activity: typing, or CPU time of its processes above a small part of one
-core, which a program that uses a GPU always takes. CPU time is read only when the lease would otherwise warn or end.
+The lease ends a run after too long without activity: typing, or CPU time of its processes above a small fraction of
+one core, which a program that uses a GPU always exceeds. CPU time is read only when the lease would otherwise warn
+or end.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LONGEST_WARNING_S = 300.0
 WARNING_FRACTION = 0.25
 """Of the lease, where that is shorter."""
 BUSY_FRACTION = 0.05
-"""Of one core, on average since the last look: what an idle shell with a clock in its prompt never takes."""
+"""Of one core, on average since the last check: an idle shell with a clock in its prompt never takes as much."""
 WARN, END = "warn", "end"
 
 
@@ -60,18 +61,18 @@ class Lease:
         """When to look; None once it has ended."""
 
     def touch(self, now: float) -> None:
-        """The client typed."""
+        """Note that the client typed."""
         self.active_at = now
 
     def shift(self, passed_s: float) -> None:
-        """The run was suspended for this long, which does not count."""
+        """Exclude time for which the run was suspended."""
         self.active_at += passed_s
         self.seen_at += passed_s
         if self.look_at is not None:
             self.look_at += passed_s
 
     def look(self, now: float, cpu_s: float) -> str | None:
-        """What is to be done: WARN, END or nothing. Args: cpu_s: processor time of the run so far."""
+        """Return WARN, END or None. Args: cpu_s: CPU time of the run so far."""
         if self.look_at is None:
             return None
         if self._has_worked(now, cpu_s):
@@ -90,7 +91,7 @@ class Lease:
         return WARN if is_news else None
 
     def ends_at(self, now: float, cpu_s: float) -> float:
-        """When it ends if nothing happens from now on; changes nothing."""
+        """When it ends without further activity; changes nothing."""
         return (now if self._has_worked(now, cpu_s) else self.active_at) + self.lease_s
 
     def _has_worked(self, now: float, cpu_s: float) -> bool:
@@ -106,7 +107,7 @@ class Lease:
 
 
 def length(seconds: float) -> str:
-    """A duration for people; nothing else in this process can format one."""
+    """Format a duration for people; nothing else in this process can."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -124,20 +125,20 @@ else:
     import _signal as signal
 
 ATTACH_S = 30.0
-"""How long a run waits for its client before it starts or gives up."""
+"""Time a run waits for its client before it starts or gives up."""
 LOOK_S = 1.0
-"""How often it looks meanwhile whether the process that is to be its client still lives."""
+"""Interval of checks, meanwhile, whether its future client still lives."""
 MOST_GUESTS = 32
-"""Who is connected and says nothing makes room for the next: each of them is a descriptor of this process."""
+"""Above this, the oldest silent connection makes room for the next: each is a descriptor of this process."""
 SIGNALS = range(1, 65)
 HANG_UP_S = 2.0
-"""Between HUP and the usual way to end a run, when its client is gone."""
+"""Between HUP and the usual way to end a run when its client is gone."""
 
 
 class Session:
-    """The foreground of one run. Raises: OSError when its socket cannot be made.
+    """The foreground of one run. Raises: OSError when its socket cannot be created.
 
-    Args: cpu_s: says how much processor time the run has used so far.
+    Args: cpu_s: returns the CPU time of the run so far.
     """
 
     def __init__(self, ticket: dict[str, Any], spool: str, boot_id: str, cpu_s: Callable[[], float]) -> None:
@@ -175,7 +176,6 @@ class Session:
         return boot_id != self._boot_id or not proctree.lives(pid, start_ticks)
 
     def open_streams(self) -> Streams:
-        """Make the job's standard streams."""
         self.streams = PseudoTerminal(*self.size) if self.is_terminal else Pipes()
         self.outputs.open(self.streams)
         self.input.open(self.streams)
@@ -189,7 +189,7 @@ class Session:
             self.lease = Lease(self.lease_s, time.monotonic())
 
     def due_at(self) -> float | None:
-        """When the next thing is due by the clock."""
+        """Instant of the next timed action."""
         lease_at = None if self.lease is None else self.lease.look_at
         return min((at for at in (lease_at, self.hang_up_at) if at is not None), default=None)
 
@@ -207,7 +207,7 @@ class Session:
             self.orders.append("stop lease - - .")
 
     def warn(self, text: str) -> None:
-        """Show a message to the client, and leave it in the log."""
+        """Show a message to the client, and add it to the log."""
         self.say(text)
         self.outputs.note(text)
 
@@ -219,7 +219,7 @@ class Session:
     # --- waiting --------------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None) -> bytes:
-        """Pass on what there is, or wait for something. Returns: numbers of the signals that came."""
+        """Pass on data, or wait for events. Returns: numbers of the signals received."""
         poll = select.poll()
         poll.register(self.listener.fileno(), select.POLLIN)
         poll.register(self.wake_fd, select.POLLIN)
@@ -335,7 +335,7 @@ class Session:
             raise ValueError
 
     def touch(self) -> None:
-        """The client was active."""
+        """Note activity of the client."""
         if self.lease is not None:
             self.lease.touch(time.monotonic())
         try:
@@ -359,13 +359,13 @@ class Session:
     # --- the end --------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """The run has ended: take what is left in its streams."""
+        """Read what is left in the streams of the ended run."""
         self.outputs.drain()
         if self.client is not None:
             self.outputs.send_backlog(self.client)
 
     def farewell(self, words: str, sentence: str) -> None:
-        """Send what is left and how it ended, and wait until the client has it all or is gone."""
+        """Send the remaining output and how the run ended; wait until the client has it all or is gone."""
         self.lease = self.hang_up_at = None
         self.input.refuse()
         told = False

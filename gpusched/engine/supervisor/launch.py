@@ -26,7 +26,7 @@ else:
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 LINGER = "/var/lib/systemd/linger"
-"""Has a file for each user whose runtime folder is there without a login. Source: logind.conf(5), loginctl(1)."""
+"""Contains a file for each user whose runtime folder exists without a login. Source: logind.conf(5), loginctl(1)."""
 
 
 def account_of(uid: int, user: str) -> pwd.struct_passwd:
@@ -42,10 +42,12 @@ def account_of(uid: int, user: str) -> pwd.struct_passwd:
 
 
 def complete(env: dict[str, str], uid: int, foreign: bool, account: pwd.struct_passwd | None = None) -> None:
-    """Add what every account has and this environment lacks, and take out what points to where nothing will be.
+    """Add variables of every account that this environment lacks, and drop those that will point nowhere.
 
-    Args: account: that of `uid` where it is known already.
-    The submitter's runtime folder goes with their last login, in the middle of the job, unless the account lingers.
+    The submitter's runtime folder disappears with their last login, possibly during the job, unless the account
+    lingers.
+
+    Args: account: that of `uid` if already known.
     """
     env.setdefault("PATH", DEFAULT_PATH)
     if not env.keys() >= {"HOME", "USER", "LOGNAME", "SHELL"}:
@@ -80,14 +82,14 @@ def _will_be_there(folder: str, uid: int, foreign: bool) -> bool:
 
 
 BECOME_S = 60.0
-"""Time to read a program from a file server; a process that its user stops takes longer."""
+"""Time to load a program from a file server; a process stopped by its user takes longer."""
 RESETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
-"""All signals a job must start with at their default: Python ignores some, a nohup'ed daemon more."""
+"""All signals that must have their default action in a job: Python ignores some, a nohup'ed daemon more."""
 
 
 BASE_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 BASE_CHECK_S = 10.0
-"""For how long a folder, and all that leads to it, is taken to be as safe from other users as it was found."""
+"""How long a folder and its path are assumed to be as safe from other users as last checked."""
 
 
 def start(
@@ -99,8 +101,8 @@ def start(
 ) -> tuple[int, Logs]:
     """Start the job's first process; returns its pid and log files once it has become the job's program.
 
-    Changes this process's work dir. Args: checkpoints: makes the job's checkpoint folder. streams: what it has in
-    place of the log files and /dev/null. box: entered before anything of the job's runs.
+    Changes this process's work dir. Args: checkpoints: creates the job's checkpoint folder. streams: replace the log
+    files and /dev/null. box: entered before anything of the job runs.
     Raises: LaunchError.
     """
     uid: int = ticket["uid"]
@@ -159,7 +161,7 @@ def _write_script(ticket: dict[str, Any], spool: str, owner: int | None) -> str:
 
 
 def _make_files(spool: str, run: str, owner: int) -> None:
-    """Another user can make no file in the spool, so they are there already, dated to the epoch: not touched yet."""
+    """Create the job's files in advance, dated to the epoch (untouched): other users can create none in the spool."""
     for path in (files.checkpoint_path(spool, run), files.progress_path(spool, run)):
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -198,7 +200,7 @@ def _enter(ticket: dict[str, Any]) -> Logs:
 
 
 class CheckpointBase:
-    """The folder in which jobs have their checkpoint folders, as one supervisor knows it from its earlier runs."""
+    """The parent of all checkpoint folders, with what one supervisor knows of it from its earlier runs."""
 
     def __init__(self) -> None:
         self._safe: tuple[object, ...] = ()
@@ -206,11 +208,11 @@ class CheckpointBase:
         self._until = 0.0
 
     def make_folder(self, ticket: dict[str, Any], owner: Owner | None) -> str | None:
-        """Make the folder that the job is named, or find that of its earlier runs; a sentence when it gets none.
+        """Create the job's checkpoint folder, or find that of its earlier runs; a sentence when it gets none.
 
-        Root makes it for its owner in a folder where users can make nothing, so that no other user can be there first.
-        Elsewhere it is made with the user's rights. What is there and is no folder of that user is not used: its owner
-        could change what the job reads, and runs, from it.
+        Root creates it for its owner in a folder where users can create nothing, so that no other user can be first.
+        Elsewhere it is created with the user's rights. An existing entry that is not a folder of that user is never
+        used: its owner could change what the job reads, and runs, from it.
         """
         path = ticket["checkpoint_dir"]
         if path is None:
@@ -234,7 +236,7 @@ class CheckpointBase:
         return why_not
 
     def _open(self, base: str, foreign: bool) -> int:
-        """The folder, made if need be. Raises: LaunchError when a user could replace what is in it; OSError."""
+        """Open or create the folder. Raises: LaunchError when a user could replace its content; OSError."""
         try:
             folder = os.open(base, BASE_FLAGS)
         except OSError:
@@ -258,7 +260,7 @@ def _known_as(folder: int, base: str, foreign: bool) -> tuple[object, ...]:
 
 
 def _make_base(base: str, foreign: bool) -> None:
-    """Make the folder of all checkpoint folders. Raises: LaunchError: root would follow a user's link; OSError."""
+    """Create the parent of all checkpoint folders. Raises: LaunchError: root would follow a user's link; OSError."""
     if foreign and (why_not := why_unsafe(_nearest(base), for_others=True)) is not None:
         raise LaunchError(why_not)
     # Under root all pass through it to their own.
@@ -277,7 +279,7 @@ def _nearest(path: str) -> str:
 
 
 def _make_own_folder(parent: int, name: str, path: str, owner: Owner | None) -> None:
-    """Make a folder that is one user's alone, or find it. Raises: LaunchError for another user's; OSError."""
+    """Create a folder for one user alone, or find it. Raises: LaunchError for another user's; OSError."""
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
     except FileExistsError:
@@ -387,9 +389,9 @@ def _fork_as(
 
 
 def _hear(report: int, pid: int) -> str:
-    """What a child says that could not become the job's program; empty when it has.
+    """Read a child's report of why it could not become the job's program; empty when it has.
 
-    From its change of identity on its user may stop it, and this process would wait for ever, deaf to all orders.
+    After its change of identity its user may stop it, and this process would wait forever, deaf to all orders.
     """
     poll = select.poll()
     poll.register(report, select.POLLIN)

@@ -1,4 +1,4 @@
-"""The log files that a run writes into, as its supervisor holds them."""
+"""Log files of a run, as held by its supervisor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOG_FLAGS = (
 
 
 class Logs:
-    """The job's open log files. The supervisor keeps them for its own last line and for a look at the tail."""
+    """The job's open log files. The supervisor keeps them for its own last line and to inspect the tail."""
 
     is_copied = False
     """Whether the job writes into pipes rather than into the files themselves."""
@@ -50,7 +50,7 @@ class Logs:
         """The job has started."""
 
     def say(self, text: str) -> None:
-        """Leave a line in the job's error output, as Slurm does; not into a pipe, which might block."""
+        """Add a line to the job's error output, as Slurm does; not to a pipe, which might block."""
         try:
             if stat.S_ISREG(os.fstat(self.error).st_mode):
                 uid = None if self.owner is None else self.owner.uid
@@ -60,13 +60,13 @@ class Logs:
             pass
 
     def wait(self, awaited: Iterable[int], timeout_s: float | None) -> None:
-        """Copy what the job writes until a signal is pending, where `is_copied`."""
+        """Where `is_copied`, copy the job's output until a signal is pending."""
 
     def drain(self) -> None:
-        """Copy what is left when no process of the run can write any more."""
+        """Copy the rest when no process of the run can write any more."""
 
     def tails(self) -> list[tuple[int, int]]:
-        """Where the last words of this run are: files, and the offset at which each begins to be of this run."""
+        """Files with the last output of this run, each with the offset at which this run's output begins."""
         output = (self.output, self.output_from)
         return [output] if self.error == self.output else [output, (self.error, self.error_from)]
 
@@ -77,8 +77,7 @@ class Logs:
 
 
 def open_log(path: str, ticket: dict[str, Any], what: str) -> int:
-    """Open one for writing, with the rights that this process has now; a folder that is missing is made. Raises:
-    LaunchError.
+    """Open a log for writing, with this process's current rights; creates a missing folder. Raises: LaunchError.
 
     Args: what: for the sentence: `output` or `error output`.
     """
@@ -107,7 +106,7 @@ def open_log(path: str, ticket: dict[str, Any], what: str) -> int:
 
 
 def _make_folder(path: str, shown: str, what: str) -> None:
-    """Make it and those above it. Raises: LaunchError."""
+    """Create a folder and its parents. Raises: LaunchError."""
     if not path:
         # The working directory itself was removed.
         return
@@ -134,7 +133,7 @@ GPU_OOM = (
 
 
 def tail_shows_oom(log_fd: int, begin: int) -> bool:
-    """Whether the last 16 KiB behind `begin` (older text is of an earlier run) hold a known message."""
+    """Whether the last 16 KiB behind `begin` (older text is from an earlier run) contain a known message."""
     try:
         status = os.fstat(log_fd)
         if not stat.S_ISREG(status.st_mode):

@@ -1,7 +1,7 @@
-"""Keeps a supervisor ahead of its job: in out-of-memory kills, and soon for CPU time.
+"""Keeps a supervisor ahead of its job: in out-of-memory kills, and after a moment for CPU time.
 
-What ends a job that forks or allocates without bound has to be served while the job does it. What is not permitted, as
-to an ordinary user, is left as it is; the job is then the first to be killed.
+The supervisor that ends a job which forks or allocates without bound must itself get memory and CPU time meanwhile.
+Steps not permitted to an ordinary user are skipped; the job is then the first to be killed.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import os
 
 NICE = -10
 RAISE_AFTER_S = 1.0
-"""A job that ends sooner needs no such supervisor, which would only go before the daemon and the next start."""
+"""A job that ends sooner needs no raised supervisor, which would only delay the daemon and the next start."""
 OOM_SCORE = -500
 JOB_OOM_SCORE = 100
-"""Added to the job's where its supervisor may not lower its own."""
+"""Added to the job's score where its supervisor may not lower its own."""
 
 
 class OomScores:
-    """How soon the kernel picks this process when memory runs out, -1000 to 1000, and the jobs that it starts.
+    """Out-of-memory scores of this process and of its jobs, -1000 to 1000: how soon the kernel kills each.
 
-    Children inherit the score, so it is that of the job while one is started. What is not permitted is left out.
+    Children inherit the score, so it is set to the job's while one starts. Changes that are not permitted are skipped.
     """
 
     def __init__(self) -> None:
-        """Put this process before its future children."""
+        """Set this process's score below that of its future children."""
         try:
             # Kept open, for two writes in each run.
             self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
@@ -35,7 +35,7 @@ class OomScores:
             self.own, self.job = min(before, OOM_SCORE), before
 
     def begin_start(self) -> None:
-        """Give a job that is started from now on its score from its first instant."""
+        """Switch to the job's score, so that a job has it from its first instant."""
         self._set(self.job)
 
     def end_start(self) -> None:
@@ -51,9 +51,9 @@ class OomScores:
 
 
 def raise_priority() -> bool:
-    """Put this process before its children at the processors; those to come start with the niceness that it has now.
+    """Give this process precedence over its children for CPU time; future ones start with its current niceness.
 
-    False where that is not permitted, or where the daemon was started at a niceness of its own.
+    False where that is not permitted, or where the daemon was started with a niceness of its own.
     """
     if os.getpriority(os.PRIO_PROCESS, 0) != 0 or os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
         # Its jobs have the same, which the kernel restores from 0 alone.
@@ -67,5 +67,5 @@ def raise_priority() -> bool:
 
 
 def lower_priority() -> None:
-    """Take back what `raise_priority` did."""
+    """Undo `raise_priority`."""
     os.setpriority(os.PRIO_PROCESS, 0, 0)

@@ -1,4 +1,4 @@
-"""Standard streams of a run in the foreground: a terminal of its own, or three pipes."""
+"""Standard streams of a foreground run: a terminal of its own, or three pipes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_SIZE = (24, 80)
 
 
 class Pipes:
-    """Three pipes. `input_fd` and `outputs` are the supervisor's ends, none of which blocks."""
+    """Three pipes. `input_fd` and `outputs` are the supervisor's ends, all non-blocking."""
 
     is_terminal = False
 
@@ -37,14 +37,14 @@ class Pipes:
             os.set_blocking(fd, False)
 
     def give_to(self, uid: int) -> None:
-        """Pipes have no owner that matters."""
+        """Do nothing: the owner of a pipe does not matter."""
 
     def file_actions(self) -> list[Any]:
         """For posix_spawn."""
         return [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(self._theirs)]
 
     def enter(self) -> None:
-        """In a forked child: make them its standard streams."""
+        """In a forked child: install them as standard streams."""
         for number, fd in enumerate(self._theirs):
             os.dup2(fd, number)
 
@@ -55,7 +55,7 @@ class Pipes:
         self._theirs = []
 
     def resize(self, rows: int, columns: int) -> None:
-        """A pipe has no size."""
+        """Do nothing: a pipe has no size."""
 
 
 class PseudoTerminal:
@@ -70,12 +70,12 @@ class PseudoTerminal:
         self.resize(*((rows, columns) if rows and columns else DEFAULT_SIZE))
 
     def give_to(self, uid: int) -> None:
-        """Let another user open it by name."""
+        """Allow another user to open it by name."""
         os.fchown(self._slave, uid, -1)
         os.fchmod(self._slave, 0o600)
 
     def file_actions(self) -> list[Any]:
-        """For posix_spawn with a session of its own, whose terminal becomes the first that it opens."""
+        """For posix_spawn with a new session: the first terminal that it opens becomes its controlling one."""
         name = os.ttyname(self._slave)
         return [
             (os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0),
@@ -84,7 +84,7 @@ class PseudoTerminal:
         ]
 
     def enter(self) -> None:
-        """In a forked child that leads a session: make it its terminal and its standard streams."""
+        """In a forked child that leads a session: install it as controlling terminal and standard streams."""
         fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
         for number in range(3):
             os.dup2(self._slave, number)
@@ -96,7 +96,7 @@ class PseudoTerminal:
             self._slave = -1
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell the terminal, and by that its foreground processes, how large it is. What is not possible is left."""
+        """Set the terminal's size, which notifies its foreground processes. Errors are ignored."""
         if 0 < rows < 65536 and 0 < columns < 65536:
             fcntl.ioctl(self.input_fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
@@ -105,11 +105,11 @@ Streams = Pipes | PseudoTerminal
 
 
 END_OF_TRANSMISSION = b"\x04"
-"""What a person types to end the input."""
+"""Typed to end the input."""
 
 
 class Input:
-    """What the client sends, kept until the job takes it; the window bounds how much that is."""
+    """Input from the client, buffered until the job reads it; bounded by the window."""
 
     def __init__(self) -> None:
         self._streams: Streams | None = None
@@ -123,7 +123,7 @@ class Input:
 
     @property
     def fd(self) -> int:
-        """Writable end while `is_waiting`; -1 when there is none."""
+        """Writable end while `is_waiting`; -1 without one."""
         return -1 if self._streams is None else self._streams.input_fd
 
     @property
@@ -131,7 +131,7 @@ class Input:
         return self._streams is not None and self.is_taken and bool(self._data or self._ends)
 
     def put(self, content: bytes, client: AttachConnection) -> None:
-        """Take what the client sent. Raises: ValueError when that is more than was agreed."""
+        """Take input from the client. Raises: ValueError when it exceeds the window."""
         if not self.is_taken or self._ends:
             client.outbox += ack(IN, len(content))
             return
@@ -143,11 +143,11 @@ class Input:
         self._ends = True
 
     def refuse(self) -> None:
-        """The job reads no more."""
+        """Discard input from now on: the job reads no more."""
         self.is_taken = False
 
     def write(self, client: AttachConnection | None) -> None:
-        """Write what the job takes now."""
+        """Write as much as the job accepts now."""
         streams = self._streams
         assert streams is not None
         try:
@@ -181,7 +181,7 @@ class Input:
 
 
 REPLAY_BYTES = 1 << 14
-"""Recent output shown to a client that attaches to a terminal again."""
+"""Recent output shown to a client that reattaches to a terminal."""
 DRAIN_PIECES = 64
 
 
@@ -197,10 +197,10 @@ class OutputStream:
 
 
 class Outputs:
-    """All streams out of one job, each kept in its log and passed on as the client takes it."""
+    """All output streams of one job, each logged and passed on as fast as the client takes it."""
 
     def __init__(self, log_bytes: int, writer: int | None) -> None:
-        """Args: writer: uid as which the log is written; None for our own."""
+        """Args: writer: uid that writes the log; None for our own."""
         self._writer = writer
         self.flows: list[OutputStream] = []
         self.log_left = log_bytes
@@ -218,7 +218,7 @@ class Outputs:
             os.set_blocking(flow.log_fd, False)
 
     def welcome(self, client: AttachConnection) -> None:
-        """A client has come: its windows are empty, and it is shown what was there last."""
+        """Welcome a client: reset its windows and replay recent output."""
         for flow in self.flows:
             flow.credit = WINDOW
         if self.replay:
@@ -226,7 +226,7 @@ class Outputs:
             self.flows[0].credit -= len(self.replay)
 
     def acknowledge(self, stream: int, count: int) -> None:
-        """The client has passed on this many bytes."""
+        """Open the window by this many bytes, which the client has passed on."""
         for flow in self.flows:
             if flow.kind == stream:
                 flow.credit = min(WINDOW, flow.credit + count)
@@ -244,7 +244,7 @@ class Outputs:
             client.say(flow.kind, data)
 
     def _piece(self, flow: OutputStream, size: int) -> bytes:
-        """What the job wrote, kept in the log already; empty when there is nothing now."""
+        """Read output of the job and log it; empty when there is none now."""
         try:
             data = os.read(flow.fd, size)
         except BlockingIOError:
@@ -261,7 +261,7 @@ class Outputs:
         return data
 
     def note(self, text: str) -> None:
-        """Leave a line in the error log."""
+        """Add a line to the error log."""
         if self.flows:
             self._log(self.flows[-1], f"\ngpusched: {text}\n".encode())
 
@@ -281,7 +281,7 @@ class Outputs:
             pass
 
     def drain(self) -> None:
-        """The run has ended: take what is left in its streams, so that nothing waits for a slow client."""
+        """Read what is left in the streams of the ended run, so that nothing waits for a slow client."""
         for flow in self.flows:
             pieces: list[bytes] = []
             # A process outside the run with an end of the pipe could write for ever.
@@ -291,7 +291,7 @@ class Outputs:
             flow.is_open = False
 
     def send_backlog(self, client: AttachConnection) -> bool:
-        """Send of what was drained as much as the windows allow; whether something is left."""
+        """Send as much drained output as the windows allow; returns whether some is left."""
         for flow in self.flows:
             while flow.backlog and flow.credit > 0:
                 piece = flow.backlog[: min(CHUNK, flow.credit)]

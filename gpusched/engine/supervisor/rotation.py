@@ -1,12 +1,12 @@
-"""Output files that are put aside when they have grown (`gsub --log-max`).
+"""Output files that are rotated when they have grown (`gsub --log-max`).
 
-The job writes into a pipe, the supervisor copies from it and begins a new file when one is full. Only jobs that
-ask for it pay for that. What the job must not notice:
+The job writes into a pipe; the supervisor copies from it and begins a new file when one is full. Only jobs that
+ask for rotation pay for it. The job must not notice:
 
-- a disk that is full or a folder that is gone: its bytes are dropped and counted, its writes go on;
-- a file that cannot be put aside: it grows, and that is tried again one size later;
-- a supervisor that was killed: the job's end of the pipe is open for reading as well, so it gets no SIGPIPE.
-  When the pipe is full its writes wait, until the daemon ends what is left of the run.
+- a full disk or a removed folder: its bytes are dropped and counted, its writes succeed;
+- a file that cannot be rotated: it grows, and rotation is retried one size later;
+- a killed supervisor: the job's end of the pipe is open for reading as well, so it gets no SIGPIPE.
+  When the pipe is full its writes block, until the daemon ends what is left of the run.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from gpusched.engine.linux.as_user import Owner
 
 PIPE_BYTES = 1 << 20
-"""Room for what the job writes while the supervisor is busy."""
+"""Buffer for the job's output while the supervisor is busy."""
 READ_BYTES = 1 << 17
 TURN_BYTES = 1 << 22
-"""Copied at most before signals are checked again, and from a pipe that a process outside the run keeps filling."""
+"""Maximum copied before signals are checked again, and from a pipe that a process outside the run keeps filling."""
 SLACK_BYTES = 1 << 16
-"""Growth beyond the limit that completes a file's last line."""
+"""Growth beyond the limit to complete a file's last line."""
 SFD_NONBLOCK, SFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 SIGSET_BYTES = 128
 
@@ -44,7 +44,7 @@ SIGSET_BYTES = 128
 def cut(data: bytes, room: int, slack: int) -> int:
     """How many of these bytes still fit into a file with this room, so that lines stay whole.
 
-    A line may take some slack beyond the room. All of them: the file is not full, or ends within a line.
+    A line may take some slack beyond the room. If all fit, the file is not full, or ends within a line.
     """
     room = max(room, -slack)
     if len(data) <= room:
@@ -57,10 +57,10 @@ def cut(data: bytes, room: int, slack: int) -> int:
 
 
 class RotatedFile:
-    """From one pipe into one file and its successors."""
+    """Copies from one pipe into one file and its successors."""
 
     def __init__(self, fd: int, path: str, ticket: dict[str, Any], who: Owner | None) -> None:
-        """Args: fd: the file, which must be a regular one; who: the user whose file it is, if not our own.
+        """Args: fd: the file, which must be a regular one; who: the file's user, if not our own.
 
         Raises: OSError.
         """
@@ -104,7 +104,7 @@ class RotatedFile:
         return action() if self._who is None else as_user(self._who, action)
 
     def _remove_stale(self) -> int:
-        """Take away what another job left that had the same output: this one begins with an empty file."""
+        """Remove rotated files of another job with the same output: this one begins with an empty file."""
         for number in range(1, self._keep + 1):
             try:
                 os.unlink(put_aside(self._path, number))
@@ -113,7 +113,7 @@ class RotatedFile:
         return 0
 
     def copy(self) -> bool:
-        """Copy what is there; False when no process can write any more."""
+        """Copy available data; False when no process can write any more."""
         left = TURN_BYTES
         while left > 0:
             try:
@@ -127,7 +127,7 @@ class RotatedFile:
         return True
 
     def put(self, data: bytes) -> None:
-        """Write, into as many files as it takes."""
+        """Write data into as many files as needed."""
         while data:
             room = self._limit - os.fstat(self.fd).st_size
             size = 0 if room <= 0 and self._ends_line else cut(data, room, SLACK_BYTES)
@@ -152,7 +152,7 @@ class RotatedFile:
             self._lost += len(data)
 
     def _turn(self) -> bool:
-        """Start a new file and keep the old one under another name; False when that fails."""
+        """Start a new file and rename the old one; False on failure."""
         try:
             fd = self._as_owner(self._begin_next)
         except (OSError, LaunchError):
@@ -165,7 +165,7 @@ class RotatedFile:
         return True
 
     def _begin_next(self) -> int:
-        """The next file, or this one emptied. Raises: OSError; then this one has its name again."""
+        """Open the next file, or empty this one. Raises: OSError; this one then has its name again."""
         is_ours = self._has_its_name()
         if is_ours and not self._keep:
             os.ftruncate(self.fd, 0)
@@ -192,7 +192,7 @@ class RotatedFile:
         return fd
 
     def _has_its_name(self) -> bool:
-        """Whether the path still leads to the open file, which may have been moved or removed."""
+        """Whether the path still refers to the open file, which may have been moved or removed."""
         try:
             named = os.lstat(self._path)
         except FileNotFoundError:
@@ -214,12 +214,12 @@ class RotatedFile:
 
 
 class RotatedLogs(Logs):
-    """Log files behind pipes. What is no regular file, as /dev/null, is left to the job itself."""
+    """Log files behind pipes. Files that are not regular, such as /dev/null, are left to the job itself."""
 
     is_copied = True
 
     def __init__(self, logs: Logs, ticket: dict[str, Any], who: Owner | None) -> None:
-        """Raises: LaunchError; the files stay open then."""
+        """Raises: LaunchError; the files then stay open."""
         super().__init__(logs.output, logs.error)
         self._output_flow: RotatedFile | None = None
         self._error_flow: RotatedFile | None = None
@@ -252,7 +252,7 @@ class RotatedLogs(Logs):
             flow.release()
 
     def wait(self, awaited: Iterable[int], timeout_s: float | None) -> None:
-        """Copy until one of these signals, which are blocked, is pending or the time is over."""
+        """Copy until one of these blocked signals is pending or the time is over."""
         if self._signals < 0:
             self._signals = signal_fd(awaited)
             self._poll.register(self._signals, select.POLLIN)
@@ -279,7 +279,7 @@ class RotatedLogs(Logs):
             self._adopt(flow)
 
     def _adopt(self, flow: RotatedFile) -> None:
-        """Know the files by which the supervisor writes its last line and looks at the tail."""
+        """Use the files of this flow for the supervisor's last line and for the tail."""
         if flow is self._output_flow and self.output != flow.fd:
             if self.error == self.output:
                 self.error, self.error_from = flow.fd, 0
@@ -288,7 +288,7 @@ class RotatedLogs(Logs):
             self.error, self.error_from = flow.fd, 0
 
     def tails(self) -> list[tuple[int, int]]:
-        """See `Logs`; a file that was just begun may not hold the last words."""
+        """See `Logs`; includes previous files, as one just begun may not hold the last output."""
         return [*super().tails(), *[(flow.before, 0) for flow in self.flows() if flow.before >= 0]]
 
     def close(self) -> None:

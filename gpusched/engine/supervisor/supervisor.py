@@ -1,8 +1,8 @@
-"""One process for each run: claims it, starts it, ends it in time, and writes down how it ended.
+"""One process per run: claims it, starts it, ends it in time, and records how it ended.
 
-The supervisor leads the run's session and is the reaper of all its descendants, so a process that leaves the
-session or whose parent is gone is still below it. It ends only when none is left. Nothing here needs the
-daemon: results go to the spool, and the event pipe only makes them known sooner.
+The supervisor leads the run's session and is the subreaper of all its descendants, so a process that leaves the
+session or loses its parent is still below it. It ends only when none is left. Nothing here needs the daemon: results
+go to the spool, and the event pipe only announces them sooner.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ else:
 
 
 NOTICE_S = 0.5
-"""Between TSTP, which a process may catch to let go of what it holds, and STOP, which it cannot."""
+"""Between TSTP, which a process may catch to release resources, and STOP, which it cannot catch."""
 LOOK_AGAIN_S = (0.02, 2.0)
-"""First and longest pause between two rounds of STOP while some process still runs."""
+"""First and longest interval between rounds of STOP while some process still runs."""
 
 
 class SuspendClock:
@@ -52,7 +52,7 @@ class SuspendClock:
         self.total_s = 0.0
 
     def begin(self, now: float) -> None:
-        """Time stops for the run."""
+        """Stop time for the run."""
         self.since = now
         self.is_told = False
         self.look_at = now + NOTICE_S
@@ -64,33 +64,33 @@ class SuspendClock:
         self.pause_s = min(2 * self.pause_s, LOOK_AGAIN_S[1])
 
     def end(self, now: float) -> float:
-        """Time passes again. Returns: how long it did not, to move on what is due later."""
+        """Resume time. Returns: seconds suspended, by which deadlines are moved."""
         passed_s = 0.0 if self.since is None else now - self.since
         self.total_s += passed_s
         self.since = self.look_at = None
         return passed_s
 
     def so_far_s(self, now: float) -> float:
-        """Total suspended time, the current suspension included."""
+        """Total suspended time, including the current suspension."""
         return self.total_s + (0.0 if self.since is None else now - self.since)
 
 
 WALL = 0x40000000
-"""__WALL of waitpid(2): also children that announce their end with another signal."""
+"""__WALL of waitpid(2): includes children that announce their end with another signal."""
 TELL_START_AFTER_S = 0.02
-"""The daemon learns of the start then, or with the next event: it wakes only once for a job that ends sooner."""
+"""Delay of the start event, unless another event comes first: for a shorter job the daemon wakes only once."""
 LINGER_S = 0.25
-"""How long processes may outlive the job's first one untouched: a `tee` behind a shell still has to flush."""
+"""How long processes may outlive the job's first one undisturbed: a `tee` behind a shell still has to flush."""
 KILL_AGAIN_S = (0.01, 0.5)
-"""First and longest pause between two rounds of KILL."""
+"""First and longest interval between rounds of KILL."""
 RESULT_RETRY_S = (0.2, 10.0)
 REAP_S = 0.05
-"""Longest time for which ends of processes are taken in before anything else is done: a fork bomb's never cease."""
+"""Longest time spent reaping before anything else is done: the ends of a fork bomb's processes never cease."""
 LEFTOVERS_NAMED = 256
 RESULT_RETRIES = 400
-"""With the pauses above: more than an hour for a full disk to be emptied."""
+"""With the intervals above: more than an hour to free space on a full disk."""
 ORDER_SIGNAL = signal.SIGUSR1
-"""Says: read the order file. Not TERM, which comes from others: it is a cancel, or the machine is going down."""
+"""Read the order file. Not TERM, which others send: it means a cancel, or that the machine is shutting down."""
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 AWAITED = frozenset({signal.SIGCHLD, signal.SIGTERM, ORDER_SIGNAL})
 BECAUSE = {
@@ -105,7 +105,7 @@ BECAUSE = {
 
 
 def wake_on_signals(fd: int) -> None:
-    """Have AWAITED signals, blocked until now, written to this descriptor by their numbers."""
+    """Write the numbers of AWAITED signals, blocked until now, to this descriptor."""
     for number in AWAITED:
         signal.signal(number, lambda *_: None)  # only the wake-up counts
     signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
@@ -113,7 +113,7 @@ def wake_on_signals(fd: int) -> None:
 
 
 class Home:
-    """What stays the same for all runs that one supervisor process serves, one after the other."""
+    """State shared by all runs that one supervisor process serves, one after the other."""
 
     def __init__(
         self, spool: str, boot_id: str, event_fd: int, start_ticks: int, oom_scores: OomScores | None = None
@@ -170,7 +170,7 @@ class Supervisor:
     # --- from claim to result -------------------------------------------------------------------
 
     def supervise(self) -> bool:
-        """Do all of it; True when the daemon surely knows, so that this process may serve another run."""
+        """Supervise the run; True when the daemon surely knows its end, so that this process may serve another."""
         home = self.home
         try:
             whose = home.pid, home.start_ticks, self.ticket["uid"], home.boot_id
@@ -205,7 +205,7 @@ class Supervisor:
         return self.heard
 
     def read_early_orders(self) -> None:
-        """Orders that were given before this process was there: a stop among them starts nothing."""
+        """Read orders that were given before this process existed: after a stop, nothing is started."""
         self.read_orders()
 
     def await_client(self) -> str | None:
@@ -229,7 +229,7 @@ class Supervisor:
         return None
 
     def listen(self, session: Session, timeout_s: float | None) -> None:
-        """Pass on output and input, and act on what the client wants."""
+        """Pass on output and input, and carry out the client's requests."""
         self.handle_signals(session.wait(timeout_s))
         self.handle_session_orders(session)
 
@@ -241,8 +241,8 @@ class Supervisor:
     def take_leave(self, session: Session, launch_error: str | None) -> None:
         """Stay until the client has all output and knows how the run ended.
 
-        A daemon that has not heard the end learns of it from the end of this process, which must then not wait for
-        a slow client: a child stays instead.
+        A daemon that has missed the end learns of it when this process ends, which therefore must not wait for a slow
+        client: a child stays instead.
         """
         code, number = self.how_it_ended()
         words = f"{'-' if code is None else code} {'-' if number is None else number} {self.stopped_by or '-'}"
@@ -252,7 +252,7 @@ class Supervisor:
         session.farewell(words, launch_error or "")
 
     def start(self) -> str | None:
-        """Start the job and report it; a sentence if that failed."""
+        """Start the job and report it; a sentence on failure."""
         home = self.home
         try:
             start_at, started = time.time(), time.monotonic()
@@ -298,7 +298,7 @@ class Supervisor:
         return None
 
     def reap(self) -> bool:
-        """Collect processes that ended; False when no descendant is left."""
+        """Reap ended processes; False when no descendant is left."""
         until = time.monotonic() + REAP_S
         while True:
             if time.monotonic() > until:
@@ -326,7 +326,7 @@ class Supervisor:
             self.deliver(signal.SIGCONT, main_only=False)
 
     def members(self, settled: Container[int] = ()) -> Iterable[proctree.Process]:
-        """Processes of the run as they are found; see `proctree.walk`."""
+        """Yield processes of the run as they are found; see `proctree.walk`."""
         return proctree.walk(self.home.pid, settled)
 
     def wait(self) -> None:
@@ -357,7 +357,7 @@ class Supervisor:
             self.stop("shutdown" if machine_goes_down() else "cancel", None, None)
 
     def act(self, now: float) -> None:
-        """Do what is due. Notice and limit of a suspended run are not."""
+        """Do what is due. Notice and limit of a suspended run never are."""
         if self.tell_at is not None and now >= self.tell_at:
             self.send(b"")
         if self.raise_at is not None and now >= self.raise_at:
@@ -394,7 +394,7 @@ class Supervisor:
             self.kill_pause_s = min(2 * self.kill_pause_s, KILL_AGAIN_S[1])
 
     def reach_limit(self) -> None:
-        """The time limit is over, for the job's first process or for what it has left behind."""
+        """Handle the time limit, for the job's first process or for leftovers."""
         if self.linger_until is not None:
             # The job has just ended; what still flushes its output has not outlived the limit.
             self.limit_at = self.linger_until
@@ -409,7 +409,7 @@ class Supervisor:
     # --- suspending -------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Give notice, and stop the clocks; what still runs soon after is stopped by force."""
+        """Give notice and stop the clocks; processes that still run soon after are stopped by force."""
         if self.start_at is None:
             self.still.is_wanted = True
         elif self.stopping is None and self.status is None and self.still.since is None:
@@ -417,7 +417,7 @@ class Supervisor:
             self.deliver(signal.SIGTSTP, main_only=False)
 
     def freeze(self, now: float) -> None:
-        """One round of STOP; reports the suspension once."""
+        """Send one round of STOP; reports the suspension once."""
         self.still.look_again(now, proctree.freeze_all(self.members))
         if not self.still.is_told:
             self.still.is_told = True
@@ -430,7 +430,7 @@ class Supervisor:
             self.deliver(signal.SIGCONT, main_only=False)
 
     def thaw(self) -> None:
-        """Time continues: what was due is due later by the suspended time."""
+        """Resume the clocks: deadlines move by the suspended time."""
         if self.still.since is None:
             return
         passed_s = self.still.end(time.monotonic())
@@ -445,7 +445,7 @@ class Supervisor:
     # --- ending -----------------------------------------------------------------------------------
 
     def stop(self, why: str, number: int | None, grace_s: float | None) -> None:
-        """Begin to end the run; if it is being ended already, tell it again and perhaps shorten its grace."""
+        """Begin to end the run; during a stop, signal it again and perhaps shorten its grace."""
         if self.start_at is None:
             self.stopped_by = "cancel" if why == "cancel" else self.stopped_by or why
             return
@@ -472,7 +472,7 @@ class Supervisor:
             self.deliver(signal.SIGCONT, main_only=False)
 
     def announce(self, why: str, number: int | None) -> bool:
-        """Send the signal that a stop begins with; whether it is the one the job asked for by its notice.
+        """Send the first signal of a stop; returns whether it is the one of the job's own notice.
 
         Source: send_user_signal of slurm.conf(5): the user's signal in place of TERM, unless it was sent already.
         """
@@ -490,7 +490,7 @@ class Supervisor:
         return True
 
     def end_leftovers(self, now: float) -> None:
-        """The job's first process has ended and others have not: end and name them."""
+        """End and name the processes that outlived the job's first one."""
         self.thaw()
         self.name_leftovers(self.members())
         self.stopping = "leftovers"
@@ -510,7 +510,7 @@ class Supervisor:
                 self.leftovers.setdefault(process.pid, process.name.replace("\n", "?") + f"({process.pid})")
 
     def notify_stopping(self, why: str) -> None:
-        """Report it to the daemon, and in the job's output."""
+        """Report the stop to the daemon and in the job's output."""
         self.notify("stopping", at=time.time(), why=why)
         if self.logs is not None:
             at = time.strftime("%Y-%m-%dT%H:%M:%S")
@@ -519,7 +519,7 @@ class Supervisor:
     def deliver(self, number: int, main_only: bool) -> bool:
         """Signal the first process or all of them; returns whether the first process was left out.
 
-        As in Slurm, a notice to all spares a script that would die of it, and its shell, while it has something
+        As in Slurm, a notice to all spares a script that would die of it, and its shell, while it has a child
         running. A script that is the program itself, by its #! line or by `exec`, and handles the notice gets it.
         """
         if not main_only:
@@ -540,7 +540,7 @@ class Supervisor:
     # --- orders -----------------------------------------------------------------------------------
 
     def read_orders(self) -> None:
-        """Carry out the orders appended since the last look."""
+        """Carry out the orders appended since the last call."""
         lines, self.order_offset = files.read_orders(self.home.spool, self.run, self.order_offset)
         for line in lines:
             try:
@@ -550,8 +550,8 @@ class Supervisor:
                 continue
 
     def handle_order(self, words: list[str]) -> None:
-        """One order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER main|tree .`, `limit SECONDS|- .`, `suspend .`,
-        `resume .`, `note WORDS .`.
+        """Carry out one order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER main|tree .`, `limit SECONDS|- .`,
+        `suspend .`, `resume .`, `note WORDS .`.
         """
         if words[-1] != ".":
             return
@@ -593,7 +593,7 @@ class Supervisor:
         self.send(encode_event(run=self.run, event=event, **facts))
 
     def send(self, content: bytes) -> None:
-        """Put a line on the pipe, and before it that the job was started, if there is room and a reader.
+        """Write a line to the pipe, preceded by an unsent start event, if there is room and a reader.
 
         If not, the spool says the same.
         """
