@@ -1,4 +1,4 @@
-"""One NVIDIA GPU behind NVML: every call may fail on every device, so each field fails by itself."""
+"""One NVIDIA GPU behind NVML: any call may fail on any device, so each field fails by itself."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _NAMELESS = "GPU-unknown-at-index-"
 
 
 def is_nameless(uuid: str) -> bool:
-    """Whether this stands for the UUID of a card that was lost before it could be asked for it."""
+    """Whether this is the placeholder UUID of a card that was lost before its UUID was read."""
     return uuid.startswith(_NAMELESS)
 
 
 _UNCORRECTED, _VOLATILE, _SLOWDOWN = 1, 0, 1
 
 Ask = Callable[..., tuple[Any, int]]
-"""Asks the library about this card: a value and 0, or None and the error's code."""
+"""Calls the library for this card: a value and 0, or None and an error code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """None: the driver does not report it. What it fails to report once stays as it was."""
+    """None: not reported by the driver. A mode whose reading fails later keeps its last value."""
 
     mig: bool | None = None
     mig_pending: bool | None = None
@@ -83,7 +83,7 @@ def read_modes(ask: Ask, before: Modes) -> Modes:
 
 
 def _repairs(ask: Ask, before: Modes) -> tuple[bool | None, bool | None]:
-    """Whether a memory repair is pending a reset, and whether one has failed."""
+    """Whether a memory repair awaits a reset, and whether one has failed."""
     rows, code = ask("nvmlDeviceGetRemappedRows")
     if code == 0:
         return bool(rows[2]), bool(rows[3])
@@ -97,11 +97,11 @@ def _repairs(ask: Ask, before: Modes) -> tuple[bool | None, bool | None]:
 
 
 class DriverGone(Exception):
-    """The library has lost its driver: it must be initialised again."""
+    """The library has lost its driver and must be reinitialised."""
 
 
 class _Lost(Exception):
-    """This device does not answer any more."""
+    """This device no longer answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class _Identity:
 
 
 class Device:
-    """Reads one device; remembers its identity, so that it still has a name when it is lost."""
+    """Reads one device; remembers its identity, so that it can still be named when lost."""
 
     def __init__(
         self,
@@ -142,13 +142,13 @@ class Device:
 
     @property
     def present(self) -> Present | None:
-        """The device as others may query it; None while it does not answer."""
+        """The device in the form that other readers query; None while it does not answer."""
         if self._handle is None or self._identity is None:
             return None
         return Present(self._identity.uuid, self._index, self._handle, self._identity.pci_bus_id)
 
     def read_all(self, now: float) -> tuple[GpuSample, ...]:
-        """A sample of the card and, with MIG on, one of each of its instances. Args, Raises: as `read`."""
+        """Return a sample of the card and, with MIG on, of each instance. Args, Raises: as `read`."""
         sample = self.read(now)
         if not sample.mig_enabled or self._handle is None:
             self._instances.forget()
@@ -160,7 +160,7 @@ class Device:
         return replace(sample, mig_instances=len(instances)), *instances
 
     def read(self, now: float) -> GpuSample:
-        """One sample. Args: now: monotonic seconds. Raises: DriverGone."""
+        """Return one sample. Args: now: monotonic seconds. Raises: DriverGone."""
         try:
             if self._handle is None:
                 code = self._open() if now >= self._retry_at else IS_LOST
@@ -297,7 +297,7 @@ class Device:
         return _Memory()
 
     def _learn_reserve(self, used_mib: int, processes: tuple[GpuProcess, ...] | None) -> int:
-        """The driver's own share where the old call mixes it in: what an empty card shows as used."""
+        """Learn the driver's own share, where the old call includes it: the memory in use on an empty card."""
         if processes == () and used_mib <= _RESERVE_MAX_MIB:
             self._reserve_mib = used_mib if self._reserve_mib is None else min(self._reserve_mib, used_mib)
         return self._reserve_mib or 0
@@ -305,8 +305,8 @@ class Device:
     # --- processes ------------------------------------------------------------------------------
 
     def _processes(self, handle: Any, total_mib: int | None) -> tuple[GpuProcess, ...] | None:
-        """All processes of the card or the instance of it, one entry per pid; None when the lists are incomplete or
-        make no sense."""
+        """All processes of the card or its instance, one entry per pid; None when the lists are incomplete or
+        implausible."""
         held: dict[int, int | None] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
             entries, code = self._list(handle, kind)
@@ -343,7 +343,7 @@ class _Memory:
     used_mib: int | None = None
     reserved_mib: int = 0
     counts_reserve: bool = False
-    """The driver's reserve is part of what is in use."""
+    """The memory in use includes the driver's reserve."""
     is_unified: bool = False
 
 

@@ -1,11 +1,11 @@
-"""Faults that the driver reports (XID): as NVML events, and in the kernel's log.
+"""Faults reported by the driver (XID): as NVML events, and in the kernel's log.
 
-Events: waiting is the only way to get them from NVML, so a thread of its own does it, and readings are not held up.
-Where events are not supported (some cards, WSL) none come, and nothing is concluded from that.
+Events: NVML can only be waited on for them, so a separate thread does that and readings are not held up. Where events
+are unsupported (some cards, WSL) none come, and nothing is concluded from that.
 
-The kernel's log (`NVRM: Xid (PCI:0000:3b:00): 79, pid=...`) also has the faults from before the daemon started, and
-from machines without events. Records since boot are read once, later ones with each reading, without ever waiting.
-Ordinary users mostly may not read it; that is reported once, and is no fault.
+The kernel's log (`NVRM: Xid (PCI:0000:3b:00): 79, pid=...`) also has faults from before the daemon started, and from
+machines without events. Records since boot are read once, later ones with each reading, without blocking. Ordinary
+users usually may not read it; that is reported once, and is no fault.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ XID_EVENT = 8
 """nvmlEventTypeXidCriticalError."""
 _UNKNOWN_XID = 999
 _WAIT_MS = 250
-"""A run that failed waits for the end of one wait before its fault is judged."""
+"""Before a failed run's fault is judged, one wait must end."""
 _JOIN_S = 2.0
 _MOST = 1000
 
 
 class XidListener:
-    """Listens to the cards that are there: again when the set changes, or when a lost card has ended the listening."""
+    """Listens to all available cards; restarts when the set changes, or when a lost card has ended the wait."""
 
     def __init__(self, nvml: Gateway, clock: Callable[[], float] = time.time) -> None:
         self._nvml = nvml
@@ -75,9 +75,9 @@ class XidListener:
 
 
 class XidWatch:
-    """Listens to all devices that support it, until closed or until the driver ends the waiting.
+    """Listens to all devices that support it, until closed or until the driver ends the wait.
 
-    Args: receive: called by the listening thread with the UUID of the card and its fault.
+    Args: receive: called on the listening thread with the card's UUID and its fault.
     """
 
     def __init__(
@@ -111,20 +111,20 @@ class XidWatch:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it listened once and no longer does."""
+        """Whether it has stopped listening after a failure."""
         return self._thread is not None and not self._thread.is_alive()
 
     @property
     def drained_at(self) -> float | None:
-        """Events from before this instant have been received; None when not listening."""
+        """Instant before which all events have been received; None when not listening."""
         return self._drained_at if self._thread is not None and self._thread.is_alive() else None
 
     def leave(self) -> None:
-        """Stop listening after the current wait, without waiting for that."""
+        """Stop listening after the current wait, without blocking for that."""
         self._closing.set()
 
     def close(self) -> None:
-        """Stop listening; waits for the current wait to be over, but not for a driver that hangs."""
+        """Stop listening; blocks for the current wait to end, but not for a driver that hangs."""
         self.leave()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
@@ -147,7 +147,7 @@ class XidWatch:
 
 
 def handle_key(handle: Any) -> Hashable:
-    """What two handles of one device have in common: pynvml's are pointers, and those compare by identity."""
+    """Key equal for all handles of one device: pynvml's are pointers, which compare by identity."""
     return cast(handle, c_void_p).value
 
 
@@ -156,7 +156,7 @@ PATH = "/dev/kmsg"
 _FAULT = re.compile(rb"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:]+)(?:\.[0-9a-fA-F])?\): (\d+)\b")
 _CARD = re.compile(rb"NVRM: GPU at (?:PCI:)?([0-9a-fA-F:]+)(?:\.[0-9a-fA-F])?: (GPU-[0-9a-fA-F-]+)")
 _RECORD_MAX = 8192
-"""The kernel cuts no record shorter than it is, and none is longer."""
+"""The kernel never splits a record to fit a smaller buffer, and none is longer."""
 _FIRST_READ_MAX, _READ_MAX = 200_000, 10_000
 _KEPT_MAX = 1000
 
@@ -165,7 +165,7 @@ Address = tuple[int, ...]
 
 
 class KernelLog:
-    """Follows the kernel's log from its oldest record on."""
+    """Follows the kernel's log from its oldest record."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class KernelLog:
             self.trouble = _trouble(path, error)
 
     def take(self, cards: Mapping[str, str]) -> dict[str, tuple[Xid, ...]]:
-        """Faults by UUID since the last call, in order. Those of other cards are kept until these are there.
+        """Faults by UUID since the last call, in order. Faults of absent cards are kept until the cards appear.
 
         Args: cards: PCI bus id -> UUID.
         """
@@ -248,7 +248,7 @@ class KernelLog:
 
 
 def address(bus_id: str) -> Address | None:
-    """`00000000:3B:00.0`, `0000:3b:00` -> (0, 0x3b, 0); None when it is no such thing."""
+    """Parse `00000000:3B:00.0` or `0000:3b:00` as (0, 0x3b, 0); None when it is neither."""
     try:
         parts = tuple(int(part, 16) for part in bus_id.partition(".")[0].split(":"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What all readers of one NVML library share: its error codes and their sentences, calls without exceptions, text."""
+"""Common ground of all readers of one NVML library: error codes and their sentences, calls without exceptions, text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ TIMEOUT, FUNCTION_NOT_FOUND, IS_LOST, VERSION_MISMATCH = 10, 13, 15, 25
 ABSENT = frozenset({NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND})
 
 SLOW_S = 30.0
-"""Between two readings of what seldom changes, and between two attempts at a lost device."""
+"""Interval between readings of slowly changing values, and between attempts at a lost device."""
 
 NO_GPU_CODES = frozenset({9, 12, 28})
-"""Driver not loaded, library not found, GPU not found: the machine has no NVIDIA GPU, which is no fault."""
+"""Driver not loaded, library not found, GPU not found: the machine has no NVIDIA GPU, which is no error."""
 
 VERSIONS_DIFFER = 18
-"""Of the library and the kernel module, as after an update."""
+"""Library and kernel module differ in version, as after an update."""
 
 _SENTENCES = {
     9: "the NVIDIA driver is not loaded; load it with: sudo modprobe nvidia",
@@ -36,7 +36,7 @@ _SENTENCES = {
 
 
 def error_text(code: int) -> str:
-    """What an NVML error code means to the owner of a waiting job."""
+    """Explain an NVML error code to the owner of a pending job."""
     return _SENTENCES.get(code, f"the NVIDIA driver reports error {code}")
 
 
@@ -50,7 +50,7 @@ class Gateway:
         self._mismatch: type[Exception] = getattr(module, "NVMLLibraryMismatchError", module.NVMLError)
 
     def ask(self, name: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
-        """Call a function: its value and 0, or None and the error's code."""
+        """Call a function: its value and 0, or None and an error code."""
         function = getattr(self._module, name, None)
         if function is None:
             return None, FUNCTION_NOT_FOUND
@@ -64,14 +64,14 @@ class Gateway:
             return None, FUNCTION_NOT_FOUND if options else INVALID_ARGUMENT  # a binding without the option
 
     def constant(self, name: str) -> int | None:
-        """A constant of the binding; None when it is too old to have it."""
+        """A constant of the binding; None in a binding too old to define it."""
         value = getattr(self._module, name, None)
         return None if value is None else int(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A GPU that answers: its UUID, its index, the library's handle, its address."""
+    """A GPU that answers: UUID, index, handle of the library, PCI address."""
 
     uuid: str
     index: int
@@ -80,7 +80,7 @@ class Present:
 
 
 def text_of(value: Any) -> str:
-    """A text of the library; old bindings return bytes."""
+    """Decode a text of the library; old bindings return bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""One GPU as it has shown itself over time: how often in a row it was well, free, in foreign use. Pure."""
+"""One GPU over time: for how many readings in a row it was healthy, free, in foreign use. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Heat:
         """Since when the opposite of `is_hot` was measured."""
 
     def fold(self, at: float, sample: GpuSample, settings: GpuSettings) -> None:
-        """Take in a sample. One without a temperature changes nothing."""
+        """Fold in a sample. One without a temperature changes nothing."""
         if not settings.hot_s:
             self.is_hot, self._other_since = False, None
             return
@@ -38,7 +38,7 @@ class Heat:
 
 
 def ailments(sample: GpuSample, is_hot: bool, settings: GpuSettings, clearance: Clearance | None) -> tuple[str, ...]:
-    """What makes the card suspect, each as a sentence with what to do."""
+    """Reasons to suspect the card, each as a sentence with a remedy."""
     found = []
     errors = new_errors(sample, clearance)
     if settings.ecc_errors and errors >= settings.ecc_errors:
@@ -60,7 +60,7 @@ def ailments(sample: GpuSample, is_hot: bool, settings: GpuSettings, clearance: 
 
 
 def new_errors(sample: GpuSample, clearance: Clearance | None) -> int:
-    """Memory errors not accepted yet; 0 when the driver reports none."""
+    """Memory errors not yet accepted; 0 when the driver reports none."""
     errors = sample.ecc_errors or 0
     accepted = clearance.ecc_errors or 0 if clearance is not None else 0
     # A reset starts the count again.
@@ -83,11 +83,11 @@ def _waits_for_reset(sample: GpuSample) -> str:
 _PROHIBITED, _EXCLUSIVE = 2, 3
 _IDLE_UTILISATION = 0.02
 _NAMED = 3
-"""Foreign processes."""
+"""Number of foreign processes named."""
 
 
 class GpuHistory:
-    """Folds samples of one device. Everything it says is as of the last good sample, or says why not."""
+    """Folds samples of one device. All results describe the last good sample, or say why there is none."""
 
     def __init__(self, sample: GpuSample, settings: GpuSettings) -> None:
         self.sample = sample
@@ -140,9 +140,9 @@ class GpuHistory:
     def fold(
         self, at: float, sample: GpuSample, owners: Mapping[int, str], booked: Bookings, jobs: Mapping[str, str]
     ) -> None:
-        """Take in a sample of a reading in which the driver answered.
+        """Fold in a sample from a reading in which the driver answered.
 
-        Args: owners, booked: see `attribute`; jobs: by handle of each run that has not ended, the name of its job.
+        Args: owners, booked: see `attribute`; jobs: run handle -> name of its job, of all runs that have not ended.
         """
         self._jobs = jobs
         if sample.mig_enabled is not self.sample.mig_enabled:
@@ -191,7 +191,7 @@ class GpuHistory:
         return sample.utilisation is not None and sample.utilisation > self._settings.foreign_utilisation
 
     def miss(self, at: float, why: str, booked: Bookings, *, is_missing: bool = False) -> None:
-        """The reading says nothing about this card. Args: is_missing: the driver answers, and does not list it."""
+        """Handle a reading without this card's data. Args: is_missing: the driver answers, but does not list it."""
         self.trouble = why
         self.shares = None
         self.booked = booked
@@ -208,7 +208,7 @@ class GpuHistory:
             self._give_up_releases()
 
     def _fold_over(self, at: float, shares: tuple[ShareUse, ...]) -> None:
-        """Keep what runs hold beyond their bookings at its peak: who frees some for a moment takes it again."""
+        """Track the peak of memory that runs hold beyond their bookings: a run that frees some may take it again."""
         before, self._over = self._over, {}
         for use in shares:
             peak_at, peak_mib = before.get(use.run, (at, 0))
@@ -268,13 +268,13 @@ class GpuHistory:
         return mib + unbooked_mib + self._departed_mib
 
     def _was_owned(self, process: GpuProcess) -> bool:
-        """Whether it was seen as one of a run that is still booked here; another process may have its pid by now."""
+        """Whether it was seen as a process of a run still booked here; another process may have reused its pid."""
         return any(is_same(process, pids) for pids in self._owned.values())
 
     def _fold_unbooked(self, at: float, usage: GpuUsage) -> None:
-        """Keep unbooked use at its peak, as foreign use: a program may be between two of its processes.
+        """Track the peak of unbooked use, as of foreign use: a program may be between two of its processes.
 
-        Once the run has ended it cannot take the memory again, so nothing of it is remembered.
+        An ended run cannot take the memory again, so its peak is dropped.
         """
         before, self._unbooked = self._unbooked, {}
         for run in before.keys() | usage.unbooked.keys():
@@ -296,27 +296,26 @@ class GpuHistory:
 
     @property
     def is_instance(self) -> bool:
-        """Whether it is a MIG instance."""
         return self.sample.mig_parent is not None
 
     @property
     def is_dirty(self) -> bool:
-        """Whether an ended run did not give the card back."""
+        """Whether an ended run has not released the card."""
         return any(release.is_dirty for release in self.releases.values())
 
     @property
     def can_share(self) -> bool:
-        """Whether processes of more than one job can use the GPU."""
+        """Whether processes of several jobs can use the GPU."""
         return self.sample.compute_mode == 0 and not self.sample.mig_enabled and not self.is_instance
 
     @property
     def intruders(self) -> tuple[GpuProcess, ...]:
-        """Foreign processes, and those of runs that did not book the card, at the last good sample."""
+        """Foreign processes, and those of runs that did not book the card, in the last good sample."""
         return self.usage.intruders if self.usage else ()
 
     @property
     def foreign_limit_mib(self) -> int:
-        """Memory of intruders above which a whole-card job avoids the card."""
+        """Memory of intruders above which whole-card jobs avoid the card."""
         settings = self._settings
         limit_mib = settings.foreign_mib
         if self.total_mib is not None:
@@ -325,11 +324,11 @@ class GpuHistory:
 
     @property
     def is_foreign_busy(self) -> bool:
-        """Whether only intruders have the card work; one reading alone may still be of a job that has ended."""
+        """Whether only intruders keep the card busy; a single reading may still reflect an ended job."""
         return self._busy_polls >= self._settings.free_polls
 
     def intruding_mib(self, now: float) -> int:
-        """Memory that no booking explains, at its peak over the window; what is there now always counts."""
+        """Peak over the window of memory that no booking explains; current memory always counts."""
         return self._foreign_peak_mib(now) + sum(mib for _, mib in self._unbooked.values())
 
     def _foreign_peak_mib(self, now: float) -> int:
@@ -340,11 +339,11 @@ class GpuHistory:
 
     @property
     def over_mib(self) -> int:
-        """Memory that runs hold beyond what they booked, each at its recent peak."""
+        """Memory that runs hold beyond their bookings, each at its recent peak."""
         return sum(mib for _, mib in self._over.values())
 
     def fault(self, now: float, stale_after_s: float) -> str | None:
-        """Why its state is not known."""
+        """Why its state is unknown."""
         if self.is_missing:
             return self.trouble
         if self.sample.is_lost:
@@ -374,7 +373,7 @@ class GpuHistory:
         return None
 
     def suspicion(self) -> str | None:
-        """What an ended run has left here for too long, or what the card measures of itself."""
+        """Why the card is suspect: leftovers of an ended run, or its own measurements."""
         for _, release in sorted(self.releases.items()):
             if release.is_dirty:
                 return f"suspect: {release.why}"
@@ -382,7 +381,6 @@ class GpuHistory:
         return f"suspect: {'; '.join(found)}" if found else None
 
     def remark(self) -> str | None:
-        """A note for people that excludes no job."""
         return remark(self.sample)
 
     def probation(self) -> str | None:
@@ -393,7 +391,7 @@ class GpuHistory:
         return None
 
     def intrusion(self, now: float) -> str | None:
-        """Why a whole-GPU job should not have it."""
+        """Why a whole-GPU job should avoid it."""
         foreign_mib, intruding_mib = self._foreign_peak_mib(now), self.intruding_mib(now)
         if intruding_mib > self.foreign_limit_mib:
             unbooked_mib = intruding_mib - foreign_mib
@@ -428,7 +426,7 @@ class GpuHistory:
         return f"unbooked use of {format_size_mib(mib)}{window}: {self._jobs_of(self._unbooked)}"
 
     def _names(self, intruders: Sequence[GpuProcess]) -> str:
-        """Jobs by their names; of foreign processes the three that hold the most, and how many others there are."""
+        """Name jobs, and the three foreign processes that hold most, with the number of others."""
         runs = {process.run: None for process in intruders if process.run is not None}
         foreign = sorted(
             (process for process in intruders if process.run is None), key=lambda process: -(process.vram_mib or 0)
@@ -438,7 +436,7 @@ class GpuHistory:
         return ", ".join((*names, *map(_name, foreign[:_NAMED]))) + more
 
     def _jobs_of(self, runs: Iterable[str]) -> str:
-        """`job 2, which did not book it`."""
+        """Format `job 2, which did not book it`."""
         names = [self._jobs.get(run, str(split_run_id(run)[0])) for run in sorted(runs, key=split_run_id)]
         *others, last = names
         word = f"jobs {', '.join(others)} and {last}" if others else f"job {last}"

@@ -16,11 +16,11 @@ _MIB = 1 << 20
 
 
 class PsutilHost:
-    """Samples the node. Nothing here walks over processes, so a sample costs a fraction of a millisecond.
+    """Samples the node. Nothing here scans processes, so a sample takes a fraction of a millisecond.
 
-    Traffic is that of physical disks and network cards: what passes through a RAID, a bridge or a
-    container's virtual card is counted once. `cpus` and memory are what is there; the settings may hand
-    out another amount.
+    Only physical disks and network cards count, so that traffic through a RAID, a bridge or a
+    container's virtual card counts once. `cpus` and memory are the physical amounts; the settings may make
+    other amounts available.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PsutilHost:
         self._before: tuple[float, tuple[float, float], int | None, int | None] | None = None
 
     def read(self) -> HostSample:
-        """One sample; rates are since the previous call and None in the first."""
+        """Return one sample; rates cover the time since the previous call and are None in the first."""
         now = self._monotonic()
         memory = psutil.virtual_memory()
         times, disk, net = _cpu_times(), _disk_bytes(), self._net_bytes()
@@ -74,7 +74,7 @@ class PsutilHost:
 
 
 def _cpu_times() -> tuple[float, float]:
-    """(busy, all) seconds of all cores since boot. A guest's time is part of `user` already."""
+    """(busy, all) CPU seconds of all cores since boot. `user` already includes guests' time."""
     times = psutil.cpu_times()
     everything = sum(times) - times.guest - times.guest_nice
     return everything - times.idle - times.iowait, everything

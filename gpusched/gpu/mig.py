@@ -1,7 +1,7 @@
-"""The MIG instances of one card: each is a card of its own, with memory of its own.
+"""MIG instances of one card: each acts as a card with its own memory.
 
-An instance shares its parent's heat, power and faults. How busy it is, NVML does not tell. When instances are made anew
-their UUIDs are new, too: a handle that no longer answers has the list read again at once.
+An instance shares its parent's temperature, power and faults. NVML does not report its utilisation. Recreated
+instances have new UUIDs: a handle that no longer answers triggers a new listing at once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _PROFILE = re.compile(r"\bMIG (\S+)$")
 _STALE = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 
 Call = Callable[..., tuple[Any, int]]
-"""Asks the library: a value and 0, or None and the error's code."""
+"""Calls the library: a value and 0, or None and an error code."""
 Processes = Callable[[Any, "int | None"], "tuple[GpuProcess, ...] | None"]
-"""Processes on the device of a handle with so much memory (MiB)."""
+"""Processes on the device of a handle with this much memory (MiB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Instance:
 
 
 class Instances:
-    """Reads the instances of one card, whose list is read again every `slow_s`."""
+    """Reads the instances of one card; lists them again every `slow_s`."""
 
     def __init__(self, call: Call, processes: Processes, slow_s: float) -> None:
         self._call = call
@@ -51,7 +51,7 @@ class Instances:
         self._known, self._known_at = (), float("-inf")
 
     def read(self, now: float, handle: Any, parent: GpuSample) -> tuple[GpuSample, ...]:
-        """One sample of each. Args: now: monotonic seconds; handle, parent: of the card."""
+        """Return one sample per instance. Args: now: monotonic seconds; handle, parent: of the card."""
         if now - self._known_at >= self._slow_s:
             self._look(now, handle, parent)
         found = [self._sample(one, parent) for one in self._known]
@@ -89,7 +89,7 @@ class Instances:
         return _Instance(handle, slot, text_of(uuid), f"{parent.name} MIG {profile}", profile, gi, ci)
 
     def _profile(self, handle: Any) -> str:
-        """As `nvidia-smi` names it; older drivers tell only its parts."""
+        """Profile in `nvidia-smi`'s notation; older drivers report only its parts."""
         parts, code = self._call("nvmlDeviceGetAttributes_v2", handle)
         if code:
             parts, code = self._call("nvmlDeviceGetAttributes", handle)
@@ -100,7 +100,7 @@ class Instances:
         return f"{prefix}{whole}g.{round(int(parts.memorySizeMB) / 1024)}gb"
 
     def _sample(self, one: _Instance, parent: GpuSample) -> GpuSample | None:
-        """None when the instance is not there any more."""
+        """Sample one instance; None when it no longer exists."""
         # What the driver keeps for itself counts as used here: some tens of MiB, less than any baseline.
         memory, code = self._call("nvmlDeviceGetMemoryInfo", one.handle)
         if code in _STALE:
@@ -133,7 +133,7 @@ def instance_of(
     gi: int | None = None,
     ci: int | None = None,
 ) -> GpuSample:
-    """The sample of an instance: what is its own, and what it has of its parent's."""
+    """Build an instance's sample from its own values and those inherited from its parent."""
     return replace(
         parent,
         uuid=uuid,

@@ -1,10 +1,10 @@
 """Reads real NVIDIA GPUs through NVML. The only importer of pynvml (distribution `nvidia-ml-py`).
 
 The library is initialised once and kept: bringing a card up costs seconds, and repeated
-initialisation has been seen to hang. It is done again only after it failed or lost its driver.
+initialisation has been seen to hang. It is repeated only after it failed or lost its driver.
 
 Codes 9, 12 and 28 mean a machine without NVIDIA GPUs, which is no error; every other failure to
-initialise is a broken node, told as the reading's error.
+initialise is a broken node, reported as the reading's error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpusched.model.units import plural
 from gpusched.model.value import replace
 
 LOOK_S = 30.0
-"""Between two looks at the file."""
+"""Interval between checks of the file."""
 
 _NAME = "libnvidia-ml.so"
 _VERSION = re.compile(r"Kernel Module\s.*?\s(\d+(?:\.\d+)+)\s")
@@ -36,7 +36,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(slots=True)
 class LibraryFile:
-    """The file of NVML that this process has loaded, as it was at that time."""
+    """The NVML file that this process has loaded, as it was at that time."""
 
     path: str
     stamp: Stamp
@@ -44,7 +44,7 @@ class LibraryFile:
 
     @classmethod
     def of_this_process(cls, maps: str = "/proc/self/maps") -> LibraryFile | None:
-        """None when it is not known."""
+        """Find it in the process's memory map; None when unknown."""
         try:
             with open(maps, encoding="utf-8", errors="surrogateescape") as file:
                 paths = [line.split(None, 5)[5].rstrip("\n") for line in file if _NAME in line]
@@ -54,7 +54,7 @@ class LibraryFile:
         return None if stamp is None else cls(paths[0], stamp)
 
     def was_replaced(self, now: float) -> bool:
-        """Whether the file is gone or another one. Args: now: monotonic seconds."""
+        """Whether the file is gone or was replaced. Args: now: monotonic seconds."""
         if now - self.looked_at < LOOK_S:
             return False
         self.looked_at = now
@@ -70,7 +70,7 @@ def _stamp(path: str) -> Stamp | None:
 
 
 def loaded_version(path: str = "/proc/driver/nvidia/version") -> str | None:
-    """Version of the kernel module; None when there is none."""
+    """Version of the kernel module; None when it is not loaded."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             found = _VERSION.search(file.read())
@@ -80,17 +80,17 @@ def loaded_version(path: str = "/proc/driver/nvidia/version") -> str | None:
 
 
 RETRY_S = 10.0
-"""Between two attempts to initialise a library that failed."""
+"""Interval between attempts to initialise a library that failed."""
 
 _HIDDEN_MIB = 512
-"""Memory in use beyond what listed processes hold, from which on it is looked for who else has the card open."""
+"""Excess of memory in use over that of listed processes that triggers a search for other openers of the card."""
 
 _KEEPER = "nvidia-persist"
-"""NVIDIA's own daemon has every card open and uses none."""
+"""NVIDIA's own daemon opens every card without using any."""
 
 
 class NvmlSource:
-    """All GPUs of this machine, limited by the daemon's CUDA_VISIBLE_DEVICES if that is set."""
+    """All GPUs of this machine, restricted by the daemon's CUDA_VISIBLE_DEVICES if set."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class NvmlSource:
         self._retry_at = float("-inf")
 
     def read(self) -> GpuReading:
-        """One reading of all devices; a failing device is reported by itself."""
+        """Read all devices once; a failing device is reported individually."""
         at, now = self._clock(), self._monotonic()
         if self._nvml is None and now >= self._retry_at:
             self._failure = self._connect()
@@ -152,7 +152,6 @@ class NvmlSource:
         )
 
     def _placed(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
-        """The samples with links and NUMA nodes."""
         if self._topology is None:
             return samples
         spots = self._topology.spots(now, [found for device in self._devices if (found := device.present)])
@@ -163,7 +162,7 @@ class NvmlSource:
         return tuple(placed)
 
     def _with_faults(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
-        """The samples with new faults; listening begins when the devices have been read once."""
+        """Add new faults to the samples; listening begins after the first reading of the devices."""
         if self._xids is None:
             return samples
         if self._log is None:
@@ -180,13 +179,13 @@ class NvmlSource:
         )
 
     def _faults_until(self, at: float) -> float | None:
-        """Faults from before this instant have been received, of a reading that began `at`; None: nothing tells."""
+        """Instant before which all faults have been received, for a reading that began `at`; None: no source works."""
         events_until = None if self._xids is None else self._xids.drained_at
         log_until = at if self._log is not None and self._log.trouble is None else None
         return min((until for until in (events_until, log_until) if until is not None), default=None)
 
     def _with_openers(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
-        """The samples with the processes that may hold memory no listed process holds."""
+        """Add processes that may hold memory beyond that of listed ones."""
         asked = {sample.uuid: f"/dev/nvidia{sample.minor}" for sample in samples if _has_hidden_use(sample)}
         if not asked:
             self._openers, self._openers_at = {}, float("-inf")
@@ -217,7 +216,7 @@ class NvmlSource:
             nvml.ask("nvmlShutdown")
 
     def _connect(self) -> int | str | None:
-        """Initialise; None, or an NVML code, or a sentence."""
+        """Initialise; returns None, an NVML code, or a sentence."""
         try:
             module = importlib.import_module("pynvml")
             nvml = Gateway(module)
@@ -281,12 +280,12 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_indexes(value: str, uuids: Sequence[str | None]) -> frozenset[int]:
-    """Indexes that the variable leaves, by CUDA's rules.
+    """Indexes allowed by the variable, by CUDA's rules.
 
-    Entries are indexes or beginnings of UUIDs. The first that names no device, or several, ends the
-    list; a device named twice leaves none. Indexes count by PCI bus, as NVML's do.
+    Entries are indexes or prefixes of UUIDs. The first that matches no device, or several, ends the
+    list; a device named twice leaves none. Indexes follow PCI bus order, as NVML's do.
 
-    Args: uuids: by index; None for a device whose UUID is not known.
+    Args: uuids: by index; None for a device with an unknown UUID.
     """
     chosen: list[int] = []
     for entry in value.split(","):

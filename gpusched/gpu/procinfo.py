@@ -1,4 +1,4 @@
-"""Facts about processes and host memory from /proc, without psutil: the child process stays small."""
+"""Processes and host memory from /proc, without psutil, to keep the child process small."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _boot: list[float] = []
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the pid exists here, seen or not: /proc may hide other users' processes, signals do not."""
+    """Whether the pid exists here, even if hidden: /proc may hide other users' processes, signals do not."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -26,7 +26,7 @@ def is_alive(pid: int) -> bool:
 
 
 def describe(pid: int, vram_mib: int | None) -> GpuProcess:
-    """The process with user, start and name, as far as visible."""
+    """Describe the process by user, start and name, as far as visible."""
     folder = f"/proc/{pid}"
     try:
         user = user_name(os.stat(folder).st_uid)
@@ -42,9 +42,9 @@ def describe(pid: int, vram_mib: int | None) -> GpuProcess:
 
 
 def openers(paths: Collection[str], root: str = "/proc") -> dict[str, tuple[int, ...]]:
-    """Pids of the processes that have each of these device files open, this one left out.
+    """Pids of the processes that have each of these device files open, except this one.
 
-    Those of other users are seen by root alone.
+    Only root sees those of other users.
     """
     found: dict[str, set[int]] = {path: set() for path in paths}
     me = os.getpid()
@@ -64,9 +64,9 @@ def openers(paths: Collection[str], root: str = "/proc") -> dict[str, tuple[int,
 
 
 def processes_of_jobs(socket: str | None, root: str = "/proc") -> dict[int, int]:
-    """By job, the oldest process that says in its environment that it is of that job.
+    """The oldest process of each job, according to the processes' environment.
 
-    Args: socket: only jobs of the daemon that listens there. Processes of other users are seen by root alone.
+    Args: socket: only jobs of the daemon that listens there. Only root sees processes of other users.
     """
     found: dict[int, int] = {}
     for pid in sorted(int(entry) for entry in os.listdir(root) if entry.isdigit()):
@@ -82,7 +82,7 @@ def processes_of_jobs(socket: str | None, root: str = "/proc") -> dict[int, int]
 
 
 def user_name(uid: int) -> str:
-    """Name of a user, or its number; asked once, since the directory may be a slow network service."""
+    """Name of a user, or its number; cached, since the directory may be a slow network service."""
     if uid not in _users:
         try:
             _users[uid] = pwd.getpwuid(uid).pw_name

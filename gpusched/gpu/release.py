@@ -1,7 +1,7 @@
-"""Whether a card is clean after a run: its processes gone and its memory given back. Pure.
+"""Whether a card is clean after a run: its processes gone and its memory released. Pure.
 
-The process disappears first and the memory later; a child in the driver or a defunct parent can keep
-it for good. So a card goes back to the pool only on a reading taken after the end that shows it
+The process disappears first and the memory later; a child in the driver or a defunct parent can hold
+it forever. So a card returns to the pool only on a reading taken after the end that shows it
 clean. A card that stays dirty is suspect until a reading shows otherwise.
 """
 
@@ -20,12 +20,12 @@ _NAMED = 3
 
 @dataclass(slots=True)
 class GpuRelease:
-    """An ended run on one GPU, not yet proven gone."""
+    """An ended run on one GPU whose release is not yet proven."""
 
     run: str
     began_at: float
     former: dict[int, float | None] = field(default_factory=dict)
-    """Pids that were seen as the run's, with their start times against pid reuse."""
+    """Known pids of the run, with start times to detect pid reuse."""
     is_dirty: bool = False
     why: str = "no reading since the run ended"
 
@@ -67,14 +67,14 @@ def remains(
 
 
 def named(process: GpuProcess) -> str:
-    """`4711 (python, of eva)`, as far as it is known."""
+    """Format `4711 (python, of eva)`, as far as known."""
     facts = [process.name or "", f"of {process.user}" if process.user else ""]
     known = ", ".join(fact for fact in facts if fact)
     return f"{process.pid} ({known})" if known else str(process.pid)
 
 
 def named_openers(sample: GpuSample) -> str:
-    """Those that have the card open without being listed by the driver; empty when nobody is known to."""
+    """Name processes that have the card open without being listed by the driver; empty when none are known."""
     texts = [named(process) for process in sample.openers[:_NAMED]]
     more = len(sample.openers) - _NAMED
     return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
@@ -87,7 +87,7 @@ def _holder(release: GpuRelease, sample: GpuSample, usage: GpuUsage) -> GpuProce
 
 
 def is_same(process: GpuProcess, known: Mapping[int, float | None]) -> bool:
-    """Whether this is one of the known processes, start times by pid, and not a later one with the pid of one."""
+    """Whether this is one of the known processes (start times by pid), not a later one with a reused pid."""
     if process.pid not in known:
         return False
     started_at = known[process.pid]

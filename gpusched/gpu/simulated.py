@@ -56,20 +56,20 @@ _GROUP = re.compile(r"(?:(?P<count>\d+)x)?(?:(?P<name>[^:+]+):)?(?P<size>[^:+/]+
 _MIG = re.compile(r"\[mig=(?P<mig>[^\]]*)\]$", re.IGNORECASE)
 _ANY_MIG = re.compile(r"\[mig=[^\]]*\]", re.IGNORECASE)
 _PLUS = re.compile(r"\+(?![^\[]*\])")
-"""Between groups, not between the instances of one."""
+"""Between groups, not between instances of one group."""
 _INSTANCES = re.compile(r"(?:(?P<count>\d)x)?(?P<profile>(?:\d+c\.)?\d+g\.(?P<gib>\d+)gb[\w.+]*)", re.IGNORECASE)
 _MOST_INSTANCES = 7
 _GROUPS_ONLY = re.compile(r"[^/]*\d[KMGT]?(I?B)?/\d+(\+[^/]*\d[KMGT]?(I?B)?(/\d+)?)*", re.IGNORECASE)
-"""A sum of groups that holds a `/`; anything else that does is a path."""
+"""A sum of groups that contains a `/`; any other text with one is a path."""
 _IDLE_TEMPERATURE_C = 35.0
 _IDLE_POWER_W = 30.0
 
 
 class SimulatedSource:
-    """Reads simulated GPUs; see the module's text for their description.
+    """Reads simulated GPUs; see the module's docstring for their description.
 
-    Args: socket: of the daemon whose jobs the file means; None: of any.
-    Raises: UsageError when the description cannot be read at first. One that breaks later makes an
+    Args: socket: of the daemon whose jobs the file refers to; None: of any.
+    Raises: UsageError when the initial description is invalid. One that breaks later makes an
     error in the reading.
     """
 
@@ -115,7 +115,7 @@ class SimulatedSource:
         )
 
     def _with_new_faults(self, gpus: tuple[GpuSample, ...], at: float) -> tuple[GpuSample, ...]:
-        """Each fault in one reading alone, as the driver tells of it."""
+        """Report each fault in one reading only, as the driver does."""
         told, self._told = self._told, {gpu.uuid: len(gpu.xids) for gpu in gpus}
         return tuple(
             replace(gpu, xids=_since(gpu.xids, told.get(gpu.uuid, 0), at)) if gpu.xids else gpu for gpu in gpus
@@ -162,17 +162,17 @@ class _World:
 
 
 def _since(xids: tuple[Xid, ...], told: int, at: float) -> tuple[Xid, ...]:
-    """The faults after the first `told`; events happen when they are reported."""
+    """Faults after the first `told`; events are dated when they are reported."""
     return tuple(xid if xid.sequence is not None else replace(xid, at=at) for xid in xids[told:])
 
 
 def simulated_uuid(number: int) -> str:
-    """UUID of the simulated GPU of this number; the same after every restart."""
+    """UUID of the simulated GPU with this number; stable across restarts."""
     return f"GPU-SIM-00000000-0000-0000-0000-{number:012d}"
 
 
 def simulated_mig_uuid(number: int, slot: int) -> str:
-    """UUID of an instance of the simulated GPU of this number."""
+    """UUID of an instance of the simulated GPU with this number."""
     return f"MIG-SIM-00000000-0000-0000-{number:04d}-{slot:012d}"
 
 
@@ -229,7 +229,7 @@ def _parse_groups(text: str) -> tuple[GpuSample, ...]:
 
 
 def _profiles(text: str, parts: str) -> tuple[str, ...]:
-    """Profiles of the instances, one each: `3x2g.20gb`."""
+    """Expand `3x2g.20gb` into one profile per instance."""
     found: list[str] = []
     for part in filter(None, (part.strip() for part in parts.split("+"))):
         match = _INSTANCES.fullmatch(part)
@@ -242,7 +242,7 @@ def _profiles(text: str, parts: str) -> tuple[str, ...]:
 
 
 def _divided(card: GpuSample, profiles: tuple[str, ...]) -> tuple[GpuSample, ...]:
-    """The card with MIG on, and its empty instances."""
+    """Turn MIG on for a card: the card and its empty instances."""
     card = replace(card, mig_enabled=True, mig_instances=len(profiles), utilisation=None, memory_utilisation=None)
     made = []
     for slot, profile in enumerate(profiles):
@@ -264,7 +264,7 @@ def _divided(card: GpuSample, profiles: tuple[str, ...]) -> tuple[GpuSample, ...
 
 
 def profile_mib(profile: str) -> int:
-    """Memory of a MIG instance, as its profile says. Raises: ValueError when it is no profile."""
+    """Memory of a MIG instance according to its profile. Raises: ValueError for an invalid one."""
     match = _INSTANCES.fullmatch(profile)
     if match is None or match["count"] is not None:
         raise ValueError(f"{profile!r} is not a profile of a MIG instance, such as 2g.20gb")
@@ -301,7 +301,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 class _Jobs:
-    """Processes of the jobs that a file names, looked for once if it names any."""
+    """Processes of jobs named in a file, searched for once and only if it names any."""
 
     def __init__(self, socket: str | None) -> None:
         self._socket = socket
@@ -469,7 +469,7 @@ def _xids(entry: _Reader) -> tuple[Xid, ...]:
 
 
 def _process(entry: _Reader) -> GpuProcess | None:
-    """A process; None for that of a job of which there is none now."""
+    """Parse a process; None for that of a job without one now."""
     pid, job_id = entry.integer("pid"), entry.integer("job")
     if (pid is None) is (job_id is None):
         raise ValueError(f"{entry.what} has {'no pid' if pid is None else 'both pid and job'}")
@@ -491,7 +491,7 @@ def _process(entry: _Reader) -> GpuProcess | None:
 
 
 class _Reader:
-    """Takes known keys out of one JSON object; `end` complains about those that are left."""
+    """Takes known keys from one JSON object; `end` reports unknown ones."""
 
     def __init__(self, value: object, what: str, jobs: _Jobs) -> None:
         if not isinstance(value, Mapping):
@@ -501,7 +501,6 @@ class _Reader:
         self.jobs = jobs
 
     def inner(self, value: object, what: str) -> _Reader:
-        """Reads an object within this one."""
         return _Reader(value, what, self.jobs)
 
     def has(self, key: str) -> bool:
@@ -528,7 +527,7 @@ class _Reader:
         return value
 
     def number(self, key: str, default: float | None = None) -> float | None:
-        """A number; the default when the key is missing, None when it is null."""
+        """A number; the default for a missing key, None for null."""
         value = self._left.pop(key, default)
         if value is None:
             return None
@@ -537,7 +536,7 @@ class _Reader:
         return value
 
     def integer(self, key: str) -> int | None:
-        """A whole number from 0; None when the key is missing or null."""
+        """An integer from 0; None for a missing or null key."""
         value = self.number(key)
         if value is not None and value != int(value):
             raise self._wrong(key, value, "a whole number")

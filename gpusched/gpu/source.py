@@ -1,13 +1,13 @@
-"""Where GPU readings come from: which source the settings choose, whether MPS runs, and the child process that reads.
+"""Sources of GPU readings: the one chosen by the settings, detection of MPS, and the child process that reads.
 
 A driver call can hang, and a thread stuck in one cannot be ended; a process can. So the daemon starts a child whose
 `-c` runs `main(json of a SourceChoice)`: it reads request numbers from stdin and writes readings to stdout. It ends
 when its stdin closes, so it never outlives the daemon.
 
 NVIDIA's MPS has one control daemon per card, with its pipes in `FOLDER/UUID`. gpusched starts none: that is up to the
-administrator. Files that another user could have put there prove nothing, and jobs would talk to that user: the folder
-must belong to root or to whoever runs this, with no one else able to write there, and so must the file that names the
-process.
+administrator. Files that another user could have put there prove nothing, and jobs would connect to that user: the
+folder must belong to root or to the user of this process, with no other user able to write there, and so must the file
+that names the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpusched.ports import GpuSource
 
 SOCKET = "GPUSCHED_SOCKET"
-"""Environment variable of the source's process: the socket of the daemon that it reads for."""
+"""Environment variable of the source's process: socket of the daemon for which it reads."""
 FAKE_GPUS = "GPUSCHED_FAKE_GPUS"
 SOURCES = ("auto", "nvml", "simulated", "none")
 
@@ -56,7 +56,7 @@ class SourceChoice:
     fake: str = ""
     note: str | None = None
     mps_dir: str | None = None
-    """Where the MPS control daemons have their folders, if there is to be MPS."""
+    """Folder of the MPS control daemons, if MPS is enabled."""
 
 
 class NoGpus:
@@ -68,7 +68,7 @@ class NoGpus:
 
 
 def choose(settings: GpuSettings, environ: Mapping[str, str]) -> SourceChoice:
-    """What the settings ask for. The environment's GPUSCHED_FAKE_GPUS comes before the file's `fake`.
+    """Choose the source by the settings. GPUSCHED_FAKE_GPUS overrides the file's `fake`.
 
     Raises: UsageError for an unknown source, or for simulated GPUs without a description.
     """
@@ -89,7 +89,7 @@ def choose(settings: GpuSettings, environ: Mapping[str, str]) -> SourceChoice:
 
 
 def build(choice: SourceChoice, environ: Mapping[str, str]) -> GpuSource:
-    """The chosen source. Raises: UsageError when the simulated GPUs cannot be understood."""
+    """Build the chosen source. Raises: UsageError for an invalid description of simulated GPUs."""
     source = _build(choice, environ)
     if choice.mps_dir is None:
         return source
@@ -110,9 +110,9 @@ def _build(choice: SourceChoice, environ: Mapping[str, str]) -> GpuSource:
 
 
 def nvidia_signs(root: str = "/") -> tuple[str, ...]:
-    """Traces of NVIDIA hardware or its driver on this machine; empty when asking the driver is no use.
+    """Traces of NVIDIA hardware or its driver on this machine; empty when querying the driver is pointless.
 
-    Looks at files only. The PCI devices count also without a driver: NVML may load it.
+    Looks at files only. PCI devices count even without a driver: NVML may load it.
     """
     found = [path for path in _SIGNS if os.path.exists(os.path.join(root, path[1:]))]
     devices = os.path.join(root, "sys/bus/pci/devices")
@@ -138,7 +138,7 @@ def _head(*parts: str) -> str:
 
 MPS_PID_FILE = "nvidia-cuda-mps-control.pid"
 MPS_NAME = "nvidia-cuda-mps"
-"""How the kernel calls the control daemon and the servers: a name has 15 characters."""
+"""The kernel's name of the control daemon and the servers: at most 15 characters."""
 
 
 def is_mps_running(folder: str, proc: str = "/proc") -> bool:
@@ -163,7 +163,7 @@ def is_mps_running(folder: str, proc: str = "/proc") -> bool:
 
 
 def _is_ours(folder: str) -> bool:
-    """Whether no other user can replace what is in it; the sticky bit keeps each user to their own files."""
+    """Whether no other user can replace its content; the sticky bit protects each user's files."""
     try:
         found = os.lstat(folder)
     except OSError:
@@ -180,7 +180,7 @@ class WithMps:
         self._folder = folder
 
     def read(self) -> GpuReading:
-        """One reading of the source, with `mps` of each card that is not a part of one."""
+        """Read the source once; sets `mps` on all cards except MIG instances."""
         reading = self._source.read()
         gpus = tuple(
             gpu if gpu.mig_parent is not None else replace(gpu, mps=is_mps_running(f"{self._folder}/{gpu.uuid}"))
@@ -196,16 +196,16 @@ STDIN, STDOUT = 0, 1
 
 
 class Answer(Value):
-    """One reading and the request it answers; a line of JSON on its way to the daemon."""
+    """One reading and the request it answers; sent to the daemon as a line of JSON."""
 
     request: int
     reading: GpuReading
     is_last: bool = False
-    """The child ends after this: there is nothing to keep a driver open for."""
+    """The child ends after this one: there is no driver to keep open."""
 
 
 def main(argument: str) -> None:
-    """Serve the choice in `argument` until stdin closes."""
+    """Serve the source described by `argument` until stdin closes."""
     # Ctrl-C in the terminal of a foreground daemon reaches its children too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     choice = SourceChoice(**json.loads(argument))

@@ -1,9 +1,9 @@
-"""Which cards are linked with each other, and next to which memory each one is; read at start and seldom after.
+"""Links between cards, and the NUMA node of each; read at start and rarely afterwards.
 
-A card is linked with another when it has an active NVLink and the driver lets the two access each other
-over NVLink; that holds behind an NVSwitch too, where the far end of a link is the switch. A driver too old
-to be asked that is asked which card is at the far end of each link. Cards that are linked through others
-count as linked: the communication libraries make rings through them.
+A card is linked with another when it has an active NVLink and the driver allows mutual access over
+NVLink; that holds behind an NVSwitch too, where the far end of a link is the switch. If the driver is too old
+for that query, it is asked for the card at the far end of each link. Cards linked through others count as
+linked: the communication libraries build rings through them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from gpusched.gpu.gateway import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, Gateway, Present
 
 EVERY_S = 600.0
-"""Between two readings; a card that comes or goes brings the next one forward."""
+"""Interval between readings; added or removed cards trigger one at once."""
 
 _P2P_NVLINK, _P2P_OK = 2, 0
 _MOST_LINKS = 36
@@ -24,10 +24,10 @@ _SCOPE_NODE, _MASK_WORDS, _WORD_BITS = 0, 16, 64
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where one card is. None: unknown, or no links."""
+    """Location of one card. None: unknown, or no links."""
 
     link_group: int | None = None
-    """Lowest index of the cards that it is linked with, itself included."""
+    """Lowest index among the linked cards, including itself."""
     numa: int | None = None
 
 
@@ -35,7 +35,7 @@ NOWHERE = Spot()
 
 
 def sysfs_numa(pci_bus_id: str) -> int | None:
-    """NUMA node of a PCI device as the kernel knows it; None where it reports none."""
+    """NUMA node of a PCI device according to the kernel; None where it reports none."""
     domain, _, rest = pci_bus_id.lower().partition(":")
     try:
         with open(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node", "rb") as file:
@@ -46,7 +46,7 @@ def sysfs_numa(pci_bus_id: str) -> int | None:
 
 
 class Topology:
-    """Remembers what was read, so that a lost card stays where it was."""
+    """Remembers readings, so that a lost card keeps its location."""
 
     def __init__(self, nvml: Gateway) -> None:
         self._nvml = nvml
@@ -55,7 +55,7 @@ class Topology:
         self._of: tuple[int, ...] = ()
 
     def spots(self, now: float, present: Sequence[Present]) -> Mapping[int, Spot]:
-        """Spots by index, of these cards and of those that were there before. Args: now: monotonic seconds."""
+        """Spots by index, of present and former cards. Args: now: monotonic seconds."""
         indices = tuple(card.index for card in present)
         if now - self._read_at >= EVERY_S or indices != self._of:
             self._read_at, self._of = now, indices
@@ -120,13 +120,13 @@ class Topology:
 
 
 def _address(bus_id: Any) -> str:
-    """A bus id as it can be compared: old bindings give bytes, and the domain has four or eight digits."""
+    """Normalise a bus id for comparison: old bindings return bytes, and the domain has four or eight digits."""
     text = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
     return text.strip("\0").lower()[-12:]
 
 
 def _joined(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Lowest member by member, of all that hang together by these pairs."""
+    """Lowest member by member, of each set connected by these pairs."""
     groups: dict[int, set[int]] = {}
     for one, other in pairs:
         both = groups.get(one, {one}) | groups.get(other, {other})

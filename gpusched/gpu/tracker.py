@@ -1,6 +1,6 @@
-"""Folds readings of the GPUs into what the policy may use. Pure: time comes with the reading and as `now`.
+"""Folds readings of the GPUs into the policy's input. Pure: time comes with the reading and as `now`.
 
-Our bookings decide who may start; what is measured can only veto. Unknown is never free: a card is
+Our bookings decide what may start; measurements can only veto. Unknown is never free: a card is
 placeable only while good readings of it keep coming.
 """
 
@@ -31,12 +31,12 @@ from gpusched.model.value import replace
 
 @dataclass(frozen=True, slots=True)
 class RunMeter:
-    """Measured use of one run over all its cards; None is unknown."""
+    """Measured use of one run over all its cards; None means unknown."""
 
     peak_vram_mib: int | None
     """Largest sum over its cards at one instant."""
     mean_utilisation: float | None
-    """Of its cards, 0 to 1; on a shared card that of the whole card."""
+    """Mean over its cards, 0 to 1; on a shared card that of the whole card."""
     energy_j: float | None
 
 
@@ -136,9 +136,9 @@ class GpuTracker:
     ) -> None:
         """Fold one reading.
 
-        Args: owners: pid -> run handle, for those of the reading's processes that belong to a run;
-            booked: GPU UUID -> (run handle, share) of all open runs, those being released included;
-            jobs: run handle -> name of its job, of all runs that have not ended, those without a GPU included.
+        Args: owners: pid -> run handle, for processes of the reading that belong to a run;
+        booked: GPU UUID -> (run handle, share) of all open runs, including those being released;
+        jobs: run handle -> name of its job, of all runs that have not ended, including those without a GPU.
         """
         self._now = reading.at
         error = self.unreadable(reading)
@@ -167,13 +167,13 @@ class GpuTracker:
         self._measure(reading.at, booked)
 
     def unreadable(self, reading: GpuReading) -> str | None:
-        """Why a reading says nothing about any card. That none is listed, as while the driver is reloaded, does not."""
+        """Why a reading has no data on any card: its error, or an empty list, as while the driver is reloaded."""
         if reading.error is None and not reading.gpus and self._cards:
             return "the driver no longer lists any GPU"
         return reading.error
 
     def identified(self, reading: GpuReading) -> GpuReading:
-        """The reading with the names of lost cards that the driver tells no longer, as to a reader started since."""
+        """Add the UUIDs of lost cards that the driver no longer reports, as to a reader started since."""
         if not any(is_nameless(gpu.uuid) for gpu in reading.gpus):
             return reading
         listed = {gpu.uuid for gpu in reading.gpus}
@@ -187,7 +187,7 @@ class GpuTracker:
         return replace(reading, gpus=tuple(gpus))
 
     def lost(self) -> tuple[tuple[GpuSample, float], ...]:
-        """Every lost card by its last sample, and when it was first seen to be lost. MIG instances come and go."""
+        """Last sample of every lost card, and when it was first seen lost. Excludes MIG instances, which come and go."""
         return tuple(
             (card.sample, card.lost_at)
             for uuid, card in self._cards.items()
@@ -195,17 +195,17 @@ class GpuTracker:
         )
 
     def set_drains(self, drains: Mapping[str, str]) -> None:
-        """GPU UUID -> message of all drained GPUs; other keys are ignored."""
+        """Set the drained GPUs: UUID -> message; other keys are ignored."""
         self._drains = drains
 
     def set_clearances(self, clearances: Mapping[str, Clearance]) -> None:
-        """By GPU UUID, what an administrator has accepted."""
+        """Set what an administrator has accepted, by GPU UUID."""
         self._clearances = clearances
         for uuid, card in self._cards.items():
             card.clearance = clearances.get(uuid)
 
     def is_gone(self, uuid: str) -> bool:
-        """Whether a MIG instance was seen to be gone, in more than one reading."""
+        """Whether a MIG instance was missing in more than one reading."""
         card = self._cards.get(uuid)
         return card is not None and card.is_instance and card.missed_polls > 1
 
@@ -213,10 +213,10 @@ class GpuTracker:
         return uuid in self._drains
 
     def reconcile_releases(self, ended: Mapping[str, Run], now: float) -> None:
-        """Watch the cards of exactly these runs, which have ended, until they are clean; the same again does nothing.
+        """Watch the cards of exactly these ended runs until they are clean; idempotent.
 
-        Args: ended: by run handle, all runs whose end is recorded and whose cards are not proven clean. now: readings
-            taken later count for those that are new. What another run was given up with stays as it is measured.
+        Args: ended: by run handle, all runs whose end is recorded and whose cards are not proven clean. now: for new
+        runs, only later readings count. Other runs are dropped, unless dirty: these stay as measured.
         """
         if ended.keys() == self._ended:
             return
@@ -232,7 +232,7 @@ class GpuTracker:
             self._ended.discard(handle)
 
     def begin_release(self, uuid: str, run: str, now: float) -> None:
-        """A run has ended: wait for a reading after `now` that shows the GPU clean of it."""
+        """Begin the release of an ended run: wait for a reading after `now` that shows the GPU clean of it."""
         card = self._cards.get(uuid)
         if card is not None and card.is_instance and card.is_missing:
             return  # its memory went with it
@@ -241,13 +241,13 @@ class GpuTracker:
         self._meters.pop(run, None)
 
     def is_released(self, run: str) -> bool:
-        """Whether the GPUs of an ended run are being watched; of others nothing is proven."""
+        """Whether the GPUs of an ended run are being watched; for other runs nothing is proven."""
         return run in self._ended
 
     # --- what goes out --------------------------------------------------------------------------
 
     def is_sound(self, uuid: str) -> bool:
-        """Whether nothing is known against the card, as of the last reading: neither lost, drained nor suspect."""
+        """Whether nothing is known against the card in the last reading: neither lost, drained nor suspect."""
         card = self._cards.get(uuid)
         return (
             card is not None
@@ -257,12 +257,12 @@ class GpuTracker:
         )
 
     def is_measured(self, uuid: str, now: float) -> bool:
-        """Whether the last good sample is recent enough to be true now."""
+        """Whether the last good sample is recent enough to be valid now."""
         card = self._cards.get(uuid)
         return card is not None and card.fault(now, self._stale_after_s) is None
 
     def release_state(self, uuid: str, now: float, run: str | None = None) -> str:
-        """`clean`, `waiting` or `dirty`, of one run or of the worst on this card.
+        """`clean`, `waiting` or `dirty`, for one run or for the worst on this card.
 
         Dirty is final for the run; the card stays suspect until it is measured clean.
         """
@@ -279,15 +279,15 @@ class GpuTracker:
         return CLEAN
 
     def shares(self) -> dict[str, tuple[ShareUse, ...]]:
-        """By GPU UUID, what the runs that share it hold of it, of the cards that the last reading tells of."""
+        """By GPU UUID, what the runs that share it use, for cards in the last reading."""
         return {uuid: card.shares for uuid, card in self._cards.items() if card.shares is not None}
 
     def intruders(self) -> dict[str, tuple[GpuProcess, ...]]:
-        """By GPU UUID, what no booking explains, of the cards that the last reading tells of; see `GpuStatus`."""
+        """By GPU UUID, processes that no booking explains, for cards in the last reading; see `GpuStatus`."""
         return {uuid: card.intruders for uuid, card in self._cards.items() if card.trouble is None and card.intruders}
 
     def meter(self, run: str) -> RunMeter | None:
-        """What the run was seen to use so far; None when no reading fell into it."""
+        """Measured use of the run so far; None when no reading fell into it."""
         meter = self._meters.get(run)
         return None if meter is None else meter.result()
 
@@ -330,14 +330,14 @@ class GpuTracker:
         )
 
     def _drained(self, uuid: str, card: GpuHistory) -> str | None:
-        """Why it, or the card that it is part of, was drained."""
+        """Why the device, or the card it is part of, was drained."""
         return self._drains.get(uuid) or self._drains.get(card.sample.mig_parent or uuid)
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
-        """One GPU for people.
+        """State of one GPU, for people.
 
-        Args: shares: what is booked on it now (default: as of the last reading); now: default, the
-            latest instant seen.
+        Args: shares: its current bookings (default: those of the last reading); now: default, the
+        latest instant seen.
         """
         card = self._cards.get(uuid)
         if card is None:

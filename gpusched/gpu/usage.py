@@ -1,10 +1,10 @@
-"""Whose memory it is: one card's reading set against the bookings of our runs. Pure.
+"""Attribution of memory: one card's reading compared with the bookings of our runs. Pure.
 
-The driver tells what is in use and, often, by which processes. Processes of our runs are known by pid; the rest are
-foreign. A booking explains use of the booked card alone: on any other card a run's process is an intruder, as a foreign
-one is (unbooked use, as by a script that sets CUDA_VISIBLE_DEVICES itself). Memory that no visible process explains
-counts as foreign too, except where our own bookings may explain it: a container's pids are not ours to see, and a
-process may be between its two entries in the driver's lists.
+The driver reports the memory in use and, often, the processes. Processes of our runs are known by pid; the rest are
+foreign. A booking explains use of the booked card only: on any other card a run's process is an intruder, like a
+foreign one (unbooked use, as by a script that sets CUDA_VISIBLE_DEVICES itself). Memory that no visible process
+explains counts as foreign too, except where our own bookings may explain it: pids in a container are invisible to us,
+and a process may be between its two entries in the driver's lists.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from gpusched.model.units import format_duration
 from gpusched.model.value import replace
 
 _SERVER = "nvidia-cuda-mps"
-"""Name of a server of MPS, as the kernel cuts it."""
+"""Name of an MPS server, as truncated by the kernel."""
 _SERVER_MIB = 512
-"""What a server holds for itself at most."""
+"""Maximum memory of a server's own."""
 
 Bookings = Sequence[tuple[str, GpuShare]]
-"""Run handle and what it books on one card."""
+"""Run handle, and its booking of one card."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """What is on one GPU, split by owner, in MiB."""
+    """Memory use of one GPU, split by owner, in MiB."""
 
     ours: Mapping[str, int | None]
-    """By visible processes of each run that booked the card; None when the driver does not tell for one of them."""
+    """Held by visible processes of each run that booked the card; None when unknown for any of them."""
     pids: Mapping[str, tuple[GpuProcess, ...]]
     """Visible processes of each run that booked the card."""
     intruders: tuple[GpuProcess, ...]
     """Processes that no booking of the card explains: foreign ones, and those of runs that did not book it."""
     visible_mib: int
-    """By intruders whose memory is known."""
+    """Held by intruders with known memory."""
     rest_mib: int
-    """By nobody visible, beyond what our bookings may explain; 0 where that is the host's memory, which all use."""
+    """Held by no visible process, beyond what bookings may explain; 0 where that is the host's memory, used by all."""
     has_blind_spot: bool
     """There is no list of processes, or an intruder's memory is unknown."""
     server_mib: int = 0
-    """By servers of MPS: their contexts, or all that their clients hold, which then cannot be distinguished."""
+    """Held by MPS servers: their contexts, or all memory of their clients, which is then indistinguishable."""
     unbooked: Mapping[str, int] = field(default_factory=dict)
     """The part of `visible_mib` that is unbooked use, by run."""
 
     @property
     def is_blurred(self) -> bool:
-        """Whether an MPS server holds the memory of the runs, so that it cannot be attributed."""
+        """Whether an MPS server holds the memory of the runs, which thus cannot be attributed."""
         return self.server_mib > _SERVER_MIB
 
 
 def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) -> GpuUsage:
-    """Split a reading whose memory in use is known.
+    """Split a reading with known memory in use.
 
-    Args: owners: pid -> run handle; booked: open runs on this card, those being released included.
+    Args: owners: pid -> run handle; booked: open runs on this card, including those being released.
     """
     if sample.mig_instances:
         # Each process is listed for its instance as well. The driver lists them all for the card, too.
@@ -98,7 +98,7 @@ def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) ->
 
 
 def explained_mib(sample: GpuSample, ours: Mapping[str, int | None], booked: Bookings) -> int:
-    """How much of the memory in use these bookings may explain: each its slice, or more if it is seen to use more."""
+    """Memory in use that these bookings may explain: each its slice, or more if measured."""
     total_mib = sample.vram_total_mib or sample.vram_used_mib or 0
     explained = 0
     for run, share in booked:
@@ -113,9 +113,9 @@ def _slice_mib(share: GpuShare, total_mib: int) -> int:
 
 
 def share_uses(sample: GpuSample, usage: GpuUsage, booked: Bookings, total_mib: int | None) -> tuple[ShareUse, ...]:
-    """What each run that shares the GPU holds of it; runs with a whole GPU are left out.
+    """Memory held by each run that shares the GPU; runs with a whole GPU are left out.
 
-    Memory that no visible process holds is charged to no run: it may be what an ended run has not given back yet.
+    Memory that no visible process holds is charged to no run: an ended run may not have released it yet.
     Args: total_mib: bookable memory of the card.
     """
     found = []
@@ -135,7 +135,7 @@ def share_uses(sample: GpuSample, usage: GpuUsage, booked: Bookings, total_mib: 
 
 
 def foreign_mib(usage: GpuUsage, baseline_mib: int) -> int:
-    """Memory that belongs to no job. What no visible process holds counts above the usual baseline."""
+    """Memory that belongs to no job. Memory without a visible process counts above the usual baseline."""
     foreign_mib = usage.visible_mib - sum(usage.unbooked.values())
     if usage.rest_mib > baseline_mib or usage.has_blind_spot:
         return foreign_mib + usage.rest_mib
@@ -143,9 +143,9 @@ def foreign_mib(usage: GpuUsage, baseline_mib: int) -> int:
 
 
 def enforcement(sample: GpuSample | None, settings: GpuSettings, limit: str | None) -> tuple[str, str]:
-    """Of a slice on this card, or of a MIG instance: a word of `Enforcement`, and what that means here.
+    """Enforcement of a slice on this card, or of a MIG instance: a word of `Enforcement`, and its meaning here.
 
-    Args: limit: what the run was started under; of a card, what the next one would be.
+    Args: limit: the run's own at its start; for a card, that of the next run.
     """
     if sample is not None and sample.mig_profile is not None:
         return Enforcement.MIG, f"the hardware gives it no more: a MIG instance {sample.mig_profile}"

@@ -1,15 +1,15 @@
 """The daemon's end of the process that reads the GPUs: ask, collect, and never wait.
 
     request()  asks for a reading that begins now or later
-    poll()     hands over a finished one, or an error when the driver did not answer in time
+    poll()     returns a finished one, or an error when the driver did not answer in time
     fileno()   becomes readable when `poll` has something to do; the same for the worker's whole life
 
-A reading that takes longer than the deadline is given up: its process is killed and the GPUs as last
-known are handed over with an error, on which nothing is placed. The next request starts a new process,
-after a growing pause. On a machine without NVIDIA hardware there is no process at all.
+A reading that exceeds the deadline is given up: its process is killed and the last known GPUs are
+returned with an error, on which nothing is placed. The next request starts a new process, after a
+growing pause. On a machine without NVIDIA hardware there is no process at all.
 
-The pipe for answers belongs to the worker and outlives each process. What a killed one left in it
-is recognised by the number of the request.
+The pipe for answers belongs to the worker and outlives each process. Remains of a killed one are
+recognised by the number of the request.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ START_S = 20.0
 
 _BACKOFF_S, _BACKOFF_MAX_S = 1.0, 60.0
 _LOOK_S = 30.0
-"""Between two looks for hardware that has appeared where there was none."""
+"""Interval between checks for hardware that appears later."""
 _ASK_AGAIN_S = 300.0
-"""Between two questions to a driver that said there are no GPUs."""
+"""Interval between queries of a driver that reported no GPUs."""
 _STUCK_MAX = 3
-"""Processes that cannot be killed (uninterruptible in the driver) before no more are started."""
+"""Maximum number of unkillable processes (uninterruptible in the driver) before no more are started."""
 _CLOSE_S = 1.0
 
 _BOOT = (
@@ -47,7 +47,7 @@ _BOOT = (
 
 
 class GpuWorker:
-    """Reads the GPUs through a child process. Raises: UsageError when the settings cannot be read."""
+    """Reads the GPUs through a child process. Raises: UsageError for invalid settings."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class GpuWorker:
         self._ask(now)
 
     def poll(self) -> GpuReading | None:
-        """A reading that has come in since the last call, or None. Enforces the deadline."""
+        """Return a new reading since the last call, or None. Enforces the deadline."""
         self._reap()
         has_ended = self._child is not None and self._child.poll() is not None
         self._collect()
@@ -123,14 +123,14 @@ class GpuWorker:
         return ready
 
     def adopt(self, settings: GpuSettings) -> None:
-        """Use these settings' deadline from now on; the source stays."""
+        """Apply these settings' deadline from now on; the source stays."""
         self._deadline_s = settings.deadline_s
 
     def fileno(self) -> int:
         return self._answers
 
     def read_blocking(self, timeout_s: float) -> GpuReading:
-        """Ask and wait; after the timeout the last known state with an error. For start-up and tests."""
+        """Ask and wait; after the timeout return the last known state with an error. For start-up and tests."""
         end = self._monotonic() + timeout_s
         self.request()
         while True:
@@ -146,7 +146,7 @@ class GpuWorker:
             select.select([self._answers], [], [], min(left_s, 0.05))
 
     def close(self) -> None:
-        """End the process and release the descriptors. A process stuck in the driver is left behind."""
+        """End the process and close the descriptors. A process stuck in the driver is left behind."""
         child, self._child = self._child, None
         if child is not None:
             self._dismiss(child, kill=self._asked is not None)
@@ -282,7 +282,7 @@ class GpuWorker:
         self._ready = self._last = reading
 
     def _why_none(self) -> tuple[str, ...]:
-        """What the driver said when it was asked last, as long as there are signs of one."""
+        """The driver's last answer, as long as there are signs of a driver."""
         is_told = self._last is not None and self._last.source == "none" and (self._signs or not self._needs_signs)
         return self._last.notes if self._last is not None and is_told else ()
 
@@ -291,7 +291,7 @@ class GpuWorker:
         return replace(last, at=self._clock(), error=why)
 
     def _find_hardware(self, now: float) -> bool:
-        """Whether a driver is worth asking now: signs are there that were not, or time has passed."""
+        """Whether the driver is worth querying now: new signs of hardware, or enough time passed."""
         if self._choice.kind == "none" or now < self._next_look:
             return False
         self._next_look = now + _LOOK_S

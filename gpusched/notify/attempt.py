@@ -1,7 +1,7 @@
-"""One try to reach one address, in a process of its own: a service that hangs can be killed without affecting others.
+"""One attempt to reach one address, in its own process: a hanging service can be killed without affecting others.
 
-apprise tells what went wrong only through its log, in which addresses may stand; what is passed on has every
-secret part of the address taken out.
+apprise reports errors only through its log, which may contain addresses; every secret part of the address is
+removed from the messages passed on.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _MOST_TEXT = 400
 _LOOK_S = 0.2
 _ALONE_S = 2.0
 _SHORTEST_SECRET = 4
-"""Shorter parts of an address are words such as `/to` and ports; passwords count whatever their length."""
+"""Shorter parts of an address are words such as `/to` and ports; passwords count at any length."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What became of one try."""
+    """Result of one attempt."""
 
     is_told: bool
     error: str = ""
     is_final: bool = False
-    """Trying again would change nothing."""
+    """A retry would change nothing."""
 
 
 class SendAttempt:
@@ -43,10 +43,10 @@ class SendAttempt:
     def __init__(
         self, url: str, title: str, body: str, timeout_s: float, receipt: tuple[int, bytes] | None = None
     ) -> None:
-        """Begin.
+        """Start the attempt.
 
-        Args: receipt: a descriptor and the line to append to it as soon as the message was accepted.
-        Raises: OSError when there is no process to be had.
+        Args: receipt: a descriptor and the line to append to it as soon as the message is accepted.
+        Raises: OSError when no process can be created.
         """
         self._timeout_s = timeout_s
         self._fd, write_fd = os.pipe()
@@ -71,7 +71,7 @@ class SendAttempt:
         return self._fd
 
     def poll(self) -> SendResult | None:
-        """The result once there is one; past the deadline the try is ended and has failed."""
+        """Return the result once there is one; past the deadline the attempt is killed and has failed."""
         try:
             while data := os.read(self._fd, 1 << 16):
                 self._said += data
@@ -106,7 +106,7 @@ class SendAttempt:
 
 
 def preload() -> bool:
-    """Load apprise with its services once in the parent, so that no child has to; whether it is there."""
+    """Load apprise with its services once in the parent, so that no child has to; False when unavailable."""
     try:
         import apprise
     except ImportError:
@@ -117,7 +117,7 @@ def preload() -> bool:
 
 
 def _child(fd: int, url: str, title: str, body: str, timeout_s: float, receipt: tuple[int, bytes] | None) -> None:
-    """What the forked process does; never returns."""
+    """Body of the forked process; never returns."""
     code = 1
     try:
         # Its parent's terminal and pipes are none of its business.
@@ -174,7 +174,7 @@ def send(url: str, title: str, body: str) -> SendResult:
 
 
 def understands(url: str) -> bool | None:
-    """Whether a service takes this address; None when apprise is not there to ask."""
+    """Whether a service accepts this address; None when apprise is unavailable."""
     if not preload():
         return None
     import apprise
@@ -184,7 +184,7 @@ def understands(url: str) -> bool | None:
 
 
 class _Listener(logging.Handler):
-    """Keeps what apprise warns of."""
+    """Keeps apprise's warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -197,7 +197,7 @@ class _Listener(logging.Handler):
 
 
 def without_secrets(text: str, url: str) -> str:
-    """The text with every part of the address that may be secret replaced by `***`."""
+    """Replace every part of the address in the text that may be secret with `***`."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -1,15 +1,15 @@
 """The daemon's end of the processes that send one user's alerts: hand over, collect, and never wait.
 
-    hand()     given all that waits: starts a process that sends it, once the last one has ended and something is due
-    poll()     what became of alerts since the last call
+    submit()   given all pending alerts: starts a process that sends them, once the last one has ended and some are due
+    poll()     outcomes of alerts since the last call
     fileno()   becomes readable when `poll` has something to do; the same for the courier's whole life
 
-Each process sends one batch and ends. What is to be sent is never kept here, only for how long targets rest that have
-failed, which a restart may forget.
+Each process sends one batch and ends. The courier keeps no alerts, only how long failed targets rest, which a restart
+may forget.
 
-Each message that was accepted leaves a line in a file of receipts, written by the process that sent it. After a
-`kill -9` of daemon or sender the receipts say what needs no second message. Whoever may still be sending holds a
-lock on that file, so that no new sender begins before the old one has come to its end.
+The sending process adds a line to a file of receipts for each message accepted. After a `kill -9` of daemon or sender
+the receipts show which messages must not be repeated. Any process that may still be sending holds a lock on that
+file, so that no new sender begins before the old one has ended.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from gpusched.notify.sender import BATCH_S, FILE, AlertOrder, Report, SenderOpti
 _LONGEST_LINE = 1 << 16
 _MOST_TEXT = 600
 _MOST_REPORTS = 1000
-"""Of one alert: as many as a user may have targets."""
+"""Per alert: the maximum number of a user's targets."""
 _MOST_OTHERS = 1000
-"""Lines that are no reports, of one sender; a few are in order."""
+"""Lines of one sender that are not reports; a few are normal."""
 _LONGEST_S = 86400.0
 _OUTCOMES = ("told", "failed", "gave_up")
 
 
 class SenderOutput:
-    """Puts together what is heard of one sender, and tells reports from anything else.
+    """Assembles the output of one sender, and separates reports from other lines.
 
     Args: keys: of its alerts.
     """
@@ -65,7 +65,7 @@ class SenderOutput:
         """Alerts that it is not done with, and how many reports there were of each."""
 
     def take(self, data: bytes) -> list[Report]:
-        """The reports in what was read, in order."""
+        """Parse the reports in new output, in order."""
         *lines, self._heard = (self._heard + data).split(b"\n")
         self.is_invalid |= len(self._heard) > _LONGEST_LINE
         reports = []
@@ -132,25 +132,25 @@ log = getLogger("gpusched.notify")
 
 _BACKOFF_S, _BACKOFF_MAX_S = 1.0, 60.0
 _LOCKED_S = 0.25
-"""Between two looks whether the last try of an earlier sender is over."""
+"""Interval between checks for the end of an earlier sender's last attempt."""
 _LEFT_S = 30.0
-"""After it, what no sender left and is still there is handed over again, and what says that it left nothing."""
+"""Delay after which alerts still pending are handed over again, though the sender reported none left."""
 _LATE_S = 30.0
-"""Beyond its time and its last try, for a sender to end."""
+"""Grace for a sender to end, beyond its time and its last attempt."""
 _SILENT_S = 1.0
-"""The least time until the next sender when the last one did nothing."""
+"""Minimum time until the next sender after one that did nothing."""
 _MOST_READS = 64
 _ENDING_S = 0.05
-"""For a process that has closed its end to be gone."""
+"""Time for a process that has closed its end to exit."""
 _MOST_BYTES = 1 << 20
-"""Of one batch."""
+"""Maximum size of one batch."""
 _LONGEST_RECEIPT = 1 << 12
 _MOST_RECEIPTS = 1 << 20
-"""Bytes of them that are looked at, the last ones: the daemon waits meanwhile."""
+"""Last bytes of the receipts that are read: the daemon waits meanwhile."""
 MOST_SETTLED = 1000
-"""Targets of one alert that are recorded; no user has as many."""
+"""Maximum recorded targets of one alert; no user has as many."""
 _MOST_TOLD = 1000
-"""Receipts that are believed at once; there are as many as an alert has targets, times alerts under way."""
+"""Maximum receipts accepted at once: targets per alert, times alerts under way."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from gpusched.notify.sender import main; main(sys.argv[2])"
@@ -161,9 +161,9 @@ class Courier:
     """Sends one user's alerts through child processes that run as that user.
 
     Args:
-        uid: whose targets are told.
-        receipts: path of the file of receipts; it is the daemon's own.
-        file: the user's `notify.toml`; None is where that user has it by default.
+        uid: user whose targets are notified.
+        receipts: path of the file of receipts, which belongs to the daemon.
+        file: the user's `notify.toml`; None for the default path.
     """
 
     def __init__(
@@ -204,12 +204,11 @@ class Courier:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no process is there."""
         return self._child is None
 
     @property
     def pid(self) -> int | None:
-        """The process that sends now."""
+        """Pid of the current sender."""
         return None if self._child is None else self._child.pid
 
     def fileno(self) -> int:
@@ -217,15 +216,15 @@ class Courier:
         return self._epoll.fileno()
 
     def due_s(self) -> float | None:
-        """In how many seconds `hand` has something to do without news; None when it waits for nothing or a sender."""
+        """Seconds until `submit` has something to do without news; None when nothing is pending or a sender runs."""
         return None if self._due_at is None else max(0.0, self._due_at - self._monotonic())
 
     def reconfigure(self, settings: AlertSettings) -> None:
-        """Other settings; they count from the next batch."""
+        """Use these settings from the next batch on."""
         self._settings = settings
 
     def submit(self, alerts: Mapping[str, Alert]) -> list[Report]:
-        """Send these, all unsent alerts of this user, the oldest first. Submitting the same again does nothing.
+        """Send these, all unsent alerts of this user, the oldest first. Idempotent.
 
         Returns: reports of alerts that an earlier sender's receipts show as sent.
         """
@@ -244,7 +243,7 @@ class Courier:
         return reports
 
     def poll(self) -> list[Report]:
-        """What has become of alerts. Starts nothing."""
+        """Return outcomes of alerts. Starts nothing."""
         child = self._child
         if child is None:
             return []
@@ -266,14 +265,14 @@ class Courier:
         return reports
 
     def close(self) -> None:
-        """Let the process come to its end: it begins no further try."""
+        """Let the process finish: it begins no further attempt."""
         self._release()
         self._epoll.close()
 
     # --- the process --------------------------------------------------------------------------------
 
     def _start(self, waiting: Mapping[str, Alert], now: float) -> list[Report]:
-        """Start the process, unless an earlier one may still be sending or has sent what is not recorded."""
+        """Start the process, unless an earlier one may still be sending or has sent unrecorded alerts."""
         try:
             fd = os.open(self._receipts, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -341,7 +340,7 @@ class Courier:
         log.debug("a sender of alerts of uid %d has started, pid %d", self._uid, self._child.pid)
 
     def _orders(self, waiting: Mapping[str, Alert]) -> dict[str, bytes]:
-        """What the next process is told, as much as fits; what the last one did not have goes first."""
+        """Input of the next process, as much as fits, beginning with what the last one left out."""
         found: dict[str, bytes] = {}
         left = _MOST_BYTES
         for key in sorted(waiting, key=lambda key: key in self._batch):
@@ -353,7 +352,7 @@ class Courier:
         return found
 
     def _collect(self, most: int) -> tuple[list[Report], bool]:
-        """The output, in at most this many reads; whether it has ended."""
+        """Read output in at most this many reads; returns whether it has ended."""
         reports: list[Report] = []
         while self._output_fd is not None and most:
             most -= 1
@@ -370,7 +369,7 @@ class Courier:
         return reports, False
 
     def _remember(self, report: Report) -> None:
-        """For how long its target rests, and how often it was tried."""
+        """Remember how long its target rests, and its number of attempts."""
         target, outcome = report.get("target"), report.get("outcome")
         if target is None:
             return
@@ -423,7 +422,7 @@ class Courier:
 
 
 class _Children:
-    """Workers that were told to end and have not yet: they are reaped on occasion, not waited for."""
+    """Senders that were told to end and have not yet: they are reaped occasionally, not waited for."""
 
     ending: list[subprocess.Popen[bytes]] = []  # noqa: RUF012  one list for the process
 
@@ -438,7 +437,7 @@ def may_settle(alert: Alert, target: str) -> bool:
 
 
 def _file_of(data: bytes) -> int:
-    """A file in memory, to be read from its beginning. Not a pipe: a user's pipe quota may be used up."""
+    """Create a memory file, positioned at its beginning. Not a pipe: a user's pipe quota may be used up."""
     fd = os.memfd_create("alerts")
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -451,9 +450,9 @@ def _file_of(data: bytes) -> int:
 
 
 def _read(fd: int) -> Iterable[tuple[str, str]]:
-    """Alerts and targets of the last receipts; a line that was cut off by a full disk is left out.
+    """Alerts and targets of the last receipts; a line truncated by a full disk is skipped.
 
-    Their user may have written anything there, and as much as their quota lets them.
+    Their user may have written anything there, as much as their quota allows.
     """
     start = max(0, os.fstat(fd).st_size - _MOST_RECEIPTS)
     _, *lines = (b"\n" * (not start) + os.pread(fd, _MOST_RECEIPTS, start)).split(b"\n")
@@ -468,7 +467,7 @@ def _read(fd: int) -> Iterable[tuple[str, str]]:
 
 
 def identity(uid: int) -> dict[str, Any]:
-    """What makes a child run as this user, with that user's home; nothing for ourselves. Raises: KeyError."""
+    """Arguments that make a child run as this user, with that user's home; empty for ourselves. Raises: KeyError."""
     if uid == os.geteuid():
         return {}
     user = pwd.getpwuid(uid)

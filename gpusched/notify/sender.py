@@ -1,8 +1,8 @@
 """The process that sends one batch of a user's alerts and ends; it runs as that user and reads that user's file.
 
-It finds alerts in its stdin, a line of JSON each, and writes what became of them to stdout, last of all in how many
-seconds the rest is due. Each try is a child of its own, at most one for a target at a time. When no one reads stdout
-any more, it begins no further attempt. What `-c` runs is `main(json)`.
+It reads alerts from stdin, a line of JSON each, and writes outcomes to stdout, last of all the number of seconds until
+the rest is due. Each attempt is its own child process, at most one for a target at a time. Once stdout has no reader,
+it begins no further attempt. `-c` runs `main(json)`.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from gpusched.notify.targets import Target, Targets, TargetsError, fill, read_ta
 from gpusched.notify.terminals import BUILT_IN
 
 Report = dict[str, Any]
-"""What the daemon is told: key, and either `done`, or target, outcome (told, failed, gave_up), error, tries, failures,
+"""Report to the daemon: key, and either `done`, or target, outcome (told, failed, gave_up), error, tries, failures,
 next_s."""
 
 FILE = ""
-"""In place of a target: the file itself cannot be used now."""
+"""In place of a target: the file itself is unusable for now."""
 
 
 class TargetBackoff(Value):
-    """How often in a row a target failed, and until when it is left alone."""
+    """Consecutive failures of a target, and until when it rests."""
 
     failures: int = 0
     until: float = float("-inf")
 
 
 class AlertOrder(Value):
-    """An alert to send, with how often each target was tried in vain."""
+    """An alert to send, with the failed attempts per target."""
 
     alert: Alert
     tries: Mapping[str, int] = {}
 
 
 class SenderOptions(Value):
-    """What a sender is started with."""
+    """Arguments of a sender."""
 
     settings: AlertSettings
     file: str | None
-    """The user's `notify.toml`; None for where that user has it."""
+    """The user's `notify.toml`; None for the default path."""
     receipts: int
     """A descriptor to append to."""
     rests: Mapping[str, TargetBackoff]
@@ -73,7 +73,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class AlertMessage:
-    """What is to be sent."""
+    """Text of one message."""
 
     url: str
     title: str
@@ -81,10 +81,10 @@ class AlertMessage:
 
 
 class Batch:
-    """All that is to be sent, and what becomes of it.
+    """Pending alerts and their outcomes.
 
     Args:
-        read: the user's targets. Raises: TargetsError.
+        read: returns the user's targets. Raises: TargetsError.
         rests: of the targets that failed last.
         now: UTC epoch seconds, as every `now` here.
     """
@@ -116,14 +116,14 @@ class Batch:
         self._try_file(now)
 
     def pick(self, now: float, busy: Collection[str]) -> Delivery | None:
-        """Take out the next delivery to a target that is neither busy nor resting; it has to be settled."""
+        """Take out the next delivery to a target that is neither busy nor resting; the caller must settle it."""
         for target, line in self._waiting.items():
             if line and target != FILE and target not in busy and self._rest(target).until <= now:
                 return line.pop()
         return None
 
     def next_s(self, now: float) -> float | None:
-        """In how many seconds a try is due of what is left; None when nothing is."""
+        """Seconds until the next attempt is due; None when nothing is left."""
         untils = [self._rest(target).until for target, line in self._waiting.items() if line]
         return max(0.0, min(untils) - now) if untils else None
 
@@ -137,7 +137,7 @@ class Batch:
         return AlertMessage(target.url, " ".join(fill(title, facts).split()), fill(body, facts))
 
     def settle(self, delivery: Delivery, result: SendResult, now: float) -> list[Report]:
-        """Take in the result of a try: done, another try later, or given up."""
+        """Handle the result of an attempt: done, retry later, or given up."""
         delivery.tries += 1
         target = delivery.target
         if result.is_told:
@@ -163,7 +163,7 @@ class Batch:
         return reports
 
     def _try_file(self, now: float) -> None:
-        """One try of reading it stands for all alerts whose targets it should name."""
+        """Read the file once on behalf of all alerts whose targets it should name."""
         if self._problem is not None and self._rest(FILE).until <= now:
             self.reports += self.settle(self._waiting[FILE].pop(), SendResult(False, self._problem.message), now)
 
@@ -186,7 +186,7 @@ class Batch:
     # --- whom an alert is for -----------------------------------------------------------------------
 
     def _spread(self, order: AlertOrder) -> None:
-        """Find out whom the alert is for."""
+        """Determine the targets of the alert."""
         try:
             names = self._names(order)
         except TargetsError:
@@ -200,7 +200,7 @@ class Batch:
             self.reports.append({"key": order.alert.key, "done": True})
 
     def _targets_of(self, order: AlertOrder) -> Targets:
-        """What the file says, which those that everybody has do not need. Raises: TargetsError."""
+        """Targets in the file, which built-in ones do not need. Raises: TargetsError."""
         asked = order.alert.targets
         if asked and all(name in BUILT_IN for name in asked):
             return Targets(FILE, exists=False)
@@ -215,7 +215,7 @@ class Batch:
         return self._targets
 
     def _names(self, order: AlertOrder) -> list[str]:
-        """Targets of the alert; reports why there is none. Raises: TargetsError."""
+        """Names of the alert's targets; reports why there is none. Raises: TargetsError."""
         targets = self._targets_of(order)
         asked = order.alert.targets
         found: list[Target] = []
@@ -242,13 +242,13 @@ def _nobody(key: str, name: str, why: str) -> Report:
 
 STDOUT = 1
 MOST_AT_ONCE = 8
-"""Tries under way at the same time."""
+"""Maximum attempts at the same time."""
 BATCH_S = 30.0
-"""No try is begun later than this: what came up meanwhile goes with the next batch."""
+"""No attempt begins later than this: alerts since then go with the next batch."""
 
 
 def main(argument: str) -> None:
-    """Send what stdin holds."""
+    """Send the alerts on stdin."""
     # Ctrl-C in the terminal of a foreground daemon reaches its children too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Sender(decode(argument, SenderOptions), sys.stdin.buffer.read()).serve()
@@ -257,7 +257,7 @@ def main(argument: str) -> None:
 class Sender:
     """Sends and reports.
 
-    Args: orders: one Order a line.
+    Args: orders: one AlertOrder a line.
     """
 
     def __init__(self, options: SenderOptions, orders: bytes) -> None:
@@ -274,7 +274,7 @@ class Sender:
         self._batch = Batch(lines, rests, self._settings, lambda: read_targets(file), now)
 
     def serve(self) -> None:
-        """Until nothing is under way and nothing can be begun."""
+        """Run until nothing is under way and nothing can begin."""
         self._report(self._batch.reports)
         while self._begin() or self._under_way:
             self._wait()
@@ -282,7 +282,7 @@ class Sender:
         self._report([{"next_s": self._batch.next_s(time.time())}])
 
     def _begin(self) -> bool:
-        """Begin as many tries as can be under way; whether there was any."""
+        """Begin as many attempts as allowed; returns whether there was any."""
         has_begun = False
         while self._is_heard and len(self._under_way) < MOST_AT_ONCE and time.monotonic() < self._end:
             delivery = self._batch.pick(time.time(), self._under_way)

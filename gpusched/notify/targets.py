@@ -1,4 +1,4 @@
-"""A user's `notify.toml`: whom to tell of what, in which words.
+"""A user's `notify.toml`: targets, their events and texts.
 
     mail = "mailto://smtp.lab.org?from=gpusched@lab.org"    # for --mail-user
 
@@ -9,7 +9,7 @@
     [template.fail]
     title = "{name} broke"
 
-It is read by the process that sends, as the user whose file it is; addresses in it are secrets.
+The sending process reads it as the file's user; its addresses are secrets.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _PLAIN = ("queue_empty", "pending", "test", "gpu_foreign")
 
 
 def default_texts(event: str) -> tuple[str, str]:
-    """Title and body of an event for which the user wrote none."""
+    """Title and body for an event without a template."""
     title = TITLE_PREFIX + TITLES.get(event, ADMIN_TITLE)
     return title, BODY if event in TITLES and event not in _PLAIN else PLAIN_BODY
 
 
 def problem_of(template: str) -> str | None:
-    """What is wrong with a template, as a sentence; None when nothing is."""
+    """What is wrong with a template, as a sentence; None when it is valid."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError:
@@ -82,7 +82,7 @@ def problem_of(template: str) -> str | None:
 
 
 def fill(template: str, facts: Mapping[str, str | float]) -> str:
-    """The template with the facts in place of their names; `-` for what there is not."""
+    """Substitute facts for their names in the template; `-` for missing ones."""
     return template.format_map({name: _shown(name, facts.get(name)) for name in FACTS})
 
 
@@ -114,18 +114,18 @@ class Target:
     url: str
     """In apprise's form; secret."""
     on: frozenset[str] | None = None
-    """Only these events; None is all."""
+    """Only these events; None means all."""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """`title` and `body` where they are the target's own."""
+    """The target's own `title` and `body`."""
 
     def takes(self, words: tuple[str, ...] | list[str]) -> bool:
-        """Whether it wants an alert that counts as any of these."""
+        """Whether it accepts an alert that counts as any of these."""
         return self.on is None or not self.on.isdisjoint(words)
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """All that the file says."""
+    """Contents of the file."""
 
     file: str
     exists: bool = True
@@ -133,10 +133,10 @@ class Targets:
     templates: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By event; the texts for all events are under the empty name."""
     mail: str | None = None
-    """Mail server for addresses that a submission names."""
+    """Mail server for addresses named in a submission."""
 
     def words_for(self, target: Target, event: str) -> tuple[str, str]:
-        """Template of title and body, the most particular one."""
+        """The most specific templates of title and body."""
         title, body = default_texts(event)
         texts = {"title": title, "body": body, **self.templates.get("", {}), **self.templates.get(event, {})}
         texts.update(target.texts)
@@ -154,7 +154,7 @@ class Targets:
         return Target(name, f"{self.mail}{joint}to={quote(name, safe='@')}")
 
     def why_nobody(self, name: str = "") -> str:
-        """Why there is no target of this name, or without one no target at all."""
+        """Why there is no target of this name, or, without a name, no target at all."""
         if not self.exists:
             return f"there is no {self.file}"
         if not name:
@@ -165,7 +165,7 @@ class Targets:
 
 
 class TargetsError(UsageError):
-    """A file that cannot be used; `problems` has a sentence for each reason."""
+    """The file is unusable; `problems` has a sentence for each reason."""
 
     def __init__(self, problems: list[UsageError]) -> None:
         self.problems = problems
@@ -174,7 +174,7 @@ class TargetsError(UsageError):
 
 
 def read_targets(file: str) -> Targets:
-    """What the file says; nothing when there is none. Raises: TargetsError with file and line."""
+    """Read the file; empty when there is none. Raises: TargetsError with file and line."""
     try:
         with open(file, "rb") as opened:
             text = opened.read().decode("utf-8").replace("\r\n", "\n")
@@ -190,7 +190,7 @@ def read_targets(file: str) -> Targets:
 
 
 def is_open_to_others(file: str) -> bool:
-    """Whether others may read the file, which holds secrets."""
+    """Whether other users may read the file, which holds secrets."""
     try:
         return bool(os.stat(file).st_mode & (stat.S_IRGRP | stat.S_IROTH))
     except OSError:
@@ -198,12 +198,12 @@ def is_open_to_others(file: str) -> bool:
 
 
 def _without_text(error: Exception) -> str:
-    """What the reader says, without the bytes that it quotes."""
+    """The parser's message, without the bytes that it quotes."""
     return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 class _Reader:
-    """Gathers targets and templates, and what is wrong with them."""
+    """Collects targets, templates, and errors in them."""
 
     def __init__(self, file: str, lines: Mapping[Key, int]) -> None:
         self._file = file
@@ -324,7 +324,7 @@ class _Reader:
         self._problems.append((line, UsageError(f"{place}: {text}", HINT)))
 
     def _line(self, key: Key) -> int:
-        """Of the key, else of the first thing in it, else of the table that it is in; 0 when unknown."""
+        """Line of the key, else of its first item, else of its table; 0 when unknown."""
         for length in range(len(key), 0, -1):
             found = [line for known, line in self._lines.items() if known[:length] == key[:length]]
             if found:

@@ -1,7 +1,7 @@
-"""Ways to reach a user of this machine that need no service: their terminals, and mail to their name.
+"""Ways to reach a user of this machine that need no service: their terminals, and local mail.
 
 All of it runs as that user, in a process of its own with a deadline. A terminal is written to only if it is one, below
-/dev/pts, is that user's, and takes messages (`mesg y`). A stopped one takes what fits and blocks no one.
+/dev/pts, belongs to that user, and accepts messages (`mesg y`). A stopped one takes what fits, without blocking.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from gpusched.model.units import printable
 TERMINALS, MAIL = "terminals:", "sendmail:"
 """In place of the address of a service."""
 BUILT_IN = {"@write": TERMINALS, "@mail": MAIL}
-"""Names of targets that everybody has."""
+"""Names of targets that every user has."""
 
 SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 _FOLDER = "/dev/pts"
 _MOST_TERMINALS = 8
-"""Of one user, those used last."""
+"""Maximum per user, the most recently used."""
 _MOST_TEXT = 2000
 _COLUMNS = 400
 
 
 class Unreached(Exception):
-    """One sentence: why the user was not reached. `is_final` when trying again would change nothing."""
+    """Why the user was not reached, in one sentence. `is_final` when a retry would change nothing."""
 
     def __init__(self, text: str, *, is_final: bool) -> None:
         super().__init__(text)
@@ -35,12 +35,12 @@ class Unreached(Exception):
 
 
 def is_built_in(url: str) -> bool:
-    """Whether this is no address of a service."""
+    """Whether this is not the address of a service."""
     return url in (TERMINALS, MAIL)
 
 
 def reach(url: str, title: str, body: str) -> None:
-    """Tell the user that this process runs as. Raises: Unreached."""
+    """Notify the user of this process. Raises: Unreached."""
     if url == TERMINALS:
         write_to_terminals(body)
     else:
@@ -48,7 +48,7 @@ def reach(url: str, title: str, body: str) -> None:
 
 
 def lines_of(text: str) -> str:
-    """The text with nothing in it that a terminal would obey."""
+    """Remove everything from the text that a terminal would interpret."""
     return "\n".join(printable(line, _COLUMNS) for line in text[:_MOST_TEXT].strip().splitlines())
 
 
@@ -72,12 +72,12 @@ def write_to_terminals(text: str, folder: str = _FOLDER) -> int:
 
 
 def owners(folder: str = _FOLDER) -> frozenset[int]:
-    """Uids of all who have terminals."""
+    """Uids of all users with terminals."""
     return frozenset(found.st_uid for _, found in _entries(folder))
 
 
 def _terminals(folder: str) -> list[str]:
-    """The user's own, the one used last first."""
+    """The user's own terminals, most recently used first."""
     mine = [(found.st_atime, path) for path, found in _entries(folder) if found.st_uid == os.geteuid()]
     return [path for _, path in sorted(mine, reverse=True)]
 
@@ -99,7 +99,7 @@ def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
 
 
 def _write(path: str, message: bytes) -> bool:
-    """Whether this terminal was told. Raises: OSError."""
+    """Return whether the terminal accepted the message. Raises: OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
@@ -112,7 +112,7 @@ def _write(path: str, message: bytes) -> bool:
 
 
 def send_mail(title: str, body: str, programs: tuple[str, ...] = SENDMAIL) -> None:
-    """Mail to the user's own name, through the machine's mail program. Raises: Unreached."""
+    """Send mail to the local user through the machine's mail program. Raises: Unreached."""
     program = next((path for path in programs if os.access(path, os.X_OK)), None)
     if program is None:
         raise Unreached(f"there is no {programs[0]} on this machine", is_final=True)

@@ -1,7 +1,7 @@
-"""Copies of the job table: made while the daemon writes, and put back while none runs.
+"""Backups of the job table: made while the daemon writes, and restored while none runs.
 
-A copy is one file, checked before it gets its name, so that a backup that exists is one that can be restored. What
-is put back is a copy too; the table that was there stays beside it.
+A backup is one file, checked before it gets its name, so that every existing backup can be restored. Restoring copies
+it; the replaced table is kept beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpusched.store.sqlite import BUSY_TIMEOUT_S, SqliteStore, check_library
 
 @dataclass(frozen=True, slots=True)
 class BackupSummary:
-    """What a backup holds."""
+    """Contents of a backup."""
 
     path: str
     size_bytes: int
@@ -35,11 +35,11 @@ class BackupSummary:
 
 @dataclass(frozen=True, slots=True)
 class RestoreSummary:
-    """What was put back."""
+    """What was restored."""
 
     path: str
     kept: str | None
-    """Where the table that was there is now; None when there was none."""
+    """Where the replaced table is now; None when there was none."""
     jobs: int
     held: tuple[int, ...]
     """Unfinished jobs that were put on hold."""
@@ -49,10 +49,10 @@ class RestoreSummary:
 
 
 def backup(database: str, target: str) -> BackupSummary:
-    """Copy the table, as of one instant, into a file for its owner alone; a backup of that name is replaced.
+    """Back up the table, as of one instant, to a file readable by its owner alone; replaces a backup of that name.
 
     Raises: NotFound when there is no table, or no folder for the target; Refused when the target is something else;
-    StoreBroken when the copy is damaged, as the table then is; StoreFull, NotReady.
+    StoreBroken when the copy, and thus the table, is damaged; StoreFull, NotReady.
     """
     check_library()
     if not os.path.exists(database):
@@ -85,12 +85,12 @@ def backup(database: str, target: str) -> BackupSummary:
 
 
 def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int] = (), by: str = "") -> RestoreSummary:
-    """Put a backup in the place of the table. The caller holds the daemon's lock.
+    """Replace the table with a backup. The caller holds the daemon's lock.
 
-    The copy is brought up to the schema of this release; ids that were given since the backup are not given again.
+    The copy is migrated to the schema of this release; ids assigned since the backup are not assigned again.
 
-    Args: hold: put unfinished jobs on hold, since they may have run meanwhile. ids_in_use: ids that are known to be in
-    use from elsewhere. by: the user named in the history of those jobs.
+    Args: hold: put unfinished jobs on hold, since they may have run meanwhile. ids_in_use: ids known from elsewhere to
+    be in use. by: the user named in the history of those jobs.
     Raises: NotFound, Refused, StoreBroken when the backup is damaged, of a newer release or something else; StoreFull.
     """
     check_library()
@@ -141,7 +141,7 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
 
 
 def _refuse_target(database: str, target: str) -> None:
-    """Neither the table itself nor what is no backup may be written over."""
+    """Refuse to overwrite the table itself or a file that is not a backup."""
     folder = os.path.dirname(target)
     if not os.path.isdir(folder):
         raise NotFound(f"there is no folder {folder}", f"make it with: mkdir -p {shlex.quote(folder)}")
@@ -155,7 +155,7 @@ def _refuse_target(database: str, target: str) -> None:
 
 
 def _check_trusted(source: str, found: os.stat_result) -> None:
-    """Refuse what somebody else wrote, or could have: its jobs run as whoever it says, root among them."""
+    """Refuse a file that others wrote, or could have: its jobs run as any user it names, including root."""
     if not stat.S_ISREG(found.st_mode):
         raise Refused(f"{source} is no file", "name a backup that was made with: gpusched backup FILE")
     if found.st_uid not in (0, os.geteuid()):
@@ -211,7 +211,7 @@ def _counts(db: sqlite3.Connection) -> tuple[int, int]:
 
 
 def _use_ids_up(copy: sqlite3.Connection, database: str, ids_in_use: Iterable[int]) -> None:
-    """What the table that is replaced has given away, as far as it can be read, is not given again."""
+    """Reserve ids that the replaced table, as far as readable, has assigned."""
     last = {"jobs": max(ids_in_use, default=0), "pipelines": 0}
     try:
         if os.path.exists(database):
@@ -229,7 +229,7 @@ def _use_ids_up(copy: sqlite3.Connection, database: str, ids_in_use: Iterable[in
 
 
 def _hold(copy: sqlite3.Connection, by: str) -> tuple[int, ...]:
-    """Nothing starts by itself that may have run since the backup was made."""
+    """Hold jobs that may have run since the backup was made, so that none starts by itself."""
     found = copy.execute("SELECT id FROM jobs WHERE end_at IS NULL AND hold IS NULL ORDER BY id").fetchall()
     ids = tuple(int(job_id) for (job_id,) in found)
     now = time.time()
@@ -245,7 +245,7 @@ def _hold(copy: sqlite3.Connection, by: str) -> tuple[int, ...]:
 
 
 def _put_aside(database: str) -> str | None:
-    """Give the table that is there a second name, with all of it in one file if it can be opened at all."""
+    """Give the existing table a second name, merged into one file if it can be opened at all."""
     if not os.path.exists(database):
         _remove(*(database + suffix for suffix in SIDE_FILES))
         return None
@@ -320,7 +320,7 @@ def _is_ours_alone(folder: str) -> bool:
 
 
 def _copy_out(source: str, target: str) -> None:
-    """Copy a file of ours to a name there, whole or not at all, for its owner alone. Raises: OSError."""
+    """Copy our file to a name in another folder, completely or not at all, for its owner alone. Raises: OSError."""
     folder, name = os.path.split(target)
     part = f"{name}.part-{os.getpid()}"
     around = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -349,7 +349,7 @@ def _copy_out(source: str, target: str) -> None:
 
 
 def _copy_in(source: str, target: str, check: Callable[[os.stat_result], None]) -> None:
-    """Copy a file there to a new one of ours. Raises: OSError; what `check` raises of the very file that is copied."""
+    """Copy an outside file to a new one of ours. Raises: OSError; errors of `check` on the very file being copied."""
     # Without waiting for somebody at the other end of a pipe.
     out = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -1,8 +1,8 @@
-"""Whether the files that SQLite has open are still those that lie at the database's path.
+"""Whether the files that SQLite has open are still those at the database's path.
 
-SQLite goes on with a file that was deleted, replaced or emptied, and its commits are then in nothing that outlives the
-process. A look costs three stats. The file is opened here once and for all: to close any descriptor of it would drop
-the locks of this process's connections.
+SQLite continues with a file that was deleted, replaced or truncated, and its commits are then lost with the process.
+A check costs three stats. The file is opened here once and kept open: closing any descriptor of it would drop the
+locks of this process's connections.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from contextlib import closing
 from gpusched.errors import BrokenInvariant, GpuschedError, NotReady, StoreBroken, StoreFull
 
 RESCUED = ".rescued"
-"""Behind the name of a database that was deleted: a copy of what it held, which the next daemon goes on with."""
+"""Suffix for the copy of a deleted database, with which the next daemon continues."""
 REPLACED = ".replaced"
-"""Behind the name of a database in whose place another file was put: a copy of what it held."""
+"""Suffix for the copy of a database that was replaced by another file."""
 RESTART = "gpusched daemon stop; gpusched daemon start (on a server: systemctl restart gpusched)"
 SIDE_FILES = ("-wal", "-shm")
 COPY_AGAIN_S = 60.0
-"""Between attempts to make a copy: each fills what is left of a full disk."""
+"""Interval between attempts to copy: each fills what is left of a full disk."""
 _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
 _CHANGES = slice(24, 28)
-"""Of the header: a count that grows with the changes. Source: section 1.3 of https://sqlite.org/fileformat2.html."""
+"""Change counter in the header. Source: section 1.3 of https://sqlite.org/fileformat2.html."""
 
 
 class DatabaseFile:
@@ -47,13 +47,13 @@ class DatabaseFile:
         self.note_write()
 
     def note_write(self) -> None:
-        """This process has written to it, or may have."""
+        """Note that this process has written to it, or may have."""
         status = os.fstat(self._fd)
         self._written = status.st_mtime_ns, status.st_size
         self._header = os.pread(self._fd, _HEADER_BYTES, 0)
 
     def problem(self, connection: sqlite3.Connection) -> StoreBroken | None:
-        """What became of it; None while it is what was opened. A copy is made of one that is gone from its path.
+        """What became of it; None while unchanged. Copies a file that is gone from its path.
 
         Args: connection: one that has it open.
         """
@@ -81,7 +81,7 @@ class DatabaseFile:
         return None
 
     def lost_side_file(self) -> str | None:
-        """The write-ahead log or its index, if it is no longer the file that SQLite has open."""
+        """The write-ahead log or its index, if no longer the file that SQLite has open."""
         for suffix in SIDE_FILES:
             try:
                 status = os.stat(self.path + suffix)
@@ -95,11 +95,11 @@ class DatabaseFile:
         return None
 
     def forget_side_files(self) -> None:
-        """They were made again."""
+        """Reset after they were recreated."""
         self._side_ids.clear()
 
     def close(self) -> None:
-        """To be called when the connections of the process are closed."""
+        """Call it once the connections of the process are closed."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -118,7 +118,7 @@ class DatabaseFile:
         return StoreBroken(text, f"put the file back (a copy: {self._copy}); or go on with the new one: {RESTART}")
 
     def _is_own(self, size: int, connection: sqlite3.Connection) -> bool:
-        """Whether SQLite can have written this, as another program that has the database open does."""
+        """Whether SQLite can have written this on behalf of another program that has the database open."""
         header = os.pread(self._fd, _HEADER_BYTES, 0)
         if not header.startswith(_MAGIC) or len(header) < _HEADER_BYTES:
             return False
@@ -129,10 +129,10 @@ class DatabaseFile:
         return True
 
     def _can_have(self, size: int, connection: sqlite3.Connection) -> bool:
-        """Whether the file has this size when somebody else brings the write-ahead log into it.
+        """Whether the file may have this size after another process's checkpoint.
 
-        The commits of one connection all leave the same count. The file grows page by page to what has been
-        committed; what is free at its end is cut off in one step.
+        All commits of one connection leave the same count. The file grows page by page to the committed size; free
+        space at its end is cut off in one step.
         """
         try:
             pages, page_bytes = (
@@ -144,7 +144,7 @@ class DatabaseFile:
 
 
 def use_rescued(path: str) -> bool:
-    """Put the copy of a database that was deleted in its place; whether that was done. Before the database is opened.
+    """Restore the copy of a deleted database before it is opened; returns whether there was one.
 
     Raises: OSError.
     """
@@ -162,7 +162,7 @@ def use_rescued(path: str) -> bool:
 
 
 def remove_if_there(path: str) -> None:
-    """Remove a file that may be there. Raises: OSError for any other reason."""
+    """Remove a file, existing or not. Raises: OSError for any other reason."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -170,7 +170,7 @@ def remove_if_there(path: str) -> None:
 
 
 def _copy(connection: sqlite3.Connection, target: str) -> str:
-    """Copy all that is recorded to a new file, whole or not at all. Raises: OSError, sqlite3.Error."""
+    """Copy all recorded data to a new file, completely or not at all. Raises: OSError, sqlite3.Error."""
     part = f"{target}.part"
     remove_if_there(part)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -192,7 +192,7 @@ _BUSY = ("database is locked", "database table is locked", "locking protocol")
 
 
 def explain(error: Exception, path: str) -> GpuschedError:
-    """The error to raise in place of one that came up while working on the database at `path`."""
+    """Translate an error that occurred while working on the database at `path`."""
     text = str(error)
     if isinstance(error, OSError):
         return _explain_os_error(error, path)
@@ -223,7 +223,6 @@ def _hint_for_read_only(path: str) -> str:
 
 
 def disk_full(path: str) -> StoreFull:
-    """The disk takes no more."""
     return StoreFull(
         f"the disk that holds the database {path} is full; nothing was recorded",
         f"free space there, see: df -h {_folder(path)}",
@@ -231,7 +230,7 @@ def disk_full(path: str) -> StoreFull:
 
 
 def damaged(path: str, detail: str) -> StoreBroken:
-    """The file is damaged, or no database of ours."""
+    """The file is damaged, or not a database of ours."""
     return StoreBroken(
         f"the database {path} is damaged ({detail})",
         f"look closer with: gpusched doctor; to start afresh, move it away: mv {path} {path}.damaged",
@@ -239,7 +238,7 @@ def damaged(path: str, detail: str) -> StoreBroken:
 
 
 def not_ours(path: str, tables: list[str]) -> StoreBroken:
-    """The file is a database of something else."""
+    """The file is another program's database."""
     return StoreBroken(
         f"{path} is a database, but not gpusched's: it holds {', '.join(tables[:3])}",
         f"move it away: mv {path} {path}.other; or choose another place with GPUSCHED_HOME",

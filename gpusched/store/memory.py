@@ -1,4 +1,4 @@
-"""The job table in memory: the promises of `ports.Store` without a file, for simulations and tests.
+"""The job table in memory: keeps the promises of `ports.Store` without a file, for simulations and tests.
 
 Values are frozen, so nothing is copied. Nothing survives the object.
 """
@@ -25,7 +25,7 @@ V = TypeVar("V")
 
 
 class MemoryStore:
-    """A table that lives as long as the object; `ports.Store` says what each method promises."""
+    """A table that lives as long as the object; see `ports.Store` for its methods."""
 
     def __init__(self) -> None:
         self.inventory: dict[str, GpuReading] = {}
@@ -58,15 +58,15 @@ class MemoryStore:
         return dict(sorted(self._drains.items()))
 
     def load_clearances(self) -> list[Clearance]:
-        """When each GPU was last said to be well, by UUID."""
+        """Newest clearance of each GPU, by UUID."""
         return [self._clearances[uuid] for uuid in sorted(self._clearances)]
 
     def load_fences(self) -> dict[int, float]:
-        """From when on nothing passes pending jobs that have had a reservation, by job."""
+        """Start of the fence of each pending job that has had a reservation, by job: nothing passes it afterwards."""
         return dict(sorted(self._fences.items()))
 
     def load_kept_places(self) -> dict[int, Placement]:
-        """Where room was last reserved for pending jobs past their fence, by job."""
+        """Last reserved placement of each pending job past its fence, by job."""
         return dict(sorted(self._kept_places.items()))
 
     def load_usage(self) -> list[Usage]:
@@ -78,7 +78,7 @@ class MemoryStore:
         return [self._reservations[name] for name in sorted(self._reservations)]
 
     def load_estimates(self, limit: int) -> list[Estimate]:
-        """The newest this many by job id, newest first."""
+        """The newest `limit` estimates by job id, newest first."""
         return [self._estimates[job_id] for job_id in sorted(self._estimates, reverse=True)[:limit]]
 
     def load_alerts(self) -> list[Alert]:
@@ -86,19 +86,17 @@ class MemoryStore:
         return sorted(self._alerts.values(), key=lambda alert: (alert.at, alert.key))
 
     def next_job_id(self) -> int:
-        """One above every id ever used."""
         return self._next_id
 
     def next_pipeline(self) -> int:
-        """One above the number of every pipeline ever recorded."""
         return self._next_pipeline
 
     def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
-        """Those of these pipelines that exist, by number."""
+        """The existing ones of these pipelines, by number."""
         return [self._pipelines[number] for number in sorted(set(numbers) & self._pipelines.keys())]
 
     def commit(self, changes: Changes) -> None:
-        """Record all of it, or nothing. Raises: BrokenInvariant for what the table on disk would refuse."""
+        """Record all changes or none. Raises: BrokenInvariant where the table on disk would refuse them."""
         problem = self._refusal(changes)
         if problem:
             raise BrokenInvariant(f"the job table refused a record: {problem}")
@@ -131,7 +129,7 @@ class MemoryStore:
         _put_or_drop(self._alerts, changes.alerts)
 
     def _refusal(self, changes: Changes) -> str | None:
-        """What the CHECK and FOREIGN KEY clauses of the table on disk would object to."""
+        """What the CHECK and FOREIGN KEY clauses of the table on disk would reject."""
         for job in changes.jobs.values():
             if job.id < 1 or not job.spec.name or not NICE_MIN <= job.spec.nice <= NICE_MAX:
                 return f"job {job.id} named {job.spec.name!r} with nice {job.spec.nice}"
@@ -166,15 +164,15 @@ class MemoryStore:
         return None
 
     def lost(self) -> GpuschedError | None:
-        """There is no file to lose."""
+        """None: there is no file to lose."""
         return None
 
     def changed(self) -> bool:
-        """Nobody else can write to it."""
+        """False: there is no other writer."""
         return False
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
-        """Jobs of the whole table, final ones included, by ascending id."""
+        """Matching jobs of the whole table, including final ones, by ascending id."""
         found = [
             job
             for job in self._jobs.values()
@@ -199,7 +197,7 @@ class MemoryStore:
         ]
 
     def events(self, job_id: int) -> list[JobEvent]:
-        """The job's story, oldest first."""
+        """The job's history, oldest first."""
         return list(self._events.get(job_id, ()))
 
     def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
@@ -215,17 +213,17 @@ class MemoryStore:
         ]
 
     def array_around(self, job_id: int) -> Job | None:
-        """The array that this id belongs to as that of a task."""
+        """The array whose task this id is."""
         before = [job for job in self._jobs.values() if job.is_array and job.id < job_id]
         array = max(before, key=lambda job: job.id, default=None)
         return array if array is not None and job_id <= array.last_id else None
 
     def known_payloads(self, shas: Iterable[str]) -> set[str]:
-        """Those of these texts that are stored."""
+        """The stored ones of these payloads."""
         return {sha for sha in shas if sha in self._payloads}
 
     def payload_bytes_of(self, uid: int) -> int:
-        """Bytes of the texts of a user's jobs."""
+        """Total bytes of a user's scripts and environments."""
         launches = [job.spec.launch for job in self._jobs.values() if job.uid == uid]
         shas = {sha for launch in launches for sha in (launch.script_sha, launch.env_sha)}
         return sum(len(body) for sha, body in self._payloads.items() if sha in shas)
@@ -235,7 +233,7 @@ class MemoryStore:
         return self._payloads[sha]
 
     def usage_sums(self, by: str, wanted: JobFilter, since: float, now: float) -> list[UsageSum]:
-        """What the runs of these jobs held between two instants."""
+        """Resources held by the runs of these jobs between two instants."""
         sizes = {
             gpu.uuid: gpu.vram_total_mib
             for reading in self.inventory.values()
@@ -272,14 +270,14 @@ class MemoryStore:
         return max((job.id for job in self._jobs.values() if job.uid == uid), default=None)
 
     def job_of_key(self, uid: int, key: str) -> Job | None:
-        """Newest job of this user that was submitted with this key."""
+        """Newest job that this user submitted with this key."""
         found = (job for job in self._jobs.values() if (job.uid, job.spec.key, job.array_id) == (uid, key, None))
         return max(found, key=lambda job: job.id, default=None)
 
     # --- letting go -------------------------------------------------------------------------------
 
     def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
-        """The first `limit` jobs that ended before an instant, by end and id, after this end and id."""
+        """The first `limit` jobs that ended before an instant, by end and id, following this end and id."""
         ended = ((job.end_at, job.id, job) for job in self._jobs.values() if job.end_at is not None)
         found = sorted(one for one in ended if one[0] < before and one[:2] > after)
         return [job for _, _, job in found[:limit]]
@@ -289,7 +287,7 @@ class MemoryStore:
         return [(job.id, job.end_at) for job in self.jobs(JobFilter(pipelines=frozenset({pipeline})))]
 
     def prune(self, jobs: Iterable[int], pipelines: Iterable[int] = ()) -> None:
-        """Forget these jobs with all that is theirs, and these pipelines."""
+        """Delete these jobs with all their records, and these pipelines."""
         for job_id in jobs:
             self._jobs.pop(job_id, None)
             self._active.pop(job_id, None)
@@ -302,7 +300,7 @@ class MemoryStore:
             self._pipelines.pop(number, None)
 
     def used_payloads(self, after: int, limit: int) -> tuple[int | None, set[str]]:
-        """What the next `limit` jobs after this id need: the last id, None at the end, and SHA-256s."""
+        """Payloads of the next `limit` jobs after this id: the last id, None at the end, and SHA-256s."""
         ids = sorted(job_id for job_id in self._jobs if job_id > after)[:limit]
         launches = [self._jobs[job_id].spec.launch for job_id in ids]
         shas = {sha for launch in launches for sha in (launch.script_sha, launch.env_sha) if sha is not None}
@@ -313,12 +311,12 @@ class MemoryStore:
         return sorted(sha for sha in self._payloads if sha > after)[:limit]
 
     def drop_payloads(self, shas: Iterable[str]) -> None:
-        """Forget these scripts and environments."""
+        """Delete these scripts and environments."""
         for sha in shas:
             self._payloads.pop(sha, None)
 
     def give_back(self, pages: int) -> bool:
-        """There is no disk to give anything back to."""
+        """False: there is no disk space to give back."""
         return False
 
     # --- upkeep -----------------------------------------------------------------------------------
@@ -328,7 +326,7 @@ class MemoryStore:
         self.inventory[node] = reading
 
     def check(self) -> str | None:
-        """Nothing can be damaged."""
+        """None: nothing can be damaged."""
         return None
 
     def close(self) -> None:

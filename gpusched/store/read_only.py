@@ -1,4 +1,4 @@
-"""A look at the table for the doctor, from outside: nothing is written, whether or not the daemon runs."""
+"""Reads the table from outside, for the doctor: writes nothing, whether or not the daemon runs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gpusched.store.sqlite import BUSY_TIMEOUT_S, SqliteStore
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """What was found. With a problem the rest may be unknown."""
+    """Findings. With a problem, the rest may be unknown."""
 
     problem: str | None = None
     hint: str = ""
     schema: int | None = None
     newest_at: float | None = None
-    """The last submission or end that is recorded."""
+    """The last recorded submission or end."""
 
     @property
     def is_older(self) -> bool:
-        """Whether the daemon will bring it up to date when it starts."""
+        """Whether the daemon will migrate it when it starts."""
         return self.schema is not None and self.schema < len(MIGRATIONS)
 
 
 def store_status(path: str, *, thoroughly: bool) -> StoreStatus | None:
-    """What is there; None when there is no table. Args: thoroughly: also look for damage, which reads all of it."""
+    """Examine the table; None when there is none. Args: thoroughly: also look for damage, which reads all of it."""
     if not os.path.exists(path) or not os.path.getsize(path):
         return None
     try:
@@ -43,9 +43,9 @@ def store_status(path: str, *, thoroughly: bool) -> StoreStatus | None:
 
 
 def open_to_read(path: str) -> SqliteStore:
-    """The table for questions alone: whatever would write is refused by SQLite, whether or not the daemon runs.
+    """Open the table for queries alone: SQLite refuses any write, whether or not the daemon runs.
 
-    Raises: NotFound when there is none; Forbidden when the file is not the caller's to read; StoreBroken; NotReady.
+    Raises: NotFound when there is none; Forbidden when the caller may not read the file; StoreBroken; NotReady.
     """
     try:
         is_there = os.stat(path).st_size > 0

@@ -1,6 +1,6 @@
-"""How values become rows of columns, and how they come back: one column for each field, by its type.
+"""Conversion of values to rows and back: one column per field, by its type.
 
-    str                as it is; what TEXT cannot hold, as a JSON string
+    str                as it is; as a JSON string if TEXT cannot hold it
     bool, Enum         a number, its word
     a value, a tuple   a JSON document with every field, so that a later default changes no old job
 
@@ -34,7 +34,7 @@ _needs_quoting = re.compile('\\A"|[\0\ud800-\udfff]').search
 
 
 def pack_text(text: str) -> str:
-    """A text as TEXT can hold it: itself nearly always, else a JSON string."""
+    """Encode a text for a TEXT column: as it is, or rarely as a JSON string."""
     if text.isprintable() and text[:1] != '"':
         # Nearly all are; this costs a quarter of the expression.
         return text
@@ -42,18 +42,16 @@ def pack_text(text: str) -> str:
 
 
 def unpack_text(stored: str) -> str:
-    """The text that was packed."""
     return str(loads(stored)) if stored.startswith('"') else stored
 
 
 def pack(value: object) -> str:
-    """A value as a JSON document."""
     return encode(value).decode()
 
 
 @lru_cache(maxsize=256)
 def unpack_gpus(stored: str) -> tuple[GpuShare, ...]:
-    """What a run holds of GPUs: few lists, each of many runs. Raises: ValueError when it is no such list."""
+    """Decode GPU shares: few distinct lists, each shared by many runs. Raises: ValueError for an invalid one."""
     return decode(stored, tuple[GpuShare, ...])
 
 
@@ -61,7 +59,7 @@ Change = Callable[[Any], Any]
 
 
 def _changes(kind: Any) -> tuple[Change, Change] | None:
-    """How a value of this type is put into a column and taken out; None when it goes as it is, as no value does."""
+    """Encoder and decoder for columns of this type; None when values are stored unchanged, as NULL always is."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         (kind,) = [part for part in parts if part is not types.NoneType]
@@ -80,10 +78,10 @@ def _changes(kind: Any) -> tuple[Change, Change] | None:
 
 
 class Columns(Generic[V]):
-    """The fields of a value, each in a column of its name, less those that are kept otherwise."""
+    """The fields of a value, each in a column of its name, except those stored otherwise."""
 
     def __init__(self, kind: type[V], without: Collection[str] = (), first: Sequence[str] = ()) -> None:
-        """Args: first: the columns that come before the others."""
+        """Args: first: columns that precede the others."""
         found = {one.name: _changes(one.type) for one in fields(kind) if one.name not in without}
         self.names = (*first, *(name for name in found if name not in first))
         self._kind = kind
@@ -91,7 +89,6 @@ class Columns(Generic[V]):
         self._changes = [(at, *change) for at, name in enumerate(self.names) if (change := found[name]) is not None]
 
     def row(self, value: V) -> list[Any]:
-        """The columns of a value."""
         row = list(self._get(value))
         for at, into, _ in self._changes:
             if (part := row[at]) is not None:
@@ -99,7 +96,7 @@ class Columns(Generic[V]):
         return row
 
     def values(self, row: Row) -> list[Any]:
-        """The fields in these columns. Raises: KeyError, TypeError, ValueError when they make no sense."""
+        """Decode the fields in these columns. Raises: KeyError, TypeError, ValueError for invalid ones."""
         parts = list(row)
         for at, _, out in self._changes:
             if (stored := parts[at]) is not None:
@@ -107,7 +104,7 @@ class Columns(Generic[V]):
         return parts
 
     def read(self, row: Row) -> V:
-        """The value in these columns, all of them present. Raises: as `values`."""
+        """Decode the value in these columns, all of them present. Raises: as `values`."""
         return self._kind(**dict(zip(self.names, self.values(row), strict=True)))
 
 
@@ -120,9 +117,9 @@ _SPEC_COLUMNS = frozenset(
         *("hold", "qos", "deadline_at", "reservation", "key", "pipeline"),
     }
 )
-"""Parts of a spec with a column each."""
+"""Parts of a spec with their own columns."""
 EXTRAS = tuple(name for name in JobSpec.__struct_fields__ if name not in _SPEC_COLUMNS)
-"""The others, which few jobs have: one document of those that are not the default."""
+"""The remaining, rarely used ones: one document of those that differ from the default."""
 _SPECS = Columns(JobSpec, without=EXTRAS)
 _EXTRAS = {one.name: one for one in fields(JobSpec) if one.name in EXTRAS}
 _SHARED = tuple(_SPECS.names.index(name) for name in ("request", "launch", "retry"))
@@ -146,19 +143,19 @@ def spec_row(spec: JobSpec) -> list[Any]:
 
 
 def job_row(job: Job, spec: Sequence[Any]) -> list[Any]:
-    """JOB_COLUMNS of a job whose spec has been packed already."""
+    """JOB_COLUMNS of a job whose spec has already been packed."""
     return [*_JOBS.row(job), *spec]
 
 
 class JobReader:
-    """Makes jobs of rows. What is equal becomes one object: specs, requests, launches, retry rules, user names."""
+    """Builds jobs from rows. Equal parts become one object: specs, requests, launches, retry rules, user names."""
 
     def __init__(self) -> None:
         self._specs: dict[Row, JobSpec] = {}
         self._shared: dict[Any, Any] = {}
 
     def job(self, row: Row) -> Job:
-        """The job of JOB_COLUMNS. Raises: KeyError, TypeError, ValueError when the row makes no sense."""
+        """Decode JOB_COLUMNS. Raises: KeyError, TypeError, ValueError for an invalid row."""
         parts = dict(zip(_JOBS.names, _JOBS.values(row[:_OF_JOB]), strict=True))
         parts["user"] = self._shared.setdefault(parts["user"], parts["user"])
         stored = row[_OF_JOB:]
@@ -187,13 +184,13 @@ USAGE_COLUMNS = ("account", "user", "gpu_s", "vram_mib_s", "cpu_s", "mem_mib_s",
 
 
 def usage_row(usage: Usage) -> tuple[Any, ...]:
-    """USAGE_COLUMNS of what a user has used."""
+    """USAGE_COLUMNS of a user's usage."""
     used = usage.used
     amounts = (used.gpus, used.vram_mib, used.cpus, used.mem_mib)
     return (pack_text(usage.account), pack_text(usage.user), *amounts, usage.at)
 
 
 def read_usage(row: Row) -> Usage:
-    """The usage of USAGE_COLUMNS."""
+    """Decode USAGE_COLUMNS."""
     account, user, *amounts, at = row
     return Usage(unpack_text(account), unpack_text(user), Resources(*amounts), at)

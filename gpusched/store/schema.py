@@ -1,9 +1,9 @@
-"""Bringing a database up to date, one numbered SQL file after the other.
+"""Migration of a database, one numbered SQL file after the other.
 
-sqlite-utils keeps the record of what was applied, each migration in one transaction with its record and
+sqlite-utils records what was applied, each migration in one transaction with its record and
 the new `PRAGMA user_version`: one that fails leaves no trace. It is imported only when there is something
 to do, which is once per upgrade; it costs as much as the rest of the daemon's start. Two processes that
-apply at once would trip over each other, so it happens under a file lock beside the database.
+migrate at once would collide, so a file lock beside the database is held.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ MIGRATIONS = (
     *("0001_job_table", "0002_policy", "0003_workflows", "0004_gpu_clearances", "0005_operation"),
     "0006_fences",
 )
-"""In order; a released one never changes. The database's `user_version` is how many were applied."""
+"""In order; a released one never changes. The database's `user_version` counts the applied ones."""
 
 LOCK_TIMEOUT_S = 60.0
 SET_NAME = "gpusched"
 
 
 def ensure_schema(connection: sqlite3.Connection, path: str, migrations: tuple[str, ...] = MIGRATIONS) -> None:
-    """Bring the database up to date if it is behind; leave one that is current alone.
+    """Migrate the database if it is behind; leave a current one alone.
 
-    Raises: StoreBroken when it is newer than this release or something else's, NotReady when another process
-    is at it for too long, and sqlite3.Error.
+    Raises: StoreBroken when it is newer than this release or another program's, NotReady when another process
+    migrates it for too long, and sqlite3.Error.
     """
     if _is_current(connection, path, migrations):
         return
@@ -92,7 +92,7 @@ def _step(name: str, version: int) -> Any:
 
 
 def statements(name: str) -> Iterator[str]:
-    """The statements of a migration; run one by one, since `executescript` would commit first."""
+    """Statements of a migration; run one by one, since `executescript` would commit first."""
     text = ""
     for line in (SQL_FOLDER / f"{name}.sql").read_text(encoding="utf-8").splitlines(keepends=True):
         text += line

@@ -34,12 +34,12 @@ OLDEST_SQLITE = (3, 37, 0)
 """The first with STRICT tables."""
 BUSY_TIMEOUT_S = 5.0
 WAL_KEPT_BYTES = 64 << 20
-"""A write-ahead log that grew larger in a burst is cut back to this."""
+"""A write-ahead log that grew larger in a burst is truncated to this."""
 
 _INCREMENTAL = 2
-"""Of `PRAGMA auto_vacuum`."""
+"""Value of `PRAGMA auto_vacuum`."""
 _KEPT_FREE = 16
-"""One page in this many may stay free: the next jobs take it."""
+"""One page in this many may stay free: the next jobs use it."""
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -47,7 +47,7 @@ V = TypeVar("V")
 
 
 class SqliteStore:
-    """The job table on disk; `ports.Store` says what each method promises. For one thread."""
+    """The job table on disk; see `ports.Store` for its methods. For one thread."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._db = connection
@@ -61,10 +61,10 @@ class SqliteStore:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> SqliteStore:
-        """Open the table, made or brought up to date where needed; readable by its owner alone.
+        """Open the table, creating or migrating it if needed; readable by its owner alone.
 
-        Raises: StoreBroken when the file is damaged or newer than this release; NotReady when it cannot
-        be written, or another process holds it; StoreFull.
+        Raises: StoreBroken when the file is damaged or newer than this release; NotReady when it is not
+        writable, or another process holds it; StoreFull.
         """
         path = os.path.abspath(os.fspath(path))
         check_library()
@@ -97,15 +97,15 @@ class SqliteStore:
         return dict(self._rows(_texts, sql.DRAINS))
 
     def load_clearances(self) -> list[Clearance]:
-        """When each GPU was last said to be well, by UUID."""
+        """Newest clearance of each GPU, by UUID."""
         return self._rows(rows.CLEARANCES.read, sql.CLEARANCES)
 
     def load_fences(self) -> dict[int, float]:
-        """From when on nothing passes pending jobs that have had a reservation, by job."""
+        """Start of the fence of each pending job that has had a reservation, by job: nothing passes it afterwards."""
         return dict(self._rows(_fence, sql.FENCES))
 
     def load_kept_places(self) -> dict[int, Placement]:
-        """Where room was last reserved for pending jobs past their fence, by job."""
+        """Last reserved placement of each pending job past its fence, by job."""
         return dict(self._rows(_kept_place, sql.KEPT_PLACES))
 
     def load_usage(self) -> list[Usage]:
@@ -117,7 +117,7 @@ class SqliteStore:
         return sorted(self._rows(rows.RESERVATIONS.read, sql.RESERVATIONS), key=lambda entry: entry.name)
 
     def load_estimates(self, limit: int) -> list[Estimate]:
-        """The newest this many by job id, newest first."""
+        """The newest `limit` estimates by job id, newest first."""
         return self._rows(rows.ESTIMATES.read, sql.ESTIMATES, (limit,))
 
     def load_alerts(self) -> list[Alert]:
@@ -125,17 +125,16 @@ class SqliteStore:
         return self._rows(rows.ALERTS.read, sql.ALERTS)
 
     def next_job_id(self) -> int:
-        """One above every id ever used, also after old jobs were pruned."""
+        """One above every id ever used, even after old jobs were pruned."""
         found = self._rows(_first, sql.LARGEST_ID_EVER)
         return int(found[0]) + 1 if found else 1
 
     def next_pipeline(self) -> int:
-        """One above the number of every pipeline ever recorded."""
         found = self._rows(_first, sql.LAST_PIPELINE)
         return int(found[0]) + 1 if found else 1
 
     def commit(self, changes: Changes) -> None:
-        """Record all of it in one transaction, durably."""
+        """Record all changes in one transaction, durably."""
         if not changes:
             return
         with self._transaction() as db:
@@ -191,13 +190,13 @@ class SqliteStore:
                 db.execute(sql.USE_IDS_UP, (last_id,))
 
     def _spec_row(self, spec: JobSpec) -> list[Any]:
-        """Its columns; the tasks of an array, which come one after the other, have the same spec."""
+        """Its columns; cached, as consecutive tasks of an array have the same spec."""
         if self._packed is None or self._packed[0] is not spec:
             self._packed = spec, rows.spec_row(spec)
         return self._packed[1]
 
     def lost(self) -> GpuschedError | None:
-        """What became of the file, if it is not the one any more that is open; a lost write-ahead log is made again."""
+        """What became of the file, if it is no longer the open one; recreates a lost write-ahead log."""
         if self._file is None:
             return None
         problem = self._file.problem(self._db)
@@ -206,7 +205,7 @@ class SqliteStore:
         return problem
 
     def _reopen(self, file: DatabaseFile, side_file: str) -> StoreBroken | None:
-        """Bring all that is in the lost file, which is open still, into the database, and begin with a new one."""
+        """Merge the lost file, which is still open, into the database, and begin a new one."""
         try:
             busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if not busy:
@@ -228,7 +227,7 @@ class SqliteStore:
         return None
 
     def changed(self) -> bool:
-        """Whether somebody else wrote to the table since the last call."""
+        """Whether another process wrote to the table since the last call."""
         before, self._version = self._version, self._data_version()
         return before != self._version
 
@@ -239,7 +238,7 @@ class SqliteStore:
     # --- questions --------------------------------------------------------------------------------
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
-        """Jobs of the whole table, final ones included, by ascending id."""
+        """Matching jobs of the whole table, including final ones, by ascending id."""
         conditions, values = _conditions(wanted)
         if wanted.since is not None:
             conditions.append("(end_at IS NULL OR end_at >= ?)")
@@ -257,29 +256,29 @@ class SqliteStore:
         return self._rows(rows.RUNS.read, sql.RUNS_OF_JOBS, (dumps(list(job_ids)),))
 
     def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
-        """Those of these pipelines that exist, by number."""
+        """The existing ones of these pipelines, by number."""
         return self._rows(rows.PIPELINES.read, sql.PIPELINES, (dumps(list(numbers)),))
 
     def events(self, job_id: int) -> list[JobEvent]:
-        """The job's story, oldest first."""
+        """The job's history, oldest first."""
         return self._rows(rows.EVENTS.read, sql.EVENTS_OF_JOB, (job_id,))
 
     def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
-        """Ended tasks of these arrays: array, state, how many, and the largest exit code among them."""
+        """Ended tasks of these arrays: array, state, number of tasks, and their largest exit code."""
         wanted = dumps(sorted(array_ids))
         return self._rows(lambda row: (row[0], JobState(row[1]), row[2], row[3]), sql.TASK_TALLIES, (wanted,))
 
     def array_around(self, job_id: int) -> Job | None:
-        """The array that this id belongs to as that of a task, whether or not the task has a row."""
+        """The array whose task this id is, whether or not the task has a row."""
         found = self._rows(rows.JobReader().job, sql.ARRAY_BEFORE, (job_id,))
         return found[0] if found and job_id <= found[0].last_id else None
 
     def known_payloads(self, shas: Iterable[str]) -> set[str]:
-        """Those of these texts that are stored."""
+        """The stored ones of these payloads."""
         return set(self._rows(_first, sql.KNOWN_PAYLOADS, (dumps(list(shas)),)))
 
     def payload_bytes_of(self, uid: int) -> int:
-        """Bytes of the texts of a user's jobs."""
+        """Total bytes of a user's scripts and environments."""
         return int(self._rows(_first, sql.PAYLOAD_BYTES_OF_USER, {"uid": uid})[0])
 
     def payload(self, sha: str) -> bytes:
@@ -290,7 +289,7 @@ class SqliteStore:
         return bytes(found[0])
 
     def usage_sums(self, by: str, wanted: JobFilter, since: float, now: float) -> list[UsageSum]:
-        """What the runs of these jobs held between two instants, summed by user, account or queue."""
+        """Resources held by the runs of these jobs between two instants, by user, account or queue."""
         if by not in GROUPS:
             raise KeyError(by)
         conditions, values = _conditions(wanted)
@@ -312,14 +311,14 @@ class SqliteStore:
         return None if found is None else int(found)
 
     def job_of_key(self, uid: int, key: str) -> Job | None:
-        """Newest job of this user that was submitted with this key."""
+        """Newest job that this user submitted with this key."""
         found = self._rows(rows.JobReader().job, sql.JOB_OF_KEY, (uid, rows.pack_text(key)))
         return found[0] if found else None
 
     # --- jobs that ended long ago --------------------------------------------------------------------
 
     def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
-        """The first `limit` jobs that ended before an instant, by end and id, after this end and id."""
+        """The first `limit` jobs that ended before an instant, by end and id, following this end and id."""
         return self._rows(rows.JobReader().job, sql.ENDED_JOBS, (before, *after, limit))
 
     def pipeline_ends(self, pipeline: str) -> list[tuple[int, float | None]]:
@@ -327,13 +326,13 @@ class SqliteStore:
         return self._rows(tuple, sql.PIPELINE_ENDS, (rows.pack_text(pipeline),))
 
     def prune(self, jobs: Iterable[int], pipelines: Iterable[int] = ()) -> None:
-        """Forget these jobs with all that is theirs, and these pipelines; all or nothing."""
+        """Delete these jobs with all their records, and these pipelines; all or nothing."""
         with self._unhurried() as db:
             db.execute(sql.PRUNE_JOBS, (dumps(list(jobs)),))
             db.execute(sql.PRUNE_PIPELINES, (dumps(list(pipelines)),))
 
     def used_payloads(self, after: int, limit: int) -> tuple[int | None, set[str]]:
-        """What the next `limit` jobs after this id need: the last id, None at the end, and SHA-256s."""
+        """Payloads of the next `limit` jobs after this id: the last id, None at the end, and SHA-256s."""
         found = self._rows(tuple, sql.USED_PAYLOADS, (after, limit))
         return (found[-1][0] if found else None), {sha for row in found for sha in row[1:] if sha is not None}
 
@@ -342,12 +341,12 @@ class SqliteStore:
         return [sha for (sha,) in self._rows(tuple, sql.PAYLOAD_SHAS, (after, limit))]
 
     def drop_payloads(self, shas: Iterable[str]) -> None:
-        """Forget these scripts and environments."""
+        """Delete these scripts and environments."""
         with self._unhurried() as db:
             db.execute(sql.DROP_PAYLOADS, (dumps(list(shas)),))
 
     def give_back(self, pages: int) -> bool:
-        """Give free pages back to the disk; whether there are more. Never of a table that was not made for it."""
+        """Return free pages to the disk; True if more remain. Not for a table created without support for it."""
         if self.lost() is not None or self._pragma("auto_vacuum") != _INCREMENTAL:
             return False
         spare = self._pragma("freelist_count") - self._pragma("page_count") // _KEPT_FREE
@@ -363,7 +362,7 @@ class SqliteStore:
     # --- upkeep -----------------------------------------------------------------------------------
 
     def save_gpus(self, node: str, reading: GpuReading) -> None:
-        """Keep the inventory of a node, for history; not per poll."""
+        """Keep the inventory of a node, for history; not called per poll."""
         with self._transaction() as db:
             node = rows.pack_text(node)
             db.execute(sql.SEE_NODE, {"name": node, "driver": reading.driver_version, "at": reading.at})
@@ -379,7 +378,7 @@ class SqliteStore:
                 db.execute(sql.SEE_GPU, seen)
 
     def last_gpus(self) -> list[tuple[str, int, str, int | None]]:
-        """UUID, index, model and memory (MiB) of the cards that were there at the last look, by index."""
+        """UUID, index, model and memory (MiB) of the cards last seen, by index."""
         return self._rows(lambda row: (row[0], row[1], rows.unpack_text(row[2]), row[3]), sql.LAST_GPUS)
 
     def check(self) -> str | None:
@@ -396,7 +395,7 @@ class SqliteStore:
         return None
 
     def close(self) -> None:
-        """Checkpoint and release the file; closing twice does nothing."""
+        """Checkpoint and close the file; idempotent."""
         self._db.close()
         if self._file is not None:
             self._file.close()
@@ -427,7 +426,7 @@ class SqliteStore:
 
     @contextmanager
     def _unhurried(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that does not wait for the disk: the next commit that does takes it along, in order."""
+        """A transaction that does not wait for the disk: the next durable commit includes it, in order."""
         with self._explained():
             self._db.execute("PRAGMA synchronous = NORMAL")
         try:
@@ -451,7 +450,7 @@ class SqliteStore:
     def _rows(
         self, make: Callable[[rows.Row], T], query: str, values: Iterable[Any] | Mapping[str, Any] = ()
     ) -> list[T]:
-        """Every row of an answer as a value. Raises: StoreBroken for one that makes no sense."""
+        """Convert every row of a result. Raises: StoreBroken for an invalid one."""
         try:
             cursor = self._db.execute(query, values if isinstance(values, Mapping) else tuple(values))
         except (sqlite3.Error, OverflowError) as error:
@@ -474,7 +473,7 @@ def _put_or_drop(
     drop: str,
     row: Callable[[K, V], Sequence[Any]] = lambda key, value: (key, value),
 ) -> None:
-    """Write what has a value, delete by its key what has none."""
+    """Write each entry with a value; delete by key each without one."""
     for key, value in changes.items():
         if value is None:
             db.execute(drop, (rows.pack_text(key) if isinstance(key, str) else key,))
@@ -483,7 +482,7 @@ def _put_or_drop(
 
 
 def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
-    """Of the words that a filter names; a list goes as one JSON document."""
+    """Conditions of a filter's words; a list is passed as one JSON document."""
     conditions: list[str] = []
     values: list[str | float] = []
     named = [(column, ids) for column, ids in (("id", wanted.ids), ("array_id", wanted.arrays)) if ids]
@@ -529,7 +528,7 @@ def check_library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> Non
 
 
 def _make_private(path: str) -> None:
-    """The folder and an empty file, if missing, for the owner alone; SQLite's side files take the file's mode."""
+    """Create missing folder and empty file, for the owner alone; SQLite's side files take the file's mode."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -1,4 +1,4 @@
-"""The SQL of the job table. Lists of columns are in `rows`, so that a row and its statement agree."""
+"""The SQL of the job table. Column lists are in `rows`, so that a row and its statement agree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _upsert(table: str, columns: Sequence[str], key: Sequence[str]) -> str:
 
 PUT_JOB = _upsert("jobs", JOB_COLUMNS, IDENTITY_COLUMNS[:1])
 MOVE_JOB = f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in STATE_COLUMNS)} WHERE id = ?"
-"""Where a job stands and nothing of what was asked: the documents are neither encoded nor checked again."""
+"""The state of a job and nothing of its spec: documents are neither encoded nor checked again."""
 PUT_RUN = _upsert("runs", RUN_COLUMNS, RUN_COLUMNS[:2])
 TELL = _insert("job_events", EVENT_COLUMNS)
 PUT_PAYLOAD = "INSERT INTO payloads (sha, body) VALUES (?, ?) ON CONFLICT (sha) DO NOTHING"
