@@ -1,9 +1,9 @@
-"""Settings from defaults, the TOML file, the environment and explicit values, the later ones winning.
+"""Settings from defaults, the TOML file, the environment and explicit values, later ones overriding earlier ones.
 
-schema          the settings there are, from `model.settings`
-toml_lines      where in a file a key was written
-contradictions  what single values do not show: circles, unknown names, guarantees above maxima
-load            file, environment and values taken in, with a sentence for each mistake
+schema          the available settings, from `model.settings`
+toml_lines      the line of each key in a file
+contradictions  errors across settings: cycles, unknown names, guarantees above maxima
+load            reads file, environment and values, with a sentence for each error
 """
 
 from gpusched.config.load import Loaded, SettingsError, load_settings, problems_in

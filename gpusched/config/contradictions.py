@@ -1,7 +1,7 @@
-"""What is wrong with settings that are right one by one.
+"""Contradictions between settings that are each valid.
 
-What needs to know the machines (guarantees above what there is) is in `scheduler.limits`; the daemon
-looks at it when it starts, at a reload, and for the doctor.
+Checks that depend on the machines (guarantees above capacity) are in `scheduler.limits`; the daemon runs
+them at start, at a reload, and for the doctor.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gpusched.model.units import closest, format_amount, plural
 from gpusched.scheduler.limits import quota_problems
 
 Contradiction = tuple[tuple[str, ...], str, str]
-"""Path of the offending key, a sentence, and what to do."""
+"""Path of the offending key, a sentence, and a remedy."""
 
 
 def contradictions(settings: Settings) -> Iterator[Contradiction]:
-    """All of them, section by section."""
+    """Yield all, section by section."""
     yield from _in_tree("queue", settings.queue)
     yield from _in_tree("account", settings.account)
     for queue in settings.queue.values():
@@ -68,7 +68,7 @@ def _in_queue(queue: QueueSettings, settings: Settings) -> Iterator[Contradictio
 
 
 def _default_time(queue: QueueSettings, queues: Mapping[str, QueueSettings]) -> Iterator[Contradiction]:
-    """A default time limit above the longest that the queue, or one above it, allows."""
+    """A default time limit above the maximum of the queue or one of its ancestors."""
     default_s = queue.default_time_s
     if default_s is None:
         return
@@ -88,7 +88,7 @@ _LIMITS = (
     ("max_running_per_user", "max_jobs_per_user"),
     ("max_jobs_per_user", "max_jobs"),
 )
-"""Limits, and those that count the same and more: above them the first would never be reached."""
+"""Limits, each with those that count the same and more: above these the first could never be reached."""
 
 
 def _limits(section: str, who: str, one: QueueSettings | QosSettings) -> Iterator[Contradiction]:
@@ -102,7 +102,7 @@ def _limits(section: str, who: str, one: QueueSettings | QosSettings) -> Iterato
 
 
 def _limits_above(queue: QueueSettings, queues: Mapping[str, QueueSettings]) -> Iterator[Contradiction]:
-    """Limits of a queue that the maximum of one above it keeps anybody from reaching."""
+    """Limits of a queue that cannot be reached because of an ancestor's maximum."""
     for limit in ("max_gpus_per_user", "max_gpus_per_job"):
         value = getattr(queue, limit)
         if value is None or (queue.max_gpus is not None and value > queue.max_gpus):
@@ -121,7 +121,7 @@ def _cards(queue: QueueSettings) -> int:
 
 
 def _promises(settings: Settings) -> Iterator[Contradiction]:
-    """Queues below another that are promised more than it has or may have."""
+    """Child queues that are guaranteed more than their parent has or may have."""
     for path, text in quota_problems(settings, None):
         section, _, rest = path.partition(".")
         # The name of a queue may have dots in it.
@@ -161,7 +161,7 @@ def _in_defaults(settings: Settings) -> Iterator[Contradiction]:
 
 
 def _in_foreign(settings: Settings) -> Iterator[Contradiction]:
-    """Nobody is ended who was not told."""
+    """Foreign processes ended without a message to their owners, and unknown exempt queues."""
     foreign = settings.foreign
     if foreign.kill_after_s is not None and not foreign.message:
         text = (

@@ -1,4 +1,4 @@
-"""From a file, the environment and explicit values to settings, or to everything that is wrong with them."""
+"""Reads settings from a file, the environment and explicit values, or reports every error in them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ FAKE_GPUS_VARIABLE = "GPUSCHED_FAKE_GPUS"
 CHECK_HINT = "see docs/reference/settings.md, and check a file with: gpusched config check"
 
 _COUNT = Setting(COUNTS, int, 0, Range(0, 10**9), needs_restart=False)
-"""Each value of [license]."""
+"""Type of each value of [license]."""
 _LAST = sys.maxsize
-"""In place of a line: after everything that has one."""
+"""In place of a line: sorts last."""
 
 
 class SettingsError(UsageError):
-    """Settings that cannot be used; `problems` has a sentence for each reason, in the order of the file."""
+    """Settings are unusable; `problems` has a sentence for each reason, in the order of the file."""
 
     def __init__(self, problems: Iterable[UsageError]) -> None:
         self.problems = tuple(problems)
@@ -56,14 +56,13 @@ class SettingsError(UsageError):
 
 
 class Loaded(Value):
-    """Settings, and for every path where the value came from: `default`, a preset, a file and its line, a variable, an
-    option."""
+    """Settings, and the origin of each by path: `default`, a preset, a file and its line, a variable, an option."""
 
     settings: Settings
     origin: Mapping[str, str] = field(default_factory=dict)
 
     def place_of(self, path: str) -> str:
-        """Where this was written, or the first of what was written beside it (in the same table), or the table itself;
+        """Where this was written, or the first entry beside it (in the same table), or the table itself;
         else `default`."""
         table = path.rpartition(".")[0]
         beside = f"{table}."
@@ -92,12 +91,12 @@ def load_settings(
     *,
     chosen: str = FAIR,
 ) -> Loaded:
-    """Settings of one daemon: default, then preset, then file, then environment, then `overrides` by path (`gpu.ids`).
+    """Load one daemon's settings: default, preset, file, environment, then `overrides` by path (`gpu.ids`).
 
-    The file is the one that GPUSCHED_CONFIG names, which must exist, else `path`, which need not.
+    The file is named by GPUSCHED_CONFIG, which must exist, or else `path`, which need not.
     Args: chosen: the preset in force where the file says `auto`.
-    Raises: SettingsError for a file, name or value that cannot be used, or for settings that contradict
-    each other; with file, line and the nearest name that can be used.
+    Raises: SettingsError for an invalid file, name or value, or for settings that contradict each other; with file,
+    line and the nearest valid name.
     """
     reader = _read(path, environment, overrides)
     problems = reader.problems()
@@ -116,7 +115,7 @@ def load_settings(
 
 
 def problems_in(path: str | None, environment: Mapping[str, str]) -> list[UsageError]:
-    """Everything that is wrong with the settings, in the order of the file; empty when nothing is."""
+    """Every error in the settings, in the order of the file; empty when there is none."""
     try:
         load_settings(path, environment)
     except SettingsError as error:
@@ -144,7 +143,7 @@ def _read(path: str | None, environment: Mapping[str, str], overrides: Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value was written; as text in `Loaded.origin`."""
+    """Where a value was written; in text form in `Loaded.origin`."""
 
     origin: str
     """`file /etc/gpusched/config.toml`, `override`."""
@@ -155,7 +154,7 @@ class _Place:
 
 
 class _Reader:
-    """Gathers values with where they came from, and what is wrong with them."""
+    """Collects values with their origins, and errors in them."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -172,11 +171,11 @@ class _Reader:
         """A section or table could not be read, so references to it cannot be checked."""
 
     def problems(self) -> list[UsageError]:
-        """Everything that is wrong, by line; then what is not from a file."""
+        """Every error, by line; then those outside the file."""
         return [error for _, error in sorted(self._problems, key=lambda problem: problem[0])]
 
     def read_file(self, file: str, *, must_exist: bool) -> None:
-        """Take in a TOML file. Raises: SettingsError when it cannot be read as one."""
+        """Read a TOML file. Raises: SettingsError when it cannot be parsed."""
         text = _text_of(file, must_exist=must_exist)
         if text is None:
             return
@@ -206,7 +205,7 @@ class _Reader:
                     self.put(f"{section}.{key}", value, self._place(section, key))
 
     def put(self, path: str, value: Any, place: _Place) -> None:
-        """Take in one value of SETTINGS."""
+        """Read one value of SETTINGS."""
         section, _, key = path.partition(".")
         if path not in SETTINGS:
             siblings = {known.key: known.path for known in SETTINGS.values() if known.path.startswith(f"{section}.")}
@@ -252,7 +251,7 @@ class _Reader:
                 self.origin[path] = str(place)
 
     def _take(self, known: Setting, path: str, value: Any, place: _Place, values: dict[str, Any], key: str) -> bool:
-        """Put the value among the others, or refuse it."""
+        """Store the value among the others, or refuse it."""
         try:
             values[key] = known.read(value)
         except ValueError:
@@ -293,12 +292,12 @@ class _Reader:
         return (name, next(iter(self._tables[name]), ""))
 
     def _place(self, *key: str) -> _Place:
-        """File and line of a key, else of the table that it is in."""
+        """File and line of a key, else of its table."""
         lines = (self._lines.get(key[:length]) for length in range(len(key), 0, -1))
         return _Place(f"file {self._file}" if self._file else "the settings", next(filter(None, lines), None))
 
     def build(self) -> Settings:
-        """All that was gathered, and the defaults for the rest: in [priority] those of the preset."""
+        """All values read, with defaults for the rest: in [priority] those of the preset."""
         parts: dict[str, dict[str, Any]] = {}
         for path, value in self.values.items():
             section, _, name = path.partition(".")
@@ -313,7 +312,7 @@ class _Reader:
 
 
 def _path_of(key: str) -> str | None:
-    """The path of the setting that has a name like this, in whatever section; the first of them."""
+    """Path of the first setting in any section with a name similar to this one."""
     anywhere = {known.key: path for path, known in reversed(list(SETTINGS.items()))}
     return anywhere.get(closest(key, anywhere) or "")
 

@@ -1,4 +1,4 @@
-"""The sections and settings of a config file, read from the fields of `model.settings`; nothing else names them."""
+"""The sections and settings of a config file, derived from the fields of `model.settings`, and from those alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLES: Mapping[str, type[QueueSettings] | type[QosSettings] | type[AccountSetti
 """Sections that hold a table for each name, as in `[queue.vision]`."""
 
 COUNTS = "license"
-"""The section whose keys are names, each with a number."""
+"""The section that maps names to numbers."""
 
 PLUGINS = "plugins"
 """The section whose one key, `load`, is a field of `Settings` itself."""
@@ -41,7 +41,7 @@ class Setting:
     path: str
     """As in the file: `gpu.ids` is `ids` in `[gpu]`; `queue.weight` is `weight` in `[queue.NAME]`."""
     type: Any
-    """Without None, the value of a setting that is unset."""
+    """The value's type, without None for an unset setting."""
     default: Any
     rule: Rule | None
     needs_restart: bool
@@ -49,19 +49,17 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Its name in its section."""
         return self.path.rpartition(".")[2]
 
     @property
     def allowed(self) -> str:
-        """The values it may have, in words."""
         kind = _KINDS.get(self.type, "")
         if self.rule is None:
             return kind
         return f"{kind} {self.rule}" if self.type in (int, float) else str(self.rule)
 
     def read(self, value: Any) -> Any:
-        """The value in its own type. Raises: ValueError when the setting cannot have it."""
+        """Convert the value to the setting's type. Raises: ValueError when it is invalid."""
         if isinstance(self.rule, MemberShares):
             value = _shares_of(value)
         found = msgspec.convert(value, self.type)
@@ -73,7 +71,7 @@ class Setting:
 
 
 def _shares_of(members: Any) -> Any:
-    """The table of names and shares that a list of names or `*` stands for."""
+    """Expand a list of names or `*` to a table of names and shares."""
     if members == EVERYBODY:
         return {EVERYBODY: 1.0}
     return dict.fromkeys(members, 1.0) if isinstance(members, (list, tuple)) else members
@@ -98,30 +96,29 @@ def _settings(section: str, kind: type[Value]) -> dict[str, Setting]:
 PLAIN_SECTIONS: Mapping[str, type[Value]] = MappingProxyType(
     {item.name: item.type for item in fields(Settings) if isinstance(item.type, type) and issubclass(item.type, Value)}
 )
-"""Those that hold settings by name, as in `[gpu]`."""
+"""Sections that hold settings by name, as in `[gpu]`."""
 
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {one.path: one for section, kind in PLAIN_SECTIONS.items() for one in _settings(section, kind).values()}
     | {f"{PLUGINS}.load": _setting(PLUGINS, item, "load") for item in fields(Settings) if item.name == PLUGINS}
 )
-"""Those of the plain sections and of [plugins], by path, in the order of the reference."""
+"""Settings of the plain sections and of [plugins], by path, in the order of the reference."""
 
 TABLE_SETTINGS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
     {section: MappingProxyType(_settings(section, kind)) for section, kind in TABLES.items()}
 )
-"""Those of each named table, by section and key."""
+"""Settings of each named table, by section and key."""
 
 SECTIONS = (*PLAIN_SECTIONS, COUNTS, *TABLES, PLUGINS)
 
 
 def value_of(settings: Settings, path: str) -> Any:
-    """The value of one setting of SETTINGS."""
     section, _, key = path.partition(".")
     return settings.plugins if section == PLUGINS else getattr(getattr(settings, section), key)
 
 
 def with_value(settings: Settings, path: str, value: Any) -> Settings:
-    """These settings with another value for one of SETTINGS."""
+    """Copy the settings with another value for one of SETTINGS."""
     section, _, key = path.partition(".")
     if section == PLUGINS:
         return replace(settings, plugins=value)

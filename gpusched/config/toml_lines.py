@@ -1,6 +1,6 @@
-"""Where in a TOML text each key was written: `tomllib` tells values, but not lines.
+"""The line of each key in a TOML text: `tomllib` returns values without lines.
 
-Only for texts that `tomllib` has read without complaint, so nothing is checked here.
+Only for texts that `tomllib` has parsed, so nothing is checked here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ Key = tuple[str, ...]
 
 
 def lines_of(text: str) -> dict[Key, int]:
-    """Line, counted from 1, of every table header and key, those of inline tables included."""
+    """Line, counted from 1, of every table header and key, including those in inline tables."""
     return _Reader(text).read()
 
 
 class _Reader:
-    """Walks over the text once."""
+    """Scans the text once."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -89,7 +89,7 @@ class _Reader:
                 self._at += 1
 
     def _string(self) -> str:
-        """Its content, escapes left as they are but for the usual ones."""
+        """Contents of a string; only common escapes are resolved."""
         quote = self._peek()
         if self._text.startswith(quote * 3, self._at):
             return self._long_string(quote * 3)
@@ -122,7 +122,7 @@ class _Reader:
         self._at = len(self._text) if end < 0 else end
 
     def _skip(self, characters: str) -> bool:
-        """Go past these; whether anything is left."""
+        """Skip these characters; returns whether anything is left."""
         while self._at < len(self._text) and self._text[self._at] in characters:
             self._at += 1
         return self._at < len(self._text)

@@ -46,7 +46,7 @@ def _said(argv: tuple[str, ...]) -> str:
                 (os.POSIX_SPAWN_DUP2, writer, 1),
                 (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
             ],
-            # A supervisor blocks what it waits for, and this is to end by any of it.
+            # A supervisor blocks the signals it waits for; this child must end by any of them.
             setsigmask=[],
         )
     except OSError:

@@ -72,7 +72,7 @@ class Janitor(Generic[_Thing]):
                     self._closing.wait(left_s)
                 else:
                     self._sweep()
-            # What is added from here on sets it again, and what was added just before is seen by the next round.
+            # Items added from here on set it again; those added just before are seen in the next round.
             self._news.clear()
             if self._things:
                 self._news.set()

@@ -108,7 +108,7 @@ class LocalEngine:
         try:
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         except OSError:
-            # The user's share of pipe memory is used up; the usual 64 KiB hold 300 events.
+            # The user's quota of pipe memory is exhausted; the default 64 KiB hold 300 events.
             pass
         self._poller = Poller()
         self._runs = TrackedRuns(self._poller)
@@ -178,7 +178,7 @@ class LocalEngine:
         self._may_sweep = False
         for ticket in tickets:
             if ticket.run not in self._runs:
-                # Made first: a ticket that cannot be written down leaves nothing behind, and may come again.
+                # First: a ticket that cannot be written leaves nothing behind, and may come again.
                 facts = ticket_facts(ticket, self._spool, self._pam, self._run_cgroups)
                 facts["spare"] = self._spares.take()
                 server.send(ticket, facts)
@@ -204,7 +204,7 @@ class LocalEngine:
             try:
                 files.order_cancel(self._spool, run)
             except OSError:
-                # Not even a name can be made: with the next look by the clock.
+                # Not even a name can be created: retry at the next timed check.
                 pass
             else:
                 self._runs.poke(tracked)
@@ -476,7 +476,7 @@ class LocalEngine:
             return
         record = self._read(tracked)
         if record is not None and record.is_held:
-            # Its last moment: a fork of it, on the way to becoming the job, has the lock as well.
+            # Its last moment: a fork of it that is about to become the job holds the lock as well.
             self._poller.alarm_within(SOON_S)
             return
         tracked.witnessed = True
@@ -689,7 +689,7 @@ class LocalEngine:
             files.remove([way(self._spool, run) for way in ways])
             return
         if record.result is not None and not record.is_held:
-            # It has ended and is recorded: the daemon was killed before it was cleared up.
+            # It has ended and is recorded: the daemon was killed before the cleanup.
             tracked.supervisor = record.pid
             self._remove(tracked)
             return

@@ -123,7 +123,7 @@ def _take_spare(spare: str, path: str, claim: bytes) -> int | None:
         if not _try_lock(fd, fcntl.LOCK_EX):
             # The supervisor of its last run is about to close it.
             raise BlockingIOError
-        # What is behind the last newline does not count.
+        # Anything behind the last newline is ignored.
         _write_all(fd, claim.ljust(os.fstat(fd).st_size, b"\0"))
         os.lseek(fd, len(claim), os.SEEK_SET)
         os.link(spare, path)
@@ -206,7 +206,7 @@ def read_record(spool: str, run: str) -> Record | None:
     except FileNotFoundError:
         return None
     try:
-        # The lock first: what a supervisor wrote before it ended is then seen for certain.
+        # The lock first, so that everything a supervisor wrote before its end is visible.
         record = Record(is_held=not _try_lock(fd, fcntl.LOCK_SH))
         data = _read_all(fd)
     finally:
@@ -330,7 +330,7 @@ def _lock_empty(fd: int) -> bool:
             return False
         if _try_lock(fd, fcntl.LOCK_EX):
             return os.fstat(fd).st_size == 0
-        # A daemon that looks at this very moment, or a rival who is about to write.
+        # A daemon that reads at this very moment, or a rival about to write.
         time.sleep(CLAIM_PAUSE_S)
     return False
 

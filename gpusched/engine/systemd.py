@@ -142,7 +142,7 @@ class Bus:
                     self._auth.feed(data)
                     self._greeting = memoryview(self._auth.data_to_send() or b"")
                     if self._auth.authenticated:
-                        # Its last line is not handed out: the dialogue is over, and the messages begin.
+                        # Its last line is dropped: the handshake is over, and messages begin.
                         hello: bytes = message_bus.Hello().serialise(serial=HELLO_SERIAL)
                         self._greeting = memoryview(BEGIN + hello)
             except (AuthenticationError, FDNegotiationError) as error:
@@ -208,11 +208,11 @@ def properties(ticket: Ticket, names: UnitNames, program: Program, fds: Sequence
         *_ending(ticket),
         # The supervisor divides its cgroup: itself here, the job there.
         ("Delegate", ("b", True)),
-        # Who is killed for want of memory is the kernel's choice; the supervisor must live to tell of it.
+        # The kernel chooses the victim of an out-of-memory kill; the supervisor must live to report it.
         ("OOMPolicy", ("s", "continue")),
         # A limit of its own would make systemd's default a limit of jobs.
         ("TasksMax", ("t", MAX_UINT64)),
-        # All else of its limits is set by the supervisor, on the job's part alone.
+        # The supervisor sets all other limits, on the job's part alone.
         *([] if ticket.limits is None else [("CPUWeight", ("t", ticket.limits.cpu_weight))]),
     ]
 
@@ -226,7 +226,7 @@ def _ending(ticket: Ticket) -> list[Property]:
         ("TimeoutStopUSec", ("t", int((ticket.grace_s + ticket.leftover_grace_s + STOP_MARGIN_S) * 1e6))),
         # When the machine goes down the daemon ends first, and gives notice while the runs are still there.
         ("Before", ("as", ["gpusched.service"])),
-        # Nothing stays in systemd's memory: how it ended is in the spool.
+        # systemd keeps nothing: how the run ended is in the spool.
         ("CollectMode", ("s", "inactive-or-failed")),
     ]
 
@@ -369,7 +369,7 @@ class UnitLauncher:
             fds = (memory, self._event_fd, self._lock)
             name = self._names.unit(ticket.run)
             told = properties(ticket, self._names, self._program, fds)
-            # "fail": a unit of this name that is there already is an error, and nothing happens to it.
+            # "fail": an existing unit of this name is an error, and remains untouched.
             body: tuple[str, str, list[Property], list[Any]] = (name, "fail", told, [])
             serial = self._bus.call(new_method_call(MANAGER, "StartTransientUnit", "ssa(sv)a(sa(sv))", body), fds)
         finally:

@@ -44,7 +44,7 @@ def main() -> None:
     with open(0, "rb", closefd=False) as file:
         file.seek(0)
         version, run, spool, boot_id, ticket = marshal.load(file)
-    # systemd holds the file as long as the unit is there: its memory need not be.
+    # systemd holds the file as long as the unit exists: free its memory.
     os.ftruncate(0, 0)
     event_fd, lock = os.dup(1), os.dup(2)
     os.set_inheritable(lock, False)

@@ -89,7 +89,7 @@ def _repairs(ask: Ask, before: Modes) -> tuple[bool | None, bool | None]:
         return bool(rows[2]), bool(rows[3])
     if code not in ABSENT:
         return before.remap_pending, before.remap_failed
-    # Cards before Ampere retire whole pages, and never tell that they cannot.
+    # Cards before Ampere retire whole pages, and never report that they cannot.
     pages, code = ask("nvmlDeviceGetRetiredPagesPendingStatus")
     if code == 0:
         return bool(pages), None

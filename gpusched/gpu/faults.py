@@ -47,11 +47,11 @@ class XidListener:
 
     def take(self, now: float, present: Sequence[Present]) -> dict[str, tuple[Xid, ...]]:
         """Faults by UUID since the last call, in order. Args: now: monotonic seconds."""
-        # Before the events: one that comes in between is not claimed to have been taken.
+        # Before the events: one that arrives in between does not count as received.
         self.drained_at = None if self._watch is None else self._watch.drained_at
         cards = frozenset(card.uuid for card in present)
         is_deaf = self._watch is None or self._watch.has_failed
-        # What fails now will mostly fail again; but a card that has gone may be why it did.
+        # It will usually fail again; but a lost card may be the reason.
         if cards != self._cards or (is_deaf and now >= self._not_before):
             self._not_before = now + SLOW_S
             if self._watch is not None:
@@ -97,7 +97,7 @@ class XidWatch:
         if code:
             return
         self._events = events
-        # Kept from now: a card that is lost does not tell its UUID any more, and that is the fault to hear of.
+        # Read now: a lost card no longer reports its UUID, and its loss is the fault to catch.
         self._uuids = {
             handle_key(card.handle): card.uuid
             for card in cards
@@ -137,7 +137,7 @@ class XidWatch:
                 self._drained_at = began_at
                 continue
             if code:
-                # A lost device or driver ends the waiting for all; the ear begins again with those that are left.
+                # A lost device or driver ends the wait for all; listening restarts with the remaining ones.
                 break
             uuid = self._uuids.get(handle_key(data.device))
             if uuid is None or int(data.eventType) != XID_EVENT or int(data.eventData) == _UNKNOWN_XID:

@@ -251,14 +251,14 @@ class GpuHistory:
         # A process that was foreign may turn out to be ours, as when runs are adopted after a restart.
         kept = [entry for entry in self._peaks if not entry[2] & ours]
         unbooked_mib = sum(usage.unbooked.values())
-        # What an ended run has not given back is not foreign, nor is a process of its that lives a little longer.
+        # Memory that an ended run has not released is not foreign, nor is its process that lives a little longer.
         is_releasing = bool(self.releases)
         mib = usage.visible_mib - unbooked_mib if is_releasing else foreign_mib(usage, self._settings.baseline_mib)
         mib -= sum(process.vram_mib or 0 for process in foreign if process.pid in former)
         departed = sum(mib for run, (_, mib) in self._unbooked.items() if run not in self._jobs)
         is_left = not is_releasing and usage.rest_mib > self._settings.baseline_mib
         self._departed_mib = min(mib, usage.rest_mib, self._departed_mib + departed) if is_left else 0
-        # Nobody takes it again, so it counts for as long as it is there.
+        # No run can take it again, so it counts only while it is there.
         mib -= self._departed_mib
         while kept and (kept[-1][1] <= mib or kept[-1][0] > at):
             kept.pop()

@@ -127,7 +127,7 @@ class NvmlSource:
         if self._failure is not None:
             return _refusal(at, self._failure)
         if self._library is not None and self._library.was_replaced(now):
-            # What is loaded goes on for a while, but no new process can use the GPUs: say so before one tries.
+            # The loaded library works for a while, but no new process can use the GPUs: report it before one tries.
             self.close()
             return GpuReading(at, "nvml", error="the NVIDIA driver's library was replaced; reading it again")
         try:
@@ -168,7 +168,7 @@ class NvmlSource:
         if self._log is None:
             self._log = KernelLog(self._log_path, clock=self._clock, monotonic=self._monotonic)
         present = [found for device in self._devices if (found := device.present)]
-        # The log first: what happens in between is then heard twice, and not lost.
+        # The log first: faults in between are then reported twice rather than lost.
         logged = self._log.take({sample.pci_bus_id: sample.uuid for sample in samples if sample.pci_bus_id})
         heard = self._xids.take(now, present)
         return tuple(
@@ -259,7 +259,7 @@ def _has_hidden_use(sample: GpuSample) -> bool:
 
 def _refusal(at: float, failure: int | str) -> GpuReading:
     if failure in gateway.NO_GPU_CODES:
-        # No fault: jobs without GPUs run. But there are signs of a GPU, or nobody would have asked.
+        # No fault: jobs without GPUs run. But there are signs of a GPU, or it would not have been queried.
         return GpuReading(at, "none", notes=(gateway.error_text(int(failure)),))
     if isinstance(failure, str):
         return GpuReading(at, "nvml", error=failure)

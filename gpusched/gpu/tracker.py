@@ -187,7 +187,7 @@ class GpuTracker:
         return replace(reading, gpus=tuple(gpus))
 
     def lost(self) -> tuple[tuple[GpuSample, float], ...]:
-        """Last sample of every lost card, and when it was first seen lost. Excludes MIG instances, which come and go."""
+        """Last sample of every lost card, and when its loss was first seen. Omits MIG instances, which come and go."""
         return tuple(
             (card.sample, card.lost_at)
             for uuid, card in self._cards.items()
@@ -369,7 +369,7 @@ class GpuTracker:
             return GpuState.MIXED, why
         obstacle = card.obstacle()
         if obstacle is not None:
-            # Somebody set the mode on purpose: out of the pool, as if drained.
+            # The mode was set on purpose: out of the pool, as if drained.
             return GpuState.DRAINED, obstacle
         probation = card.probation()
         if probation is not None:

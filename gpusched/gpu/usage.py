@@ -83,15 +83,15 @@ def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) ->
         pids[run] = (*pids.get(run, ()), process)
     visible_mib = sum(process.vram_mib or 0 for process in intruders)
     used_mib = sample.vram_used_mib or 0
-    # What is more than a context is of its clients, whose bookings explain it.
+    # Memory beyond a context belongs to its clients, whose bookings explain it.
     rest_mib = max(0, used_mib - visible_mib - min(server_mib, _SERVER_MIB) - explained_mib(sample, ours, booked))
     untold = [process for process in intruders if process.vram_mib is None]
     if untold and all(process.run is not None for process in untold):
-        # Nobody else can hold what is not explained.
+        # Nothing else can hold unexplained memory.
         unbooked[min(process.run or "" for process in untold)] += rest_mib
         visible_mib, rest_mib = visible_mib + rest_mib, 0
     if sample.unified_memory:
-        # What jobs hold of the host's memory is booked of their node.
+        # Jobs book host memory on their node.
         rest_mib = 0
     has_blind_spot = sample.processes is None or bool(untold)
     return GpuUsage(ours, pids, tuple(intruders), visible_mib, rest_mib, has_blind_spot, server_mib, unbooked)

@@ -53,7 +53,7 @@ class SendAttempt:
         os.set_blocking(self._fd, False)
         if not terminals.is_built_in(url):
             preload()
-        # From here: what the first one loads, on a machine with much else to do, is no delay of the service.
+        # From here: loading the first time, on a busy machine, is no delay of the service.
         self.deadline = time.monotonic() + timeout_s
         try:
             self._pid = os.fork()
@@ -120,7 +120,7 @@ def _child(fd: int, url: str, title: str, body: str, timeout_s: float, receipt: 
     """Body of the forked process; never returns."""
     code = 1
     try:
-        # Its parent's terminal and pipes are none of its business.
+        # It must not use its parent's terminal and pipes.
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
@@ -168,7 +168,7 @@ def send(url: str, title: str, body: str) -> SendResult:
             return SendResult(True)
         problem = "; ".join(heard.lines) or "the service did not take the message"
     except Exception as error:
-        # Whatever a plug-in raises, the alert has not been sent and somebody should know why.
+        # Whatever a plug-in raises, the alert has not been sent, and the reason must be reported.
         problem = f"{type(error).__name__}: {error}"
     return SendResult(False, without_secrets(problem, url)[:_MOST_TEXT])
 

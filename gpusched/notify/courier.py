@@ -248,7 +248,7 @@ class Courier:
         if child is None:
             return []
         has_ended = child.poll() is not None
-        # Who writes faster than this reads must not keep the daemon here.
+        # A process that writes faster than this reads must not hold up the daemon.
         reports, is_closed = self._collect(_MOST_READS if has_ended else 1)
         if is_closed and not has_ended:
             try:
@@ -317,7 +317,7 @@ class Courier:
                 [sys.executable, "-S", "-c", _BOOT, json.dumps(path), options],
                 stdin=taken,
                 stdout=said,
-                # The daemon's own goes into its log or on root's terminal, which is no place for a user's words.
+                # The daemon's own goes to its log or root's terminal, where a user's text has no place.
                 stderr=None if self._uid == os.geteuid() else subprocess.DEVNULL,
                 bufsize=0,
                 cwd="/",
@@ -414,7 +414,7 @@ class Courier:
             return
         if kill:
             try:
-                # With the tries it had under way.
+                # Together with its pending attempts.
                 os.killpg(child.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass  # all of them are gone

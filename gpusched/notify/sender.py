@@ -111,7 +111,7 @@ class Batch:
         for order in orders:
             self._spread(order)
         for line in self._waiting.values():
-            # What was never tried goes first: an alert that its target refuses must not stand in front of all others.
+            # Untried alerts first: one that its target refuses must not block all others.
             line.sort(key=lambda one: (one.tries, one.order.alert.at, one.order.alert.key), reverse=True)
         self._try_file(now)
 
@@ -154,7 +154,7 @@ class Batch:
         else:
             self._waiting.setdefault(target, []).insert(0, delivery)
             reports = [{**_report(delivery), "error": result.error, "outcome": "failed"}]
-        # What would be too old at the next try shares the fate of what was just tried in vain.
+        # Alerts that would be too old at the next attempt are given up with the one that just failed.
         old = [one for one in self._waiting.get(target, ()) if self._is_too_old(one.order, now + next_s)]
         self._waiting[target] = [one for one in self._waiting.get(target, ()) if one not in old]
         for one in sorted(old, key=lambda one: (one.order.alert.at, one.order.alert.key)):

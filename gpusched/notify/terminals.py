@@ -66,7 +66,7 @@ def write_to_terminals(text: str, folder: str = _FOLDER) -> int:
         deaf += not is_told
     if not told:
         why = f"{deaf} refuse messages (mesg n)" if deaf else "none is open"
-        # Later it would be about what is no longer so.
+        # Later the message would be out of date.
         raise Unreached(f"no terminal to write to: {why}", is_final=True)
     return told
 

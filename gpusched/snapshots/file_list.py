@@ -1,4 +1,4 @@
-"""What belongs to a snapshot of a folder. Paths are bytes, relative to its top: a name may hold any byte."""
+"""The contents of a snapshot of a folder. Paths are bytes, relative to its top: names may contain any byte."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpusched.model.units import printable
 
 IGNORE_FILE = b".gpuschedignore"
 _DROPPED = (b"__pycache__",)
-"""Rebuilt by whatever needs it, and stale beside older files."""
+"""Rebuilt on demand, and stale beside older files."""
 _OWN_LOG = re.compile(rb"gpusched-\d+(_\d+)?\.out(\.\d+)?")
-"""What jobs write here by default: it would make every snapshot another one."""
+"""Jobs write it here by default: it would make every snapshot unique."""
 _GIT_ENV = {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
 _OTHERS = ("DIR", "WORK_TREE", "INDEX_FILE", "PREFIX", "COMMON_DIR", "NAMESPACE", "OBJECT_DIRECTORY")
-"""Of the environment in a git hook: they name the hook's repository, whatever folder git is asked about."""
+"""Set in a git hook: they name the hook's repository, whichever folder git is asked about."""
 
 
 @dataclass
@@ -32,27 +32,27 @@ class Repository:
     commit: str | None
     """None before the first commit."""
     has_new_files: bool
-    """Whether there are files that it neither knows nor ignores."""
+    """Whether there are files that it neither tracks nor ignores."""
 
 
 @dataclass
 class Listing:
-    """Everything of one tree."""
+    """All entries of one tree."""
 
     root: bytes
     files: dict[bytes, os.stat_result] = field(default_factory=dict)
     links: dict[bytes, bytes] = field(default_factory=dict)
-    """Symbolic links and what they name."""
+    """Symbolic links and their targets."""
     folders: set[bytes] = field(default_factory=set)
-    """Those that have to be there though nothing in them is kept."""
+    """Folders that must exist although nothing in them is kept."""
     live: set[bytes] = field(default_factory=set)
-    """What is ignored: not code, so not copied but linked to where it is."""
+    """Ignored, thus not code: linked to the original instead of copied."""
     left_out: list[bytes] = field(default_factory=list)
     """Sockets, pipes and devices."""
     repositories: list[Repository] = field(default_factory=list)
 
     def add(self, path: bytes) -> None:
-        """Take in one entry that is no folder; what has gone meanwhile is left out."""
+        """Add one entry other than a folder; a vanished one is skipped."""
         full = os.path.join(self.root, path)
         try:
             found = os.lstat(full)
@@ -67,16 +67,16 @@ class Listing:
 
 
 def _target(root: bytes, path: bytes, target: bytes) -> bytes:
-    """A relative link that leads out of the tree names the same place from the copy, too."""
+    """Make a relative link that leads out of the tree refer to the same place from the copy."""
     place = os.path.normpath(os.path.join(root, os.path.dirname(path), target))
     inside = place == root or place.startswith(root + b"/")
     return target if inside or target.startswith(b"/") else place
 
 
 def list_tree(folder: bytes, mode: str) -> Listing:
-    """The tree that a folder is in: `git`, `copy` (the folder itself), or `auto`, git where there is a work tree.
+    """List the tree of a folder: `git`, `copy` (the folder itself), or `auto`, git where there is a work tree.
 
-    Raises: Refused when a part of it cannot be read, or `git` is asked for where there is none.
+    Raises: Refused when a part of it is unreadable, or for `git` without a work tree.
     """
     if mode != "copy":
         root = _top(folder, must=mode == "git")
@@ -128,7 +128,7 @@ def _by_git(root: bytes) -> Listing:
 
 
 def _add_repository(listing: Listing, prefix: bytes, patterns: list[str]) -> None:
-    """Add what git knows below a folder and what it does not ignore; submodules and repositories inside likewise."""
+    """Add files that git tracks or does not ignore below a folder, including submodules and nested repositories."""
     root = os.path.join(listing.root, prefix) if prefix else listing.root
     inner: list[bytes] = []
     known = _git(root, "ls-files", "-z", "--stage").split(b"\0")
@@ -166,7 +166,7 @@ def _is_dropped(path: bytes) -> bool:
 
 
 def changes(listing: Listing, repository: Repository) -> bytes | None:
-    """The difference to the commit, for people; None when git cannot tell it, as where a filter is not installed."""
+    """Diff against the commit, for people; None when git fails, as where a filter is not installed."""
     root = listing.root if repository.path == "." else os.path.join(listing.root, os.fsencode(repository.path))
     try:
         return _git(root, "diff", "--binary", "--no-ext-diff", "--no-textconv", "HEAD")
@@ -195,7 +195,7 @@ def _walk(listing: Listing, folder: bytes, patterns: list[str]) -> None:
 
 
 def _patterns(root: bytes) -> list[str]:
-    """Lines of the tree's own list of what is no code."""
+    """Lines of the tree's own ignore list."""
     try:
         with open(os.path.join(root, IGNORE_FILE), "rb") as file:
             lines = os.fsdecode(file.read()).split("\n")
@@ -207,7 +207,7 @@ def _patterns(root: bytes) -> list[str]:
 
 
 def _ignored(path: bytes, patterns: list[str]) -> bytes | None:
-    """The path itself, or the outermost folder above it, that a pattern names by its path or its name."""
+    """The path itself, or its outermost parent, whose path or name matches a pattern."""
     if not patterns:
         return None
     for head in _heads(os.fsdecode(path)):
@@ -217,7 +217,7 @@ def _ignored(path: bytes, patterns: list[str]) -> bytes | None:
 
 
 def _heads(path: str) -> Iterator[str]:
-    """`a`, `a/b`, `a/b/c` of `a/b/c`."""
+    """Yield `a`, `a/b`, `a/b/c` for `a/b/c`."""
     at = path.find("/")
     while at != -1:
         yield path[:at]
@@ -226,7 +226,7 @@ def _heads(path: str) -> Iterator[str]:
 
 
 def unreadable(path: bytes, error: OSError) -> Refused:
-    """What to say when a part of the tree cannot be read."""
+    """Error for a part of the tree that cannot be read."""
     shown = printable(os.fsdecode(path))
     return Refused(
         f"{shown} cannot be read for the snapshot: {error.strerror}",

@@ -1,4 +1,4 @@
-"""Dropping snapshots that no job needs, and telling how much there is."""
+"""Removes snapshots that no job needs, and reports their number and size."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from dataclasses import dataclass
 
 ABOUT = "about.json"
 _ABANDONED_S = 86400
-"""Unfinished copies of processes that were killed."""
+"""Age of unfinished copies whose process was killed."""
 _YOUNG_S = 3600
-"""One chosen this recently may belong to a submission the daemon has not received yet."""
+"""One chosen this recently may belong to a submission that the daemon has not received yet."""
 
 
 @dataclass(frozen=True)
 class StoredSnapshot:
-    """One snapshot on the disk."""
-
     name: str
     root: str
     files: int
     size: int
     """Bytes of its files."""
     used_at: float
-    """When it was last submitted with, UTC epoch seconds."""
+    """When it was last used in a submission, UTC epoch seconds."""
 
 
 def stored_snapshots(home: str) -> list[StoredSnapshot]:
-    """The snapshots in a folder, the one used longest ago first. Unfinished ones are not among them."""
+    """The complete snapshots in a folder, least recently used first."""
     found = []
     for name in os.listdir(home) if os.path.isdir(home) else ():
         if name.startswith("."):
@@ -53,10 +51,10 @@ def prune(
     needed: Callable[[], set[str]],
     alone: Callable[[], AbstractContextManager[None]],
 ) -> list[str]:
-    """Drop snapshots that no unfinished job needs.
+    """Remove snapshots that no unfinished job needs.
 
-    Those not submitted with for `keep_days`, and when there is more than `total_mib` in all, those
-    used longest ago. A job that waits, runs or may be tried again is unfinished. Returns the names of what was dropped.
+    These are the ones not used for `keep_days`, and, when all exceed `total_mib`, the least recently used.
+    A job that is pending, running or may be retried is unfinished. Returns the names of removed snapshots.
     """
     now = time.time()
     if not _due(home, now, keep_days, total_mib, set()):
@@ -76,7 +74,7 @@ def prune(
 
 
 def _due(home: str, now: float, keep_days: float, total_mib: float, needed: set[str]) -> list[str]:
-    """What is to go."""
+    """Names of snapshots to remove."""
     due = []
     for name in os.listdir(home):
         if name.startswith(".new-"):
@@ -97,7 +95,7 @@ def _due(home: str, now: float, keep_days: float, total_mib: float, needed: set[
 
 
 def remove(folder: str) -> None:
-    """Drop a folder of read-only folders; one that is gone already is fine."""
+    """Remove a folder with read-only folders inside; a missing one is fine."""
     for path, _, _ in os.walk(folder):
         os.chmod(path, 0o700)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Making a snapshot, or finding an equal one that is there already."""
+"""Makes a snapshot, or finds an equal one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gpusched.snapshots.file_list import Listing, changes, list_tree, unreadable
 from gpusched.snapshots.retention import ABOUT, prune, remove
 
 _FICLONE = 0x40049409
-"""Linux: share the blocks of a file until one of both is written to."""
+"""Linux: share a file's blocks until either copy is written to."""
 _BLOCK = 1 << 20
 _TRIES = 3
-"""A file that is written to while it is copied is copied again; one that keeps changing is a log."""
+"""A file that changes while it is copied is copied again; one that keeps changing is a log."""
 
 
 @dataclass
@@ -32,17 +32,17 @@ class CopiedTree:
     """What was copied, or would have been."""
 
     tree: bytes | None
-    """Where to; None to learn the name alone."""
+    """Destination; None to compute only the name."""
     name: str = ""
     """Equal trees have equal names."""
     folders: set[bytes] = field(default_factory=set)
     paths: set[bytes] = field(default_factory=set)
-    """Everything that is no folder."""
+    """All entries except folders."""
     unsettled: list[bytes] = field(default_factory=list)
-    """Files that were written to all the time."""
+    """Files that kept changing."""
 
     def make_folders(self, path: bytes) -> None:
-        """Those above a path."""
+        """Create the parents of a path."""
         folder = os.path.dirname(path)
         if folder and folder not in self.folders:
             self.make_folders(folder)
@@ -51,21 +51,20 @@ class CopiedTree:
             self.folders.add(folder)
 
     def link(self, path: bytes, target: bytes) -> None:
-        """A symbolic link."""
         self.make_folders(path)
         if self.tree is not None:
             os.symlink(target, os.path.join(self.tree, path))
         self.paths.add(path)
 
     def has(self, path: bytes) -> bool:
-        """Whether something of this name is there."""
+        """Whether an entry of this name exists."""
         return path in self.paths or path in self.folders
 
 
 def copy_tree(listing: Listing, tree: bytes | None) -> CopiedTree:
-    """Copy what is listed into an empty folder, or into none. What has gone meanwhile is taken off the list.
+    """Copy the listed entries into an empty folder, or only hash them. Vanished ones are removed from the list.
 
-    Raises: Refused when a part cannot be read; OSError when the copy cannot be written.
+    Raises: Refused when a part is unreadable; OSError when the copy cannot be written.
     """
     copied = CopiedTree(tree)
     digest = hashlib.sha256(listing.root + b"\0")
@@ -106,9 +105,9 @@ def _is_below(path: bytes, folders: set[bytes]) -> bool:
 
 
 def _copy(source: bytes, target: bytes | None) -> tuple[bytes, int, bool]:
-    """Copy a file, read-only; returns the SHA-256 of the copy, as hex, its mode, and whether it stood still meanwhile.
+    """Copy a file, read-only; returns the SHA-256 of the copy, as hex, its mode, and whether it remained unchanged.
 
-    Without a target it is only read. Raises: FileNotFoundError when it is gone; Refused when it cannot be read.
+    Without a target it is only read. Raises: FileNotFoundError when it is gone; Refused when it is unreadable.
     """
     try:
         reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -129,7 +128,7 @@ def _copy(source: bytes, target: bytes | None) -> tuple[bytes, int, bool]:
                 if is_settled:
                     break
             digest = _digest(writer, os.fstat(writer).st_size)
-            # As old as the original: whoever compares ages, as make does, sees no change.
+            # As old as the original, so that make and others that compare ages see no change.
             os.utime(writer, ns=(found.st_atime_ns, found.st_mtime_ns))
             os.fchmod(writer, _mode(found))
         finally:
@@ -157,7 +156,7 @@ def _digest(fd: int, size: int) -> bytes:
 
 
 def copy_content(reader: int, writer: int, size: int) -> None:
-    """Copy at most `size` bytes: a log may grow as long as it is read."""
+    """Copy at most `size` bytes: a log may grow for as long as it is read."""
     os.ftruncate(writer, 0)
     try:
         fcntl.ioctl(writer, _FICLONE, reader)
@@ -179,14 +178,14 @@ TREE = "tree"
 
 @dataclass(frozen=True)
 class SnapshotLimits:
-    """What a snapshot may hold."""
+    """Limits of snapshots."""
 
     mib: float
     files: int
     keep_days: float
-    """How long one that no job needs stays after it was last submitted with."""
+    """Retention of one that no job needs, after its last submission."""
     total_mib: float
-    """With more than this in all, those that no job needs go earlier."""
+    """Above this total, unneeded ones are removed earlier."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +194,12 @@ class CodeSnapshot:
 
     name: str
     work_dir: str
-    """The folder inside the copy that corresponds to the one that was frozen."""
+    """The folder inside the copy that corresponds to the submitted one."""
     about: dict[str, Any]
 
 
 def folder_of(socket_path: str) -> str:
-    """Where the snapshots for the jobs of one daemon are: which of them are needed, that daemon knows."""
+    """Folder of the snapshots for one daemon's jobs: only that daemon knows which are needed."""
     mark = hashlib.sha256(os.fsencode(os.path.abspath(socket_path))).hexdigest()[:8]
     return os.path.join(paths.state_dir(), "snapshots", mark)
 
@@ -208,12 +207,10 @@ def folder_of(socket_path: str) -> str:
 def freeze(
     work_dir: str, mode: str, socket_path: str, limits: SnapshotLimits, needed: Callable[[], set[str]]
 ) -> CodeSnapshot:
-    """Keep the tree that a folder is in, as it is now.
+    """Keep the current tree of a folder.
 
-    Args:
-        mode: `auto`, `git` or `copy`, see `list_tree`.
-        needed: asks for the names that jobs need that have not ended.
-    Raises: Refused when it is too large or a part cannot be read; OSError when the copy cannot be written.
+    Args: mode: `auto`, `git` or `copy`, see `list_tree`. needed: returns the names that unfinished jobs need.
+    Raises: Refused when it is too large or a part is unreadable; OSError when the copy cannot be written.
     """
     place = os.path.realpath(os.fsencode(work_dir))
     if not os.path.isdir(place):
@@ -247,26 +244,26 @@ def freeze(
 
 
 def sweep(home: str, needed: Callable[[], set[str]]) -> list[str]:
-    """Drop all that no unfinished job needs, but what was chosen within the hour; returns their names."""
+    """Remove all that no unfinished job needs, except ones chosen within the last hour; returns their names."""
     if not os.path.isdir(home):
         return []
     return prune(home, 0, 0, needed, lambda: lock(home, fcntl.LOCK_EX))
 
 
 def about(folder: str) -> dict[str, Any]:
-    """What is known of a snapshot. Raises: FileNotFoundError when it is gone."""
+    """Metadata of a snapshot. Raises: FileNotFoundError when it is gone."""
     with open(os.path.join(folder, ABOUT), encoding="utf-8") as file:
         return dict(json.load(file))
 
 
 def folder_in(work_dir: str, name: str) -> str | None:
-    """The folder of a snapshot, from the working directory of a job that starts in it."""
+    """Folder of a snapshot, from the working directory of a job that starts in it."""
     head, mark, _ = work_dir.partition(f"/{name}/{TREE}")
     return f"{head}/{name}" if mark else None
 
 
 def renew(work_dir: str, name: str) -> bool:
-    """Let the snapshot that a job starts in stay as if it was new; False when it is gone."""
+    """Extend the life of a job's snapshot as if it was new; False when it is gone."""
     folder = folder_in(work_dir, name)
     try:
         if folder is None:
@@ -281,7 +278,7 @@ def renew(work_dir: str, name: str) -> bool:
 
 @contextmanager
 def lock(home: str, kind: int) -> Iterator[None]:
-    """Shared while one is made or chosen, alone while some are dropped."""
+    """Shared while one is made or chosen, exclusive while some are removed."""
     fd = os.open(os.path.join(home, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, kind)
@@ -315,13 +312,13 @@ def _check_size(listing: Listing, limits: SnapshotLimits) -> None:
 
 
 def show_size(number: int) -> str:
-    """Bytes as people read them."""
+    """Format bytes for people."""
     return format_size_mib(number / (1 << 20)) if number >= 1 << 20 else f"{(number + 1023) >> 10}K"
 
 
 def _keep(listing: Listing, home: str) -> str:
-    """An equal copy that is there, else a new one, which is named by what was copied: the tree may change meanwhile."""
-    # Read first: who submits the same code again should not wait for a copy that is then thrown away.
+    """Find an equal copy, or make one, named by what was copied: the tree may change meanwhile."""
+    # Read first: resubmitting the same code should not wait for a copy that is then discarded.
     name = copy_tree(listing, None).name
     if _touch(os.path.join(home, name)):
         return name
@@ -339,7 +336,7 @@ def _keep(listing: Listing, home: str) -> str:
             try:
                 os.rename(new, place)
             except OSError:
-                # Somebody else was as fast with the same tree.
+                # Another process was as fast with the same tree.
                 if not _touch(place):
                     raise
         return copied.name

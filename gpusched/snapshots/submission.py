@@ -1,4 +1,4 @@
-"""From a submission to one whose runs start in a copy of its folder."""
+"""Points the runs of a submission at a copy of its folder."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Call = Callable[[str, str], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Frozen:
-    """The tree that was kept, and its copy."""
+    """The original tree, and its copy."""
 
     root: str
     tree: str
     notes: tuple[str, ...]
-    """What the submitter should know: what is not as they may think."""
+    """What may differ from the submitter's expectations."""
 
     def environment(self, env: dict[str, str]) -> dict[str, str]:
-        """An environment whose search path for modules leads into the copy."""
+        """Redirect the module search path of an environment into the copy."""
         return moved(env, self.root, self.tree)
 
     def ways_out(self, spec: dict[str, Any]) -> list[str]:
-        """What of another submission with this copy leads out of it."""
+        """References of another submission with this copy that lead out of it."""
         return ways_out(spec, self.root, self.tree)
 
 
 def start_in_copy(call: Call, socket_path: str, spec: dict[str, Any], mode: str) -> Frozen:
-    """Keep the tree that `work_dir` is in, and point the submission there; relative outputs stay where they were.
+    """Keep the tree that contains `work_dir`, and point the submission there; relative outputs stay where they were.
 
     Raises: Refused.
     """
@@ -74,7 +74,7 @@ def start_in_copy(call: Call, socket_path: str, spec: dict[str, Any], mode: str)
 
 
 def keep_for_repetition(call: Call, job_ids: Iterable[str]) -> None:
-    """See that the snapshots of these jobs are there, and stay while they are submitted again.
+    """Ensure that the snapshots of these jobs exist, and stay while the jobs are resubmitted.
 
     Raises: Refused when one is gone.
     """
@@ -87,7 +87,7 @@ def keep_for_repetition(call: Call, job_ids: Iterable[str]) -> None:
 
 
 def keep_for_resumption(call: Call, pipeline: str) -> None:
-    """The same for those steps of a pipeline that have not COMPLETED. Raises: Refused."""
+    """Do the same for steps of a pipeline that have not COMPLETED. Raises: Refused."""
     gone = _gone(call, [pipeline], {"COMPLETED"})
     if gone:
         raise Refused(
@@ -97,7 +97,7 @@ def keep_for_resumption(call: Call, pipeline: str) -> None:
 
 
 def _gone(call: Call, job_ids: Iterable[str], but: set[str]) -> str | None:
-    """One of these jobs whose snapshot is gone; the others' are as if they were new."""
+    """Return a job whose snapshot is gone, if any; renews those of the others."""
     path = f"/v1/jobs?ids={quote(','.join(job_ids), safe=',')}&states=all&fields=id,state,snapshot,work_dir"
     for job_id, state, name, work_dir in call("GET", path)["rows"]:
         if name and state not in but and not renew(work_dir, name):
@@ -107,13 +107,13 @@ def _gone(call: Call, job_ids: Iterable[str], but: set[str]) -> str | None:
 
 _GOES_BACK = re.compile(r"""\b(?:cd|pushd)\s+["']?\$\{?((?:SLURM|GPUSCHED)_SUBMIT_DIR)\b""")
 _MOST = 3
-"""Words that are told of."""
+"""Maximum number of words reported."""
 
 
 def moved(env: Mapping[str, str], root: str, tree: str) -> dict[str, str]:
-    """The environment with those folders of PYTHONPATH in the copy that lie in the tree.
+    """Redirect those folders of PYTHONPATH that lie in the tree to the copy.
 
-    `export PYTHONPATH=$PWD` is how many find their own modules: it must not find those of later.
+    `export PYTHONPATH=$PWD` is a common way to find one's own modules: it must not find later versions.
     """
     found = dict(env)
     if found.get("PYTHONPATH"):
@@ -122,7 +122,7 @@ def moved(env: Mapping[str, str], root: str, tree: str) -> dict[str, str]:
 
 
 def _kept(path: str, root: str, tree: str) -> str | None:
-    """Where the copy has what an absolute path names in the tree; None when it has no copy of it."""
+    """The copy's path for an absolute path in the tree; None when the copy lacks it."""
     if not os.path.isabs(path) or "\0" in path:
         return None
     # Folders above may be links; the last part may be one that is kept as such.
@@ -136,7 +136,7 @@ def _kept(path: str, root: str, tree: str) -> str | None:
 
 
 def ways_out(spec: Mapping[str, Any], root: str, tree: str) -> list[str]:
-    """Sentences on what a job will take from the tree itself, for people to mend."""
+    """Sentences on references of a job to the original tree, for people to fix."""
     texts = []
     script = spec.get("script") or ""
     goes_back = _GOES_BACK.search(script)

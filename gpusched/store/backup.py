@@ -340,7 +340,7 @@ def _copy_out(source: str, target: str) -> None:
             try:
                 os.unlink(part, dir_fd=around)
             except OSError:
-                pass  # somebody else was faster
+                pass  # another process was faster
             raise
         finally:
             os.close(into)
@@ -350,7 +350,7 @@ def _copy_out(source: str, target: str) -> None:
 
 def _copy_in(source: str, target: str, check: Callable[[os.stat_result], None]) -> None:
     """Copy an outside file to a new one of ours. Raises: OSError; errors of `check` on the very file being copied."""
-    # Without waiting for somebody at the other end of a pipe.
+    # Without waiting for a peer at the other end of a pipe.
     out = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         check(os.fstat(out))

@@ -178,7 +178,7 @@ class SqliteStore:
         if moved:
             cursor = db.executemany(sql.MOVE_JOB, ((*rows.state_row(job), job.id) for job in moved))
             if cursor.rowcount != len(moved):
-                # Somebody else deleted one of them meanwhile; write all of them whole.
+                # Another process deleted one of them meanwhile; write all of them in full.
                 moved = []
         if len(moved) < len(jobs):
             known = {job.id for job in moved}

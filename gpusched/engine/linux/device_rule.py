@@ -246,7 +246,7 @@ def _bpf_answer(command: int, attr: bytes) -> tuple[int, bytes]:
     number = _SYSCALL.get(platform.machine())
     if number is None:
         raise OSError(f"device rules are not known for {platform.machine()}")
-    # Zeroed behind what is given: the kernel refuses anything that it does not know there.
+    # Zero-padded: the kernel rejects unknown non-zero fields.
     block = ctypes.create_string_buffer(attr, _ATTR_BYTES)
     answer = ctypes.CDLL(None, use_errno=True).syscall(number, command, block, _ATTR_BYTES)
     if answer < 0:

@@ -72,7 +72,7 @@ def put_on(unit: str) -> bool | None:
     before = _ours(folder)
     rule = device_rule.guard_rule(device_rule.driver_majors())
     program = device_rule.load(device_rule.program(rule, spares_root=True), NAME)
-    # The new one first, so that there is no moment without: the driver's numbers may be others than last time.
+    # The new one first, so that there is no gap: the driver's numbers may have changed.
     try:
         device_rule.attach(folder, program)
         for old in before:

@@ -47,7 +47,7 @@ def _own_folder() -> tuple[str | None, tuple[str, ...], str | None]:
     if own is None:
         return None, (), "the daemon's control group is unknown"
     if os.path.basename(own) == DAEMON_LEAF:
-        # It was made by an earlier daemon, which this one was started beside.
+        # It was created by an earlier daemon, beside which this one was started.
         own = os.path.dirname(own)
     is_root = not os.path.exists(f"{own}/cgroup.type")
     if own != cgroup.MOUNT and not _is_delegated(own):

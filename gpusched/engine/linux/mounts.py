@@ -30,7 +30,7 @@ def put_in_place(folders: list[str]) -> None:
     """Mount them for this process and its future children. Raises: OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_NEW_MOUNTS))
-    # What is mounted later on, a home on demand, still shows up here; nothing goes the other way.
+    # Later mounts, such as a home on demand, propagate into here; none propagate back.
     _check(libc.mount(None, b"/", None, ctypes.c_ulong(_RECURSIVE | _SLAVE), None))
     for place, folder in zip(PLACES, folders, strict=True):
         _check(libc.mount(f"{folder}/{_INSIDE}".encode(), place.encode(), None, ctypes.c_ulong(_BIND), None))

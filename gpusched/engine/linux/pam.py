@@ -36,7 +36,7 @@ def open_session(user: str, folder: str | None = None) -> None:
     except OSError as error:
         raise LaunchError(f"cannot set the limits of user {user}: {error}, and there is {FILE}") from None
     talk_type = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
-    # There is nobody to be asked.
+    # No user can answer a prompt.
     talk = talk_type(lambda *_: PAM_CONV_ERR)
     conversation = (ctypes.c_void_p * 2)(ctypes.cast(talk, ctypes.c_void_p), None)
     handle = ctypes.c_void_p()

@@ -196,10 +196,10 @@ def signal_all(find: Find, number: int, spared: int | None = None) -> bool:
     told: set[tuple[int, int]] = set()
     groups = _Groups(number)
     found = list(find(()))
-    # Decided once: processes that end at the signal must not leave the spared one as the only one.
+    # Decided once: the spared process may become the only one when others end at the signal.
     left_out = spared if sum(process.is_alive for process in found) > 1 else None
     if spared is None:
-        # Before single processes are: whoever gets the signal with its group gets it once.
+        # Groups before single processes: a process signalled with its group is signalled once.
         for process in found:
             groups.reach(process)
     for _ in range(SIGNAL_ROUNDS):

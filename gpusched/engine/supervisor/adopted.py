@@ -53,7 +53,7 @@ class AdoptedSupervisor(Supervisor):
         """Take over the process, report it, and carry out orders given meanwhile; a sentence on failure."""
         error = self.take_over()
         self.read_orders()
-        # One that is gone is what a cancel wanted.
+        # A cancel has succeeded if the process is gone.
         return None if self.start_at is None and self.stopped_by is not None else error
 
     def take_over(self) -> str | None:
@@ -64,7 +64,7 @@ class AdoptedSupervisor(Supervisor):
             self.pidfd = proctree.open_pidfd(pid)
         except ProcessLookupError:
             return f"process {pid} had ended before it was adopted"
-        # Looked at after the pidfd was opened: what that stands for is no other process than this one.
+        # Checked after the pidfd was opened, which therefore refers to this very process.
         if not proctree.lives(pid, start_ticks):
             return f"process {pid} had ended before it was adopted"
         if proctree.real_uid(pid) != self.ticket["uid"]:
@@ -109,7 +109,7 @@ class AdoptedSupervisor(Supervisor):
         found = {pid: process for pid, process in found.items() if proctree.real_uid(pid) == uid}
         self.births = {pid: process.start_ticks for pid, process in found.items()}
         for mark in self.births.items():
-            # At every look, and so also right before a signal that ends it.
+            # In every scan, and so also right before a signal that ends it.
             self.spent_s[mark] = self.spent_s.get(mark, (0.0, 0.0))[0], own_cpu_s(mark[0])
         return found
 
@@ -120,7 +120,7 @@ class AdoptedSupervisor(Supervisor):
             self.peak_kib = max(self.peak_kib, proctree.peak_kib(pid))
         first = found.get(self.job_pid)
         if self.status is None and (first is None or first.start_ticks != self.ticket["adopt"]["start_ticks"]):
-            # That it has ended is all that is known of it.
+            # Nothing but its end is known.
             self.status = 0
             self.notice_at = self.still.look_at = None
             self.main_ended()

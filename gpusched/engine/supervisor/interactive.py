@@ -339,7 +339,7 @@ class Session:
         if self.lease is not None:
             self.lease.touch(time.monotonic())
         try:
-            # By this the daemon, too, sees that a run with idle GPUs is not a forgotten one.
+            # The daemon reads this too: a run with idle GPUs is not a forgotten one.
             os.utime(self.path)
         except OSError:
             # The socket was removed; an attached client stays attached.

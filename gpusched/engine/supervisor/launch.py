@@ -171,7 +171,7 @@ def _make_files(spool: str, run: str, owner: int) -> None:
             finally:
                 os.close(fd)
         except OSError:
-            # A full disk: the job runs as well without.
+            # A full disk: the job runs without it.
             pass
 
 
@@ -263,7 +263,7 @@ def _make_base(base: str, foreign: bool) -> None:
     """Create the parent of all checkpoint folders. Raises: LaunchError: root would follow a user's link; OSError."""
     if foreign and (why_not := why_unsafe(_nearest(base), for_others=True)) is not None:
         raise LaunchError(why_not)
-    # Under root all pass through it to their own.
+    # Under root all users traverse it to their own.
     before = os.umask(0o066 if os.geteuid() == 0 else 0o077)
     try:
         os.makedirs(base, exist_ok=True)
@@ -291,7 +291,7 @@ def _make_own_folder(parent: int, name: str, path: str, owner: Owner | None) -> 
     try:
         found, own = os.fstat(folder).st_uid, os.geteuid()
         if owner is not None and found == own != owner.uid:
-            # Just made, or by a supervisor that was killed before it came here.
+            # Created just now, or by a supervisor that was killed before this point.
             os.fchown(folder, owner.uid, owner.gid)
         elif found != (own if owner is None else owner.uid):
             raise LaunchError(f"{path} belongs to uid {found}")
@@ -335,7 +335,7 @@ def _fork_as(
     streams: Streams | None,
     box: RunCgroup | None,
 ) -> int:
-    # An ignored signal stays so over exec; a caught one of the supervisor's must not be caught in between.
+    # Ignored signals stay ignored across exec; those the supervisor handles must not be handled in between.
     changed = [number for number in RESETTABLE if signal.getsignal(number) != signal.SIG_DFL]
     report, told = os.pipe()
     try:
@@ -398,7 +398,7 @@ def _hear(report: int, pid: int) -> str:
     if not poll.poll(BECOME_S * 1000):
         os.kill(pid, signal.SIGKILL)
         return f"its first process did not start its program within {BECOME_S:g} s"
-    # Closed by the exec when all went well.
+    # Closed by a successful exec.
     return os.read(report, 65536).decode("utf-8", "surrogateescape")
 
 

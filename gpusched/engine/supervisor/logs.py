@@ -56,7 +56,7 @@ class Logs:
                 uid = None if self.owner is None else self.owner.uid
                 write_as(uid, self.error, f"gpusched: {text}\n".encode("utf-8", "surrogateescape"))
         except OSError:
-            # A full disk or an output that went away: a line less.
+            # A full disk or a vanished output: skip the line.
             pass
 
     def wait(self, awaited: Iterable[int], timeout_s: float | None) -> None:
@@ -87,7 +87,7 @@ def open_log(path: str, ticket: dict[str, Any], what: str) -> int:
         try:
             fd = os.open(path, flags, 0o666)
         except FileNotFoundError:
-            # Slurm lets such a job fail without a word, since it has nowhere to say it.
+            # In Slurm such a job fails silently, as it has nowhere to report it.
             _make_folder(os.path.dirname(path), shown, what)
             fd = os.open(path, flags, 0o666)
     except (OSError, ValueError) as error:
@@ -138,7 +138,7 @@ def tail_shows_oom(log_fd: int, begin: int) -> bool:
         status = os.fstat(log_fd)
         if not stat.S_ISREG(status.st_mode):
             return False
-        # The open file itself, whatever has its name by now.
+        # The open file itself, even if its name refers to another by now.
         fd = os.open(f"/proc/self/fd/{log_fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             if status.st_size < begin:

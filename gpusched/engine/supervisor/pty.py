@@ -277,14 +277,14 @@ class Outputs:
             while data:
                 data = data[write_as(self._writer, flow.log_fd, data) :]
         except OSError:
-            # A full disk: what the person sees goes on.
+            # A full disk: output to the person continues.
             pass
 
     def drain(self) -> None:
         """Read what is left in the streams of the ended run, so that nothing waits for a slow client."""
         for flow in self.flows:
             pieces: list[bytes] = []
-            # A process outside the run with an end of the pipe could write for ever.
+            # A process outside the run that holds the pipe could write forever.
             while flow.is_open and len(pieces) < DRAIN_PIECES and (data := self._piece(flow, CHUNK)):
                 pieces.append(data)
             flow.backlog = b"".join(pieces)

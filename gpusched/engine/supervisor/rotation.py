@@ -84,7 +84,7 @@ class RotatedFile:
                 pass
         self.reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            # Before it is given away: root need not be one who may open everything.
+            # Before it is given away: root may not be allowed to open everything.
             self.job_end = os.open(f"/proc/self/fd/{writer}", os.O_RDWR | os.O_CLOEXEC)
             if who is not None:
                 # So that its owner can open /dev/stdout.
@@ -97,7 +97,7 @@ class RotatedFile:
         try:
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         except OSError:
-            # The user's share of pipe memory is used up; the usual 64 KiB will do.
+            # The user's quota of pipe memory is exhausted; the default 64 KiB will do.
             pass
 
     def _as_owner(self, action: Callable[[], int]) -> int:

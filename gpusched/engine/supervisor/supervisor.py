@@ -290,7 +290,7 @@ class Supervisor:
             self.tell_at = started + TELL_START_AFTER_S
         else:
             self.send(b"")
-        # The environment is of no more use, and the script may be 10 MB.
+        # The environment is no longer needed, and the script may be 10 MB.
         self.ticket["script"] = self.ticket["env"] = None
         self.set_limit(self.ticket["time_limit_s"])
         if self.still.is_wanted:
@@ -385,18 +385,18 @@ class Supervisor:
         if self.kills_at is not None and now >= self.kills_at:
             killed = proctree.kill_all(self.members)
             if self.box is not None:
-                # Also what forks faster than it is found.
+                # Including processes that fork faster than they are found.
                 self.box.kill()
             if self.status is not None:
                 self.name_leftovers(killed.values())
-            # Again, until the kernel says that no child is left: some come to light only now.
+            # Again, until the kernel reports no child left: some are found only now.
             self.kills_at = time.monotonic() + self.kill_pause_s
             self.kill_pause_s = min(2 * self.kill_pause_s, KILL_AGAIN_S[1])
 
     def reach_limit(self) -> None:
         """Handle the time limit, for the job's first process or for leftovers."""
         if self.linger_until is not None:
-            # The job has just ended; what still flushes its output has not outlived the limit.
+            # The job has just ended; processes still flushing its output have not outlived the limit.
             self.limit_at = self.linger_until
             return
         self.limit_at = None
@@ -450,7 +450,7 @@ class Supervisor:
             self.stopped_by = "cancel" if why == "cancel" else self.stopped_by or why
             return
         if why == "preempt" and self.stopping is not None:
-            # Sent again by a new daemon: the job is busy saving its work and has been told why.
+            # Sent again by a new daemon: the job is busy saving its work and knows why.
             return
         self.thaw()
         kills_at = time.monotonic() + (self.ticket["grace_s"] if grace_s is None else grace_s)
@@ -478,14 +478,14 @@ class Supervisor:
         """
         number = self.ticket["stop_signal"] if number is None else number
         notice = self.ticket["notice"]
-        # Its first process alone was to hear of it, and is gone.
+        # The notice was for its first process alone, which is gone.
         is_past = notice is not None and notice["main_only"] and self.status is not None
         if number is not None or notice is None or is_past or self.is_noticed or "timeout" in (why, self.stopped_by):
             self.deliver(signal.SIGTERM if number is None else number, main_only=False)
             return False
         self.only_main = notice["main_only"]
         if self.deliver(notice["signal"], main_only=self.only_main):
-            # The shell of a script would go on with its next line, and its end would pass for the job's own.
+            # A script's shell would continue with its next line, and its end would pass for the job's own.
             self.deliver(signal.SIGTERM, main_only=True)
         return True
 
@@ -572,7 +572,7 @@ class Supervisor:
         elif words[0] == "limit":
             limit_s = None if words[1] == "-" else float(words[1])
             if limit_s == self.ticket["time_limit_s"]:
-                # Sent again by a new daemon; a notice that was given is not given twice.
+                # Sent again by a new daemon; a notice is not given twice.
                 return
             self.ticket["time_limit_s"] = limit_s
             if self.start_at is not None and self.status is None and self.stopping is None:
@@ -641,7 +641,7 @@ class Supervisor:
             try:
                 files.write_result(self.record_fd, content)
             except OSError:
-                # A full disk. The daemon may record the end from the pipe, and then takes the record away.
+                # A full disk. The daemon may record the end from the pipe, and then removes the record.
                 self.send(content)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, RESULT_RETRY_S[1])
