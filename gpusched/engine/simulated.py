@@ -240,7 +240,7 @@ class SimulatedEngine:
         return {run: self.cpu_s_of[run] for run in runs if run in self.cpu_s_of and run in living}
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
-        """See `ports.Engine`. Time alone wakes nobody: the caller that moves the clock asks for the events."""
+        """See `ports.Engine`. Time alone triggers no wake-up: the caller that moves the clock asks for the events."""
         self._wake = wake
         self._fire()
 

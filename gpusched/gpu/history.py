@@ -272,7 +272,7 @@ class GpuHistory:
         return any(is_same(process, pids) for pids in self._owned.values())
 
     def _fold_unbooked(self, at: float, usage: GpuUsage) -> None:
-        """Track the peak of unbooked use, as of foreign use: a program may be between two of its processes.
+        """Track the peak of unbooked use, like that of foreign use: a program may be between two of its processes.
 
         An ended run cannot take the memory again, so its peak is dropped.
         """

@@ -49,7 +49,7 @@ class RestoreSummary:
 
 
 def backup(database: str, target: str) -> BackupSummary:
-    """Back up the table, as of one instant, to a file readable by its owner alone; replaces a backup of that name.
+    """Back up the table's state at one instant to a file readable by its owner alone; replaces a backup of that name.
 
     Raises: NotFound when there is no table, or no folder for the target; Refused when the target is something else;
     StoreBroken when the copy, and thus the table, is damaged; StoreFull, NotReady.

@@ -69,7 +69,7 @@ def why_unsafe(folder: str, *, for_others: bool) -> str | None:
     """Return why a user could replace another's files in this folder; None when no user can. Raises: OSError.
 
     Other users may write where the sticky bit protects each user's files. Before root creates something there for
-    others, every component of the path counts, including links: nobody may redirect root.
+    others, every component of the path counts, including links: no user may redirect root.
     """
     paths = (folder, os.path.realpath(folder))
     steps = [step for path in paths for step in _steps(path)] if for_others else paths
