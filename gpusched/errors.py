@@ -1,35 +1,35 @@
-"""Everything gpusched raises on purpose, as a tree.
+"""Exceptions of gpusched, as a tree.
 
     GpuschedError
-      UserError            what was asked is wrong: the caller can mend it
-        UsageError           it cannot be read at all (exit code 2)
-        Refused              it is readable but cannot be granted
+      UserError            an invalid request: the caller can fix it
+        UsageError           it cannot be parsed (exit code 2)
+        Refused              it is valid but cannot be granted
         NotFound             it names something that does not exist
         Forbidden            it names something that belongs to another user
-        TooMany              it comes too soon after others of the same user
+        TooMany              it exceeds the rate or number allowed to one user
         TooSlow              it did not arrive in time
-      NotReady             the surroundings are not ready: daemon, disk, database, driver
+      NotReady             the environment is not ready: daemon, disk, database, driver
         DaemonUnreachable    no daemon answers on the socket
-        DaemonBusy           one that does not answer yet, or any more, is there
+        DaemonBusy           a daemon exists but does not answer (starting or stopping)
         StoreBroken          the database is corrupt or was written by a newer release
-        StoreFull            the disk that holds the database cannot take more
-      JobFailed            a job whose result was waited for did not give one
-      WaitTimeout          what was waited for has not happened in time
-      BrokenInvariant      our bug: a state that the design says cannot happen
+        StoreFull            the disk with the database is full
+      JobFailed            an awaited job ended without a result
+      WaitTimeout          the awaited event did not happen in time
+      BrokenInvariant      our bug: a state that the design rules out
 
-A message is one sentence with the offending value; the hint is the next command to type. This
-module is imported by every command at the prompt, so it imports nothing.
+A message is one sentence with the offending value; the hint is the next command to type. Every command-line
+client imports this module, so it imports nothing.
 """
 
 
 class GpuschedError(Exception):
-    """Base of all: carries a message, a hint, a stable code word and the process exit code."""
+    """Base class, with a message, a hint, a stable code word and the process exit code."""
 
     code = "error"
     exit_code = 1
     http_status = 500
     mistakes: "tuple[GpuschedError, ...]" = ()
-    """Of an error that stands for several: all of them, each with a sentence and hint of its own."""
+    """For an error that combines several: all of them, each with its own sentence and hint."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class GpuschedError(Exception):
 
     @classmethod
     def of(cls, mistakes: "list[GpuschedError]") -> "GpuschedError":
-        """One error for all of these, which are at least one; that one itself when it is alone and of this kind."""
+        """Combine one or more errors into one; returns a single error of this class unchanged."""
         if len(mistakes) == 1 and type(mistakes[0]) is cls:
             return mistakes[0]
         error = cls("; ".join(one.message for one in mistakes), mistakes[0].hint)
@@ -47,14 +47,14 @@ class GpuschedError(Exception):
 
 
 class UserError(GpuschedError):
-    """What was asked is wrong."""
+    """An invalid request."""
 
     code = "refused"
     http_status = 409
 
 
 class UsageError(UserError):
-    """The request cannot be read: an unknown option, a size that does not parse."""
+    """The request cannot be parsed: an unknown option, an invalid size."""
 
     code = "usage"
     exit_code = 2
@@ -62,7 +62,7 @@ class UsageError(UserError):
 
 
 class Refused(UserError):
-    """The request is readable and will not be granted."""
+    """The request is valid but is not granted."""
 
 
 class NotFound(UserError):
@@ -73,14 +73,14 @@ class NotFound(UserError):
 
 
 class Forbidden(UserError):
-    """The request touches what belongs to another user."""
+    """The request concerns something that belongs to another user."""
 
     code = "forbidden"
     http_status = 403
 
 
 class TooMany(UserError):
-    """A user asks for more at once than others leave to one; nothing was done, and later it will be."""
+    """The user exceeds a limit that protects others; nothing was done, and a later attempt may succeed."""
 
     code = "too_many"
     http_status = 429
@@ -88,14 +88,14 @@ class TooMany(UserError):
 
 
 class TooSlow(UserError):
-    """The request was begun and its rest did not come."""
+    """The rest of a request did not arrive in time."""
 
     code = "too_slow"
     http_status = 408
 
 
 class NotReady(GpuschedError):
-    """The surroundings are not ready; trying again later may work."""
+    """The environment is not ready; a later attempt may succeed."""
 
     code = "not_ready"
     http_status = 503
@@ -108,7 +108,7 @@ class DaemonUnreachable(NotReady):
 
 
 class DaemonBusy(NotReady):
-    """A daemon of this home is there that does not answer: it is on its way up, or down."""
+    """The daemon of this home exists but does not answer: it is starting or stopping."""
 
     code = "daemon_busy"
 
@@ -120,14 +120,14 @@ class StoreBroken(NotReady):
 
 
 class StoreFull(NotReady):
-    """The disk that holds the database cannot take another record."""
+    """The disk with the database is full."""
 
     code = "disk_full"
     http_status = 507
 
 
 class JobFailed(GpuschedError):
-    """A job ended without the result that was waited for; what it ended as is in its attributes."""
+    """An awaited job ended without a result; its attributes say how."""
 
     code = "job_failed"
 
@@ -149,12 +149,12 @@ class JobFailed(GpuschedError):
 
 
 class WaitTimeout(GpuschedError, TimeoutError):
-    """What was waited for has not happened in time; it may still happen."""
+    """The awaited event did not happen in time; it still may."""
 
     code = "timeout"
 
 
 class BrokenInvariant(GpuschedError):
-    """A state that the design rules out was met; the message carries the job's story."""
+    """A state that the design rules out; the message has the job's details."""
 
     code = "bug"

@@ -1,4 +1,4 @@
-"""Instants as people write and read them, in local time."""
+"""Parsing and formatting of instants, in local time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def instant(at: float | None) -> str:
 def parse_instant(text: str, now: float | None = None) -> float:
     """UTC epoch seconds of `now+2h`, `now+1hour`, `18:00`, `tomorrow`, `2026-12-24[T18:00[:00]]`, `@1766600000`.
 
-    A time of day that is over means tomorrow's, as in Slurm. Raises: ValueError.
+    A time of day in the past means tomorrow's, as in Slurm. Raises: ValueError.
     """
     now = time.time() if now is None else now
     word = text.strip()
@@ -98,7 +98,7 @@ def _clock(word: str, now: float) -> float | None:
 
 
 def parse_since(text: str, now: float | None = None) -> float:
-    """An instant in the past: a length of time back (`7d`, `12h`) or any instant. Raises: ValueError."""
+    """An instant in the past: an age (`7d`, `12h`) or any instant. Raises: ValueError."""
     now = time.time() if now is None else now
     if text[-1:] in "smhdw" and text[:1].isdigit():
         return now - parse_duration_s(text)

@@ -1,6 +1,6 @@
-"""Where a scheduler keeps what: one root with GPUSCHED_HOME, else XDG's folders; of the system, fixed ones.
+"""Locations of files: below GPUSCHED_HOME if set, else XDG folders; fixed ones for the system daemon.
 
-Strings in, strings out: commands at the prompt import this. Nothing is created here.
+Strings in, strings out: command-line clients import this. Creates nothing.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ SYSTEM_SOCKET = "/run/gpusched/api.sock"
 SYSTEM_UNIT = "/etc/systemd/system/gpusched.service"
 
 _root: str | None = None
-"""Set in a system daemon, and in nothing else: what its paths begin with, empty for the machine's own root."""
+"""Path prefix of a system daemon, empty for the machine's own root; None in every other process."""
 
 
 def serve_system(root: str = "") -> None:
-    """From now on the paths of this process are those of the system's daemon; below `root` to try it out there."""
+    """Switch this process to the paths of the system daemon, below `root` for a trial."""
     global _root
     _root = os.path.abspath(root) if root.strip("/") else ""
 
 
 def is_system() -> bool:
-    """Whether this process is the system's daemon."""
+    """Whether this process is the system daemon."""
     return _root is not None
 
 
 def system_root() -> str:
-    """What the paths of a system's daemon that is only tried out begin with; empty for the machine's own."""
+    """Path prefix of a system daemon on trial; empty for the machine's own."""
     return _root or ""
 
 
 def finds_system() -> bool:
-    """Whether commands talk to the system's daemon: it runs or is installed, and no variable says otherwise.
+    """Whether commands use the system daemon: it runs or is installed, and no variable overrides it.
 
-    Who has it installed must not get a daemon of their own while it is restarted.
+    Where it is installed, its restart must not lead to a personal daemon.
     """
     if os.environ.get("GPUSCHED_SOCKET") or home() is not None:
         return False
@@ -47,22 +47,22 @@ def finds_system() -> bool:
 
 
 def is_coming_back() -> bool:
-    """Whether the system's daemon is away for a moment: systemd keeps its folder over a restart, not over a stop."""
+    """Whether the system daemon is restarting: systemd keeps its runtime folder over a restart, not over a stop."""
     return os.path.isdir(os.path.dirname(SYSTEM_SOCKET))
 
 
 def start_command() -> str:
-    """What starts the daemon that commands talk to."""
+    """Command that starts the daemon of the user's commands."""
     return "sudo systemctl start gpusched" if finds_system() else "gpusched daemon start"
 
 
 def stop_command() -> str:
-    """What stops it."""
+    """Command that stops it."""
     return "sudo systemctl stop gpusched" if finds_system() else "gpusched daemon stop"
 
 
 def restart_command() -> str:
-    """What stops and starts it."""
+    """Command that restarts it."""
     return "sudo systemctl restart gpusched" if finds_system() else f"{stop_command()}, {start_command()}"
 
 
@@ -102,7 +102,7 @@ def database() -> str:
 
 
 def preset_file() -> str:
-    """What `[priority] preset = "auto"` has chosen, of the daemon that commands talk to."""
+    """Choice of `[priority] preset = "auto"`, for the daemon of the user's commands."""
     folder = SYSTEM_STATE if _root is None and finds_system() else state_dir()
     return os.path.join(folder, "preset.json")
 
@@ -113,7 +113,7 @@ def spool_dir() -> str:
 
 
 def checkpoint_dir() -> str:
-    """Folders in which jobs keep what they need to go on."""
+    """Folders with jobs' checkpoints."""
     return os.path.join(state_dir(), "checkpoints")
 
 
@@ -123,38 +123,38 @@ def log_file() -> str:
 
 
 def limit_hint() -> str:
-    """An empty file of the user's, whose time of modification says until when `gsub` gives no hint about limits."""
+    """An empty file of the user; until its modification time, `gsub` gives no hint about limits."""
     return os.path.join(state_dir(), "limit-hint")
 
 
 def daemon_output() -> str:
-    """What a daemon that a client started prints before its log is open."""
+    """Output of a daemon started by a client, until its log is open."""
     return os.path.join(state_dir(), "log", "gpuschedd.out")
 
 
 def socket_path() -> str:
-    """The socket of this daemon; for a client the personal one's."""
+    """Socket of this daemon; in a client, of the personal daemon."""
     return os.path.join(runtime_dir(), "api.sock")
 
 
 def lock_file() -> str:
-    """Held by the one daemon of this home."""
+    """Lock of the only daemon of this home."""
     # Beside the database, which is what it protects: a runtime folder may differ from login to login.
     return os.path.join(state_dir(), "daemon.lock")
 
 
 def start_lock() -> str:
-    """Held by the client that starts the daemon."""
+    """Lock of a client that starts the daemon."""
     return os.path.join(state_dir(), "start.lock")
 
 
 def notify_file() -> str:
-    """The user's own TOML file with whom to tell; it need not exist."""
+    """The user's own TOML file with alert targets; optional."""
     return os.path.join(_config_dir(), "notify.toml")
 
 
 def config_file() -> str:
-    """The TOML file with the settings; it need not exist."""
+    """The TOML file with the settings; optional."""
     chosen = os.environ.get("GPUSCHED_CONFIG")
     if chosen:
         return os.path.abspath(os.path.expanduser(chosen))
@@ -179,9 +179,9 @@ _FOLDERS = frozenset({"log", "run", "spool", "checkpoints", "snapshots", "calls"
 
 
 def make_private(folder: str) -> None:
-    """Make a folder with mode 0700 whatever the umask, those that lead to it too, or tighten the one that is there.
+    """Create a folder and its parents with mode 0700 regardless of the umask, or tighten an existing folder.
 
-    One that may be in use for something else is left as it is. Raises: OSError; NotReady when others could reach it.
+    Leaves a folder unchanged that may serve another purpose. Raises: OSError; NotReady if other users could reach it.
     """
     if not os.path.isdir(folder):
         above = os.path.dirname(folder)

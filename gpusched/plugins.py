@@ -1,12 +1,12 @@
-"""Plug-ins of a site: hooks by `pluggy`, found by entry points and by the setting `[plugins] load`.
+"""Site plug-ins: `pluggy` hooks, found by entry points and by the setting `[plugins] load`.
 
 A plug-in is a module or object with functions marked `hookimpl`. They take part in the cycle at the points of
-the Kubernetes scheduling framework: queue sort, filter, score, permit; and they are told of state changes.
-One that raises, or answers with something else than was asked for, is reported and skipped; after some
-failures it is left out for good. It cannot stop the loop, but nothing protects from one that never returns.
+the Kubernetes scheduling framework: queue sort, filter, score, permit; and receive state changes. A plug-in that
+raises, or returns a value of the wrong type, is reported and skipped; after some failures it is disabled. It
+cannot stop the loop, but there is no protection from one that never returns.
 
-All of them are called in one thread alone, that of the daemon's loop: whoever plans on another thread has the loop
-call them and waits. So they need no locks, and may keep what belongs to a thread, such as a connection to SQLite.
+All plug-ins are called in the thread of the daemon's loop; planning on another thread has the loop call them and
+waits. They therefore need no locks, and may keep thread-bound objects such as a connection to SQLite.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ if TYPE_CHECKING:
 log = getLogger("gpusched.plugins")
 
 PROJECT = "gpusched"
-"""Name of the hooks' project and of the entry-point group."""
+"""Name of the pluggy project and of the entry-point group."""
 
 FAILURES_ALLOWED = 3
-"""A plug-in that failed so often is left out until the daemon starts again."""
+"""Failures after which a plug-in is disabled until the daemon restarts."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class Hooks:
-    """The hooks. An implementation may leave out arguments that it does not need."""
+    """Hook specifications. Implementations may omit arguments that they do not need."""
 
     @hookspec
     def gpusched_queue_sort(self, key: ClassKey) -> float | None:
-        """Points that jobs of this class get on top of their weighted priority; they are one of its parts."""
+        """Points added to the weighted priority of this class; shown among its parts."""
 
     @hookspec
     def gpusched_filter(self, key: ClassKey, node: NodeView) -> str | None:
-        """Why jobs of this class may not run on this node, as a short sentence; None when they may."""
+        """Why jobs of this class must not run on this node, as a short sentence; None if they may."""
 
     @hookspec
     def gpusched_score(self, key: ClassKey, node: NodeView) -> float | None:
-        """How well the node suits the class; the highest sum wins, the configured strategy breaks ties."""
+        """Suitability of the node for the class; the highest sum wins, the configured strategy breaks ties."""
 
     @hookspec
     def gpusched_permit(self, key: ClassKey, job: PendingJob, place: Placement) -> str | None:
-        """Why a job that has a place may not start yet, as a short sentence; None when it may."""
+        """Why a job with a place must not start yet, as a short sentence; None if it may."""
 
     @hookspec
     def gpusched_job_changed(self, before: Job | None, after: Job) -> None:
-        """A job's row was committed; `before` is None for a new one."""
+        """Called after the commit of a job's row; `before` is None for a new one."""
 
 
 class OneThread:
-    """Has functions called in one thread: the one that made this, which a loop may run in."""
+    """Calls functions in one thread: the thread that created this, which may run a loop."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -75,14 +75,14 @@ class OneThread:
         self._awaited: set[Future[Any]] = set()
 
     def attach(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Calls from other threads go through this loop from now on; None: they are refused, also those that wait."""
+        """Route calls from other threads through this loop; None: reject them, including waiting ones."""
         self._loop = loop
         if loop is None:
             for future in list(self._awaited):
                 future.cancel()
 
     def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call it there. Raises: NotReady from another thread while no loop runs."""
+        """Call a function in the thread. Raises: NotReady from another thread while no loop runs."""
         if threading.get_ident() == self._thread:
             return function(*arguments)
         future: Future[Any] = Future()
@@ -111,7 +111,7 @@ class OneThread:
 
 
 class Plugins:
-    """The loaded plug-ins, each call guarded and in one thread."""
+    """The loaded plug-ins, with guarded calls in one thread."""
 
     def __init__(self) -> None:
         self.thread = OneThread()
@@ -123,7 +123,7 @@ class Plugins:
 
     @classmethod
     def load(cls, modules: Iterable[str] = ()) -> Plugins:
-        """Plug-ins of the installed distributions, and these modules.
+        """Load plug-ins of the installed distributions, and these modules.
 
         A distribution's plug-in that cannot be loaded is reported and left out.
         Raises: UsageError for a module of the config that cannot be loaded.
@@ -151,11 +151,11 @@ class Plugins:
                 self._report(point.name, f"cannot be loaded: {type(error).__name__}: {error}")
 
     def register(self, plugin: object, name: str) -> None:
-        """Add one that is at hand already."""
+        """Add a plug-in object."""
         self._manager.register(plugin, name)
 
     def _check(self) -> None:
-        """Raises: UsageError for a function with a hook's mark and no hook's name."""
+        """Raises: UsageError for a function with a hook's mark but an unknown name."""
         try:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
@@ -164,11 +164,11 @@ class Plugins:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all that are loaded."""
+        """Names of all loaded plug-ins."""
         return tuple(sorted(name for name, _ in self._manager.list_name_plugin()))
 
     def extensions(self) -> Extensions:
-        """What takes part in the cycle."""
+        """The plug-ins' parts in the cycle."""
         return Extensions(
             sorts=tuple(self._calls("gpusched_queue_sort", _number, 0.0)),
             filters=tuple(self._calls("gpusched_filter", _sentence, None)),
@@ -177,7 +177,6 @@ class Plugins:
         )
 
     def job_changed(self, before: Job | None, after: Job) -> None:
-        """Tell every plug-in that asked."""
         for _, tell in self._calls("gpusched_job_changed", lambda answer: None, None):
             tell(before, after)
 

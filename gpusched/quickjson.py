@@ -1,7 +1,7 @@
-"""JSON by the interpreter's own accelerator, without the import of `json`.
+"""JSON by the interpreter's own accelerator, without importing `json`.
 
-`json` brings regular expressions, enums and collections along, which cost a prompt more than all the rest of
-a command. An interpreter whose accelerator is missing or different gets `json` instead; both give the same.
+`json` imports regular expressions, enums and collections, which take longer than all the rest of a command.
+Interpreters with a missing or different accelerator use `json` instead; results are the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _fast() -> tuple[Callable[[object], str], Callable[[str], Any]]:
     import _json
 
     class Rules:
-        """How json.JSONDecoder reads by default."""
+        """Default decoding rules of json.JSONDecoder."""
 
         strict = True
         object_hook = None
@@ -68,10 +68,10 @@ except (ImportError, AttributeError, TypeError):
 
 
 def dumps(value: object) -> str:
-    """Compact, ASCII only. Raises: TypeError for what JSON has no word for."""
+    """Encode compactly, ASCII only. Raises: TypeError for values without a JSON equivalent."""
     return _write(value)
 
 
 def loads(content: str | bytes | bytearray) -> Any:
-    """One document. Raises: ValueError."""
+    """Decode one document. Raises: ValueError."""
     return _read(content if isinstance(content, str) else content.decode("utf-8", "surrogatepass"))

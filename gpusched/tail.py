@@ -1,6 +1,6 @@
-"""Reading one output file as it grows: from its last lines on, through emptying, rotation and removal.
+"""Follows a growing output file from its last lines on, through truncation, rotation and removal.
 
-A file that was put aside by `gsub --log-max` is `PATH.old1`, the one before it `PATH.old2`.
+`gsub --log-max` rotates the file to `PATH.old1`, the one before it to `PATH.old2`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 PIECE = 1 << 18
 KNOWN_BYTES = 64
 LONGEST_LINE = 1 << 20
-"""Looking back for the last N lines, so much for each of them is read at most: a file may be one endless line."""
+"""Bytes read per line at most in the search for the last N lines, as a file may be one endless line."""
 
 
 def find_lines(fd: int, lines: int) -> tuple[int, int]:
-    """Where the last this many lines of an open file begin, and how many of them it has."""
+    """Offset of the last `lines` lines of an open file, and their actual number."""
     end = at = os.fstat(fd).st_size
     if lines == 0 or end == 0:
         return end, 0
@@ -45,10 +45,10 @@ def find_lines(fd: int, lines: int) -> tuple[int, int]:
 
 
 class Tail:
-    """The output of one run, as far as it is there. Only regular files are read: a pipe's bytes are somebody's."""
+    """Available output of one run. Reads regular files only: reading a pipe would take its bytes from others."""
 
     def __init__(self, path: str, keep: int = 0) -> None:
-        """Args: keep: how many files put aside there may be."""
+        """Args: keep: maximum number of rotated files."""
         self.path = path
         self._keep = keep
         self._fd: int | None = None
@@ -61,13 +61,13 @@ class Tail:
         """Whether files were put aside and removed before they could be read."""
 
     def begin_whole(self) -> None:
-        """Begin with the oldest file that is kept."""
+        """Start with the oldest rotated file."""
         for number in range(self._keep, 0, -1):
             if self._open(number):
                 return
 
     def begin_last(self, lines: int) -> None:
-        """Begin with the last this many lines of what is there."""
+        """Start with the last `lines` lines of the available output."""
         for number in range(self._keep + 1):
             if not self._open(number):
                 continue
@@ -79,7 +79,7 @@ class Tail:
                 return
 
     def copy(self, sink: Sink, most: int | None = None) -> int:
-        """Hand on what has been added, at most about so many bytes; returns how many there were."""
+        """Copy new output, about `most` bytes at most; returns the number of bytes."""
         copied = 0
         while most is None or copied < most:
             if self._fd is None and not self._open(0):
@@ -94,13 +94,12 @@ class Tail:
         return copied
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def _read(self) -> bytes:
-        """What follows; a file that was emptied and has grown past this place again is read anew."""
+        """Read on; after a truncation, a file that has grown past this offset again is reread from its start."""
         assert self._fd is not None
         known = self._before
         data = os.pread(self._fd, PIECE, self._at - len(known))
@@ -114,7 +113,7 @@ class Tail:
         return data[len(known) :]
 
     def _turn(self) -> bool:
-        """At the end of what is open: go back if it was emptied, on if another file has its name now."""
+        """At the end of the open file: return to the start if it was truncated, or move on to its successor."""
         assert self._fd is not None
         own = os.fstat(self._fd)
         if own.st_size < self._at:
@@ -130,7 +129,7 @@ class Tail:
         return self._open_after(mine)
 
     def _open_after(self, mine: Identity) -> bool:
-        """Open the file begun after this one; False when it has none yet."""
+        """Open the successor of this file; False if there is none yet."""
         while True:
             place = self._place_of(mine)
             if place is None:

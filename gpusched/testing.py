@@ -1,7 +1,7 @@
-"""Builders and fakes for tests, ours and those of people who build on gpusched.
+"""Builders and fakes for tests, ours and those of projects that build on gpusched.
 
-Each builder fills in everything that a case does not care about, so that a test shows only what it is
-about: `job(7, request=request(gpus=2))`, `snapshot(node(gpus=4), waiting=[job(7)])`.
+Each builder has defaults for everything, so that a test shows only what it is about:
+`job(7, request=request(gpus=2))`, `snapshot(node(gpus=4), waiting=[job(7)])`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpusched.model.states import JobState, RunState
 from gpusched.scheduler.priority import class_key
 
 NOW = 1_000_000.0
-"""The instant at which snapshots and jobs are made unless they say otherwise."""
+"""Default instant of snapshots and jobs."""
 
 
 class FakeClock:
-    """A clock that moves when told to."""
+    """A manually advanced clock."""
 
     def __init__(self, now: float = NOW) -> None:
         self.at = now
@@ -30,7 +30,7 @@ class FakeClock:
         return self.at
 
     def advance(self, seconds: float) -> float:
-        """Move on and give the new time."""
+        """Advance the clock and return the new time."""
         self.at += seconds
         return self.at
 
@@ -41,7 +41,7 @@ def request(gpus: int = 0, **parts: Any) -> Request:
 
 
 def launch(*argv: str, **parts: Any) -> Launch:
-    """How to start a plain command, `true` unless given, in `/tmp` with an empty environment."""
+    """Start of a plain command, by default `true`, in `/tmp` with an empty environment."""
     fields: dict[str, Any] = {"script_sha": None, "script_name": None, "env_sha": "0" * 64, "work_dir": "/tmp"}
     return Launch(argv=argv or ("true",), **{**fields, **parts})
 
@@ -79,7 +79,7 @@ def job(job_id: int = 1, **parts: Any) -> Job:
 
 
 def run(of: Job, **parts: Any) -> Run:
-    """The current run of a job (the first where it has none), just recorded on node `n1`, by the fields of Run."""
+    """The current run of a job (the first if it has none), just recorded on node `n1`, by the fields of Run."""
     fields: dict[str, Any] = {
         "number": max(1, of.run),
         "state": RunState.STARTING,
@@ -93,7 +93,7 @@ def run(of: Job, **parts: Any) -> Run:
 
 
 def gpu_view(index: int = 0, node_name: str = "n1", **parts: Any) -> GpuView:
-    """A healthy 24 GiB card in nobody's use, by the fields of GpuView."""
+    """A healthy, unused 24 GiB card, by the fields of GpuView."""
     fields: dict[str, Any] = {
         "uuid": gpu_uuid(node_name, index),
         "name": "NVIDIA A100",
@@ -103,23 +103,23 @@ def gpu_view(index: int = 0, node_name: str = "n1", **parts: Any) -> GpuView:
 
 
 def gpu_uuid(node_name: str, index: int) -> str:
-    """Identity of a built card."""
+    """UUID of a built card."""
     return f"GPU-{node_name}-{index}"
 
 
 def node(name: str = "n1", gpus: int | Sequence[GpuView] = 0, **parts: Any) -> NodeView:
-    """A node with 16 cores and 64 GiB; `gpus` is a number of like cards, or the cards themselves."""
+    """A node with 16 cores and 64 GiB; `gpus` is a number of identical cards, or the cards themselves."""
     cards = tuple(gpu_view(index, name) for index in range(gpus)) if isinstance(gpus, int) else tuple(gpus)
     return NodeView(name=name, gpus=cards, **{"cpus": 16.0, "mem_mib": 64 * 1024, **parts})
 
 
 def share(index: int = 0, node_name: str = "n1", **parts: Any) -> GpuShare:
-    """What a run books on a built card: all of it, or `vram_mib`, or `fraction`."""
+    """Booking on a built card: all of it, or `vram_mib`, or `fraction`."""
     return GpuShare(gpu_uuid(node_name, index), index, **parts)
 
 
 def allocation(job_id: int, node_name: str = "n1", gpus: Iterable[int | GpuShare] = (), **parts: Any) -> Allocation:
-    """What a run holds on a built node: one core and these cards, since an hour ago, without a limit."""
+    """Allocation on a built node: one core and these cards, started an hour ago, without a limit."""
     shares = tuple(card if isinstance(card, GpuShare) else share(card, node_name) for card in gpus)
     fields: dict[str, Any] = {"uid": 1000, "cpus": 1.0, "mem_mib": 0, "start_at": NOW - 3600}
     return Allocation(job_id=job_id, node=node_name, gpus=shares, **{**fields, **parts})
@@ -134,12 +134,12 @@ def window(
     users: Iterable[str] = (),
     accounts: Iterable[str] = (),
 ) -> Window:
-    """One occurrence of a reservation, from and until so many seconds from NOW."""
+    """One occurrence of a reservation, with start and end in seconds from NOW."""
     return Window(name, NOW + begins_in, NOW + ends_in, (where,), tuple(users), tuple(accounts))
 
 
 def pending(jobs: Iterable[Job], front: int | None = None) -> tuple[PendingClass, ...]:
-    """Waiting jobs in their classes, in order; `front` cuts each class short after so many."""
+    """Pending jobs by class, in order; `front` truncates each class to this length."""
     classes: dict[ClassKey, list[PendingJob]] = {}
     for waiting in sorted(jobs, key=lambda one: (one.queued_at, one.id)):
         classes.setdefault(class_key(waiting), []).append(PendingJob(waiting.id, waiting.queued_at))
@@ -155,7 +155,7 @@ def snapshot(
     windows: Iterable[Window] = (),
     now: float = NOW,
 ) -> Snapshot:
-    """The policy's input, in the order that it promises."""
+    """The policy's input, sorted as specified."""
     return Snapshot(
         now=now,
         nodes=tuple(sorted(nodes, key=lambda one: one.name)),

@@ -1,4 +1,4 @@
-"""The machines of a simulation: `8x8xA100`, a number of processors, or a file that names every node."""
+"""Machines of a simulation: `8x8xA100`, a number of processors, or a file with one entry per node."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _EXAMPLE = "--nodes 8x8xA100"
 _MOST_GPUS = 1_000_000
 _LONGEST = 80
 _PLENTY_MIB = 1 << 40
-"""Memory of machines of which only cards or processors are told."""
+"""Memory of machines specified only by cards or processors."""
 
 
 def processors(count: int) -> tuple[NodeView, ...]:
-    """A machine of so many identical processors, of which a job may have any. Raises: UsageError below 1."""
+    """A machine of `count` identical processors, interchangeable for jobs. Raises: UsageError below 1."""
     if count < 1:
         raise UsageError(f"a machine of {count} processors cannot run anything", _EXAMPLE)
     return (NodeView("machine", float(count), _PLENTY_MIB),)
 
 
 def nodes_of(text: str) -> tuple[NodeView, ...]:
-    """Nodes with like cards: `NODESxGPUS[xMODEL][-NGiB][:CPUS]`, as `8x8xA100-80GiB:64`; or `Np`, so many processors.
+    """Nodes with identical cards: `NODESxGPUS[xMODEL][-NGiB][:CPUS]`, as `8x8xA100-80GiB:64`; or `Np`, N processors.
 
-    Cores are so many that they never run out where they are not given. Raises: UsageError.
+    Unspecified cores are practically unlimited. Raises: UsageError.
     """
     if len(text) > _LONGEST:
         raise UsageError(f"{printable(text, 40)!r} is not a cluster: NODESxGPUS[xMODEL]", _EXAMPLE)
@@ -120,7 +120,7 @@ def _read_table(path: Path) -> tuple[NodeView, ...]:
 
 
 def _node(name: str, cpus: float, mem_mib: int, gpus: int, model: str) -> NodeView:
-    """Raises: ValueError for less than nothing, and for a node without a name."""
+    """Raises: ValueError for a negative number or a missing name."""
     if not (name and isinstance(name, str) and isinstance(model, str)):
         raise ValueError("a node has no name, or a model that is no word")
     if not (0 <= cpus < inf and mem_mib >= 0 and 0 <= gpus <= _MOST_GPUS):

@@ -65,7 +65,7 @@ class Comparison:
         return len(self.listed) - len(self.winners) - len(self.losers)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """JSON object."""
         return {
             "before": self.before,
             "after": self.after,
@@ -112,19 +112,19 @@ LEAST_IN_PART = 10
 
 @dataclass(frozen=True, slots=True)
 class SignFlipResult:
-    """What became of a comparison over parts of a trace."""
+    """Result of a comparison over parts of a trace."""
 
     parts: int
-    """How many there were; 0 when there are too few jobs for any."""
+    """Number of parts; 0 when there are too few jobs."""
     better: int
-    """In how many of them it was better."""
+    """Number of parts with an improvement."""
     worse: int
     p: float
-    """How often chance alone would have done at least as well, 0 to 1; corrected for the number of comparisons."""
+    """Probability of at least this result by chance, 0 to 1; corrected for the number of comparisons."""
 
     @property
     def is_significant(self) -> bool:
-        """Whether it is better, and beyond chance."""
+        """Whether it is an improvement beyond chance."""
         return self.p < ALPHA
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ def sign_flip_test(
 
 
 def part_of(outcome: Outcome, numbers: Sequence[int]) -> Outcome:
-    """The schedule of some of its jobs, as it was with all of them."""
+    """The schedule of some of its jobs, as scheduled together with all others."""
     ends_s = outcome.ends_s
     return Outcome(
         [outcome.jobs[number] for number in numbers],
@@ -179,9 +179,9 @@ def part_of(outcome: Outcome, numbers: Sequence[int]) -> Outcome:
 
 
 def sign_flip_p(gains: Sequence[float]) -> float:
-    """How many of all ways to put signs before these differences have a sum at least as large as theirs, 0 to 1.
+    """Fraction of all sign assignments to these differences with at least their sum, 0 to 1.
 
-    Exact, in two halves of which all sums are listed: 24 differences take some thousand steps.
+    Exact, from the sums of two halves: 24 differences take some thousand steps.
     """
     scale = max(map(abs, gains), default=0.0)
     if not scale:

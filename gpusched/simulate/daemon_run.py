@@ -1,16 +1,16 @@
 """The daemon itself on a virtual clock: jobs go through `daemon.tick`, with its table in memory and simulated runs.
 
-Where `planner_run` asks the planner alone, here everything happens that the tick does: queues, accounts and QOS admit
-or refuse, runs fail and are tried again after a backoff, reach their limits, make room for others and wait once more.
-The clock goes from event to event:
+Unlike `planner_run`, which calls the planner alone, this performs everything in the tick: queues, accounts and QOS
+admit or refuse, runs fail and are retried after a backoff, reach their limits, and are preempted and requeued. The
+clock moves from event to event:
 
-    arrivals     of the trace, and of submissions made again that had been refused
-    ends         of runs, as `engine.simulated` has them
-    due          begin times, backoffs, deadlines: what the daemon sets timers for
-    protection   from when on a run may be preempted, and a waiting job goes before younger ones
+    arrivals     of the trace, and of resubmissions after a refusal
+    ends         of runs, from `engine.simulated`
+    due          begin times, backoffs, deadlines: the daemon's timers
+    protection   when a run becomes preemptible, or a pending job passes younger ones
 
-Between those the daemon would look again at every poll; here nothing has changed by then but ages and past usage.
-Cards are in nobody else's use, and free at the instant at which a run ends. A run that made room begins anew.
+The daemon would also poll in between, but here only ages and past usage change by then. Cards have no foreign use and
+are free at the instant at which a run ends. A preempted run starts over.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ from gpusched.simulate.trace import CUT, TraceJob, request_of
 from gpusched.store.memory import MemoryStore
 
 FAILED = frozenset({"failed", "node_fail", "boot_fail"})
-"""Words of traces for a job that did not end well."""
+"""Words in traces for a job that ended in failure."""
 OUT_OF_MEMORY = "out_of_memory"
 
 _AGAIN_S = 600
-"""Who was refused because of how many jobs there are asks again after so long."""
+"""Wait before a resubmission after a refusal because of the number of jobs."""
 _FIRST_UID = 2_000_000_000
-"""Nobody's, so that no user of a trace has rights on this machine."""
+"""An unused uid, so that no user of a trace has rights on this machine."""
 _NO_TEXT = "none"
 _ADMINS = "simulated-admins"
 _FORGOTTEN_AT = 1024
-"""So many ended jobs are kept before the table lets go of them."""
+"""Number of ended jobs at which the table prunes them."""
 _JUST_AFTER_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Mishaps:
-    """What goes wrong, and how often it is tried again, where the trace does not say."""
+    """Failures and retries, where the trace does not record them."""
 
     fail_rate: float = 0.0
-    """Of all runs of jobs whose end is not known, so many fail, each somewhere on its way."""
+    """Fraction of failing runs among jobs with an unknown end; each fails at a random point."""
     seed: int = 0
     retries: int = 0
-    """After a failure, with the usual backoff."""
+    """Retries after a failure, with the usual backoff."""
 
 
 class VirtualClock:
-    """Time that goes where it is sent."""
+    """A manually set clock."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -82,9 +82,9 @@ class VirtualClock:
 
 
 class _WellCards(GpuTracker):
-    """Cards that are always well, nobody else's, and free as soon as a run has ended.
+    """Cards that are always healthy, without foreign use, and free as soon as a run has ended.
 
-    Failures of jobs speak against none: nobody is there who would take it back in.
+    Failures of jobs are no evidence against a card, as no admin exists to undrain it.
     """
 
     def __init__(self, settings: Settings, cards: tuple[GpuView, ...]) -> None:
@@ -127,7 +127,7 @@ def run(
 
 
 def refuse(nodes: Sequence[NodeView], settings: Settings) -> None:
-    """Raises: UsageError for clusters that the daemon cannot run, and settings that go by what no trace has."""
+    """Raises: UsageError for unsupported clusters, and for settings that depend on data missing from traces."""
     if len(nodes) > 1:
         raise UsageError(
             f"--tick simulates the daemon of one machine; the cluster has {len(nodes)} nodes",
@@ -140,7 +140,7 @@ def refuse(nodes: Sequence[NodeView], settings: Settings) -> None:
 
 
 def as_simulated(settings: Settings, node: NodeView) -> Settings:
-    """The settings on this node, without what depends on measurements or on people who put things right."""
+    """The settings for this node, without those that depend on measurements or on human intervention."""
     over = settings.oversubscribe
     needs_ceilings = max(over.cpus, over.mem, over.vram) > 1
     return replace(
@@ -169,7 +169,7 @@ def as_simulated(settings: Settings, node: NodeView) -> Settings:
 
 
 class DaemonRun:
-    """The daemon's whole tick as a body of `event_loop.play`; it is played once."""
+    """The daemon's complete tick as a body of `event_loop.play`; single use."""
 
     def __init__(
         self,
@@ -229,7 +229,6 @@ class DaemonRun:
     # --- time -----------------------------------------------------------------------------------
 
     def next_at(self, arrives_at: float) -> float:
-        """When something happens next."""
         now = self._clock.at
         event_at, due_at = self._engine.next_event_at(), self._scheduler.next_due()
         if due_at is not None and due_at <= now:
@@ -253,7 +252,7 @@ class DaemonRun:
         self._submit(job)
 
     def settle(self, now: float) -> None:
-        """Submit again what was refused some time ago, and tick."""
+        """Resubmit jobs whose wait after a refusal is over, and tick."""
         while self._again and self._again[0][0] <= now:
             self._submit(heappop(self._again)[1])
         if self._must_look:
@@ -264,13 +263,13 @@ class DaemonRun:
             self._give_up_refused()
 
     def outcome(self, cycles: int) -> Outcome:
-        """The schedule. Raises: UserError when jobs are left that nothing lets start."""
+        """The schedule. Raises: UserError if jobs remain that can never start."""
         self._check_done()
         self._attempts.sort(key=lambda one: (one.start_s, one.job))
         return Outcome(self._jobs, self._starts, cycles, self._ends, self._attempts, self._run_log)
 
     def _wake(self) -> bool:
-        """Whether it is time to look at everything again."""
+        """Whether every job is due for another look."""
         found = False
         while self._wakes and self._wakes[0][0] <= self._clock.at:
             found |= self._still_waits(heappop(self._wakes)[1])
@@ -319,7 +318,7 @@ class DaemonRun:
         return take
 
     def _spec_of(self, job: TraceJob) -> JobSpec:
-        """What is submitted; equal submissions are one object."""
+        """Submission of a job; equal submissions are one object."""
         if job.spec is not None:
             found = self._specs.get(job.spec)
             if found is None:
@@ -347,7 +346,7 @@ class DaemonRun:
     # --- what becomes of it -----------------------------------------------------------------------
 
     def _end_of(self, ticket: Ticket) -> simulated.SimulatedOutcome:
-        """What a run will do that starts now."""
+        """Outcome of a run that starts now."""
         job_id, _ = split_run_id(ticket.run)
         job = self._jobs[self._numbers[job_id]]
         failures = self._scheduler.world.jobs[job_id].failures
@@ -407,7 +406,7 @@ class DaemonRun:
             self._ended.clear()
 
     def _give_up_refused(self) -> None:
-        """Nobody else is there, so that asking again would not help."""
+        """Raises: UserError, as resubmission is futile once only refused jobs are left."""
         number, error = min(self._refusals.items())
         count = len(self._refusals)
         raise UserError(
@@ -430,18 +429,18 @@ class DaemonRun:
 
 
 def _just_after(at: float, settings: Settings) -> float:
-    """The first instant at which ranks are worked out as of one that is later than this."""
+    """First recalculation of ranks after this instant."""
     period_s = rank_period_s(settings)
     return at - at % period_s + period_s if period_s > 0 else at + _JUST_AFTER_S
 
 
 def _protected_s(settings: Settings) -> float | None:
-    """For how long a run is safe; None where no run ever makes room for another."""
+    """How long a run is protected from preemption; None if no run is ever preempted."""
     return settings.preempt.min_run_s if may_preempt(settings) else None
 
 
 def may_preempt(settings: Settings) -> bool:
-    """Whether runs can be ended for others: a QOS preempts another, or a queue takes back what it has lent."""
+    """Whether runs can be preempted: by another QOS, or by a queue that reclaims lent resources."""
     if settings.preempt.mode == "off":
         return False
     lends = settings.preempt.reclaim and any(

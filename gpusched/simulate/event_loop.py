@@ -1,6 +1,6 @@
-"""One clock for every simulation, from event to event: at each instant first ends, then arrivals, then a plan.
+"""The event loop of every simulation: at each instant first ends, then arrivals, then a plan.
 
-Two bodies live on it: the planner alone (`planner_run`) and the daemon's whole tick (`daemon_run`).
+Two bodies run on it: the planner alone (`planner_run`) and the daemon's complete tick (`daemon_run`).
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from typing import Protocol
 from gpusched.simulate.outcome import RunLog
 
 Progress = Callable[[int, int], None]
-"""Called now and then with the number of jobs that have arrived, and of all jobs."""
+"""Called occasionally with the number of arrived jobs and the total."""
 
 _CYCLES_A_REPORT = 512
 
 
 class Body(Protocol):
-    """What lives on the clock. Instants are seconds; jobs go by their place among the arrivals."""
+    """A simulated system on the clock. Instants are seconds; jobs are identified by their index among the arrivals."""
 
     def next_at(self, arrives_at: float) -> float:
-        """The next instant at which something happens: this arrival, or an event of its own before it; inf: never."""
+        """Next event: this arrival, or an earlier event of the body's own; inf: never."""
 
     def advance(self, now: float) -> None:
-        """Move on to this instant, and end what ends by then."""
+        """Move to this instant, and end the runs due by then."""
 
     def arrive(self, job: int) -> None:
         """Submit a job."""
 
     def settle(self, now: float) -> None:
-        """Plan, now that all of this instant has happened, and carry the plan out."""
+        """Plan after all events of this instant, and carry the plan out."""
 
 
 def play(arrivals_s: Sequence[float], body: Body, progress: Progress | None = None) -> int:
-    """Let everything happen; jobs of one instant arrive in the order given. Returns: how often the body settled."""
+    """Run all events; simultaneous arrivals keep their order. Returns: number of calls of `settle`."""
     order = sorted(range(len(arrivals_s)), key=arrivals_s.__getitem__)
     coming, last, cycles = 0, len(order), 0
     arrives_at: float = arrivals_s[order[0]] if order else inf
@@ -52,9 +52,9 @@ def play(arrivals_s: Sequence[float], body: Body, progress: Progress | None = No
 
 
 class Walk:
-    """A finished schedule on the clock once more: a body of `event_loop.play` with hooks for begins and ends.
+    """Replays a finished schedule: a body of `event_loop.play` with hooks for the starts and ends of runs.
 
-    At each instant first `end`, then `arrive`, then `begin`. A run that takes no time ends as its instant comes again.
+    At each instant first `end`, then `arrive`, then `begin`. A run of length 0 ends in a second pass of its instant.
     """
 
     def __init__(self, runs: RunLog) -> None:
@@ -65,7 +65,6 @@ class Walk:
         self._next_begin = self._next_end = 0
 
     def next_at(self, arrives_at: float) -> float:
-        """The next arrival, begin or end."""
         at, runs = arrives_at, self.runs
         if self._next_begin < len(self._begins):
             at = min(at, runs.begin_s[self._begins[self._next_begin]])
@@ -74,17 +73,17 @@ class Walk:
         return at
 
     def advance(self, now: float) -> None:
-        """Move on, and end the runs that end now."""
+        """Move on, and end the runs due now."""
         end_s, ends, begun = self.runs.end_s, self._ends, self._begun
         while self._next_end < len(ends) and end_s[ends[self._next_end]] == now and begun[ends[self._next_end]]:
             self.end(ends[self._next_end])
             self._next_end += 1
 
     def arrive(self, job: int) -> None:
-        """A job waits from now on."""
+        """Hook: a job becomes pending."""
 
     def settle(self, now: float) -> None:
-        """Begin the runs that begin now."""
+        """Start the runs due now."""
         begin_s, begins = self.runs.begin_s, self._begins
         while self._next_begin < len(begins) and begin_s[begins[self._next_begin]] == now:
             self._begun[begins[self._next_begin]] = 1
@@ -92,7 +91,7 @@ class Walk:
             self._next_begin += 1
 
     def begin(self, run: int) -> None:
-        """A run begins."""
+        """Hook: a run starts."""
 
     def end(self, run: int) -> None:
-        """A run ends."""
+        """Hook: a run ends."""

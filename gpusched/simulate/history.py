@@ -1,9 +1,9 @@
-"""Jobs that gpusched itself has run, read from its table, and the machine that they ran on.
+"""Jobs from gpusched's own job table, and the machine that they ran on.
 
-A job arrives when nothing but the scheduler kept it from starting any more: at its submission or the begin time that it
-asked for, when it was released, when the last job that it waited for had ended. What it asked for, its time limit and
-retries, its user, account, queue and QOS are those of the record. Each of its runs that ended by itself says how long
-one takes and how it ends; those that made room or were lost with the machine say nothing of that.
+A job arrives when only the scheduler kept it from starting: after its submission or requested begin time, its
+release, and the end of its last dependency. Requests, time limit, retries, user, account, queue and QOS are as
+recorded. Each run that ended by itself provides a run time and an outcome; preempted runs and those lost with the
+machine provide neither.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gpusched.store.read_only import open_to_read
 
 _NAME = "the history"
 _NOT_ITS_OWN = frozenset({JobState.PREEMPTED, JobState.NODE_FAIL})
-"""Ends of runs that say nothing of how long the job takes."""
+"""Ends of runs that are no measure of the job's length."""
 
 
 def read_history(path: str, since_at: float | None = None) -> Trace:
-    """The jobs of a table that were submitted since an instant (UTC epoch seconds) and have ended.
+    """The ended jobs of a table submitted since an instant (UTC epoch seconds).
 
     Raises: NotFound, Forbidden and NotReady as `open_to_read`; BadTrace when none of them can be replayed.
     """
@@ -46,7 +46,7 @@ def read_history(path: str, since_at: float | None = None) -> Trace:
 
 
 def read_machine(path: str, settings: Settings) -> NodeView:
-    """This machine, with the cards that its daemon saw last.
+    """This machine, with the cards from its daemon's last inventory.
 
     Raises: NotFound, Forbidden and NotReady as `open_to_read`.
     """
@@ -73,7 +73,7 @@ def read_machine(path: str, settings: Settings) -> NodeView:
 
 
 def trace_of(store: Store, since_at: float | None = None) -> Trace:
-    """The jobs of a table that have ended, in the order of the table; there may be none."""
+    """The ended jobs of a table, in its order; may be empty."""
     jobs = [
         job
         for job in store.jobs(JobFilter(since=since_at))
@@ -132,7 +132,7 @@ def _of(job: Job, attempts: tuple[tuple[int, str], ...]) -> TraceJob:
 
 
 def _alone(spec: JobSpec) -> JobSpec:
-    """What was asked, without what names instants, other jobs, files or people."""
+    """A submission without references to instants, other jobs, files or people."""
     return replace(
         spec,
         begin_at=None,
@@ -154,7 +154,7 @@ def _alone(spec: JobSpec) -> JobSpec:
 
 
 def _attempts(runs: Iterable[Run]) -> Iterable[tuple[int, str]]:
-    """Seconds and end of each run that ended by itself; of a job that was lost for good, of the last one."""
+    """Length and outcome of each run that ended by itself; for a job lost for good, of its last run."""
     ended = [run for run in runs if run.start_at is not None and run.end_at is not None and run.outcome is not None]
     own = [run for run in ended if run.outcome not in _NOT_ITS_OWN] or ended[-1:]
     for run in own:
@@ -163,7 +163,7 @@ def _attempts(runs: Iterable[Run]) -> Iterable[tuple[int, str]]:
 
 
 def _ends_of_others(store: Store, jobs: Iterable[Job]) -> dict[int, float]:
-    """When the jobs ended that any of these waited for."""
+    """Ends of all dependencies of these jobs."""
     wanted = {job_id for job in jobs for job_id in _named(job)}
     if not wanted:
         return {}
@@ -181,7 +181,7 @@ def _named(job: Job) -> tuple[int, ...]:
 
 
 def _arrives_at(store: Store, job: Job, first: Run, ends: dict[int, float]) -> float:
-    """When nothing but the scheduler kept it any more, and never after it started."""
+    """When only the scheduler kept the job from starting; at most its start."""
     at = [job.submit_at, job.queued_at]
     at += [ends[job_id] for job_id in _named(job) if job_id in ends]
     if job.spec.hold:

@@ -1,7 +1,7 @@
-"""The measures of a schedule, each declared once as a column: name, unit, formula, source and function.
+"""Measures of a schedule, each declared once as a column: name, unit, formula, source and function.
 
 JSON, CSV, the lines of `--details` and the tables of docs/reference/simulation.md come from these declarations. Names
-of columns and their order are stable: columns are only ever added.
+and order of columns are stable: columns are only ever added.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SHOWN: Mapping[str, Callable[[float], str]] = {
     "jobs": "{:,}".format,
     "runs": "{:,}".format,
 }
-"""How values of a unit are printed; others as numbers with two decimals."""
+"""Formats by unit; other values are numbers with two decimals."""
 
 Part = tuple[str, str, str]
-"""One number of a column with several: name, line in `--details` (empty: none), unit."""
+"""One of several numbers in a column: name, line in `--details` (empty: none), unit."""
 
 
 class Measure(cached_property[_T]):
@@ -87,8 +87,8 @@ def measure(
     """Declare a measure.
 
     Args:
-        line: what `--details` calls it. parts: of a measure with several numbers.
-        when: whether its lines say anything about a schedule; they are printed if they do for one of several.
+        line: its name in `--details`. parts: for a measure with several numbers.
+        when: whether its lines are informative for a schedule; they are printed if so for at least one.
     """
     return lambda function: Measure(function, section, unit, formula, line, source, parts, when)
 
@@ -109,19 +109,19 @@ NOTES = {
     PROMISES: "Both have `jobs` (those with something to keep), `missed`, `part` (missed / jobs) and `by_s` (mean "
     "lateness of those that missed).",
 }
-"""What the reference says below the table of a section."""
+"""Notes below the tables in the reference, by section."""
 
 _FEITELSON = "Feitelson, Metrics for Parallel Job Scheduling and Their Convergence (JSSPP 2001)"
 
 
 class Schedule:
-    """What one policy made of a trace. Columns are computed when they are asked for.
+    """One policy's schedule of a trace. Columns are computed on demand.
 
     Args:
         size: GPUs of the cluster, or processors if no job asks for GPUs (`outcome.size_of`).
-        wait_bound_s: what `late` is counted by.
+        wait_bound_s: threshold of `late`.
         series: filled with values over time, for plots.
-        by: whose shares, `user` or `queue`; None: see `outcome.grouping`.
+        by: grouping of shares, `user` or `queue`; None: see `outcome.grouping`.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Schedule:
 
     @property
     def groups(self) -> Mapping[str, Group]:
-        """Users or queues, whichever shares are grouped by."""
+        """Users or queues, by the grouping of shares."""
         return self.users if self.what == "user" else self.queues
 
     # --- one number for each job ------------------------------------------------------------------
@@ -334,7 +334,7 @@ class Schedule:
 
     @cached_property
     def dominant_share(self) -> Mapping[str, Share]:
-        """Per user (or queue, see `what`); empty if it is not known where jobs ran."""
+        """Per user (or queue, see `what`); empty for a schedule without places."""
         return {} if self._over_time is None else self._over_time.dominant_share
 
     # --- promises -----------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class Schedule:
     # --- forms --------------------------------------------------------------------------------------
 
     def finish(self) -> Schedule:
-        """Compute all columns and let go of the jobs and runs."""
+        """Compute all columns and free the jobs and runs."""
         _ = [getattr(self, one.name) for one in MEASURES], self.users, self.queues, self.dominant_share
         del self._outcome, self._over_time
         return self
@@ -414,13 +414,13 @@ MEASURES: tuple[Measure[Any], ...] = tuple(one for one in vars(Schedule).values(
 
 
 def by_section() -> Iterable[tuple[str, list[Measure[Any]]]]:
-    """The columns of each section of the reference."""
+    """Columns of each section of the reference."""
     for section in (JOBS, FRAGMENTS, BALANCE, FAIRNESS, PROMISES):
         yield section, [one for one in MEASURES if one.section == section]
 
 
 def detail_lines(schedules: Sequence[Schedule]) -> list[list[str]]:
-    """The lines of `--details`: the name of a measure and a cell per policy, without lines that say nothing."""
+    """Lines of `--details`: the name of a measure and a cell per policy, without uninformative lines."""
     rows = [schedule.row() for schedule in schedules]
     made = []
     for _, measures in by_section():
@@ -460,7 +460,7 @@ class QueueResult:
     preempted: int
     """Runs ended to make room."""
     lost_gpu_s: float
-    """GPU seconds (core seconds of jobs without GPUs) of those, which were repeated."""
+    """GPU seconds (core seconds for jobs without GPUs) of those runs, which were repeated."""
 
 
 def queue_results(outcome: Outcome) -> list[QueueResult]:

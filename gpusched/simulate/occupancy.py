@@ -1,7 +1,7 @@
-"""What a schedule is worth from moment to moment: fragments, balance, shares, and each job against a fair share.
+"""Measures of a schedule over time: fragmentation, balance, shares, and each job against a fair share.
 
-Everything is worked out of a `RunLog` in one walk over its moments, from the first submission to the last end. "Room"
-is that of GPUs, where no job asks for any that of cores. `docs/reference/simulation.md` has the formulas.
+All come from one pass over a `RunLog`, from the first submission to the last end. "Room" means GPUs or, if no job
+requests any, cores. `docs/reference/simulation.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from gpusched.simulate.trace import TraceJob, request_of
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How much one user (or queue, where no users are known) held of what it held most of, 0 to 1."""
+    """Dominant share of one user (or queue, without known users), 0 to 1."""
 
     mean: float
-    """Over the time in which it had jobs waiting or running."""
+    """Over the time with its jobs pending or running."""
     most: float
 
 
 @dataclass(slots=True)
 class Series:
-    """What was so from each instant until the next, for plots."""
+    """Values from each instant until the next, for plots."""
 
     at_s: array[int] = field(default_factory=lambda: array("q"))
     used: array[float] = field(default_factory=lambda: array("d"))
-    """Room that was held, 0 to 1."""
+    """Fraction of the room in use, 0 to 1."""
     stranded: array[float] = field(default_factory=lambda: array("d"))
-    """Idle room that nobody who waited could use, as a part of all room."""
+    """Idle room that no pending job could use, as a fraction of all room."""
     waiting: array[int] = field(default_factory=lambda: array("q"))
-    """Jobs."""
+    """Number of pending jobs."""
     shares: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    """Dominant share of each user from each instant on at which it changed."""
+    """Dominant share of each user, from each instant of a change on."""
 
 
 def over_time(outcome: Outcome, series: Series | None = None, by: str | None = None) -> OverTime:
-    """The measures of a schedule that knows where its jobs ran (`planner_run.run(keeps_places=True)`).
+    """Compute the measures of a schedule with places (`planner_run.run(keeps_places=True)`).
 
     Args:
         series: filled with values over time if given.
-        by: whose shares, `user` or `queue`; None: see `outcome.grouping`.
-    Raises: BrokenInvariant for a schedule that does not know.
+        by: grouping of shares, `user` or `queue`; None: see `outcome.grouping`.
+    Raises: BrokenInvariant for a schedule without places.
     """
     if outcome.runs is None:
         raise BrokenInvariant("a schedule that does not know where its jobs ran")
@@ -64,7 +64,7 @@ def over_time(outcome: Outcome, series: Series | None = None, by: str | None = N
 
 
 class OverTime(Walk):
-    """The cluster at one instant of the walk, and sums up to it; once played to the end, measures of the schedule."""
+    """State of the cluster at one instant of the pass, and sums so far; measures of the schedule after the end."""
 
     def __init__(self, outcome: Outcome, runs: RunLog, by: str | None, series: Series | None) -> None:
         super().__init__(runs)
@@ -101,7 +101,7 @@ class OverTime(Walk):
     # --- what happens ---------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Nothing has changed until now."""
+        """Accumulate up to now, during which nothing changed."""
         at = int(now)
         if self.at is not None:
             for_s = at - self.at
@@ -140,7 +140,7 @@ class OverTime(Walk):
             self._wait(number, 1)
 
     def settle(self, now: float) -> None:
-        """Begin what begins now; all of this instant has happened."""
+        """Start the runs due now, after all other events of this instant."""
         super().settle(now)
         for node in self._touched:
             self.idle.changed(node)
@@ -173,22 +173,22 @@ class OverTime(Walk):
 
     @property
     def fragmentation(self) -> float:
-        """Fraction of the idle room that no pending job could use, while any waited for room."""
+        """Fraction of the idle room that no pending job could use, over the time with jobs waiting for room."""
         return self.stranded_s / self.idle_s if self.idle_s else 0.0
 
     @property
     def fgd_fragmentation(self) -> float | None:
-        """Fraction of the idle GPUs that the usual jobs could not use; None if no job asks for GPUs."""
+        """Fraction of the idle GPUs that typical jobs could not use; None if no job requests GPUs."""
         return None if self.fgd is None else self.fgd.measure()
 
     @property
     def node_spread(self) -> float:
-        """Standard deviation over the nodes of their mean use."""
+        """Standard deviation across nodes of their mean use."""
         return self.balance.spread_of_all()
 
     @property
     def node_spread_now(self) -> float:
-        """Mean over time of the standard deviation over the nodes of their use."""
+        """Mean over time of the standard deviation across nodes of their use."""
         return self.balance.spread_now_s / max(1, self.balance.passed_s)
 
     @property
@@ -197,9 +197,9 @@ class OverTime(Walk):
 
     @cached_property
     def rhos(self) -> list[float]:
-        """Per job, completion time over that on one n-th of the cluster, n jobs there at a time while it was there.
+        """Per job, completion time relative to 1/n of the cluster, with n the mean number of jobs during its stay.
 
-        A job that is wider than its share runs longer there, in proportion. Source: Mahajan et al., Themis: Fair and
+        A job wider than this share would run proportionally longer. Source: Mahajan et al., Themis: Fair and
         Efficient GPU Cluster Scheduling (NSDI 2020), section 3: rho = T_shared / T_ideal.
         """
         size = self.balance.room / (WHOLE_CARD if self.is_of_cards else 1000)
@@ -213,7 +213,7 @@ class OverTime(Walk):
 
 
 class _Gradient:
-    """Fragmentation as FGD has it, for the jobs of the trace."""
+    """FGD's fragmentation for the jobs of the trace."""
 
     def __init__(
         self, layout: ClusterLayout, draft: ClusterState, needs: Sequence[RequestUnits], counts: Sequence[int]
@@ -249,7 +249,7 @@ class _Gradient:
 
 
 class _Balance:
-    """How much of each node is held, and how unequal that is."""
+    """Use of each node, and its inequality."""
 
     def __init__(self, layout: ClusterLayout, is_of_cards: bool) -> None:
         self._rooms = [len(cards) * WHOLE_CARD for cards in layout.cards_of] if is_of_cards else layout.millicpus
@@ -295,7 +295,7 @@ class _Balance:
 
 
 class _Shares:
-    """What each user holds of the cluster: the largest of its parts of cards, cores and memory.
+    """Dominant share of each user: the largest fraction of cards, cores and memory.
 
     Source: Ghodsi et al., Dominant Resource Fairness (NSDI 2011).
     """
@@ -360,7 +360,7 @@ class _Shares:
 
 
 def _last_runs(runs: RunLog, jobs: int) -> list[int]:
-    """Per job the run after which it was over."""
+    """The final run of each job."""
     last = [-1] * jobs
     for run, number in enumerate(runs.job):
         before = last[number]
@@ -372,7 +372,7 @@ def _last_runs(runs: RunLog, jobs: int) -> list[int]:
 def _kinds(
     jobs: Sequence[TraceJob], uids: Sequence[int], nodes: Sequence[NodeView]
 ) -> tuple[list[int], list[RequestUnits], list[int]]:
-    """Per job the number of its kind; per kind what it asks for and how many jobs are of it."""
+    """Kind number of each job; request and number of jobs of each kind."""
     known: dict[object, int] = {}
     kinds: list[int] = []
     needs: list[RequestUnits] = []
@@ -400,7 +400,7 @@ def _micros(layout: ClusterLayout, part: CardShare) -> int:
 
 
 def _idle_on(draft: ClusterState, node: int) -> int:
-    """Room that nobody holds on the cards of a node, in millionths of a card."""
+    """Free room on the cards of a node, in millionths of a card."""
     if not draft.shared_cards[node]:
         return draft.free_cards[node] * WHOLE_CARD
     room = 0
@@ -415,15 +415,15 @@ def _idle_on(draft: ClusterState, node: int) -> int:
 
 
 _CardState = tuple[int, int, int]
-"""Kind of the card, room in millionths, user whose slices are on it (-1: none)."""
+"""Kind of the card, room in millionths, user of the slices on it (-1: none)."""
 
 _MOST_KNOWN = 50_000
-"""States that are remembered; then those in which no node is are forgotten."""
+"""Number of cached states, beyond which those without a node are evicted."""
 
 
 @dataclass(slots=True)
 class _Shape:
-    """What one kind of job asks for: so many nodes with a piece each, and perhaps one more with a smaller piece."""
+    """Request of one kind of job: a number of nodes with equal pieces, and optionally one with a smaller piece."""
 
     nodes: int
     piece: int
@@ -436,7 +436,7 @@ class _Shape:
 
 
 class _State:
-    """One case of a node: how much of it is idle, which pieces fit, and how much each choice of them could use."""
+    """One state of a node: its idle room, the pieces that fit, and the room usable by each combination of them."""
 
     __slots__ = ("cards", "fits", "idle", "nodes", "usable")
 
@@ -452,11 +452,11 @@ class _State:
 
 
 class Fragments:
-    """Idle and stranded room of a cluster while jobs come and go.
+    """Idle and stranded room of a cluster as jobs come and go.
 
     Args:
-        draft: what is booked; after it was changed on a node, `changed` is to be told.
-        needs: what each kind of job asks for; it is named by its place here.
+        draft: current bookings; `changed` must be called after each change on a node.
+        needs: request of each kind of job, which is identified by its index here.
     """
 
     def __init__(self, draft: ClusterState, needs: Sequence[RequestUnits]) -> None:
@@ -507,7 +507,7 @@ class Fragments:
     # --- what changes ---------------------------------------------------------------------------
 
     def waits(self, kind: int, count: int) -> None:
-        """So many jobs of a kind wait more than before; fewer, when it is below 0."""
+        """Change the number of pending jobs of a kind by `count`."""
         shape = self._shapes[kind]
         need = self._pieces[shape.piece]
         if not (need.request.gpus if self._is_of_cards else need.millicpus):
@@ -527,7 +527,7 @@ class Fragments:
             self._singles.pop(bit, None)
 
     def changed(self, node: int) -> None:
-        """Something was booked or given back on a node."""
+        """Update a node after a change of its bookings."""
         before, after = self._state_of[node], self._state(node)
         if before is not after:
             self._count(before, -1)
@@ -548,11 +548,11 @@ class Fragments:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody waits who asks for any."""
+        """Whether a pending job requests any room."""
         return bool(self._singles or self._gangs)
 
     def usable(self) -> int:
-        """Of what is idle, how much somebody who waits could take now, in the unit of `idle`."""
+        """Idle room that some pending job could take now, in the unit of `idle`."""
         mask = 0
         for bit in self._singles:
             mask |= bit
@@ -639,7 +639,7 @@ class Fragments:
 
 
 def _kinds_of_cards(layout: ClusterLayout, pieces: Sequence[RequestUnits]) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Per kind of card what each piece takes of one in millionths, 0 if it cannot use such a card; the kind of each."""
+    """Per kind of card, room taken by each piece in millionths, 0 if incompatible; the kind of each card."""
     may = [{card.number for cards in pool(layout, need).cards_of for card in cards} for need in pieces]
     kinds: dict[tuple[int, ...], int] = {}
     kind_of = []
@@ -653,7 +653,7 @@ def _kinds_of_cards(layout: ClusterLayout, pieces: Sequence[RequestUnits]) -> tu
 
 
 def _kinds_of_nodes(layout: ClusterLayout, pieces: Sequence[RequestUnits]) -> tuple[list[tuple[bool, ...]], list[int]]:
-    """Per kind of node whether each piece may be on one; the kind of each node."""
+    """Per kind of node, whether each piece can be placed on it; the kind of each node."""
     may = [{place.node for place in pool(layout, need).places} for need in pieces]
     kinds: dict[tuple[bool, ...], int] = {}
     kind_of = []

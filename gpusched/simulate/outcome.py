@@ -1,7 +1,7 @@
-"""What a simulation comes to: when each job started and ended, and in a few dozen bytes a run where it lay.
+"""Result of a simulation: start and end of each job, and the place of each run in a few dozen bytes.
 
-All that depends on time (fragments, shares, balance, what Gantt shows) is worked out of it afterwards, in one walk
-(`Walk`), so that a simulation that nobody looks into pays nothing for it.
+Measures over time (fragmentation, shares, balance, Gantt charts) are derived later, in one pass (`Walk`), so that
+simulations that do not need them do not pay for them.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from gpusched.simulate.trace import TraceJob
 COMPLETED = "completed"
 
 SHORT_S = 10
-"""A job that ran less is taken to have run so long, or its slowdown would say little."""
+"""Minimum run time in slowdowns, as shorter jobs would distort them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run of a job, where a job may have several: it failed and was tried again, or it made room."""
+    """One run of a job with several runs, due to retries or preemption."""
 
     job: int
-    """Its place in `Outcome.jobs`."""
+    """Its index in `Outcome.jobs`."""
     start_s: int
     end_s: int
     how: str
-    """A state in small letters: `completed`, `failed`, `timeout`, `preempted`, `cancelled`, `node_fail`."""
+    """A state in lower case: `completed`, `failed`, `timeout`, `preempted`, `cancelled`, `node_fail`."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A schedule: when each job started first, in the order of the trace, and columns of what that comes to.
+    """A schedule: first start of each job, in the order of the trace, and derived columns.
 
-    A column has a number for each job, in the same order.
+    A column has one number per job, in the same order.
     """
 
     jobs: Sequence[TraceJob]
     start_s: Sequence[int]
     cycles: int
-    """How often the policy was asked."""
+    """Number of scheduling cycles."""
     ends_s: Sequence[int] | None = None
-    """When each was over for good; None where each ran once, for as long as the trace says."""
+    """Final end of each job; None where each ran once, for the run time of the trace."""
     attempts: Sequence[Attempt] = ()
-    """Every run of every job, by start; empty where each ran once."""
+    """Every run of every job, by start; empty where each job ran once."""
     runs: RunLog | None = None
-    """Where each ran, if that was asked for."""
+    """Places of all runs, if requested."""
 
     @cached_property
     def end_s(self) -> Sequence[int]:
-        """When each was over for good."""
+        """Final end of each job."""
         if self.ends_s is not None:
             return self.ends_s
         return [start_s + job.run_s for job, start_s in zip(self.jobs, self.start_s, strict=True)]
@@ -76,7 +76,7 @@ class Outcome:
 
     @cached_property
     def slowdown(self) -> Sequence[float]:
-        """Bounded slowdown: completion over run time, where less than 10 s counts as 10; at least 1.
+        """Bounded slowdown: completion over run time, with run times of at least 10 s; at least 1.
 
         Source: Feitelson, Metrics for Parallel Job Scheduling and Their Convergence (JSSPP 2001).
         """
@@ -87,15 +87,15 @@ class Outcome:
 
     @property
     def starts_sha(self) -> str:
-        """The first 16 digits of the SHA-256 of all starts, one a line: equal for equal schedules."""
+        """First 16 digits of the SHA-256 of all starts, one per line: equal for equal schedules."""
         return sha256("\n".join(map(str, self.start_s)).encode()).hexdigest()[:16]
 
 
 class RunLog:
-    """The runs of a schedule, in the order in which they were added.
+    """Runs of a schedule, in the order of `add`.
 
-    A run is a job's number in the schedule, begin and end in seconds, how it ended (a state in small letters) and what
-    it held.
+    A run is a job's index in the schedule, start and end in seconds, its outcome (a state in lower case) and its
+    booking.
     """
 
     __slots__ = (
@@ -136,9 +136,9 @@ class RunLog:
         return len(self.job)
 
     def add(self, job: int, begin_s: int, end_s: int, placement: Placement, how: str = COMPLETED) -> None:
-        """Put down one run.
+        """Record one run.
 
-        Raises: BrokenInvariant for one that ends before it begins, or on a node that is not there.
+        Raises: BrokenInvariant if it ends before it starts, or is on an unknown node.
         """
         if end_s < begin_s:
             raise BrokenInvariant(f"a run of job {job} ends at {end_s}, before it begins at {begin_s}")
@@ -151,11 +151,10 @@ class RunLog:
         self._first.append(self._place_of(placement))
 
     def how(self, run: int) -> str:
-        """How a run ended."""
         return self._words[self._how[run]]
 
     def booking(self, run: int, uid: int = 0) -> AllocationUnits:
-        """What a run held; further nodes of a gang are its `others`."""
+        """Booking of a run; further nodes of a gang are its `others`."""
         booked, at = self._booked, self._first[run]
         count = booked[at]
         at += 1
@@ -198,7 +197,7 @@ class RunLog:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of one number over all jobs; percentiles by nearest rank."""
+    """Distribution of one number over all jobs; percentiles by nearest rank."""
 
     mean: float
     median: float
@@ -208,7 +207,7 @@ class Spread:
 
 
 PARTS = ("mean", "median", "p95", "p99", "most")
-"""The fields of `Spread`."""
+"""Fields of `Spread`."""
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -223,7 +222,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def jain(values: Iterable[float]) -> float:
-    """Jain's index of fairness: (sum of x)^2 / (n x sum of x^2); 1 of nothing.
+    """Jain's index of fairness: (sum of x)^2 / (n x sum of x^2); 1 without values.
 
     Source: Jain, Chiu and Hawe, A Quantitative Measure of Fairness (1984).
     """
@@ -233,7 +232,7 @@ def jain(values: Iterable[float]) -> float:
 
 
 def width(job: TraceJob) -> float:
-    """GPUs that a job holds (a fraction of one as a fraction); its processors if it has none."""
+    """GPUs of a job, possibly fractional; its processors if it has none."""
     return (job.gpus if job.gpu_fraction is None else job.gpu_fraction) or job.procs
 
 
@@ -249,7 +248,7 @@ QUEUE: Callable[[TraceJob], str] = attrgetter("queue")
 
 
 def grouping(jobs: Sequence[TraceJob], wanted: str | None = None) -> tuple[str, Callable[[TraceJob], str]]:
-    """How to group jobs: `user` or `queue` as wanted; else by user, or by queue if there is only one user."""
+    """Key function for groups: `user` or `queue` as requested; else by user, or by queue if there is only one user."""
     if wanted == "user" or (wanted is None and len({job.user for job in jobs}) > 1):
         return "user", USER
     return "queue", QUEUE
@@ -265,7 +264,7 @@ class Group:
 
 
 def groups(outcome: Outcome, by: Callable[[TraceJob], str]) -> dict[str, Group]:
-    """The jobs of each user, queue or whatever `by` returns, sorted by name."""
+    """Group the jobs by user, queue or any other value of `by`, sorted by name."""
     sums: dict[str, list[float]] = {}
     for name, wait_s, slowdown in zip(map(by, outcome.jobs), outcome.wait_s, outcome.slowdown, strict=True):
         found = sums.get(name)

@@ -1,8 +1,8 @@
-"""Jobs that arrive until a cluster is full and never leave: how many of its GPUs each strategy of placement gives away.
+"""Fills a cluster with jobs that never end: the fraction of GPUs that each placement strategy can allocate.
 
-One job after the other is placed by the daemon's own placement, or dropped where it fits nowhere. The jobs are those
-of a list, topped up with copies drawn from it until they ask for so many times the GPUs that there are, in random
-order. What counts is the part of all GPUs that is given away.
+The daemon's own placement places one job after the other, and drops those that do not fit. The jobs are those of a
+list, plus random copies until they request DEMAND times the available GPUs, in random order. The result is the
+fraction of all GPUs allocated.
 
 Source: Weng et al., Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
 Descent (USENIX ATC 2023), section 6.
@@ -33,27 +33,27 @@ from gpusched.simulate.trace import TraceJob, read_pods
 
 RANDOM = "random"
 RULES = (RANDOM, *STRATEGIES)
-"""Any node that has room, against which the others are measured, and the strategies of [placement]."""
+"""A random node with room, as the baseline, and the strategies of [placement]."""
 
 FIRST_SEED = 42
 DEMAND = 1.3
-"""GPUs asked for in all, as a multiple of those there are."""
+"""Total GPUs requested, as a multiple of the available ones."""
 
 USER = 1000
 _VRAM_MIB = 100_000
-"""Of every card: a fraction of a card books the same part of its VRAM, so that the size does not matter."""
+"""VRAM of every card. Its value is irrelevant, as a fraction of a card books the same fraction of its VRAM."""
 
 _TOLD_EVERY = 256
 
 Progress = Callable[[int, int], None]
-"""Told now and then how many jobs have arrived, and of how many."""
+"""Called occasionally with the number of arrived jobs and the total."""
 
 
 # --- the jobs -----------------------------------------------------------------------------------------
 
 
 def cluster_of(path: Path) -> tuple[NodeView, ...]:
-    """Nodes of a file, with the model of their cards as a label, which jobs may insist on. Raises: see `read_nodes`."""
+    """Read nodes from a file, with card models as labels for constraints of jobs. Raises: see `read_nodes`."""
     return tuple(
         replace(
             node,
@@ -65,12 +65,12 @@ def cluster_of(path: Path) -> tuple[NodeView, ...]:
 
 
 def jobs_of(path: Path) -> list[Request]:
-    """What the tasks of a list ask for. Raises: see `read_pods`."""
+    """Requests of the tasks in a list. Raises: see `read_pods`."""
     return [request_of(job) for job in read_pods(path).jobs]
 
 
 def request_of(job: TraceJob) -> Request:
-    """What one task asks for: any of the models that will do is as good as another."""
+    """Request of one task; all of its acceptable models are equivalent."""
     return Request(
         gpus=job.gpus,
         gpu_fraction=job.gpu_fraction or None,
@@ -81,12 +81,12 @@ def request_of(job: TraceJob) -> Request:
 
 
 def gpus_asked(request: Request) -> float:
-    """GPUs, a fraction as the part that it is."""
+    """GPUs requested, possibly fractional."""
     return request.gpus if request.gpu_fraction is None else request.gpu_fraction
 
 
 def arrivals(jobs: Sequence[Request], most_gpus: float, seed: int) -> list[Request]:
-    """The list, topped up with copies until so many GPUs are asked for, in random order; cut there if it is longer."""
+    """Shuffle the list, extended with copies or cut to the given number of requested GPUs."""
     chance = random.Random(seed)
     made = list(jobs)
     asked = sum(map(gpus_asked, made))
@@ -104,7 +104,7 @@ def arrivals(jobs: Sequence[Request], most_gpus: float, seed: int) -> list[Reque
 
 
 def usual(jobs: Sequence[Request]) -> Typical:
-    """The commonest kinds of job that together make up nearly all of a list, with how often they come."""
+    """The most frequent kinds of job that make up nearly all of a list, with their frequencies."""
     counts: Counter[RequestUnits] = Counter(RequestUnits.of(request, USER) for request in jobs)
     wanted = COVERED * counts.total()
     found = []
@@ -118,7 +118,7 @@ def usual(jobs: Sequence[Request]) -> Typical:
 
 
 def wanted_of(jobs: Sequence[Request]) -> GpuDemand:
-    """What a list asks for, and insists on."""
+    """GPUs that a list requests and requires."""
     wanted = GpuDemand()
     for request in jobs:
         if request.gpus:
@@ -131,14 +131,14 @@ def wanted_of(jobs: Sequence[Request]) -> GpuDemand:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What one order of arrival came to."""
+    """Result for one order of arrival."""
 
     at_full: float
-    """Part of all GPUs given away when as many had been asked for as there are."""
+    """Fraction of all GPUs allocated when the requests reach the number of GPUs."""
     at_end: float
-    """The same when all had arrived."""
+    """Fraction of all GPUs allocated after the last arrival."""
     fragments: float
-    """Part of all GPUs that are free and of no use to the usual jobs in the end; see `strategies.fragmentation`."""
+    """Fraction of all GPUs that are free but useless for typical jobs at the end; see `strategies.fragmentation`."""
     placed: int
     dropped: int
     seconds: float
@@ -157,9 +157,9 @@ def fill(
     """Place one job after the other by this rule.
 
     Args:
-        typical: the usual jobs, for the rules that look at them.
-        wanted: what is asked for, for those that leave scarce cards to who insists on them; None: they leave none.
-        seed: what the rule "random" draws with.
+        typical: typical jobs, for rules that depend on them.
+        wanted: demand, for rules that spare scarce cards for jobs that require them; None: spare none.
+        seed: random seed of the rule "random".
     """
     strategy = "first" if rule == RANDOM else rule
     # Fractions are of the whole card, as in the lists.
@@ -211,19 +211,19 @@ def fill(
 # and a few hundred kinds of jobs nearly every question is about one or two nodes.
 
 Classes = tuple[int, ...]
-"""Of the cards that an option takes; empty where nobody insists on any."""
+"""Classes of an option's cards; empty if no job requires a class."""
 
 Mark = tuple[float, ...]
-"""A score, or one but for what is scarce."""
+"""A score, or a score without the term for scarcity."""
 
 _MOST_KEPT = 2_000_000
-"""Options that are kept; then all are forgotten, against growing without end."""
+"""Number of cached options, beyond which all are evicted."""
 
 
 class Finder:
-    """`placement.find` for whoever asks often, without guards and ceilings.
+    """A cached `placement.find` for frequent calls, without guards and ceilings.
 
-    Bookings go through `book` and `release`. Whoever changes the draft otherwise says so with `touch`.
+    Bookings go through `book` and `release`; announce any other change of the draft with `touch`.
     """
 
     def __init__(self, draft: ClusterState) -> None:
@@ -235,21 +235,19 @@ class Finder:
         """What was scarce when a place was last looked for."""
 
     def book(self, booking: AllocationUnits) -> None:
-        """Take what the booking says."""
         self.draft.book(booking)
         self.touch(piece.node for piece in booking.pieces())
 
     def release(self, booking: AllocationUnits) -> None:
-        """Give back what the booking took."""
         self.draft.release(booking)
         self.touch(piece.node for piece in booking.pieces())
 
     def touch(self, nodes: Iterable[int]) -> None:
-        """What is kept of these nodes is not true any more."""
+        """Invalidate the cache for these nodes."""
         self._changed.extend(nodes)
 
     def find(self, need: RequestUnits) -> AllocationUnits | None:
-        """The best place for this need now, or None; that of `placement.find`."""
+        """The best place for this need now, or None; same result as `placement.find`."""
         request = need.request
         if request.nodes > 1 or request.tail_gpus or request.licenses:
             return best_placement(self.draft, need)
@@ -258,12 +256,12 @@ class Finder:
         return None if best is None else best.booking
 
     def places(self, need: RequestUnits) -> list[AllocationUnits]:
-        """One place on every node that has room, in the order of the nodes."""
+        """One place on every node with room, in the order of the nodes."""
         self._see_what_is_scarce()
         return [option.booking for _, option in sorted(self._of(need).options.items())]
 
     def _see_what_is_scarce(self) -> None:
-        """What is scarce concerns the choice among nodes, and among the cards of nodes that have several classes."""
+        """Update scarcity, which affects the choice among nodes, and among cards on nodes with several classes."""
         before, self._scarce = self._scarce, scarce_of(self.draft)
         if before == self._scarce:
             return
@@ -289,7 +287,7 @@ class Finder:
 
 
 class _Kept:
-    """The options of one need; of those on cards of the same classes the best on top of a heap."""
+    """Cached options of one need, in a heap per combination of card classes."""
 
     __slots__ = ("_draft", "_heaps", "_need", "_places", "options", "seen")
 
@@ -312,7 +310,7 @@ class _Kept:
             heapify(heap)
 
     def refresh(self, nodes: Iterable[int]) -> None:
-        """Look at these nodes again."""
+        """Recompute the options of these nodes."""
         search = NodeSearch(self._draft, self._need, None, frozenset(), None)
         for node in nodes:
             place = self._places.get(node)
@@ -327,7 +325,7 @@ class _Kept:
                     heappush(self._heaps.setdefault(classes, []), (mark, node))
 
     def best(self, scarce: Scarce | None) -> Candidate | None:
-        """The smallest that is still true; what is not any more is forgotten on the way."""
+        """The smallest option that is still valid; drops invalid ones."""
         found: tuple[Mark, Candidate] | None = None
         for classes, heap in self._heaps.items():
             option = self._top(classes, heap, scarce)
@@ -351,7 +349,7 @@ class _Kept:
 
 
 def _mark(option: Candidate, scarce: Scarce | None) -> tuple[Classes, Mark]:
-    """The classes of its cards, and its score but for how many of them are scarce."""
+    """Classes of its cards, and its score without the number of scarce ones."""
     if scarce is None:
         return (), option.score
     classes = tuple(scarce.class_of[part.card] for part in option.booking.parts)

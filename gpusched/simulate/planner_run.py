@@ -1,4 +1,4 @@
-"""The planner alone on the clock of a trace, on the settings of the daemon; jobs run for as long as the trace says."""
+"""The planner alone on the clock of a trace, with the daemon's settings; jobs run for as long as the trace says."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ def run(
     keeps_places: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
-    """The schedule of these jobs on these machines.
+    """Schedule these jobs on these machines.
 
     Args:
-        orders_by_run_time: tell the policy how long each will run, as a prediction that is always right.
-        predict: plan, and order where the order asks for it, by what this of `PREDICTIONS` learns from ended jobs.
-        keeps_places: put down where each ran, for measures over time (`occupancy`) and plots.
-    Raises: BrokenInvariant when jobs wait that nothing can ever start.
+        orders_by_run_time: give the policy each run time, as an exact prediction.
+        predict: plan, and order where the order depends on it, with this one of `PREDICTIONS`, which learns from ended
+            jobs.
+        keeps_places: record where each job ran, for measures over time (`occupancy`) and plots.
+    Raises: BrokenInvariant if jobs remain that can never start.
     """
     body = PlannerRun(
         jobs, nodes, settings, orders_by_run_time=orders_by_run_time, predict=predict, keeps_places=keeps_places
@@ -53,7 +54,7 @@ def run(
 
 
 class PlannerRun:
-    """The planner as a body of `event_loop.play`; it is played once. Ids of jobs are their places from 1."""
+    """The planner as a body of `event_loop.play`; single use. Ids of jobs are their indices plus 1."""
 
     def __init__(
         self,
@@ -77,12 +78,12 @@ class PlannerRun:
         self._classes = [] if self._foresight else keys.classes(jobs, self.planner)
 
     def next_at(self, arrives_at: float) -> float:
-        """The next arrival, or the next end if it is not later."""
+        """The next arrival, or an end that comes no later."""
         ends = self._ends
         return ends[0][0] if ends and ends[0][0] <= arrives_at else arrives_at
 
     def advance(self, now: float) -> None:
-        """End the runs that end now."""
+        """End the runs due now."""
         self._now = int(now)
         ends = self._ends
         if not ends or ends[0][0] > now:
@@ -93,18 +94,17 @@ class PlannerRun:
             self._foresight.renew()
 
     def end(self, job_id: int) -> None:
-        """A run is over."""
         self.planner.run_ended(job_id)
         if self._foresight is not None:
             self._foresight.ended(job_id - 1)
 
     def arrive(self, job: int) -> None:
-        """A job waits from now on."""
+        """Make a job pending."""
         job_class = self._classes[job] if self._foresight is None else self._foresight.arrived(job)
         self.planner.job_queued(job_class, self._now, job + 1)
 
     def settle(self, now: float) -> None:
-        """Start what the planner starts."""
+        """Plan, and start the planned jobs."""
         for start in self.planner.schedule(now):
             number = start.job_id - 1
             self.starts[number] = self._now
@@ -116,7 +116,7 @@ class PlannerRun:
                 self._runs.add(number, self._now, end_s, start.placement)
 
     def outcome(self, cycles: int) -> Outcome:
-        """The schedule. Raises: BrokenInvariant when jobs are left."""
+        """The schedule. Raises: BrokenInvariant if jobs remain."""
         stuck = [job.id for job, start_s in zip(self._jobs, self.starts, strict=True) if start_s < 0]
         if stuck:
             raise BrokenInvariant(f"{len(stuck)} jobs never start on this cluster, the first being {stuck[0]}")
@@ -124,7 +124,7 @@ class PlannerRun:
 
 
 class _Keys:
-    """What each job of a trace is to the policy. Where it tells no users, it is queues among which use is shared."""
+    """Policy keys of a trace's jobs. In a trace without users, queues take their place in fair share."""
 
     def __init__(self, nodes: Sequence[NodeView], *, orders_by_run_time: bool) -> None:
         self._nodes = nodes
@@ -132,7 +132,7 @@ class _Keys:
         self._users: dict[str, int] = {}
 
     def of(self, job: TraceJob) -> ClassKey:
-        """Its key, the same for equal jobs."""
+        """Key of a job, equal for equal jobs."""
         return ClassKey(
             uid=1000 + self._users.setdefault(job.user, len(self._users)),
             account=job.account,
@@ -145,7 +145,7 @@ class _Keys:
         )
 
     def classes(self, jobs: Sequence[TraceJob], planner: Planner) -> list[JobClass]:
-        """What each job is to the planner, worked out once for all that are equal to it."""
+        """Planner class of each job, computed once per key."""
         known: dict[object, JobClass] = {}
         found = []
         for job in jobs:
@@ -158,20 +158,20 @@ class _Keys:
 
 
 EXACT_PREDICTION = "exact"
-"""Every job is known to run as long as it will."""
+"""Every run time is known exactly."""
 
 OWN_PREDICTION = "own"
-"""As the daemon: `mean` for jobs without a limit; for others `mixed`, while that has been better than their user's
-limits, and no shorter than runs that were ended at their limits make likely."""
+"""As the daemon: `mean` for jobs without a limit; for others `mixed` while it beats their user's limits, and at least
+the length suggested by runs that were ended at their limits."""
 
 NO_PREDICTION = "none"
-"""Nothing: jobs have the limits that their users gave, and of one without nobody knows how long it runs."""
+"""None: jobs have their users' limits; run times of jobs without a limit are unknown."""
 
 PREDICTIONS = (*METHODS, OWN_PREDICTION, NO_PREDICTION, EXACT_PREDICTION)
 
 
 def check_prediction(name: str | None, order: str, *, orders_by_run_time: bool) -> None:
-    """Whether an order can go by what is predicted in this way; None: by nothing. Raises: UsageError when not."""
+    """Check that an order can use this prediction; None: no prediction. Raises: UsageError if it cannot."""
     if name is not None and name not in PREDICTIONS:
         text = f"{name!r} is not a known prediction method: {', '.join(PREDICTIONS)}"
         raise UsageError(text, "--policy fcfs+sjbf --predict similar")
@@ -183,7 +183,7 @@ def check_prediction(name: str | None, order: str, *, orders_by_run_time: bool) 
 
 
 class _Group:
-    """Jobs that are one class without predictions, and what is predicted of them."""
+    """Jobs of one class before predictions, and their prediction."""
 
     __slots__ = ("guess", "job", "job_class", "kind", "limit_s", "marks", "user", "waiting")
 
@@ -202,9 +202,9 @@ class _Group:
 
 
 class Foresight:
-    """The classes of the jobs of a trace, and what is predicted of them from one instant to the next.
+    """Classes of a trace's jobs, updated with predictions as jobs end.
 
-    Args: key_of: what a job is to the policy, without any prediction.
+    Args: key_of: policy key of a job, without any prediction.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Foresight:
         return group
 
     def _guess(self, group: _Group) -> RunTimeGuess | None:
-        """How long these will run, judged by those that have ended; None where that is not gone by."""
+        """Predicted run time from ended jobs; None if not used."""
         if self._method is None:
             return RunTimeGuess(group.job.run_s, group.job.run_s)
         if self._judge is None or group.limit_s is None:
@@ -265,7 +265,7 @@ class Foresight:
         return at_least(guess, group.limit_s, least_s)
 
     def arrived(self, number: int) -> JobClass:
-        """The class of a job that arrives; by what it is guessed to run, all that wait with it are."""
+        """Class of an arriving job; its prediction also applies to the pending jobs of its group."""
         job = self._jobs[number]
         # An exact guess is of one run time alone.
         lengths = job.estimate_s if self.has_limits else None, job.run_s if self._method is None else None
@@ -281,7 +281,7 @@ class Foresight:
         return group.job_class
 
     def started(self, number: int) -> None:
-        """A job waits no longer."""
+        """Remove a job from the pending ones."""
         group = self._group_of(number)
         group.waiting -= 1
         if self._judge is not None and self._method is not None:
@@ -291,7 +291,7 @@ class Foresight:
             del self._waiting[group.user][group]
 
     def ended(self, number: int) -> None:
-        """A job has ended, and everybody may know how long it ran."""
+        """Record the run time of an ended job."""
         job, group = self._jobs[number], self._group_of(number)
         self._groups[number] = None
         marks = group.marks
@@ -308,7 +308,7 @@ class Foresight:
             self._changed[group.user] = None
 
     def renew(self) -> None:
-        """Tell the policy what is to be thought now of those that wait, where a job of the same user has ended."""
+        """Update predictions of pending jobs of every user with a newly ended job."""
         for user in self._changed:
             for group in self._waiting.get(user, ()):
                 self._think(group)
@@ -323,11 +323,11 @@ class Foresight:
 
 
 def _nothing(past: RunTimes, marks: FamilyKeys, limit_s: int | None) -> None:
-    """No guess."""
+    """A method without predictions."""
 
 
 def _goes_on(job: TraceJob) -> bool:
-    """Whether it asked to be run again at its limit."""
+    """Whether it asked for a requeue at its limit."""
     return job.spec is not None and "timeout" in job.spec.retry.retry_on
 
 

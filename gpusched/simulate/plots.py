@@ -1,6 +1,6 @@
-"""Schedules as pictures: who ran where (Gantt), how full the cluster was, how waits and slowdowns are distributed.
+"""Plots of schedules: Gantt charts, use of the cluster, distributions of waits and slowdowns.
 
-Drawn with matplotlib, which only this needs: `pip install 'gpusched-lab[plot]'`. No display is used.
+Drawn with matplotlib, which nothing else needs: `pip install 'gpusched-lab[plot]'`. Needs no display.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 _COLOURS = 20
 _NAMED = 8
-"""So many users have a line of their own among the shares: those who held most over all."""
+"""Maximum number of users with a line of their own among the shares: the largest consumers."""
 _SHARE_POINTS = 400
 _MOST_POINTS = 4000
-"""Of a line; a picture is not that wide."""
+"""Maximum points per line, about the width of a plot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One policy to be drawn."""
+    """One policy to plot."""
 
     policy: str
     outcome: Outcome
     series: Series
     by: str | None = None
-    """Whose colours and shares, `user` or `queue`; None: as `outcome.grouping` has it."""
+    """Grouping of colours and shares, `user` or `queue`; None: see `outcome.grouping`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A job on neighbouring cards, or processors, from when until when."""
+    """A job on adjacent cards, or processors, over a period."""
 
     job: int
     begin_s: int
@@ -54,9 +54,9 @@ class Bar:
 
 
 def folder_of(text: str) -> Path:
-    """The folder for pictures, made if need be, before anything is simulated.
+    """Create the folder for plots if needed, before the simulation.
 
-    Raises: UserError where matplotlib is not installed, or where no folder can be.
+    Raises: UserError if matplotlib is not installed or the folder cannot be created.
     """
     if find_spec("matplotlib") is None:
         raise UserError("--plot draws with matplotlib, which is not installed", "pip install 'gpusched-lab[plot]'")
@@ -69,7 +69,7 @@ def folder_of(text: str) -> Path:
 
 
 def write(folder: Path, drawn: Sequence[Drawn]) -> list[Path]:
-    """Write all pictures of these policies, PNG; one Gantt and one of shares for each, the others of all together."""
+    """Write all plots as PNG: a Gantt chart and shares per policy, the others combined."""
     made = []
     for one in drawn:
         name = file_name(one.policy)
@@ -82,7 +82,7 @@ def write(folder: Path, drawn: Sequence[Drawn]) -> list[Path]:
 
 
 def file_name(policy: str) -> str:
-    """A policy's name as a part of the name of a file."""
+    """Name of a policy as part of a file name."""
     return "".join(sign if sign.isalnum() or sign in "+_-" else "-" for sign in policy)
 
 
@@ -104,7 +104,7 @@ def _save(path: Path, draw: Callable[[Axes], None], height: float) -> Path:
 
 
 def bars(outcome: Outcome, runs: RunLog) -> Iterable[Bar]:
-    """Every run on its cards; without cards on processors, which have no names: the lowest that are free."""
+    """Bars of every run on its cards; without cards on processors, which are numbered lowest free first."""
     if any(job.gpus for job in outcome.jobs):
         for run in range(len(runs)):
             cards = sorted(part.card for piece in runs.booking(run).pieces() for part in piece.parts)
@@ -116,7 +116,7 @@ def bars(outcome: Outcome, runs: RunLog) -> Iterable[Bar]:
 
 
 class _ByProcessor(Walk):
-    """Gives each run the lowest processors that are free as it begins."""
+    """Assigns each run the lowest free processors at its start."""
 
     def __init__(self, runs: RunLog) -> None:
         super().__init__(runs)
@@ -135,7 +135,7 @@ class _ByProcessor(Walk):
 
 
 def _on(numbers: Sequence[int], runs: RunLog, run: int) -> Iterable[Bar]:
-    """One bar for all that lie side by side."""
+    """One bar for each group of adjacent numbers."""
     first = 0
     for place in range(1, len(numbers) + 1):
         if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
@@ -187,7 +187,7 @@ def _utilisation(axes: Axes, drawn: Sequence[Drawn]) -> None:
 def means_over_time(
     at_s: Sequence[int], values: Sequence[float], most: int = _MOST_POINTS
 ) -> tuple[list[float], list[float]]:
-    """Middle and time-weighted mean of at most so many equal spans; `values` hold from their instant to the next."""
+    """Midpoint and time-weighted mean of up to `most` equal spans; `values` hold from their instant to the next."""
     begin_s, end_s = at_s[0], at_s[-1]
     count = min(most, max(1, end_s - begin_s))
     span_s = max(1.0, (end_s - begin_s) / count)
@@ -226,7 +226,7 @@ def _shares(axes: Axes, drawn: Drawn) -> None:
 
 
 def cdf(values: Iterable[float]) -> tuple[list[float], list[float]]:
-    """Values in order, and which part of all is at or below each; of many, enough for a smooth line."""
+    """Sorted values, with the fraction of all values up to each; many values are thinned out."""
     ordered = sorted(values)
     count = len(ordered)
     step = max(1, count // _MOST_POINTS)
@@ -266,6 +266,6 @@ def _title(axes: Axes, title: str, series: Series) -> None:
 
 
 def _unit(series: Series) -> tuple[str, int]:
-    """In what to count the time of a schedule, and how many seconds that is."""
+    """Time unit for a schedule, and its length in seconds."""
     for_s = series.at_s[-1] - series.at_s[0]
     return next((one for one in (("days", 86400), ("hours", 3600)) if for_s > 2 * one[1]), ("seconds", 1))

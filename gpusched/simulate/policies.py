@@ -1,4 +1,4 @@
-"""Policies by name: those of the literature, gpusched's presets, and the settings in force here; and whom they admit.
+"""Policies by name: those of the literature, gpusched's presets, and the current settings; and the jobs they admit.
 
 fcfs, sjf+easy, ...   ORDER[+BACKFILL][/PLACEMENT], settings under which schedules are those of the literature
 default               gpusched's defaults, or the settings of a file
@@ -8,7 +8,8 @@ present               the settings that this machine's daemon reads
 Under the rules `swf` (rigid jobs on identical processors) and `gang` (whole GPUs on nodes with 8 each: whole nodes,
 and one more for the remainder) every start is determined, so two simulators can be compared start for start.
 
-`leave_out_what_cannot_fit` counts and names the jobs that no state of the machines, or no policy, would ever take.
+`leave_out_what_cannot_fit` counts and names the jobs that would never start in any state of the machines, or under some
+policy.
 """
 
 from __future__ import annotations
@@ -48,26 +49,24 @@ DEFAULT, PRESENT = "default", "present"
 
 
 class Policy(Value):
-    """One policy to be simulated."""
-
     name: str
     settings: Settings
     orders_by_run_time: bool = False
-    """It is told how long each job will run."""
+    """Gives the policy the run time of each job."""
     predict: str | None = None
-    """How run times are guessed, by a name of `planner_run.PREDICTIONS`; None: they are not."""
+    """Prediction method, a name of `planner_run.PREDICTIONS`; None: no predictions."""
 
 
 def policies_of(
     names: Sequence[str], config: Path | None = None, predict: str | None = None, *, is_exact: bool = False
 ) -> list[Policy]:
-    """The policies of these names, `NAME[:PREDICTION]`; `config` is the file of `default`.
+    """Policies by name, `NAME[:PREDICTION]`; `config` is the file of `default`.
 
     Args:
-        predict: how run times are guessed under those that say nothing of it.
-        is_exact: estimates are the run times, so that no settings need to guess them.
+        predict: prediction method of policies without one in their name.
+        is_exact: estimates are the run times, so that settings need no predictions.
 
-    Raises: UsageError for a name that is none; SettingsError for settings that cannot be used.
+    Raises: UsageError for an unknown name; SettingsError for invalid settings.
     """
     if config is not None and DEFAULT not in [name.partition(":")[0] for name in names]:
         raise UsageError(
@@ -108,14 +107,14 @@ def _named(name: str, config: Path | None) -> Policy:
 
 
 def _of_daemon(name: str, settings: Settings) -> Policy:
-    """One that predicts as the daemon does under these settings."""
+    """A policy with the daemon's predictions under these settings."""
     return Policy(
         name, settings, predict=planner_run.OWN_PREDICTION if settings.priority.predict else planner_run.NO_PREDICTION
     )
 
 
 def refuse_fast(policy: Policy) -> None:
-    """Raises: UsageError for settings under which more happens than a policy that is asked alone can do."""
+    """Raises: UsageError for settings that need more than the planner."""
     settings = policy.settings
     why = None
     if may_preempt(settings):
@@ -133,10 +132,10 @@ def refuse_fast(policy: Policy) -> None:
 
 
 ORDERS = {"fcfs": "fifo", "sjf": "sjf", "saf": "saf", "spf": "spf", "sjf_exact": "spf"}
-"""Names of the literature and ours."""
+"""Names in the literature, and ours."""
 
 BACKFILLS = {"none": (False, 1), "greedy": (True, 0), "easy": (True, 1), "sjbf": (True, 1), "cons": (True, 1_000_000)}
-"""Whether others pass the first that is blocked, and for how many something is kept; with sjbf the shortest first."""
+"""Whether jobs may pass the first blocked one, and the number of reservations; with sjbf the shortest first."""
 
 PLACEMENTS = {"best": "pack", "first": "first", "spread": "spread"}
 
@@ -144,7 +143,7 @@ EXACT = {
     "swf": (("fcfs", "sjf", "saf", "sjf_exact"), ("none", "greedy", "easy", "cons"), ("best",)),
     "gang": (("fcfs", "sjf"), ("none", "greedy", "easy"), ("best", "first", "spread")),
 }
-"""Orders, backfills and placements for which the rules determine every start."""
+"""Orders, backfills and placements with fully determined schedules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +156,11 @@ class PolicyRules:
 
     @property
     def orders_by_run_time(self) -> bool:
-        """Whether the order knows how long each job will run."""
+        """Whether the order depends on exact run times."""
         return self.order == "sjf_exact"
 
     def settings(self) -> Settings:
-        """What makes the daemon's policy keep these rules."""
+        """Settings that make the daemon's policy follow these rules."""
         is_on, depth = BACKFILLS[self.backfill]
         return Settings(
             priority=PrioritySettings(
@@ -179,7 +178,7 @@ class PolicyRules:
 
 
 def rules_of(text: str) -> PolicyRules:
-    """The rules of a name. Raises: UsageError for a part that is not known, naming those that are."""
+    """Parse the name of a policy. Raises: UsageError for an unknown part, listing the known ones."""
     rest, _, placement = text.partition("/")
     order, _, backfill = rest.partition("+")
     rules = PolicyRules(order, backfill or "none", placement or "best")
@@ -194,7 +193,7 @@ def rules_of(text: str) -> PolicyRules:
 
 
 def check_exact(kind: str, policies: Iterable[str], jobs: Sequence[TraceJob]) -> None:
-    """That these policies on these jobs give one schedule alone by the rules of this kind, `swf` or `gang`.
+    """Check that the rules of this kind, `swf` or `gang`, determine a unique schedule for these policies and jobs.
 
     Raises: UsageError for another kind, a policy or a request that the rules do not cover, and jobs of the other kind.
     """
@@ -225,7 +224,7 @@ def check_exact(kind: str, policies: Iterable[str], jobs: Sequence[TraceJob]) ->
 
 
 Why = tuple[str, str]
-"""What kind of reason, and the reason."""
+"""Kind of reason, and the reason."""
 
 _NOBODY = Tally()
 _MOST_REASONS = 5
@@ -234,10 +233,10 @@ _MOST_REASONS = 5
 def leave_out_what_cannot_fit(
     trace: Trace, nodes: Sequence[NodeView], policies: Sequence[Policy], *, is_admitted: bool
 ) -> None:
-    """Leave out of all policies what any of them could never run, so that they are compared on the same jobs.
+    """Remove jobs from the trace that some policy could never run, so that all policies schedule the same jobs.
 
-    Args: is_admitted: whether queues, accounts and QOS have their say.
-    Raises: BadTrace when nothing is left.
+    Args: is_admitted: whether queues, accounts and QOS apply.
+    Raises: BadTrace if no job remains.
     """
     known: dict[object, Why | None] = {}
     kept, left_out = [], []
@@ -263,7 +262,7 @@ def leave_out_what_cannot_fit(
 
 
 def _tell(trace: Trace, left_out: Sequence[tuple[TraceJob, Why]]) -> None:
-    """Count and name them by reason; where there are many reasons of a kind, the first stands for all of them."""
+    """Count and name them by reason; among many reasons of a kind, report the first for all."""
     texts: dict[str, dict[str, None]] = {}
     for _, (kind, text) in left_out:
         texts.setdefault(kind, {})[text] = None

@@ -1,9 +1,9 @@
 """The last weeks under every preset: the process that the daemon starts at night for `preset = "auto"`.
 
-It reads an export (`model.history`) from its standard input, writes one document to its standard output, and has
-neither the job table nor anything else of the daemon's. Before it reads it gives up what it can do without: it runs
-when nobody else wants a processor or the disk, within limits on processor time and memory, writes no file, starts no
-process, and dies with the daemon.
+It reads an export (`model.history`) from standard input, writes one document to standard output, and has no access to
+the job table or anything else of the daemon's. Before reading it drops all privileges it can do without: it runs at
+idle priority for CPU and disk, within limits on CPU time and memory, writes no file, starts no process, and dies with
+the daemon.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
 
 def main(limits: str) -> None:
-    """The process."""
     confine(value.decode(limits, TrialLimits))
     try:
         result = judge(sys.stdin.buffer)
@@ -55,7 +54,7 @@ def main(limits: str) -> None:
 
 
 def confine(limits: TrialLimits) -> None:
-    """Give up what is not needed. Nothing of it can be taken back."""
+    """Drop everything not needed, irrevocably."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != limits.parent:
@@ -88,7 +87,7 @@ def confine(limits: TrialLimits) -> None:
 
 
 def judge(lines: Iterable[bytes]) -> TrialResult:
-    """Replay what is exported under each preset. Raises: GpuschedError, ValueError."""
+    """Replay an export under each preset. Raises: GpuschedError, ValueError."""
     found = iter(lines)
     request = value.decode(next(found, b""), ReplayRequest)
     nodes = (request.node,)
@@ -110,7 +109,7 @@ def judge(lines: Iterable[bytes]) -> TrialResult:
 
 
 def read_export(lines: Iterable[bytes]) -> Trace:
-    """The jobs of an export, as they would be read from the table. Raises: ValueError."""
+    """Jobs of an export, as read from the table. Raises: ValueError."""
     store = MemoryStore()
     changes = Changes()
     for line in lines:
@@ -128,7 +127,7 @@ def mean_completion_s(outcome: Outcome) -> float:
 
 
 def worth_of(outcome: Outcome, node: NodeView) -> PresetWorth:
-    """What a schedule is worth: see `scheduler.preset_choice`."""
+    """Worth of a schedule: see `scheduler.preset_choice`."""
     wide = max(2, ceil(len(node.gpus) / 2))
     light = _light_users(outcome.jobs)
     return PresetWorth(
@@ -141,7 +140,7 @@ def worth_of(outcome: Outcome, node: NodeView) -> PresetWorth:
 
 
 def _light_users(jobs: Sequence[TraceJob]) -> frozenset[str]:
-    """Users who have used less than an equal part of all GPU time; none where there is one user."""
+    """Users below an equal share of all GPU time; empty with only one user."""
     used: defaultdict[str, float] = defaultdict(float)
     for job in jobs:
         used[job.user] += job.run_s * (width(job) or job.cpus)

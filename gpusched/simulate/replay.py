@@ -1,6 +1,6 @@
-"""A recorded snapshot through `decide` once more, and the plan explained; with other settings, what they change.
+"""Replays a recorded snapshot through `decide` and explains the plan; compares it with that of other settings.
 
-Nothing is carried out, and no plug-in is loaded: what the file says is data alone.
+Carries out nothing and loads no plug-in: the file is treated as data only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gpusched.scheduler.whatif import alternatives
 from gpusched.simulate.policies import rules_of
 
 LARGEST_MIB = 256
-"""Of a file: a queue of 100,000 jobs of which no two are alike takes a fifth of that."""
+"""Maximum size of a file: a queue of 100,000 jobs, all different, takes a fifth of it."""
 
 STDIN = "-"
 
@@ -41,10 +41,10 @@ STDIN = "-"
 
 
 def read_recording(path: str) -> Recording:
-    """The recording that a file holds; `-` is standard input.
+    """Read a recording from a file; `-` is standard input.
 
-    Raises: NotFound; BadRecording for a file that is too large, is cut short, holds something else, or is of a version
-    that is not known.
+    Raises: NotFound; BadRecording for a file that is too large, is cut short, holds something else, or has an unknown
+    version.
     """
     try:
         content = _content(path)
@@ -92,7 +92,7 @@ def _too_large(path: str) -> BadRecording:
 def under(settings: Settings, name: str) -> Settings:
     """These settings with order, backfill and placement by a name of the literature, or under a preset.
 
-    The rest stays. Raises: UsageError for a name that is not known.
+    Other settings stay. Raises: UsageError for an unknown name.
     """
     if name in PRESETS:
         return under_preset(settings, name)
@@ -111,7 +111,7 @@ def under(settings: Settings, name: str) -> Settings:
 
 @contextmanager
 def _told_when_it_fails() -> Iterator[None]:
-    """A failure of the policy itself is told in a sentence: that is what such a file is written for."""
+    """Report a failure of the policy itself in a sentence, since such files are written for these cases."""
     try:
         yield
     except GpuschedError:
@@ -126,7 +126,7 @@ def _told_when_it_fails() -> Iterator[None]:
 
 
 def plan_of(recording: Recording, settings: Settings) -> Plan:
-    """What `decide` makes of it, with every reason worked out. Raises: BrokenInvariant when the policy itself fails."""
+    """Plan of `decide` with all reasons computed. Raises: BrokenInvariant if the policy itself fails."""
     with _told_when_it_fails():
         plan = decide(recording.snapshot, settings)
         return replace(plan, reasons=dict(plan.reasons))
@@ -149,7 +149,7 @@ class Replay:
         self._starts = {start.job_id: start.placement for start in self.plan.starts}
 
     def document(self) -> dict[str, Any]:
-        """The whole plan in built-in types."""
+        """The complete plan in built-in types."""
         plan, now = self.plan, self.recording.snapshot.now
         return {
             "policy": self.name,
@@ -177,7 +177,7 @@ class Replay:
         return {"job": self._name_of(one.job_id), "mode": one.mode, "for": self._name_of(one.for_job), "text": one.text}
 
     def _waiting(self) -> Iterator[dict[str, Any]]:
-        """Each class of which somebody goes on waiting, in the order of the plan."""
+        """Each class with jobs that stay pending, in the order of the plan."""
         classes = {waiting.key: waiting for waiting in self.recording.snapshot.pending}
         for key, reason in self.plan.reasons.items():
             waiting = classes[key]
@@ -190,7 +190,7 @@ class Replay:
             }
 
     def of_job(self, name: str) -> dict[str, Any]:
-        """What becomes of one job, and what could be changed about it. Raises: NotFound, BrokenInvariant."""
+        """Outcome for one job, with possible changes to it. Raises: NotFound, BrokenInvariant."""
         with _told_when_it_fails():
             return self._of_job(name)
 
@@ -260,7 +260,7 @@ class Replay:
 
 
 def about_class(key: ClassKey) -> dict[str, Any]:
-    """Whose jobs these are and what they ask for."""
+    """Owner and request of these jobs."""
     where = describe_where(key.request)
     return {
         "user": key.user,
@@ -273,7 +273,7 @@ def about_class(key: ClassKey) -> dict[str, Any]:
 
 
 def place_of(place: Placement) -> dict[str, Any]:
-    """Node, GPUs by index, cores and memory; of a gang those of the other nodes too."""
+    """Node, GPUs by index, cores and memory; for a gang, also its other nodes."""
     return {
         "node": place.node,
         "gpus": _indices(place.gpus),
@@ -296,7 +296,7 @@ def _reason(reason: Reason) -> dict[str, Any]:
 
 
 def differences(before: Replay, after: Replay) -> dict[str, Any]:
-    """What the settings of `after` change about the plan of `before`."""
+    """Effect of the settings of `after` on the plan of `before`."""
     name_of = before.recording.snapshot.name_of
     old = {start.job_id: place_of(start.placement) for start in before.plan.starts}
     new = {start.job_id: place_of(start.placement) for start in after.plan.starts}
@@ -324,7 +324,6 @@ def differences(before: Replay, after: Replay) -> dict[str, Any]:
 
 
 def is_same(found: Mapping[str, Any]) -> bool:
-    """Whether nothing differs."""
     return not any(found.values())
 
 
@@ -332,7 +331,7 @@ def is_same(found: Mapping[str, Any]) -> bool:
 
 
 def summary(recording: Recording) -> dict[str, Any]:
-    """How much the snapshot holds."""
+    """Sizes of a snapshot's parts."""
     snapshot = recording.snapshot
     return {
         "release": recording.release,
@@ -346,7 +345,7 @@ def summary(recording: Recording) -> dict[str, Any]:
 
 
 def notes(recording: Recording) -> list[str]:
-    """What a reader of the plan has to know of the file, a sentence each."""
+    """Facts about the file that readers of the plan need, one sentence each."""
     found = []
     if recording.plugins:
         names = ", ".join(printable(name, 40) for name in recording.plugins)

@@ -1,13 +1,13 @@
-"""What was submitted, by whom, when and for how long: one form of job for all kinds of traces, and their readers.
+"""Traces of submissions: one representation of jobs for all formats, and their readers.
 
-Times are whole seconds of the trace's own clock. Nothing is dropped silently: `Trace.dropped` counts and names what was
-left out, and why. The format of a file follows from its name and first line:
+Times are whole seconds of the trace's own clock. Nothing is dropped silently: `Trace.dropped` counts and names omitted
+jobs with reasons. The format of a file follows from its name and first line:
 
 SWF      18 numbers a line, comments behind `;`, -1 is unknown. Source: Chapin et al., Benchmarks and Standards for the
          Evaluation of Parallel Job Schedulers (1999)
-sacct    what `sacct -P` prints: JobID, Submit, Start, End (or Elapsed) are required; User, Partition, JobName, State,
+sacct    output of `sacct -P`: JobID, Submit, Start, End (or Elapsed) are required; User, Partition, JobName, State,
          Timelimit, ReqTRES (or AllocTRES), ReqCPUS, ReqMem and NNodes optional. Steps (`12.batch`) are left out
-tables   CSV, told apart by column names: Philly, Muri, Tiresias, Gavel (submit_s, duration_s or duration_v100_s,
+tables   CSV, identified by column names: Philly, Muri, Tiresias, Gavel (submit_s, duration_s or duration_v100_s,
          num_gpus, and the kind of job or its owner; your own may add user, queue, deadline_s and time_limit_s), Pollux
          (several workloads in one table), openb (tasks of the Alibaba cluster; its nodes: `cluster.read_nodes`)
 
@@ -34,68 +34,66 @@ from gpusched.model.units import closest, plural, printable
 from gpusched.model.value import Value, replace
 
 _MOST = 10**15
-"""No number of a trace is larger, be it seconds, cores or MiB."""
+"""Maximum of any number in a trace: seconds, cores or MiB."""
 _NAMED = 5
-"""So many jobs of one kind that was left out are named; the rest is counted."""
+"""Number of omitted jobs named per reason; further ones are only counted."""
 
 
 CUT = "timeout"
-"""How a job ended that was ended at its time limit, in the words of `TraceJob.outcome`."""
+"""Value of `TraceJob.outcome` for a job ended at its time limit."""
 
 
 class BadTrace(UserError):
-    """A trace that cannot be read, with the line where that was seen."""
+    """An unreadable trace, with the offending line."""
 
     code = "bad_trace"
 
 
 class TraceJob(Value):
-    """One job of a trace."""
-
     id: str
-    """What the trace calls it."""
+    """Its name in the trace."""
     submit_s: int
     run_s: int
-    """How long it holds what it was given."""
+    """Run time."""
     estimate_s: int
-    """What its user said, and never less than it ran: the run would have been ended. `run_s` where nothing was said."""
+    """The user's estimate, at least the run time, since it would have ended the run; `run_s` if none was given."""
     gpus: int = 0
     procs: int = 0
-    """Processors of a rigid job that may lie anywhere; 0 of one whose cores are `cpus` of each of its nodes."""
+    """Processors of a rigid job that may be anywhere; 0 for a job with `cpus` cores on each of its nodes."""
     cpus: float = 0.0
     mem_mib: int = 0
     user: str = ""
     queue: str = ""
     name: str = ""
-    """What kind of job it is, as far as the trace tells: a program, a model."""
+    """Kind of job, if the trace has it: a program, a model."""
     gpu_fraction: float | None = None
-    """Of one card, where it asks for a part."""
+    """Fraction of one card, if requested."""
     gpu_types: tuple[str, ...] = ()
-    """Models it accepts; none: all."""
+    """Acceptable models; empty for all."""
     outcome: str = ""
-    """How it ended, in the trace's own words; empty when nobody knows."""
+    """How it ended, in the trace's own words; empty if unknown."""
     spec: JobSpec | None = None
-    """All that was asked, of a job that gpusched itself has run."""
+    """The complete submission, for a job that gpusched itself has run."""
     attempts: tuple[tuple[int, str], ...] = ()
-    """Seconds and end of each run that ended by itself, first to last, where that is known; none: one, of `run_s`."""
+    """Length and outcome of each run that ended by itself, in order, if known; empty: one run of `run_s`."""
     deadline_s: int | None = None
-    """When it was to be over at the latest."""
+    """Latest end."""
     account: str = ""
-    """Whose shares it uses; empty: no account's."""
+    """Account whose share it uses; empty for none."""
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """Whose it is and what it asks for, but for how long: equal for jobs that are alike."""
+        """Owner and request without the run time: equal for similar jobs."""
         return self.user, self.account, self.queue, self.gpus, self.procs, self.cpus, self.mem_mib, self.gpu_fraction
 
 
 @dataclass(slots=True)
 class Dropped:
-    """Jobs that were left out for one reason."""
+    """Jobs omitted for one reason."""
 
     count: int = 0
     named: list[str] = field(default_factory=list)
-    """The first few of them."""
+    """Names of the first few."""
 
     def __str__(self) -> str:
         more = self.count - len(self.named)
@@ -104,31 +102,31 @@ class Dropped:
 
 @dataclass(slots=True)
 class Trace:
-    """The jobs of a trace in the order of the file, which decides between those of one instant."""
+    """Jobs of a trace in file order, which breaks ties between equal submission times."""
 
     name: str
     jobs: list[TraceJob]
     dropped: dict[str, Dropped] = field(default_factory=dict)
     """By reason."""
     procs: int | None = None
-    """Processors of the machine that the trace is of, where it says."""
+    """Processors of the traced machine, if stated."""
     notes: list[str] = field(default_factory=list)
-    """What was put right, a sentence each."""
+    """Corrections made, one sentence each."""
 
     def drop(self, why: str, name: str) -> None:
-        """Count a job that is left out."""
+        """Count an omitted job."""
         one = self.dropped.setdefault(why, Dropped())
         one.count += 1
         if len(one.named) < _NAMED:
             one.named.append(name)
 
     def document(self) -> dict[str, Any]:
-        """What JSON says of it."""
+        """JSON object."""
         dropped = {why: {"count": one.count, "first": one.named} for why, one in self.dropped.items()}
         return {"trace": self.name, "dropped": dropped, "notes": self.notes}
 
     def keep_those_that_fit(self, *, gpus: int, procs: int) -> None:
-        """Leave out, counted and named, what is larger than the cluster. Raises: BadTrace when nothing is left."""
+        """Remove, count and name jobs larger than the cluster. Raises: BadTrace if no job remains."""
         kept = []
         for job in self.jobs:
             if job.gpus > gpus:
@@ -143,9 +141,9 @@ class Trace:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file, plain or gzip, each with its number from 1.
+    """Lines of a text file, plain or gzip, each with its number from 1.
 
-    Raises: NotFound; BadTrace for a file that is cut short, is no gzip in spite of its name, or is not UTF-8.
+    Raises: NotFound; BadTrace for a truncated file, one that is not gzip despite its name, or one that is not UTF-8.
     """
     number = 0
     # A table that Excel has written begins with a mark.
@@ -172,7 +170,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def whole(text: str, what: str, path: Path, number: int) -> int:
-    """A number of whole units; fractions are rounded down. Raises: BadTrace with the place and the value."""
+    """Parse a number, rounding fractions down. Raises: BadTrace with the location and the value."""
     try:
         found = int(text) if text.lstrip("-").isdecimal() else int(float(text))
     except (ValueError, OverflowError):
@@ -187,7 +185,7 @@ def whole(text: str, what: str, path: Path, number: int) -> int:
 
 
 def finished(trace: Trace, path: Path) -> Trace:
-    """The trace, read to its end. Raises: BadTrace when it holds no job that can be replayed."""
+    """Check a trace after reading. Raises: BadTrace if it has no job that can be replayed."""
     if not trace.jobs:
         why = "; ".join(f"{reason}: {one}" for reason, one in trace.dropped.items())
         raise BadTrace(f"{path} holds no job to replay{f' ({why})' if why else ''}", f"head {path}")
@@ -201,9 +199,9 @@ def finished(trace: Trace, path: Path) -> Trace:
 
 
 def request_of(job: TraceJob, nodes: Sequence[NodeView]) -> Request:
-    """What a job of a trace asks the policy for, on these machines.
+    """Policy request of a trace's job on these machines.
 
-    GPUs that are more than any node has become a gang: whole nodes, and one more for what is left.
+    More GPUs than any node has become a gang: whole nodes, and one more for the remainder.
     """
     if job.procs and not job.gpus:
         return Request(cpus=float(job.procs))
@@ -215,12 +213,12 @@ def request_of(job: TraceJob, nodes: Sequence[NodeView]) -> Request:
 
 
 def with_estimates(jobs: Iterable[TraceJob], estimate: str) -> list[TraceJob]:
-    """The same jobs with other estimates: `exact`, what each ran; `given`, as they are."""
+    """The same jobs with other estimates: `exact`, the run time of each; `given`, unchanged."""
     return [replace(job, estimate_s=job.run_s) for job in jobs] if estimate == "exact" else list(jobs)
 
 
 def read_trace(path: Path, **options: int) -> Trace:
-    """The trace of a file, by its name and first line.
+    """Read a trace in the format given by the file's name and first line.
 
     Raises: NotFound, BadTrace.
     """
@@ -239,11 +237,11 @@ def read_trace(path: Path, **options: int) -> Trace:
 
 
 RowRange = tuple[int, int]
-"""The place of the first job in the trace, from 0, and how many there are."""
+"""Index of the first job in the trace, from 0, and number of jobs."""
 
 
 def parse_rows(texts: Iterable[str]) -> list[RowRange]:
-    """Parts named `FIRST:COUNT`. Raises: UsageError for a text that is none."""
+    """Parse `FIRST:COUNT`. Raises: UsageError for invalid text."""
     found = []
     for text in texts:
         match = re.fullmatch(r"(\d{1,12}):(\d{1,12})", text)
@@ -254,9 +252,9 @@ def parse_rows(texts: Iterable[str]) -> list[RowRange]:
 
 
 def select_rows(trace: Trace, rows: Sequence[RowRange]) -> None:
-    """Leave these parts alone in the trace, each so late that all that came before it has ended by then.
+    """Reduce a trace to these parts, each starting after all earlier jobs have ended.
 
-    Raises: UsageError for rows that it does not have.
+    Raises: UsageError for rows beyond the trace.
     """
     jobs: list[TraceJob] = []
     start_s = 0
@@ -281,9 +279,9 @@ _OUTCOMES = {0: "failed", 1: "completed", 5: "cancelled"}
 
 
 def read_swf(path: Path) -> Trace:
-    """The jobs of a log, by submission; the size of the machine is MaxProcs of its header.
+    """Jobs of an SWF log, by submission; the size of the machine is MaxProcs of its header.
 
-    Processors are those that were asked for, or else those that were given; an estimate is never less than the run.
+    Takes the requested processors, or else the allocated ones; estimates are at least the run time.
     Raises: NotFound, BadTrace.
     """
     trace = Trace(path.name, [])
@@ -330,13 +328,13 @@ def _take_swf(trace: Trace, path: Path, number: int, fields: list[str]) -> None:
 
 
 _SACCT_MOST = 10**10
-"""No job has run for so many seconds, or asked for so many of anything."""
+"""Maximum plausible run time in seconds, and amount of any resource."""
 _UNKNOWN = ("", "Unknown", "None", "N/A")
 _MEM = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
 
 def read_sacct(path: Path) -> Trace:
-    """The jobs that ran, by submission, on a clock that begins with the first of them.
+    """Jobs with a start, by submission, on a clock that starts with the first of them.
 
     Raises: NotFound, BadTrace.
     """
@@ -413,7 +411,7 @@ def _take_sacct(trace: Trace, path: Path, number: int, row: dict[str, str]) -> N
 
 
 def _tres(text: str) -> dict[str, str]:
-    """`cpu=4,mem=16G,gres/gpu=2,gres/gpu:a100=2` by name."""
+    """Parse `cpu=4,mem=16G,gres/gpu=2,gres/gpu:a100=2` by name."""
     return dict(part.split("=", 1) for part in text.split(",") if "=" in part)
 
 
@@ -423,7 +421,7 @@ def _mib(text: str) -> int:
 
 
 def _instant(text: str, path: Path, number: int) -> int | None:
-    """Slurm prints local time without a zone; only differences matter here."""
+    """Parse an instant of sacct: local time without a zone, as only differences matter here."""
     if text in _UNKNOWN:
         return None
     try:
@@ -436,7 +434,7 @@ def _instant(text: str, path: Path, number: int) -> int | None:
 
 
 def _span_s(text: str, path: Path, number: int) -> int:
-    """`[DD-]HH:MM:SS` or `MM:SS` in seconds."""
+    """Parse `[DD-]HH:MM:SS` or `MM:SS` to seconds."""
     days, _, clock = text.rpartition("-")
     try:
         parts = [int(float(part)) for part in clock.split(":")]
@@ -461,16 +459,16 @@ _JOB_COLUMNS = frozenset(
     }
 )
 _OF_OTHERS = frozenset({"steps", "batch_size", "jct_optimus_s", "jct_pollux_s"})
-"""Columns of the published tables that say nothing of a schedule."""
+"""Columns of the published tables that are irrelevant to schedules."""
 _RUN_TIMES = ("duration_s", "duration_v100_s", "jct_tiresias_s")
 _PODS = {"name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"}
 _POD_COLUMNS = frozenset({*_PODS, "gpu_spec", "qos", "pod_phase", "creation_time", "deletion_time", "scheduled_time"})
 
 
 def rows_of(path: Path, wanted: frozenset[str] | set[str]) -> Iterator[tuple[int, Row]]:
-    """The rows of a table with a first line of names, each with its line.
+    """Rows of a table with a header, each with its line number.
 
-    Raises: BadTrace when a column that is wanted is missing, or a row is longer or shorter than the first line.
+    Raises: BadTrace if a wanted column is missing, or a row is longer or shorter than the header.
     """
     names: list[str] = []
     for number, line in lines_of(path):
@@ -497,9 +495,9 @@ def rows_of(path: Path, wanted: frozenset[str] | set[str]) -> Iterator[tuple[int
 
 
 def columns_of(path: Path, known: frozenset[str]) -> tuple[list[str], list[str]]:
-    """The names in the first line of a table, and those of them that are not known.
+    """Columns in the header of a table, and the unknown ones among them.
 
-    Raises: BadTrace for one that is a slip of a known column, which would be missing without a word.
+    Raises: BadTrace for a misspelt known column, which would otherwise be ignored silently.
     """
     line = next((line for _, line in lines_of(path)), "")
     names = next(reader([line]), [])
@@ -520,7 +518,7 @@ def _note_unknown(trace: Trace, unknown: list[str]) -> None:
 
 
 def read_table(path: Path, workload: int = 1) -> Trace:
-    """The jobs of a table, by submission; of several workloads in one table the one with this number.
+    """Jobs of a table, by submission; from a table of several workloads, the one with this number.
 
     Raises: NotFound, BadTrace.
     """
@@ -570,7 +568,7 @@ def read_table(path: Path, workload: int = 1) -> Trace:
 
 
 def read_pods(path: Path) -> Trace:
-    """The tasks of openb, in the order of their creation, or of the list where it does not say.
+    """Tasks of openb, in order of creation, or of the file if unknown.
 
     Raises: NotFound, BadTrace.
     """

@@ -1,16 +1,15 @@
-"""Searches [priority] for what serves a goal best: presets, settings drawn at random, then small steps from the best.
+"""Searches [priority] for the best settings for a goal: presets, random settings, then small steps from the best.
 
 presets   each of them, on all jobs
-drawn     evenly over the ranges, weights by their logarithm, since few of many settings matter and a grid would try
-          the others again and again (Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 2012)
+drawn     uniform over the ranges, log-uniform for weights, since only few of many settings matter and a grid would
+          repeat the others (Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 2012)
 halved    all are tried on the first ninth of the jobs, the best third of them on the first third, the best third of
           those on all (successive halving: Jamieson and Talwalkar, Non-stochastic Best Arm Identification and
           Hyperparameter Optimization, AISTATS 2016)
-refined   one or two settings of the best are changed, by less and less
+refined   one or two settings of the best are changed, in shrinking steps
 
-What is in force today is tried as well, so that what is found is never worse than that on the jobs of the search.
-Whether it is better on others only other jobs can say, and whether that is more than chance only several parts of them
-(`comparison`).
+The current settings are tried as well, so that the result is never worse than those on the jobs of the search. Other
+jobs show whether it generalises, and several parts of them whether by more than chance (`comparison`).
 
 A goal is one measure to minimise and others with a limit, `wait_p95 of small, slowdown_mean of wide <= 20`; a term is
 `MEASURE [of GROUP] [<= LIMIT]`:
@@ -48,7 +47,7 @@ _TIMES = ("wait", "completion")
 MEASURES: Mapping[str, tuple[str, str]] = {
     f"{what}_{part}": (what, part) for what in (*_TIMES, "slowdown") for part in _PARTS
 }
-"""Name of each measure, of what it is and which number of that."""
+"""By name: the column and its statistic."""
 
 _TERM = re.compile(r"(?P<measure>\w+)(?:\s+of\s+(?P<group>width[<>]=\d+|\S+?))?(?:\s*<=\s*(?P<limit>[^\s=<>]+))?")
 _GROUP = re.compile(r"(?P<what>width|user|queue)(?P<how><=|>=|=)(?P<value>\S+)")
@@ -61,28 +60,28 @@ class Term:
     measure: str
     group: str = "all"
     limit: float | None = None
-    """Seconds, or slowdowns; None of the one that is made small."""
+    """Seconds, or slowdowns; None for the minimised measure."""
 
     @property
     def title(self) -> str:
-        """Measure and group, in the words of the goal."""
+        """Measure and group, as written in the goal."""
         return self.measure if self.group == "all" else f"{self.measure} of {self.group}"
 
     def __str__(self) -> str:
         return self.title if self.limit is None else f"{self.title} <= {self.shown(self.limit)}"
 
     def shown(self, value: float) -> str:
-        """A value of this measure, to be read."""
+        """Format a value of this measure."""
         if value == inf:
             return "-"
         return format_duration(value) if MEASURES[self.measure][0] in _TIMES else f"{value:.2f}"
 
     def has(self, job: TraceJob) -> bool:
-        """Whether the job is one of the group."""
+        """Whether the job is in the group."""
         return _member(self.group)(job)
 
     def value(self, outcome: Outcome) -> float:
-        """What the schedule is worth by it: seconds, or slowdowns. At least one of its jobs must be of the group."""
+        """Value of the measure for a schedule: seconds, or slowdowns. Requires at least one job of the group."""
         what, part = MEASURES[self.measure]
         columns = {"wait": outcome.wait_s, "completion": outcome.completion_s, "slowdown": outcome.slowdown}
         is_one = _member(self.group)
@@ -93,27 +92,27 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How near a schedule comes to a goal."""
+    """How close a schedule comes to a goal."""
 
     value: float
-    """Of the measure that is made small."""
+    """Value of the minimised measure."""
     limited: tuple[float, ...]
-    """Of those with a limit, in the order of the goal."""
+    """Values of the measures with a limit, in the order of the goal."""
     excess: float
-    """By what part limits are exceeded, all together; 0 when all are kept."""
+    """Total relative excess over the limits; 0 when all are met."""
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Smaller is better: first limits are kept, or nearly, and then the measure counts.
+        """Sort key, smaller is better: excess over the limits first, then the minimised measure.
 
-        A thousandth of a limit is no difference: between two that exceed it alike the measure decides.
+        Excess counts in thousandths of a limit, so that the measure decides between settings of about equal excess.
         """
         return round(self.excess, 3), self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One measure to be made small, others within limits."""
+    """One measure to minimise, others with limits."""
 
     target: Term
     limits: tuple[Term, ...] = ()
@@ -123,11 +122,11 @@ class Objective:
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """All measures that it speaks of, that which is made small first."""
+        """All measures, the minimised one first."""
         return self.target, *self.limits
 
     def missing_in(self, jobs: Sequence[TraceJob]) -> str | None:
-        """A group of which there is no job here; None when there are some of each."""
+        """A group without a job here; None if every group has some."""
         for term in self.terms:
             is_one = _member(term.group)
             if not any(map(is_one, jobs)):
@@ -135,18 +134,18 @@ class Objective:
         return None
 
     def excess(self, outcome: Outcome) -> float:
-        """By what part limits are exceeded, all together; those of groups without a job here are kept."""
+        """Total relative excess over the limits; limits of groups without a job here count as met."""
         kept = [term for term in self.limits if any(map(_member(term.group), outcome.jobs))]
         return sum(max(0.0, term.value(outcome) / term.limit - 1.0) for term in kept if term.limit is not None)
 
     def score(self, outcome: Outcome) -> Score:
-        """What a schedule is worth by it."""
+        """Score a schedule."""
         limited = tuple(term.value(outcome) for term in self.limits)
         return Score(self.target.value(outcome), limited, self.excess(outcome))
 
 
 def objective_of(text: str) -> Objective:
-    """The goal that a text states. Raises: UsageError for what cannot be read, naming what can."""
+    """Parse a goal. Raises: UsageError for an invalid part, with the valid forms."""
     terms = [_term(part.strip()) for part in text.split(",")]
     targets = [term for term in terms if term.limit is None]
     if len(targets) != 1:
@@ -183,7 +182,7 @@ def _limit(measure: str, text: str) -> float:
 
 
 def _member(group: str) -> Callable[[TraceJob], bool]:
-    """Whether a job is of this group. Raises: UsageError for a group that is not known."""
+    """Membership test of a group. Raises: UsageError for an unknown group."""
     if group == "all":
         return lambda job: True
     if group == "small":
@@ -205,38 +204,38 @@ def _member(group: str) -> Callable[[TraceJob], bool]:
 
 
 LEAST_JOBS = 20
-"""Of fewer jobs nothing can be learned, and nothing be said."""
+"""Minimum number of jobs for a search or a report."""
 MARGIN = 0.01
-"""What is better by less than this part is not better."""
+"""Minimum relative improvement."""
 
 _ETA = 3
-"""So many times as many jobs, and one of so many settings, in the next round."""
+"""Each round has this many times as many jobs, and one in this many settings, as the previous one."""
 _LEAST_FIRST = 200
-"""No round has fewer jobs: on so few hardly anybody waits."""
+"""Minimum number of jobs in a round, as with fewer hardly any job waits."""
 _DAY_S = 86400.0
 
 Run = Callable[[Settings, Sequence[TraceJob]], Outcome]
-"""The schedule of these jobs under these settings."""
+"""Computes the schedule of these jobs under these settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A number whose size matters, not its last digit."""
+    """A number searched on a logarithmic scale."""
 
     name: str
     low: float
     high: float
     may_be_none: bool = False
-    """0, which leaves it out, is a value too."""
+    """Whether 0, which disables it, is also a value."""
 
     def draw(self, random: Random) -> float:
-        """Any value."""
+        """A random value."""
         if self.may_be_none and random.random() < 0.25:
             return 0.0
         return _rounded(exp(random.uniform(log(self.low), log(self.high))))
 
     def step(self, random: Random, value: Any, far: float) -> float:
-        """A value near this one; `far` is the part of the range that a step has on average."""
+        """A random value near this one; `far` is the mean step as a fraction of the range."""
         if not self.low <= value <= self.high or (self.may_be_none and random.random() < 0.1):
             return self.draw(random)
         moved = log(value) + random.gauss(0.0, far * log(self.high / self.low))
@@ -251,11 +250,11 @@ class Pick:
     values: tuple[Any, ...]
 
     def draw(self, random: Random) -> Any:
-        """Any value."""
+        """A random value."""
         return random.choice(self.values)
 
     def step(self, random: Random, value: Any, far: float) -> Any:
-        """Another value."""
+        """Another random value."""
         return random.choice([one for one in self.values if one != value])
 
 
@@ -267,9 +266,9 @@ def _rounded(value: float) -> float:
 
 
 def knobs_of(jobs: Sequence[TraceJob], settings: Settings) -> tuple[Knob, ...]:
-    """The settings of [priority] that can make a difference to these jobs.
+    """Settings of [priority] that can affect these jobs.
 
-    Greedy backfill is not among them: under it a wide job may wait for ever.
+    Excludes greedy backfill, under which a wide job may wait forever.
     """
     made: list[Knob] = [Scale("weight_age", 10, 1e5, True), Scale("max_age_s", 3600, 400 * _DAY_S)]
     if len({job.user or job.queue for job in jobs}) > 1:
@@ -299,7 +298,7 @@ _OF_OTHER_ORDERS: tuple[Knob, ...] = (
     Pick("backfill_by", ("limit", "prediction")),
     Scale("max_wait_s", 3600, 60 * _DAY_S),
 )
-"""What matters where weights do not."""
+"""Settings that matter in orders without weights."""
 _OF_RESPONSE_RATIO: tuple[Knob, ...] = (
     Scale("fairshare_step", 1, 16),
     Scale("reserve_after_s", 600, 7 * _DAY_S, True),
@@ -310,10 +309,10 @@ _OF_RESPONSE_RATIO: tuple[Knob, ...] = (
 
 
 def split(jobs: Sequence[TraceJob], goal: Objective, hold_out: float) -> tuple[list[TraceJob], list[TraceJob]]:
-    """The jobs to search on, and those that were submitted later, to report on.
+    """Split the jobs into those for the search and later ones for the report.
 
-    Args: hold_out: which part of all jobs the later ones are, 0 to 1.
-    Raises: UsageError when either are too few, or a group of the goal has no job among them.
+    Args: hold_out: fraction of later jobs, 0 to 1.
+    Raises: UsageError if either part is too small, or lacks a job of some group of the goal.
     """
     if not 0 < hold_out < 1:
         raise UsageError(f"--hold-out {hold_out:g} is not between 0 and 1", "--hold-out 0.3")
@@ -335,22 +334,22 @@ def split(jobs: Sequence[TraceJob], goal: Objective, hold_out: float) -> tuple[l
 
 @dataclass(slots=True)
 class Search:
-    """One search. The same `seed` finds the same settings.
+    """One search. Deterministic for a given `seed`.
 
-    Args: run: what makes a schedule of jobs. tries: how many settings are tried beside those of today.
+    Args: run: computes schedules. tries: number of settings tried in addition to the current ones.
     """
 
     jobs: Sequence[TraceJob]
     goal: Objective
     settings: Settings
-    """Today's; all but [priority] stays."""
+    """Current settings; only [priority] is varied."""
     run: Run
     tries: int
     seed: int = 0
     _random: Random = field(init=False)
     _knobs: tuple[Knob, ...] = field(init=False)
     _base: PrioritySettings = field(init=False)
-    """Today's, under the name of one preset: nothing that is found can be a choice that is made every night."""
+    """Current [priority], under the name of one preset, as the result must not be `auto`, a nightly choice."""
     _presets: list[PrioritySettings] = field(init=False)
     _seen: set[PrioritySettings] = field(init=False)
 
@@ -366,11 +365,11 @@ class Search:
 
     @property
     def steps(self) -> int:
-        """So many of the tries are small steps from the best."""
+        """Number of tries that are small steps from the best."""
         return self.tries // 3
 
     def rounds(self) -> list[tuple[int, int]]:
-        """How many settings are drawn, or left, in each round, and on how many jobs they are tried."""
+        """Number of settings in each round, and the number of jobs they are tried on."""
         settings, sizes = self.tries - self.steps, [len(self.jobs)]
         while settings > 1 and len(sizes) < 3:
             count = sizes[0] // _ETA
@@ -384,14 +383,14 @@ class Search:
         return found
 
     def cost(self) -> int:
-        """How many jobs are replayed in all, under today's settings and the presets too."""
+        """Total number of replayed jobs, including those under the current settings and the presets."""
         whole = 1 + len(self._presets) + self.steps
         return sum(settings * jobs for settings, jobs in self.rounds()) + whole * len(self.jobs)
 
     def find(self) -> tuple[PrioritySettings, Score]:
-        """The best settings for these jobs, and what they are worth there.
+        """The best settings for these jobs, with their score.
 
-        Raises: Refused when none of all keeps the limits of the goal, with the nearest.
+        Raises: Refused if no settings meet the limits of the goal, with the closest.
         """
         best = self.settings.priority
         score = self._score(best, self.jobs)
@@ -445,7 +444,7 @@ class Search:
         return self._new(step)
 
     def _new(self, make: Callable[[], PrioritySettings]) -> PrioritySettings | None:
-        """One that was not tried yet; None when none is found."""
+        """New settings that were not tried yet; None if none is found."""
         for _ in range(100):
             made = make()
             if made not in self._seen:
@@ -469,14 +468,14 @@ class Search:
 
 
 def is_better(after: Score, before: Score) -> bool:
-    """Whether settings serve a goal better than others did, and not by a hair."""
+    """Whether settings serve a goal better than others, by at least the margin."""
     if after.rank[0] != before.rank[0]:
         return after.rank[0] < before.rank[0]
     return after.value < before.value * (1 - MARGIN)
 
 
 def beyond_chance(goal: Objective, before: Outcome, after: Outcome) -> comparison.SignFlipResult:
-    """Whether `after` serves the goal better in enough parts of the trace; limits first, where they are not kept alike.
+    """Test whether `after` serves the goal better in enough parts of the trace; differing excess counts first.
 
     Args: before, after: schedules of the same jobs.
     """
@@ -488,7 +487,7 @@ def beyond_chance(goal: Objective, before: Outcome, after: Outcome) -> compariso
 
 
 def changes_of(priority: PrioritySettings, other: PrioritySettings) -> dict[str, Any]:
-    """What these settings have that the others have not, by name."""
+    """Settings that differ from the others, by name."""
     return {
         one.name: getattr(priority, one.name)
         for one in fields(priority)
@@ -497,14 +496,14 @@ def changes_of(priority: PrioritySettings, other: PrioritySettings) -> dict[str,
 
 
 def section_of(priority: PrioritySettings) -> str:
-    """The section [priority] of a config file that makes these settings, whatever it said before."""
+    """The section [priority] of a config file for these settings; complete, whatever the file said before."""
     changes = {"preset": priority.preset, **changes_of(priority, preset(priority.preset))}
     lines = [f"{name} = {toml(value)}\n" for name, value in changes.items()]
     return "".join(["[priority]\n", *lines])
 
 
 def toml(value: bool | int | float | str) -> str:
-    """A value as the config file has it."""
+    """Format a value for the config file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
