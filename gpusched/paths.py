@@ -74,7 +74,7 @@ def home() -> str | None:
 
 def _xdg(variable: str, *default: str) -> str:
     base = os.environ.get(variable, "")
-    # The XDG specification has relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     if not base.startswith("/"):
         base = os.path.join(os.path.expanduser("~"), *default)
     return os.path.join(base, "gpusched")
@@ -139,7 +139,7 @@ def socket_path() -> str:
 
 def lock_file() -> str:
     """Lock of the only daemon of this home."""
-    # Beside the database, which is what it protects: a runtime folder may differ from login to login.
+    # Beside the database that it protects, as the runtime folder may differ between logins.
     return os.path.join(state_dir(), "daemon.lock")
 
 
@@ -191,7 +191,7 @@ def make_private(folder: str) -> None:
             os.mkdir(folder, 0o700)
             os.chmod(folder, 0o700)
         except FileExistsError:
-            # Another command was as fast; or a file, which the next line tells of.
+            # Another command was faster; or it is a file, which the next line reports.
             pass
     found = os.stat(folder)
     if not stat.S_ISDIR(found.st_mode):

@@ -96,7 +96,7 @@ class OneThread:
 
         self._awaited.add(future)
         try:
-            # Looked at after it was added: a loop that goes away now cancels it.
+            # Checked after adding it: a loop that closes from now on cancels it.
             loop = self._loop
             if loop is None:
                 raise NotReady("plug-ins are not asked any more: the daemon stops")

@@ -21,7 +21,7 @@ def _slow() -> tuple[Callable[[object], str], Callable[[str], Any]]:
 
 
 def _fast() -> tuple[Callable[[object], str], Callable[[str], Any]]:
-    # The names that json.encoder and json.scanner take from here, with the arguments that they give.
+    # The names that json.encoder and json.scanner expect, with their arguments.
     import _json
 
     class Rules:
@@ -33,7 +33,7 @@ def _fast() -> tuple[Callable[[object], str], Callable[[str], Any]]:
         parse_float = float
         parse_int = int
         parse_constant = {"-Infinity": float("-inf"), "Infinity": float("inf"), "NaN": float("nan")}.__getitem__
-        memo: dict[str, str] = {}  # noqa: RUF012  an attribute that the scanner wants to see
+        memo: dict[str, str] = {}  # noqa: RUF012  an attribute that the scanner requires
 
     def refuse(value: object) -> object:
         raise TypeError(f"{type(value).__name__} cannot be written as JSON")
@@ -51,9 +51,9 @@ def _fast() -> tuple[Callable[[object], str], Callable[[str], Any]]:
         try:
             value, end = scan(text, 0)
         except (StopIteration, SystemError):
-            # Python 3.10's scanner cannot even name the fault (SystemError) unless json is loaded.
+            # Python 3.10's scanner fails with SystemError instead of the real error unless json is loaded.
             end = -1
-        # `json` says what is wrong, in its own words.
+        # `json` reports the error in its own words.
         return value if end == len(text) else _slow()[1](text)
 
     if read(write({"a": [1, 0.5, None, True, "\ud800"]})) != {"a": [1, 0.5, None, True, "\ud800"]}:

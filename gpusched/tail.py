@@ -36,11 +36,11 @@ def find_lines(fd: int, lines: int) -> tuple[int, int]:
         piece = os.pread(fd, step, at)
         place = len(piece)
         while (place := piece.rfind(b"\n", 0, place)) != -1:
-            # A newline at the very end closes the last line and begins none.
+            # A final newline ends the last line and starts no new one.
             found += at + place != end - 1
             if found == lines:
                 return at + place + 1, lines
-    # Where looking back was given up, a line is cut.
+    # If the search was cut short, the first line is incomplete.
     return least, lines if least else found + 1
 
 
@@ -122,7 +122,7 @@ class Tail:
         current = _identity(self.path)
         mine = (own.st_dev, own.st_ino)
         if current is None or current == mine:
-            # Gone by name, it may still be written to.
+            # Without a name, it may still be written to.
             return False
         if own.st_size > self._at:
             return True
@@ -133,14 +133,14 @@ class Tail:
         while True:
             place = self._place_of(mine)
             if place is None:
-                # It has no name any more: the oldest that has is next.
+                # It has no name left: the oldest named file is next.
                 self.skipped = self.skipped or bool(self._keep)
                 return any(map(self._open, range(self._keep, -1, -1)))
             if not any(map(self._open, range(place - 1, -1, -1))):
                 return False
             if self._place_of(mine) == place:
                 return True
-            # Put aside once more meanwhile: what was opened may not be the next one.
+            # Rotated again meanwhile: the opened file may not be the next one.
 
     def _place_of(self, mine: Identity) -> int | None:
         places = range(1, self._keep + 1)
@@ -149,7 +149,7 @@ class Tail:
     def _open(self, number: int) -> bool:
         path = put_aside(self.path, number)
         try:
-            # Looked at before it is opened: opening a pipe would already be felt at its other end.
+            # Checked before opening, as opening a pipe would affect its other end.
             if not stat.S_ISREG(os.stat(path).st_mode):
                 return False
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

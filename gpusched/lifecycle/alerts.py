@@ -94,7 +94,7 @@ def _ended(job: Job, wanted: frozenset[str]) -> Iterator[AlertCause]:
     """One alert, however many words request it."""
     message = f"{job.state}: {job.reason_text or 'unknown reason'}"
     if job.is_array and has_failed(job):
-        # However many: one alert for all of them.
+        # One alert for all of them.
         message += f"; see which with: gq -j {job.id} -s F,TO,OOM,NF"
     if "fail" in wanted and has_failed(job):
         yield AlertCause("fail", message, job.run, ("end",) if "end" in wanted else ())
@@ -157,7 +157,7 @@ def pending_alert_at(job: Job, pending_s: float) -> float | None:
     if job.state is not JobState.PENDING or job.hold is not None or "pending" not in wanted_of(job):
         return None
     if job.start_at is not None and job.is_array:
-        # Some of its tasks have started, so it gets on.
+        # Some of its tasks have started, so it is not stuck.
         return None
     return max(job.queued_at, job.eligible_at) + pending_s
 

@@ -129,7 +129,7 @@ def _parse_term(term: str, text: str, before: list[Condition]) -> list[Condition
     if kind == SINGLETON and not colon:
         return [Condition(SINGLETON)]
     if kind.isdigit() and before and before[-1].job_id:
-        # `afterok:1,2` goes on with the word before, as tools that write it mean it.
+        # `afterok:1,2` repeats the preceding word, as intended by tools that write it.
         kind, colon, rest = before[-1].kind, ":", term
     if kind in _UNKNOWN_HERE:
         known = ", ".join((*KINDS, SINGLETON))
@@ -183,7 +183,7 @@ def evaluate(expression: Expression, lookup: Lookup, earlier: int | None = None)
         if isinstance(verdict, Satisfied):
             held.append(verdict)
         elif isinstance(verdict, Never):
-            # All that is missing decides, where one alone is enough; else anything that is missing does.
+            # With "any of", spared only if every impossible condition is; otherwise if any is.
             if never is None or (never.is_spared if expression.is_any else verdict.is_spared):
                 never = verdict
         else:
@@ -250,7 +250,7 @@ def find_cycle(edges: Mapping[int, Collection[int]]) -> tuple[int, ...] | None:
     for root in sorted(edges):
         path: list[int] = []
         on_path: set[int] = set()
-        # Each entry is a job to enter, or None to leave the last one: chains may be long, so no recursion.
+        # Each entry is a job to enter, or None to leave the last one; no recursion, as chains may be long.
         stack: list[int | None] = [root]
         while stack:
             job_id = stack.pop()

@@ -146,7 +146,7 @@ def fault_of(run: Run, faults: Iterable[GpuFault], xids: Container[int]) -> GpuF
     for fault in sorted(faults, key=lambda fault: fault.at):
         if fault.uuid not in uuids or fault.at < run.start_at:
             continue
-        # A run is judged when its cards are clean or given up: one that was lost by then was lost on its hands.
+        # Runs are judged once their cards are clean or given up: a card lost by then was lost while in their use.
         if fault.xid is None or (fault.xid in xids and fault.at <= until):
             return fault
     return None
@@ -174,7 +174,7 @@ def attribute_to_foreign_use(run: Run, foreign_mib: Mapping[str, int], early_s: 
     if run.outcome is not JobState.OUT_OF_MEMORY or run.start_at is None or run.end_at is None:
         return run
     if run.reason in (ReasonCode.GPU_MEMORY_OVER, ReasonCode.MEM_LIMIT, ReasonCode.HOST_OUT_OF_MEMORY):
-        # It was ended for having too much of it, or lacked memory of another kind.
+        # It was ended for exceeding its VRAM booking, or ran out of another kind of memory.
         return run
     if run.end_at - run.start_at - run.suspended_s > early_s:
         return run

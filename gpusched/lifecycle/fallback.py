@@ -84,7 +84,7 @@ def _spec(job: Job, default_output: str) -> JobSpec:
         begin_at=None,
         dependency=None,
         hold=False,
-        # The failed job may have used the time up: a fallback that is late is better than none.
+        # The failed job may have used up the time: a late fallback is better than none.
         deadline_at=None,
         array=None,
         fallback=None,

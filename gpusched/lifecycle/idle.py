@@ -78,7 +78,7 @@ def add_reading(before: IdleStreak | None, look: GpuLoadReading, settings: IdleS
     if passed_s < 0 or passed_s > _MISSED * settings.window_s:
         return fresh
     quiet_at = before.quiet_at if _is_still(look, settings) else None
-    # The later reading counts for the time since the one before: what has begun to work is busy at once.
+    # The later reading counts for the time since the previous one, so that a card that starts to work is busy at once.
     busy_s = before.busy_s + look.utilisation * passed_s
     now = replace(before, last=look, busy_s=busy_s, quiet_at=quiet_at)
     if look.at - before.window_at < settings.window_s:

@@ -21,7 +21,7 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
         if not letter:
             out.append(literal)
         elif letter in "ja" and job.is_array:
-            # Each of its tasks puts its own here.
+            # Each task inserts its own value here.
             out.append("%" + letter)
         else:
             value = _LETTERS[letter](job, node)
@@ -96,13 +96,13 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
             path = fill(path, values)
         if "/" not in path and path not in ("", ".", ".."):
             return f"{_prefix(folder)}{path}{suffix}"
-        # A device takes no suffix: there is nothing in it to preserve.
+        # A device gets no suffix, as it has no content to preserve.
         ending = "" if path.startswith("/dev/") else suffix
         return posixpath.normpath(posixpath.join(folder, path)) + ending
 
     stderr = launch.stderr
     if job.spec.array is not None:
-        # As in Slurm, the tasks of an array stand together in a listing.
+        # As in Slurm, so that the tasks of an array are adjacent in a listing.
         default = default.replace("%j", "%A_%a")
     return place(launch.stdout or default), None if stderr is None else place(stderr)
 

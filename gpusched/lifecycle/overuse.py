@@ -301,7 +301,7 @@ def unbooked_victim(
         share = own.get(look.uuid)
         if share is None or not look.unbooked or not run.end_at - BEFORE_S <= look.at <= run.end_at + AFTER_S:
             continue
-        # A slice that others left its booking to ran out of it by itself.
+        # The others left this slice its full booking, so it ran out of memory by itself.
         uses = [use for use in look.shares if use.run == run.id]
         if not share.is_whole and any(_is_own_fault(use, settings) for use in uses):
             continue

@@ -109,7 +109,7 @@ def written(expression: Expression) -> str:
     return ("?" if expression.is_any else ",").join(terms)
 
 
-# --- where a pipeline stands ------------------------------------------------------------------------
+# --- status -----------------------------------------------------------------------------------------
 
 
 def steps_of(jobs: Iterable[Job]) -> dict[str, Job]:
@@ -187,7 +187,7 @@ def _not_needed(steps: Mapping[str, Job], names: Mapping[int, str]) -> frozenset
     while is_growing:
         is_growing = False
         for name in left:
-            # Most come behind those that they wait for, so that one round finds all of a chain.
+            # Most steps come after their dependencies, so that one pass usually covers a whole chain.
             if name not in found and _is_spared(conditions_of(steps[name]), steps, names, found):
                 found.add(name)
                 is_growing = True
@@ -205,7 +205,7 @@ def _is_spared(expression: Expression, steps: Mapping[str, Job], names: Mapping[
     return all(verdicts) if expression.is_any else any(verdicts)
 
 
-# --- going on with one ------------------------------------------------------------------------------
+# --- resumption -------------------------------------------------------------------------------------
 
 
 def to_resume(jobs: Sequence[Job]) -> list[str]:

@@ -47,7 +47,7 @@ def failure_of(run: Run) -> Failure | None:
     elif run.reason is ReasonCode.JOB_LAUNCH_FAILURE:
         kind = "launch"
     elif run.reason is ReasonCode.GPU_UNBOOKED_USE:
-        # The same command would do so again.
+        # The same command would fail again.
         kind = "unbooked"
     else:
         kind = "exit" if run.signal is None else "signal"

@@ -247,7 +247,7 @@ def run_ended(
         note = "ended leftover processes: " + ", ".join(event.leftovers)
         events.append(JobEvent(job.id, event.end_at, "note", note, run.number))
     if event.oom_kills and outcome is not JobState.OUT_OF_MEMORY:
-        # What its end was is said by others; that it had too little memory would else be told nowhere.
+        # Other events report its end; the lack of memory is reported only here.
         events.append(JobEvent(job.id, event.end_at, "note", _out_of_host_memory(event)[1], run.number))
     if event.start_at is not None:
         job = replace(job, start_at=event.start_at)
@@ -317,7 +317,7 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
 
 def _out_of_host_memory(event: RunEnded) -> tuple[ReasonCode, str]:
     """Reason and sentence: the run's own limit or the machine's memory, and what was killed."""
-    # The number is not told: where all are killed together, the kernel counts the first one twice.
+    # Without the number: if all are killed together, the kernel counts the first one twice.
     killed = "it" if event.signal is not None else "a process of it" if event.oom_kills == 1 else "processes of it"
     if event.at_mem_limit and event.mem_limit_mib is not None:
         limit = format_size_mib(event.mem_limit_mib)
@@ -430,7 +430,7 @@ def finish(
     if (is_lost and has_requeue) or (is_preempted and rule.requeue):
         if job.cancel_at is not None:
             return _end(job, JobState.CANCELLED, run), ()
-        # Whoever gave their turn back of their own accord waits from then on, and before nobody.
+        # An owner who gave up a turn voluntarily queues from then on, without precedence.
         gave_back = job.queued_at > run.intent_at
         job = replace(
             move(job, JobState.PENDING),
@@ -452,7 +452,7 @@ def finish(
         wait_s = backoff_s(rule, job.failures + 1, job.id)
         job = replace(move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s))
         if failure.kind == "timeout":
-            # It had all the time that it asked for. With the age of its first run, slices would go before everybody.
+            # It had all the time it requested. With the age of its first run, slices would go before all other jobs.
             job = replace(job, queued_at=job.eligible_at)
         text = f"retry {job.failures} of {rule.retries} in {wait_s:.1f}s"
         if larger is not None:

@@ -16,7 +16,7 @@ def expand(text: str) -> list[str]:
     named = 0
     for word in _split(text):
         names = _expand_one(word, text)
-        # Those that are named again count as well: somebody has to go through them.
+        # Duplicates count as well, as expanding them takes time.
         named += len(names)
         if named > MAX_NODES:
             raise ValueError(f"{_shown(text)} names more than {MAX_NODES} nodes")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpusched.model.spec import Request as Request
     from gpusched.model.spec import RetryRule as RetryRule
 else:
-    # The declarations as values. Requests are looked up by the thousand.
+    # The declarations as values. Requests cache their hash, as they are looked up by the thousand.
     Request = declared(spec.Request, cache_hash=True)
     RetryRule = declared(spec.RetryRule)
     Notice = declared(spec.Notice)

@@ -84,7 +84,7 @@ class Page:
             return
         marks = tuple(map(label, labels))
         rows = self._rows.setdefault(family, {})
-        # A page with a mistake is refused as a whole by whoever reads it.
+        # Readers reject a page with any error as a whole.
         if (
             len(marks) != len(family.labels)
             or marks in rows

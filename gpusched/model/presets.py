@@ -26,7 +26,7 @@ _DAY_S = 86400.0
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         FAIR: {},
-        # Whose job it is does not matter. A strict order by length (spf) with its reservation that always stands costs
+        # Users do not matter. A strict order by length (spf) with its permanent reservation costs
         # more than it gains: mean completion of lublin_256 without estimates is 8 times greedy's, here 1.4 times.
         THROUGHPUT: {
             "order": "response_ratio",

@@ -78,7 +78,7 @@ def parse_bar(output: str) -> Progress | None:
     percent, done, done_unit, total, total_unit, left, rate = found.groups()
     fraction = _within(float(percent) / 100)
     if done and total and not (done_unit or total_unit) and float(total) > 0:
-        # Finer than whole percents.
+        # More precise than whole percents.
         fraction = _within(float(done) / float(total))
     counts = f"{done or '?'}{done_unit}/{total or '?'}{total_unit}"
     return Progress(fraction, _shown(f"{counts} {rate or ''}"), _seconds(left))
@@ -113,7 +113,7 @@ def with_sample(samples: Sequence[Sample], sample: Sample) -> tuple[Sample, ...]
     if samples and sample.elapsed_s <= samples[-1].elapsed_s:
         return tuple(samples)
     found = (*samples, sample)
-    # Every other one is enough to find one of about the right age.
+    # Every other sample suffices to find one of about the right age.
     return found if len(found) <= MOST_SAMPLES else (*found[:-1:2], sample)
 
 

@@ -236,7 +236,7 @@ class GpuSettings(Value):
     neighbours; `kill` also ends it, vram_over_grace_s later."""
     vram_over_mib: Annotated[int, MIB] = 512
     """Tolerance beyond the booking, in MiB: CUDA contexts count towards the run."""
-    # One reading alone may be a transient; nothing is done by it.
+    # A single reading may be a transient and must not trigger anything.
     vram_over_polls: Annotated[int, Range(2, 1000)] = 3
     """Consecutive readings that must show a run over its booking, or on a GPU it did not book, before its owner is
     alerted."""
@@ -264,7 +264,7 @@ class GpuSettings(Value):
 class LimitSettings(Value):
     """Limits on submissions, connections and snapshots."""
 
-    # Sizes that the API holds in memory while it reads them.
+    # The API holds these in memory while it reads them.
     script_mib: Annotated[float, Range(0, 1024, above=True)] = 4.0
     """Largest script, in MiB."""
     environment_mib: Annotated[float, Range(0, 1024, above=True)] = 1.0
@@ -346,7 +346,7 @@ class AccessSettings(Value):
     private_data: Annotated[tuple[str, ...], SomeOf(PRIVATE_DATA)] = ()
     """What users see only of their own: `jobs`, `usage`, `accounts`, `reservations`. Admins see everything, operators
     the jobs of their queues."""
-    # Without a size and one old file, the record would grow without end.
+    # Without a size and one old file, the record would grow without bound.
     audit_mib: Annotated[float, Range(0.01, MAX_MIB)] = 10.0
     """Size at which each of the two audit files is rotated, in MiB."""
     audit_files: Annotated[int, Range(1, 1000)] = 10
@@ -473,7 +473,7 @@ class DaemonSettings(Value):
     """Maximum time for runs to end when the machine shuts down, in seconds."""
     log_level: Annotated[str, OneOf(("debug", "info", "warning", "error")), AT_START] = "info"
     """`debug`, `info`, `warning` or `error`."""
-    # Without a size and one old file, the log would never be rotated and grow without end.
+    # Without a size and one old file, the log would never be rotated and grow without bound.
     log_mib: Annotated[float, Range(0.01, MAX_MIB), AT_START] = 10.0
     """Size at which the log is rotated, in MiB."""
     log_files: Annotated[int, Range(1, 1000), AT_START] = 3
@@ -507,7 +507,7 @@ class ForeignSettings(Value):
     unbooked use and to intruders on their GPUs."""
     message_after_s: Annotated[float, WAIT] = 900.0
     """Time on a GPU that they block before their owners are alerted, in seconds."""
-    # Not so often that a terminal is of no more use.
+    # More frequent messages would make a terminal unusable.
     message_every_s: Annotated[float, Range(60, MAX_SECONDS)] = 14400.0
     """Minimum time between two alerts about the same process, in seconds."""
     only_when_wanted: bool = True

@@ -70,7 +70,7 @@ class ReasonCode(str, Enum):
     """Why a job is pending, or why it ended as it did. One word each, without blanks."""
 
     NONE = "None"
-    # why a job waits
+    # reasons of pending jobs
     PRIORITY = "Priority"
     RESOURCES = "Resources"
     REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"
@@ -94,7 +94,7 @@ class ReasonCode(str, Enum):
     QOS_MAX_GRES_PER_JOB = "QOSMaxGRESPerJob"
     QOS_MAX_JOBS_PER_USER = "QOSMaxJobsPerUserLimit"
     PLUGIN = "Plugin"
-    # why a job ended
+    # reasons of ended jobs
     EXIT_UNKNOWN = "ExitUnknown"
     NON_ZERO_EXIT_CODE = "NonZeroExitCode"
     RAISED_SIGNAL = "RaisedSignal"
@@ -129,5 +129,5 @@ class ReasonCode(str, Enum):
         return _PRIORITY if self is _RESOURCES or self is _PREEMPTING else self
 
 
-# A list asks for each of its jobs, and Python 3.11 looks members up in a dictionary.
+# Lists access these for each job, and Python 3.11 looks up members in a dictionary.
 _PRIORITY, _RESOURCES, _PREEMPTING = ReasonCode.PRIORITY, ReasonCode.RESOURCES, ReasonCode.PREEMPTING

@@ -94,7 +94,7 @@ def parse_tasks(text: str, most: int = MAX_TASK) -> TaskSet:
     if all(before[-1] < after[0] for before, after in pairwise(parts)):
         return TaskSet(tuple(parts))
     if sum(map(len, parts)) > most + 1:
-        # A short text could otherwise keep whoever reads it busy for hours.
+        # Otherwise parsing a short text could take hours.
         raise ValueError(f"the list names some tasks again and again, in all more than {most + 1}")
     return TaskSet.of(number for part in parts for number in part)
 

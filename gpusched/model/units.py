@@ -126,7 +126,7 @@ def format_amount(amount: float) -> str:
     if abs(amount - float(text)) > 1e-9:
         text = f"{amount:.2f}"
         if text.endswith("00") and abs(amount - float(text)) > 1e-6:
-            text = f"{amount:.4f}"  # would look whole, and is not
+            text = f"{amount:.4f}"  # it would look like a whole number
     return text.rstrip("0").rstrip(".")
 
 
@@ -200,7 +200,7 @@ def parse_job_id(text: str) -> int:
     """Parse a job id, an integer from 1."""
     first, dash, last = text.partition("-")
     if dash and _is_digits(first) and _is_digits(last):
-        # `gq` shows equal jobs so; others of the same user may have ids between these.
+        # `gq` shows equal jobs this way; the user's other jobs may have ids in between.
         raise ValueError(f"{text!r} is several jobs: name each, or choose them by name, queue or user (-n -q -u)")
     if not _is_digits(text) or len(text) > 18 or int(text) < 1:
         raise ValueError(f"{text!r} is not a job id; ids are whole numbers, as `gq` prints them")
@@ -314,7 +314,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
     `--gpus-per-task` is not taken for `--cpus-per-task`: the differing part is a word used in other names.
     """
-    from difflib import get_close_matches  # the prompt pays for it only when something is wrong already
+    from difflib import get_close_matches  # imported only after an error
 
     names = list(known)
     own = _words(word)

@@ -68,7 +68,7 @@ def decode(document: str | bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise _misfit(error) from None
     except msgspec.DecodeError:
-        # A lone surrogate, or no JSON: then this says so.
+        # A lone surrogate, or invalid JSON, which raises here.
         return convert(json.loads(document), kind)
     return value
 

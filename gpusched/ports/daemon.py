@@ -121,7 +121,7 @@ class DaemonHealth(Value):
     """Steps whose last execution raised: step, error, count, since_at, last_at."""
 
 
-# --- what the daemon knows right now ------------------------------------------------------------------
+# --- current state ------------------------------------------------------------------------------------
 
 
 class ActiveJobs(Protocol):
@@ -260,7 +260,7 @@ class Daemon(Protocol):
     def audit_refusal(self, caller: Caller, what: str, why: str) -> None:
         """Record a denied action."""
 
-    # --- about jobs ---
+    # --- jobs ---------
 
     async def refresh_progress(self, jobs: Iterable[Job]) -> None:
         """Update the progress of these running jobs."""
@@ -284,7 +284,7 @@ class Daemon(Protocol):
     def run_of_process(self, pid: int) -> str | None:
         """Handle of the run that a process belongs to."""
 
-    # --- about what is to come ---
+    # --- predictions -------------
 
     def forecast(self, spec: JobSpec, caller: Caller, key_again: str) -> Callable[[], Forecast]:
         """Predict the effect of submitting this now."""
@@ -309,7 +309,7 @@ class Daemon(Protocol):
 
     def accuracy(self) -> Accuracy | None: ...
 
-    # --- about processes without a job ---
+    # --- processes without a job ---------
 
     def adoptable(self, pid: int, caller: Caller) -> Callable[[], AdoptableProcess]: ...
 
@@ -317,7 +317,7 @@ class Daemon(Protocol):
 
     def owner_notes(self, pid: int) -> OwnerNotes | None: ...
 
-    # --- about the machine and the daemon itself ---
+    # --- machine and daemon ------------------------
 
     def config_problem(self) -> tuple[str, str] | None: ...
 

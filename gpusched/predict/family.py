@@ -48,7 +48,7 @@ def _command(spec: JobSpec) -> str:
     launch = spec.launch
     if launch.script_sha is not None:
         name = launch.script_name or ""
-        # A script without a file goes by the name of the job.
+        # A script without a file is identified by the job's name.
         return spec.name if name in ("", "stdin", "wrap") else _basename(name)
     return _program(launch.argv, is_line=launch.script_name == "batch") or spec.name
 

@@ -186,7 +186,7 @@ def sign_flip_p(gains: Sequence[float]) -> float:
     scale = max(map(abs, gains), default=0.0)
     if not scale:
         return 1.0
-    # Equal sums come out of different orders of adding with other last digits.
+    # Equal sums differ in the last digits if added in different orders.
     wanted = fsum(gains) - 1e-9 * scale * len(gains)
     half = len(gains) // 2
     first, second = _sums(gains[:half]), sorted(_sums(gains[half:]))

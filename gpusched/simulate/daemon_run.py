@@ -95,7 +95,7 @@ class _WellCards(GpuTracker):
         return self._well
 
     def begin_release(self, uuid: str, run: str, now: float) -> None:
-        pass  # there is no driver that would take its time
+        pass  # no driver to wait for
 
     def is_released(self, run: str) -> bool:
         return True
@@ -157,11 +157,11 @@ def as_simulated(settings: Settings, node: NodeView) -> Settings:
         if needs_ceilings
         else CeilingSettings(),
         gpu=replace(settings.gpu, mps_dir=None),
-        # The one reading holds for good.
+        # The single reading stays valid.
         daemon=replace(settings.daemon, poll_s=inf),
         idle=replace(settings.idle, after_s=0.0),
         access=replace(settings.access, admin_group=_ADMINS),
-        # What is recorded was admitted by the members of then.
+        # Recorded jobs were admitted by the memberships of their time.
         account=open_to_all(settings.account),
         isolation=replace(settings.isolation, enforce=False),
         plugins=(),
@@ -232,13 +232,13 @@ class DaemonRun:
         now = self._clock.at
         event_at, due_at = self._engine.next_event_at(), self._scheduler.next_due()
         if due_at is not None and due_at <= now:
-            # It has been looked at: the daemon would look again at its next poll.
+            # Already handled; the daemon would handle it again at its next poll.
             due_at = None
         awaited = (arrives_at, event_at, due_at, self._again[0][0] if self._again else None)
         first_at = min(at for at in awaited if at is not None)
         wakes = self._wakes
         while wakes and wakes[0][0] <= first_at and not self._still_waits(wakes[0][1]):
-            # Nothing happens until then by which anybody could come to wait for it.
+            # No event until then could make a job wait for it.
             heappop(wakes)
         return max(now, min(first_at, wakes[0][0]) if wakes else first_at)
 
@@ -288,7 +288,7 @@ class DaemonRun:
             self._clock.now(), node.name, max(1, int(node.cpus)), node.mem_mib, node.mem_mib, 0.0, 0.0, 0.0
         )
 
-    # --- what is submitted ----------------------------------------------------------------------
+    # --- submissions ----------------------------------------------------------------------------
 
     def _submit(self, number: int) -> None:
         job = self._jobs[number]
@@ -343,7 +343,7 @@ class DaemonRun:
             )
         return found
 
-    # --- what becomes of it -----------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def _end_of(self, ticket: Ticket) -> simulated.SimulatedOutcome:
         """Outcome of a run that starts now."""
@@ -372,7 +372,7 @@ class DaemonRun:
                 continue
             if job.state is JobState.RUNNING:
                 if self._runs.get(job.id) == job.run:
-                    continue  # a start that is confirmed
+                    continue  # a confirmed start
                 self._runs[job.id] = job.run
                 if self._starts[number] < 0:
                     self._starts[number] = round(self._clock.at)

@@ -58,7 +58,7 @@ def read_machine(path: str, settings: Settings) -> NodeView:
     host = PsutilHost(settings.node).read()
     node = settings.node
     gpus = tuple(
-        # The table does not say whose memory it is. One that has all of the host's has none of its own.
+        # The table does not say. A card with all of the host's memory has none of its own.
         GpuView(uuid, index, name, total_mib, has_host_memory=total_mib == host.mem_total_mib)
         for uuid, index, name, total_mib in cards
     )
@@ -126,7 +126,7 @@ def _of(job: Job, attempts: tuple[tuple[int, str], ...]) -> TraceJob:
         outcome=outcome,
         spec=_alone(spec),
         attempts=attempts,
-        # Counted against, not kept to: another policy may miss what was met.
+        # Counted, not enforced: another policy may miss deadlines that were met.
         deadline_s=None if spec.deadline_at is None else floor(spec.deadline_at),
     )
 
@@ -177,7 +177,7 @@ def _named(job: Job) -> tuple[int, ...]:
     try:
         return tuple(one.job_id for one in parse_dependency(job.spec.dependency).conditions if one.job_id)
     except ValueError:
-        return ()  # of a release that wrote them in another way
+        return ()  # written by a release with another format
 
 
 def _arrives_at(store: Store, job: Job, first: Run, ends: dict[int, float]) -> float:

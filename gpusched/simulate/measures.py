@@ -156,7 +156,7 @@ class Schedule:
         """Users or queues, by the grouping of shares."""
         return self.users if self.what == "user" else self.queues
 
-    # --- one number for each job ------------------------------------------------------------------
+    # --- per job ----------------------------------------------------------------------------------
 
     @measure(JOBS, "jobs", "jobs simulated; those left out are in `dropped`", line="jobs")
     def jobs(self) -> int:
@@ -337,7 +337,7 @@ class Schedule:
         """Per user (or queue, see `what`); empty for a schedule without places."""
         return {} if self._over_time is None else self._over_time.dominant_share
 
-    # --- promises -----------------------------------------------------------------------------------
+    # --- waits and deadlines -----------------------------------------------------------------------
 
     @measure(
         PROMISES,
@@ -374,7 +374,7 @@ class Schedule:
         by_s = [end_s - job.deadline_s for job, end_s in zip(jobs, ends_s, strict=True) if job.deadline_s is not None]
         return _missed(by_s) if by_s else None
 
-    # --- forms --------------------------------------------------------------------------------------
+    # --- output formats -----------------------------------------------------------------------------
 
     def finish(self) -> Schedule:
         """Compute all columns and free the jobs and runs."""

@@ -98,7 +98,7 @@ class OverTime(Walk):
         self._running: dict[int, AllocationUnits] = {}
         self._last = _last_runs(runs, len(jobs))
 
-    # --- what happens ---------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
         """Accumulate up to now, during which nothing changed."""
@@ -162,7 +162,7 @@ class OverTime(Walk):
             self.balance.hold(piece.node, sign * (cards if self.is_of_cards else piece.millicpus))
             self.shares.hold(number, sign * cards, sign * piece.millicpus, sign * piece.mem_mib)
 
-    # --- what it comes to -----------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------
 
     def _note(self, series: Series) -> None:
         series.at_s.append(self.at or 0)
@@ -504,7 +504,7 @@ class Fragments:
             self._pieces.append(need)
         return numbers[mark_of_user]
 
-    # --- what changes ---------------------------------------------------------------------------
+    # --- changes --------------------------------------------------------------------------------
 
     def waits(self, kind: int, count: int) -> None:
         """Change the number of pending jobs of a kind by `count`."""
@@ -544,7 +544,7 @@ class Fragments:
             self._able[bit] += sign
             gangs ^= bit
 
-    # --- what it comes to -----------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------
 
     @property
     def is_wanted(self) -> bool:
@@ -563,7 +563,7 @@ class Fragments:
             if shape.tail is None:
                 mask |= piece
             elif self._able[1 << shape.tail] > shape.nodes:
-                # What has room for a piece has room for the smaller one, so that one node more is left.
+                # A node with room for a piece also fits the smaller one, so that one more node is needed.
                 mask |= piece | 1 << shape.tail
         if mask != self._mask:
             self._mask = mask

@@ -173,7 +173,7 @@ def fill(
     capacity = len(layout.cards)
     asked = given = at_full = 0.0
     placed = dropped = 0
-    # Nothing is given back, so what has once found no place never will.
+    # Nothing is released, so a need that failed once always fails.
     hopeless: set[Request] = set()
     needs: dict[Request, RequestUnits] = {}
     began = time.perf_counter()
@@ -205,10 +205,10 @@ def fill(
     return Filled(at_full / capacity, given / capacity, lost / capacity, placed, dropped, seconds)
 
 
-# --- places, found again and again -------------------------------------------------------------------
+# --- cached placement --------------------------------------------------------------------------------
 
-# What was found for a need on a node stays true until something is booked there or given back. With a thousand nodes
-# and a few hundred kinds of jobs nearly every question is about one or two nodes.
+# The result for a need on a node stays valid until a booking or release there. With a thousand nodes
+# and a few hundred kinds of jobs, nearly every call recomputes only one or two nodes.
 
 Classes = tuple[int, ...]
 """Classes of an option's cards; empty if no job requires a class."""
@@ -272,7 +272,7 @@ class Finder:
         self.touch(() if known is None else known.mixed)
 
     def _of(self, need: RequestUnits) -> _Kept:
-        # A booking names the user, of whole cards too.
+        # A booking names the user, also for whole cards.
         mark = need.request, need.uid
         kept = self._kept.get(mark)
         if kept is None:

@@ -267,7 +267,7 @@ class Foresight:
     def arrived(self, number: int) -> JobClass:
         """Class of an arriving job; its prediction also applies to the pending jobs of its group."""
         job = self._jobs[number]
-        # An exact guess is of one run time alone.
+        # Exact predictions apply to a single run time.
         lengths = job.estimate_s if self.has_limits else None, job.run_s if self._method is None else None
         mark = (*job.mark, job.name, *lengths)
         group = self._known.get(mark)
@@ -299,7 +299,7 @@ class Foresight:
             self._judge.add(group.user, JudgedRun(self._said_s.pop(number), job.estimate_s, job.run_s))
             is_cut = job.outcome == CUT and job.run_s >= job.estimate_s
             if is_cut:
-                # As the daemon learns it: those with the same limit take as long, and others longer.
+                # As in the daemon: jobs with the same limit take as long, others longer.
                 marks = marks[:1]
             if not (is_cut and _goes_on(job)):
                 self._overruns.learn(group.kind, group.user, EndedRun(job.run_s, job.estimate_s, is_cut))

@@ -100,7 +100,7 @@ def _save(path: Path, draw: Callable[[Axes], None], height: float) -> Path:
     return path
 
 
-# --- who ran where ----------------------------------------------------------------------------------
+# --- Gantt charts -----------------------------------------------------------------------------------
 
 
 def bars(outcome: Outcome, runs: RunLog) -> Iterable[Bar]:
@@ -160,7 +160,7 @@ def _gantt(axes: Axes, drawn: Drawn) -> None:
         left, right = (bar.begin_s - begin_s) / unit_s, (bar.end_s - begin_s) / unit_s
         low, high = bar.first, bar.first + bar.count
         shapes.append(((left, low), (left, high), (right, high), (right, low)))
-        # Where all are of one, job beside job can still be told apart.
+        # With a single user, adjacent jobs must still be distinguishable.
         fills.append(colours(colour_of[name_of(outcome.jobs[bar.job])] if len(names) > 1 else bar.job % _COLOURS))
     axes.add_collection(PolyCollection(shapes, facecolors=fills, edgecolors="none", rasterized=True))
     axes.set_ylim(0, size_of(runs.layout.nodes, outcome.jobs))
@@ -237,7 +237,7 @@ def cdf(values: Iterable[float]) -> tuple[list[float], list[float]]:
 def _waits(axes: Axes, drawn: Sequence[Drawn]) -> None:
     for one in drawn:
         axes.step(*cdf(one.outcome.wait_s), where="post", label=one.policy)
-    # From a second on by powers of ten, and those who did not wait at all on the left edge.
+    # Logarithmic from one second on, with zero waits on the left edge.
     axes.set_xscale("symlog", linthresh=1.0)
     _distribution(axes, "Waits", "seconds")
 

@@ -241,7 +241,7 @@ def leave_out_what_cannot_fit(
     known: dict[object, Why | None] = {}
     kept, left_out = [], []
     for job in trace.jobs:
-        # Most jobs are like another one: nothing is made anew for those.
+        # Most jobs equal another one and reuse its result.
         mark: object = (job.procs, job.gpus, job.cpus, job.mem_mib, job.gpu_fraction, job.spec)
         if is_admitted:
             mark = mark, job.user, job.account, job.queue, job.estimate_s
@@ -298,7 +298,7 @@ def _completed(spec: JobSpec, user: str, settings: Settings) -> JobSpec:
 def _spec(job: TraceJob, nodes: Sequence[NodeView]) -> JobSpec:
     if job.spec is not None:
         return job.spec
-    # Without a queue it goes to that of the settings, which each policy may have in another way.
+    # Without a queue it uses the default queue, which may differ between policies.
     return JobSpec(
         job.name or "job",
         request_of(job, nodes),

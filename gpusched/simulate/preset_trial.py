@@ -58,9 +58,9 @@ def confine(limits: TrialLimits) -> None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != limits.parent:
-        # It died before it could be followed.
+        # The daemon died before this process could watch it.
         os._exit(1)
-    # The first to be ended where memory runs out, whatever it has inherited of the daemon.
+    # The OOM killer's first choice, whatever it inherited from the daemon.
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
     prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -77,7 +77,7 @@ def confine(limits: TrialLimits) -> None:
         _, hard = resource.getrlimit(what)
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (bound, bound))
-    # Containers may refuse one or the other; being slower than wanted is all that comes of it.
+    # Containers may refuse one or the other, which only costs speed.
     with suppress(OSError):
         os.nice(19)
     with suppress(OSError):

@@ -86,7 +86,7 @@ def _too_large(path: str) -> BadRecording:
     return BadRecording(f"{path} is larger than {LARGEST_MIB} MiB, too large for a snapshot", f"ls -lh {path}")
 
 
-# --- what decides -------------------------------------------------------------------------------
+# --- the policy ---------------------------------------------------------------------------------
 
 
 def under(settings: Settings, name: str) -> Settings:
@@ -327,7 +327,7 @@ def is_same(found: Mapping[str, Any]) -> bool:
     return not any(found.values())
 
 
-# --- what there is to say of the file -------------------------------------------------------------
+# --- summary and notes ----------------------------------------------------------------------------
 
 
 def summary(recording: Recording) -> dict[str, Any]:

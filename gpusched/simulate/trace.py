@@ -146,7 +146,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     Raises: NotFound; BadTrace for a truncated file, one that is not gzip despite its name, or one that is not UTF-8.
     """
     number = 0
-    # A table that Excel has written begins with a mark.
+    # Tables written by Excel start with a byte order mark.
     marks = "\ufeff"
     try:
         with path.open("rb") as raw:
@@ -265,7 +265,7 @@ def select_rows(trace: Trace, rows: Sequence[RowRange]) -> None:
             raise UsageError(text, f"--rows 0:{min(count, len(trace.jobs))}")
         later_s = start_s - min(job.submit_s for job in part)
         jobs += [replace(job, submit_s=job.submit_s + later_s) for job in part]
-        # If none ever ran beside another, this is when the last would end.
+        # If all ran sequentially, the last would end here.
         start_s = max(job.submit_s for job in jobs[-count:]) + sum(max(job.run_s, job.estimate_s) for job in part)
     trace.jobs = jobs
     if len(rows) > 1:
@@ -535,7 +535,7 @@ def read_table(path: Path, workload: int = 1) -> Trace:
         submit_s = whole(row["submit_s"], "submit_s", path, number)
         run_s, gpus = whole(row[run_time], run_time, path, number), whole(row["num_gpus"], "num_gpus", path, number)
         name = row.get("job_id") or row.get("name") or str(number - 1)
-        # With a limit for some and none for others nobody could tell what is known of a job.
+        # If only some jobs had limits, the knowledge about each job would be ambiguous.
         limit_s = whole(row["time_limit_s"], "time_limit_s", path, number) if "time_limit_s" in row else None
         if submit_s < 0:
             trace.drop("submitted before the trace begins", name)
@@ -553,7 +553,7 @@ def read_table(path: Path, workload: int = 1) -> Trace:
                 TraceJob(
                     id=name,
                     submit_s=submit_s,
-                    # What would run on is ended at its limit.
+                    # A longer run is ended at its limit.
                     run_s=run_s if limit_s is None else min(run_s, limit_s),
                     estimate_s=limit_s or run_s,
                     gpus=gpus,

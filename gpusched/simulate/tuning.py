@@ -280,7 +280,7 @@ def knobs_of(jobs: Sequence[TraceJob], settings: Settings) -> tuple[Knob, ...]:
     if len({job.gpus for job in jobs}) > 1:
         made.append(Scale("weight_whole", 10, 1e5, True))
     if any(job.spec is not None or job.cpus or job.mem_mib for job in jobs):
-        # Where jobs ask for GPUs or processors alone it says the same as the size.
+        # If jobs request only GPUs or only processors, it equals the size factor.
         made.append(Scale("weight_fit", 10, 1e5, True))
     if len({queue.factor for queue in settings.queue.values()}) > 1:
         made.append(Scale("weight_queue", 10, 1e5, True))
@@ -400,7 +400,7 @@ class Search:
                 best, score = one, found
         left = [*self._drawn()]
         for _, count in self.rounds():
-            # Equal ones stay in the order in which they were drawn.
+            # Ties keep the order of the draw.
             scored = [(one, self._score(one, self.jobs[:count])) for one in left]
             scored.sort(key=lambda pair: pair[1].rank)
             left = [one for one, _ in scored[: -(-len(scored) // _ETA)]]
@@ -422,7 +422,7 @@ class Search:
 
     def _drawn(self) -> Iterator[PrioritySettings]:
         def draw() -> PrioritySettings:
-            # In the other orders of the whole weights do nothing, nor does depth where nobody passes.
+            # Weights have no effect in the other orders, nor does depth without backfill.
             drawn: dict[str, Any] = {one.name: one.draw(self._random) for one in self._knobs}
             return replace(self._base, **{"order": "multifactor", "backfill": True, **drawn})
 
