@@ -103,7 +103,7 @@ class Cycle(CycleRules):
         placements.epoch += 1
         heads, first = queue.heads.copy(), 0
         others: list[Head] = []
-        """Those that are not the first of their class, as a heap."""
+        """Jobs other than the heads of their classes, as a heap."""
         fitting = placements.fitting(queue.shapes) if queue.has_patience else None
         while first < len(heads) or others:
             if len(self.reservations) >= depth:

@@ -458,7 +458,7 @@ class ReservedNodes:
         self._next: dict[str, float] = {}
         self._maintenance = [window for window in snapshot.windows if window.is_maintenance]
         self._everywhere = ClusterState(layout)
-        """All that runs, inside and outside: one that was there before a window opened may still hold its cards."""
+        """All running jobs, inside and outside: one that predates a window may still hold its cards."""
         self.now: list[RunningJob] = []
         """Windows in force, as if they were jobs that run until the window closes, and the licenses used inside."""
         self.later: list[tuple[int, AllocationUnits, float, float]] = []

@@ -113,9 +113,9 @@ class _Search:
         self._nodes = [group.node for group in groups]
         held = [Counter(users[card] for card in group.cards if card in users) for group in groups]
         self._room = [len(group.cards) - counts.total() for group, counts in zip(groups, held, strict=True)]
-        """Cards that no job holds for good and no cell has."""
+        """Cards that are in no cell and not held by a non-removable job."""
         self._own = [{queue: counts[queue] for queue in counts if queue != NOBODY} for counts in held]
-        """Cards that a queue's jobs hold and that are in none of its cells yet."""
+        """Cards that a queue's jobs hold and that are not assigned to its cells yet."""
         self._steps = 0
 
     def can_give_all(self, cells: Sequence[Cell]) -> bool:
@@ -216,7 +216,7 @@ class CellVeto:
         self._groups = groups_of(layout) if self._cells else ()
         self._owners: dict[str, str] = {}
         self._holders: dict[int, Counter[str]] = {}
-        """Per card, the queues with cells whose jobs hold it for good, and in how many jobs."""
+        """Per card, the queues with cells that hold it non-removably, and in how many jobs."""
         self._promised: tuple[Cell, ...] | None = None
         self._known: dict[tuple[str, frozenset[int]], str | None] = {}
         for queue, booking, is_removable in held:

@@ -110,19 +110,19 @@ class ClusterLayout:
         """Per card, what slices may hold next to foreign use, and to what runs hold beyond their booking; below 0 when
         the total is unknown."""
         self.pools: dict[object, object] = {}
-        """Answers of the placement's filters that do not change within a cycle."""
+        """Cached filter results that do not change within a cycle."""
         self._node_numbers = {node.name: number for number, node in enumerate(self.nodes)}
         self._card_numbers: dict[tuple[int, str], int] = {}
         self.strategy: str = settings.placement.strategy
         self.typical: tuple[tuple[RequestUnits, float], ...] = ()
-        """The usual jobs with how often they come, for the strategy that asks; see `fragmentation.typical_of`."""
+        """Typical jobs with their frequency, for strategies that use them; see `fragmentation.typical_of`."""
         self.wanted: GpuDemand | None = None
-        """What is asked for, for the strategy that leaves cards to those who insist on them; see `scarcity`."""
+        """Demand, for strategies that leave cards to jobs that insist on them; see `scarcity`."""
         over = settings.oversubscribe
         self.is_oversubscribed = max(over.cpus, over.mem, over.vram) > 1
         self.licenses: dict[str, int] = dict(settings.license)
         self.millicpus = [millicpus_of(node.cpus * settings.oversubscribe.cpus) for node in self.nodes]
-        """Per node, what may be booked of its cores; with oversubscription more than there are."""
+        """Bookable cores per node; with oversubscription more than there are."""
         self.mem_mib = [int(node.mem_mib * settings.oversubscribe.mem) for node in self.nodes]
         headroom_mib = settings.gpu.share_headroom_mib
         for number, node in enumerate(self.nodes):
@@ -261,18 +261,18 @@ class ClusterState:
         self.free_millicpus = layout.millicpus.copy()
         self.free_mem_mib = layout.mem_mib.copy()
         self.jobs = [0] * len(layout.nodes)
-        """How many bookings there are on a node."""
+        """Number of bookings per node."""
         self.exclusive = [0] * len(layout.nodes)
         self.free_resources = [dict(node.resources) for node in layout.nodes]
         self.free_licenses = dict(layout.licenses)
         self.free_cards = [len(cards_of) for cards_of in layout.cards_of]
-        """How many cards of a node are entirely free."""
+        """Number of entirely free cards per node."""
         self.shared_cards = [0] * len(layout.nodes)
-        """How many cards of a node hold slices."""
+        """Number of cards with slices per node."""
         self.wholes = [0] * cards
         self.slices = [0] * cards
         self.owner = [-1] * cards
-        """User id of the slices on a card; counts only while there are any."""
+        """User id of the slices on a card; meaningless without slices."""
         self.vram_mib = [0] * cards
         self.micros = [0] * cards
         self._log: list[tuple[AllocationUnits, int]] = []

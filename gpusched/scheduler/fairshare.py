@@ -297,27 +297,27 @@ class FairShareEntity:
         self.account = account
         self.user = user
         self.is_counted = True
-        """Whether others are compared with them: who has used nothing and wants nothing is nobody to compare with."""
+        """Whether others are compared with this user: not without any use and demand."""
         self.factor = 1.0
         self.share = 1.0
-        """What they have used of their share: 1 as much as the others who are active, 2 twice that; rounded."""
+        """Use relative to their share: 1 as much as other active users, 2 twice that; rounded."""
         self.band = 0
         """The same in steps of `fairshare_step`."""
         self.is_idle = False
-        """Whether none of their jobs ran when they were last compared with others."""
+        """Whether none of their jobs ran at the last comparison."""
         self.patience = 1.0
-        """The part of the wait for a reservation that is asked of them."""
+        """Factor on their wait for a reservation."""
         self.points = points
-        """Of the weighted sum, for fair share."""
+        """Fair-share points in the weighted sum."""
         self.pending = 0
-        """How many of their jobs are pending."""
+        """Number of their pending jobs."""
         self.running = 0
         self.rate = NO_AMOUNTS
-        """What they hold."""
+        """Current holdings."""
         self.used, self.at = NO_AMOUNTS, -inf
         """Amounts times seconds, as of an instant."""
         self.ranked, self.ranked_at = NO_AMOUNTS, -inf
-        """The same, as of when ranks were worked out."""
+        """The same, as of the last ranking."""
 
     @property
     def mark(self) -> tuple[str, str]:
@@ -336,27 +336,27 @@ class FairShare:
         self._set_capacity(capacity)
         self._half_life_s = settings.priority.half_life_s
         self._over = 0.0, 1.0, 0.0
-        """The last time that passed, and what it does to use: mostly the same for one user after the other."""
+        """Cached coefficients for the last elapsed time, which is mostly the same for all users."""
         self._entities: dict[tuple[str, str], FairShareEntity] = {}
         self._pending: dict[FairShareEntity, None] = {}
-        """Those with pending jobs."""
+        """Users with pending jobs."""
         self._at = -inf
         self.is_due = False
-        """Whether they were not compared yet as of then."""
+        """Whether the comparison as of then is still to be made."""
         self.counts_use = counts_use(settings)
         """Whether use counts at all."""
         self._first = settings.priority.weight_fairshare
-        """Points of who has used least."""
+        """Points of the user with the least use."""
         self._counts_factors = _counts_factors(settings)
         self._ranks_shares = "response_ratio" in orders_of(settings)
-        """Whether users are told apart by how much of their share they have used."""
+        """Whether the used fraction of the share affects ranks."""
         self.first_band = 0
-        """Of those who have used least of their share."""
+        """Band of the users with the least use."""
 
     def _set_capacity(self, capacity: Resources) -> None:
         self._capacity = capacity
         self._counted = tuple((number, amount) for number, amount in enumerate(amounts_of(capacity)) if amount > 0)
-        """Of what there is any, the place among `Amounts` and how much."""
+        """Index in `Amounts` and total, for nonzero totals only."""
 
     def reconfigure(self, capacity: Resources) -> None:
         """Set the capacity that shares are fractions of."""

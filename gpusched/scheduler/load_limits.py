@@ -61,7 +61,7 @@ class LoadLimits:
             )
         )
         self.closed_cards = frozenset(card.number for card in layout.cards if self.why_not_join(card) is not None)
-        """Cards that are too busy for another slice to join those that run on them."""
+        """Cards too busy for another slice."""
         if self.is_active:
             self._count_unmeasured(layout, running)
 

@@ -262,7 +262,7 @@ class NodeSearch:
         self._tally = tally
         self._strategy: Strategy = STRATEGIES[draft.layout.strategy]
         self.scarce = scarce_of(draft)
-        """As the draft stood when the search began; None where nobody insists on anything."""
+        """State of the draft when the search began; None if no job insists on anything."""
 
     def look(self, place: NodeCandidates) -> Candidate | Rejection:
         """Best choice of cards on this node."""
@@ -463,9 +463,9 @@ class PlacementCache:
         self.is_flat = is_flat
         self._has_one_place = has_one_place
         self.epoch = 0
-        """What was found holds for one."""
+        """Cached placements are valid for one epoch."""
         self._most_free = -1, 0
-        """The epoch of which it is, and the most cards that are free on any node."""
+        """Its epoch, and the most cards free on any node."""
 
     def may_fit(self, shape: RequestShape) -> bool:
         """Numeric precheck; a placement may still not exist."""

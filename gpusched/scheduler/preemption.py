@@ -122,7 +122,7 @@ class Preemption:
         self.chosen: dict[int, Preempt] = {}
         """Decided in this cycle, by victim."""
         self.claimed: list[AllocationUnits] = []
-        """What is kept of what those who leave will leave."""
+        """Reserved parts of the room that victims will free."""
         self._stopping = [one for one in held.values() if one.first.is_stopping]
         self.is_off = settings.preempt.mode == "off"
 

@@ -224,9 +224,9 @@ class Ranking:
         self.orders = orders_of(settings)
         self.tracks_held = "drf" in self.orders
         self._held: dict[str, list[int]] = {}
-        """Of each user in millionths, for the order `drf` alone."""
+        """Per user in millionths, for the order `drf` only."""
         self.is_dynamic = quotas.is_capacity or not self.orders.isdisjoint(DYNAMIC)
-        """Whether ranks are of one instant: a start, or the time that passes, changes those of others."""
+        """Whether ranks are valid only at one instant: starts, or time, change the ranks of others."""
         self.as_of = -inf
         """Age and use count as of then."""
         self.slope = self.floor_at = 0.0

@@ -44,19 +44,19 @@ class RequestShape:
         request = need.request
         self.need = need
         self.pending = 0
-        """How many classes of it are pending."""
+        """Number of its pending classes."""
         self.millicpus = need.millicpus
         self.cards = 0 if need.is_slice else request.gpus
         self.booking: AllocationUnits | None = None
         """The best place now."""
         self.epoch = -1
-        """Of which `booking` is; it holds until somebody starts or ends."""
+        """Epoch of `booking`, which is valid until a job starts or ends."""
         self.only: AllocationUnits | None = None
-        """Where there can be no more than one place, that one, once it was found."""
+        """The only possible placement, if there is just one and it has been found."""
         self.placement: Placement | None = None
         """As the rest of the program knows it."""
         self.can_fit: bool | None = None
-        """Whether it fits on idle machines; None before that was asked."""
+        """Whether it fits on idle machines; None if not checked yet."""
         self.passes = False
         """Whether one of these may run past the only reservation."""
         self.passes_of = -1
@@ -85,32 +85,32 @@ class JobClass:
         self.has_key = False
         """Whether it is found by its key."""
         self.hidden = 0
-        """Further jobs of it that are not shown yet, such as tasks of an array."""
+        """Number of hidden jobs, such as tasks of an array."""
         self.rank: Rank = ()
-        """Of the first."""
+        """Rank of the head."""
         self.insists, self.micros = constraint_strength(request), micros_asked(request)
-        """What it counts for in what is `wanted`."""
+        """Its contribution to the demand."""
         self.rate: Amounts | None = None
-        """What one of these is charged for, a second, where that is the same wherever it runs."""
+        """Charged rate per second, if independent of the placement."""
         self.limit_s: float = inf if key.time_limit_s is None else key.time_limit_s
         self.is_limited = key.time_limit_s is not None
         """Whether it is ended at some time, as planned or later."""
         self.wanted: Resources
-        """What one of these will hold."""
+        """Demand of one job."""
         self.order = ""
         self.tier_rank = 0
         """Smaller is sooner."""
         self.points = 0.0
-        """Of the weighted sum, all but those for age and fair share."""
+        """Points of the weighted sum without age and fair share."""
         self.is_cores_only = False
         """Whether free cores of the only node are all that it takes, and until when is known."""
         self.patience_s = 0.0
-        """How long one of these waits before anything is reserved for it."""
+        """Wait before a reservation."""
         self.ratio_s = self.urgency = 1.0
-        """What its wait is divided by, and multiplied with, in the order `response_ratio`."""
+        """Divisor and multiplier of its wait in the order `response_ratio`."""
         self.is_wide = False
         self.must_see = False
-        """Whether it is looked at in each cycle even where there is no room for it."""
+        """Whether each cycle examines it even without room for it."""
         self.set_lengths(backfill_by)
 
     def set_lengths(self, backfill_by: str) -> None:
@@ -150,7 +150,7 @@ class PendingQueue:
         self.fairshare = fairshare
         self.heads: list[Head] = []
         self.classes: dict[JobClass, None] = {}
-        """Those with a job to show."""
+        """Classes with a visible job."""
         self.shapes: dict[RequestShape, None] = {}
         """Shapes with a pending job."""
         self._by_key: dict[ClassKey, JobClass] = {}
@@ -159,34 +159,34 @@ class PendingQueue:
         priority = settings.priority
         self._is_weighted = "multifactor" in ranking.orders
         self._is_by_ratio = self.has_patience = "response_ratio" in ranking.orders
-        """Whether jobs wait before anything is reserved for them."""
+        """Whether jobs must be patient before they get a reservation."""
         self._ages = self._is_weighted or self._is_by_ratio or not ranking.orders.isdisjoint(AGELESS)
-        """Whether ranks change with the time that a job has waited."""
+        """Whether ranks depend on the wait."""
         self._is_by_length = priority.backfill and priority.backfill_depth > 0 and priority.backfill_order == "shortest"
-        """Whether the shortest fill gaps first."""
+        """Whether backfill prefers the shortest jobs."""
         self.has_gap_order = self._is_by_length or self._is_by_ratio
-        """Whether those that fill gaps have an order of their own."""
+        """Whether backfill has an order of its own."""
         self._is_by_prediction = (
             self._is_by_length
             or not ranking.orders.isdisjoint(BY_LENGTH)
             or (self._is_weighted and priority.weight_short != 0)
         )
-        """Whether where a job stands depends on how long it is taken to run."""
+        """Whether ranks depend on the expected run time."""
         self._predicted: dict[JobClass, tuple[int | None, int | None]] = {}
-        """What classes are predicted to run, but that they stand in line as was predicted before."""
+        """New predictions of classes still ranked by the previous ones."""
         self._period_s = rank_period_s(settings)
         self._by_age: list[tuple[float, int]] = []
-        """Pending jobs, and some that are not any more, as a heap."""
+        """Pending jobs, and stale entries, as a heap."""
         self._deadlines: dict[JobClass, None] = {}
         """Pending classes whose points change with the time."""
         self.forces_places = False
-        """Whether it has changed what pending and running jobs insist on, and with it where anybody goes best."""
+        """Whether the constraints of pending and running jobs have changed, and with them the best placements."""
         self.others = 0
-        """How many pending and running jobs take more than cores."""
+        """Number of pending and running jobs that take more than cores."""
         self.new: list[Entry] = []
-        """Who came since the last cycle, in no order."""
+        """Arrivals since the last cycle, unordered."""
         self.must_see: dict[JobClass, None] = {}
-        """Pending classes that are looked at in each cycle."""
+        """Pending classes that each cycle examines."""
         self.must_see_class: Callable[[ClassKey], bool] = _never
         """Whether classes with this key are."""
         self._set_layout(layout)

@@ -434,7 +434,7 @@ class LimitReservations:
         self._running = running
         self._started: list[CountedRun] = []
         self._by_user: dict[str | None, list[CountedRun]] = {}
-        """Those that run or were started in this cycle, under None all of them; empty until a job waits."""
+        """Jobs running or started in this cycle, under None all of them; empty until a job waits."""
         self._turns: dict[Limit, LimitReservation] = {}
 
     def wait(self, job_id: int, limit: Limit, amount: Resources, start_at: float = inf) -> None:

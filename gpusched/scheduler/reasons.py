@@ -44,7 +44,7 @@ class Blocked:
         is_foreseen: bool = False,
     ) -> None:
         self.is_foreseen = is_foreseen
-        """Whether nothing is reserved yet, and the reservation is what would be."""
+        """Whether the reservation is hypothetical."""
         self._entry = entry
         self.job_class = entry[2]
         self.reason = reason
@@ -71,7 +71,7 @@ class Explainer:
         self._first = first_blocked
         self._timeline = cycle.timeline
         self._ahead = list(cycle.timeline.reservations)
-        """What is reserved, or would be."""
+        """Actual or hypothetical reservations."""
         if first_blocked is not None and first_blocked.is_foreseen and first_blocked.reservation is not None:
             self._ahead.append(first_blocked.reservation)
         self._name_of = cycle.name_of

@@ -82,7 +82,7 @@ class GpuDemand:
         self.micros = 0
         """Millionths of cards that all of them ask for."""
         self.insisted: dict[Request, int] = {}
-        """Of those, what is asked for by jobs that insist, by what they insist on; see `constraint_strength`."""
+        """The part requested by jobs that insist, by constraint; see `constraint_strength`."""
 
     def copy(self) -> GpuDemand:
         twin = GpuDemand()

@@ -86,7 +86,7 @@ class CycleRules:
         self.closed: set[JobClass] = set()
         """Classes of which all that are pending wait, where that was looked into."""
         self.reservations: list[TimelineReservation] = []
-        """Those made for jobs, in the order in which they were made."""
+        """Reservations of jobs, in the order of their creation."""
         priority = self.settings.priority
         self.has_backfill = priority.backfill or not priority.backfill_depth
         self.depth = priority.backfill_depth
@@ -102,7 +102,7 @@ class CycleRules:
             or planner.odd_runs
             or (planner.queue.must_see and any(planner.may_preempt(one.key) for one in planner.queue.must_see))
         )
-        """Whether each class is looked at by all the rules."""
+        """Whether every class is subject to all rules."""
         if self.has_windows:
             self._open_windows()
         else:

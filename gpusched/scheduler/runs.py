@@ -33,14 +33,14 @@ class ActiveRun:
         self._planner = planner
         self.running = running
         self.limit_at = limit_at
-        """When it is ended at the latest."""
+        """End of its time limit."""
         self.predicted_at: float | None = None
         """When it is planned to end, where that is not its limit; once that is past, its limit counts."""
         self.job_class: JobClass | None = None
         self.placement: Placement | None = None
         self.entity: FairShareEntity | None = None
         self.rate: Amounts = NO_AMOUNTS
-        """What its user is charged for, a second."""
+        """Charged rate per second."""
         self.is_suspended = False
         self._allocations: tuple[Allocation, ...] | None = None
         self._amount: Resources | None = None

@@ -58,15 +58,15 @@ class PlannerState:
         self.windows: tuple[Window, ...] = ()
         self.runs: dict[int, ActiveRun] = {}
         self.odd_runs = 0
-        """How many are suspended or being stopped."""
+        """Number of runs suspended or being stopped."""
         self.tasks: Counter[int] = Counter()
-        """How many tasks run of each array with a limit."""
+        """Number of running tasks of each array with a limit."""
         self.version = 0
         """Counts the changes."""
         self._usage: dict[tuple[str, str], Usage] = {}
-        """What ended runs have used, where that is told."""
+        """Reported use of ended runs."""
         self._cycle: Cycle | None = None
-        """The last one, while later arrivals may continue it."""
+        """The last cycle, while later arrivals may extend it."""
         self._steps: FreeSteps | None = None
         """Where every job has a reservation on the only node: free cores from the last cycle on, all of those taken."""
         self._planned: list[tuple[int, AllocationUnits, float]] = []
@@ -74,27 +74,27 @@ class PlannerState:
         self._last_rank: Rank = ()
         """Where the last one stands of those that were planned so."""
         self._recounted: dict[tuple[str, str], None] = {}
-        """Accounts and users whose charges or runs have changed: their use is worked out before the next cycle."""
+        """Accounts and users whose charges or runs have changed: their use is recomputed before the next cycle."""
         self._absent: dict[int, tuple[Allocation, ...]] = {}
-        """Runs on nodes that are not there."""
+        """Runs on missing nodes."""
         self._is_stale = True
-        """Whether jobs that were passed over in the last cycle have to be looked at again."""
+        """Whether jobs skipped by the last cycle must be examined again."""
         self._now = -inf
         """Of the last cycle."""
         self._gone: list[tuple[FairShareEntity, Amounts]] = []
-        """Runs that have ended since the last cycle, and are yet to be charged."""
+        """Runs ended since the last cycle, not charged yet."""
         self._tentative: list[tuple[Entry, ActiveRun, State | None]] = []
         """Starts of the last plan that are not carried out yet."""
         self._confirmed: set[FairShareEntity] = set()
-        """Users of whom others of its starts were carried out."""
+        """Users with other starts of that plan already carried out."""
         self._undo: list[Callable[[], None]] = []
-        """What else the last plan has changed."""
+        """Other changes by the last plan, to undo."""
         self.fences: dict[int, float] = {}
-        """From when on nothing passes pending jobs that had a reservation, by job."""
+        """Fences of pending jobs that had a reservation, by job."""
         self.kept: dict[int, Placement] = {}
-        """Where room was last reserved for pending jobs that nothing passes any more, by job."""
+        """Last reserved place of fenced pending jobs, by job."""
         self._outlived: list[tuple[float, int]] = []
-        """When runs without a limit are to be taken to run on for longer, and some that have ended, as a heap."""
+        """When runs without a limit outlive their predictions, and stale entries, as a heap."""
         self._set_nodes(tuple(sorted(nodes, key=lambda node: node.name)))
 
     def _set_nodes(self, nodes: tuple[NodeView, ...]) -> None:
@@ -143,7 +143,7 @@ class PlannerState:
             or self.extensions.permits
             or (self.quotas.is_capacity and not self.can_never_preempt)
         )
-        """Whether each class is looked at by all the rules in each cycle."""
+        """Whether every class is subject to all rules in each cycle."""
         priority = settings.priority
         self._may_step = (
             self.placements.is_flat
@@ -153,7 +153,7 @@ class PlannerState:
             and not self.is_general
             and not self.ranking.is_dynamic
         )
-        """Whether a reservation for everybody can be a number over time."""
+        """Whether reservations for all jobs can be planned as a number over time."""
         self.queue.must_see_class = self._must_see
 
     def _must_see(self, key: ClassKey) -> bool:

@@ -81,17 +81,17 @@ class TimelineReservation:
         self.job_id = job_id
         """Negative for a window of the calendar."""
         self.need = need
-        """None for a window of the calendar, which nothing moves."""
+        """None for a calendar window, which never moves."""
         self._booking = self._first = booking
         self._cards: frozenset[int] | None = None
         self.start = start
         self.end = end
         self.state = state
-        """The machines at the instant of its start, with all that is reserved then, this one included."""
+        """The machines at its start, with all reservations in force then, including this one."""
         self.pass_until = pass_until
-        """A job that ends by this instant may use what is reserved."""
+        """A job that ends by this instant may use the reserved resources."""
         self.fence_at: float | None = None
-        """From when on nothing passes, whatever it is expected to run; None: nobody has said."""
+        """From when on no job passes, whatever its predicted end; None: not set."""
         self._ended = ended
         """The jobs that will have ended by then."""
 
@@ -444,17 +444,17 @@ class _Cursor:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._draft: ClusterState | None = None
-        """None until room is looked for the first time."""
+        """None before the first search."""
         self.ended = 0
         self._is_reserved = False
         self._only: AllocationUnits | None = None
-        """The only place for the need that is looked for."""
+        """The only possible place for the present need."""
         self._since: list[AllocationUnits] = []
         """Of those who started since room was reserved, what is still held at its instant."""
         self._none_sooner: RequestUnits | None = None
         """That for which there was no room at any instant before this one, when that was last looked at."""
         self._freed: set[int] = set()
-        """Nodes of which something is free sooner since then."""
+        """Nodes with resources freed earlier since then."""
         self.place: tuple[RequestUnits, AllocationUnits] | None = None
         """The best place at this instant for the need that was looked for, until the machines of then change."""
 

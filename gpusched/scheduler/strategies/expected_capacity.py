@@ -55,7 +55,7 @@ class ExpectedCapacity(Fragmentation):
     def __init__(self, layout: ClusterLayout, typical: Typical) -> None:
         super().__init__(layout, _by_width(typical))
         self.pressure = self._pressures([weight for _, weight in typical])
-        """Per node, how much its GPUs are in demand; 1 where all may go everywhere."""
+        """Per node, the demand for its GPUs; 1 if every job may go everywhere."""
         self._jobs = [(usual.need.millicpus, usual.need.request.mem_mib, usual.need) for usual in self._usual]
         self._lists = _lists([usual.weight for usual in self._usual])
         self._left_of: dict[frozenset[int], list[list[int]]] = {}

@@ -151,12 +151,12 @@ class Fragmentation:
         self._layout = layout
         self._usual = [_usual(layout, need, weight) for need, weight in typical]
         self._needs: list[tuple[int, ...]] = []
-        """Per kind of card, what each usual job takes of it in millionths; 0 when it cannot use such a card."""
+        """Per kind of card, the millionths that each typical job takes; 0 if it cannot use such a card."""
         kinds: dict[tuple[int, ...], int] = {}
         self._kind_of = [self._kind(card, kinds) for card in layout.cards]
         hosts: dict[tuple[bool, ...], int] = {}
         self._admits: list[tuple[bool, ...]] = []
-        """Per kind of node, whether each usual job may be on it."""
+        """Per kind of node, whether it admits each typical job."""
         self._host_of = [self._host(node, hosts) for node in range(len(layout.nodes))]
         self._counted = [tuple(card for card in cards if _is_usable(card)) for cards in layout.cards_of]
         self._known: dict[object, float] = {}

@@ -76,7 +76,7 @@ class Scarcity:
         self.insisted = insisted
         usable = _cards(layout, Request(gpus=1, cpus=0.0))
         self._accepted: list[tuple[Request, int, tuple[int, ...]]] = []
-        """What is insisted on, how many cards will do, and their classes."""
+        """Constraints, with the number of suitable cards and their classes."""
         chosen = []
         for one in sorted(insisted, key=repr):
             cards = _cards(layout, one)
@@ -84,7 +84,7 @@ class Scarcity:
                 chosen.append((one, cards))
         numbers: dict[tuple[bool, ...], int] = {(False,) * len(chosen): 0}
         self.class_of = [0] * len(layout.cards)
-        """Per card; nobody insists on those of class 0."""
+        """Per card; no job insists on class 0."""
         for card in layout.cards:
             admits = tuple(card.number in cards for _, cards in chosen)
             self.class_of[card.number] = numbers.setdefault(admits, len(numbers))
@@ -92,7 +92,7 @@ class Scarcity:
             classes = tuple(number for admits, number in numbers.items() if admits[place])
             self._accepted.append((one, len(cards), classes))
         self._nodes: list[list[int]] = [[] for _ in numbers]
-        """Per class, the nodes of which all cards belong to it."""
+        """Per class, the nodes whose cards all belong to it."""
         self._loose: list[list[int]] = [[] for _ in numbers]
         """Per class, its cards on other nodes."""
         self._cards = [0] * len(numbers)
