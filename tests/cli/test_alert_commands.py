@@ -42,7 +42,7 @@ def alerting(shell: Shell, job: str) -> dict[str, list[str]]:
 def test_options_set_alert_events_and_targets(sh: Shell, words: tuple[str, ...], on: list[str], to: list[str]) -> None:
     job = sh.submit("--hold", *words, "--", "true")
     assert alerting(sh, job) == {"on": on, "targets": to}
-    tells = next(line for line in sh.ok("gshow", job).splitlines() if line.startswith("Tells:"))
+    tells = next(line for line in sh.ok("gshow", job).splitlines() if line.startswith("Alerts:"))
     assert tells.split(maxsplit=1)[1] == ", ".join(on) + (f" to {', '.join(to)}" if to else "")
     sh.ok("gcancel", job)
 
@@ -149,7 +149,7 @@ def test_the_test_message_reports_its_delivery(own: Shell, web: WebReceiver) -> 
         hangs = f'[target.hangs]\nurl = "json://127.0.0.1:{port}/hush-5ecret"\n'
         gone = '[target.gone]\nurl = "json://127.0.0.1:9/x-5ecret"\n'
         targets(own, f'[target.good]\nurl = "{web.url()}"\n{gone}')
-        assert own.ok("gpusched", "notify", "test", "good") == "good: told\n"
+        assert own.ok("gpusched", "notify", "test", "good") == "good: sent\n"
         assert web.titles == ["gpusched: a test"]
         both = own.type("gpusched", "notify", "test")
         # Only of one that never answers is it known that it takes longer than this.
@@ -158,9 +158,9 @@ def test_the_test_message_reports_its_delivery(own: Shell, web: WebReceiver) -> 
         late = own.type("gpusched", "notify", "test", "hangs")
     assert (both.code, late.code) == (1, 1)
     good, refused = both.out.splitlines()
-    assert good == "good: told"
-    assert refused.startswith("gone: not told: ")
-    assert late.out == "hangs: not told: no answer within 1 s\n"
+    assert good == "good: sent"
+    assert refused.startswith("gone: not sent: ")
+    assert late.out == "hangs: not sent: no answer within 1 s\n"
     assert "5ecret" not in both.out + both.err + late.out + late.err
     (own.home / "config.toml").unlink()
     web.codes = [500]
@@ -180,7 +180,7 @@ def test_a_test_message_without_targets_fails_with_a_sentence(own: Shell, tmp_pa
     hidden = f"{tmp_path / 'hide'}:{own.env.get('PYTHONPATH', '')}"
     done = own.type("gpusched", "notify", "test", PYTHONPATH=hidden)
     assert done.code == 1
-    assert "good: not told: apprise is not installed; install it where gpusched is, with: pip install" in done.out
+    assert "good: not sent: apprise is not installed; install it where gpusched is, with: pip install" in done.out
 
 
 def test_config_check_and_doctor_read_the_file_and_config_show_hides_its_secrets(own: Shell, web: WebReceiver) -> None:

@@ -52,7 +52,7 @@ def test_pending_tasks_share_one_line(sh: Shell) -> None:
     assert f"(JobArrayTaskLimit) array {array} may run 2 tasks at once" in lines[3]
     waiting = listed(sh, "-j", array)[array]
     assert (waiting["tasks_left"], waiting["throttle"], waiting["array_id"]) == ("2-9999", 2, array)
-    assert "Tasks:      9998 PENDING, 2 RUNNING (not begun: 2-9999), at most 2 at once\n" in sh.ok("gshow", array)
+    assert "Tasks:      9998 PENDING, 2 RUNNING (not started: 2-9999), at most 2 at once\n" in sh.ok("gshow", array)
     (task,) = json.loads(sh.ok("gshow", "--json", f"{array}_77"))["jobs"]
     assert (task["id"], task["state"], task["task"]) == (f"{array}_77", "PENDING", 77)
     assert json.loads(sh.ok("gctl", "--json", "update", array, "throttle=3"))["changed"] == [array]

@@ -36,8 +36,8 @@ def test_every_run_is_followed_and_its_start_announced(sh: Shell) -> None:
     code, out, err = finished(following(sh, "-f", *RETRIES, "--wrap", script, command="gsub"))
     assert code == 0
     assert out.splitlines()[1:] == ["run 0", "run 1", "run 2"]
-    assert "run 1 ended; run 2 begins" in err
-    assert "run 2 ended; run 3 begins" in err
+    assert "run 1 ended; run 2 started" in err
+    assert "run 2 ended; run 3 started" in err
 
 
 def test_quiet_prints_only_the_output(sh: Shell) -> None:
@@ -59,7 +59,7 @@ def test_a_job_without_output_shows_why(sh: Shell) -> None:
     job_id = sh.submit("-H", "--", "echo", "hello")
     process = following(sh, "-f", job_id)
     assert process.stderr is not None
-    assert f"glogs: job {job_id} waits (JobHeldUser)" in process.stderr.readline().decode()
+    assert f"glogs: job {job_id} is pending (JobHeldUser)" in process.stderr.readline().decode()
     sh.ok("gctl", "release", job_id)
     code, out, _ = finished(process)
     assert (code, out) == (0, "hello\n")
@@ -131,7 +131,7 @@ def test_tasks_are_followed_before_they_have_rows(sh: Shell) -> None:
     array = sh.submit("-H", "-a", "0-2", "-J", "late", "--wrap", "echo $SLURM_ARRAY_TASK_ID")
     whole = following(sh, "-f", array)
     assert whole.stderr is not None
-    assert f"array {array} waits (JobHeldUser)" in whole.stderr.readline().decode()
+    assert f"array {array} is pending (JobHeldUser)" in whole.stderr.readline().decode()
     process = following(sh, "-f", f"{array}_0", f"{array}_2")
     assert process.stderr is not None
     assert "JobHeldUser" in process.stderr.readline().decode()
@@ -201,7 +201,7 @@ def test_ctrl_c_leaves_the_job_alone(sh: Shell) -> None:
     assert first_line(process) == b"one\n"
     process.send_signal(signal.SIGINT)
     code, _, err = finished(process)
-    assert (code, f"job {job_id} goes on" in err) == (130, True)
+    assert (code, f"stopped following; job {job_id} is not affected" in err) == (130, True)
     assert sh.ok("gq", "--noheader", "-o", "%t", "-j", job_id) == "R\n"
     sh.ok("gcancel", job_id)
 
@@ -226,7 +226,7 @@ def test_output_that_is_not_a_file_is_reported(sh: Shell) -> None:
     job_id = sh.submit("-o", "/dev/null", "--", "echo", "lost")
     sh.ok("gwait", job_id)
     done = sh.type("glogs", job_id)
-    assert (done.code, "no regular file" in done.err) == (1, True)
+    assert (done.code, "is not a regular file" in done.err) == (1, True)
     assert sh.type("glogs", "-f", job_id).code == 0
 
 

@@ -71,7 +71,7 @@ def test_killing_a_client_in_the_queue_cancels_its_job(own: Shell, wait_in_queue
     process, job_id = wait_in_queue()
     waits = job(own, job_id)
     assert waits["foreground"]["client"] == {"pid": process.pid, "since_at": waits["submit_at"]}
-    assert f"process {process.pid} waits since" in own.ok("gshow", job_id)
+    assert f"process {process.pid} has been waiting since" in own.ok("gshow", job_id)
     process.kill()
     process.wait()
     found = ended(own, job_id)
@@ -90,7 +90,7 @@ def test_a_zombie_client_counts_as_gone(own: Shell, wait_in_queue: Wait) -> None
 def test_closing_the_terminal_in_the_queue_cancels_the_job(own: Shell) -> None:
     own.submit("-g", "2", "--", "sleep", "600")
     with Screen(own, "grun", "-g", "1", "--pty", "bash") as screen:
-        screen.see("waits: (Resources)")
+        screen.see("is pending: (Resources)")
         screen.close_window()
         assert screen.process.wait(timeout=20) == 128 + signal.SIGHUP
     assert ended(own, "2")["state"] == "CANCELLED"
@@ -135,7 +135,7 @@ def test_the_next_daemon_notices_a_client_killed_while_it_was_down(own: Shell, w
 def test_a_client_that_leaves_without_a_daemon_says_what_happens_to_its_job(own: Shell) -> None:
     own.submit("-g", "2", "--", "sleep", "600")
     with Screen(own, "grun", "-g", "1", "--pty", "bash") as screen:
-        screen.see("waits: (Resources)")
+        screen.see("is pending: (Resources)")
         kill_daemon(own)
         screen.press("\x03\x03")
         assert screen.end() == 130
@@ -157,11 +157,11 @@ def test_gshow_shows_the_attached_client_and_the_end_of_the_lease(own: Shell) ->
         screen.see("typed-2")
         assert job(own, "1")["foreground"]["lease_ends_at"] > first
         shown = own.ok("gshow", "1")
-        assert f"Foreground: at a terminal, process {screen.process.pid} is attached since " in shown
+        assert f"Foreground: at a terminal, process {screen.process.pid} has been attached since " in shown
         assert "; keeps running after that disconnects" in shown
         refused = own.type("gctl", "requeue", "1")
         assert (refused.code, "its next run would have no terminal" in refused.err) == (1, True)
-        assert "Lease:      1:00:00, ends " in shown
+        assert "Lease:      1:00:00, expires " in shown
         screen.press("\r~.")
         assert screen.end() == 0
     # Its supervisor learns of it a moment later.

@@ -252,7 +252,7 @@ def test_a_killed_supervisor_is_reported_and_the_terminal_restored(sh: Shell) ->
 def test_a_pending_session_shows_its_reason_and_then_starts(sh: Shell) -> None:
     holder = sh.submit("-g", "3", "--exclusive", "--", "sleep", "600")
     with shell_at(sh, "-g", "3", "-J", "patient") as screen:
-        screen.see("waits: (Resources)")
+        screen.see("is pending: (Resources)")
         sh.ok("gcancel", holder)
         screen.see(PROMPT)
         screen.press("exit\r")
@@ -262,7 +262,7 @@ def test_a_pending_session_shows_its_reason_and_then_starts(sh: Shell) -> None:
 def test_ctrl_c_while_pending_cancels_the_job(sh: Shell) -> None:
     holder = sh.submit("-g", "3", "--exclusive", "--", "sleep", "600")
     with shell_at(sh, "-g", "3", "-J", "impatient") as screen:
-        screen.see("waits: (Resources)")
+        screen.see("is pending: (Resources)")
         screen.press("\x03")
         assert screen.end() == 130
         assert "was cancelled before it started" in screen.shown.decode()

@@ -173,7 +173,7 @@ def test_root_is_warned_that_root_is_unnecessary(
     for socket_path, is_told in ((paths.SYSTEM_SOCKET, True), ("/home/ann/api.sock", False)):
         monkeypatch.setenv("GPUSCHED_SOCKET", socket_path)
         exporter.serve("127.0.0.1:0")
-        assert ("runs as root" in capsys.readouterr().err) is is_told
+        assert ("running as root" in capsys.readouterr().err) is is_told
 
 
 # --- served --------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_the_page_reports_the_daemon_down_and_up_again(own: Shell, server: Serve
     assert server.get()[2] == DOWN
     code, err = server.end()
     assert code == 0
-    lines = [line for line in err.splitlines() if "runs as root" not in line]
+    lines = [line for line in err.splitlines() if "running as root" not in line]
     # Once for each change, not for each look.
     assert [line.split(":")[1].split(" on ")[0] for line in lines] == [
         " no daemon answers",

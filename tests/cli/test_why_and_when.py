@@ -241,7 +241,7 @@ def test_the_delay_bound_is_shown(tmp_path: Path, own: Shell) -> None:
         try:
             job = waits_for(sh, settings)
             deadline = time.monotonic() + 20
-            while title == "past the bound" and "nothing delays it any more" not in sh.ok("gq", "--why", job):
+            while title == "past the bound" and "only the jobs that run there" not in sh.ok("gq", "--why", job):
                 assert time.monotonic() < deadline, sh.ok("gq", "--why", job)
                 # Something else to plan for, so that the plan is of a later instant.
                 sh.submit("-g", "2", "-t", "2h", "--", "true")
