@@ -59,7 +59,7 @@ def stable(text: str) -> str:
 def test_the_worked_example_runs(sh: Shell) -> None:
     (text,) = re.findall(r"```text\n(.*?)```", HOWTO.read_text(), re.S)
     (sh.work / "pipeline.toml").write_text(text)
-    assert sh.ok("gsub", "--dry-run", "--dag", "pipeline.toml") == "nightly: 4 steps, nothing is wrong with them\n"
+    assert sh.ok("gsub", "--dry-run", "--dag", "pipeline.toml") == "nightly: 4 steps, no errors\n"
     said = sh.ok("gsub", "--dag", "pipeline.toml", "--var", "epochs=3")
     pipeline = re.fullmatch(r"Submitted pipeline (p\d+) \(4 jobs, \d+ to \d+\)\n", said)
     assert pipeline is not None
@@ -231,7 +231,7 @@ def test_a_fallback_is_part_of_the_pipeline(own: Shell) -> None:
     again = own.type("gsub", "--resume", pipeline)
     assert (again.code, again.err.splitlines()[0]) == (
         1,
-        "gsub: error: the fallback of step train, job 3, is RUNNING yet",
+        "gsub: error: the fallback of step train, job 3, is still RUNNING",
     )
     waiting = own.type("gwait", "--timeout", "0.2s", pipeline)
     assert (waiting.code, "timed out; still unfinished: 3" in waiting.err) == (1, True)
@@ -339,7 +339,7 @@ def test_invalid_pipelines_are_explained(sh: Shell) -> None:
         (("--dag", path, "--", "true"), "--dag and true were both given"),
         (("--dag", path, "--wrap", "x"), "--dag and --wrap were both given"),
         (("--dag", path, "--resume", "p1"), "--dag and --resume were both given"),
-        (("--resume", "42"), "'42' is no pipeline"),
+        (("--resume", "42"), "'42' is not a pipeline id"),
         (("--resume", "p1", "-c", "2"), "--resume runs what was recorded, so --cpus has no effect"),
         (("--resume", "p999"), "there is no pipeline p999"),
         (("--var", "a=1", "--", "true"), "--var is for pipelines"),

@@ -34,7 +34,7 @@ def test_maintenance_is_announced_below_the_queue_only_on_terminals(own: Shell) 
     waiting = own.submit("--", "true")
     done = on_terminal(own, "gq", COLUMNS="200")
     last = done.out.strip().splitlines()[-1]
-    assert last.startswith("GPU 1 is drained (fan is broken); maintenance upgrade of node lab1 from ")
+    assert last.startswith("GPU 1 is drained (fan is broken); maintenance upgrade on node lab1 from ")
     assert last.endswith("(new driver)")
     assert "fan is broken" not in own.ok("gq")
     assert "notices" not in json.loads(own.ok("gq", "--json"))
@@ -49,7 +49,7 @@ def test_a_reader_that_closes_early_ends_the_output() -> None:
     coming = {"kind": "maintenance", "what": "node n1", "name": "x", "message": "", "start_at": 0.0, "end_at": 9e5}
     assert "\x1b" not in notices_line([drain], 1.0)
     assert notices_line([drain] * 5, 1.0).endswith("; and 2 more, see ginfo")
-    assert notices_line([coming], 1.0).startswith("maintenance x of node n1 until ")
+    assert notices_line([coming], 1.0).startswith("maintenance x on node n1 until ")
 
 
 def state(sh: Shell, job_id: str) -> str:
@@ -105,7 +105,7 @@ def test_creation_reports_what_is_reserved_and_warns_of_unknown_users(own: Shell
     assert done.code == 0
     assert done.out.startswith("reserved course: node lab1, 20")
     assert done.out.endswith(", every 2 days\n")
-    assert done.err == "gctl: there is no user nobody-of-that-name on this machine yet\n"
+    assert done.err == "gctl: user nobody-of-that-name does not exist on this machine yet\n"
     assert own.ok("gctl", "unreserve", "--quiet", "course") == "course\n"
     done = own.type("gctl", "reserve")
     assert (done.out, "there are no reservations" in done.err) == ("", True)
@@ -147,7 +147,7 @@ USAGE = {
     "no instant": (["reserve", "x", "--start", "soon"], "'soon' is not an instant"),
     "no period": (["reserve", "x", "--every", "month"], "'month' is not a time"),
     "nothing to take out": (["unreserve"], "unreserve needs a name"),
-    "options of another action": (["drain", "0", "--start", "now"], "options of reserve do not go with drain"),
+    "options of another action": (["drain", "0", "--start", "now"], "options of reserve do not apply to drain"),
 }
 
 

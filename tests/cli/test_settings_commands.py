@@ -59,7 +59,7 @@ def test_show_prints_tables_with_their_source_lines(alone: Shell) -> None:
 
 
 def test_check_accepts_a_valid_file(alone: Shell) -> None:
-    assert alone.ok("gpusched", "config", "check") == f"there is no {alone.home}/config.toml; the defaults hold\n"
+    assert alone.ok("gpusched", "config", "check") == f"there is no {alone.home}/config.toml; the defaults apply\n"
     path = write(alone, QUEUES)
     assert alone.ok("gpusched", "config", "check") == f"{path} is fine\n"
     found = json.loads(alone.ok("gpusched", "config", "check", "--json"))

@@ -46,7 +46,7 @@ def test_a_suspended_job_that_keeps_its_gpus_says_so(own: Shell) -> None:
     job_id = sleeper(own, "-g", "2")
     done = own.type("gctl", "suspend", job_id)
     assert done.out == f"suspended {job_id}\n"
-    assert done.err == f"gctl: {job_id} keeps its 2 GPUs meanwhile; to let others have them: gctl requeue {job_id}\n"
+    assert done.err == f"gctl: {job_id} keeps its 2 GPUs while suspended; to free them: gctl requeue {job_id}\n"
     waiting = own.submit("-g", "1", "--", "true")
     assert state(own, waiting) == "PENDING"
     own.ok("gctl", "requeue", job_id)
@@ -121,6 +121,7 @@ def test_hold_and_release_by_filter_ask_for_confirmation(own: Shell) -> None:
     assert "nothing was released" in asked.out
     assert {shown(own, job_id)["hold"] for job_id in (one, other)} == {"user"}
     assert own.ok("gctl", "release", "-n", "b", "--quiet").split() == [other]
+    own.ok("gwait", other)
     assert own.ok("gctl", "hold", "--all", "-t", "RUNNING") == ""
     assert own.type("gctl", "hold", "--all").err.endswith("no job matches\n")
     assert on_terminal(own, "gctl", "release", "-y", "--all").code == 0

@@ -79,7 +79,7 @@ def test_gcancel_confirms_before_cancelling_several_jobs(sh: Shell) -> None:
     first, second = (sh.submit("-H", "-J", "asked", "--", "true") for _ in range(2))
     done = on_terminal(sh, "gcancel", "-n", "asked", answer="n\n")
     assert done.code == 1
-    assert f"end 2 jobs ({first}, {second})? [y/N]" in done.out
+    assert f"cancel 2 jobs ({first}, {second})? [y/N]" in done.out
     assert "nothing was cancelled" in done.out
     assert sh.ok("gq", "--quiet", "-n", "asked").split() == [first, second]
     assert on_terminal(sh, "gcancel", first).out == ""
@@ -165,7 +165,7 @@ def test_ginfo_on_a_narrow_terminal_cuts_nothing_and_explains_below(own: Shell) 
         assert max(map(len, table.splitlines())) <= int(columns)
         assert shown.count("0M/80G") == 2
         assert "MIG 1g.10gb of GPU 1" in shown
-        assert "GPU 0 suspect: 3 memory errors" in shown
+        assert "GPU 0 suspect: 3 uncorrectable memory errors" in shown
         assert "GPU 1:0 draining: fan" in shown
-    assert re.search(r"suspect +0M/80G .* - +3 memory errors", own.ok("ginfo"))
+    assert re.search(r"suspect +0M/80G .* - +3 uncorrectable memory errors", own.ok("ginfo"))
     assert "GPU 1:0 is drained (fan)" in on_terminal(own, "gq", TERM="dumb").out

@@ -64,7 +64,7 @@ def test_settings_that_need_a_restart_are_named(daemon: Daemon) -> None:
     }
     done = gctl(daemon, "reload")
     assert done.returncode == 0
-    assert "node.name counts after a restart" in done.stderr
+    assert "node.name takes effect after a restart" in done.stderr
     assert daemon.call("GET", "/v1/cluster")["nodes"][0]["name"] != "elsewhere"
 
 

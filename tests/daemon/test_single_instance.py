@@ -29,7 +29,7 @@ def error_of(line: str) -> dict[str, str]:
 def test_a_second_daemon_is_refused_and_the_first_continues(daemon: Daemon) -> None:
     second = Daemon(daemon.home)
     error = error_of(second.try_start())
-    assert "already runs" in error["message"]
+    assert "already running" in error["message"]
     assert second.process is not None
     assert second.process.wait(timeout=20) == 1
     assert daemon.wait(daemon.submit("/bin/true"))[0]["state"] == "COMPLETED"
@@ -142,7 +142,7 @@ def test_a_foreign_change_of_the_table_is_noticed(daemon: Daemon) -> None:
 def test_a_client_waits_for_a_starting_daemon(
     make_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever came while a daemon started whose client had been killed was told that another one already runs."""
+    """Whoever came while a daemon started whose client had been killed was told that another one is already running."""
     home = make_daemon(start=False).home
     monkeypatch.setenv("GPUSCHED_HOME", str(home))
     for name in ("GPUSCHED_SOCKET", "GPUSCHED_CONFIG"):
@@ -158,7 +158,9 @@ def test_a_client_waits_for_a_starting_daemon(
     asking = threading.Thread(target=ask)
     asking.start()
     output = Path(paths.daemon_output())
-    wait_until(lambda: output.exists() and "already runs" in output.read_text(), what="the refusal of a second daemon")
+    wait_until(
+        lambda: output.exists() and "already running" in output.read_text(), what="the refusal of a second daemon"
+    )
     # The other one is gone before it was ready: this client's next try is the daemon.
     lock.release()
     asking.join(timeout=30)

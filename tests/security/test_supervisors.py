@@ -124,7 +124,7 @@ def test_a_process_stopped_before_exec_delays_no_other(tmp_path: Path, monkeypat
     monkeypatch.setattr(launch, "_find", lambda name, env: os.kill(os.getpid(), signal.SIGSTOP) or name)
     where = os.getcwd()
     try:
-        with pytest.raises(LaunchError, match=r"did not become its program within 0\.3 s"):
+        with pytest.raises(LaunchError, match=r"its first process did not start its program within 0\.3 s"):
             launch.start(ticket(tmp_path), str(tmp_path), launch.CheckpointBase())
     finally:
         os.chdir(where)

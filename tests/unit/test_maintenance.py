@@ -82,7 +82,7 @@ def test_invalid_maintenance_is_refused(parts: dict[str, Any], message: str) -> 
 def test_jobs_cannot_request_maintenance() -> None:
     lab = Lab()
     maintain(lab)
-    with pytest.raises(Refused, match="maintenance, in which nothing runs"):
+    with pytest.raises(Refused, match="maintenance, when no job runs"):
         lab.submit(time_limit_s=60, reservation="upgrade")
 
 

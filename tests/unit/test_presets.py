@@ -116,7 +116,7 @@ def test_presets_are_simulation_policies() -> None:
 
 
 def test_auto_is_not_a_simulation_policy() -> None:
-    with pytest.raises(UsageError, match="auto is whichever of the others") as caught:
+    with pytest.raises(UsageError, match="auto selects one of the other presets and is not a policy itself") as caught:
         policies_of([AUTO])
     assert caught.value.hint == "--policy fair,throughput,fifo,slurm"
 

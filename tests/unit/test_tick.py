@@ -145,7 +145,7 @@ def test_a_gpu_that_stays_dirty_is_suspect_and_the_job_ends() -> None:
     lab.turn(lab.settings.gpu.release_wait_s + 1)
     lab.turn(1)
     assert lab.job(first).state is JobState.COMPLETED
-    assert any("did not come back" in event.text for event in lab.store.events(first))
+    assert any("was not released after run" in event.text for event in lab.store.events(first))
     assert lab.job(lab.submit(request=request(gpus=1))).state is JobState.PENDING
 
 
