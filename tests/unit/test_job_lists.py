@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Caller, Lab
 
@@ -33,6 +33,7 @@ _JSON = st.recursive(
 
 
 @given(_JSON)
+@example("a\x7f")
 def test_encode_matches_json(value: object) -> None:
     assert encode(value) == json.dumps(value, separators=(",", ":")).encode()
 
