@@ -21,7 +21,6 @@ _SQL = re.compile(
     r"^\s*(SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|PRAGMA|DROP|BEGIN|ATTACH|WITH|VACUUM|REPLACE)\b|\bWHERE\b"
 )
 _WORDS = re.compile(r"[A-Za-z]{2,}[,;:.]? +[A-Za-z{(\"']")
-_CODE = re.compile(r"^[\w.\-/ {}=:%]+$")
 _NOT_READ = frozenset(
     {"compile", "split", "match", "search", "sub", "Struct", "CDLL", "execute", "strptime", "strftime"}
 )
