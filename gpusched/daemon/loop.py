@@ -139,6 +139,8 @@ class Loop:
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        # Start-up has just read the GPUs.
+        self._last_gpu_poll = loop.time()
         try:
             await server.start(socket_path)
             self._scheduler.engine.set_waker(self.wake)
