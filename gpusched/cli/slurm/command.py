@@ -1,0 +1,236 @@
+"""What Slurm's commands share: options as getopt reads them, messages, exit codes, --help and --version."""
+
+from __future__ import annotations
+
+import sys
+
+from gpusched.cli import output
+from gpusched.errors import GpuschedError, NotReady
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+VERSION = "slurm-wlm 22.05.8"
+"""The release whose options and output these commands follow; tools split it into two words."""
+
+NO_VALUE, REQUIRED, OPTIONAL = "no value", "required", "optional"
+UNREACHABLE = "Unable to contact slurm controller (connect failure)"
+
+
+class CommandError(Exception):
+    """A command failed: the complete lines for stderr, and the exit code."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.text = text
+        self.code = code
+
+
+class SlurmOption:
+    """One option: its spellings, whether it takes a value, its help."""
+
+    __slots__ = ("help", "long", "metavar", "names", "takes")
+
+    def __init__(self, row: str) -> None:
+        """Args: row: as in `-J --job-name NAME  name of the job`; the metavar `[N]` is an optional value."""
+        spelling, _, self.help = row.strip().partition("  ")
+        self.help = self.help.strip()
+        words = spelling.split()
+        self.metavar = "" if words[-1].startswith("-") else words.pop()
+        self.names = tuple(words)
+        self.takes = NO_VALUE if not self.metavar else OPTIONAL if self.metavar.startswith("[") else REQUIRED
+        long = [name for name in words if name.startswith("--")]
+        self.long = long[0][2:] if long else words[0][1:]
+        """The name that `Parsed.options` has."""
+
+
+_COMMON = "-V --version  show the version\n-h --help  show this help\n--usage  show a short summary"
+_COMMON_WITHOUT_H = _COMMON.replace("-h --help", "--help")
+
+
+class Command:
+    """A command's name, summary and options.
+
+    Args:
+        rows: one option a line, see `SlurmOption`.
+        bad_option_code: exit code for options that getopt refuses: 255 for sbatch, srun and salloc.
+        permutes: options may follow operands.
+        has_h: -h is help, not one of the rows.
+    """
+
+    def __init__(
+        self, name: str, usage: str, rows: str, *, bad_option_code: int = 1, permutes: bool = False, has_h: bool = False
+    ) -> None:
+        self.name = name
+        self.usage = usage
+        self.bad_option_code = bad_option_code
+        self.permutes = permutes
+        own = [SlurmOption(row) for row in rows.strip().splitlines() if row.strip()]
+        known = {name for option in own for name in option.names}
+        common = (_COMMON if has_h else _COMMON_WITHOUT_H).splitlines()
+        more = [SlurmOption(row) for row in common]
+        for option in more:
+            option.names = tuple(name for name in option.names if name not in known)
+        self.options = [*own, *(option for option in more if option.names)]
+        self._by_name = {name: option for option in self.options for name in option.names}
+
+    def refuse(self, text: str) -> CommandError:
+        """The error for a command line that getopt refuses."""
+        return CommandError(f'{self.name}: {text}\nTry "{self.name} --help" for more information', self.bad_option_code)
+
+    def error(self, text: str, code: int = 1) -> CommandError:
+        """The error `COMMAND: error: TEXT`; each line of the text has its own."""
+        return CommandError("\n".join(f"{self.name}: error: {line}" for line in text.splitlines()), code)
+
+    def note(self, text: str) -> None:
+        """Print a remark on stderr."""
+        sys.stderr.write(f"{self.name}: {text}\n")
+
+    def find_long(self, word: str) -> SlurmOption:
+        """The option for `--name` or `--name=value`, where the name may be a unique prefix. Raises: CommandError."""
+        name = word.partition("=")[0]
+        if (exact := self._by_name.get(name)) is not None:
+            return exact
+        found = [known for known in self._by_name if known.startswith(name) and known.startswith("--")]
+        if not found or name == "--":
+            raise self.refuse(f"unrecognized option '{word}'")
+        if len({id(self._by_name[known]) for known in found}) > 1:
+            possible = " ".join(f"'{known}'" for known in found)
+            raise self.refuse(f"option '{word}' is ambiguous; possibilities: {possible}")
+        return self._by_name[found[0]]
+
+    def find_short(self, letter: str) -> SlurmOption:
+        """The option for one letter. Raises: CommandError."""
+        if (found := self._by_name.get(f"-{letter}")) is None:
+            raise self.refuse(f"invalid option -- '{letter}'")
+        return found
+
+
+class Parsed:
+    """A parsed command line: options in their order, by long name, and operands."""
+
+    def __init__(self, options: list[tuple[str, str | None]], operands: list[str]) -> None:
+        self.options = options
+        self.operands = operands
+        self._last = dict(options)
+
+    def has(self, long: str) -> bool:
+        return long in self._last
+
+    def get(self, long: str, default: str = "") -> str:
+        """The last value; the default also for an option without its optional value."""
+        value = self._last.get(long)
+        return default if value is None else value
+
+    def all(self, long: str) -> list[str]:
+        """The values of a repeated option."""
+        return [value for name, value in self.options if name == long and value is not None]
+
+
+def parse(command: Command, words: Sequence[str]) -> Parsed:
+    """Parse a command line as glibc's getopt_long does. Raises: CommandError."""
+    options: list[tuple[str, str | None]] = []
+    operands: list[str] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if word == "--":
+            operands.extend(words[at:])
+            break
+        if word[:1] != "-" or word == "-":
+            operands.append(word)
+            if command.permutes:
+                continue
+            operands.extend(words[at:])
+            break
+        if word.startswith("--"):
+            option = command.find_long(word)
+            name, equals, text = word.partition("=")
+            if option.takes == NO_VALUE:
+                if equals:
+                    raise command.refuse(f"option '{option.names[-1]}' doesn't allow an argument")
+                options.append((option.long, None))
+            elif equals:
+                options.append((option.long, text))
+            elif option.takes == OPTIONAL:
+                options.append((option.long, None))
+            elif at < len(words):
+                options.append((option.long, words[at]))
+                at += 1
+            else:
+                raise command.refuse(f"option '{name}' requires an argument")
+            continue
+        for place in range(1, len(word)):
+            option = command.find_short(word[place])
+            if option.takes == NO_VALUE:
+                options.append((option.long, None))
+                continue
+            rest = word[place + 1 :]
+            if rest or option.takes == OPTIONAL:
+                options.append((option.long, rest or None))
+            elif at < len(words):
+                options.append((option.long, words[at]))
+                at += 1
+            else:
+                raise command.refuse(f"option requires an argument -- '{word[place]}'")
+            break
+    return Parsed(options, operands)
+
+
+def help_text(command: Command) -> str:
+    """The text of --help: usage, then each option with its help."""
+    rows = [
+        (" ".join(option.names) + (f" {option.metavar}" if option.metavar else ""), option)
+        for option in command.options
+    ]
+    width = min(34, max(len(left) for left, _ in rows) + 2)
+    lines = [f"Usage: {command.usage}", "", "Options:"]
+    for left, option in rows:
+        if len(left) + 2 > width:
+            lines.extend((f"  {left}", f"  {'':{width}}{option.help}"))
+        else:
+            lines.append(f"  {left:{width}}{option.help}")
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def run(command: Command, body: Callable[[Parsed], int], words: Sequence[str] | None = None) -> int:
+    """Parse the words, serve --help, --usage and --version, else run the body; returns the exit code."""
+
+    def guarded(given: list[str]) -> int:
+        try:
+            parsed = parse(command, given)
+            if parsed.has("version"):
+                sys.stdout.write(f"{VERSION}\n")
+            elif parsed.has("usage"):
+                sys.stdout.write(f"Usage: {command.usage}\n")
+            elif parsed.has("help"):
+                sys.stdout.write(help_text(command))
+            else:
+                return body(parsed)
+            return 0
+        except CommandError as error:
+            sys.stdout.flush()
+            if error.text:
+                sys.stderr.write(f"{error.text}\n")
+            return error.code
+        except NotReady as error:
+            sys.stdout.flush()
+            say_unreachable(command, error)
+            return 1
+
+    return output.run(command.name, guarded, None if words is None else list(words))
+
+
+def say_unreachable(command: Command, error: GpuschedError) -> None:
+    """Report a daemon that does not answer in Slurm's words, then in ours."""
+    sys.stderr.write(f"{command.name}: error: {UNREACHABLE}\n{command.name}: {printable(error.message)}\n")
+    if error.hint:
+        sys.stderr.write(f"{command.name}: hint: {error.hint}\n")
+
+
+def comma_list(texts: Iterable[str]) -> list[str]:
+    """The words of comma-separated values, without empty ones."""
+    return [word for text in texts for word in text.split(",") if word]

@@ -1,0 +1,135 @@
+"""States, reasons, times, memory and exit codes as Slurm prints them."""
+
+from __future__ import annotations
+
+import time
+
+from gpusched.cli.query import COMPACT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NULL = "(null)"
+MIN_JOB_AGE_S = 300
+"""How long squeue and scontrol know a job after its end; sacct knows it for good."""
+KILL_WAIT_S = 30
+
+VALID_STATES = (
+    "PENDING RUNNING SUSPENDED COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE OUT_OF_MEMORY "
+    "COMPLETING CONFIGURING RESIZING RESV_DEL_HOLD REQUEUED REQUEUE_FED REQUEUE_HOLD REVOKED SIGNALING SPECIAL_EXIT "
+    "STAGE_OUT STOPPED"
+).split()
+_COMPACT_OF_OTHERS = {
+    "BOOT_FAIL": "BF",
+    "CONFIGURING": "CF",
+    "RESIZING": "RS",
+    "RESV_DEL_HOLD": "RD",
+    "REQUEUED": "RQ",
+    "REQUEUE_FED": "RF",
+    "REQUEUE_HOLD": "RH",
+    "REVOKED": "RV",
+    "SIGNALING": "SI",
+    "SPECIAL_EXIT": "SE",
+    "STAGE_OUT": "SO",
+    "STOPPED": "ST",
+}
+_LONG = {short: long for table in (COMPACT, _COMPACT_OF_OTHERS) for long, short in table.items()}
+
+_REASONS = {
+    "RetryDelay": "BeginTime",
+    "LoadCeiling": "Resources",
+    "Preempting": "Resources",
+    "JobHeldGpuFault": "JobHeldAdmin",
+    "QueueMaxLimit": "QOSGrpGRES",
+    "QueueMaxPerUserLimit": "QOSMaxGRESPerUser",
+    "QueueMaxPerJobLimit": "QOSMaxGRESPerJob",
+    "QueueGuarantee": "Resources",
+    "Plugin": "Resources",
+    "ExitUnknown": "NonZeroExitCode",
+    "RaisedSignal": "NonZeroExitCode",
+    "LeaseExpired": "InactiveLimit",
+    "OutOfMemory": "NonZeroExitCode",
+    "MemoryLimit": "NonZeroExitCode",
+    "HostOutOfMemory": "NonZeroExitCode",
+    "CancelledByUser": "None",
+    "ClientLost": "None",
+    "SupervisorLost": "SystemFailure",
+    "GpuFailed": "NodeDown",
+    "GpuForeignUse": "SystemFailure",
+    "GpuCrowded": "SystemFailure",
+    "GpuMemoryOver": "NonZeroExitCode",
+    "GpuUnbookedUse": "NonZeroExitCode",
+    "Preempted": "None",
+    "Requeued": "None",
+    "GpuIdle": "InactiveLimit",
+    "TaskFailed": "NonZeroExitCode",
+    "MaxFails": "None",
+}
+"""Our reasons that Slurm does not have, as its nearest; all others have Slurm's names."""
+
+
+def compact_state(state: str) -> str:
+    """`PD` for PENDING."""
+    return COMPACT.get(state) or _COMPACT_OF_OTHERS.get(state, state)
+
+
+def long_state(word: str) -> str | None:
+    """The state for its long or compact name in any case; None for any other word."""
+    upper = word.upper()
+    return upper if upper in VALID_STATES else _LONG.get(upper)
+
+
+def slurm_reason(reason: str | None) -> str:
+    """Slurm's word for a reason of ours, never with a blank; `None` without one."""
+    return _REASONS.get(reason or "None", reason or "None")
+
+
+def instant(at: float | None, none: str = "N/A") -> str:
+    """Local time, `2026-11-21T04:34:35`."""
+    return none if at is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
+
+
+def short_duration(seconds: float | None) -> str:
+    """As squeue and sinfo print it: `0:09`, `1:00:00`, `1-00:00:00`; UNLIMITED for None."""
+    if seconds is None:
+        return "UNLIMITED"
+    days, hours, minutes, rest = _parts(seconds)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def long_duration(seconds: float | None) -> str:
+    """As scontrol and sacct print it: `00:00:09`, `1-00:00:00`; UNLIMITED for None."""
+    if seconds is None:
+        return "UNLIMITED"
+    days, hours, minutes, rest = _parts(seconds)
+    return f"{f'{days}-' if days else ''}{hours:02}:{minutes:02}:{rest:02}"
+
+
+def _parts(seconds: float) -> tuple[int, int, int, int]:
+    whole = max(0, int(seconds))
+    return whole // 86400, whole % 86400 // 3600, whole % 3600 // 60, whole % 60
+
+
+def limit_s(job: dict[str, Any]) -> float | None:
+    """The time limit as Slurm shows it, rounded up to whole minutes; None for none."""
+    limit = job["time_limit_s"]
+    return None if limit is None else -(-limit // 60) * 60
+
+
+def memory(mib: float, convert: bool = True) -> str:
+    """`1500M`, `2G`: the largest unit that shows the amount exactly; without `convert` always `M`."""
+    amount, unit = int(mib), "M"
+    if convert and amount:
+        for larger in "GT":
+            if amount % 1024:
+                break
+            amount, unit = amount // 1024, larger
+    return f"{amount}{unit}"
+
+
+def exit_status(job: dict[str, Any]) -> str:
+    """`code:signal`."""
+    return f"{job.get('exit_code') or 0}:{job.get('signal') or 0}"

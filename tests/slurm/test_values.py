@@ -1,0 +1,72 @@
+"""States, reasons, times and memory in Slurm's spelling."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpusched.cli.slurm import values
+from gpusched.model.states import JobState, ReasonCode
+
+OF_SLURM = set(
+    "None Priority Resources Dependency DependencyNeverSatisfied BeginTime JobHeldUser JobHeldAdmin JobArrayTaskLimit "
+    "PartitionTimeLimit PartitionConfig ReqNodeNotAvail Licenses Reservation QOSMaxJobsPerUserLimit QOSGrpGRES "
+    "QOSMaxGRESPerUser QOSMaxGRESPerJob InactiveLimit NonZeroExitCode TimeLimit JobLaunchFailure NodeDown "
+    "SystemFailure DeadLine".split()
+)
+
+
+@pytest.mark.parametrize("reason", list(ReasonCode))
+def test_every_reason_is_one_that_slurm_has(reason: ReasonCode) -> None:
+    assert values.slurm_reason(reason.value) in OF_SLURM
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_every_state_is_one_that_slurm_has(state: JobState) -> None:
+    assert state.value in values.VALID_STATES
+    assert values.long_state(values.compact_state(state.value).lower()) == state.value
+
+
+@pytest.mark.parametrize("word", ["", "WAITING", "R D", "PD,R"])
+def test_other_words_are_no_states(word: str) -> None:
+    assert values.long_state(word) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "short", "long"),
+    [
+        (0, "0:00", "00:00:00"),
+        (9.9, "0:09", "00:00:09"),
+        (600, "10:00", "00:10:00"),
+        (3600, "1:00:00", "01:00:00"),
+        (86400, "1-00:00:00", "1-00:00:00"),
+        (90061, "1-01:01:01", "1-01:01:01"),
+        (None, "UNLIMITED", "UNLIMITED"),
+        (-5, "0:00", "00:00:00"),
+    ],
+)
+def test_durations_have_the_forms_of_squeue_and_of_sacct(seconds: float | None, short: str, long: str) -> None:
+    assert (values.short_duration(seconds), values.long_duration(seconds)) == (short, long)
+
+
+@pytest.mark.parametrize(
+    ("mib", "converted", "raw"),
+    [
+        (0, "0M", "0M"),
+        (100, "100M", "100M"),
+        (1500, "1500M", "1500M"),
+        (2048, "2G", "2048M"),
+        (1 << 20, "1T", "1048576M"),
+    ],
+)
+def test_memory_is_never_rounded(mib: int, converted: str, raw: str) -> None:
+    assert (values.memory(mib), values.memory(mib, convert=False)) == (converted, raw)
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(None, None), (60, 60), (61, 120), (90, 120)])
+def test_limits_are_whole_minutes(limit: int | None, shown: int | None) -> None:
+    assert values.limit_s({"time_limit_s": limit}) == shown
+
+
+def test_an_exit_status_is_code_and_signal() -> None:
+    assert values.exit_status({"exit_code": None, "signal": 9}) == "0:9"
+    assert values.exit_status({"exit_code": 3, "signal": None}) == "3:0"
