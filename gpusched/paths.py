@@ -122,6 +122,11 @@ def log_file() -> str:
     return os.path.join(state_dir(), "log", "gpuschedd.log")
 
 
+def slurm_commands() -> str:
+    """Folder of the Slurm commands that jobs have at the end of their PATH."""
+    return os.path.join(state_dir(), "slurm", "bin")
+
+
 def limit_hint() -> str:
     """An empty file of the user; until its modification time, `gsub` gives no hint about limits."""
     return os.path.join(state_dir(), "limit-hint")
@@ -175,7 +180,7 @@ _OURS = frozenset(
         "limit-hint",
     }
 )
-_FOLDERS = frozenset({"log", "run", "spool", "checkpoints", "snapshots", "calls"})
+_FOLDERS = frozenset({"log", "run", "spool", "checkpoints", "snapshots", "calls", "slurm"})
 
 
 def make_private(folder: str) -> None:

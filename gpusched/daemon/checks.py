@@ -169,6 +169,15 @@ def _unbooked_use(scheduler: Scheduler) -> Finding:
     return warned("; ".join(texts), hint)
 
 
+def _slurm_commands(scheduler: Scheduler) -> Finding:
+    if not scheduler.settings.slurm.commands_in_jobs:
+        return passed("not in the PATH of jobs: [slurm] commands_in_jobs = false")
+    if scheduler.commands_problem is None:
+        return passed(f"at the end of every job's PATH: {scheduler.site.commands}")
+    hint = "correct this and restart the daemon, or set [slurm] commands_in_jobs = false"
+    return warned(f"jobs have no srun, scontrol or sbatch: {scheduler.commands_problem}", hint)
+
+
 def _queues(scheduler: Scheduler) -> Finding:
     broken = broken_promises(scheduler)
     if broken:
@@ -228,6 +237,7 @@ CHECKS: dict[str, Callable[[Scheduler], Finding]] = {
     "settings": _settings,
     "access": _access,
     "checkpoints": _checkpoints,
+    "slurm commands": _slurm_commands,
     "queues": _queues,
     "plugins": _plugins,
     "alerts": _alerts,

@@ -54,6 +54,7 @@ from gpusched.model.settings import Settings
 from gpusched.paths import make_private
 from gpusched.plugins import Plugins
 from gpusched.scheduler.admission import membership_findings
+from gpusched.slurm_commands import write_for_jobs
 from gpusched.store.database_file import use_rescued
 from gpusched.store.sqlite import SqliteStore
 
@@ -277,7 +278,10 @@ def _serve(
             settings=settings,
             clock=clock,
             site=LaunchSite(
-                sample.name, paths.socket_path(), checkpoints=paths.checkpoint_dir(), spool=paths.spool_dir()
+                *(sample.name, paths.socket_path()),
+                checkpoints=paths.checkpoint_dir(),
+                spool=paths.spool_dir(),
+                commands=paths.slurm_commands(),
             ),
             boot_id=sample.boot_id,
             host=sample,
@@ -292,6 +296,9 @@ def _serve(
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
         scheduler.settings_listeners.append(file.accept)
         scheduler.settings_problem = lambda: file.problem
+        scheduler.commands_problem = write_for_jobs(paths.slurm_commands(), for_others=paths.is_system())
+        if scheduler.commands_problem is not None and settings.slurm.commands_in_jobs:
+            log.warning("jobs cannot use Slurm's commands: %s", scheduler.commands_problem)
         # Adopt runs first: processes of continuing runs are not foreign.
         adopt_open_runs(scheduler.world, engine, scheduler.settings)
         _first_readings(worker, scheduler, store)

@@ -134,6 +134,8 @@ class Scheduler:
         """Called with the new settings after a reload."""
         self.settings_problem: Callable[[], tuple[str, str] | None] = lambda: None
         """Why the settings in force differ from the config file, and what to do; None when they do not."""
+        self.commands_problem: str | None = None
+        """Why jobs cannot use Slurm's commands; None when they can."""
         self._clock = clock
         self._boot_id = boot_id
         self._step = step

@@ -383,6 +383,14 @@ class SubmitSettings(Value):
     """Once a day, tell users who submit at a terminal without a time limit what one would change."""
 
 
+class SlurmSettings(Value):
+    """What jobs see of Slurm; see [Slurm's commands](../howto/slurm-commands.md)."""
+
+    commands_in_jobs: bool = True
+    """Put `srun`, `scontrol`, `sbatch` and Slurm's other commands at the end of every job's PATH, behind a real
+    Slurm's."""
+
+
 class LifeSettings(Value):
     """How runs are stopped and requeued."""
 
@@ -667,6 +675,7 @@ class Settings(Value):
     isolation: IsolationSettings = IsolationSettings()
     default: DefaultSettings = DefaultSettings()
     submit: SubmitSettings = SubmitSettings()
+    slurm: SlurmSettings = SlurmSettings()
     life: LifeSettings = LifeSettings()
     fault: FaultSettings = FaultSettings()
     idle: IdleSettings = IdleSettings()

@@ -14,6 +14,7 @@ import typer
 from gpusched import __version__, paths
 from gpusched.cli import output, tables
 from gpusched.cli import tune as options
+from gpusched.cli.admin.slurm_commands import app as slurm_commands_app
 from gpusched.cli.admin.system import app as system_app
 from gpusched.cli.parse import read
 from gpusched.cli.tune import tune
@@ -43,6 +44,7 @@ app.add_typer(daemon_app, name="daemon")
 app.add_typer(config_app, name="config")
 app.add_typer(notify_app, name="notify")
 app.add_typer(system_app, name="system")
+app.add_typer(slurm_commands_app, name="slurm-commands")
 app.add_typer(debug_app, name="debug")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
+from gpusched.engine.linux.as_user import DEFAULT_PATH
 from gpusched.lifecycle.arrays import swept
 from gpusched.model.execution import unpack_environment
 from gpusched.model.job import ArraySpec, Job, Run
@@ -27,6 +28,8 @@ class LaunchSite:
     """Parent of the checkpoint folders, unless the settings name one; empty for none."""
     spool: str = ""
     """Folder of the sockets of foreground runs; empty for none."""
+    commands: str = ""
+    """Folder of Slurm's commands for jobs; empty for none."""
 
 
 _NO_PAST: Mapping[str, str] = MappingProxyType({})
@@ -109,6 +112,8 @@ def job_environment(
     env["GPUSCHED_SOCKET"] = site.socket
     if (folder := checkpoint_folder(job, site, settings)) is not None:
         env["GPUSCHED_CHECKPOINT_DIR"] = folder
+    if site.commands and settings.slurm.commands_in_jobs:
+        env["PATH"] = _with_commands(env.get("PATH", DEFAULT_PATH), site.commands)
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
     env.update(past)
     env.update({f"SLURM_{name}": value for name, value in own.items() if name != "RESTART_COUNT"})
@@ -147,6 +152,11 @@ def job_environment(
         if vram:
             env["GPUSCHED_VRAM_MIB"] = ",".join(vram)
     return env
+
+
+def _with_commands(path: str, folder: str) -> str:
+    """PATH with this folder, at its end unless the user has put it elsewhere. An empty PATH means where one stands."""
+    return path if folder in path.split(":") else f"{path}:{folder}"
 
 
 def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     _Result = TypeVar("_Result")
 
 
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""PATH of a job that was submitted without one."""
+
+
 class LaunchError(Exception):
     """Why the job could not be started, in one sentence."""
 

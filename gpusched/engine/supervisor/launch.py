@@ -10,7 +10,7 @@ import stat
 import time
 
 from gpusched.engine import spool as files
-from gpusched.engine.linux.as_user import LaunchError, Owner, as_user, text_of, why_unsafe
+from gpusched.engine.linux.as_user import DEFAULT_PATH, LaunchError, Owner, as_user, text_of, why_unsafe
 from gpusched.engine.supervisor.logs import Logs, open_log
 
 TYPE_CHECKING = False
@@ -24,7 +24,6 @@ else:
     import _signal as signal
 
 
-DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 LINGER = "/var/lib/systemd/linger"
 """Contains a file for each user whose runtime folder exists without a login. Source: logind.conf(5), loginctl(1)."""
 
