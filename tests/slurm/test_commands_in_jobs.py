@@ -1,0 +1,77 @@
+"""Slurm's commands in the PATH of every job, however it was submitted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from slurm_lab import SlurmLab
+
+from gpusched.slurm_commands import COMMANDS, available_commands, executable_text
+
+
+def path_of_a_job(lab: SlurmLab, name: str, words: str = "", **env: str) -> list[str]:
+    """PATH as a job has it, folder by folder."""
+    line = f"gsub --parsable -t 5m {words} --wrap '/usr/bin/printenv PATH > {name}.draft; /bin/mv {name}.draft {name}'"
+    job = lab.ok(line, **env).strip()
+    lab.wait(job)
+    return lab.text(name).rstrip("\n").split(":")
+
+
+def folder(lab: SlurmLab) -> str:
+    return str(lab.home / "slurm" / "bin")
+
+
+def test_stand_behind_everything_else_in_path(lab: SlurmLab) -> None:
+    found = path_of_a_job(lab, "plain")
+    assert found == [*lab.env["PATH"].split(":"), folder(lab)]
+    assert sorted(os.listdir(folder(lab))) == sorted(available_commands())
+
+
+def test_are_there_without_the_submitters_environment(lab: SlurmLab) -> None:
+    assert path_of_a_job(lab, "bare", "--export NONE")[-1] == folder(lab)
+    line = f"env -u PATH {lab.bin}/gsub --parsable -t 5m --wrap '/usr/bin/printenv PATH > no-path'"
+    lab.wait(lab.ok(line).strip())
+    assert lab.text("no-path") == f"/usr/local/bin:/usr/bin:/bin:{folder(lab)}\n"
+
+
+def test_are_there_with_a_path_of_the_users_own_and_with_an_empty_one(lab: SlurmLab) -> None:
+    assert path_of_a_job(lab, "named", "--export PATH=/opt/tool") == ["/opt/tool", folder(lab)]
+    # An empty PATH means the folder where one stands, which it still does.
+    assert path_of_a_job(lab, "empty", "--export PATH=") == ["", folder(lab)]
+
+
+def test_stay_where_the_user_has_put_them(lab: SlurmLab) -> None:
+    own = f"{folder(lab)}:/usr/bin:/bin"
+    assert path_of_a_job(lab, "own", f"--export PATH={own}") == own.split(":")
+
+
+def test_a_job_submitted_by_a_job_has_them_once(lab: SlurmLab) -> None:
+    inner = 'gsub --parsable -t 5m --wrap "printenv PATH > inner.draft; mv inner.draft inner"'
+    lab.wait(lab.ok(f"gsub --parsable -t 5m --wrap '{inner}'").strip())
+    assert lab.text("inner").rstrip("\n").split(":").count(folder(lab)) == 1
+
+
+def test_are_left_out_by_the_settings(own_lab: SlurmLab) -> None:
+    with open(own_lab.home / "config.toml", "a") as config:
+        config.write("\n[slurm]\ncommands_in_jobs = false\n")
+    assert folder(own_lab) not in path_of_a_job(own_lab, "without")
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning_and_no_obstacle(own_lab: SlurmLab) -> None:
+    (own_lab.home / "slurm").write_text("in the way")
+    assert path_of_a_job(own_lab, "without")[-1] == folder(own_lab)
+    log = (own_lab.home / "log" / "gpuschedd.log").read_text()
+    assert "WARNING gpusched.daemon: jobs cannot use Slurm's commands: " in log
+    found = own_lab.type("gpusched doctor").out
+    assert f"warn slurm commands: jobs have no srun, scontrol or sbatch: {own_lab.home}/slurm" in found
+
+
+def test_are_renewed_by_the_next_daemon(own_lab: SlurmLab) -> None:
+    stale = Path(folder(own_lab))
+    stale.mkdir(parents=True)
+    for name in COMMANDS:
+        (stale / name).write_bytes(executable_text(name) + b"# of an older release\n")
+    own_lab.ok("gq")
+    assert sorted(os.listdir(stale)) == sorted(available_commands())
+    assert all((stale / name).read_bytes() == executable_text(name) for name in available_commands())
