@@ -169,18 +169,21 @@ def _write(path: str, text: bytes) -> bool:
 def write_for_jobs(folder: str, *, for_others: bool) -> str | None:
     """Write the folder that the daemon's jobs have at the end of their PATH; returns why they cannot use it, if so.
 
+    It and the folder above it are the daemon's alone.
+
     Args: for_others: whether jobs run as other users than the daemon.
     """
     if ":" in folder:
         return f"{folder} has a colon in its name, which PATH cannot hold"
     try:
-        os.makedirs(folder, mode=0o755, exist_ok=True)
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
-        if found.st_uid != os.geteuid():
-            return f"{folder} belongs to uid {found.st_uid}, not to the scheduler"
-        os.chmod(folder, 0o755)
+        for one in (os.path.dirname(folder), folder):
+            os.makedirs(one, exist_ok=True)
+            found = os.lstat(one)
+            if not stat.S_ISDIR(found.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), one)
+            if found.st_uid != os.geteuid():
+                return f"{one} belongs to uid {found.st_uid}, not to the scheduler"
+            os.chmod(one, 0o755)
         write_commands(folder)
         if os.statvfs(folder).f_flag & os.ST_NOEXEC:
             return f"{folder} is mounted noexec"

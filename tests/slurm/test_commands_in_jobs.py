@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
+import pytest
 from slurm_lab import SlurmLab
 
-from gpusched.slurm_commands import COMMANDS, available_commands, executable_text
+from gpusched.slurm_commands import (
+    COMMANDS,
+    available_commands,
+    executable_text,
+    import_folders,
+    unreachable_part,
+)
 
 
 def path_of_a_job(lab: SlurmLab, name: str, words: str = "", **env: str) -> list[str]:
@@ -75,3 +83,31 @@ def test_are_renewed_by_the_next_daemon(own_lab: SlurmLab) -> None:
     own_lab.ok("gq")
     assert sorted(os.listdir(stale)) == sorted(available_commands())
     assert all((stale / name).read_bytes() == executable_text(name) for name in available_commands())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become other users")
+def test_of_the_system_daemon_can_be_run_by_everybody_and_written_by_nobody_else() -> None:
+    from people import ANN, SystemDaemon
+
+    daemon = SystemDaemon()
+    daemon.start()
+    try:
+        place = daemon.state_dir / "slurm" / "bin"
+        work = daemon.home / "open"
+        work.mkdir()
+        work.chmod(0o777)
+        job = daemon.person(ANN).submit("/usr/bin/printenv", "PATH", stdout=f"{work}/path")
+        daemon.wait(job)
+        assert (work / "path").read_text() == f"/usr/bin:/bin:{place}\n"
+        for one in (place, place.parent, *place.iterdir()):
+            found = one.stat()
+            assert (found.st_uid, found.st_mode & 0o777) == (0, 0o755), one
+        (check,) = [one for one in daemon.call("GET", "/v1/doctor")["checks"] if one["check"] == "slurm commands"]
+        reached = unreachable_part([str(place), sys.executable, *import_folders()])
+        assert check["text"] == (
+            f"at the end of every job's PATH: {place}"
+            if reached is None
+            else f"jobs have no srun, scontrol or sbatch: {reached}"
+        )
+    finally:
+        daemon.close()
