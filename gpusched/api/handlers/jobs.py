@@ -106,7 +106,8 @@ async def submit(request: web.Request) -> web.Response:
             raise UsageError("the batch is empty, so there is nothing to try", "see gsub --help")
         outlook = await service.work_out(service.daemon.forecast(submission.specs[0], caller, key_again), caller)
         planned = new_job(service.scheduler.world.next_id, caller, submission.specs[0], service.scheduler.now())
-        return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned)}, **left_out)
+        would_be = {"job_id": planned.shown_id, "queue": planned.spec.queue, "cpus": _cores(planned)}
+        return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned), **would_be}, **left_out)
     service.pace.submission(
         caller, submission.specs, sum(map(len, submission.payloads.values())), service.settings.limit
     )
@@ -127,6 +128,11 @@ async def submit(request: web.Request) -> web.Response:
     if body.get("advise") is True:
         found["vram"] = _vram(service, job)
     return respond(job=viewer.job_json(job, service.facts_of([job])(job)), **found, **left_out)
+
+
+def _cores(job: Job) -> float:
+    """Cores that a job books on all of its nodes."""
+    return job.spec.request.cpus * job.spec.request.nodes
 
 
 def _vram(service: ApiService, job: Job) -> dict[str, Any] | None:

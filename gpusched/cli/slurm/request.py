@@ -1,0 +1,536 @@
+"""Options of sbatch, srun and salloc as a submission of ours: the `spec` that gsub sends.
+
+A `JobRequest` takes in layers of options, the weakest first: the directives of a script, variables such as
+SBATCH_PARTITION, the command line. Within a layer Slurm's exclusions hold; between layers the later one wins.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpusched.cli.slurm.command import NO_VALUE, OPTIONAL
+from gpusched.cli.slurm_options import ONLY_SLURM, rows
+from gpusched.model.units import MAX_MIB, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from gpusched.cli.slurm.command import Command, CommandError
+
+BAD_VALUE = 255
+"""Exit code for a malformed value of an option."""
+NICE = 100
+"""What a bare --nice adds."""
+MOST_NICE = 10_000
+
+JOB_ROWS = """
+-A --account NAME  account to charge
+-b --begin TIME  start no earlier: now+1hour, 18:00, 2026-12-24T18:00
+-M --clusters --cluster NAMES  this cluster's name, or all
+--comment TEXT  a text of your own about the job
+-C --constraint LABELS  only nodes with these labels: 'nvlink&!old|h100'
+--cpus-per-gpu N  cores for each GPU, in place of -c
+-c --cpus-per-task N  cores for each task
+--deadline TIME  the time by which the job must have ended
+-d --dependency LIST  afterok:41,afterany:42:43, afternotok, after:41+10, aftercorr, singleton; ? in place of , is any
+-x --exclude NODES  none of these nodes
+--exclusive [WORD]  no other job on the job's nodes
+-G --gpus TYPE:N  GPUs in all
+--gpus-per-node TYPE:N  GPUs on each node
+--gpus-per-task TYPE:N  GPUs for each task
+--gres LIST  resources on each node: gpu:2, gpu:a100:1,scratch:10
+-H --hold  hold the job until scontrol release
+-J --job-name NAME  name of the job
+--kill-on-invalid-dep YES  yes: cancel the job once its dependency can never be satisfied
+-L --licenses LIST  licenses: matlab:2,ansys
+--mail-type LIST  BEGIN, END, FAIL, REQUEUE, TIME_LIMIT_80, ARRAY_TASKS, ALL or NONE
+--mail-user ADDRESS  a mail address, or one of your alert targets
+--mem SIZE  memory on each node: 8G, or 8192 for MiB; 0 is all of it
+--mem-per-cpu SIZE  memory for each core
+--mem-per-gpu SIZE  memory for each GPU
+--nice [N]  lower the priority by N, 100 if left out
+-F --nodefile FILE  only the nodes listed in this file
+-w --nodelist NODES  only these nodes: lab1,gpu[01-03]; with a slash, a file that lists them
+-N --nodes N  number of nodes, or a range: 1-2
+-n --ntasks N  number of tasks, which srun starts
+--ntasks-per-gpu N  tasks on each GPU
+--ntasks-per-node --tasks-per-node N  tasks on each node
+-p --partition NAME  partition (queue)
+--prefer LABELS  prefer nodes with these labels
+--priority N  0 holds the job; other values have no effect
+-q --qos NAME  quality of service
+--reservation NAME  run inside this reservation
+--signal B:SIG@S  send this signal S seconds before the time limit, by default 60
+-t --time TIME  time limit: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; 0 for none
+--wckey NAME  a word kept with the job
+"""
+"""Options of the job, as rows of a `Command`; a metavar in brackets is an optional value there."""
+_COMMON_VARIABLES = {
+    "ACCOUNT": "account",
+    "ACCTG_FREQ": "acctg-freq",
+    "CLUSTERS": "clusters",
+    "CONSTRAINT": "constraint",
+    "CONTAINER": "container",
+    "CORE_SPEC": "core-spec",
+    "CPUS_PER_GPU": "cpus-per-gpu",
+    "DEBUG": "verbose",
+    "DELAY_BOOT": "delay-boot",
+    "DISTRIBUTION": "distribution",
+    "EXCLUSIVE": "exclusive",
+    "GPU_BIND": "gpu-bind",
+    "GPU_FREQ": "gpu-freq",
+    "GPUS": "gpus",
+    "GPUS_PER_NODE": "gpus-per-node",
+    "GPUS_PER_TASK": "gpus-per-task",
+    "GRES": "gres",
+    "GRES_FLAGS": "gres-flags",
+    "HINT": "hint",
+    "MEM_BIND": "mem-bind",
+    "MEM_PER_CPU": "mem-per-cpu",
+    "MEM_PER_GPU": "mem-per-gpu",
+    "MEM_PER_NODE": "mem",
+    "NETWORK": "network",
+    "NO_KILL": "no-kill",
+    "OVERCOMMIT": "overcommit",
+    "PARTITION": "partition",
+    "POWER": "power",
+    "PROFILE": "profile",
+    "QOS": "qos",
+    "REQ_SWITCH": "switches",
+    "RESERVATION": "reservation",
+    "SIGNAL": "signal",
+    "SPREAD_JOB": "spread-job",
+    "THREAD_SPEC": "thread-spec",
+    "THREADS_PER_CORE": "threads-per-core",
+    "TIMELIMIT": "time",
+    "USE_MIN_NODES": "use-min-nodes",
+    "WAIT_ALL_NODES": "wait-all-nodes",
+    "WCKEY": "wckey",
+}
+"""Variables of all three commands after their prefix, and the option that each sets."""
+
+
+def from_variables(command: Command, prefix: str, own: Mapping[str, str]) -> list[tuple[str, str | None]]:
+    """The layer of options from variables such as SBATCH_PARTITION.
+
+    Args: own: further variables of the command, without the prefix.
+    """
+    found: list[tuple[str, str | None]] = []
+    for variable, text in os.environ.items():
+        if not variable.startswith(prefix):
+            continue
+        name = variable[len(prefix) :]
+        long = own.get(name) or _COMMON_VARIABLES.get(name)
+        if long is None:
+            continue
+        option = command.find_long(f"--{long}")
+        if option.takes == NO_VALUE:
+            found.append((long, None))
+        else:
+            is_bare = option.takes == OPTIONAL and text in ("", "1", "yes")
+            found.append((long, None if is_bare else text))
+    return found
+
+
+_TEXTS = {
+    "account": "account",
+    "comment": "comment",
+    "constraint": "constraint",
+    "dependency": "dependency",
+    "error": "stderr",
+    "input": "stdin",
+    "job-name": "name",
+    "output": "stdout",
+    "prefer": "prefer",
+    "qos": "qos",
+    "reservation": "reservation",
+    "wckey": "wckey",
+    "array": "array",
+}
+"""Options kept as they are, and the field of each."""
+_NUMBERS = {
+    "ntasks": "ntasks",
+    "ntasks-per-node": "ntasks_per_node",
+    "ntasks-per-gpu": "ntasks_per_gpu",
+}
+_MOST = 65536
+_MOST_NODES = 4096
+_FLAGS: Mapping[str, tuple[str, object]] = {
+    "hold": ("hold", True),
+    "requeue": ("requeue", True),
+    "no-requeue": ("requeue", False),
+}
+_GPUS = ("gpus", "gpus_per_node", "gpus_per_task", "gpu_type", "gpu_fraction")
+"""Together one wish for GPUs: a later layer that names any of them replaces them all."""
+_MEMORY = ("mem_mib", "mem_per_cpu_mib", "mem_per_gpu_mib")
+_CORES = ("cpus", "cpus_per_gpu")
+_MAIL_WORDS = frozenset(
+    "NONE BEGIN END FAIL REQUEUE ALL INVALID_DEPEND STAGE_OUT TIME_LIMIT TIME_LIMIT_90 TIME_LIMIT_80 TIME_LIMIT_50 "
+    "ARRAY_TASKS".split()
+)
+_MAIL_ALL = "begin,end,fail,requeue"
+_SIZES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20, "P": 1 << 30}
+
+
+class JobRequest:
+    """What the options of one submission ask for.
+
+    Args: own: options of the command itself, which end up in `own`.
+    """
+
+    def __init__(self, command: Command, own: Iterable[str] = ()) -> None:
+        self.command = command
+        self.values: dict[str, Any] = {}
+        """Fields of a spec, see `model.spec`."""
+        self.own: dict[str, str | None] = {}
+        """Options of the command itself, with their texts."""
+        self.notes: list[str] = []
+        self._own_names = frozenset(own)
+        self._layer: set[str] = set()
+        self._now: float | None = None
+
+    def take(self, options: Iterable[tuple[str, str | None]]) -> None:
+        """Take in one layer of options: long names and texts. Raises: CommandError."""
+        self._layer = set()
+        for name, text in options:
+            self._take_one(name, text)
+
+    def _take_one(self, name: str, text: str | None) -> None:
+        if name in self._own_names:
+            self.own[name] = text
+        elif name in _FLAGS:
+            key, value = _FLAGS[name]
+            self.values[key] = value
+        elif name in _TEXTS:
+            self.values[_TEXTS[name]] = self._clean(name, text or "")
+        elif name in _NUMBERS:
+            self.values[_NUMBERS[name]] = self._number(name, text or "")
+        elif name in _READERS:
+            _READERS[name](self, name, text)
+        elif (known := ONLY_SLURM.get(name)) is not None and not known.is_refused:
+            self.say(known.sentence)
+        else:
+            why = f" is not supported: {known.why}" if known is not None else " is not supported"
+            raise self.command.error(f"--{name}{why}", BAD_VALUE)
+
+    def say(self, text: str) -> None:
+        """Keep a note for stderr; each is said once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def invalid(self, name: str) -> CommandError:
+        """The error for a malformed value."""
+        return self.command.error(f"Invalid --{name} specification", BAD_VALUE)
+
+    def now(self) -> float:
+        """The same instant for all options."""
+        if self._now is None:
+            import time  # few options need it
+
+            self._now = time.time()
+        return self._now
+
+    def _clean(self, name: str, text: str) -> str:
+        if "\0" in text:
+            raise self.invalid(name)
+        return text
+
+    def _number(self, name: str, text: str) -> int:
+        if not (text.isascii() and text.isdigit()) or not int(text[:9]) > 0 or len(text) > 9:
+            raise self.command.error(f'Invalid numeric value "{printable(text)}" for --{name}.')
+        return min(int(text), _MOST)
+
+    def _only_one_of(self, keys: tuple[str, ...], key: str, value: object, options: str) -> None:
+        """Set one of several fields that exclude each other; those of weaker layers give way."""
+        if any(other in self._layer for other in keys if other != key):
+            raise self.command.error(f"{options} are mutually exclusive.")
+        for other in keys:
+            self.values.pop(other, None)
+        self.values[key] = value
+        self._layer.add(key)
+
+    def _set_gpus(self, key: str, count: int, kind: str | None, fraction: float | None = None) -> None:
+        if self._layer.isdisjoint(_GPUS):
+            for other in _GPUS:
+                self.values.pop(other, None)
+        self._layer.update((key, "gpu_type"))
+        known = self.values.get("gpu_type")
+        if kind and known not in (None, kind):
+            raise self.command.error(
+                f"GPUs of two types, {printable(str(known))} and {printable(kind)}, are not supported in one job; "
+                "submit one job for each",
+                BAD_VALUE,
+            )
+        self.values[key] = count
+        if kind:
+            self.values["gpu_type"] = kind
+        if fraction is not None:
+            self.values["gpu_fraction"] = fraction
+
+    def spec(self) -> dict[str, Any]:
+        """The fields of a spec that say nothing about the program and its environment."""
+        found = {key: value for key, value in self.values.items() if value is not None}
+        if "notify_to" in found and "notify" not in found:
+            # As in Slurm, an address alone asks for nothing.
+            del found["notify_to"]
+        found.setdefault("never_satisfied", "wait")
+        found["if_infeasible"] = "wait"
+        return found
+
+
+def only_slurm_rows(without: Iterable[str] = ()) -> str:
+    """Rows of the options that only Slurm has, less those of `JOB_ROWS` and these."""
+    return rows(without={"nodefile", "priority", *without})
+
+
+# --- options with a syntax of their own -----------------------------------------------------------------
+
+
+def _read_time(request: JobRequest, name: str, text: str | None) -> None:
+    from gpusched.cli.slurm.times import parse_limit_s  # imports the clock; many jobs state no limit
+
+    try:
+        limit_s = parse_limit_s(text or "")
+    except ValueError:
+        raise request.invalid(name) from None
+    request.values["time_limit_s"] = "unlimited" if limit_s is None else limit_s
+
+
+def _read_instant(request: JobRequest, name: str, text: str | None) -> None:
+    from gpusched.cli.slurm.times import parse_instant  # few jobs have one
+
+    try:
+        at = parse_instant(text or "", request.now())
+    except (ValueError, OverflowError):
+        error = request.invalid(name)
+        error.text = f"Invalid time specification (pos=0): {printable(text or '')}\n{error.text}"
+        raise error from None
+    request.values["begin_at" if name == "begin" else "deadline_at"] = at
+
+
+def _mebibytes(request: JobRequest, name: str, text: str) -> int:
+    word = text.upper()
+    for ending in ("IB", "B"):
+        if word.endswith(ending) and word[: -len(ending)][-1:] in _SIZES:
+            word = word.removesuffix(ending)
+            break
+    unit = word[-1:] if word[-1:] in _SIZES else "M"
+    digits = word.removesuffix(unit) if word.endswith(unit) else word
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 15:
+        raise request.invalid(name)
+    return min(MAX_MIB, -int(-int(digits) * _SIZES[unit] // 1))
+
+
+def _read_memory(request: JobRequest, name: str, text: str | None) -> None:
+    amount: int | str = _mebibytes(request, name, text or "")
+    if not amount:
+        # All memory of the node, also if it is said of a core or a GPU.
+        name, amount = "mem", "all"
+    key = {"mem": "mem_mib", "mem-per-cpu": "mem_per_cpu_mib", "mem-per-gpu": "mem_per_gpu_mib"}[name]
+    request._only_one_of(_MEMORY, key, amount, "--mem, --mem-per-cpu, and --mem-per-gpu")
+
+
+def _read_cores(request: JobRequest, name: str, text: str | None) -> None:
+    key = "cpus" if name == "cpus-per-task" else "cpus_per_gpu"
+    value = request._number(name, text or "")
+    request._only_one_of(_CORES, key, value, "--cpus-per-task and --cpus-per-gpu")
+
+
+def _read_nodes(request: JobRequest, name: str, text: str | None) -> None:
+    low, dash, high = (text or "").partition("-")
+    ends = (low, high) if dash else (low,)
+    if not all(end.isascii() and end.isdigit() and 0 < len(end) < 7 for end in ends) or int(ends[-1]) < max(
+        1, int(low)
+    ):
+        shown = printable(text or "")
+        raise request.command.error(f'"{shown}" is not a valid node count\nInvalid --{name} specification', BAD_VALUE)
+    most = int(ends[-1])
+    request.values["nodes"] = min(max(1, int(low)), 4096)
+    request.values["nodes_max"] = min(most, 4096) if most > max(1, int(low)) else None
+
+
+def _read_gpus(request: JobRequest, name: str, text: str | None) -> None:
+    kind, _, count = (text or "").rpartition(":")
+    if not (count.isascii() and count.isdigit() and len(count) < 6) or ":" in kind or "," in (text or ""):
+        if "," in (text or ""):
+            raise request.command.error(
+                f"--{name}={printable(text or '')}: GPUs of several types are not supported in one job; submit one "
+                "job for each",
+                BAD_VALUE,
+            )
+        raise request.invalid(name)
+    request._set_gpus(name.replace("-", "_"), int(count), kind or None)
+
+
+def _read_gres(request: JobRequest, name: str, text: str | None) -> None:
+    bad = request.command.error("Invalid generic resource (gres) specification")
+    others: dict[str, int] = {}
+    for word in filter(None, (text or "").split(",")):
+        parts = word.removeprefix("gres:").removeprefix("gres/").split(":")
+        last = parts[-1]
+        has_count = len(parts) > 1 and last.isascii() and last.isdigit() and len(last) < 9
+        count = int(last) if has_count else 1
+        kinds = parts[1 : len(parts) - has_count]
+        if not all(parts) or len(kinds) > 1 or (kinds and parts[0] != "gpu"):
+            raise bad
+        if parts[0] == "gpu":
+            request._set_gpus("gpus_per_node", count, kinds[0] if kinds else None)
+        elif parts[0] == "mps" and 0 < count <= 100:
+            # Percent of one GPU.
+            request._set_gpus("gpus", 1, None, None if count == 100 else count / 100)
+        elif parts[0] == "shard":
+            raise request.command.error(
+                "--gres=shard is not supported: use --gres=mps:50 for half a GPU, or gsub --vram 8G for a part of its "
+                "memory",
+                BAD_VALUE,
+            )
+        elif parts[0] != "none":
+            others[parts[0]] = count
+    if others:
+        request.values["resources"] = others
+
+
+def _read_nodelist(request: JobRequest, name: str, text: str | None) -> None:
+    names = text or ""
+    if name == "nodefile" or "/" in names:
+        try:
+            with open(names, encoding="utf-8", errors="replace") as file:
+                names = ",".join(file.read().replace(",", " ").split())
+        except (OSError, ValueError):
+            raise request.command.error(f"Unable to open file {printable(text or '')}", 1) from None
+    if not names:
+        raise request.invalid(name)
+    request.values["exclude" if name == "exclude" else "nodelist"] = [names]
+
+
+def _read_exclusive(request: JobRequest, name: str, text: str | None) -> None:
+    if (text or "user").lower() not in ("user", "mcs"):
+        raise request.invalid(name)
+    request.values["exclusive"] = True
+
+
+def _read_mail_type(request: JobRequest, name: str, text: str | None) -> None:
+    given = [word for word in (text or "").upper().split(",") if word]
+    if not given or not _MAIL_WORDS.issuperset(given):
+        raise request.invalid(name)
+    words = ",".join(_MAIL_ALL if word == "ALL" else word.lower() for word in given)
+    events = [word for word in words.split(",") if word not in ("none", "stage_out")]
+    if "array_tasks" in events and len(events) == 1:
+        events = []
+    request.values["notify"] = list(dict.fromkeys(events)) or None
+
+
+def _read_mail_user(request: JobRequest, name: str, text: str | None) -> None:
+    own = os.environ.get("USER")
+    request.values["notify_to"] = [word for word in (text or "").split(",") if word and word != own] or None
+
+
+def _read_nice(request: JobRequest, name: str, text: str | None) -> None:
+    digits = (text or str(NICE)).removeprefix("-").removeprefix("+")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 11):
+        raise request.invalid(name)
+    nice = -int(digits) if text and text.startswith("-") else int(digits)
+    request.values["nice"] = max(-MOST_NICE, min(MOST_NICE, nice))
+
+
+def _read_priority(request: JobRequest, name: str, text: str | None) -> None:
+    word = text or ""
+    if word.upper() != "TOP" and not (word.isascii() and word.isdigit()):
+        raise request.invalid(name)
+    if word.strip("0"):
+        request.say(ONLY_SLURM[name].sentence)
+    else:
+        request.values["hold"] = True
+
+
+def _read_signal(request: JobRequest, name: str, text: str | None) -> None:
+    from gpusched.model.syntax import notice  # needs the names of the signals
+
+    marks, colon, rest = (text or "").rpartition(":")
+    if colon and marks.upper() not in ("B", "R", "BR", "RB"):
+        raise request.invalid(name)
+    try:
+        request.values.update(notice(f"B:{rest}" if "B" in marks.upper() else rest))
+    except ValueError:
+        raise request.invalid(name) from None
+
+
+def _read_partition(request: JobRequest, name: str, text: str | None) -> None:
+    first, comma, _ = (text or "").partition(",")
+    if not first:
+        raise request.command.error(
+            "invalid partition specified: (null)\nBatch job submission failed: Invalid partition name specified"
+        )
+    if comma:
+        request.say(f"of several partitions the first is used: {printable(first)}")
+    request.values["queue"] = first
+
+
+def _read_licenses(request: JobRequest, name: str, text: str | None) -> None:
+    from gpusched.model.option import counts  # few jobs ask for any
+
+    try:
+        request.values["licenses"] = counts("matlab:2")(text or "")
+    except ValueError:
+        raise request.command.error("Batch job submission failed: Invalid license specification") from None
+
+
+def _read_invalid_dep(request: JobRequest, name: str, text: str | None) -> None:
+    word = (text or "").lower()
+    if word not in ("yes", "no"):
+        raise request.invalid(name)
+    request.values["never_satisfied"] = "cancel" if word == "yes" else "wait"
+
+
+def _read_open_mode(request: JobRequest, name: str, text: str | None) -> None:
+    word = (text or "").lower()
+    if not word or not ("append".startswith(word) or "truncate".startswith(word)):
+        raise request.invalid(name)
+    request.values["open_mode"] = "append" if word[0] == "a" else "truncate"
+
+
+def _read_folder(request: JobRequest, name: str, text: str | None) -> None:
+    if not text:
+        raise request.invalid(name)
+    request.values["work_dir"] = os.path.abspath(request._clean(name, text))
+
+
+def _refuse_user(request: JobRequest, name: str, text: str | None) -> None:
+    if os.getuid():
+        raise request.command.error(f"--{name} only permitted by root user", BAD_VALUE)
+    raise request.command.error(f"--{name} is not supported: {ONLY_SLURM[name].why}", BAD_VALUE)
+
+
+_READERS: Mapping[str, Callable[[JobRequest, str, str | None], None]] = {
+    "begin": _read_instant,
+    "chdir": _read_folder,
+    "cpus-per-gpu": _read_cores,
+    "cpus-per-task": _read_cores,
+    "deadline": _read_instant,
+    "exclude": _read_nodelist,
+    "exclusive": _read_exclusive,
+    "gid": _refuse_user,
+    "gpus": _read_gpus,
+    "gpus-per-node": _read_gpus,
+    "gpus-per-task": _read_gpus,
+    "gres": _read_gres,
+    "kill-on-invalid-dep": _read_invalid_dep,
+    "licenses": _read_licenses,
+    "mail-type": _read_mail_type,
+    "mail-user": _read_mail_user,
+    "mem": _read_memory,
+    "mem-per-cpu": _read_memory,
+    "mem-per-gpu": _read_memory,
+    "nice": _read_nice,
+    "nodefile": _read_nodelist,
+    "nodelist": _read_nodelist,
+    "nodes": _read_nodes,
+    "open-mode": _read_open_mode,
+    "partition": _read_partition,
+    "priority": _read_priority,
+    "signal": _read_signal,
+    "time": _read_time,
+    "uid": _refuse_user,
+}

@@ -1,0 +1,216 @@
+"""Submissions of sbatch, srun and salloc: environment, the daemon's answer in Slurm's words, the forecast."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpusched.cli.submission import captured
+from gpusched.errors import NotReady, UserError
+from gpusched.model.spec import FIELDS
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from gpusched.cli.slurm.command import Command, CommandError
+    from gpusched.client import DaemonConnection
+
+UNAVAILABLE = "Requested node configuration is not available"
+CLUSTER = "gpusched"
+_PREFIXES = {
+    "sbatch": "Batch job submission failed",
+    "srun": "Unable to allocate resources",
+    "salloc": "Job submit/allocate failed",
+}
+_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-")
+
+
+def submit_line(command: Command) -> str:
+    """The command line in a form that can be typed."""
+    words = [command.name, *sys.argv[1:]]
+    quoted = (word if word and _SAFE.issuperset(word) else "'" + word.replace("'", "'\"'\"'") + "'" for word in words)
+    return " ".join(quoted)[:4096]
+
+
+# --- environment ----------------------------------------------------------------------------------------
+
+
+def environment(command: Command, export: str | None, file: str | None = None) -> tuple[dict[str, str], list[str]]:
+    """The environment to send, and the names in it that were asked for by name.
+
+    Args: export: text of --export; file: of --export-file. Raises: CommandError.
+    """
+    if file is not None:
+        found = captured({"export": "NONE", "extra_env": _variables_of(command, file)})
+        return found, sorted(found)
+    words = _split(export) if export else ["ALL"]
+    plain = [word for word in words if "=" not in word]
+    given = dict(word.split("=", 1) for word in words if not word.startswith("=") and "=" in word)
+    bare = [word for word in plain if word.upper() not in ("ALL", "NONE", "NIL")]
+    kind = "ALL" if any(word.upper() == "ALL" for word in plain) else "NONE"
+    named = {*given, *(name for name in bare if name in os.environ)}
+    return captured({"export": ",".join([kind, *bare]), "extra_env": given}), sorted(named)
+
+
+def _split(text: str) -> list[str]:
+    """Words between commas; a value may hold commas within quotes."""
+    words, quote = [""], ""
+    for char in text:
+        if quote:
+            if char == quote:
+                quote = ""
+            else:
+                words[-1] += char
+        elif char in "'\"":
+            quote = char
+        elif char == ",":
+            words.append("")
+        else:
+            words[-1] += char
+    return [word for word in words if word]
+
+
+def _variables_of(command: Command, file: str) -> dict[str, str]:
+    try:
+        with open(int(file) if file.isascii() and file.isdigit() else file, "rb") as source:
+            content = source.read().decode("utf-8", "surrogateescape")
+    except (OSError, ValueError):
+        raise command.error(f"Unable to open file {printable(file)}") from None
+    pairs = (pair.partition("=") for pair in content.split("\0"))
+    return {name.strip(): value for name, equals, value in pairs if equals and name.strip()}
+
+
+def known_fields(spec: dict[str, Any]) -> dict[str, Any]:
+    """The fields that this release has."""
+    return {key: value for key, value in spec.items() if key in FIELDS and value != "all"}
+
+
+# --- the daemon's answer --------------------------------------------------------------------------------
+
+
+def hand_in(command: Command, client: DaemonConnection, request: dict[str, Any]) -> dict[str, Any]:
+    """Submit, and return the daemon's answer. Raises: CommandError in Slurm's words, NotReady."""
+    request["spec"] = known_fields(request["spec"])
+    try:
+        return client.call("POST", "/v1/jobs", request)
+    except UserError as error:
+        raise refused(command, error, request["spec"]) from None
+    except ConnectionError:
+        client.close()
+        raise NotReady(
+            "the scheduler went away before it answered and may have accepted the job", "check with: squeue --me"
+        ) from None
+
+
+_SENTENCES = (
+    (("there is no queue", "takes no jobs itself"), "Invalid partition name specified"),
+    (("may not submit to queue",), "User's group not permitted to use this partition"),
+    (("there is no QOS", "may not use QOS"), "Invalid qos specification"),
+    (
+        ("there is no account", "member of", "so the job must name one"),
+        "Invalid account or account/partition combination specified",
+    ),
+    (("asked for license", "asked for 1 license"), "Invalid license specification"),
+    (("the nodes here are", "node that is not"), "Invalid node name specified"),
+    (("asked for nodes with", "asked for labels"), "Invalid feature specification"),
+    (("access denied to the requested reservation",), "Access denied to requested reservation"),
+    (("reservation",), "Requested reservation is invalid"),
+    (("would put the job ahead",), "Invalid --nice value"),
+    (("dependency", "to depend on"), "Job dependency problem"),
+    (("the array has", "is no number of tasks", "list of tasks", "the step is"), "Invalid job array specification"),
+    (("deadline",), "Requested time limit is invalid (missing or exceeds some limit)"),
+)
+"""Parts of our sentences, and what Slurm says instead."""
+_TOO_MANY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+def refused(command: Command, error: UserError, spec: dict[str, Any]) -> CommandError:
+    """A refusal in Slurm's words, followed by our sentence and hint."""
+    before, sentence = _in_slurms_words(error.message, spec)
+    prefix = _PREFIXES[command.name]
+    lines = [*before, f"{prefix}: {sentence or printable(error.message, 2000)}"]
+    if sentence == "":
+        lines = [*before]
+    found = command.error("\n".join(lines))
+    own = [] if sentence is None else [printable(error.message, 2000)]
+    own += [f"hint: {error.hint}"] if error.hint else []
+    found.text = "\n".join([found.text, *(f"{command.name}: {line}" for line in own)])
+    return found
+
+
+def _in_slurms_words(message: str, spec: dict[str, Any]) -> tuple[list[str], str | None]:
+    """Slurm's lines before the last one, and its last sentence: None to say it in our words, empty for none."""
+    if message.startswith("asked for resource"):
+        return ["Invalid generic resource (gres) specification"], ""
+    if (message.startswith("user ") and " may have " in message) or (" may hold " in message and " holds " in message):
+        return ["QOSMaxSubmitJobPerUserLimit"], _TOO_MANY
+    for parts, sentence in _SENTENCES:
+        if any(part in message for part in parts):
+            if sentence.startswith("Invalid partition"):
+                return [f"invalid partition specified: {printable(spec.get('queue', '(null)'))}"], sentence
+            return [], sentence
+    if message.startswith("asked for"):
+        return ["Memory specification can not be satisfied"] if " of memory" in message else [], UNAVAILABLE
+    return [], None
+
+
+def say_notes(command: Command, answer: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Print the daemon's notes on a submission."""
+    for text in (*answer.get("notes", ()), *answer.get("limits", ())):
+        command.note(printable(text))
+    if spec.get("notify"):
+        from gpusched.cli.notify_targets import say_nobody  # few jobs ask for mail
+
+        say_nobody(command.name, spec.get("notify_to", ()))
+
+
+def cluster_suffix(command: Command, client: DaemonConnection, clusters: str | None) -> str:
+    """The cluster's name if --clusters was given, which is then part of the result; empty otherwise.
+
+    Raises: CommandError for another cluster.
+    """
+    if clusters is None:
+        return ""
+    name = str(client.call("GET", "/v1/status")["daemon"].get("cluster_name", CLUSTER))
+    for word in filter(None, clusters.split(",")):
+        if word not in (name, "all"):
+            raise command.error(f"No cluster '{printable(word)}' known by database.")
+    return name
+
+
+def print_forecast(command: Command, client: DaemonConnection, spec: dict[str, Any]) -> int:
+    """Print where and when a job would start, as --test-only does."""
+    from gpusched.cli.slurm.values import instant  # not needed by a submission
+
+    try:
+        answer = client.call("POST", "/v1/jobs", {"spec": known_fields(spec), "dry_run": True})
+    except UserError as error:
+        raise refused(command, error, spec) from None
+    found = answer["dry_run"]
+    if found["verdict"] == "refused":
+        _, sentence = _in_slurms_words(found["text"], spec)
+        problem = command.error(f"allocation failure: {sentence or UNAVAILABLE}")
+        own = [printable(found["text"]), *([f"hint: {found['hint']}"] if found["hint"] else [])]
+        problem.text = "\n".join([problem.text, *(f"{command.name}: {line}" for line in own)])
+        raise problem
+    at = instant(found["start_at"], "unknown")
+    where = f"on nodes {found['node'] or '(null)'} in partition {found['queue']}"
+    command.note(f"Job {found['job_id']} to start at {at} using {found['cpus']:g} processors {where}")
+    return 0
+
+
+def say_options(command: Command, options: Iterable[tuple[str, str | None]]) -> None:
+    """Print the options as -v does."""
+    shown: dict[str, str] = {}
+    for name, text in options:
+        known = shown.get(name, "0")
+        if name == "verbose":
+            text = str(int(known) + 1)
+        shown[name] = "set" if text is None else printable(text)
+    dashes = "-" * 20
+    lines = [f"{name:<20}: {shown[name]}" for name in sorted(shown)]
+    for line in ("defined options", f"{dashes} {dashes}", *lines, f"{dashes} {dashes}", "end of defined options"):
+        command.note(line)

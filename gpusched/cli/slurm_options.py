@@ -1,0 +1,140 @@
+"""Options of sbatch, srun and salloc without a counterpart here: accepted with a note, or refused with what to use.
+
+Slurm's other options are options of gsub, see `cli.job_options`. gsub uses these for `#SBATCH` lines, and Slurm's own
+commands for their command lines: `rows()` are rows of `cli.slurm.command.Command`, `ONLY_SLURM` says what to print.
+"""
+
+from __future__ import annotations
+
+from gpusched.model.option import Option, Several
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from gpusched.model.option import Reader
+
+NOTES = "slurm_notes"
+"""Key of the sentences on options without effect among the values of a command line."""
+
+
+class OnlySlurm:
+    """One option: its spellings, whether it takes a value, whether it is refused, and why."""
+
+    __slots__ = ("is_refused", "metavar", "names", "row", "why")
+
+    def __init__(self, row: str, why: str, *, is_refused: bool) -> None:
+        """Args: row: names and value, as in `-m --distribution ARG`; `[ARG]` is an optional value after `=`."""
+        words = row.split()
+        self.row = row
+        self.metavar = "" if words[-1].startswith("-") else words.pop()
+        self.names = tuple(words)
+        self.is_refused = is_refused
+        self.why = why
+
+    @property
+    def long(self) -> str:
+        """The name without dashes, as in `Parsed.options`."""
+        return self.names[-1].removeprefix("--")
+
+    @property
+    def sentence(self) -> str:
+        """`--hint has no effect: ...`, or `--uid is not supported: ...`."""
+        return f"{self.names[-1]} {'is not supported' if self.is_refused else 'has no effect'}: {self.why}"
+
+
+_CORES = "cores are booked by number, and the kernel chooses which"
+_ONE_NETWORK = "there is no network of the cluster to choose"
+
+_IGNORED = {
+    # where tasks run on a node
+    "--hint ARG": _CORES,
+    "--threads-per-core ARG": _CORES,
+    "--cores-per-socket ARG": _CORES,
+    "--sockets-per-node ARG": _CORES,
+    "-B --extra-node-info ARG": _CORES,
+    "--ntasks-per-core ARG": _CORES,
+    "--ntasks-per-socket ARG": _CORES,
+    "-m --distribution ARG": _CORES,
+    "--cpu-bind ARG": _CORES,
+    "--mem-bind ARG": "the kernel places memory",
+    "--gpu-bind ARG": "every task sees the GPUs of the job, or its own with --gpus-per-task",
+    "--gres-flags ARG": _CORES,
+    "-O --overcommit": "tasks may always share the cores of their job",
+    "-s --oversubscribe": "what a job books is its own, and the rest of the node is shared anyway",
+    "--contiguous": _ONE_NETWORK,
+    "--switches ARG": _ONE_NETWORK,
+    "--network ARG": _ONE_NETWORK,
+    "--spread-job": "nodes are chosen by the strategy of the settings",
+    "--use-min-nodes": "the fewest nodes of a range are taken anyway",
+    # of the nodes and their daemons
+    "-k --no-kill [ARG]": "a job ends with the first of its nodes that fails",
+    "--wait-all-nodes ARG": "a job starts when all of its nodes are ready",
+    "--delay-boot ARG": "nodes are not booted for jobs",
+    "--power ARG": "power is not managed",
+    "--cpu-freq ARG": "the frequency of cores is not managed",
+    "--gpu-freq ARG": "the frequency of GPUs is not managed",
+    "--profile ARG": "the use of every job is measured anyway: ghist --efficiency",
+    "--acctg-freq ARG": "the use of every job is measured anyway: ghist --efficiency",
+    "--tmp ARG": "the size of temporary folders is not known; see df -h /tmp in the job",
+    "--propagate [ARG]": "jobs have the limits of [isolation] and of their account",
+    "--get-user-env [ARG]": "the job has the environment of the submission, or with --export=NONE a minimal one",
+    "--ignore-pbs": "#PBS lines are comments here anyway",
+    "--priority ARG": "priorities are computed; lower one with --nice, or ask an admin for a QOS",
+    "--mcs-label ARG": "there are no security labels",
+    "--time-min ARG": "the time limit is never lowered; see -t auto",
+    "--bcast [ARG]": "programs are not copied to nodes",
+    "--compress [ARG]": "programs are not copied to nodes",
+    "--thread-spec ARG": "no threads are set aside for the system",
+    "-S --core-spec ARG": "no cores are set aside for the system",
+}
+_REFUSED = {
+    "--gpus-per-socket ARG": "sockets are not told apart; use --gpus-per-node",
+    "--mincpus ARG": "use -c, or --ntasks-per-node with -c",
+    "--uid ARG": "a job runs as the user who submits it; run the command as that user",
+    "--gid ARG": "a job runs with the groups of its user; see newgrp(1)",
+    "-F --nodefile ARG": "name the nodes with -w",
+    "--batch ARG": "name features with --constraint",
+    "--bb ARG": "there are no burst buffers; copy the data in the script",
+    "--bbf ARG": "there are no burst buffers; copy the data in the script",
+    "--cluster-constraint ARG": "there is one cluster; use --constraint",
+    "--reboot": "nodes are not rebooted for jobs",
+    "--container ARG": "start the container in the script, as in: apptainer exec IMAGE COMMAND",
+    "--het-group ARG": "jobs of several unlike parts are not supported; submit one job for each",
+    "--export-file ARG": "name the variables with --export",
+}
+
+ONLY_SLURM: dict[str, OnlySlurm] = {
+    one.long: one
+    for fates, is_refused in ((_IGNORED, False), (_REFUSED, True))
+    for one in [OnlySlurm(row, why, is_refused=is_refused) for row, why in fates.items()]
+}
+"""By long name without dashes."""
+
+
+def rows(without: Collection[str] = ()) -> str:
+    """The options as rows of a command, one a line; those with these long names are left out."""
+    return "\n".join(f"{one.row}  {one.sentence}" for name, one in ONLY_SLURM.items() if name not in without)
+
+
+def parsed_options(taken: Collection[str]) -> Iterator[Option]:
+    """The options for the parser of gsub, without the spellings that gsub uses otherwise."""
+    for one in ONLY_SLURM.values():
+        names = [name for name in one.names if name not in taken]
+        has_value = one.metavar and not one.metavar.startswith("[")
+        yield Option(
+            f"{' '.join(names)}{' VALUE' if has_value else ''}  {one.sentence}",
+            "",
+            _reader(one),
+            key=NOTES,
+            sets=None if has_value else {},
+        )
+
+
+def _reader(one: OnlySlurm) -> Reader:
+    def read(text: str) -> Several:
+        if one.is_refused:
+            raise ValueError(f"it is not supported: {one.why}")
+        return Several({NOTES: [one.sentence]})
+
+    return read

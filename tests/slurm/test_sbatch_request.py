@@ -1,0 +1,323 @@
+"""Options of sbatch as fields of a submission: from a command line, from directives, from variables."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.cli.parse import split_words
+from gpusched.cli.slurm import request as request_module
+from gpusched.cli.slurm import sbatch
+from gpusched.cli.slurm.command import CommandError, parse
+from gpusched.cli.slurm.request import JobRequest, from_variables
+from gpusched.cli.slurm_options import ONLY_SLURM
+
+ALWAYS = {"never_satisfied": "wait", "if_infeasible": "wait"}
+
+
+def read(line: str) -> JobRequest:
+    request = JobRequest(sbatch.COMMAND, sbatch._OWN)
+    request.take(parse(sbatch.COMMAND, shlex.split(line)).options)
+    return request
+
+
+def spec_of(line: str) -> dict[str, Any]:
+    """Its fields, less those that every submission has."""
+    found = read(line).spec()
+    return {key: value for key, value in found.items() if ALWAYS.get(key) != value}
+
+
+def refusal_of(line: str) -> CommandError:
+    with pytest.raises(CommandError) as caught:
+        read(line)
+    return caught.value
+
+
+TABLE = [
+    ("", {}),
+    ("-A bio", {"account": "bio"}),
+    ("--array=0-7%2", {"array": "0-7%2"}),
+    ("-c 4", {"cpus": 4}),
+    ("--cpus-per-gpu=8", {"cpus_per_gpu": 8}),
+    ("--comment='two words'", {"comment": "two words"}),
+    ("-C 'nvlink&!old'", {"constraint": "nvlink&!old"}),
+    ("-d afterok:1:2,afterany:3", {"dependency": "afterok:1:2,afterany:3"}),
+    ("-d singleton --kill-on-invalid-dep=yes", {"dependency": "singleton", "never_satisfied": "cancel"}),
+    ("--kill-on-invalid-dep=no", {}),
+    ("-e err -o out -i in", {"stderr": "err", "stdout": "out", "stdin": "in"}),
+    ("-x n1,n[2-3]", {"exclude": ["n1,n[2-3]"]}),
+    ("-w n1", {"nodelist": ["n1"]}),
+    ("--exclusive", {"exclusive": True}),
+    ("--exclusive=user", {"exclusive": True}),
+    ("-G 2", {"gpus": 2}),
+    ("--gpus=a100:2", {"gpus": 2, "gpu_type": "a100"}),
+    ("--gpus-per-node=2", {"gpus_per_node": 2}),
+    ("--gpus-per-task=v100:1 -n4", {"gpus_per_task": 1, "gpu_type": "v100", "ntasks": 4}),
+    ("--ntasks-per-gpu=2 -G2", {"ntasks_per_gpu": 2, "gpus": 2}),
+    ("--gres=gpu", {"gpus_per_node": 1}),
+    ("--gres=gpu:0", {"gpus_per_node": 0}),
+    ("--gres=gpu:2", {"gpus_per_node": 2}),
+    ("--gres=gres:gpu:2", {"gpus_per_node": 2}),
+    ("--gres=gpu:a100", {"gpus_per_node": 1, "gpu_type": "a100"}),
+    ("--gres=gpu:a100:2,scratch:10", {"gpus_per_node": 2, "gpu_type": "a100", "resources": {"scratch": 10}}),
+    ("--gres=gpu:1g.10gb:1", {"gpus_per_node": 1, "gpu_type": "1g.10gb"}),
+    ("--gres=mps:50", {"gpus": 1, "gpu_fraction": 0.5}),
+    ("--gres=mps:100", {"gpus": 1}),
+    ("--gres=none", {}),
+    ("--gres=gpu:1 --gpus=2", {"gpus_per_node": 1, "gpus": 2}),
+    ("-H", {"hold": True}),
+    ("--priority=0", {"hold": True}),
+    ("-J 'a b'", {"name": "a b"}),
+    ("-L matlab:2,ansys", {"licenses": {"matlab": 2, "ansys": 1}}),
+    ("--mail-type=ALL --mail-user=a@b", {"notify": ["begin", "end", "fail", "requeue"], "notify_to": ["a@b"]}),
+    ("--mail-type=end,Fail", {"notify": ["end", "fail"]}),
+    ("--mail-type=NONE --mail-user=a@b", {}),
+    ("--mail-user=a@b", {}),
+    ("--mail-type=ARRAY_TASKS", {}),
+    ("--mem=100", {"mem_mib": 100}),
+    ("--mem=4G", {"mem_mib": 4096}),
+    ("--mem=4gb", {"mem_mib": 4096}),
+    ("--mem=1500MB", {"mem_mib": 1500}),
+    ("--mem=1025K", {"mem_mib": 2}),
+    ("--mem=0", {"mem_mib": "all"}),
+    ("--mem-per-cpu=2G", {"mem_per_cpu_mib": 2048}),
+    ("--mem-per-cpu=0", {"mem_mib": "all"}),
+    ("--mem-per-gpu=8G", {"mem_per_gpu_mib": 8192}),
+    ("--nice", {"nice": 100}),
+    ("--nice=5", {"nice": 5}),
+    ("--nice=-5", {"nice": -5}),
+    ("--nice=2147483645", {"nice": 10000}),
+    ("-N 2", {"nodes": 2}),
+    ("-N 1-2", {"nodes": 1, "nodes_max": 2}),
+    ("-N 2-2", {"nodes": 2}),
+    ("-n 2", {"ntasks": 2}),
+    ("--tasks-per-node=2", {"ntasks_per_node": 2}),
+    ("--requeue", {"requeue": True}),
+    ("--requeue --no-requeue", {"requeue": False}),
+    ("--open-mode=append", {"open_mode": "append"}),
+    ("--open-mode=t", {"open_mode": "truncate"}),
+    ("-p debug", {"queue": "debug"}),
+    ("-p debug,main", {"queue": "debug"}),
+    ("--prefer=new", {"prefer": "new"}),
+    ("-q high", {"qos": "high"}),
+    ("--reservation=r", {"reservation": "r"}),
+    ("--signal=USR2@90", {"notice": {"signal": 12, "before_s": 90, "main_only": False}}),
+    ("--signal=B:USR1", {"notice": {"signal": 10, "before_s": 60, "main_only": True}}),
+    ("--signal=R:15@5", {"notice": {"signal": 15, "before_s": 5, "main_only": False}}),
+    ("-t 5", {"time_limit_s": 300}),
+    ("-t 0:5:0", {"time_limit_s": 300}),
+    ("-t 1-2:3", {"time_limit_s": 93780}),
+    ("-t 0:30", {"time_limit_s": 60}),
+    ("-t UNLIMITED", {"time_limit_s": "unlimited"}),
+    ("-t 0", {"time_limit_s": "unlimited"}),
+    ("--wckey=submitit", {"wckey": "submitit"}),
+    ("-D /tmp", {"work_dir": "/tmp"}),
+    ("-n 1 -n 2", {"ntasks": 2}),
+    ("--mem=1G --mem=2G", {"mem_mib": 2048}),
+]
+
+
+@pytest.mark.parametrize(("line", "fields"), TABLE)
+def test_options_become_fields(line: str, fields: dict[str, Any]) -> None:
+    assert spec_of(line) == fields
+
+
+@pytest.mark.parametrize(("line", "fields"), TABLE)
+def test_a_directive_means_the_same_as_the_words_typed(line: str, fields: dict[str, Any]) -> None:
+    options = sbatch._read_directive(f"\t {line}   # a comment")
+    assert options == parse(sbatch.COMMAND, shlex.split(line)).options
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "code"),
+    [
+        ("-t abc", "Invalid --time specification", 255),
+        ("-t ''", "Invalid --time specification", 255),
+        ("--mem=lots", "Invalid --mem specification", 255),
+        ("--mem=1.5G", "Invalid --mem specification", 255),
+        ("--mem=-1", "Invalid --mem specification", 255),
+        ("--mem-per-cpu=x", "Invalid --mem-per-cpu specification", 255),
+        ("-c zero", 'Invalid numeric value "zero" for --cpus-per-task.', 1),
+        ("-c 0", 'Invalid numeric value "0" for --cpus-per-task.', 1),
+        ("-n -1", 'Invalid numeric value "-1" for --ntasks.', 1),
+        ("--tasks-per-node=0", 'Invalid numeric value "0" for --ntasks-per-node.', 1),
+        ("-N 3-1", '"3-1" is not a valid node count', 255),
+        ("-N x", '"x" is not a valid node count', 255),
+        ("-G x", "Invalid --gpus specification", 255),
+        ("-G a:b:1", "Invalid --gpus specification", 255),
+        ("--gres=gpu:x:y:z", "Invalid generic resource (gres) specification", 1),
+        ("--gres=gpu::2", "Invalid generic resource (gres) specification", 1),
+        ("--gres=shard:2", "--gres=shard is not supported: use --gres=mps:50", 255),
+        ("--gres=gpu:a100:1,gpu:t4:1", "GPUs of two types, a100 and t4,", 255),
+        ("--gpus=a100:1,t4:1", "GPUs of several types are not supported", 255),
+        ("--begin=yesteryear", "Invalid time specification (pos=0): yesteryear", 255),
+        ("--deadline=x", "Invalid --deadline specification", 255),
+        ("--mail-type=SOMETIMES", "Invalid --mail-type specification", 255),
+        ("--mail-type=", "Invalid --mail-type specification", 255),
+        ("--signal=NOPE@10", "Invalid --signal specification", 255),
+        ("--signal=X:USR1", "Invalid --signal specification", 255),
+        ("--nice=much", "Invalid --nice specification", 255),
+        ("--priority=x", "Invalid --priority specification", 255),
+        ("--open-mode=x", "Invalid --open-mode specification", 255),
+        ("--exclusive=x", "Invalid --exclusive specification", 255),
+        ("--kill-on-invalid-dep=x", "Invalid --kill-on-invalid-dep specification", 255),
+        ("-L a:b", "Batch job submission failed: Invalid license specification", 1),
+        ("-p ''", "invalid partition specified: (null)", 1),
+        ("-w ''", "Invalid --nodelist specification", 255),
+        ("-F /nosuch", "Unable to open file /nosuch", 1),
+        ("--mem=1 --mem-per-cpu=1", "are mutually exclusive", 1),
+        ("-c1 --cpus-per-gpu=1", "are mutually exclusive", 1),
+        ("--reboot", "--reboot is not supported: ", 255),
+        ("--container=x", "--container is not supported: start the container in the script", 255),
+    ],
+)
+def test_bad_values_are_refused_in_slurms_words(line: str, message: str, code: int) -> None:
+    error = refusal_of(line)
+    assert message in error.text
+    assert error.code == code
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "fields"),
+    [
+        ("--mem=1G", "--mem-per-cpu=2G", {"mem_per_cpu_mib": 2048}),
+        ("--mem-per-gpu=1G", "--mem=0", {"mem_mib": "all"}),
+        ("-c 4", "--cpus-per-gpu=2", {"cpus_per_gpu": 2}),
+        ("--gres=gpu:a100:2", "--gpus=1", {"gpus": 1}),
+        ("--gpus=2", "-c 2", {"gpus": 2, "cpus": 2}),
+        ("--no-requeue", "--requeue", {"requeue": True}),
+        ("-t 5 -J a", "-t 10", {"time_limit_s": 600, "name": "a"}),
+    ],
+)
+def test_a_stronger_layer_replaces_what_excludes_it(lower: str, upper: str, fields: dict[str, Any]) -> None:
+    request = read(lower)
+    request.take(parse(sbatch.COMMAND, upper.split()).options)
+    assert {key: value for key, value in request.spec().items() if ALWAYS.get(key) != value} == fields
+
+
+def test_variables_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "SBATCH_ACCOUNT": "bio",
+        "SBATCH_TIMELIMIT": "2",
+        "SBATCH_MEM_PER_NODE": "100",
+        "SBATCH_EXCLUSIVE": "",
+        "SBATCH_NO_REQUEUE": "1",
+        "SBATCH_ARRAY_INX": "1-3",
+        "SBATCH_JOB_NAME": "x",
+        "SBATCH_WAIT": "",
+        "SBATCH_OF_MY_OWN": "7",
+        "SRUN_PARTITION": "no",
+    }
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    request = JobRequest(sbatch.COMMAND, sbatch._OWN)
+    request.take(from_variables(sbatch.COMMAND, "SBATCH_", sbatch._VARIABLES))
+    assert {key: value for key, value in request.spec().items() if key not in ALWAYS} == {
+        "account": "bio",
+        "time_limit_s": 120,
+        "mem_mib": 100,
+        "exclusive": True,
+        "requeue": False,
+        "array": "1-3",
+        "name": "x",
+    }
+    assert request.own == {"wait": None}
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    "ACCOUNT ACCTG_FREQ ARRAY_INX BATCH CLUSTERS CONSTRAINT CONTAINER CORE_SPEC CPUS_PER_GPU DEBUG DELAY_BOOT "
+    "DISTRIBUTION EXCLUSIVE EXPORT GET_USER_ENV GPU_BIND GPU_FREQ GPUS GPUS_PER_NODE GPUS_PER_TASK GRES GRES_FLAGS "
+    "HINT IGNORE_PBS JOB_NAME MEM_BIND MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE NETWORK NO_KILL NO_REQUEUE OPEN_MODE "
+    "OVERCOMMIT PARTITION POWER PROFILE QOS REQ_SWITCH REQUEUE RESERVATION SIGNAL SPREAD_JOB THREAD_SPEC "
+    "THREADS_PER_CORE TIMELIMIT USE_MIN_NODES WAIT WAIT_ALL_NODES WCKEY".split(),
+)
+def test_every_documented_variable_names_an_option(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"SBATCH_{suffix}", "1")
+    ((name, _),) = from_variables(sbatch.COMMAND, "SBATCH_", sbatch._VARIABLES)
+    assert sbatch.COMMAND.find_long(f"--{name}").long == name
+
+
+OF_SLURM_22_05 = (
+    "account acctg-freq array batch bb bbf begin chdir cluster cluster-constraint clusters comment constraint "
+    "container contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot "
+    "dependency distribution error exclude exclusive export export-file extra-node-info get-user-env gid gpu-bind "
+    "gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs input "
+    "job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus "
+    "network nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node "
+    "ntasks-per-socket open-mode output overcommit oversubscribe parsable partition power prefer priority profile "
+    "propagate qos quiet reboot requeue reservation signal sockets-per-node spread-job switches tasks-per-node "
+    "test-only thread-spec threads-per-core time time-min tmp uid usage use-min-nodes verbose version wait "
+    "wait-all-nodes wckey wrap"
+).split()
+SHORT = dict(
+    pair.split("=")
+    for pair in (
+        "A=account a=array b=begin C=constraint c=cpus-per-task D=chdir d=dependency e=error F=nodefile G=gpus H=hold "
+        "h=help i=input J=job-name k=no-kill L=licenses M=clusters m=distribution N=nodes n=ntasks O=overcommit "
+        "o=output p=partition Q=quiet q=qos S=core-spec s=oversubscribe t=time V=version v=verbose W=wait w=nodelist "
+        "x=exclude B=extra-node-info"
+    ).split()
+)
+
+
+@pytest.mark.parametrize("name", OF_SLURM_22_05)
+def test_every_option_of_sbatch_is_known(name: str) -> None:
+    option = sbatch.COMMAND.find_long(f"--{name}")
+    assert f"--{name}" in option.names
+    # Read, kept for the command itself, or in the table of what only Slurm has.
+    probe = JobRequest(sbatch.COMMAND, (*sbatch._OWN, "help", "usage", "version"))
+    known = ONLY_SLURM.get(option.long)
+    is_refused = known is not None and known.is_refused and option.long not in sbatch._OWN
+    try:
+        probe.take([(option.long, "1")])
+    except CommandError:
+        assert is_refused or option.long in request_module._READERS
+    else:
+        assert not is_refused
+        assert probe.own or probe.values or probe.notes
+
+
+@pytest.mark.parametrize("letter", SHORT)
+def test_every_letter_of_sbatch_is_the_same_option(letter: str) -> None:
+    assert sbatch.COMMAND.find_short(letter).long == SHORT[letter]
+
+
+@pytest.mark.parametrize("name", [name for name, one in ONLY_SLURM.items() if not one.is_refused])
+def test_an_option_without_effect_is_noted(name: str) -> None:
+    request = JobRequest(sbatch.COMMAND, ())
+    request.take([(name, "1"), (name, "1")])
+    assert (request.values, len(request.notes)) == ({}, 1)
+    assert f"--{name} has no effect: " in request.notes[0]
+
+
+WORDS = st.one_of(
+    st.sampled_from([f"--{name}" for name in OF_SLURM_22_05] + [f"-{letter}" for letter in SHORT]),
+    st.builds(
+        "--{}={}".format, st.sampled_from(OF_SLURM_22_05), st.text("0123456789abG:-,@+%=/. \0\u00e9\udc80", max_size=8)
+    ),
+    st.text("-=ab0123456789:,", max_size=6),
+)
+
+
+@given(st.lists(WORDS, max_size=5))
+def test_any_words_are_read_or_refused(words: list[str]) -> None:
+    try:
+        request = JobRequest(sbatch.COMMAND, (*sbatch._OWN, "help", "usage", "version"))
+        request.take(parse(sbatch.COMMAND, words).options)
+        found = request.spec()
+    except CommandError as error:
+        refusal = error
+        assert (refusal.code in (1, 255), bool(refusal.text)) == (True, True)
+    else:
+        assert set(map(type, found)) <= {str}
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0\n\r"), max_size=10), max_size=4))
+def test_words_quoted_for_a_shell_are_the_same_words_in_a_directive(words: list[str]) -> None:
+    line = " ".join(shlex.quote(word) for word in words)
+    assert split_words(line) == words
