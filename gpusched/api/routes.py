@@ -19,9 +19,11 @@ from gpusched.api.handlers import (
     pipelines,
     queues,
     reservations,
+    steps,
 )
 from gpusched.api.schema import SPEC_FIELDS, json_schema
 from gpusched.model.commands import AGAIN
+from gpusched.model.execution import SIGNAL_SCOPES
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -147,6 +149,7 @@ ROUTES: tuple[Route, ...] = (
             **_CHOICE,
             "signal": {"type": ["integer", "null"], "minimum": 1, "maximum": 64},
             "main_only": {"type": "boolean"},
+            "to": {"type": "string", "enum": list(SIGNAL_SCOPES)},
         },
     ),
     Route(
@@ -226,6 +229,42 @@ ROUTES: tuple[Route, ...] = (
             "that have not ended, or have since",
             "timeout_s": "answer after this long at the latest; at most 300",
         },
+    ),
+    Route(
+        "GET",
+        "/v1/steps",
+        steps.listing,
+        "Steps of jobs: what srun started in them; without filters of active jobs.",
+        "steps",
+        query={
+            **{name: doc for name, doc in _FILTERS.items() if name != "fields"},
+            "open": "1: only steps that run now",
+            "all_runs": "1: also steps of earlier runs of a requeued job",
+        },
+    ),
+    Route(
+        "POST",
+        "/v1/steps",
+        steps.begin,
+        "Begin a step of the job that the calling process belongs to; step is null while what it asks for is in use.",
+        "step (step, node, has_own_gpus, gpus: index, visible), why",
+        body={name: json_schema(field) for name, field in steps.BEGIN_FIELDS.items()},
+    ),
+    Route(
+        "POST",
+        "/v1/steps/end",
+        steps.end,
+        "Record how a step of the calling process's job has ended; only the first end counts.",
+        "step",
+        body={name: json_schema(field) for name, field in steps.END_FIELDS.items()},
+    ),
+    Route(
+        "POST",
+        "/v1/steps/cancel",
+        steps.cancel,
+        "End a step, or send its processes a signal.",
+        "cancelled, signalled, ended",
+        body={name: json_schema(field) for name, field in steps.CANCEL_FIELDS.items()},
     ),
     Route(
         "POST",

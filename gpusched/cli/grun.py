@@ -39,6 +39,7 @@ _BECAUSE = {
     "timeout": "it reached its time limit",
     "lease": "its lease expired without activity",
     "preempt": "it was preempted by another job",
+    "requeue": "it was requeued",
     "gpu_lost": "it lost a GPU",
     "shutdown": "the machine is shutting down",
     "vram_over": "it used more GPU memory than it booked",
@@ -266,7 +267,7 @@ def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding) -
 def _why(client: DaemonConnection, job_id: str, stopped_by: str) -> str:
     """The cause of the end, which the daemon records before it terminates the run."""
     text = None
-    if stopped_by in ("cancel", "preempt"):
+    if stopped_by in ("cancel", "preempt", "requeue"):
         path = f"/v1/jobs?ids={job_id}&fields=reason_text"
         try:
             ((text,),) = client.call("GET", path, timeout_s=ANSWER_S)["rows"]

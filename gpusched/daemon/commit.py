@@ -13,18 +13,19 @@ from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.cluster import Clearance, NodeView
 from gpusched.model.commands import Caller
-from gpusched.model.execution import NoteOrder, SignalOrder, StopOrder
+from gpusched.model.execution import NoteOrder, SignalOrder, StepStopOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Plan, Preempt, PreemptMode, Usage
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.step import JobStep
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.cluster_state import ClusterLayout
 
-Signal = SignalOrder | NoteOrder | StopOrder
+Signal = SignalOrder | NoteOrder | StopOrder | StepStopOrder
 """A one-time message to a run; a StopOrder only repeats a recorded stop."""
 
 
@@ -138,6 +139,10 @@ class TickTransaction:
     def put_run(self, run: Run) -> None:
         self.changes.runs[run.id] = run
         self.world.put_run(run)
+
+    def put_step(self, step: JobStep) -> None:
+        self.changes.steps[step.id] = step
+        self.world.steps.put(step)
 
     def put(self, job: Job, run: Run, events: Iterable[JobEvent]) -> None:
         """Record a lifecycle step: the job if it has changed, the run, and their events."""

@@ -21,6 +21,7 @@ from gpusched.daemon.watch.clients import ClientWatch
 from gpusched.daemon.watch.estimates import Estimator
 from gpusched.daemon.watch.idle import ActivityReader
 from gpusched.daemon.watch.pruning import Pruner
+from gpusched.daemon.watch.steps import StepWatch
 from gpusched.engine.going_down import machine_goes_down
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker
@@ -101,6 +102,7 @@ class Loop:
             "start estimates": self._estimator.poll,
             "idle evidence": self._activity.poll,
             "clients": self._clients.poll,
+            "steps": StepWatch(scheduler).poll,
             "checkpoint folders": self._checkpoints.poll,
             "alerts": self._reconcile_alerts,
             "shutdown": self._poll_shutdown,

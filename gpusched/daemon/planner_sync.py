@@ -141,6 +141,8 @@ def table_differences(memory: DaemonState, table: DaemonState) -> list[str]:
     for name in ("jobs", "open_runs", "releasing", "usage", "drains", "clearances", "calendar", "fences", "kept"):
         unequal = _unequal(getattr(memory, name), getattr(table, name))
         found += [f"the memory has another row of {name.replace('_', ' ')}: {_named(mark)}" for mark in unequal]
+    unequal_steps = _unequal(memory.steps.all(), table.steps.all())
+    found += [f"the memory has another row of steps: {_named(mark)}" for mark in unequal_steps]
     eligible = [{job_id for job_id in one.jobs if one.class_of(job_id) is not None} for one in (memory, table)]
     for job_id in sorted(eligible[0] ^ eligible[1]):
         verb = "may start" if job_id in eligible[0] else "has to wait"

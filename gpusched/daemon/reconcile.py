@@ -236,7 +236,7 @@ def _recorded_order(job: Job, settings: Settings) -> StopOrder | SuspendOrder | 
     if job.cancel_at is not None:
         return StopOrder("cancel", grace_s=grace_s)
     if job.preempt_at is not None:
-        return StopOrder("preempt", grace_s=grace_s)
+        return StopOrder("requeue" if job.reason is ReasonCode.REQUEUED else "preempt", grace_s=grace_s)
     if job.state is JobState.COMPLETING and job.reason in _STOPPED_FOR:
         return StopOrder(_STOPPED_FOR[job.reason])
     return SuspendOrder() if job.state is JobState.SUSPENDED else None

@@ -10,6 +10,7 @@ from gpusched.daemon.allocations import usage_with_run
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.verbs.admission import check_admitted
+from gpusched.daemon.verbs.step import close_steps
 from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
 from gpusched.errors import Refused
@@ -98,6 +99,7 @@ class RunEvents:
         self._history.learn(job, run)
         tx.put_job(job)
         tx.changes.runs[run.id] = run
+        close_steps(run, tx)
         if clean:
             tx.world.put_run(run)
         else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from gpusched.daemon.allocations import allocation_of_run, gpus_only
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
 from gpusched.daemon.indexes import ArrayIndex, JobCounts, PendingQueues, QueueStats, Timers
+from gpusched.daemon.steps import OpenSteps
 from gpusched.lifecycle import arrays, transitions
 from gpusched.lifecycle.dependencies import (
     Condition,
@@ -101,6 +102,7 @@ class DaemonState:
         self._charged: dict[tuple[str, str], None] = {}
         self.releasing: dict[str, Run] = {}
         """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING."""
+        self.steps = OpenSteps()
         self.checkpoints: dict[str, float] = {}
         """When open runs last reported a checkpoint."""
         self.drains: dict[str, str] = {}
@@ -144,6 +146,7 @@ class DaemonState:
         world.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
         world.fences.update(store.load_fences())
         world.kept = store.load_kept_places()
+        world.steps.load(store.load_steps())
         world.calendar = {entry.name: entry for entry in store.load_reservations()}
         completing = [job.id for job in jobs if job.state is JobState.COMPLETING]
         open_ids = {run.id for run in runs}

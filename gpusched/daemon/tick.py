@@ -663,6 +663,7 @@ class Scheduler:
             (changes.clearances, {clearance.uuid: clearance for clearance in store.load_clearances()}),
             (changes.usage, {(usage.account, usage.user): usage for usage in store.load_usage()}),
             (changes.reservations, {entry.name: entry for entry in store.load_reservations()}),
+            (changes.steps, {step.id: step for step in store.steps({step.job_id for step in changes.steps.values()})}),
             (changes.alerts, {alert.key: alert for alert in store.load_alerts()}),
         )
         found = [table.get(name) == row for wanted, table in tables for name, row in wanted.items()]
@@ -756,6 +757,7 @@ class Scheduler:
             or changes.estimates
             or changes.pipelines
             or changes.alerts
+            or changes.steps
         ) or any(run.state is not RunState.RUNNING for run in changes.runs.values())
 
     # --- apply ----------------------------------------------------------------------------------

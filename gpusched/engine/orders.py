@@ -13,6 +13,7 @@ from gpusched.model.execution import (
     Order,
     ResumeOrder,
     SignalOrder,
+    StepStopOrder,
     StopOrder,
     SuspendOrder,
 )
@@ -59,7 +60,9 @@ def order_line(order: Order) -> str:
         number = "-" if order.signal is None else str(int(order.signal))
         return f"stop {order.why} {number} {'-' if order.grace_s is None else order.grace_s} ."
     if isinstance(order, SignalOrder):
-        return f"signal {int(order.signal)} {'main' if order.main_only else 'tree'} ."
+        return f"signal {int(order.signal)} {order.to} ."
+    if isinstance(order, StepStopOrder):
+        return f"stop-step {order.step} {'-' if order.grace_s is None else order.grace_s} ."
     if isinstance(order, SuspendOrder):
         return SUSPEND_LINE
     if isinstance(order, ResumeOrder):

@@ -28,6 +28,7 @@ from gpusched.model.execution import (
     RunStopping,
     RunSuspended,
     SignalOrder,
+    StepStopOrder,
     StopOrder,
     SuspendOrder,
     Ticket,
@@ -110,6 +111,7 @@ class SimulatedEngine:
     outcome: Callable[[Ticket], SimulatedOutcome] = lambda ticket: SimulatedOutcome()
     boot_id: str = "simulated"
     signals: list[tuple[str, SignalOrder]] = field(default_factory=list)
+    step_stops: list[tuple[str, StepStopOrder]] = field(default_factory=list)
     """Signals delivered to live runs, for tests."""
     saved_at: dict[str, float] = field(default_factory=dict)
     """When runs saved their work, set by tests."""
@@ -205,6 +207,8 @@ class SimulatedEngine:
             self._resume(found, now)
         elif isinstance(order, NoteOrder):
             pass  # there is no terminal to show it
+        elif isinstance(order, StepStopOrder):
+            self.step_stops.append((run, order))
         else:
             assert isinstance(order, SignalOrder)
             self.signals.append((run, order))
@@ -297,7 +301,7 @@ class SimulatedEngine:
 
     def _stop(self, run: SimulatedRun, at: float, order: StopOrder) -> None:
         ticket = run.ticket
-        if order.why == "preempt" and run.stopped_by is not None:
+        if order.why in ("preempt", "requeue") and run.stopped_by is not None:
             return
         self._resume(run, at)
         run.kill_at = min(run.kill_at, at + (ticket.grace_s if order.grace_s is None else order.grace_s))
@@ -308,7 +312,7 @@ class SimulatedEngine:
             run.stop_signal = _first_signal(run, at, order)
             run.gone_at = at + run.outcome.stop_takes_s
             self._events.append(RunStopping(ticket.run, at, order.why))
-        elif order.why == "cancel" and run.stopped_by == "preempt":
+        elif order.why == "cancel" and run.stopped_by in ("preempt", "requeue"):
             run.stopped_by = "cancel"
 
     def _suspend(self, run: SimulatedRun, at: float) -> None:

@@ -187,6 +187,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
     words = {
         "cancel": "is being cancelled",
         "preempt": "is being preempted",
+        "requeue": "is being requeued",
         "gpu_lost": "is being ended: it lost a GPU",
         "vram_over": "is being ended because it holds more GPU memory than it booked",
         "unbooked_use": "is being ended because it uses a GPU that it did not book",
@@ -263,14 +264,18 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     """Outcome, reason and sentence for a run's end.
 
     The cause of a stop outweighs the exit status, except for a run that was preempted or shut down and
-    ended successfully within its grace.
+    ended successfully within its grace. With Slurm's commands a requeue outweighs success as well.
     """
     if event.launch_error is not None:
         return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
     if event.stopped_by == "cancel":
         reason = job.reason if job.reason in _CANCELLED else None
         return JobState.CANCELLED, reason or ReasonCode.CANCELLED_BY_USER, job.reason_text or "cancelled"
-    if event.stopped_by == "preempt" and event.exit_code != 0:
+    is_requeued = job.preempt_at is not None and job.reason is ReasonCode.REQUEUED
+    if is_requeued and (event.exit_code != 0 or job.spec.launch.slurm):
+        # Also without an order: a script that requeues itself exits before one reaches it.
+        return JobState.PREEMPTED, ReasonCode.REQUEUED, job.reason_text or "requeued"
+    if event.stopped_by in ("preempt", "requeue") and event.exit_code != 0:
         if job.reason in _ROOM and job.reason_text is not None:
             return JobState.PREEMPTED, job.reason, job.reason_text
         return JobState.PREEMPTED, ReasonCode.PREEMPTED, "made room for another job"

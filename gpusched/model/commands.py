@@ -66,7 +66,8 @@ class Cancel:
     caller: Caller
     selection: Selection
     signal: int | None = None
-    main_only: bool = False
+    to: str = "tree"
+    """Which processes get the signal, as `SignalOrder.to`: tree, main, steps or full."""
     dry_run: bool = False
 
 
@@ -250,6 +251,60 @@ class LoseClients:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginStep:
+    """Record that a process of a run starts a step of it. Answers with its number and GPUs, or None while it waits."""
+
+    caller: Caller
+    run: str
+    """Handle of the run that the caller's process belongs to, as found by the daemon."""
+    pid: int
+    start_ticks: int
+    """The caller's process: it has one open step at most."""
+    name: str
+    command: str
+    tasks: int = 1
+    cpus_per_task: float = 1.0
+    gpus: int | None = None
+    """GPUs of its own; None to use those of the job, as others do."""
+    is_exact: bool = False
+    """Its CPUs are its own as well."""
+    overlaps: bool = False
+    """What it asks for may be in use by other steps."""
+    overcommits: bool = False
+    """It may ask for more CPUs than there are."""
+    time_limit_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndStep:
+    """Record how a step of the caller's run has ended."""
+
+    caller: Caller
+    run: str
+    number: int
+    exit_code: int | None = None
+    signal: int | None = None
+    is_timeout: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CancelStep:
+    """End a step, or send its processes one signal if `signal` is set."""
+
+    caller: Caller
+    job_id: int
+    number: int
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoseSteps:
+    """Record that the processes of these steps are gone: job, run and number of each."""
+
+    steps: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reload:
     """Reread the config file. Answers with the changes, and with those that need a restart."""
 
@@ -272,4 +327,8 @@ Command = (
     | ResumePipeline
     | Adopt
     | LoseClients
+    | BeginStep
+    | EndStep
+    | CancelStep
+    | LoseSteps
 )

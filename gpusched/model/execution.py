@@ -79,6 +79,8 @@ class Ticket(Value):
     """Number of rotated output files to keep."""
     limits: RunLimits | None = None
     """None: only bookings and its environment separate it from other runs."""
+    slurm: str = ""
+    """For a job of Slurm's commands, its node's name: notices go to its steps, and the log speaks like Slurm's."""
     adopt: AdoptedProcess | None = None
     """Adopt this running process and its descendants as the run; start nothing."""
 
@@ -87,18 +89,32 @@ class StopOrder(Value):
     """End a run: signal to the whole tree, grace, KILL. The end event returns `why` as `stopped_by`."""
 
     why: str
-    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `unbooked_use` or `shutdown`."""
+    """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use` or `shutdown`."""
     signal: int | None = None
     """None: as in the ticket."""
     grace_s: float | None = None
     """None: the ticket's grace."""
 
 
+SIGNAL_SCOPES = ("tree", "main", "steps", "full")
+"""Who gets a signal: see `SignalOrder.to`."""
+
+
 class SignalOrder(Value):
     """Deliver one signal, without ending the run."""
 
     signal: int
-    main_only: bool = False
+    to: str = "tree"
+    """`tree`: all of them, but sparing a shell that would die of a notice. `main`: the first process. `steps`: those of
+    all steps. `step:N`: those of one step. `full`: all of them, whatever they are."""
+
+
+class StepStopOrder(Value):
+    """End one step of a run: TERM, grace, KILL to its processes. The run goes on."""
+
+    step: int
+    grace_s: float | None = None
+    """None: the ticket's grace."""
 
 
 class LimitOrder(Value):
@@ -121,7 +137,7 @@ class NoteOrder(Value):
     text: str
 
 
-Order = StopOrder | SignalOrder | LimitOrder | SuspendOrder | ResumeOrder | NoteOrder
+Order = StopOrder | SignalOrder | StepStopOrder | LimitOrder | SuspendOrder | ResumeOrder | NoteOrder
 
 
 class RunStarted(Value, tag_field="event", tag="started"):
@@ -140,8 +156,8 @@ class RunStopping(Value, tag_field="event", tag="stopping"):
     run: str
     at: float
     why: str
-    """`cancel`, `preempt`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown`, `timeout`, `lease`, `client_lost` or
-    `leftovers`."""
+    """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown`, `timeout`, `lease`,
+    `client_lost` or `leftovers`."""
 
 
 class RunSuspended(Value, tag_field="event", tag="suspended"):

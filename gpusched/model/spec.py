@@ -446,6 +446,12 @@ class Launch(Value):
         default=None,
     )
     """`index` or `uuid` in CUDA_VISIBLE_DEVICES; None for the setting `gpu_ids`."""
+    slurm: bool = field(
+        "boolean",
+        "Submitted with a command of Slurm: notices go to its steps alone, and its log speaks like Slurm's.",
+        default=False,
+        keyword=None,
+    )
     submit_dir: str | None = field(
         "string", "Folder of relative outputs, absolute; the working directory unless it is given.", default=None
     )

@@ -24,6 +24,7 @@ from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.states import JobState
+from gpusched.model.step import JobStep
 from gpusched.model.value import Value
 
 
@@ -64,6 +65,8 @@ class Changes:
     """New pipelines, by number."""
     alerts: dict[str, Alert | None] = field(default_factory=dict)
     """Alerts to send, by key; None removes one from the outbox."""
+    steps: dict[tuple[int, int, int], JobStep] = field(default_factory=dict)
+    """New and changed steps, by job, run and number. The end of one is final."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -80,6 +83,7 @@ class Changes:
             or self.estimates
             or self.pipelines
             or self.alerts
+            or self.steps
         )
 
 
@@ -169,6 +173,9 @@ class Store(Archive, Protocol):
     def load_alerts(self) -> list[Alert]:
         """The outbox, oldest first."""
 
+    def load_steps(self) -> list[JobStep]:
+        """All steps that have not ended, by job, run and number."""
+
     def next_job_id(self) -> int:
         """One above the highest id ever used, pruned jobs included."""
 
@@ -195,6 +202,13 @@ class Store(Archive, Protocol):
 
     def runs(self, job_ids: Iterable[int]) -> list[Run]:
         """Every run of these jobs, by job and number."""
+
+    def steps(self, job_ids: Iterable[int]) -> list[JobStep]:
+        """Every step of these jobs, by job, run and number."""
+
+    def next_step(self, job_id: int, run: int) -> int:
+        """One above the highest number of a step of this run; 0 before its first."""
+        ...
 
     def events(self, job_id: int) -> list[JobEvent]:
         """The job's history, oldest first."""

@@ -34,6 +34,7 @@ from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, ClassKey, Plan, Reason, Snapshot, VramSeen
 from gpusched.model.states import ReasonCode
+from gpusched.model.step import JobStep
 from gpusched.model.value import Value
 from gpusched.predict.calibration import Calibration
 from gpusched.predict.predictor import ExpectedRunTime, PredictionError
@@ -124,6 +125,13 @@ class DaemonHealth(Value):
 # --- current state ------------------------------------------------------------------------------------
 
 
+class RunningSteps(Protocol):
+    """Steps that have not ended."""
+
+    def all(self) -> Mapping[tuple[int, int, int], JobStep]:
+        """By job, run and number."""
+
+
 class ActiveJobs(Protocol):
     """Unfinished jobs and their runs, with holds, drains and reservations."""
 
@@ -149,6 +157,9 @@ class ActiveJobs(Protocol):
 
     @property
     def next_id(self) -> int: ...
+
+    @property
+    def steps(self) -> RunningSteps: ...
 
     def find(self, job_id: int) -> Job | None:
         """An active job, or a task of an active array without a row of its own."""

@@ -12,11 +12,12 @@ from gpusched.errors import BrokenInvariant, GpuschedError
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import Clearance, GpuReading
 from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
-from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.spec import NICE_MAX, NICE_MIN
 from gpusched.model.states import JobState, RunState
+from gpusched.model.step import JobStep
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 
@@ -45,6 +46,8 @@ class MemoryStore:
         self._estimates: dict[int, Estimate] = {}
         self._pipelines: dict[int, Pipeline] = {}
         self._alerts: dict[str, Alert] = {}
+        self._steps: dict[int, dict[tuple[int, int], JobStep]] = {}
+        self._open_steps: dict[tuple[int, int, int], JobStep] = {}
         self._next_id = 1
         self._next_pipeline = 1
 
@@ -85,6 +88,10 @@ class MemoryStore:
         """The outbox, oldest first."""
         return sorted(self._alerts.values(), key=lambda alert: (alert.at, alert.key))
 
+    def load_steps(self) -> list[JobStep]:
+        """Every step that has not ended, by job, run and number."""
+        return [self._open_steps[key] for key in sorted(self._open_steps)]
+
     def next_job_id(self) -> int:
         return self._next_id
 
@@ -113,6 +120,12 @@ class MemoryStore:
                 self._open.pop(run.id, None)
             else:
                 self._open[run.id] = run
+        for step in changes.steps.values():
+            self._steps.setdefault(step.job_id, {})[step.run, step.number] = step
+            if step.is_open:
+                self._open_steps[step.id] = step
+            else:
+                self._open_steps.pop(step.id, None)
         for event in changes.events:
             self._events.setdefault(event.job_id, []).append(event)
         for sha, body in changes.payloads.items():
@@ -145,6 +158,14 @@ class MemoryStore:
                 return f"run {run.id} is {run.state}, its outcome {run.outcome}, its end {run.end_at}"
             if run.outcome is not None and not run.outcome.is_final:
                 return f"run {run.id} ended as {run.outcome}"
+        for step in changes.steps.values():
+            before = self._steps.get(step.job_id, {}).get((step.run, step.number))
+            if step.run not in self._runs.get(step.job_id, {}) and run_id(step.job_id, step.run) not in changes.runs:
+                return f"step {step.number} of run {step.job_id}.{step.run}, which is none"
+            if step.number < 0 or step.tasks < 1 or step.is_open != (step.state is JobState.RUNNING):
+                return f"step {step.id} is {step.state}, its end {step.end_at}"
+            if before is not None and not before.is_open:
+                return f"the end of step {step.id}, which is final"
         for event in changes.events:
             if event.job_id not in self._jobs and event.job_id not in changes.jobs:
                 return f"a line of the story of job {event.job_id}, which is none"
@@ -195,6 +216,15 @@ class MemoryStore:
             for job_id in sorted(set(job_ids) & self._runs.keys())
             for number in sorted(self._runs[job_id])
         ]
+
+    def steps(self, job_ids: Iterable[int]) -> list[JobStep]:
+        """Every step of these jobs, by job, run and number."""
+        found = (self._steps.get(job_id, {}) for job_id in sorted(set(job_ids)))
+        return [steps[key] for steps in found for key in sorted(steps)]
+
+    def next_step(self, job_id: int, run: int) -> int:
+        """One above the highest number of a step of this run."""
+        return max((number for of_run, number in self._steps.get(job_id, ()) if of_run == run), default=-1) + 1
 
     def events(self, job_id: int) -> list[JobEvent]:
         """The job's history, oldest first."""
@@ -293,6 +323,7 @@ class MemoryStore:
             self._active.pop(job_id, None)
             self._events.pop(job_id, None)
             self._estimates.pop(job_id, None)
+            self._steps.pop(job_id, None)
             for run in self._runs.pop(job_id, {}).values():
                 self._open.pop(run.id, None)
             self._alerts = {key: one for key, one in self._alerts.items() if one.job_id != job_id}

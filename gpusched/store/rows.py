@@ -25,6 +25,7 @@ from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import CalendarEntry, Estimate, Usage
+from gpusched.model.step import JobStep
 from gpusched.model.value import Value, convert, decode, encode, fields
 
 V = TypeVar("V", bound=Value)
@@ -179,6 +180,7 @@ RESERVATIONS = Columns(CalendarEntry)
 ESTIMATES = Columns(Estimate)
 PIPELINES = Columns(Pipeline)
 ALERTS = Columns(Alert)
+STEPS = Columns(JobStep)
 
 USAGE_COLUMNS = ("account", "user", "gpu_s", "vram_mib_s", "cpu_s", "mem_mib_s", "at")
 

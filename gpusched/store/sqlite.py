@@ -21,6 +21,7 @@ from gpusched.model.job import Job, JobEvent, JobSpec, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.states import JobState
+from gpusched.model.step import JobStep
 from gpusched.model.value import decode
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import rows
@@ -124,6 +125,10 @@ class SqliteStore:
         """The outbox, oldest first."""
         return self._rows(rows.ALERTS.read, sql.ALERTS)
 
+    def load_steps(self) -> list[JobStep]:
+        """Every step that has not ended, by job, run and number."""
+        return self._rows(rows.STEPS.read, sql.OPEN_STEPS)
+
     def next_job_id(self) -> int:
         """One above every id ever used, even after old jobs were pruned."""
         found = self._rows(_first, sql.LARGEST_ID_EVER)
@@ -141,6 +146,8 @@ class SqliteStore:
             self._write_jobs(db, changes.jobs)
             if changes.runs:
                 db.executemany(sql.PUT_RUN, map(rows.RUNS.row, changes.runs.values()))
+            if changes.steps:
+                db.executemany(sql.PUT_STEP, map(rows.STEPS.row, changes.steps.values()))
             if changes.events:
                 db.executemany(sql.TELL, map(rows.EVENTS.row, changes.events))
             if changes.payloads:
@@ -254,6 +261,14 @@ class SqliteStore:
     def runs(self, job_ids: Iterable[int]) -> list[Run]:
         """Every run of these jobs, by job and number."""
         return self._rows(rows.RUNS.read, sql.RUNS_OF_JOBS, (dumps(list(job_ids)),))
+
+    def steps(self, job_ids: Iterable[int]) -> list[JobStep]:
+        """Every step of these jobs, by job, run and number."""
+        return self._rows(rows.STEPS.read, sql.STEPS_OF_JOBS, (dumps(list(job_ids)),))
+
+    def next_step(self, job_id: int, run: int) -> int:
+        """One above the highest number of a step of this run."""
+        return int(self._rows(_first, sql.NEXT_STEP, (job_id, run))[0])
 
     def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
         """The existing ones of these pipelines, by number."""

@@ -14,6 +14,7 @@ EVENT_COLUMNS = rows.EVENTS.names
 PIPELINE_COLUMNS = rows.PIPELINES.names
 RESERVATION_COLUMNS = rows.RESERVATIONS.names
 RUN_COLUMNS = rows.RUNS.names
+STEP_COLUMNS = rows.STEPS.names
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -46,6 +47,7 @@ PUT_ESTIMATE = _upsert("estimates", ESTIMATE_COLUMNS, ESTIMATE_COLUMNS[:1])
 PUT_PIPELINE = _insert("pipelines", PIPELINE_COLUMNS)
 PUT_ALERT = _upsert("alerts", ALERT_COLUMNS, ALERT_COLUMNS[:1])
 DROP_ALERT = "DELETE FROM alerts WHERE key = ?"
+PUT_STEP = _upsert("steps", STEP_COLUMNS, STEP_COLUMNS[:3])
 
 USAGE = f"SELECT {', '.join(USAGE_COLUMNS)} FROM usage ORDER BY account, user"
 RESERVATIONS = f"SELECT {', '.join(RESERVATION_COLUMNS)} FROM reservations ORDER BY name"
@@ -59,6 +61,12 @@ RUNS_OF_JOBS = (
     f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE job_id IN (SELECT value FROM json_each(?)) "
     "ORDER BY job_id, number"
 )
+OPEN_STEPS = f"SELECT {', '.join(STEP_COLUMNS)} FROM steps WHERE end_at IS NULL ORDER BY job_id, run, number"
+STEPS_OF_JOBS = (
+    f"SELECT {', '.join(STEP_COLUMNS)} FROM steps WHERE job_id IN (SELECT value FROM json_each(?)) "
+    "ORDER BY job_id, run, number"
+)
+NEXT_STEP = "SELECT coalesce(max(number), -1) + 1 FROM steps WHERE job_id = ? AND run = ?"
 EVENTS_OF_JOB = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id = ? ORDER BY id"
 DRAINS = "SELECT target, message FROM drains ORDER BY target"
 KNOWN_PAYLOADS = "SELECT sha FROM payloads WHERE sha IN (SELECT value FROM json_each(?))"

@@ -52,7 +52,10 @@ ACTS = {
     "requeue": {},
     "update": {"changes": {"time_limit_s": 60}},
 }
-OWN = {("POST", "/v1/jobs"), ("POST", "/v1/pipelines"), ("GET", "/v1/inside"), ("GET", "/v1/ended")}
+OWN = {
+    *(("POST", "/v1/jobs"), ("POST", "/v1/pipelines"), ("GET", "/v1/inside"), ("GET", "/v1/ended")),
+    *(("POST", "/v1/steps"), ("POST", "/v1/steps/end")),
+}
 """What a stranger may do, as it is about their own jobs."""
 
 
@@ -99,6 +102,8 @@ def answers(person: Any, job: str, pipeline: str) -> Iterator[tuple[str, str, An
                 continue
             where = path.replace("{id}", pipeline if "pipelines" in path else job)
             body: Any = ADMINS_ALONE.get((method, path))
+            if path == "/v1/steps/cancel":
+                body = {"id": job, "step": 0}
             if path == "/v1/adopt":
                 # Of root, like the first process of the machine.
                 body = {"pid": 1}
@@ -113,6 +118,7 @@ def answers(person: Any, job: str, pipeline: str) -> Iterator[tuple[str, str, An
                     "/v1/jobs": "?states=all",
                     "/v1/history": "?states=all",
                     "/v1/starts": "?states=all",
+                    "/v1/steps": "?states=all",
                 }.get(path, "")
             try:
                 yield method, path, person.call(method, where, body)

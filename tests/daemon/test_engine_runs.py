@@ -444,7 +444,7 @@ def test_a_signal_goes_to_the_first_process_or_to_all(bench: LocalBench) -> None
     text = f"sh -c \"{child}\" & trap 'echo main' USR1; wait; wait; wait"
     bench.start("1.1", argv=("sh", "-c", text))
     bench.ready("1.1")
-    bench.engine.order("1.1", SignalOrder(signal.SIGUSR1, main_only=True))
+    bench.engine.order("1.1", SignalOrder(signal.SIGUSR1, "main"))
     bench.wait(lambda: "main" in bench.output("1.1"))
     assert "child" not in bench.output("1.1")
     bench.engine.order("1.1", SignalOrder(signal.SIGUSR1))

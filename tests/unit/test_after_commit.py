@@ -221,7 +221,7 @@ def test_an_engine_that_raises_midway_gets_the_rest_with_the_next_tick(fails: in
         lab.turn()
     runs = lab.engine._runs
     assert {"5.1", "6.1"} <= alive(lab)
-    assert (runs["1.1"].stopped_by, runs["2.1"].stopped_by) == ("cancel", "preempt")
+    assert (runs["1.1"].stopped_by, runs["2.1"].stopped_by) == ("cancel", "requeue")
     assert runs["3.1"].still_since is not None
     assert runs["4.1"].limit_at == runs["4.1"].start_at + 60
     lab.turn(6)

@@ -18,7 +18,7 @@ from gpusched.model.execution import (
 )
 from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.states import FINAL_STATES, JobState, ReasonCode
-from gpusched.testing import NOW, job
+from gpusched.testing import NOW, job, launch
 
 # --- cancel -----------------------------------------------------------------------------------------
 
@@ -254,6 +254,41 @@ def test_a_requeue_names_its_requester():
     after, run, _ = end(one, run, stopped_by="preempt", exit_code=None, signal=15)
     assert (after.state, after.is_front, after.queued_at) == (JobState.PENDING, True, before)
     assert (run.outcome, run.reason, run.reason_text) == (JobState.PREEMPTED, ReasonCode.REQUEUED, "requeued by root")
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "code", "number"),
+    [
+        (None, 255, None),
+        (None, 0, None),
+        (None, None, 9),
+        ("requeue", 0, None),
+        ("requeue", 3, None),
+        ("timeout", 1, None),
+    ],
+)
+def test_a_requeued_job_waits_again_however_its_run_ended(stopped_by, code, number):
+    # A script that requeues itself exits at once, before any order reaches its run.
+    one, run = started(launch=launch("true", slurm=True))
+    one, _ = transitions.requeue(one, NOW + 60, "ann", is_owner=True)
+    after, run, _ = end(one, run, stopped_by=stopped_by, exit_code=code, signal=number)
+    assert (after.state, after.failures, after.reason_text) == (JobState.PENDING, 0, "requeued by ann")
+    assert (run.outcome, run.reason, run.exit_code) == (JobState.PREEMPTED, ReasonCode.REQUEUED, code)
+
+
+def test_a_requeued_job_of_gsub_that_succeeds_all_the_same_is_completed():
+    one, run = started()
+    one, _ = transitions.requeue(one, NOW + 60, "ann", is_owner=True)
+    assert end(one, run, stopped_by="requeue", exit_code=0)[0].state is JobState.COMPLETED
+    assert end(one, run, stopped_by=None, exit_code=1)[0].state is JobState.PENDING
+
+
+def test_a_cancel_after_a_requeue_cancels():
+    one, run = started()
+    one, _ = transitions.requeue(one, NOW + 60, "ann", is_owner=True)
+    one, _ = transitions.cancel(one, NOW + 61, "ann")
+    after, _, _ = end(one, run, stopped_by="requeue", exit_code=None, signal=15)
+    assert after.state is JobState.CANCELLED
 
 
 def test_a_job_requeued_by_its_owner_waits_from_now_without_precedence():

@@ -405,7 +405,7 @@ def test_the_record_determines_the_repeated_order() -> None:
     one.turn()
     one.ask(Cancel(ANN, Selection(ids=(ids[0],))), Requeue(ANN, (ids[1],)), Suspend(ANN, (ids[2],)))
     found = [pending_order(one.job(job_id), one.settings) for job_id in ids]
-    assert found == [StopOrder("cancel"), StopOrder("preempt"), SuspendOrder(), None]
+    assert found == [StopOrder("cancel"), StopOrder("requeue"), SuspendOrder(), None]
     one.ask(Cancel(ANN, Selection(ids=(ids[1],))))
     assert pending_order(one.job(ids[1]), one.settings) == StopOrder("cancel")
 

@@ -44,6 +44,7 @@ from gpusched.lifecycle.transitions import new_job
 from gpusched.model import commands
 from gpusched.model.cluster import GpuState
 from gpusched.model.commands import Caller, ResumePipeline, Selection
+from gpusched.model.execution import SIGNAL_SCOPES
 from gpusched.model.job import GpuShare, Job
 from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_ids
@@ -449,7 +450,7 @@ async def cancel(request: web.Request) -> web.Response:
     service = service_of(request)
     caller = caller_of(request)
     body = await read_body(request)
-    check_keys(body, "ids", *_FILTERS, "signal", "main_only", "dry_run")
+    check_keys(body, "ids", *_FILTERS, "signal", "main_only", "to", "dry_run")
     named = {word: parse_pipeline_id(word) for word in _words(body)}
     others = [word for word, number in named.items() if number is None]
     filters = _filters(body)
@@ -463,9 +464,12 @@ async def cancel(request: web.Request) -> web.Response:
     signal = body.get("signal")
     if signal is not None and (not isinstance(signal, int) or isinstance(signal, bool) or not 1 <= signal <= 64):
         raise UsageError(f"signal is {printable(repr(signal), 40)}; it must be from 1 to 64", "see: kill -l")
-    answer = await change(
-        service, commands.Cancel(caller, selection, signal, body.get("main_only") is True, body.get("dry_run") is True)
-    )
+    to = body.get("to", "main" if body.get("main_only") is True else "tree")
+    if to not in SIGNAL_SCOPES:
+        raise UsageError(
+            f"to is {printable(repr(to), 40)}; it must be one of {', '.join(SIGNAL_SCOPES)}", "leave it out"
+        )
+    answer = await change(service, commands.Cancel(caller, selection, signal, to, body.get("dry_run") is True))
     return respond(**answer)
 
 

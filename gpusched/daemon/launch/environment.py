@@ -48,11 +48,16 @@ def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
     Indexes are looked up at launch because they shift when a GPU is lost. A GPU without an index is named by
     UUID, which CUDA resolves or refuses, but never confuses.
     """
+    return ",".join(visible_words(run, form, index_of))
+
+
+def visible_words(run: Run, form: str, index_of: Mapping[str, int]) -> list[str]:
+    """The words of `visible_devices`, one for each GPU of the run, in its order."""
     indexes = [index_of.get(share.uuid) for share in run.gpus]
     needs_uuid = any(share.uuid.startswith("MIG-") or share.limit is not None for share in run.gpus)
     if form == "uuid" or None in indexes or needs_uuid:
-        return ",".join(share.uuid for share in run.gpus)
-    return ",".join(str(index) for index in indexes)
+        return [share.uuid for share in run.gpus]
+    return [str(index) for index in indexes]
 
 
 def _mps_environment(run: Run, settings: Settings) -> dict[str, str]:

@@ -76,6 +76,7 @@ def make_ticket(
         log_keep=launch.log_keep,
         # An adopted process stays under the limits it was started with.
         limits=limits if spec.adopted is None else None,
+        slurm=run.node if launch.slurm else "",
         adopt=spec.adopted,
     )
 

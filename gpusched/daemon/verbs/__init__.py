@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.verbs import adopt, cancel, drain, hold, pipeline, requeue, reserve, submit, suspend, update
+from gpusched.daemon.verbs import adopt, cancel, drain, hold, pipeline, requeue, reserve, step, submit, suspend, update
 from gpusched.model import commands
 from gpusched.model.commands import Command
 
@@ -31,6 +31,10 @@ _APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
     commands.SubmitPipeline: pipeline.submit,
     commands.ResumePipeline: pipeline.resume,
     commands.Adopt: adopt.apply,
+    commands.BeginStep: step.begin,
+    commands.EndStep: step.end,
+    commands.CancelStep: step.cancel,
+    commands.LoseSteps: step.lose,
 }
 
 

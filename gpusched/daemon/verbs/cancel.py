@@ -50,7 +50,7 @@ def apply(command: Cancel, tx: TickTransaction) -> dict[str, Any]:
             if not command.dry_run:
                 tx.cancel(job, by=caller.user)
         else:
-            order = SignalOrder(command.signal, command.main_only)
+            order = SignalOrder(command.signal, command.to)
             runs = _signalled(job, order, tx, is_alone=is_alone)
             answer["signalled"] += [one.shown_id for one in runs]
             if not command.dry_run:

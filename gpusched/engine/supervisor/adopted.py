@@ -142,10 +142,10 @@ class AdoptedSupervisor(Supervisor):
         if self.wake_out in ready:
             self.handle_signals(os.read(self.wake_out, 4096))
 
-    def deliver(self, number: int, main_only: bool) -> bool:
+    def deliver(self, number: int, to: str = "tree") -> bool:
         """Signal the first process or all. Unlike a child's pid, its pid may have been reused since the last scan."""
-        if not main_only:
-            return super().deliver(number, main_only=False)
+        if to != "main":
+            return super().deliver(number, to)
         if (first := self.look().get(self.job_pid)) is not None:
             proctree.send(first, number)
         return False

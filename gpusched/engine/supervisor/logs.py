@@ -49,12 +49,12 @@ class Logs:
     def begin(self) -> None:
         """The job has started."""
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, who: str = "gpusched") -> None:
         """Add a line to the job's error output, as Slurm does; not to a pipe, which might block."""
         try:
             if stat.S_ISREG(os.fstat(self.error).st_mode):
                 uid = None if self.owner is None else self.owner.uid
-                write_as(uid, self.error, f"gpusched: {text}\n".encode("utf-8", "surrogateescape"))
+                write_as(uid, self.error, f"{who}: {text}\n".encode("utf-8", "surrogateescape"))
         except OSError:
             # A full disk or a vanished output: skip the line.
             pass

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpusched.engine.linux.cgroup import RunCgroup
     from gpusched.engine.supervisor.interactive import Session
     from gpusched.engine.supervisor.logs import Logs
+    from gpusched.engine.supervisor.steps import StepEnds
 else:
     import _signal as signal
 
@@ -96,6 +97,7 @@ AWAITED = frozenset({signal.SIGCHLD, signal.SIGTERM, ORDER_SIGNAL})
 BECAUSE = {
     "timeout": " DUE TO TIME LIMIT",
     "preempt": " DUE TO PREEMPTION",
+    "requeue": " DUE TO JOB REQUEUE",
     "lease": " DUE TO END OF LEASE",
     "vram_over": " DUE TO GPU MEMORY BEYOND ITS BOOKING",
     "unbooked_use": " DUE TO USE OF A GPU THAT IT DID NOT BOOK",
@@ -157,6 +159,8 @@ class Supervisor:
         self.only_main = False
         """Only the first process was told that the run is being stopped."""
         self.still = SuspendClock()
+        self.step_ends: StepEnds | None = None
+        """Steps that are being ended; None if none ever was."""
         self.linger_until: float | None = None
         self.kills_at: float | None = None
         self.kill_pause_s = KILL_AGAIN_S[0]
@@ -322,8 +326,8 @@ class Supervisor:
         if self.stopping is None:
             self.linger_until = time.monotonic() + LINGER_S
         elif self.only_main:
-            self.deliver(signal.SIGTERM, main_only=False)
-            self.deliver(signal.SIGCONT, main_only=False)
+            self.deliver(signal.SIGTERM)
+            self.deliver(signal.SIGCONT)
 
     def members(self, settled: Container[int] = ()) -> Iterable[proctree.Process]:
         """Yield processes of the run as they are found; see `proctree.walk`."""
@@ -333,7 +337,16 @@ class Supervisor:
         """Sleep until a child ends, an order comes or something is due."""
         moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
         looks_at = None if self.box is None else self.box.look_at
-        any_time = (self.tell_at, self.raise_at, self.still.look_at, self.linger_until, self.kills_at, looks_at)
+        steps_at = None if self.step_ends is None else self.step_ends.due_at
+        any_time = (
+            self.tell_at,
+            self.raise_at,
+            self.still.look_at,
+            self.linger_until,
+            self.kills_at,
+            looks_at,
+            steps_at,
+        )
         due = [at for at in (*moving, *any_time) if at is not None]
         if self.session is not None:
             at = self.session.due_at() if self.still.since is None else None
@@ -372,13 +385,15 @@ class Supervisor:
             notice = self.ticket["notice"]
             if self.stopping is None:
                 self.is_noticed = True
-                self.deliver(notice["signal"], main_only=notice["main_only"])
+                self.deliver(notice["signal"], self.scope_of(notice))
         if moves and self.limit_at is not None and now >= self.limit_at:
             self.reach_limit()
         if self.still.look_at is not None and now >= self.still.look_at:
             self.freeze(now)
         if self.box is not None and self.box.look_at is not None and now >= self.box.look_at:
             self.box.look(now)
+        if self.step_ends is not None:
+            self.step_ends.act(now)
         if self.linger_until is not None and now >= self.linger_until:
             self.linger_until = None
             self.end_leftovers(now)
@@ -414,7 +429,7 @@ class Supervisor:
             self.still.is_wanted = True
         elif self.stopping is None and self.status is None and self.still.since is None:
             self.still.begin(time.monotonic())
-            self.deliver(signal.SIGTSTP, main_only=False)
+            self.deliver(signal.SIGTSTP)
 
     def freeze(self, now: float) -> None:
         """Send one round of STOP; reports the suspension once."""
@@ -427,7 +442,7 @@ class Supervisor:
         self.still.is_wanted = False
         if self.still.since is not None:
             self.thaw()
-            self.deliver(signal.SIGCONT, main_only=False)
+            self.deliver(signal.SIGCONT)
 
     def thaw(self) -> None:
         """Resume the clocks: deadlines move by the suspended time."""
@@ -449,7 +464,7 @@ class Supervisor:
         if self.start_at is None:
             self.stopped_by = "cancel" if why == "cancel" else self.stopped_by or why
             return
-        if why == "preempt" and self.stopping is not None:
+        if why in ("preempt", "requeue") and self.stopping is not None:
             # Sent again by a new daemon: the job is busy saving its work and knows why.
             return
         self.thaw()
@@ -459,7 +474,7 @@ class Supervisor:
             self.notify_stopping(why)
             if self.session is not None:
                 self.session.say(f"job {self.run.partition('.')[0]} is being ended{BECAUSE.get(why, '').lower()}")
-        elif why == "cancel" and self.stopped_by in ("preempt", "shutdown"):
+        elif why == "cancel" and self.stopped_by in ("preempt", "requeue", "shutdown"):
             # These come back, a cancelled job must not.
             self.stopped_by = why
         self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
@@ -467,9 +482,9 @@ class Supervisor:
             is_notice = self.announce(why, number)
             if self.session is not None and self.session.is_terminal and not is_notice:
                 # A shell at a terminal ignores TERM, and ends with what runs in it when that is hung up.
-                self.deliver(signal.SIGHUP, main_only=False)
+                self.deliver(signal.SIGHUP)
             # A stopped process would not see it.
-            self.deliver(signal.SIGCONT, main_only=False)
+            self.deliver(signal.SIGCONT)
 
     def announce(self, why: str, number: int | None) -> bool:
         """Send the first signal of a stop; returns whether it is the one of the job's own notice.
@@ -480,14 +495,24 @@ class Supervisor:
         notice = self.ticket["notice"]
         # The notice was for its first process alone, which is gone.
         is_past = notice is not None and notice["main_only"] and self.status is not None
-        if number is not None or notice is None or is_past or self.is_noticed or "timeout" in (why, self.stopped_by):
-            self.deliver(signal.SIGTERM if number is None else number, main_only=False)
+        is_plain = "timeout" in (why, self.stopped_by) or (self.ticket.get("slurm") and why != "preempt")
+        if number is not None or notice is None or is_past or self.is_noticed or is_plain:
+            self.deliver(signal.SIGTERM if number is None else number)
             return False
         self.only_main = notice["main_only"]
-        if self.deliver(notice["signal"], main_only=self.only_main):
+        scope = self.scope_of(notice)
+        is_left_out = self.deliver(notice["signal"], scope)
+        if scope == "steps" and not is_left_out:
+            # There are no steps that could react to it.
+            self.deliver(signal.SIGTERM)
+        elif is_left_out:
             # A script's shell would continue with its next line, and its end would pass for the job's own.
-            self.deliver(signal.SIGTERM, main_only=True)
+            self.deliver(signal.SIGTERM, "main")
         return True
+
+    def scope_of(self, notice: dict[str, Any]) -> str:
+        """Who gets the job's notice; with Slurm's commands its steps."""
+        return "main" if notice["main_only"] else "steps" if self.ticket.get("slurm") else "tree"
 
     def end_leftovers(self, now: float) -> None:
         """End and name the processes that outlived the job's first one."""
@@ -497,8 +522,8 @@ class Supervisor:
         self.notify("stopping", at=time.time(), why="leftovers")
         kills_at = now + self.ticket["leftover_grace_s"]
         self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
-        self.deliver(signal.SIGTERM, main_only=False)
-        self.deliver(signal.SIGCONT, main_only=False)
+        self.deliver(signal.SIGTERM)
+        self.deliver(signal.SIGCONT)
 
     def name_leftovers(self, processes: Iterable[proctree.Process]) -> None:
         """Keep names for the result, up to LEFTOVERS_NAMED."""
@@ -514,15 +539,26 @@ class Supervisor:
         self.notify("stopping", at=time.time(), why=why)
         if self.logs is not None:
             at = time.strftime("%Y-%m-%dT%H:%M:%S")
-            self.logs.say(f"job {self.run.partition('.')[0]} CANCELLED AT {at}{BECAUSE.get(why, '')}")
+            what = f"CANCELLED AT {at}{BECAUSE.get(why, '')}"
+            job_id = self.run.partition(".")[0]
+            if self.ticket.get("slurm"):
+                self.logs.say(f"error: *** JOB {job_id} ON {self.ticket.get('slurm')} {what} ***", "slurmstepd")
+            else:
+                self.logs.say(f"job {job_id} {what}")
 
-    def deliver(self, number: int, main_only: bool) -> bool:
-        """Signal the first process or all of them; returns whether the first process was left out.
+    def deliver(self, number: int, to: str = "tree") -> bool:
+        """Signal processes of the run, see `SignalOrder.to`; returns whether only others than the first process got it.
 
-        As in Slurm, a notice to all spares a script that would die of it, and its shell, while it has a child
-        running. A script that is the program itself, by its #! line or by `exec`, and handles the notice gets it.
+        A notice to the tree spares a script that would die of it, and its shell, while it has a child running. A script
+        that is the program itself, by its #! line or by `exec`, and handles the notice gets it.
         """
-        if not main_only:
+        if to == "steps" or to.startswith("step:"):
+            from gpusched.engine.supervisor.steps import signal_each, tasks_in  # most jobs have none
+
+            return signal_each(tasks_in(self.members, int(to[5:]) if to != "steps" else None), number)
+        if to == "full":
+            return proctree.signal_all(self.members, number)
+        if to != "main":
             spared = self.job_pid if number in NOTICES and self.is_script and self.is_spared(number) else None
             return proctree.signal_all(self.members, number, spared)
         if self.status is None:
@@ -550,8 +586,8 @@ class Supervisor:
                 continue
 
     def handle_order(self, words: list[str]) -> None:
-        """Carry out one order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER main|tree .`, `limit SECONDS|- .`,
-        `suspend .`, `resume .`, `note WORDS .`.
+        """Carry out one order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER SCOPE .`, `stop-step STEP GRACE|- .`,
+        `limit SECONDS|- .`, `suspend .`, `resume .`, `note WORDS .`.
         """
         if words[-1] != ".":
             return
@@ -562,7 +598,9 @@ class Supervisor:
             number = int(words[1])
             # Only a resume order continues a suspended run.
             if number != signal.SIGCONT or self.still.since is None:
-                self.deliver(number, main_only=words[2] == "main")
+                self.deliver(number, words[2])
+        elif words[0] == "stop-step" and self.start_at is not None:
+            self.stop_step(int(words[1]), self.ticket["grace_s"] if words[2] == "-" else float(words[2]))
         elif words[0] == "suspend":
             self.suspend()
         elif words[0] == "resume":
@@ -577,6 +615,15 @@ class Supervisor:
             self.ticket["time_limit_s"] = limit_s
             if self.start_at is not None and self.status is None and self.stopping is None:
                 self.set_limit(limit_s)
+
+    def stop_step(self, number: int, grace_s: float) -> None:
+        """End one step; the run goes on."""
+        if self.step_ends is None:
+            from gpusched.engine.supervisor.steps import StepEnds
+
+            self.step_ends = StepEnds(self.members)
+        self.thaw()
+        self.step_ends.stop(number, grace_s)
 
     def set_limit(self, limit_s: float | None) -> None:
         began = self.started + self.still.total_s

@@ -1,0 +1,146 @@
+"""Handlers about the steps of jobs: `srun` in a job begins and ends them; others list, cancel and signal them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.access import Act
+from gpusched.api.auth import caller_of, pid_of
+from gpusched.api.handlers.jobs import filter_of, selected
+from gpusched.api.requests import read_body, respond, respond_list
+from gpusched.api.schema import check_fields
+from gpusched.api.service import service_of
+from gpusched.api.visibility import Viewer, viewer_of
+from gpusched.errors import NotFound, UsageError
+from gpusched.model.commands import BeginStep, CancelStep, EndStep
+from gpusched.model.job import Job, split_run_id
+from gpusched.model.option import Field
+from gpusched.model.spec import MAX_CPUS, MAX_GPUS
+from gpusched.model.step import COMMAND_LENGTH, MOST_STEPS, MOST_TASKS, NAME_LENGTH, JobStep
+from gpusched.model.units import MAX_SECONDS, printable
+
+BEGIN_FIELDS: Mapping[str, Field] = {
+    "name": Field("string", "Name of the step.", most=NAME_LENGTH, nullable=False),
+    "command": Field("string", "What it runs, for people.", most=COMMAND_LENGTH, nullable=False),
+    "tasks": Field("integer", "Number of its tasks.", (1, MOST_TASKS), nullable=False),
+    "cpus_per_task": Field("number", "CPUs of each task.", (0, MAX_CPUS), nullable=False),
+    "gpus": Field("integer", "GPUs of its own, of those of the job; absent: it uses those of the job.", (0, MAX_GPUS)),
+    "is_exact": Field("boolean", "No other such step gets its CPUs meanwhile.", nullable=False),
+    "overlaps": Field("boolean", "What it asks for may be in use by other steps.", nullable=False),
+    "overcommits": Field("boolean", "Its tasks may be more than the CPUs of the job.", nullable=False),
+    "time_limit_s": Field("integer", "Its time limit, which `srun` keeps.", (1, MAX_SECONDS)),
+}
+_NUMBER = Field("integer", "Number of the step in its run.", (0, MOST_STEPS), nullable=False)
+END_FIELDS: Mapping[str, Field] = {
+    "step": _NUMBER,
+    "exit_code": Field("integer", "Highest exit code of its tasks.", (0, 255)),
+    "signal": Field("integer", "Signal that ended a task.", (1, 64)),
+    "is_timeout": Field("boolean", "It reached its own time limit.", nullable=False),
+}
+CANCEL_FIELDS: Mapping[str, Field] = {
+    "id": Field("string", "Its job.", nullable=False),
+    "step": _NUMBER,
+    "signal": Field("integer", "Send its processes this signal instead of ending them.", (1, 64)),
+}
+
+
+def step_json(step: JobStep, job: Job, *, is_whole: bool) -> dict[str, Any]:
+    """A step as visible to a caller; like those of its job, name and command are private."""
+    return {
+        "id": f"{job.shown_id}.{step.number}",
+        "job": job.shown_id,
+        "job_id": job.id,
+        "run": step.run,
+        "step": step.number,
+        "name": step.name if is_whole else "-",
+        "command": step.command if is_whole else "-",
+        "user": job.user,
+        "uid": job.uid,
+        "queue": job.spec.queue,
+        "account": job.spec.account,
+        "node": step.node,
+        "state": step.state.value,
+        "start_at": step.start_at,
+        "end_at": step.end_at,
+        "tasks": step.tasks,
+        "cpus": step.cpus,
+        "gpus": [share.index for share in step.gpus],
+        "time_limit_s": step.time_limit_s,
+        "exit_code": step.exit_code,
+        "signal": step.signal,
+        "cancel_uid": step.cancel_uid,
+        "pid": step.pid if is_whole else None,
+    }
+
+
+async def listing(request: web.Request) -> web.Response:
+    """GET /v1/steps"""
+    service, viewer = service_of(request), viewer_of(request)
+    wanted = filter_of(request, service, viewer.caller)
+    jobs = {job.id: job for job in selected(viewer, wanted)}
+    is_open, has_all_runs = (request.query.get(name) == "1" for name in ("open", "all_runs"))
+    if is_open:
+        found = [step for step in service.scheduler.world.steps.all().values() if step.job_id in jobs]
+    else:
+        found = service.scheduler.store.steps(jobs)
+    shown = (
+        step_json(step, jobs[step.job_id], is_whole=viewer.sees_all_of(jobs[step.job_id]))
+        for step in found
+        if has_all_runs or step.run == jobs[step.job_id].run
+    )
+    return await respond_list("steps", shown, {}, {})
+
+
+def _own_run(request: web.Request, viewer: Viewer) -> tuple[str, int]:
+    """The run that the calling process belongs to, according to the kernel, and that process.
+
+    Raises: NotFound if it belongs to none; Forbidden if that is another user's.
+    """
+    service = viewer.service
+    pid = pid_of(request)
+    handle = None if pid is None else service.daemon.run_of_process(pid)
+    if pid is None or handle is None:
+        raise NotFound("the calling process belongs to no job", "call it from a job's script")
+    job_id, _ = split_run_id(handle)
+    viewer.check(service.find(job_id), Act.ATTACH)
+    return handle, pid
+
+
+async def begin(request: web.Request) -> web.Response:
+    """POST /v1/steps"""
+    viewer, body = viewer_of(request), await read_body(request)
+    values = check_fields(body, BEGIN_FIELDS)
+    for name in ("name", "command"):
+        values[name] = printable(values.get(name, ""), COMMAND_LENGTH)
+    handle, pid = _own_run(request, viewer)
+    process = viewer.service.daemon.client_process(pid)
+    command = BeginStep(viewer.caller, handle, pid, process.start_ticks, **values)
+    return respond(**await viewer.service.daemon.ask(command))
+
+
+async def end(request: web.Request) -> web.Response:
+    """POST /v1/steps/end"""
+    viewer, body = viewer_of(request), await read_body(request)
+    values = check_fields(body, END_FIELDS)
+    number = _number(values)
+    handle, _ = _own_run(request, viewer)
+    return respond(**await viewer.service.daemon.ask(EndStep(viewer.caller, handle, number, **values)))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """POST /v1/steps/cancel"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    values = check_fields(body, CANCEL_FIELDS)
+    number = _number(values)
+    job = viewer_of(request).find(service.job_id(values.get("id", ""), caller))
+    return respond(**await service.daemon.ask(CancelStep(caller, job.id, number, values.get("signal"))))
+
+
+def _number(values: dict[str, Any]) -> int:
+    if "step" not in values:
+        raise UsageError("no step is named", "see GET /v1/openapi.json")
+    number: int = values.pop("step")
+    return number

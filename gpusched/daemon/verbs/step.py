@@ -1,0 +1,168 @@
+"""Steps of a job: `srun` in it begins and ends them, others cancel or signal them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusched.access import Act, check
+from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.launch.environment import visible_words
+from gpusched.errors import NotFound, Refused
+from gpusched.lifecycle import steps
+from gpusched.model.commands import BeginStep, Caller, CancelStep, EndStep, LoseSteps
+from gpusched.model.execution import SignalOrder, StepStopOrder
+from gpusched.model.job import GpuShare, Job, Run
+from gpusched.model.states import JobState
+from gpusched.model.step import MOST_STEPS, JobStep
+from gpusched.model.value import replace
+
+_KILL = 9
+
+
+def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
+    """Record a new step of the run that the caller's process belongs to; `step` is None while it has to wait."""
+    job, run = _run_of(command.run, command.caller, tx)
+    others = tx.world.steps.of(run.id)
+    for step in others:
+        if (step.pid, step.start_ticks) == (command.pid, command.start_ticks):
+            # Asked again: the answer was lost with a daemon.
+            return {"step": _answer(step, job, run, tx)}
+    if job.state is not JobState.RUNNING:
+        raise Refused(f"job {job.shown_id} is {job.state} and starts no more steps", f"see: gshow {job.shown_id}")
+    number = tx.world.steps.next_number(run.id, lambda: tx.store.next_step(run.job_id, run.number))
+    if number >= MOST_STEPS:
+        raise Refused(
+            f"job {job.shown_id} has had {MOST_STEPS} steps, the maximum", "start several commands in one step"
+        )
+    cpus = command.tasks * command.cpus_per_task
+    _check_size(command, cpus, job, run)
+    is_exclusive = not command.overlaps and (command.is_exact or command.gpus is not None)
+    needs_cpus = command.is_exact and not command.overlaps
+    if needs_cpus and cpus > steps.free_cpus(run, others):
+        return {"step": None, "why": "Requested nodes are busy"}
+    gpus: tuple[GpuShare, ...] = run.gpus
+    if command.gpus is not None:
+        free = steps.least_used_gpus(run, others, command.gpus) if command.overlaps else steps.free_gpus(run, others)
+        if command.gpus > len(free):
+            return {"step": None, "why": "Requested nodes are busy"}
+        gpus = tuple(free[: command.gpus])
+    step = JobStep(
+        job_id=job.id,
+        run=run.number,
+        number=number,
+        name=command.name,
+        command=command.command,
+        node=run.node,
+        start_at=tx.now,
+        tasks=command.tasks,
+        cpus=cpus if command.is_exact else float(max(1, int(run.cpus))),
+        gpus=gpus,
+        is_exclusive=is_exclusive,
+        has_own_gpus=command.gpus is not None,
+        time_limit_s=command.time_limit_s,
+        pid=command.pid,
+        start_ticks=command.start_ticks,
+    )
+    tx.put_step(step)
+    return {"step": _answer(step, job, run, tx)}
+
+
+def _check_size(command: BeginStep, cpus: float, job: Job, run: Run) -> None:
+    """Refuse what the run can never give. Raises: Refused."""
+    have = max(1, int(run.cpus))
+    if not command.overcommits and cpus > have:
+        raise Refused(
+            f"the step asks for {cpus:g} CPUs, and job {job.shown_id} has {have}",
+            "ask for more when you submit the job, or let tasks share CPUs with --overcommit",
+        )
+    if command.gpus is not None and command.gpus > len(run.gpus):
+        raise Refused(
+            f"the step asks for {command.gpus} GPUs, and job {job.shown_id} has {len(run.gpus)}",
+            "ask for more when you submit the job",
+        )
+
+
+def end(command: EndStep, tx: TickTransaction) -> dict[str, Any]:
+    """Record how a step ended, once: a step that has ended stays as it is."""
+    job, run = _run_of(command.run, command.caller, tx)
+    step = _step(job, run, command.number, tx)
+    if step.is_open:
+        step = steps.ended(step, job, tx.now, command.exit_code, command.signal, is_timeout=command.is_timeout)
+        tx.put_step(step)
+    return {"step": {"step": step.number, "state": step.state.value}}
+
+
+def cancel(command: CancelStep, tx: TickTransaction) -> dict[str, Any]:
+    """End a step of a running job, or signal its processes."""
+    job = tx.world.jobs.get(command.job_id)
+    run = None if job is None else tx.world.open_runs.get(f"{job.id}.{job.run}")
+    if job is None or run is None:
+        raise NotFound(f"job {command.job_id} has no steps now", "list running steps with: squeue -s")
+    check(command.caller, Act.CANCEL if command.signal is None else Act.SIGNAL, job, tx.settings)
+    step = _step(job, run, command.number, tx)
+    shown = f"{job.shown_id}.{step.number}"
+    answer: dict[str, Any] = {"cancelled": [], "signalled": [], "ended": []}
+    if not step.is_open:
+        answer["ended"].append(shown)
+        return answer
+    tx.audit(command.caller, Act.CANCEL if command.signal is None else Act.SIGNAL, job)
+    if command.signal is not None and command.signal != _KILL:
+        tx.signal(run.id, SignalOrder(command.signal, f"step:{step.number}"))
+        answer["signalled"].append(shown)
+        return answer
+    tx.put_step(replace(step, cancel_uid=command.caller.uid))
+    tx.signal(run.id, StepStopOrder(step.number, 0.0 if command.signal == _KILL else None))
+    answer["cancelled"].append(shown)
+    return answer
+
+
+def lose(command: LoseSteps, tx: TickTransaction) -> dict[str, Any]:
+    """End steps whose process is gone, and kill what it started."""
+    for job_id, number, step_number in command.steps:
+        handle = f"{job_id}.{number}"
+        for step in tx.world.steps.of(handle):
+            if step.number == step_number:
+                tx.put_step(steps.lost(step, tx.now))
+                tx.signal(handle, StepStopOrder(step.number, 0.0))
+    return {}
+
+
+def close_steps(run: Run, tx: TickTransaction) -> None:
+    """End the open steps of a run that has ended."""
+    for step in tx.world.steps.of(run.id):
+        tx.put_step(steps.closed(step, run))
+    tx.world.steps.forget(run.id)
+
+
+def _run_of(handle: str, caller: Caller, tx: TickTransaction) -> tuple[Job, Run]:
+    """The run that the caller's process belongs to, and its job. Raises: NotFound, Forbidden."""
+    run = tx.world.open_runs.get(handle)
+    if run is None:
+        raise NotFound("the job of this process has ended", "start steps while it runs")
+    job = tx.world.jobs[run.job_id]
+    check(caller, Act.ATTACH, job, tx.settings)
+    return job, run
+
+
+def _step(job: Job, run: Run, number: int, tx: TickTransaction) -> JobStep:
+    for step in tx.world.steps.of(run.id):
+        if step.number == number:
+            return step
+    for step in (*tx.changes.steps.values(), *tx.store.steps([job.id])):
+        if step.id == (job.id, run.number, number):
+            return step
+    raise NotFound(f"job {job.shown_id} has no step {number}", "list running steps with: squeue -s")
+
+
+def _answer(step: JobStep, job: Job, run: Run, tx: TickTransaction) -> dict[str, Any]:
+    indexes = {gpu.uuid: gpu.index for node in tx.nodes for gpu in node.gpus}
+    words = visible_words(run, job.spec.launch.gpu_ids or tx.settings.gpu.ids, indexes)
+    word_of = {share.uuid: word for share, word in zip(run.gpus, words, strict=True)}
+    return {
+        "step": step.number,
+        "node": step.node,
+        "has_own_gpus": step.has_own_gpus,
+        "gpus": [
+            {"index": indexes.get(share.uuid, share.index), "visible": word_of[share.uuid]} for share in step.gpus
+        ],
+    }

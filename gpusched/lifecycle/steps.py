@@ -1,0 +1,55 @@
+"""Steps of a run: what a new one gets of the run's resources, and how one ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpusched.model.job import GpuShare, Job, Run
+from gpusched.model.states import JobState
+from gpusched.model.step import JobStep
+from gpusched.model.value import replace
+
+
+def free_cpus(run: Run, others: Iterable[JobStep]) -> float:
+    """CPUs of a run that no exclusive step has; whole ones, and at least one in all."""
+    return max(1, int(run.cpus)) - sum(step.cpus for step in others if step.is_exclusive)
+
+
+def free_gpus(run: Run, others: Iterable[JobStep]) -> list[GpuShare]:
+    """GPUs of a run that no other step has for itself, in the run's order."""
+    taken = {share.uuid for step in others if step.is_exclusive and step.has_own_gpus for share in step.gpus}
+    return [share for share in run.gpus if share.uuid not in taken]
+
+
+def least_used_gpus(run: Run, others: Sequence[JobStep], count: int) -> list[GpuShare]:
+    """GPUs for a step that may share them: first those that the fewest steps asked for."""
+    uses = {
+        share.uuid: sum(step.has_own_gpus and share.uuid in {one.uuid for one in step.gpus} for step in others)
+        for share in run.gpus
+    }
+    chosen = {share.uuid for share in sorted(run.gpus, key=lambda share: uses[share.uuid])[:count]}
+    return [share for share in run.gpus if share.uuid in chosen]
+
+
+def ended(
+    step: JobStep, job: Job, now: float, exit_code: int | None, signal: int | None, *, is_timeout: bool = False
+) -> JobStep:
+    """The step with the end that its own process has reported."""
+    if step.cancel_uid is not None or (signal is not None and job.state is JobState.COMPLETING):
+        state = JobState.CANCELLED
+    elif is_timeout:
+        state = JobState.TIMEOUT
+    else:
+        state = JobState.FAILED if exit_code or signal is not None else JobState.COMPLETED
+    return replace(step, state=state, end_at=max(now, step.start_at), exit_code=exit_code, signal=signal)
+
+
+def lost(step: JobStep, now: float) -> JobStep:
+    """The step after its process was killed; what it started is killed as well."""
+    return replace(step, state=JobState.CANCELLED, end_at=max(now, step.start_at), signal=9)
+
+
+def closed(step: JobStep, run: Run) -> JobStep:
+    """A step that was open at the end of its run, which nothing survives: nobody has seen how it ended."""
+    state = JobState.NODE_FAIL if run.outcome is JobState.NODE_FAIL else JobState.CANCELLED
+    return replace(step, state=state, end_at=max(step.start_at, run.end_at or step.start_at))

@@ -1,0 +1,291 @@
+"""Steps as the daemon records them: who gets what, how they end, and that each ends exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lab import ANN, BOB, ROOT, Lab
+from memory import check_memory
+
+from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
+from gpusched.model import step as model_step
+from gpusched.model.commands import BeginStep, Cancel, CancelStep, EndStep, LoseSteps, Requeue, Selection
+from gpusched.model.execution import SignalOrder, StepStopOrder
+from gpusched.model.job import Request
+from gpusched.model.states import JobState
+
+
+def ok(answers: list[Any]) -> dict[str, Any]:
+    (answer,) = answers
+    if isinstance(answer, GpuschedError):
+        raise answer
+    assert isinstance(answer, dict)
+    return answer
+
+
+def started(lab: Lab, **request: Any) -> int:
+    job_id = lab.submit(request=Request(**{"cpus": 4, "gpus": 2, **request}))
+    lab.turn(0.1)
+    assert lab.job(job_id).state is JobState.RUNNING
+    return job_id
+
+
+def begin(lab: Lab, job_id: int, pid: int, *, caller: Any = ANN, run: int = 1, **parts: Any) -> dict[str, Any]:
+    facts = {"name": "train", "command": "python train.py", **parts}
+    return ok(lab.ask(BeginStep(caller, f"{job_id}.{run}", pid, 7, **facts)))
+
+
+def end(lab: Lab, job_id: int, number: int, code: int | None = 0, number_of_signal: int | None = None) -> str:
+    answer = ok(lab.ask(EndStep(ANN, f"{job_id}.1", number, code, number_of_signal)))
+    return str(answer["step"]["state"])
+
+
+def rows(lab: Lab, job_id: int) -> list[tuple[int, str, int | None, int | None]]:
+    return [(one.number, str(one.state), one.exit_code, one.signal) for one in lab.store.steps([job_id])]
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab(gpus=2, cpus=8, outcome=SimulatedOutcome(runs_s=1000))
+
+
+def test_steps_are_numbered_from_zero_and_share_the_jobs_gpus(lab: Lab) -> None:
+    job_id = started(lab)
+    first, second = begin(lab, job_id, 1)["step"], begin(lab, job_id, 2)["step"]
+    assert (first["step"], second["step"]) == (0, 1)
+    assert first["gpus"] == second["gpus"] == [{"index": 0, "visible": "0"}, {"index": 1, "visible": "1"}]
+    assert (first["has_own_gpus"], first["node"]) == (False, "n1")
+    check_memory(lab)
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "state"),
+    [(0, None, "COMPLETED"), (3, None, "FAILED"), (None, 9, "FAILED")],
+)
+def test_a_steps_end_tells_its_state(lab: Lab, code: int | None, number: int | None, state: str) -> None:
+    job_id = started(lab)
+    begin(lab, job_id, 1)
+    assert end(lab, job_id, 0, code, number) == state
+    assert rows(lab, job_id) == [(0, state, code, number)]
+    check_memory(lab)
+
+
+def test_a_second_end_changes_nothing(lab: Lab) -> None:
+    job_id = started(lab)
+    begin(lab, job_id, 1)
+    assert (end(lab, job_id, 0, 0), end(lab, job_id, 0, 1)) == ("COMPLETED", "COMPLETED")
+    assert rows(lab, job_id) == [(0, "COMPLETED", 0, None)]
+
+
+def test_both_ends_in_one_tick_are_one(lab: Lab) -> None:
+    job_id = started(lab)
+    begin(lab, job_id, 1)
+    lab.ask(EndStep(ANN, f"{job_id}.1", 0, 0), LoseSteps(((job_id, 1, 0),)), EndStep(ANN, f"{job_id}.1", 0, 5))
+    assert rows(lab, job_id) == [(0, "COMPLETED", 0, None)]
+
+
+def test_begun_and_ended_in_one_tick(lab: Lab) -> None:
+    job_id = started(lab)
+    lab.ask(
+        BeginStep(ANN, f"{job_id}.1", 1, 7, name="a", command="a"),
+        EndStep(ANN, f"{job_id}.1", 0, 0),
+        EndStep(ANN, f"{job_id}.1", 0, 9),
+        BeginStep(ANN, f"{job_id}.1", 2, 7, name="b", command="b"),
+    )
+    assert rows(lab, job_id) == [(0, "COMPLETED", 0, None), (1, "RUNNING", None, None)]
+    check_memory(lab)
+
+
+def test_a_process_that_asks_again_gets_the_step_it_has(lab: Lab) -> None:
+    job_id = started(lab)
+    first = begin(lab, job_id, 1)
+    lab.restart()
+    assert begin(lab, job_id, 1) == first
+    assert len(rows(lab, job_id)) == 1
+    assert begin(lab, job_id, 2)["step"]["step"] == 1
+
+
+def test_numbers_go_on_after_a_restart(lab: Lab) -> None:
+    job_id = started(lab)
+    begin(lab, job_id, 1)
+    end(lab, job_id, 0)
+    lab.restart()
+    assert begin(lab, job_id, 1)["step"]["step"] == 1
+
+
+def test_a_step_that_could_not_be_recorded_does_not_exist(lab: Lab) -> None:
+    job_id = started(lab)
+    lab.store.is_full = True
+    with pytest.raises(GpuschedError):
+        begin(lab, job_id, 1)
+    lab.store.is_full = False
+    lab.turn()
+    assert rows(lab, job_id) == []
+    assert begin(lab, job_id, 1)["step"]["step"] == 0
+    check_memory(lab)
+
+
+def test_steps_with_gpus_of_their_own_wait_for_each_other(lab: Lab) -> None:
+    job_id = started(lab)
+    first, second = (begin(lab, job_id, pid, gpus=1)["step"] for pid in (1, 2))
+    assert [[gpu["index"] for gpu in one["gpus"]] for one in (first, second)] == [[0], [1]]
+    assert begin(lab, job_id, 3, gpus=1) == {"step": None, "why": "Requested nodes are busy"}
+    # Others share what the job has, and who says so shares what others have for themselves.
+    assert len(begin(lab, job_id, 4)["step"]["gpus"]) == 2
+    assert len(begin(lab, job_id, 5, gpus=1, overlaps=True)["step"]["gpus"]) == 1
+    end(lab, job_id, 0)
+    assert begin(lab, job_id, 3, gpus=1)["step"]["gpus"] == [{"index": 0, "visible": "0"}]
+    check_memory(lab)
+
+
+def test_a_step_without_gpus_takes_none_from_others(lab: Lab) -> None:
+    job_id = started(lab)
+    assert begin(lab, job_id, 1, gpus=0)["step"]["gpus"] == []
+    assert len(begin(lab, job_id, 2, gpus=2)["step"]["gpus"]) == 2
+
+
+def test_exact_steps_share_no_cpus(lab: Lab) -> None:
+    job_id = started(lab)
+    assert begin(lab, job_id, 1, is_exact=True, tasks=3)["step"]
+    assert begin(lab, job_id, 2, is_exact=True, tasks=1, cpus_per_task=2)["step"] is None
+    assert begin(lab, job_id, 3, is_exact=True)["step"]
+    assert begin(lab, job_id, 4, is_exact=True)["step"] is None
+    assert begin(lab, job_id, 5, tasks=4)["step"]
+    assert begin(lab, job_id, 6, is_exact=True, overlaps=True, tasks=4)["step"]
+    end(lab, job_id, 0)
+    assert begin(lab, job_id, 2, is_exact=True, tasks=1, cpus_per_task=2)["step"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"tasks": 5}, "asks for 5 CPUs, and job 1 has 4"),
+        ({"tasks": 2, "cpus_per_task": 3}, "asks for 6 CPUs"),
+        ({"gpus": 3}, "asks for 3 GPUs, and job 1 has 2"),
+    ],
+)
+def test_what_the_job_can_never_give_is_refused(lab: Lab, parts: dict[str, Any], words: str) -> None:
+    job_id = started(lab)
+    with pytest.raises(Refused, match=words):
+        begin(lab, job_id, 1, **parts)
+    assert rows(lab, job_id) == []
+
+
+def test_overcommit_takes_more_tasks_than_cpus(lab: Lab) -> None:
+    job_id = started(lab)
+    assert begin(lab, job_id, 1, tasks=40, overcommits=True)["step"]
+
+
+def test_the_number_of_steps_is_bounded(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpusched.daemon.verbs.step.MOST_STEPS", 2)
+    job_id = started(lab)
+    for pid in (1, 2):
+        begin(lab, job_id, pid)
+        end(lab, job_id, pid - 1)
+    with pytest.raises(Refused, match="has had 2 steps"):
+        begin(lab, job_id, 3)
+    assert model_step.MOST_STEPS == 40_000
+
+
+def test_another_user_begins_and_ends_no_step(lab: Lab) -> None:
+    job_id = started(lab)
+    with pytest.raises(Forbidden):
+        begin(lab, job_id, 1, caller=BOB)
+    begin(lab, job_id, 1)
+    with pytest.raises(Forbidden):
+        ok(lab.ask(EndStep(BOB, f"{job_id}.1", 0, 0)))
+    with pytest.raises(Forbidden):
+        ok(lab.ask(CancelStep(BOB, job_id, 0)))
+    assert rows(lab, job_id) == [(0, "RUNNING", None, None)]
+
+
+def test_no_step_of_another_run_or_job_is_ended(lab: Lab) -> None:
+    job_id, other = started(lab, gpus=0), started(lab, gpus=0)
+    begin(lab, job_id, 1)
+    with pytest.raises(NotFound):
+        end(lab, other, 0)
+    with pytest.raises(NotFound):
+        ok(lab.ask(EndStep(ANN, f"{job_id}.2", 0, 0)))
+    assert rows(lab, job_id) == [(0, "RUNNING", None, None)]
+
+
+def test_a_cancelled_step_is_ended_and_remembers_by_whom(lab: Lab) -> None:
+    job_id = started(lab)
+    begin(lab, job_id, 1)
+    assert ok(lab.ask(CancelStep(ROOT, job_id, 0)))["cancelled"] == [f"{job_id}.0"]
+    assert lab.engine.step_stops == [(f"{job_id}.1", StepStopOrder(0))]
+    assert end(lab, job_id, 0, None, 15) == "CANCELLED"
+    (row,) = lab.store.steps([job_id])
+    assert (row.cancel_uid, row.signal) == (0, 15)
+    assert lab.job(job_id).state is JobState.RUNNING
+    assert ok(lab.ask(CancelStep(ANN, job_id, 0)))["ended"] == [f"{job_id}.0"]
+    with pytest.raises(NotFound):
+        ok(lab.ask(CancelStep(ANN, job_id, 5)))
+
+
+def test_a_signal_goes_to_one_step(lab: Lab) -> None:
+    job_id = started(lab)
+    begin(lab, job_id, 1)
+    assert ok(lab.ask(CancelStep(ANN, job_id, 0, 12)))["signalled"] == [f"{job_id}.0"]
+    assert lab.engine.signals == [(f"{job_id}.1", SignalOrder(12, "step:0"))]
+    lab.ask(CancelStep(ANN, job_id, 0, 9))
+    assert lab.engine.step_stops == [(f"{job_id}.1", StepStopOrder(0, 0.0))]
+
+
+@pytest.mark.parametrize("to", ["tree", "main", "steps", "full"])
+def test_a_signal_to_a_job_names_its_receivers(lab: Lab, to: str) -> None:
+    job_id = started(lab)
+    lab.ask(Cancel(ANN, Selection((job_id,)), 12, to))
+    assert lab.engine.signals == [(f"{job_id}.1", SignalOrder(12, to))]
+
+
+def test_a_lost_process_ends_its_step_and_what_it_started(lab: Lab) -> None:
+    job_id = started(lab)
+    begin(lab, job_id, 1, gpus=2)
+    lab.ask(LoseSteps(((job_id, 1, 0), (job_id, 1, 4), (99, 1, 0))))
+    assert rows(lab, job_id) == [(0, "CANCELLED", None, 9)]
+    assert lab.engine.step_stops == [(f"{job_id}.1", StepStopOrder(0, 0.0))]
+    assert begin(lab, job_id, 2, gpus=2)["step"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_end_of_a_run_closes_its_steps(restarts: bool) -> None:
+    lab = Lab(outcome=SimulatedOutcome(runs_s=10))
+    job_id = started(lab)
+    begin(lab, job_id, 1)
+    begin(lab, job_id, 2)
+    end(lab, job_id, 0)
+    if restarts:
+        lab.restart()
+    lab.turn(20)
+    lab.turn(1)
+    assert lab.job(job_id).state is JobState.COMPLETED
+    assert rows(lab, job_id) == [(0, "COMPLETED", 0, None), (1, "CANCELLED", None, None)]
+    check_memory(lab)
+
+
+def test_a_step_that_ends_while_its_job_is_cancelled_is_cancelled(lab: Lab) -> None:
+    job_id = started(lab)
+    begin(lab, job_id, 1)
+    begin(lab, job_id, 2)
+    lab.ask(Cancel(ANN, Selection((job_id,))), EndStep(ANN, f"{job_id}.1", 0, None, 15))
+    assert rows(lab, job_id)[0] == (0, "CANCELLED", None, 15)
+    with pytest.raises((Refused, NotFound)):
+        begin(lab, job_id, 3)
+
+
+def test_a_requeued_run_numbers_its_steps_anew(lab: Lab) -> None:
+    job_id = started(lab)
+    begin(lab, job_id, 1)
+    lab.ask(Requeue(ANN, (job_id,)))
+    for _ in range(60):
+        lab.turn(1)
+        if lab.job(job_id).run == 2 and lab.job(job_id).state is JobState.RUNNING:
+            break
+    assert begin(lab, job_id, 1, run=2)["step"]["step"] == 0
+    assert [(one.run, one.number, str(one.state)) for one in lab.store.steps([job_id])] == [
+        (1, 0, "CANCELLED"),
+        (2, 0, "RUNNING"),
+    ]
