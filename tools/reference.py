@@ -36,6 +36,7 @@ from gpusched.model.value import Value, fields
 from gpusched.simulate.measures import NOTES, by_section
 from gpusched.simulate.outcome import PARTS
 from tools.messages import messages_page
+from tools.slurm_page import slurm_page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -50,6 +51,7 @@ def pages() -> dict[str, str]:
         "simulation.md": simulation_page(),
         "openapi.json": json.dumps(build(), indent=1) + "\n",
         "messages.md": messages_page(),
+        "slurm.md": slurm_page(),
         "../../gpusched/sdk/job_options.py": keywords_module(),
     }
 

@@ -3,7 +3,6 @@
 import os
 
 from executorlib import SlurmClusterExecutor, SlurmJobExecutor
-from executorlib.standalone.command_pysqa import pysqa_get_status_of_job  # noqa: F401
 from pysqa import QueueAdapter
 
 
@@ -18,7 +17,6 @@ def where():
 
 
 def main():
-    resources = {"cores": 1, "run_time_max": 300, "memory_max": 1, "queue": "main", "partition": "main"}
     with SlurmClusterExecutor(resource_dict={"cores": 1, "run_time_max": 300, "partition": "main"}) as pool:
         first = pool.submit(add, 1, 2)
         second = pool.submit(add, first, 10)
@@ -41,7 +39,6 @@ def main():
     assert status in ("running", "pending"), status
     assert job in set(queue.get_queue_status()["jobid"])
     queue.delete_job(process_id=job)
-    print(resources)
 
 
 if __name__ == "__main__":

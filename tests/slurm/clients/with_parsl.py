@@ -1,6 +1,7 @@
 """Parsl: a block of workers through SlurmProvider, with the plain and with srun's launcher."""
 
 import os
+import pathlib
 import sys
 import time
 
@@ -41,7 +42,8 @@ def run(name, launcher, **more):
         found = [double(number) for number in range(4)]
         assert [one.result(timeout=180)[0] for one in found] == [0, 2, 4, 6]
         assert shell().result(timeout=60) == 0
-        assert open("shell.out").read().startswith("from parsl."), open("shell.out").read()
+        text = pathlib.Path("shell.out").read_text()
+        assert text.startswith("from parsl."), text
         (status,) = executor.status().values()
         assert status.status_name == "RUNNING", status
         job_id = found[0].result()[1]

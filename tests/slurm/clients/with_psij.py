@@ -60,4 +60,3 @@ end = time.monotonic() + 60
 while not again.status.final:
     assert time.monotonic() < end
     time.sleep(0.5)
-assert slow.native_id in executor.list() or True
