@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from gpusched.cli.slurm_options import ONLY_SLURM
 from gpusched.slurm_commands import available_commands
 
 _HEAD = """\
@@ -37,7 +38,7 @@ def slurm_page() -> str:
 def _command(name: str) -> list[str]:
     command = importlib.import_module(f"gpusched.cli.slurm.{name}").COMMAND
     only_slurm = _only_slurm() if name in ("sbatch", "srun", "salloc") else {}
-    rows = [_row(option, only_slurm.get(option.long)) for option in command.options]
+    rows = [_row(option, only_slurm.get(option.help)) for option in command.options]
     counts = ", ".join(
         f"{sum(row[1] == word for row in rows)} {word}" for word in _WORDS if any(r[1] == word for r in rows)
     )
@@ -66,8 +67,5 @@ def _row(option: Any, only_slurm: Any) -> tuple[str, str, str]:
 
 
 def _only_slurm() -> dict[str, Any]:
-    """Options that only Slurm has, by name."""
-    try:
-        return dict(importlib.import_module("gpusched.cli.slurm_options").ONLY_SLURM)
-    except ModuleNotFoundError:
-        return {}
+    """Options that only Slurm has, by their help: a command may have its own of the same name."""
+    return {one.sentence: one for one in ONLY_SLURM.values()}
