@@ -1,9 +1,13 @@
-"""Slurm's node lists, `lab1,gpu[01-03,7]`: many names in one text.
+"""Slurm's node lists, `lab1,gpu[01-03,7]`: many names in one text, and back.
 
 No imports, like `model.units`: command-line clients use this module. Source: slurm.conf(5), "nodelist".
 """
 
 from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_NODES = 4096
 _DIGITS = 9
@@ -12,18 +16,54 @@ _DIGITS = 9
 
 def expand(text: str) -> list[str]:
     """Expand a node list, without duplicates, in the given order. Raises: ValueError with a sentence."""
-    found: dict[str, None] = {}
-    named = 0
+    return list(dict.fromkeys(expand_all(text)))
+
+
+def expand_all(text: str) -> list[str]:
+    """As `expand`, with duplicates."""
+    found: list[str] = []
     for word in _split(text):
-        names = _expand_one(word, text)
+        found += _expand_one(word, text)
         # Duplicates count as well, as expanding them takes time.
-        named += len(names)
-        if named > MAX_NODES:
+        if len(found) > MAX_NODES:
             raise ValueError(f"{_shown(text)} names more than {MAX_NODES} nodes")
-        found.update(dict.fromkeys(names))
     if not found:
         raise ValueError("no node is named; write lab1,gpu[01-03]")
-    return list(found)
+    return found
+
+
+def fold(names: Iterable[str]) -> str:
+    """The node list for names in this order: neighbours of one beginning share brackets, `gpu[01-02,04],lab1`."""
+    words: list[str] = []
+    numbers: list[list[str]] = []
+    """Ranges of the last word, as first and last number."""
+    prefix: str | None = None
+    for name in names:
+        begin, digits = _parted(name)
+        if digits and begin == prefix:
+            first, last = numbers[-1]
+            width = len(first) if first.startswith("0") else 0
+            if digits == str(int(last) + 1).zfill(width) and int(digits) - int(first) < MAX_NODES:
+                numbers[-1][1] = digits
+            else:
+                numbers.append([digits, digits])
+            words[-1] = begin + _in_brackets(numbers)
+            continue
+        words.append(name)
+        prefix, numbers = (begin, [[digits, digits]]) if digits else (None, [])
+    return ",".join(words)
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """A name without the number at its end, and that number."""
+    begin = name[: max(len(name.rstrip("0123456789")), len(name) - _DIGITS)]
+    return begin, name[len(begin) :]
+
+
+def _in_brackets(numbers: list[list[str]]) -> str:
+    if len(numbers) == 1 and numbers[0][0] == numbers[0][1]:
+        return numbers[0][0]
+    return "[" + ",".join(first if first == last else f"{first}-{last}" for first, last in numbers) + "]"
 
 
 def _shown(text: str) -> str:

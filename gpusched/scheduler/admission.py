@@ -74,6 +74,12 @@ def default_time_limit(queue: str, settings: Settings) -> int | None:
     return next(found, settings.default.time_limit_s)
 
 
+def longest_time_limit_of_queue(queue: str, settings: Settings) -> int | None:
+    """Longest time limit that the queue and those above it allow; None if unlimited."""
+    limits = (one.max_time_s for one in chain_of(queue, settings.queue))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def longest_time_limit(spec: JobSpec, settings: Settings) -> int | None:
     """Longest time limit that the job's queues and QOS allow; None if unlimited."""
     return min((limit for limit, _ in _time_limits(spec, settings)), default=None)

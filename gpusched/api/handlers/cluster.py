@@ -11,6 +11,7 @@ from gpusched.access import is_admin, user_name
 from gpusched.api.auth import caller_of
 from gpusched.api.handlers.queues import queues_and_loans
 from gpusched.api.handlers.reservations import reservations
+from gpusched.api.machine import machine_json
 from gpusched.api.requests import check_keys, read_body, respond
 from gpusched.api.schema import SPEC_FIELDS, check_fields
 from gpusched.api.service import service_of
@@ -51,6 +52,11 @@ async def cluster(request: web.Request) -> web.Response:
             "mem_mib": node.mem_mib,
             "mem_booked_mib": sum(map(layout.node_mem_mib, holds)),
             "mem_available_mib": load.mem_available_mib,
+            "runs": len(holds),
+            "why_not": node.why_not,
+            "labels": node.labels,
+            "resources": dict(node.resources),
+            **machine_json(),
             "cpu_fraction": load.cpu_fraction,
             "disk_mib_s": load.disk_mib_s,
             "net_mib_s": load.net_mib_s,

@@ -23,7 +23,7 @@ from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
 from gpusched.ports import JobFilter
 from gpusched.ports.daemon import SchedulerState
-from gpusched.scheduler.admission import are_restricted
+from gpusched.scheduler.admission import are_restricted, default_time_limit, longest_time_limit_of_queue
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import AccountShare, AccountTree
 from gpusched.scheduler.limits import QueueNode, implied, plant
@@ -291,6 +291,7 @@ def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[st
     nodes = plant(settings.queue)
     counts = _counts(viewer, nodes)
     lent, borrowed, loans = _loans(quotas)
+    places = {name: place for place, name in enumerate(settings.queue)}
     rows = [
         {
             "name": node.name,
@@ -308,6 +309,13 @@ def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[st
             "weight": 1.0 if node.settings.weight is None else node.settings.weight,
             "preemptible": node.settings.preemptible,
             "order": node.settings.order or settings.priority.order,
+            "is_default": node.name == settings.default.queue,
+            "is_leaf": not node.children,
+            "position": places.get(node.name),
+            "default_time_s": default_time_limit(node.name, settings),
+            "max_time_s": longest_time_limit_of_queue(node.name, settings),
+            "users": node.settings.users,
+            "accounts": node.settings.accounts,
         }
         for node, depth in _tree(nodes, counts)
     ]

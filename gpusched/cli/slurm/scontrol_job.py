@@ -1,0 +1,282 @@
+"""`scontrol show job`: everything about a job, as Slurm's lines of `Key=Value`."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+import time
+
+from gpusched.cli.slurm.nodes import gpu_type, ranges, tres, whole
+from gpusched.cli.slurm.values import NULL, exit_status, instant, limit_s, long_duration, memory, slurm_reason
+from gpusched.model.hostlist import fold
+from gpusched.model.units import printable, split_ids
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    Json = dict[str, Any]
+
+_MOST_PRIORITY = 4_294_967_294
+UNKNOWN = "Unknown"
+
+
+def job_lines(job: Json, kinds: Mapping[str, str], *, is_detailed: bool = False, now: float | None = None) -> list[str]:
+    """The lines of one job.
+
+    Args: kinds: GPU types by UUID, for details. now: UTC epoch seconds.
+    """
+    now = time.time() if now is None else now
+    spec: Json = job.get("spec") or {}
+    has_started, has_ended = job["start_at"] is not None, job["end_at"] is not None
+    is_pending = job["state"] == "PENDING"
+    cpus, gpus = cpus_of(job), gpus_of(job)
+    tasks = job.get("ntasks") or job["nodes"]
+    mem_mib = job["mem_mib"] or 0
+    lines = [
+        _identity(job),
+        f"UserId={user_of(job)} GroupId={_group_of(job)} MCS_label=N/A",
+        f"Priority={priority_of(job)} Nice={job['nice']} Account={_text(job['account'])} QOS={_text(job['qos'])}",
+        f"JobState={job['state']} Reason={slurm_reason(job['reason'])} Dependency={dependency_of(job)}",
+        f"Requeue={int(job.get('requeue', True))} Restarts={restarts_of(job)} BatchFlag={int(_is_batch(job))} Reboot=0 "
+        f"ExitCode={exit_status(job)}",
+    ]
+    if is_detailed:
+        lines.append(f"DerivedExitCode={job.get('derived_exit_code') or 0}:0")
+    lines += [
+        f"RunTime={long_duration(run_time_s(job, now))} TimeLimit={long_duration(limit_s(job))} TimeMin=N/A",
+        f"SubmitTime={instant(job['submit_at'])} EligibleTime={_eligible(job)}",
+        f"AccrueTime={_eligible(job)}",
+        f"StartTime={_start(job, now)} EndTime={_end(job)} Deadline={instant(job['deadline_at'])}",
+    ]
+    if has_started or has_ended:
+        lines.append(
+            f"PreemptEligibleTime={instant(job['start_at'] or job['end_at'])} "
+            f"PreemptTime={instant(job['preempt_at'], 'None')}"
+        )
+    before_s = int(run_time_s(job, now)) if job["suspended_at"] else 0
+    nodes, all_cpus = job["nodes"], cpus * job["nodes"]
+    lines += [
+        f"SuspendTime={instant(job['suspended_at'], 'None')} SecsPreSuspend={before_s} "
+        f"LastSchedEval={instant(job['start_at'], UNKNOWN)} Scheduler=Main",
+        f"Partition={printable(job['queue'])} AllocNode:Sid={_submit_host(job)}:0",
+        f"ReqNodeList={fold(job['nodelist']) or NULL} ExcNodeList={fold(job['exclude']) or NULL}",
+        f"NodeList={'' if is_pending else nodes_of(job)}",
+    ]
+    if job["node"] and not is_pending:
+        lines.append(f"BatchHost={job['node']}")
+    lines += [
+        f"NumNodes={nodes} NumCPUs={all_cpus} NumTasks={tasks} CPUs/Task={cpus_per_task(job)} ReqB:S:C:T=0:0:*:*",
+        f"TRES={tres(all_cpus, mem_mib * nodes, gpus, nodes=nodes, billing=all_cpus)}",
+        f"Socks/Node=* NtasksPerN:B:S:C={job.get('ntasks_per_node') or 0}:0:*:* CoreSpec=*",
+    ]
+    if is_detailed and job["gpus"] and not is_pending:
+        held = _held(job, kinds)
+        lines += [
+            "JOB_GRES=" + ",".join(f"gpu:{kind}:{len(indices)}" for kind, indices in held.items()),
+            f"  Nodes={job['node']} CPU_IDs=N/A Mem={mem_mib} GRES="
+            + ",".join(f"gpu:{kind}:{len(indices)}(IDX:{ranges(indices)})" for kind, indices in held.items()),
+        ]
+    per_cpu = job.get("mem_per_cpu_mib")
+    least = f"MinMemoryCPU={memory(per_cpu)}" if per_cpu else f"MinMemoryNode={memory(mem_mib) if mem_mib else 0}"
+    lines += [
+        f"MinCPUsNode={cpus} {least} MinTmpDiskNode=0",
+        f"Features={_text(job['constraint'])} DelayBoot=00:00:00",
+    ]
+    if job["reservation"]:
+        lines.append(f"Reservation={printable(job['reservation'])}")
+    licenses = ",".join(f"{name}:{number}" for name, number in job["licenses"].items())
+    lines += [
+        f"OverSubscribe={'NO' if job['exclusive'] else 'OK'} Contiguous=0 Licenses={licenses or NULL} Network={NULL}",
+        f"Command={command_of(job)}",
+        f"WorkDir={_text(job['work_dir'])}",
+    ]
+    if job.get("comment"):
+        lines.append(f"Comment={printable(job['comment'])}")
+    if _is_batch(job):
+        lines += [
+            f"StdErr={_text(job['stderr_path'] or job['stdout_path'])}",
+            f"StdIn={_text(job.get('stdin_path') or '/dev/null')}",
+            f"StdOut={_text(job['stdout_path'])}",
+        ]
+    lines.append("Power=")
+    if spec.get("never_satisfied") == "cancel":
+        lines.append("KillOInInvalidDependent=Yes")
+    asked = gres_of(job)
+    if asked:
+        lines.append(f"TresPerNode={asked}")
+    return lines
+
+
+def block(lines: list[str], *, is_one_line: bool) -> str:
+    """The text of one entry: a line each, indented, or all of them in one."""
+    if is_one_line:
+        return " ".join(line.strip() for line in lines) + " \n"
+    return "\n   ".join([*lines, ""]) + "\n\n"
+
+
+def restarts_of(job: Json) -> int:
+    """How often it was started again, or will be."""
+    return int(job["run"]) if job["state"] == "PENDING" else max(0, int(job["run"]) - 1)
+
+
+def _identity(job: Json) -> str:
+    number = numeric_id(job)
+    if job["array_id"] is None:
+        return f"JobId={number} JobName={printable(job['name'])}"
+    throttle = job["throttle"]
+    if job["task"] is None:
+        tasks = job["tasks_left"] or "N/A"
+        tasks += f"%{throttle}" if throttle else ""
+    else:
+        tasks = str(job["task"])
+    words = [f"JobId={number}", f"ArrayJobId={job['array_id']}", f"ArrayTaskId={tasks}"]
+    words += [f"ArrayTaskThrottle={throttle}"] if throttle else []
+    return " ".join([*words, f"JobName={printable(job['name'])}"])
+
+
+def numeric_id(job: Json) -> str:
+    """The id of its own that also a task has."""
+    found = job.get("numeric_id")
+    return str(found) if found is not None else str(job["id"]).partition("_")[0]
+
+
+def user_of(job: Json) -> str:
+    """`alice(1001)`."""
+    uid = job.get("uid")
+    if uid is None:
+        uid = _account_of(job).pw_uid if _account_of(job) else "?"
+    return f"{printable(job['user'])}({uid})"
+
+
+def _account_of(job: Json) -> Any:
+    try:
+        return pwd.getpwnam(job["user"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _group_of(job: Json) -> str:
+    account = _account_of(job)
+    if account is None:
+        return f"{printable(job['user'])}(?)"
+    try:
+        return f"{printable(grp.getgrgid(account.pw_gid).gr_name)}({account.pw_gid})"
+    except KeyError:
+        return f"{account.pw_gid}({account.pw_gid})"
+
+
+def _text(value: str | None) -> str:
+    return printable(value) if value else NULL
+
+
+def priority_of(job: Json) -> int:
+    """A whole number as Slurm's; 0 of a job that is held or no longer waits."""
+    if job["hold"] or job["priority"] is None:
+        return 0
+    return max(1, min(_MOST_PRIORITY, round(float(job["priority"]))))
+
+
+def cpus_of(job: Json) -> int:
+    """Whole cores on each node; a job that books none still runs on one."""
+    return max(1, whole(job["cpus"]))
+
+
+def cpus_per_task(job: Json) -> int:
+    """Whole cores of each task."""
+    stated = job.get("cpus_per_task")
+    tasks = -(-(job.get("ntasks") or job["nodes"]) // job["nodes"])
+    return max(1, whole(stated) if stated else cpus_of(job) // int(tasks))
+
+
+def gpus_of(job: Json) -> int:
+    """GPUs on all nodes together; a part of a card counts as one."""
+    if job["gpus"] and job["state"] != "PENDING":
+        return len(job["gpus"])
+    return int(job["gpus_per_node"]) * int(job["nodes"])
+
+
+def gres_of(job: Json) -> str:
+    """`gres:gpu:a100:2`, what each node is asked for; empty without GPUs."""
+    if not job["gpus_per_node"]:
+        return ""
+    kind, colon, _ = job["gpu_request"].partition(":")
+    return f"gres:gpu:{kind + ':' if colon else ''}{job['gpus_per_node']}"
+
+
+def _held(job: Json, kinds: Mapping[str, str]) -> dict[str, list[int]]:
+    """Indices of the GPUs of a job by type."""
+    found: dict[str, list[int]] = {}
+    for gpu in job["gpus"]:
+        found.setdefault(kinds.get(gpu["uuid"], "gpu"), []).append(gpu["index"])
+    return found
+
+
+def gpu_kinds(cluster: Json) -> dict[str, str]:
+    """Types of all GPUs by UUID, from an answer of /v1/cluster."""
+    return {gpu["uuid"]: gpu_type(gpu) for gpu in cluster["gpus"]}
+
+
+def nodes_of(job: Json) -> str:
+    """The nodes that a job has or had, folded."""
+    return str(job["node"] or "")
+
+
+def _submit_host(job: Json) -> str:
+    return printable(job.get("submit_host") or job["node"] or "localhost")
+
+
+def _is_batch(job: Json) -> bool:
+    return not job.get("interactive")
+
+
+def run_time_s(job: Json, now: float) -> float:
+    """Seconds that the last run has taken, without those suspended."""
+    if job["start_at"] is None or job["state"] == "PENDING":
+        return 0.0
+    until: float = job["end_at"] or job["suspended_at"] or now
+    return max(0.0, until - float(job["start_at"]) - float(job["suspended_s"] or 0))
+
+
+_NOT_ELIGIBLE = ("Dependency", "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin")
+
+
+def _eligible(job: Json) -> str:
+    is_waiting = job["state"] == "PENDING" and (job["hold"] or job["reason"] in _NOT_ELIGIBLE)
+    return UNKNOWN if is_waiting else instant(job["eligible_at"], UNKNOWN)
+
+
+def _start(job: Json, now: float) -> str:
+    if job["state"] != "PENDING":
+        return instant(job["start_at"] or job["end_at"], UNKNOWN)
+    is_later = job["eligible_at"] is not None and job["eligible_at"] > now
+    return instant(job["eligible_at"], UNKNOWN) if is_later else UNKNOWN
+
+
+def _end(job: Json) -> str:
+    if job["end_at"] is not None:
+        return instant(job["end_at"])
+    if job["state"] == "PENDING" or job["start_at"] is None or job["time_limit_s"] is None:
+        return UNKNOWN
+    return instant(job["start_at"] + (job["suspended_s"] or 0) + job["time_limit_s"])
+
+
+def dependency_of(job: Json) -> str:
+    """The conditions that are not satisfied, each with its standing: `afterok:25(unfulfilled)`."""
+    is_hopeless = job["reason"] == "DependencyNeverSatisfied"
+    if not job["dependency"] or not (job["state"] == "PENDING" or is_hopeless):
+        return NULL
+    standing = "(failed)" if is_hopeless else "(unfulfilled)"
+    words = []
+    for group in job["dependency"].replace("?", ",?").split(","):
+        mark, term = ("?", group[1:]) if group[:1] == "?" else ("", group)
+        kind, colon, ids = term.partition(":")
+        shown = [f"{kind}:{one}{standing}" for one in split_ids(ids.replace(":", ","))] if colon else [term + standing]
+        words += [mark + shown[0], *shown[1:]] if shown else []
+    return printable(",".join(words).replace(",?", "?")) or NULL
+
+
+def command_of(job: Json) -> str:
+    """The command of a job; none for text that has no file."""
+    return NULL if job["command"] in ("wrap", "stdin") else _text(job["command"])

@@ -1,0 +1,362 @@
+"""`scontrol show`: jobs, nodes, partitions, reservations, steps, settings and host lists."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from gpusched.cli.query import quote
+from gpusched.cli.slurm.command import VERSION, CommandError
+from gpusched.cli.slurm.scontrol import INVALID_ID, is_job_id
+from gpusched.cli.slurm.values import KILL_WAIT_S, MIN_JOB_AGE_S, NULL, instant, long_duration
+from gpusched.errors import GpuschedError, NotReady
+from gpusched.model import hostlist
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from gpusched.cli.slurm.nodes import Node, Partition
+    from gpusched.cli.slurm.scontrol import ControlLine
+
+    Json = dict[str, Any]
+
+_UNLIMITED = "UNLIMITED"
+
+
+def show(line: ControlLine, texts: list[str]) -> int:
+    """`show ENTITY [NAME]`, also as `show ENTITY=NAME`; returns the exit code."""
+    entity, equals, value = texts[0].partition("=")
+    names = [value, *texts[1:]] if equals else texts[1:]
+    word = entity.lower()
+    act = _ENTITIES.get(word) or next(
+        (found for name, found in _ENTITIES.items() if len(word) > 1 and name.startswith(word)), None
+    )
+    if act is None:
+        if word in _NOT_SHOWN:
+            raise CommandError(f"scontrol: error: show {printable(entity)} is not supported")
+        raise CommandError(f"invalid entity:{printable(entity)} for keyword:show ")
+    if len(names) > 1 and act is not _jobs:
+        raise CommandError("too many arguments for keyword:show")
+    return act(line, names)
+
+
+# --- host lists -----------------------------------------------------------------------------------
+
+
+def _hostnames(line: ControlLine, names: list[str]) -> int:
+    text = names[0] if names else os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST")
+    if text is None:
+        line.complain("scontrol: error: no host list is given, and SLURM_JOB_NODELIST is not set")
+        return 1
+    try:
+        found = hostlist.expand_all(text)
+    except ValueError as error:
+        line.complain(f"Invalid hostlist: {text}")
+        if line.is_verbose:
+            line.complain(f"scontrol: {error}")
+        return 1
+    sys.stdout.write("".join(f"{printable(name)}\n" for name in found))
+    return 0
+
+
+def _hostlist(line: ControlLine, names: list[str], is_sorted: bool = False) -> int:
+    """Fold the names in an argument, or in a file with a name each line."""
+    if not names:
+        raise CommandError("too few arguments for keyword:show hostlist")
+    text = names[0]
+    try:
+        if text == "-" or text.startswith("/"):
+            # As Slurm: a path is a file with names.
+            with open(0 if text == "-" else text, encoding="utf-8", errors="replace") as file:
+                text = ",".join(file.read().split())
+        found = hostlist.expand_all(text)
+    except OSError as error:
+        raise CommandError(f"scontrol: error: {printable(text)}: {error.strerror}") from None
+    except ValueError:
+        line.complain(f"Invalid hostlist: {text}")
+        return 1
+    if is_sorted:
+        found.sort(key=_by_number)
+    sys.stdout.write(f"{printable(hostlist.fold(found))}\n")
+    return 0
+
+
+def _by_number(name: str) -> tuple[str, int, int]:
+    begin = name.rstrip("0123456789")
+    digits = name[len(begin) :]
+    return begin, len(digits) if digits.startswith("0") else 0, int(digits[:18] or 0)
+
+
+def _hostlist_sorted(line: ControlLine, names: list[str]) -> int:
+    return _hostlist(line, names, is_sorted=True)
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def _jobs(line: ControlLine, names: list[str]) -> int:
+    from gpusched.cli.slurm import scontrol_job
+    from gpusched.cli.slurm.scontrol import job_words
+
+    words = job_words(names)
+    if any(not is_job_id(word) for word in words):
+        raise CommandError("" if line.is_quiet else f"scontrol_print_job error: {INVALID_ID}")
+    query = f"ids={quote(','.join(words))}" if words else f"states=all&since={int(time.time() - MIN_JOB_AGE_S)}"
+    try:
+        answer = line.client.call("GET", f"/v1/jobs?{query}")
+    except NotReady:
+        raise
+    except GpuschedError as error:
+        line.explain(error)
+        raise CommandError("" if line.is_quiet else f"slurm_load_jobs error: {INVALID_ID}") from None
+    # The row of an array whose tasks have all been started stands for none of them.
+    jobs = [job for job in answer["jobs"] if not _is_spent_array(job, answer["jobs"])]
+    missing = bool(answer.get("missing"))
+    if missing:
+        line.complain(f"slurm_load_jobs error: {INVALID_ID}")
+    if not jobs and not missing:
+        sys.stdout.write("No jobs in the system\n")
+    details = line.is_detailed and any(job["gpus"] for job in jobs)
+    kinds = scontrol_job.gpu_kinds(line.client.call("GET", "/v1/cluster")) if details else {}
+    now = time.time()
+    for job in jobs:
+        lines = scontrol_job.job_lines(job, kinds, is_detailed=line.is_detailed, now=now)
+        sys.stdout.write(scontrol_job.block(lines, is_one_line=line.is_one_line))
+    return int(missing)
+
+
+def _is_spent_array(job: Json, jobs: list[Json]) -> bool:
+    is_array = job["array_id"] is not None and job["task"] is None
+    return (
+        is_array
+        and not job["tasks_left"]
+        and any(other["array_id"] == job["array_id"] and other["task"] is not None for other in jobs)
+    )
+
+
+# --- nodes and partitions -------------------------------------------------------------------------
+
+
+def _nodes(line: ControlLine, names: list[str]) -> int:
+    from gpusched.cli.slurm.nodes import read_cluster
+
+    cluster = line.client.call("GET", "/v1/cluster")
+    nodes, partitions = read_cluster(cluster)
+    status = line.client.call("GET", "/v1/status")["daemon"]
+    try:
+        wanted = hostlist.expand(names[0]) if names else [node.name for node in nodes]
+    except ValueError:
+        wanted = names[:1]
+    by_name = {node.name: node for node in nodes}
+    code = 0
+    for name in wanted:
+        if name not in by_name:
+            sys.stdout.write("" if line.is_quiet else f"Node {printable(name)} not found\n")
+            code = 1
+            continue
+        lines = _node_lines(by_name[name], partitions, status, is_detailed=line.is_detailed)
+        text = " ".join(line.strip() for line in lines) + "\n" if line.is_one_line else ""
+        sys.stdout.write(text or "\n   ".join(lines) + "\n\n")
+    return code
+
+
+def _node_lines(node: Node, partitions: list[Partition], status: Json, *, is_detailed: bool) -> list[str]:
+    here = node.json
+    names = ",".join(printable(one.name) for one in partitions if node in one.nodes)
+    lines = [
+        f"NodeName={node.name} Arch={here['architecture']} CoresPerSocket=1 ",
+        f"CPUAlloc={node.cpus_alloc} CPUEfctv={node.cpus} CPUTot={node.cpus} CPULoad={here['load_average']:.2f}",
+        f"AvailableFeatures={node.features}",
+        f"ActiveFeatures={node.features}",
+        f"Gres={node.gres}",
+    ]
+    if is_detailed:
+        lines += ["GresDrain=N/A", f"GresUsed={node.gres_used}"]
+    lines += [
+        f"NodeAddr={node.name} NodeHostName={node.name} Version={VERSION.split()[1]}",
+        f"OS={printable(here['system'])} ",
+        f"RealMemory={node.mem_mib} AllocMem={node.mem_alloc_mib} FreeMem={here['mem_available_mib']} "
+        f"Sockets={node.cpus} Boards=1",
+        f"State={node.long_state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A",
+        f"Partitions={names} ",
+        f"BootTime={instant(here['boot_at'], 'None')} SlurmdStartTime={instant(status['started_at'], 'None')}",
+        "LastBusyTime=Unknown",
+        f"CfgTRES={node.configured}",
+        f"AllocTRES={node.allocated}",
+        "CapWatts=n/a",
+        "CurrentWatts=0 AveWatts=0",
+        "ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s",
+    ]
+    if node.reason:
+        lines.append(f"Reason={node.reason}")
+    return lines
+
+
+def _partitions(line: ControlLine, names: list[str]) -> int:
+    from gpusched.cli.slurm.nodes import read_cluster
+
+    _, partitions = read_cluster(line.client.call("GET", "/v1/cluster"))
+    wanted = [one for one in partitions if not names or one.name == names[0]]
+    if names and not wanted:
+        sys.stdout.write("" if line.is_quiet else f"Partition {printable(names[0])} not found\n")
+        return 1
+    for one in wanted:
+        lines = _partition_lines(one)
+        text = " ".join(lines) + "\n" if line.is_one_line else "\n   ".join(lines) + "\n\n"
+        sys.stdout.write(text)
+    return 0
+
+
+def _partition_lines(one: Partition) -> list[str]:
+    default = "NONE" if one.default_time_s is None else long_duration(one.default_time_s)
+    accounts = ",".join(printable(name) for name in one.json["accounts"]) or "ALL"
+    return [
+        f"PartitionName={printable(one.name)}",
+        f"AllowGroups=ALL AllowAccounts={accounts} AllowQos=ALL",
+        f"AllocNodes=ALL Default={'YES' if one.is_default else 'NO'} QoS=N/A",
+        f"DefaultTime={default} DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO",
+        f"MaxNodes=UNLIMITED MaxTime={long_duration(one.max_time_s)} MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED",
+        f"Nodes={hostlist.fold(node.name for node in one.nodes) or NULL}",
+        "PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO OverSubscribe=NO",
+        f"OverTimeLimit=NONE PreemptMode={'REQUEUE' if one.json['preemptible'] else 'OFF'}",
+        f"State=UP TotalCPUs={sum(node.cpus for node in one.nodes)} TotalNodes={len(one.nodes)} "
+        "SelectTypeParameters=NONE",
+        f"JobDefaults={NULL}",
+        "DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED",
+        f"TRES={one.configured}",
+    ]
+
+
+# --- reservations ---------------------------------------------------------------------------------
+
+
+def _reservations(line: ControlLine, names: list[str]) -> int:
+    from gpusched.cli.slurm.nodes import tres, whole
+
+    found = line.client.call("GET", "/v1/reservations")["reservations"]
+    shown = [one for one in found if not names or one["name"] == names[0]]
+    if not shown:
+        if names:
+            sys.stdout.write("" if line.is_quiet else f"Reservation {printable(names[0])} not found\n")
+            return 1
+        sys.stdout.write("No reservations in the system\n")
+    for one in shown:
+        held, window = one["held"], one["next"]
+        cpus = sum(whole(place["cpus"]) for place in held)
+        gpus = sum(len(place["gpus"]) for place in held)
+        flags = [word for word, is_so in (("MAINT", one["is_maintenance"]), ("SPEC_NODES", True)) if is_so]
+        lines = [
+            f"ReservationName={printable(one['name'])} StartTime={instant(window['start_at'])} "
+            f"EndTime={instant(window['end_at'])} Duration={long_duration(window['end_at'] - window['start_at'])}",
+            f"Nodes={hostlist.fold(place['node'] for place in held)} NodeCnt={len(held)} CoreCnt={cpus} "
+            f"Features={NULL} PartitionName={NULL} Flags={','.join(flags)}",
+            f"TRES={tres(cpus, 0, gpus)}",
+            f"Users={_names(one['users'])} Groups={NULL} Accounts={_names(one['accounts'])} Licenses={NULL} "
+            f"State={'ACTIVE' if one['is_active'] else 'INACTIVE'} BurstBuffer={NULL} Watts=n/a",
+            f"MaxStartDelay={NULL}",
+        ]
+        text = " ".join(lines) + " \n" if line.is_one_line else "\n   ".join(lines) + "\n\n"
+        sys.stdout.write(text)
+    return 0
+
+
+def _names(names: list[str]) -> str:
+    return ",".join(printable(name) for name in names) or NULL
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def _config(line: ControlLine, _: list[str]) -> int:
+    client = line.client
+    daemon = client.call("GET", "/v1/status")["daemon"]
+    priorities = client.call("GET", "/v1/priorities?limit=1")
+    (node, *others) = client.call("GET", "/v1/cluster")["nodes"]
+    sys.stdout.write(f"Configuration data as of {instant(time.time())}\n")
+    rows = _config_rows(daemon, node, priorities, 1 + len(others))
+    sys.stdout.write("".join(f"{key:<23} = {printable(str(value))}\n" for key, value in sorted(rows, key=_by_key)))
+    sys.stdout.write(f"\nSlurmctld(primary) at {node['name']} is UP\n")
+    return 0
+
+
+def _by_key(row: tuple[str, object]) -> str:
+    return row[0].lower()
+
+
+def _config_rows(daemon: Json, node: Json, priorities: Json, nodes: int) -> list[tuple[str, object]]:
+    """What Slurm's settings would be, had they the values in force here."""
+    import pwd
+
+    isolation, limits, weights = node["isolation"], daemon["limits"], priorities["weights"]
+    is_limited = isolation["memory"] == "cgroup"
+    order = "multifactor" if priorities["order"] == "multifactor" else priorities["order"]
+    try:
+        user = f"{daemon['user']}({pwd.getpwnam(daemon['user']).pw_uid})"
+    except KeyError:
+        user = daemon["user"]
+    return [
+        ("AccountingStorageTRES", "cpu,mem,energy,node,billing,gres/gpu"),
+        ("AccountingStorageType", "accounting_storage/gpusched"),
+        ("BOOT_TIME", instant(daemon["started_at"])),
+        ("ClusterName", daemon.get("cluster") or node["name"]),
+        ("DefMemPerNode", _UNLIMITED),
+        ("FirstJobId", 1),
+        ("GresTypes", "gpu"),
+        ("JobRequeue", 1),
+        ("KillWait", f"{int(daemon.get('grace_s', KILL_WAIT_S))} sec"),
+        ("MaxArraySize", limits["array"] + 1),
+        ("MaxJobCount", limits["jobs"]),
+        ("MaxMemPerNode", _UNLIMITED),
+        ("MaxNodeCount", nodes),
+        ("MinJobAge", f"{MIN_JOB_AGE_S} sec"),
+        ("OverTimeLimit", "0 min"),
+        ("PriorityType", f"priority/{order}"),
+        ("PriorityWeightAge", int(weights.get("age", 0))),
+        ("PriorityWeightAssoc", 0),
+        ("PriorityWeightFairShare", int(weights.get("fairshare", 0))),
+        ("PriorityWeightJobSize", int(weights.get("size", 0))),
+        ("PriorityWeightPartition", int(weights.get("queue", 0))),
+        ("PriorityWeightQOS", int(weights.get("qos", 0))),
+        ("ProctrackType", "proctrack/cgroup" if is_limited else "proctrack/linuxproc"),
+        ("SchedulerType", "sched/backfill"),
+        ("SelectType", "select/cons_tres"),
+        ("SelectTypeParameters", "CR_CPU_MEMORY"),
+        ("SlurmUser", user),
+        ("SlurmctldHost[0]", node["name"]),
+        ("SlurmctldLogFile", daemon["log"]),
+        ("SlurmdSpoolDir", daemon["spool"]),
+        ("SLURM_CONF", daemon["config"]),
+        ("SLURM_VERSION", VERSION.split()[1]),
+        ("StateSaveLocation", daemon["home"]),
+        ("TaskPlugin", "task/cgroup" if is_limited else "task/none"),
+        ("TmpFS", "/tmp"),
+    ]
+
+
+def list_pids(line: ControlLine, texts: list[str]) -> int:
+    """`listpids [ID[.STEP]]`: the processes of jobs on this node."""
+    from gpusched.cli.slurm.scontrol_steps import list_pids as found
+
+    return found(line, texts)
+
+
+_ENTITIES: dict[str, Callable[[ControlLine, list[str]], int]] = {
+    "jobs": _jobs,
+    "jobid": _jobs,
+    "nodes": _nodes,
+    "partitions": _partitions,
+    "reservations": _reservations,
+    "config": _config,
+    "hostnames": _hostnames,
+    "hostlistsorted": _hostlist_sorted,
+    "hostlist": _hostlist,
+}
+"""By plural; any beginning of two letters or more will do, so the commoner of two comes first."""
+_NOT_SHOWN = (
+    *("aliases", "assoc_mgr", "bbstat", "burstbuffer", "daemons", "dwstat", "federation", "frontend", "licenses"),
+    *("slurmd", "steps", "topology"),
+)

@@ -1,0 +1,446 @@
+"""scontrol as people and tools type it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slurm_lab import SlurmLab
+
+from gpusched.model.hostlist import expand_all, fold
+
+
+def gsub(lab: SlurmLab, words: str) -> str:
+    return lab.ok(f"gsub --parsable {words}").strip()
+
+
+def shown(lab: SlurmLab, words: str) -> dict[str, str]:
+    """The keys and values of one entry, as clients split them: at blanks and at the first `=`."""
+    return dict(word.split("=", 1) for word in lab.ok(f"scontrol -o show {words}").split())
+
+
+@pytest.fixture
+def waiting(lab: SlurmLab) -> str:
+    """A pending job."""
+    return gsub(lab, "--hold -t 1h -J waiting --wrap true")
+
+
+# --- host lists -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpu[01-03,7]", "gpu01 gpu02 gpu03 gpu7"),
+        ("lab1", "lab1"),
+        ("a[1-2]b[0-1]", "a1b0 a1b1 a2b0 a2b1"),
+        ("n,n", "n n"),
+        ("n[8-11]-ib", "n8-ib n9-ib n10-ib n11-ib"),
+    ],
+)
+def test_hostnames_lists_one_a_line(lab: SlurmLab, text: str, names: str) -> None:
+    assert lab.ok(f"scontrol show hostnames '{text}'").split() == names.split()
+
+
+def test_hostnames_needs_no_daemon_and_takes_the_list_of_the_job(lab: SlurmLab) -> None:
+    nowhere = {"GPUSCHED_SOCKET": "/nonexistent/socket"}
+    assert lab.ok("scontrol show hostnames", SLURM_JOB_NODELIST="n[1-2]", SLURM_NODELIST="old", **nowhere) == "n1\nn2\n"
+    assert lab.ok("scontrol show hostname", SLURM_NODELIST="n3", **nowhere) == "n3\n"
+    assert lab.ok("scontrol show hostnames $SLURM_NODELIST | head -n 1", SLURM_NODELIST="n[3-9]", **nowhere) == "n3\n"
+    done = lab.type("scontrol show hostnames", **nowhere)
+    assert (done.code, done.out) == (1, "")
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["gpu[1", "gpu]1[", "gpu[3-1]", "gpu[a-b]", ",", "gpu[1-99999]"])
+def test_a_host_list_that_is_none_is_refused(lab: SlurmLab, text: str) -> None:
+    done = lab.type(f"scontrol show hostnames '{text}'")
+    assert (done.code, done.out, done.err) == (1, "", f"Invalid hostlist: {text}\n")
+
+
+def test_hostlist_folds_and_hostlistsorted_sorts(lab: SlurmLab) -> None:
+    assert lab.ok("scontrol show hostlist gpu01,gpu02,gpu04") == "gpu[01-02,04]\n"
+    assert lab.ok("scontrol show hostlist b2,a3,a1") == "b2,a[3,1]\n"
+    assert lab.ok("scontrol show hostlistsorted b2,a3,a1,a2,a10") == "a[1-3,10],b2\n"
+    (lab.work / "hosts").write_text("n1\nn2\n\nn3\n")
+    assert lab.ok(f"scontrol show hostlist {lab.work}/hosts") == "n[1-3]\n"
+
+
+_NAME = st.from_regex(r"[a-z]{0,3}[a-z-]?[0-9]{0,12}", fullmatch=True).filter(lambda name: name.strip("-"))
+
+
+@given(st.lists(_NAME, min_size=1, max_size=40))
+def test_folding_keeps_every_name_in_its_place(names: list[str]) -> None:
+    assert expand_all(fold(names)) == names
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(0, 4))
+def test_numbers_of_any_width_fold_and_expand(numbers: list[int], width: int) -> None:
+    names = [f"gpu{number:0{width}}" for number in numbers]
+    folded = fold(names)
+    assert expand_all(folded) == names
+    assert folded.count("gpu") == 1
+    assert len(fold(sorted(set(names)))) <= len(",".join(sorted(set(names))))
+
+
+# --- show job -------------------------------------------------------------------------------------
+
+KEYS = (
+    "JobId JobName UserId GroupId MCS_label Priority Nice Account QOS JobState Reason Dependency Requeue Restarts "
+    "BatchFlag Reboot ExitCode RunTime TimeLimit TimeMin SubmitTime EligibleTime AccrueTime StartTime EndTime Deadline "
+    "SuspendTime SecsPreSuspend LastSchedEval Scheduler Partition AllocNode:Sid ReqNodeList ExcNodeList NodeList "
+    "NumNodes NumCPUs NumTasks CPUs/Task ReqB:S:C:T TRES Socks/Node NtasksPerN:B:S:C CoreSpec MinCPUsNode "
+    "MinMemoryNode MinTmpDiskNode Features DelayBoot OverSubscribe Contiguous Licenses Network Command WorkDir StdErr "
+    "StdIn StdOut Power"
+).split()
+
+
+def test_a_pending_job_has_every_key_of_slurm_in_its_order(lab: SlurmLab, waiting: str) -> None:
+    found = shown(lab, f"job {waiting}")
+    assert list(found) == KEYS
+    assert found["JobId"] == waiting
+    assert (found["JobState"], found["Reason"], found["StartTime"]) == ("PENDING", "JobHeldUser", "Unknown")
+    assert (found["TimeLimit"], found["Priority"], found["NodeList"]) == ("01:00:00", "0", "")
+    assert re.fullmatch(r"\w+\(\d+\)", found["UserId"])
+
+
+def test_a_running_job_shows_its_node_and_cards(lab: SlurmLab) -> None:
+    job = gsub(lab, "-c 2 -g fake:1 -m 1500M -t 10m --wrap 'sleep 100'")
+    lab.wait_state(job, "RUNNING")
+    found = shown(lab, f"job {job}")
+    assert (found["NodeList"], found["BatchHost"], found["NumCPUs"]) == ("node1", "node1", "2")
+    assert found["TRES"] == "cpu=2,mem=1500M,node=1,billing=2,gres/gpu=1"
+    assert found["TresPerNode"] == "gres:gpu:fake:1"
+    assert found["MinMemoryNode"] == "1500M"
+    assert found["AllocNode:Sid"].startswith("node1:")
+    text = lab.ok(f"scontrol show jobid -dd {job}")
+    assert lab.ok(f"scontrol show job {job} -d") == re.sub(r"RunTime=\S+", re.search(r"RunTime=\S+", text)[0], text)  # type: ignore[index]
+    assert "   JOB_GRES=gpu:fake:1\n     Nodes=node1 CPU_IDs=" in text
+    assert re.search(r"GRES=gpu:fake:1\(IDX:\d\)\n", text)
+    assert text.endswith("\n   \n\n")
+    lab.ok(f"gcancel {job}")
+    lab.wait(job)
+    ended = shown(lab, f"job {job}")
+    assert (ended["JobState"], ended["NodeList"]) == ("CANCELLED", "node1")
+
+
+def test_a_job_that_failed_shows_code_and_reason(lab: SlurmLab) -> None:
+    job = gsub(lab, "-t 1m --wrap 'exit 3'")
+    lab.wait(job)
+    found = shown(lab, f"job {job}")
+    assert (found["JobState"], found["ExitCode"], found["Reason"]) == ("FAILED", "3:0", "NonZeroExitCode")
+
+
+def test_dependencies_show_their_standing(lab: SlurmLab, waiting: str) -> None:
+    job = gsub(lab, f"-t 1m -d afterok:{waiting} --wrap true")
+    assert shown(lab, f"job {job}")["Dependency"] == f"afterok:{waiting}(unfulfilled)"
+    either = gsub(lab, f"-t 1m -d 'afterok:{waiting}?afternotok:{waiting}:{job}' --wrap true")
+    assert shown(lab, f"job {either}")["Dependency"] == (
+        f"afterok:{waiting}(unfulfilled)?afternotok:{waiting}(unfulfilled),afternotok:{job}(unfulfilled)"
+    )
+
+
+def test_an_array_shows_its_tasks_and_each_task_itself(lab: SlurmLab) -> None:
+    job = gsub(lab, "--hold -a 1-10%2 -t 1m --wrap true")
+    found = shown(lab, f"job {job}")
+    assert (found["ArrayJobId"], found["ArrayTaskId"], found["ArrayTaskThrottle"]) == (job, "1-10%2", "2")
+    assert shown(lab, f"jobid {job}_2")["ArrayTaskId"] == "2"
+    assert lab.ok(f"scontrol show job {job}_[3-4]").count("JobId=") == 4  # with ArrayJobId
+    assert lab.type(f"scontrol show job {job}_99").code == 1
+
+
+def test_unknown_and_malformed_ids_say_so(lab: SlurmLab) -> None:
+    for line, text in (
+        ("scontrol show job 99999", "slurm_load_jobs error: Invalid job id specified\n"),
+        ("scontrol show job abc", "scontrol_print_job error: Invalid job id specified\n"),
+        ("scontrol show job 1_", "scontrol_print_job error: Invalid job id specified\n"),
+        ("scontrol -Q show job 99999", ""),
+    ):
+        done = lab.type(line)
+        assert (done.code, done.out, done.err.strip()) == (1, "", text.strip()), line
+
+
+def test_control_characters_of_a_name_cannot_forge_lines(lab: SlurmLab) -> None:
+    job = gsub(lab, "--hold -t 1m -J $'x\\n   JobState=FAILED' --wrap true")
+    text = lab.ok(f"scontrol show job {job}")
+    assert "\n   JobState=FAILED" not in text
+    assert "\n   JobState=PENDING" in text
+
+
+# --- show the rest --------------------------------------------------------------------------------
+
+
+def test_a_node_and_its_partitions(lab: SlurmLab) -> None:
+    node = shown(lab, "node node1 | sed 's/OS=.*RealMemory/RealMemory/'")
+    assert (node["CPUTot"], node["RealMemory"], node["Gres"]) == ("8", "24105", "gpu:fake:4")
+    assert node["CfgTRES"] == "cpu=8,mem=24105M,billing=8,gres/gpu=4"
+    assert node["Partitions"] == "main,over,debug"
+    part = shown(lab, "part debug")
+    assert (part["MaxTime"], part["DefaultTime"], part["Default"]) == ("00:10:00", "00:10:00", "NO")
+    assert shown(lab, "partition=main")["Default"] == "YES"
+    names = [line.split()[0] for line in lab.ok("scontrol show partitions -o").splitlines()]
+    assert names == ["PartitionName=main", "PartitionName=over", "PartitionName=debug"]
+    for line, text in (
+        ("show node nope", "Node nope not found\n"),
+        ("show partition nope", "Partition nope not found\n"),
+        ("show reservation nope", "Reservation nope not found\n"),
+    ):
+        done = lab.type(f"scontrol {line}")
+        assert (done.code, done.out) == (1, text)
+
+
+def test_config_has_what_clients_read(lab: SlurmLab) -> None:
+    lines = lab.ok("scontrol show config").splitlines()
+    rows = dict(re.split(r"\s+= ", line, maxsplit=1) for line in lines if " = " in line)
+    assert rows["MinJobAge"] == "300 sec"
+    assert int(rows["MaxArraySize"]) > 1000
+    assert rows["SLURM_VERSION"] == "22.05.8"
+    assert rows["ProctrackType"].startswith("proctrack/")
+    assert rows["ClusterName"]
+    assert {"KillWait", "SelectTypeParameters"} <= rows.keys()
+    assert lines[-1] == "Slurmctld(primary) at node1 is UP"
+    assert all(line[24:26] == "= " or len(line.split(" =")[0]) > 23 for line in lines if " = " in line)
+
+
+# --- verbs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "err"),
+    [
+        ("release 99999", 1, "Invalid job id specified for job 99999\nslurm_suspend error: Invalid job id specified\n"),
+        ("requeue 99999", 1, "Invalid job id specified for job 99999\n"),
+        ("requeue abc", 1, "Invalid job id specified for job abc\n"),
+        ("update jobid=99999 timelimit=1", 1, "Invalid job id specified for job 99999\n"),
+        ("wait_job 99999", 1, "scontrol: Problem running job 99999\n"),
+        ("frobnicate", 1, "invalid keyword: frobnicate\n"),
+        ("show frobs", 1, "invalid entity:frobs for keyword:show \n"),
+        ("show", 1, "too few arguments for keyword:show\n"),
+        ("hold", 1, "too few arguments for keyword:hold\n"),
+        ("ping now", 1, "too many arguments for keyword:ping\n"),
+        ("update", 1, "too few arguments for keyword:update\n"),
+        (
+            "--nosuch",
+            1,
+            "scontrol: unrecognized option '--nosuch'\nTry \"scontrol --help\" for more information\n",
+        ),
+        ("shutdown", 1, "scontrol: error: shutdown is not supported; use: gpusched daemon stop\n"),
+        ("delete ReservationName=none", 1, "slurm_delete_reservation error: Requested reservation is invalid\n"),
+    ],
+)
+def test_mistakes_are_answered_as_slurm_answers_them(lab: SlurmLab, line: str, code: int, err: str) -> None:
+    done = lab.type(f"scontrol {line}")
+    assert (done.code, done.out, done.err) == (code, "", err)
+
+
+def test_hold_and_release_one_or_several(lab: SlurmLab) -> None:
+    one, two = (gsub(lab, "--begin now+1h -t 1m --wrap true") for _ in range(2))
+    lab.ok(f"scontrol hold {one},{two}")
+    assert [lab.job(job)["hold"] for job in (one, two)] == ["user", "user"]
+    lab.ok(f"scontrol release {one} {two}")
+    assert [lab.job(job)["hold"] for job in (one, two)] == [None, None]
+    done = lab.type(f"scontrol uhold {one} 99999 {two}")
+    assert done.code == 1
+    assert [lab.job(job)["hold"] for job in (one, two)] == ["user", "user"], "a mistake spares the others"
+
+
+def test_requeue_from_outside_runs_again_and_requeuehold_waits(lab: SlurmLab, waiting: str) -> None:
+    done = lab.type(f"scontrol requeue {waiting}")
+    assert (done.code, done.err) == (1, f"Job is pending execution for job {waiting}\n")
+    job = gsub(lab, "-t 5m --wrap 'sleep 100'")
+    lab.wait_state(job, "RUNNING")
+    lab.ok(f"scontrol requeuehold {job}")
+    lab.wait_state(job, "PENDING")
+    found = shown(lab, f"job {job}")
+    assert (found["Restarts"], found["JobState"], found["Priority"]) == ("1", "PENDING", "0")
+    lab.ok(f"scontrol release {job}")
+    lab.wait_state(job, "RUNNING")
+    lab.ok(f"gcancel {job}")
+    lab.wait(job)
+    done = lab.type(f"scontrol requeue {job}")
+    assert (done.code, done.err) == (1, f"Job/step already completing or completed for job {job}\n")
+
+
+def test_suspend_and_resume(lab: SlurmLab, waiting: str) -> None:
+    job = gsub(lab, "-t 5m --wrap 'sleep 100'")
+    lab.wait_state(job, "RUNNING")
+    lab.ok(f"scontrol suspend {job}")
+    lab.wait_state(job, "SUSPENDED")
+    assert shown(lab, f"job {job}")["SuspendTime"] != "None"
+    lab.ok(f"scontrol resume {job}")
+    lab.wait_state(job, "RUNNING")
+    assert lab.type(f"scontrol resume {job}").code == 1
+    assert lab.type(f"scontrol suspend {waiting}").err == f"Job is pending execution for job {waiting}\n"
+    lab.ok(f"gcancel {job}")
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        ("timelimit=3", "time_limit_s", 180),
+        ("TimeLimit=1-00:00:00", "time_limit_s", 86400),
+        ("TimeLimit=+30", "time_limit_s", 5400),
+        ("TimeLimit=-15", "time_limit_s", 2700),
+        ("name=renamed", "name", "renamed"),
+        ("JobName=other", "name", "other"),
+        ("Nice=10", "nice", 10),
+        ("partition=over", "queue", "over"),
+        ("qos=urgent", "qos", "urgent"),
+        ("numcpus=3", "cpus", 3.0),
+        ("MinMemoryNode=2G", "mem_mib", 2048),
+        ("Gres=gpu:2", "gpus_per_node", 2),
+        ("ReqNodeList=node1", "nodelist", ["node1"]),
+        ("OverSubscribe=no", "exclusive", True),
+    ],
+)
+def test_update_changes_a_pending_job(lab: SlurmLab, waiting: str, words: str, key: str, value: object) -> None:
+    lab.ok(f"scontrol update jobid={waiting} {words}")
+    assert lab.job(waiting)[key] == value
+
+
+def test_update_takes_the_id_as_a_word_and_several_changes(lab: SlurmLab, waiting: str) -> None:
+    lab.ok(f"scontrol update job {waiting} name=two nice=5 timelimit=7")
+    found = lab.job(waiting)
+    assert (found["name"], found["nice"], found["time_limit_s"]) == ("two", 5, 420)
+    other = gsub(lab, "--hold -t 1m --wrap true")
+    lab.ok(f"scontrol update JobId={waiting},{other} JobName=both")
+    assert [lab.job(job)["name"] for job in (waiting, other)] == ["both", "both"]
+
+
+@pytest.mark.parametrize(
+    "words", ["colour=red", "timelimit=never", "nice=much", "numcpus=x", "priority=99999", "gres=x:1"]
+)
+def test_update_refuses_what_it_cannot_do_and_changes_nothing(lab: SlurmLab, waiting: str, words: str) -> None:
+    done = lab.type(f"scontrol update jobid={waiting} name=changed {words}")
+    assert (done.code, done.out) == (1, "")
+    assert done.err
+    assert "Traceback" not in done.err
+    assert lab.job(waiting)["name"] == "waiting"
+
+
+def test_update_of_a_running_job_says_what_cannot_change(lab: SlurmLab) -> None:
+    job = gsub(lab, "-t 5m --wrap 'sleep 100'")
+    lab.wait_state(job, "RUNNING")
+    done = lab.type(f"scontrol update jobid={job} partition=debug")
+    assert (done.code, done.err) == (1, f"Job is no longer pending execution for job {job}\n")
+    lab.ok(f"scontrol update jobid={job} timelimit=4")
+    assert lab.job(job)["time_limit_s"] == 240
+    lab.ok(f"gcancel {job}")
+    lab.wait(job)
+    done = lab.type(f"scontrol update jobid={job} timelimit=1")
+    assert (done.code, done.err) == (1, f"Job/step already completing or completed for job {job}\n")
+
+
+def test_a_script_is_written_as_it_was_submitted(lab: SlurmLab) -> None:
+    job = gsub(lab, "--hold -t 1m job.sh")
+    assert lab.ok(f"scontrol write batch_script {job} -") == (lab.work / "job.sh").read_text()
+    assert lab.ok(f"scontrol write batch_script {job}") == f"batch script for job {job} written to slurm-{job}.sh\n"
+    assert (lab.work / f"slurm-{job}.sh").read_text() == (lab.work / "job.sh").read_text()
+    assert (
+        lab.type("scontrol write batch_script 99999 -").err == "job script retrieval failed: Invalid job id specified\n"
+    )
+    assert lab.type(f"scontrol write batch_script {job} /nonexistent/x").code == 1
+
+
+def test_listpids_and_wait_job(lab: SlurmLab) -> None:
+    job = gsub(lab, "-t 5m --wrap 'sleep 100'")
+    lab.ok(f"scontrol wait_job {job}")
+    head, first, *_ = lab.ok(f"scontrol listpids {job}").splitlines()
+    assert head.split() == "PID JOBID STEPID LOCALID GLOBALID".split()
+    assert first.split()[1:] == [job, "batch", "0", "0"]
+    assert int(first.split()[0]) == lab.job(job)["runs"][-1]["pid"]
+    lab.ok(f"gcancel {job}")
+    lab.wait(job)
+    assert lab.type(f"scontrol listpids {job}").code == 1
+    assert lab.type(f"scontrol wait_job {job}").code == 1
+
+
+def test_nodes_drain_with_a_reason_and_resume(own_lab: SlurmLab) -> None:
+    lab = own_lab
+    assert lab.type("scontrol update nodename=node1 state=drain").code == 1, "no reason"
+    lab.ok("scontrol update nodename=node1 state=drain reason='fan failure'")
+    text = lab.ok("scontrol show node node1")
+    assert "State=IDLE+DRAIN " in text
+    assert "   Reason=fan failure\n" in text
+    lab.ok("scontrol update nodename=node1 state=resume")
+    assert "State=IDLE " in lab.ok("scontrol show node")
+    for words in ("nodename=nope state=resume", "nodename=node1 state=orange", "nodename=node1 weight=7"):
+        assert lab.type(f"scontrol update {words}").code == 1
+
+
+def test_reservations_come_and_go(own_lab: SlurmLab) -> None:
+    lab = own_lab
+    assert lab.ok("scontrol show reservation") == "No reservations in the system\n"
+    words = "ReservationName=class StartTime=now+60minutes Duration=60 Users=bob Nodes=node1"
+    assert lab.ok(f"scontrol create reservation {words}") == "Reservation created: class\n"
+    found = shown(lab, "res class")
+    assert (found["Duration"], found["Nodes"], found["Users"]) == ("01:00:00", "node1", "bob")
+    assert (found["State"], found["CoreCnt"]) == ("INACTIVE", "8")
+    assert lab.ok("scontrol create res StartTime=now+3hours Duration=1:00:00 Users=bob TRES=gres/gpu=1") == (
+        "Reservation created: bob_1\n"
+    )
+    for bad in (
+        "ReservationName=x Users=bob",
+        "ReservationName=x Duration=5",
+        "ReservationName=x Duration=5 Users=b Z=1",
+    ):
+        assert lab.type(f"scontrol create reservation {bad}").code == 1, bad
+    lab.ok("scontrol delete ReservationName=class,bob_1")
+    assert lab.ok("scontrol show reservation") == "No reservations in the system\n"
+
+
+def test_lines_on_stdin_are_obeyed_one_by_one(lab: SlurmLab) -> None:
+    done = lab.type("printf 'ping\\nnonsense\\n\\nversion\\nquit\\nping\\n' | scontrol")
+    assert done.out == "Slurmctld(primary) at node1 is UP\nslurm-wlm 22.05.8\n"
+    assert (done.code, done.err) == (1, "invalid keyword: nonsense\n")
+
+
+def test_no_daemon_is_said_in_slurms_words(lab: SlurmLab) -> None:
+    done = lab.type("scontrol show job 1", GPUSCHED_SOCKET="/nonexistent/socket")
+    assert done.code == 1
+    assert done.err.startswith("scontrol: error: Unable to contact slurm controller (connect failure)\n")
+    assert lab.type("scontrol ping", GPUSCHED_SOCKET="/nonexistent/socket").out.endswith(" is DOWN\n")
+
+
+_WORD = st.sampled_from(
+    "show job jobs node hold release update requeue jobid=1 JobId= name=x timelimit=:: -o -d -Q --json create delete "
+    "reservation write batch_script - 1_[ 1_[1-3] [] = == @ p1 %s nodename=node1 state= listpids 1.batch hostnames "
+    "wait_job version top --clusters=all -M suspend 99999999999999999999".split()
+) | st.text(max_size=8).filter(lambda text: "\0" not in text and text != "wait_job")
+
+
+def test_any_words_get_an_answer_or_lines_of_error(lab: SlurmLab) -> None:
+    # One process for all of them: each start takes longer than a line.
+    lines: list[list[str]] = []
+
+    @given(st.lists(_WORD, min_size=1, max_size=5))
+    def collect(words: list[str]) -> None:
+        lines.append(words)
+
+    collect()
+    program = (
+        "import json, sys\n"
+        "from gpusched.cli.slurm import scontrol\n"
+        "from gpusched.cli.slurm.command import run\n"
+        "for words in json.load(sys.stdin):\n"
+        "    code = run(scontrol.COMMAND, scontrol.body, words)\n"
+        "    assert code in (0, 1), (words, code)\n"
+    )
+    import json
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(lines),
+        env=lab.env,
+        cwd=lab.work,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "bug in gpusched" not in done.stderr, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
