@@ -13,10 +13,11 @@ import msgspec
 
 from gpusched.lifecycle.arrays import swept
 from gpusched.lifecycle.dependencies import as_typed, parse_dependency
-from gpusched.lifecycle.output_paths import output_paths
+from gpusched.lifecycle.output_paths import input_path, output_paths
 from gpusched.lifecycle.overuse import Intruder
 from gpusched.model.cluster import ShareFacts
 from gpusched.model.job import GpuShare, Job, JobEvent, Request, Run
+from gpusched.model.layout import count_tasks
 from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
@@ -134,6 +135,15 @@ def command_line(job: Job) -> str:
     return shlex.join(words)
 
 
+def _of_layout(name: str) -> Callable[[Job, JobContext], Any]:
+    """An amount for tasks as asked for; null if nothing was said about it."""
+
+    def read(job: Job, ctx: JobContext) -> Any:
+        return None if job.spec.layout is None else getattr(job.spec.layout, name)
+
+    return read
+
+
 def _sweep(job: Job) -> dict[str, str] | None:
     array = job.spec.array
     if array is None or not array.sweep or job.task is None:
@@ -164,6 +174,7 @@ class RunField:
 
 JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "id": "shown_id",
+    "job_id": "id",
     "array_id": lambda job, ctx: str(job.array_id or job.id) if job.spec.array is not None else None,
     "task": "task",
     "tasks_left": "tasks_left",
@@ -171,6 +182,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "sweep": lambda job, ctx: _sweep(job),
     "name": "spec.name",
     "user": "user",
+    "uid": "uid",
     "account": "spec.account",
     "queue": "spec.queue",
     "qos": lambda job, ctx: job.spec.qos or None,
@@ -182,6 +194,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "nice": "spec.nice",
     "hold": "hold",
     "dependency": lambda job, ctx: as_typed(job.spec.dependency),
+    "never_satisfied": "spec.never_satisfied",
     "depends_on": lambda job, ctx: _depends_on(job),
     "pipeline": "spec.pipeline",
     "step": "spec.step",
@@ -190,6 +203,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "key": "spec.key",
     "snapshot": "spec.snapshot",
     "submit_at": "submit_at",
+    "begin_at": "spec.begin_at",
     "eligible_at": "eligible_at",
     "start_at": "start_at",
     "end_at": "end_at",
@@ -203,8 +217,18 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "node": RunField(lambda run, job, ctx: run.node),
     "gpus": RunField(_gpus, []),
     "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
+    "gpu_type": "spec.request.gpu_type",
     "cpus": "spec.request.cpus",
     "mem_mib": "spec.request.mem_mib",
+    "num_tasks": lambda job, ctx: count_tasks(job.spec.request, job.spec.layout),
+    "ntasks": _of_layout("ntasks"),
+    "ntasks_per_node": _of_layout("ntasks_per_node"),
+    "ntasks_per_gpu": _of_layout("ntasks_per_gpu"),
+    "cpus_per_task": _of_layout("cpus_per_task"),
+    "cpus_per_gpu": _of_layout("cpus_per_gpu"),
+    "gpus_per_task": _of_layout("gpus_per_task"),
+    "mem_per_cpu_mib": _of_layout("mem_per_cpu_mib"),
+    "mem_per_gpu_mib": _of_layout("mem_per_gpu_mib"),
     "idle_at": RunField(lambda run, job, ctx: run.idle_at if job.state is JobState.RUNNING else None),
     "vram_over": RunField(lambda run, job, ctx: ctx.findings.vram_over),
     "unbooked_gpus": RunField(
@@ -226,14 +250,23 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "resources": lambda job, ctx: dict(job.spec.request.resources),
     "work_dir": "spec.launch.work_dir",
     "submit_dir": lambda job, ctx: job.spec.launch.submit_dir or job.spec.launch.work_dir,
+    "stdin_path": lambda job, ctx: input_path(job, ctx.node),
     "stdout_path": lambda job, ctx: _path(job, ctx, 0),
     "stderr_path": lambda job, ctx: _path(job, ctx, 1),
+    "open_mode": "spec.launch.open_mode",
     "command": lambda job, ctx: command_line(job),
+    "submit_line": "spec.launch.submit_line",
+    "comment": "spec.comment",
+    "wckey": "spec.wckey",
+    "is_foreground": lambda job, ctx: job.spec.interactive is not None,
+    "notify": lambda job, ctx: [] if job.spec.alerting is None else list(job.spec.alerting.on),
+    "notify_to": lambda job, ctx: [] if job.spec.alerting is None else list(job.spec.alerting.targets),
     "run": "run",
     "progress": lambda job, ctx: ctx.progress.fraction if ctx.progress else None,
     "progress_text": lambda job, ctx: ctx.progress.text if ctx.progress else None,
     "eta_at": lambda job, ctx: ctx.progress.eta_at if ctx.progress else None,
     "restarts": "restarts",
+    "requeue": "spec.retry.requeue",
     "retries": "spec.retry.retries",
     "failures": "failures",
     "fallback": "spec.fallback",

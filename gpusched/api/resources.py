@@ -9,9 +9,10 @@ from typing import Any
 from gpusched.errors import UsageError
 from gpusched.model import spec
 from gpusched.model.hostlist import MAX_NODES, expand
-from gpusched.model.job import Request
+from gpusched.model.job import Request, TaskLayout
+from gpusched.model.layout import arrange, layout_values
 from gpusched.model.settings import Settings
-from gpusched.model.spec import MAX_NAME, fields_of, gpus_of_each_node
+from gpusched.model.spec import MAX_NAME, fields_of
 from gpusched.model.units import printable
 from gpusched.scheduler.filters import parse_constraint
 
@@ -21,17 +22,54 @@ _PER_NODE = "gpus_per_node"
 _FIELDS = fields_of(spec.Request)
 
 
-def read_request(values: Mapping[str, Any], settings: Settings) -> Request:
-    """The resources of a submission, checked against each other. Raises: UsageError."""
+def read_request(values: Mapping[str, Any], settings: Settings) -> tuple[Request, TaskLayout | None]:
+    """The resources of a submission, checked against each other, and its tasks as asked for. Raises: UsageError."""
     wanted = request_values(values)
-    wanted.setdefault("cpus", settings.default.cpus)
-    wanted["cpus"] = float(wanted["cpus"])
-    _spread(wanted)
-    request = Request(**wanted)
+    fraction = wanted.get("gpu_fraction")
+    if fraction == 1:
+        del wanted["gpu_fraction"]
+    asked = _with_parts_of_cards(values, fraction)
+    try:
+        found = arrange(asked, settings.default.cpus)
+    except ValueError as error:
+        raise UsageError(str(error), _hint(asked)) from None
+    wanted.pop(_PER_NODE, None)
+    amounts = found.amounts()
+    _check_amounts(amounts)
+    request = Request(**{**wanted, **amounts})
     problem = request.contradiction()
     if problem:
         raise UsageError(problem, _SEE)
-    return request
+    layout = layout_values(values)
+    return request, TaskLayout(**layout) if layout else None
+
+
+def _with_parts_of_cards(values: Mapping[str, Any], fraction: float | None) -> Mapping[str, Any]:
+    """The values with one GPU on each node for a part of a card, unless a number is given. Raises: UsageError."""
+    is_stated = any(values.get(key) is not None for key in ("gpus", _PER_NODE, "gpus_per_task", "ntasks_per_gpu"))
+    nodes = values.get("nodes") or 1
+    if fraction not in (None, 1) and nodes > 1 and values.get(_PER_NODE) is None:
+        raise UsageError(
+            f"a share of one card, {fraction:g}, cannot be spread over {nodes} nodes",
+            f"for so much on each of them: --gpus-per-node {fraction:g}",
+        )
+    if is_stated or (fraction is None and values.get("vram_mib") is None):
+        return values
+    return {**values, _PER_NODE: 1}
+
+
+def _hint(asked: Mapping[str, Any]) -> str:
+    if asked.get("gpus") and not any(asked.get(key) for key in ("gpus_per_task", "ntasks_per_gpu")):
+        return "give -g for all nodes together, or --gpus-per-node"
+    return "see the tasks in gsub --help"
+
+
+def _check_amounts(amounts: Mapping[str, Any]) -> None:
+    """Refuse amounts that only the product of two stated ones makes too large. Raises: UsageError."""
+    for name, amount in amounts.items():
+        high = _FIELDS[name].high
+        if high is not None and amount > high:
+            raise UsageError(f"{name} on each node would be {amount:g}; it must be at most {high:g}", _SEE)
 
 
 def request_name(key: str) -> str:
@@ -56,31 +94,6 @@ def request_values(values: Mapping[str, Any]) -> dict[str, Any]:
         if key in wanted:
             wanted[key] = _labels(key, wanted[key])
     return wanted
-
-
-def _spread(wanted: dict[str, Any]) -> None:
-    """Convert `gpus` to the number on each node."""
-    gpus, per_node = wanted.get("gpus"), wanted.pop(_PER_NODE, None)
-    if gpus and per_node and "nodes" not in wanted and not gpus % per_node:
-        wanted["nodes"] = gpus // per_node  # as Slurm: the two numbers determine the nodes
-    nodes = wanted.get("nodes", 1)
-    fraction = wanted.get("gpu_fraction")
-    if fraction == 1:
-        del wanted["gpu_fraction"]
-    elif fraction is not None and nodes > 1 and per_node is None:
-        raise UsageError(
-            f"a share of one card, {fraction:g}, cannot be spread over {nodes} nodes",
-            f"for so much on each of them: --gpus-per-node {fraction:g}",
-        )
-    if fraction is not None or wanted.get("vram_mib") is not None:
-        # Part of a card means one card on each node, unless a number is given.
-        per_node = 1 if gpus is None and per_node is None else per_node
-    try:
-        each = gpus_of_each_node(gpus, per_node, nodes)
-    except ValueError as error:
-        raise UsageError(str(error), "give -g for all nodes together, or --gpus-per-node") from None
-    if each is not None:
-        wanted["gpus"] = each
 
 
 def _nodes(key: str, texts: Sequence[str]) -> tuple[str, ...]:

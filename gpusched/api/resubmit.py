@@ -13,7 +13,8 @@ from gpusched.lifecycle.transitions import refuse_to_repeat
 from gpusched.model import spec
 from gpusched.model.commands import Caller
 from gpusched.model.execution import unpack_environment
-from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
+from gpusched.model.job import Job, JobSpec, Launch, RetryRule, TaskLayout
+from gpusched.model.layout import LAYOUT_KEYS, as_asked, replaced_by
 from gpusched.model.settings import Settings
 from gpusched.model.spec import GPU_KEYS, fields_of
 from gpusched.model.value import asdict, replace
@@ -21,7 +22,7 @@ from gpusched.ports import Store
 from gpusched.scheduler.admission import limit_as_asked
 
 _OF_GPUS = ("vram_mib", "min_vram_mib", "is_linked")
-_PARTS = frozenset({"request", "retry", "launch"})
+_PARTS = frozenset({"request", "retry", "launch", "layout"})
 _ANEW: dict[str, Any] = {
     "key": None,
     "hold": False,
@@ -70,7 +71,7 @@ def _spec(
             )
     # A submission of the changes alone, and one without them.
     plain = read_spec({"argv": ["true"]}, settings, {})
-    request, retry = _request_values(old.request, raw, changes), _retry_values(old.retry, raw, changes)
+    request, retry = _request_values(old, raw, changes), _retry_values(old.retry, raw, changes)
     fresh = read_spec({**changes, **request, **retry, "argv": ["true"]}, settings, {})
     rest = {
         name: getattr(fresh, name)
@@ -85,7 +86,17 @@ def _spec(
         # A folder other than the copy; relative outputs go there, too.
         rest["snapshot"], raw = None, {"submit_dir": None, **raw}
     launch = _launch(old.launch, fresh.launch, raw, changes, settings, store, payloads)
-    return replace(old, **{**_ANEW, **rest}, request=fresh.request, retry=fresh.retry, launch=launch)
+    parts = {"request": fresh.request, "layout": _layout(old, fresh, raw), "retry": fresh.retry, "launch": launch}
+    return replace(old, **{**_ANEW, **rest, **parts})
+
+
+def _layout(old: JobSpec, fresh: JobSpec, raw: Mapping[str, Any]) -> TaskLayout | None:
+    """The tasks of the repetition; cores that the old job did not state are not stated now either."""
+    is_stated = "cpus" in raw or (old.layout is not None and old.layout.cpus_per_task is not None)
+    if fresh.layout is None or is_stated:
+        return fresh.layout
+    layout = replace(fresh.layout, cpus_per_task=None)
+    return None if layout == TaskLayout() else layout
 
 
 def _retry_values(old: RetryRule, raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,25 +106,26 @@ def _retry_values(old: RetryRule, raw: Mapping[str, Any], changes: Mapping[str, 
     return {**kept, **{name: changes[name] for name in fields_of(spec.RetryRule) if name in changes}}
 
 
-def _request_values(old: Request, raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _request_values(old: JobSpec, raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The resources in the form of a submission: the old ones, overridden by the changes."""
-    kept: dict[str, Any] = asdict(old)
+    kept: dict[str, Any] = asdict(old.request)
     is_new_wish = not GPU_KEYS.isdisjoint(raw)
     if is_new_wish and changes.get("gpus", 1) == 0 and not changes.get("gpus_per_node"):
         kept.update(dict.fromkeys(_OF_GPUS))
-    values = {}
-    fields = fields_of(spec.Request)
-    for name, field in fields.items():
-        if name == "gpus" or (is_new_wish and name in GPU_KEYS):
+    replaced = replaced_by(raw) | (GPU_KEYS if is_new_wish else frozenset())
+    asked = {name: value for name, value in as_asked(old.request, old.layout).items() if name not in replaced}
+    fields = {**fields_of(spec.Request), **fields_of(spec.TaskLayout)}
+    for name, field in fields_of(spec.Request).items():
+        if name in LAYOUT_KEYS or (is_new_wish and name in GPU_KEYS):
             continue
-        value = kept["gpus"] if name == "gpus_per_node" else kept[field.attribute]
+        value = kept[field.attribute]
         if name in ("licenses", "resources"):
             value = dict(value)
         elif isinstance(value, tuple):
             value = list(value)
         if value is not None and name not in raw:
-            values[name] = value
-    return {**values, **{name: changes[name] for name in fields if name in changes}}
+            asked[name] = value
+    return {**asked, **{name: changes[name] for name in fields if name in changes}}
 
 
 def _launch(

@@ -339,7 +339,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/cluster",
         cluster.cluster,
         "Nodes, GPUs, queues and reservations.",
-        "nodes, gpus, queues, loans, reservations",
+        "nodes, gpus, queues, loans, reservations, cluster_name",
     ),
     Route(
         "GET",

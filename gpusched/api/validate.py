@@ -99,12 +99,13 @@ def read_spec(
     job.setdefault("queue", settings.default.queue)
     job.update(limit_values(job))
     check_words(job)
-    request = read_request(values, settings)
+    request, layout = read_request(values, settings)
     interactive, retry = read_interactive(values, request, _read_retry(values), settings)
     return JobSpec(
         request=request,
         launch=launch,
         retry=retry,
+        layout=layout,
         interactive=interactive,
         alerting=read_alerting(values),
         array=read_array(values),

@@ -20,7 +20,10 @@ from gpusched.model.snapshot import CalendarEntry
 
 PUBLIC = frozenset(
     {
-        *("id", "array_id", "task", "tasks_left", "throttle", "user", "account", "queue", "qos", "state", "reason"),
+        *("id", "job_id", "uid", "begin_at", "gpu_type", "num_tasks", "ntasks", "ntasks_per_node", "ntasks_per_gpu"),
+        *("cpus_per_task", "cpus_per_gpu", "gpus_per_task", "mem_per_cpu_mib", "mem_per_gpu_mib", "is_foreground"),
+        *("requeue", "never_satisfied"),
+        *("array_id", "task", "tasks_left", "throttle", "user", "account", "queue", "qos", "state", "reason"),
         *("priority", "nice", "hold", "reservation", "deadline_at", "submit_at", "eligible_at", "start_at", "end_at"),
         *(
             "preempt_at",
@@ -54,6 +57,9 @@ MASKED: dict[str, Any] = {
     **dict.fromkeys(("name", "command", "work_dir", "submit_dir"), "-"),
     **dict.fromkeys(("reason_text", "priority_parts", "sweep", "dependency", "pipeline", "step", "key", "snapshot")),
     **dict.fromkeys(("stdout_path", "stderr_path", "progress", "progress_text", "eta_at", "vram_over")),
+    **dict.fromkeys(("stdin_path", "open_mode", "submit_line", "comment", "wckey")),
+    "notify": [],
+    "notify_to": [],
     **dict.fromkeys(("fallback", "fallback_id", "fallback_of")),
     "depends_on": [],
     "intruders": [],

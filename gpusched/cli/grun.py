@@ -13,7 +13,15 @@ from gpusched.cli import output
 from gpusched.cli.gwait import call_patiently, ending, wait_until_done
 from gpusched.cli.job_options import OWN_OF_GRUN, grun_table
 from gpusched.cli.parse import parse
-from gpusched.cli.submission import captured, current_folder, named_variables, say_excluded, spec_of, umask
+from gpusched.cli.submission import (
+    captured,
+    current_folder,
+    named_variables,
+    say_excluded,
+    say_without_effect,
+    spec_of,
+    umask,
+)
 from gpusched.client import connect, reach
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import printable
@@ -86,6 +94,7 @@ def body(words: list[str]) -> int:
                 "start a job with grun --pty bash, then run grun -n 4 COMMAND; or do so in a script for gsub",
             )
         answer = client.call("POST", "/v1/jobs", {"spec": _spec(values, operands)})
+        say_without_effect("grun", values)
         say_excluded("grun", answer.get("env_excluded", []), values)
         for text in (*answer.get("notes", ()), *answer.get("limits", ())):
             _note(values, printable(text))

@@ -20,6 +20,7 @@ from gpusched.cli.submission import (
     over,
     say_excluded,
     say_found,
+    say_without_effect,
     spec_of,
     take_snapshot,
     umask,
@@ -81,6 +82,7 @@ def body(words: list[str]) -> int:
         take_snapshot(client, spec, values)
         keep_snapshots(client, given)
         answer = _hand_in(client, request)
+        say_without_effect("gsub", values)
         say_excluded("gsub", answer.get("env_excluded", []), values)
         if values.get("dry_run"):
             return _print_forecast(answer, values)

@@ -6,21 +6,22 @@ Options of the job itself come from its fields in `model.spec`; the commands' ow
 from __future__ import annotations
 
 from gpusched.cli.parse import OptionTable, common_options, read
+from gpusched.cli.slurm_options import parsed_options
 from gpusched.model.option import Field, Option, choice, pair, whole, words, yes_or_no
-from gpusched.model.spec import FAIL, FIELDS, FILES, MANY, RES, SLURM, UPDATABLE, WHAT, WHEN, WHERE
-from gpusched.model.syntax import memory_per_core, only_one
+from gpusched.model.spec import FAIL, FIELDS, FILES, GPU_KEYS, LAYOUT, MANY, RES, SLURM, UPDATABLE, WHAT, WHEN, WHERE
 from gpusched.model.units import parse_duration_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 
-_SECTIONS = ("Foreground", WHAT, RES, WHEN, MANY, WHERE, FAIL, FILES, "Output", SLURM, "Other")
+_SECTIONS = ("Foreground", WHAT, RES, LAYOUT, WHEN, MANY, WHERE, FAIL, FILES, "Output", SLURM, "Other")
 _OUTPUT = "Output"
 
 ONLY_TYPED = frozenset(
-    "wrap batch dry_run follow verbose json help version completion key_again resubmit dag resume vars".split()
+    "wrap batch dry_run follow json help version completion key_again resubmit dag resume vars".split()
 )
 """Values of gsub's options that have no meaning in a #GSUB line or a GSUB_* variable."""
 OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "ntasks", "quiet", "verbose"})
@@ -30,7 +31,9 @@ OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "ntasks", "quiet", 
 def gsub_table() -> OptionTable:
     """gsub, and the directives of a script."""
     of_fields = [option for field in FIELDS.values() for option in field.options]
-    return _table("gsub", [*_own_of_gsub(), *_own_of_both(), *of_fields, *common_options()])
+    options = [*_own_of_gsub(), *_own_of_both(), *of_fields, *common_options()]
+    taken = {name for option in options for name in option.names}
+    return _table("gsub", options, list(parsed_options(taken)))
 
 
 def grun_table() -> OptionTable:
@@ -56,9 +59,9 @@ def grun_table() -> OptionTable:
     return _table("grun", [*own, *_own_of_both(), *of_fields, *common_options("--json", "--quiet")])
 
 
-def _table(command: str, options: list[Option]) -> OptionTable:
+def _table(command: str, options: list[Option], hidden: Sequence[Option] = ()) -> OptionTable:
     """The options by section, in their given order within each."""
-    return OptionTable(command, sorted(options, key=lambda option: _SECTIONS.index(option.section)))
+    return OptionTable(command, sorted(options, key=lambda option: _SECTIONS.index(option.section)), hidden)
 
 
 def _lease(text: str) -> int:
@@ -77,7 +80,6 @@ def _own_of_both() -> list[Option]:
         Option(
             "-v --verbose  list the variables that [submit] env_exclude removes from the job's environment", _OUTPUT
         ),
-        Option("--mem-per-cpu SIZE  host memory for each core", SLURM, memory_per_core),
     ]
 
 
@@ -125,11 +127,9 @@ def _own_of_gsub() -> list[Option]:
         Option("-f --follow  print the job's output live, then exit with the job's code", _OUTPUT),
         Option("--parsable  print only the id", _OUTPUT, key="quiet"),
         Option(
-            "--dry-run  do not submit; show whether and where the job would start now, or why not",
+            "--dry-run --test-only  do not submit; show whether and where the job would start now, or why not",
             _OUTPUT,
         ),
-        Option("-n --ntasks 1  1 is accepted", SLURM, only_one),
-        Option("--ntasks-per-node --tasks-per-node 1  1 is accepted", SLURM, only_one),
     ]
 
 
@@ -152,4 +152,5 @@ def read_change(word: str, text: str) -> dict[str, Any]:
         # Whole cards reset an earlier fraction and vice versa; the type is kept unless given.
         found["gpus"] = 1 if found["gpus"] is None else found["gpus"]
         found = {key: value for key, value in found.items() if key != "gpu_type" or value is not None}
-    return {key: value for key, value in found.items() if key in UPDATABLE}
+    # The scheduler replaces an amount that was stated in another way.
+    return {key: value for key, value in found.items() if key in UPDATABLE and (value is not None or key in GPU_KEYS)}

@@ -15,23 +15,28 @@ if TYPE_CHECKING:
 
 
 class OptionTable:
-    def __init__(self, command: str, options: Sequence[Option]) -> None:
+    def __init__(self, command: str, options: Sequence[Option], hidden: Sequence[Option] = ()) -> None:
+        """Args: hidden: options that are parsed, but not in help, completion and hints."""
         self.command = command
         self.options = tuple(options)
-        for option in options:
+        for option in (*options, *hidden):
             option.bind()
         self._by_name = {name: option for option in options for name in option.names}
+        self._hidden = {name: option for option in hidden for name in option.names}
 
     def find(self, name: str) -> Option:
         """The option with this spelling; a long one may be abbreviated to a unique prefix. Raises: UsageError."""
-        option = self._by_name.get(name)
+        option = self._by_name.get(name) or self._hidden.get(name)
         if option is not None:
             return option
         hint = f"list them with: {self.command} --help"
         if name.startswith("--") and len(name) > 2:
-            found = sorted(known for known in self._by_name if known.startswith(name))
-            if found and len({id(self._by_name[known]) for known in found}) == 1:
-                return self._by_name[found[0]]
+            found, those = [], self._by_name
+            for those in (self._by_name, self._hidden):
+                if found := sorted(known for known in those if known.startswith(name)):
+                    break
+            if found and len({id(those[known]) for known in found}) == 1:
+                return those[found[0]]
             if found:
                 raise UsageError(f"{printable(name)!r} is short for {', '.join(found)}", hint)
             near = closest(name, [known for known in self._by_name if known.startswith("--")])
@@ -117,7 +122,7 @@ def _read(
                 elif equals:
                     mistakes.add(UsageError(f"{name} takes no value", f"see: {table.command} --help"))
                 else:
-                    values.update(option.sets or {})
+                    _set(table, option, values, mistakes)
                 continue
             if not equals:
                 text, at = _next(table, option.long, words, at)
@@ -132,7 +137,7 @@ def _short(table: OptionTable, word: str, words: Sequence[str], at: int, values:
     for place in range(1, len(word)):
         option = table.find("-" + word[place])
         if not option.metavar:
-            values.update(option.sets or {})
+            _set(table, option, values, mistakes)
             continue
         rest = word[place + 1 :]
         if rest:
@@ -142,6 +147,14 @@ def _short(table: OptionTable, word: str, words: Sequence[str], at: int, values:
             _apply(table, option, text, values, mistakes)
         break
     return at
+
+
+def _set(table: OptionTable, option: Option, values: Values, mistakes: UsageErrors) -> None:
+    """Apply a flag; one that sets nothing by itself is read like an option with a value."""
+    if option.sets:
+        values.update(option.sets)
+    else:
+        _apply(table, option, "", values, mistakes)
 
 
 def _next(table: OptionTable, name: str, words: Sequence[str], at: int) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from gpusched.cli import output
 from gpusched.cli.job_options import ONLY_TYPED
 from gpusched.cli.output import note
 from gpusched.cli.parse import UsageErrors, apply, parse, split_words
+from gpusched.cli.slurm_options import NOTES
 from gpusched.errors import Refused, UsageError
 from gpusched.model.spec import FIELDS, GPU_KEYS
 from gpusched.model.units import printable
@@ -118,6 +119,8 @@ def _read_line(table: OptionTable, text: str, where: str, values: Values, mistak
         before = values.get(key)
         if isinstance(value, dict) and isinstance(before, dict):
             before.update(value)
+        elif key == NOTES and before:
+            before.extend(value)
         else:
             values[key] = value
 
@@ -137,8 +140,6 @@ def spec_of(values: Values) -> dict[str, Any]:
     spec = {key: values[key] for key in FIELDS if values.get(key) is not None and key != "snapshot"}
     if "work_dir" in values:
         spec["work_dir"] = os.path.abspath(values["work_dir"])
-    if values.get("mem_per_cpu_mib") is not None:
-        spec["mem_mib"] = int(values["mem_per_cpu_mib"] * max(1, values.get("cpus", 1)))
     _check_texts(spec)
     return spec
 
@@ -150,7 +151,16 @@ def over(lower: Values, upper: Values) -> Values:
     values.update(upper)
     if "extra_env" in lower and "extra_env" in upper:
         values["extra_env"] = {**lower["extra_env"], **upper["extra_env"]}
+    if NOTES in lower and NOTES in upper:
+        values[NOTES] = [*lower[NOTES], *upper[NOTES]]
     return values
+
+
+def say_without_effect(command: str, values: Values) -> None:
+    """Report options of Slurm that were accepted and have no effect."""
+    if not values.get("quiet"):
+        for text in dict.fromkeys(values.get(NOTES, ())):
+            note(command, text)
 
 
 def from_environment(table: OptionTable) -> Values:
@@ -239,7 +249,7 @@ def current_folder() -> str:
 
 
 def _check_texts(spec: dict[str, Any]) -> None:
-    for key in ("name", "stdout", "stderr", "work_dir"):
+    for key in ("name", "stdout", "stderr", "stdin", "work_dir", "comment"):
         if "\0" in spec.get(key, ""):
             raise UsageError(f"{key} holds a NUL byte", "remove it")
 
@@ -255,8 +265,6 @@ def check_resubmission(given: Values, operands: list[str]) -> None:
         raise UsageError("--resubmit names no job", "for example: gsub --resubmit 42   or: gsub --resubmit @")
     if given.get("snapshot", "no") != "no":
         raise UsageError("a resubmitted job starts in its own snapshot", "leave --snapshot out, or submit a new job")
-    if given.get("mem_per_cpu_mib") is not None and given.get("cpus") is None:
-        raise UsageError("--mem-per-cpu says nothing here without -c", "say how much memory in all: -m SIZE")
 
 
 def check_key(given: Values, values: Values) -> None:

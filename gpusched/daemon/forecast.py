@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.verbs.admission import check_submission, completed, with_auto_limits
+from gpusched.daemon.verbs.admission import check_submission, completed, sized, with_auto_limits
 from gpusched.daemon.verbs.submit import existing
 from gpusched.errors import Refused
 from gpusched.lifecycle import arrays
@@ -224,7 +224,7 @@ def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) ->
         scheduler.world, scheduler.store, scheduler.settings, lambda: scheduler.nodes(now), now, scheduler.advise_limit
     )
     (spec,), said = with_auto_limits([spec], caller.user, turn)
-    spec = completed(spec, caller, scheduler.settings)
+    spec = sized(completed(spec, caller, scheduler.settings), turn)
     answer = _of_completed(spec, caller, scheduler, again, turn)
 
     def with_limit(found: Forecast) -> Forecast:

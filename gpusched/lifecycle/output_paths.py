@@ -87,13 +87,10 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
     launch = job.spec.launch
     suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
 
-    values = {name: value.replace("/", "_") for name, value in values_of(job).items()}
     folder = launch.submit_dir or launch.work_dir
 
     def place(pattern: str) -> str:
-        path = expand_pattern(pattern, job, node)
-        if values:
-            path = fill(path, values)
+        path = _filled(pattern, job, node)
         if "/" not in path and path not in ("", ".", ".."):
             return f"{_prefix(folder)}{path}{suffix}"
         # A device gets no suffix, as it has no content to preserve.
@@ -105,6 +102,21 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
         # As in Slurm, so that the tasks of an array are adjacent in a listing.
         default = default.replace("%j", "%A_%a")
     return place(launch.stdout or default), None if stderr is None else place(stderr)
+
+
+def input_path(job: Job, node: str) -> str | None:
+    """Absolute path of a job's standard input; None without any."""
+    launch = job.spec.launch
+    if launch.stdin is None:
+        return None
+    return posixpath.normpath(posixpath.join(launch.submit_dir or launch.work_dir, _filled(launch.stdin, job, node)))
+
+
+def _filled(pattern: str, job: Job, node: str) -> str:
+    """A pattern with its letters and, in a sweep, its placeholders replaced."""
+    path = expand_pattern(pattern, job, node)
+    values = {name: value.replace("/", "_") for name, value in values_of(job).items()}
+    return fill(path, values) if values else path
 
 
 def values_of(job: Job) -> dict[str, str]:

@@ -81,6 +81,8 @@ class Ticket(Value):
     """None: only bookings and its environment separate it from other runs."""
     slurm: str = ""
     """For a job of Slurm's commands, its node's name: notices go to its steps, and the log speaks like Slurm's."""
+    stdin_path: str | None = None
+    """Standard input, absolute; None for /dev/null. Ignored for a foreground run."""
     adopt: AdoptedProcess | None = None
     """Adopt this running process and its descendants as the run; start nothing."""
 

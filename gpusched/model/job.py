@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpusched.model.spec import Notice as Notice
     from gpusched.model.spec import Request as Request
     from gpusched.model.spec import RetryRule as RetryRule
+    from gpusched.model.spec import TaskLayout as TaskLayout
 else:
     # The declarations as values. Requests cache their hash, as they are looked up by the thousand.
     Request = declared(spec.Request, cache_hash=True)
@@ -31,6 +32,7 @@ else:
     ClientProcess = declared(spec.ClientProcess)
     AdoptedProcess = declared(spec.AdoptedProcess)
     Interactive = declared(spec.Interactive)
+    TaskLayout = declared(spec.TaskLayout)
     JobSpec = declared(spec.JobSpec, retry=RetryRule())
 
 

@@ -470,6 +470,15 @@ class InteractiveSettings(Value):
     """How much output of a foreground job is kept in its file, in MiB."""
 
 
+class SlurmSettings(Value):
+    """Slurm's commands and variables for jobs and tools that were written for Slurm."""
+
+    commands_in_jobs: bool = True
+    """Put `srun`, `scontrol`, `sbatch` and the others at the end of every job's PATH, behind those of a real Slurm."""
+    cluster_name: Annotated[str, WORD] = "gpusched"
+    """Name of the cluster as Slurm's commands show it, and in SLURM_CLUSTER_NAME."""
+
+
 class DaemonSettings(Value):
     """The daemon process."""
 
@@ -682,6 +691,7 @@ class Settings(Value):
     daemon: DaemonSettings = DaemonSettings()
     history: HistorySettings = HistorySettings()
     interactive: InteractiveSettings = InteractiveSettings()
+    slurm: SlurmSettings = SlurmSettings()
     alert: AlertSettings = AlertSettings()
     foreign: ForeignSettings = ForeignSettings()
     placement: PlacementSettings = PlacementSettings()

@@ -13,14 +13,18 @@ from __future__ import annotations
 from gpusched.model.option import PENDING, RUNNING, Field, Option, counts, field
 from gpusched.model.syntax import (
     events,
+    exclusive,
     gpus,
     gpus_of_node,
+    gpus_of_task,
     gres,
     hosts,
     kill_on_invalid_dep,
     log_max,
     mail_type,
     memory,
+    memory_per_core,
+    memory_per_gpu,
     nodes,
     notice,
     time_limit,
@@ -39,6 +43,7 @@ NICE_MIN, NICE_MAX = -10_000, 10_000
 MAX_GPUS = 1024
 MAX_CPUS = 65536
 MAX_NODES = 4096
+MAX_TASKS = 65536
 MAX_NAME = 200
 MAX_LIST = 1 << 16
 MAX_OWN = 1 << 62
@@ -46,6 +51,8 @@ MAX_OWN = 1 << 62
 MAX_INSTANT = 32503680000.0
 """Year 3000: a later begin time is an error in units."""
 
+ALL_MEM = "all"
+"""In place of an amount of memory: all that a node has."""
 AUTO, UNLIMITED, DEFAULT, MAXIMUM = "auto", "unlimited", "default", "maximum"
 TIME_LIMIT_WORDS = (AUTO, UNLIMITED)
 """Words that a submission may give instead of a time limit."""
@@ -54,6 +61,7 @@ TIME_LIMIT_SOURCES = (*TIME_LIMIT_WORDS, DEFAULT, MAXIMUM)
 settings, and the maximum of the queue or QOS."""
 
 WHAT, RES, WHEN, MANY, WHERE = "What to run", "Resources", "When", "Many tasks", "Where"
+LAYOUT = "Parallel tasks"
 FAIL, FILES, SLURM = "Failure and end", "Files", "Slurm spellings"
 """Help sections."""
 
@@ -108,17 +116,19 @@ class Request(Value):
     )
     cpus: float = field(
         "number",
-        "Cores on each node; 0 books none.",
+        "Cores for each task, of which a node has one unless there are more; 0 books none.",
         (0, MAX_CPUS),
-        "-c --cpus --cpus-per-task N  cores; 0 books none, fractions are allowed; default 1",
+        "-c --cpus --cpus-per-task N  cores, with -n for each task; 0 books none, fractions are allowed; default 1",
         default=1.0,
         update=PENDING,
     )
+    """Cores on each node, for all of its tasks."""
     mem_mib: int = field(
         "integer",
-        "Host memory on each node in MiB; 0 books none.",
+        "Host memory on each node in MiB; 0 books none, all the whole node's.",
         (0, MAX_MIB),
-        "-m --mem SIZE  host memory: 8G, 8GiB or 8192 (MiB); default: none booked",
+        "-m --mem SIZE  host memory: 8G, 8GiB or 8192 (MiB); 0: all of a node's; default: none booked",
+        words=(ALL_MEM,),
         read=memory,
         default=0,
         update=PENDING,
@@ -127,7 +137,10 @@ class Request(Value):
         "integer",
         "Nodes, all at once.",
         (1, MAX_NODES),
-        ("-N --nodes N  number of nodes; -g is the total over all nodes, -c and -m are per node; default 1"),
+        (
+            "-N --nodes N  number of nodes, or a range, 1-2, of which the smallest that can hold the job is taken; -g "
+            "is the total over all nodes, -c and -m are per node; default 1"
+        ),
         read=nodes,
         section=WHERE,
         default=1,
@@ -220,6 +233,7 @@ class Request(Value):
         "boolean",
         "Nothing else runs on the job's nodes.",
         option="--exclusive  no other job on the same nodes",
+        read=exclusive,
         section=WHERE,
         name="exclusive",
         default=False,
@@ -279,6 +293,88 @@ def gpus_of_each_node(total: int | None, per_node: int | None, nodes: int) -> in
         where = f"each of {nodes} nodes" if nodes > 1 else "one node"
         raise ValueError(f"{plural(total, 'GPU')} in all and {per_node} on {where} do not agree")
     return each
+
+
+class TaskLayout(Value):
+    """Tasks of a job and amounts for each of them, as asked for; `model.layout` computes what each node books."""
+
+    _section = LAYOUT
+
+    ntasks: int | None = field(
+        "integer",
+        "Tasks in all, the processes that srun starts; cores and GPUs may be stated for each.",
+        (1, MAX_TASKS),
+        "-n --ntasks N  number of tasks, which srun starts; -c is for each; default: one on each node",
+        default=None,
+        update=PENDING,
+        is_shared=False,
+    )
+    ntasks_per_node: int | None = field(
+        "integer",
+        "Tasks on each node; with `ntasks` the most on each.",
+        (1, MAX_TASKS),
+        "--ntasks-per-node --tasks-per-node N  tasks on each node; with -n at most this many",
+        default=None,
+        update=PENDING,
+        is_shared=False,
+    )
+    gpus_per_task: int | None = field(
+        "integer",
+        "GPUs for each task.",
+        (1, MAX_GPUS),
+        "--gpus-per-task N  GPUs for each task: 1, a100:1",
+        read=gpus_of_task,
+        default=None,
+        update=PENDING,
+        is_shared=False,
+    )
+    ntasks_per_gpu: int | None = field(
+        "integer",
+        "Tasks on each GPU; determines their number, or the number of GPUs.",
+        (1, MAX_TASKS),
+        "--ntasks-per-gpu N  tasks on each GPU; determines the number of tasks, or with -n that of GPUs",
+        default=None,
+        update=PENDING,
+        is_shared=False,
+    )
+    cpus_per_gpu: int | None = field(
+        "integer",
+        "Cores for each GPU; in place of `cpus`.",
+        (1, MAX_CPUS),
+        "--cpus-per-gpu N  cores for each GPU, in place of -c",
+        default=None,
+        update=PENDING,
+    )
+    mem_per_gpu_mib: int | None = field(
+        "integer",
+        "Host memory for each GPU in MiB; in place of `mem_mib`.",
+        (1, MAX_MIB),
+        "--mem-per-gpu SIZE  host memory for each GPU, in place of -m",
+        read=memory_per_gpu,
+        default=None,
+        update=PENDING,
+    )
+    mem_per_cpu_mib: int | None = field(
+        "integer",
+        "Host memory for each core in MiB; in place of `mem_mib`.",
+        (1, MAX_MIB),
+        "--mem-per-cpu SIZE  host memory for each core, in place of -m",
+        read=memory_per_core,
+        default=None,
+        update=PENDING,
+    )
+    nodes_max: int | None = field(
+        "integer",
+        "Of a range of nodes that begins with `nodes`: the most.",
+        (1, MAX_NODES),
+        default=None,
+        update=PENDING,
+        keyword=None,
+    )
+    cpus_per_task: float | None = None
+    """Cores for each task if stated; None for the default."""
+    is_all_mem: bool = False
+    """Whether all memory of a node was asked for."""
 
 
 class RetryRule(Value):
@@ -402,6 +498,17 @@ class Launch(Value):
         keyword="error",
         python="str | os.PathLike[str]",
     )
+    stdin: str | None = field(
+        "string",
+        "Input pattern; absent: no input.",
+        option="-i --input FILE  standard input, with the patterns of the output; default: /dev/null",
+        completes="file",
+        default=None,
+        keyword="input",
+        python="str | os.PathLike[str]",
+        is_shared=False,
+    )
+    """Input pattern; None for /dev/null."""
     open_mode: str | None = field(
         "string",
         "What to do with a file that exists.",
@@ -472,6 +579,10 @@ class Launch(Value):
     log_keep: int = field(
         "integer", "How many rotated files are kept; 0 empties the file instead.", (0, 100), default=3
     )
+    submit_line: str | None = field(
+        "string", "Command line of the submission, for accounting.", default=None, keyword=None
+    )
+    """Command line of the submission, in a form that can be typed."""
 
 
 class ArraySpec(Value):
@@ -629,6 +740,27 @@ class JobSpec(Value):
     request: Request
     launch: Launch
     retry: RetryRule = RetryRule()
+    layout: TaskLayout | None = None
+    """Tasks as asked for; None if the submission says nothing about them or their sizes."""
+    comment: str | None = field(
+        "string",
+        "Text of the user about the job.",
+        option="--comment TEXT  a text of your own about the job, shown by gshow",
+        section=WHAT,
+        default=None,
+        update=RUNNING,
+        owner_only=True,
+    )
+    wckey: str | None = field(
+        "string",
+        "Slurm's workload characterisation key: kept with the job and shown, without any effect.",
+        option="--wckey NAME  a word kept with the job, without any effect",
+        section=SLURM,
+        most=MAX_NAME,
+        default=None,
+        update=RUNNING,
+        owner_only=True,
+    )
     time_limit_s: int | None = field(
         "integer",
         "Time limit in seconds; auto for one that jobs like it keep, unlimited for none, null for the default.",
@@ -694,6 +826,15 @@ class JobSpec(Value):
         update=PENDING,
     )
     """`cancel` or `wait`, for a dependency that can never be satisfied; None for the setting `life.never_satisfied`."""
+    if_infeasible: str | None = field(
+        "string",
+        "What becomes of a job that asks for more cores, nodes or time than there are, or depends on an unknown job: "
+        "refuse (default), or wait, as in Slurm.",
+        choices=("refuse", "wait"),
+        default=None,
+        keyword=None,
+    )
+    """`wait`: accept a job that cannot start as things are, as Slurm does; None or `refuse`: refuse it."""
     begin_at: float | None = field(
         "number",
         "Not before this instant, UTC epoch seconds.",
@@ -791,9 +932,9 @@ def fields_of(kind: type) -> dict[str, Field]:
     return {one.name: one for one in vars(kind).values() if isinstance(one, Field)}
 
 
-PARTS = (Request, RetryRule, JobSpec, ArraySpec, Launch, Interactive, Alerting)
+PARTS = (Request, TaskLayout, RetryRule, JobSpec, ArraySpec, Launch, Interactive, Alerting)
 FIELDS: dict[str, Field] = {name: one for kind in PARTS for name, one in fields_of(kind).items()}
 """Every field of submissions and updates, by its JSON name."""
 UPDATABLE: dict[str, Field] = {name: one for name, one in FIELDS.items() if one.update}
-GPU_KEYS = frozenset({"gpus", "gpus_per_node", "gpu_fraction", "gpu_type"})
+GPU_KEYS = frozenset({"gpus", "gpus_per_node", "gpus_per_task", "gpu_fraction", "gpu_type"})
 """Keys that together form one request for GPUs: setting any of them again resets the others."""

@@ -30,32 +30,75 @@ def gpus_of_node(text: str) -> Several:
     return Several(gpus_per_node=count, gpu_fraction=found["gpu_fraction"], **kind)
 
 
+def gpus_of_task(text: str) -> Several:
+    """As -g, but for each task: `1`, `a100:1`."""
+    found = gpus(text)
+    if not found["gpus"]:
+        raise ValueError(f"{printable(text, 40)!r} is not a number of GPUs for each task; write 1 or a100:1")
+    kind = {"gpu_type": found["gpu_type"]} if found["gpu_type"] else {}
+    return Several(gpus_per_task=found["gpus"], **kind)
+
+
 def gres(text: str) -> Several:
-    """Slurm's `gpu:2` and `gpu:a100:2`, per node."""
-    name, _, rest = text.partition(":")
-    if name != "gpu":
+    """Slurm's `gpu:2`, `gpu:a100:2` and `scratch:2`, per node, joined by commas."""
+    found = Several()
+    for word in text.split(","):
+        name, _, rest = word.partition(":")
+        if name == "gpu":
+            found.update(gpus_of_node(rest or "1"))
+        elif name in ("shard", "mps"):
+            raise ValueError(
+                f"{printable(word, 40)!r} is a share of a GPU; ask for a fraction, -g 0.5, or for memory, --vram 8G"
+            )
+        elif name != "none":
+            found.setdefault("resources", {}).update(_amount_of(name, rest, word))
+    return found
+
+
+def _amount_of(name: str, rest: str, word: str) -> dict[str, int]:
+    """A custom resource and its number."""
+    if not name or ":" in rest:
         raise ValueError(
-            f"{printable(text, 40)!r} is not a GPU, as in gpu:2 or gpu:a100:2; request other resources with --res"
+            f"{printable(word, 40)!r} is not a resource and its number, as in gpu:2, gpu:a100:2, scratch:2"
         )
-    return gpus_of_node(rest or "1")
+    return {name: int(whole(1, 1_000_000)(rest or "1"))}
 
 
 def memory(text: str) -> Several:
-    """Host memory of the job; overrides an earlier amount per core."""
-    return Several(mem_mib=parse_size_mib(text), mem_per_cpu_mib=None)
+    """Host memory of the job, 0 for a node's; overrides an earlier amount per core or GPU."""
+    is_all = text.strip().upper().rstrip("KMGTIB") == "0"
+    return Several(mem_mib="all" if is_all else parse_size_mib(text), mem_per_cpu_mib=None, mem_per_gpu_mib=None)
 
 
 def memory_per_core(text: str) -> Several:
-    """Host memory per core; overrides an earlier amount for the job."""
-    return Several(mem_mib=None, mem_per_cpu_mib=parse_size_mib(text))
+    """Host memory per core; overrides an earlier amount for the job or per GPU."""
+    return Several(mem_mib=None, mem_per_cpu_mib=parse_size_mib(text), mem_per_gpu_mib=None)
 
 
-def nodes(text: str) -> int:
-    """A number of nodes; accepts Slurm's range only if both ends are equal."""
+def memory_per_gpu(text: str) -> Several:
+    """Host memory per GPU; overrides an earlier amount for the job or per core."""
+    return Several(mem_mib=None, mem_per_cpu_mib=None, mem_per_gpu_mib=parse_size_mib(text))
+
+
+def nodes(text: str) -> Several:
+    """A number of nodes, or a range `1-2`."""
     low, dash, high = text.partition("-")
-    if dash and low and high and low != high:
-        raise ValueError(f"{printable(text, 40)!r} is a range, which is not supported; write -N {printable(low, 10)}")
-    return int(whole(1, 4096)(low if dash and low == high else text))
+    if not (dash and low and high):
+        return Several(nodes=whole(1, 4096)(text), nodes_max=None)
+    least, most = whole(1, 4096)(low), whole(1, 4096)(high)
+    if most < least:
+        raise ValueError(f"{printable(text, 40)!r} is a range that ends before it begins")
+    return Several(nodes=least, nodes_max=most if most > least else None)
+
+
+def exclusive(text: str) -> Several:
+    """Slurm's values of --exclusive; `user` and `mcs` mean the whole node as well."""
+    word = text.strip().lower()
+    if word not in ("user", "mcs"):
+        raise ValueError(f"{printable(text, 40)!r} is neither user nor mcs")
+    return Several(
+        exclusive=True, slurm_notes=[f"--exclusive={word}: no other job runs on the node, not even your own"]
+    )
 
 
 def hosts(text: str) -> tuple[str, ...]:
@@ -119,10 +162,3 @@ def kill_on_invalid_dep(text: str) -> str:
     if word not in ("yes", "no"):
         raise ValueError(f"{printable(text, 40)!r} is neither yes nor no")
     return "cancel" if word == "yes" else "wait"
-
-
-def only_one(text: str) -> Several:
-    """Slurm's number of tasks: must be 1, as a job has one per node."""
-    if text not in ("1", "1-1"):
-        raise ValueError(f"{printable(text, 40)!r} tasks are requested; a job has one on each node")
-    return Several()

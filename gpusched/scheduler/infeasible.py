@@ -126,6 +126,17 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     return refused or _refuse_rest(need, layout)
 
 
+def whole_memory_mib(request: Request, nodes: Iterable[NodeView], settings: Settings) -> int:
+    """The most memory that each of the requested number of nodes has, among those that can hold the rest."""
+    layout = ClusterLayout([_as_built(node) for node in nodes], settings)
+    able = hosts(ClusterState(layout), RequestUnits.of(replace(request, mem_mib=0), uid=0))
+    sizes_mib = sorted((layout.nodes[node].mem_mib for node in able), reverse=True)
+    found = sizes_mib[request.nodes - 1 :] or [max((node.mem_mib for node in layout.nodes), default=0)]
+    ceiling = ceilings_of(settings).mem_fraction
+    totals_mib = [node.load.mem_total_mib for node in layout.nodes if node.load is not None]
+    return found[0] if ceiling is None or not totals_mib else min(found[0], int(ceiling * max(totals_mib)))
+
+
 def _refuse_nodes(request: Request, able: int) -> Refusal:
     """Refuse a gang of more nodes than can hold its part."""
     what = describe_part(request, full=True)

@@ -26,9 +26,9 @@ class JobOptions(TypedDict, total=False):
     min_vram: str | int
     """Least VRAM of each card, in MiB."""
     cpus: float
-    """Cores on each node; 0 books none."""
+    """Cores for each task, of which a node has one unless there are more; 0 books none."""
     mem: str | int
-    """Host memory on each node in MiB; 0 books none."""
+    """Host memory on each node in MiB; 0 books none, all the whole node's."""
     nodes: int
     """Nodes, all at once."""
     gpus_per_node: int
@@ -49,6 +49,20 @@ class JobOptions(TypedDict, total=False):
     """As constraint, but nodes without them will do."""
     exclusive: bool
     """Nothing else runs on the job's nodes."""
+    ntasks: int
+    """Tasks in all, the processes that srun starts; cores and GPUs may be stated for each."""
+    ntasks_per_node: int
+    """Tasks on each node; with `ntasks` the most on each."""
+    gpus_per_task: int
+    """GPUs for each task."""
+    ntasks_per_gpu: int
+    """Tasks on each GPU; determines their number, or the number of GPUs."""
+    cpus_per_gpu: int
+    """Cores for each GPU; in place of `cpus`."""
+    mem_per_gpu: str | int
+    """Host memory for each GPU in MiB; in place of `mem_mib`."""
+    mem_per_cpu: str | int
+    """Host memory for each core in MiB; in place of `mem_mib`."""
     retries: int
     """Attempts after the first."""
     backoff: str | timedelta | float
@@ -63,6 +77,10 @@ class JobOptions(TypedDict, total=False):
     """Repeat for free a run lost to the machine."""
     name: str
     """Name of the job."""
+    comment: str
+    """Text of the user about the job."""
+    wckey: str
+    """Slurm's workload characterisation key: kept with the job and shown, without any effect."""
     time: str | timedelta | float
     """Time limit in seconds; auto for one that jobs like it keep, unlimited for none, null for the default."""
     queue: str
@@ -105,6 +123,8 @@ class JobOptions(TypedDict, total=False):
     """Output pattern."""
     error: str | os.PathLike[str]
     """Error pattern; absent: into the output."""
+    input: str | os.PathLike[str]
+    """Input pattern; absent: no input."""
     open_mode: str
     """What to do with a file that exists."""
     notice: Mapping[str, Any]

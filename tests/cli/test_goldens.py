@@ -30,7 +30,11 @@ gsub -c 999 -- true
 gsub --signal HUGE@5 -- true
 gsub -d afterok:99999 -- true
 gsub -d sometime:1 -- true
+gsub -N 4-2 -- true
 gsub -N 2-4 -- true
+gsub -n 3 -N 1 --ntasks-per-node 2 -- true
+gsub --cpus-per-gpu 2 -- true
+gsub --uid root -- true
 gsub -N 2 -g 3 -- true
 gsub -N 2 -g 0.5 -- true
 gsub -g 4 --gpus-per-node 3 -- true
@@ -42,7 +46,7 @@ gsub -C a&&b -- true
 gsub -L matlab:0 -- true
 gsub -L a|b -- true
 gsub --res scratch= -- true
-gsub --exclusive=user -- true
+gsub --exclusive=me -- true
 gsub --qos rush -- true
 gsub --reservation course -- true
 gsub --deadline soon -- true
@@ -121,7 +125,7 @@ def shape(value: Any, key: str = "") -> Any:
         return [shape(item) for item in value]
     if isinstance(value, float) and (key.endswith("_at") or key in ("at", "total", "age", "priority", "cpu_s")):
         return "<FLOAT>"
-    if key in ("pid", "peak_mem_mib", "mem_available_mib", "cpu_fraction", "disk_mib_s", "net_mib_s", "free_mib"):
+    if key in ("pid", "uid", "peak_mem_mib", "mem_available_mib", "cpu_fraction", "disk_mib_s", "net_mib_s", "free_mib"):
         return "<MEASURED>"
     return value
 

@@ -15,6 +15,8 @@ from gpusched.cli.parse import parse, split_words
 from gpusched.errors import UsageError
 from gpusched.model.option import Option
 
+MEM = {"mem_mib": None, "mem_per_cpu_mib": None, "mem_per_gpu_mib": None}
+PER_NODE = {"gpus_per_node": 2, "gpu_fraction": None}
 GPUS = {"gpus": None, "gpu_fraction": None, "gpu_type": None}
 
 
@@ -97,8 +99,22 @@ def test_unreadable_options_are_quoted_with_the_nearest(words: list[str], says: 
         ("-g t4:.25", {**GPUS, "gpu_fraction": 0.25, "gpu_type": "t4"}),
         ("-g a100:2 -g 0.5", {**GPUS, "gpu_fraction": 0.5}),
         ("-g 0.5 -g 1", {**GPUS, "gpus": 1}),
-        ("--mem 2G", {"mem_mib": 2048, "mem_per_cpu_mib": None}),
-        ("--mem 2G --mem-per-cpu 10M", {"mem_mib": None, "mem_per_cpu_mib": 10}),
+        ("--mem 2G", {**MEM, "mem_mib": 2048}),
+        ("--mem 0", {**MEM, "mem_mib": "all"}),
+        ("--mem 0G", {**MEM, "mem_mib": "all"}),
+        ("--mem 2G --mem-per-cpu 10M", {**MEM, "mem_per_cpu_mib": 10}),
+        ("--mem-per-cpu 10M --mem-per-gpu 2G", {**MEM, "mem_per_gpu_mib": 2048}),
+        ("-n 4 --tasks-per-node 2", {"ntasks": 4, "ntasks_per_node": 2}),
+        ("--gpus-per-task a100:1", {"gpus_per_task": 1, "gpu_type": "a100"}),
+        ("--ntasks-per-gpu 2 --cpus-per-gpu 4", {"ntasks_per_gpu": 2, "cpus_per_gpu": 4}),
+        ("-N 2", {"nodes": 2, "nodes_max": None}),
+        ("-N 1-2", {"nodes": 1, "nodes_max": 2}),
+        ("-N 2-2", {"nodes": 2, "nodes_max": None}),
+        ("--gres gpu:a100:2,scratch:3,ssd", {**PER_NODE, "gpu_type": "a100", "resources": {"scratch": 3, "ssd": 1}}),
+        ("--gres none", {}),
+        ("-i in.txt --comment two --wckey x", {"stdin": "in.txt", "comment": "two", "wckey": "x"}),
+        ("--exclusive", {"exclusive": True}),
+        ("--test-only", {"dry_run": True}),
         ("-t 1-2", {"time_limit_s": 93600}),
         ("-t UNLIMITED", {"time_limit_s": "unlimited"}),
         ("-t none", {"time_limit_s": "unlimited"}),
@@ -111,7 +127,6 @@ def test_unreadable_options_are_quoted_with_the_nearest(words: list[str], says: 
         ("--backoff 0", {"backoff_s": 0}),
         ("--grace 2m", {"grace_s": 120}),
         ("--retry-on oom,3,10-20", {"retry_on": ["oom", "3", "10-20"]}),
-        ("-n 1 --ntasks-per-node=1", {}),
         ("--no-requeue --requeue", {"requeue": True}),
         ("-p fast", {"queue": "fast"}),
         ("--cpus-per-task 0.5", {"cpus": 0.5}),
@@ -125,8 +140,37 @@ def test_gsub_reads_its_options(words: str, values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *("-g -1", "-g 1.5", "-g 0.0", "-g 2000", "-g a:b:1e2", "--gres=mps:1", "--gres=gpu:x:-1"),
-        *("--mem 0", "--mem -1", "--mem 1X", "--mem inf", "-c -1", "-c inf", "-c 1_0", "-c 9e99", "-t -1", "-t 99999d"),
+        *(
+            "-g -1",
+            "-g 1.5",
+            "-g 0.0",
+            "-g 2000",
+            "-g a:b:1e2",
+            "--gres=mps:1",
+            "--gres=shard:2",
+            "--gres=gpu:x:y:z",
+            "--gres=:1",
+            "--gres=a:b:1",
+            "-N 3-2",
+            "-N 0-2",
+            "-N 1-x",
+            "--gpus-per-task 0",
+            "--gpus-per-task 0.5",
+            "--exclusive=me",
+            "--gres=gpu:x:-1",
+        ),
+        *(
+            "--mem 0X",
+            "--mem -1",
+            "--mem 1X",
+            "--mem inf",
+            "-c -1",
+            "-c inf",
+            "-c 1_0",
+            "-c 9e99",
+            "-t -1",
+            "-t 99999d",
+        ),
         *("--nice 1.0", "--nice 10001", "--nice --hold", "--nice " + "9" * 400, "--retries -1", "-n 1-2"),
         *("--signal TERM@-1", "--signal 65", "--signal 0", "--signal SIG", "--signal B:", "--signal SIG_DFL"),
         *("--backoff soon", "--backoff-factor 0.5", "--grace -1", "--open-mode a", "--gpu-ids both", "-E =x"),

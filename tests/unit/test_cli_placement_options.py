@@ -39,8 +39,8 @@ def read(line: str) -> dict[str, Any]:
         ("--gpus-linked", {"gpus_linked": True}),
         ("--reservation course", {"reservation": "course"}),
         ("--qos high", {"qos": "high"}),
-        ("-N 2", {"nodes": 2}),
-        ("--nodes 3-3", {"nodes": 3}),
+        ("-N 2", {"nodes": 2, "nodes_max": None}),
+        ("--nodes 3-3", {"nodes": 3, "nodes_max": None}),
         ("--gpus-per-node 4", {**PER_NODE, "gpus_per_node": 4}),
         ("--gpus-per-node a100:4", {**PER_NODE, "gpus_per_node": 4, "gpu_type": "a100"}),
         ("--gpus-per-node 0.5", {"gpus_per_node": 1, "gpu_fraction": 0.5}),
@@ -63,7 +63,7 @@ def test_a_deadline_is_an_instant_like_begin() -> None:
     ("line", "says"),
     [
         ("-N 0", "0 is out of range"),
-        ("-N 2-4", "'2-4' is a range, which is not supported; write -N 2"),
+        ("-N 4-2", "'4-2' is a range that ends before it begins"),
         ("-N 2-", "'2-' is not a whole number"),
         ("-N two", "'two' is not a whole number"),
         ("-w a[1-", "brackets in 'a[1-' do not pair"),
@@ -80,11 +80,10 @@ def test_a_deadline_is_an_instant_like_begin() -> None:
         ("-L a:2.5", "'2.5' is not a whole number"),
         ("--res =1", "write scratch=2"),
         ("--res a,,b", "'a,,b' is not NAME"),
-        ("--exclusive=user", "--exclusive takes no value"),
-        ("--gres=mps:1", "'mps:1' is not a GPU, as in gpu:2 or gpu:a100:2; request other resources with --res"),
+        ("--exclusive=me", "'me' is neither user nor mcs"),
+        ("--gres=mps:1", "'mps:1' is a share of a GPU; ask for a fraction, -g 0.5, or for memory, --vram 8G"),
         ("--gpus-per-node 1.5", "neither a number of GPUs nor a share of one"),
         ("--deadline soon", "'soon' is not an instant"),
-        ("-n 2", "a job has one on each node"),
     ],
 )
 def test_unreadable_requests_are_explained_in_a_sentence(line: str, says: str) -> None:

@@ -71,11 +71,11 @@ def test_a_directive_without_options_is_ignored(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("#SBATCH --switches=1", "unknown option '--switches'"),
-        ("#SBATCH --comment='two words'", "unknown option '--comment'"),
-        ("#SBATCH --wckey=submitit", "unknown option '--wckey'"),
-        ("#SBATCH --nodes=2-4", "is a range"),
-        ("#SBATCH --exclusive=user", "takes no value"),
+        ("#SBATCH --nosuch=1", "unknown option '--nosuch'"),
+        ("#SBATCH --nodes=4-2", "ends before it begins"),
+        ("#SBATCH --exclusive=me", "neither user nor mcs"),
+        ("#SBATCH --uid=root", "--uid: it is not supported: a job runs as the user who submits it"),
+        ("#SBATCH --reboot", "--reboot: it is not supported"),
         ("#SBATCH --job-name  second name", "'name' is not an option"),
         ("#GSUB -h", "--help makes no sense in a script"),
         ("#GSUB -f", "--follow makes no sense in a script"),
@@ -97,10 +97,25 @@ def test_no_directive_is_ignored(line: str, says: str) -> None:
 BAD = """#!/bin/sh
 #SBATCH --time=soon --mem lots
 #SBATCH -c 2
-#SBATCH --switches=1 --begin never
+#SBATCH --nosuch=1 --begin never
 #GSUB -J 'x
 #GSUB --wrap true name
 """
+
+
+def test_options_of_slurm_without_effect_are_read_with_a_note_each() -> None:
+    text = (
+        "#!/bin/sh\n#SBATCH --hint=nomultithread --get-user-env\n#SBATCH --no-kill=off --contiguous --exclusive=user\n"
+    )
+    found = read(text)
+    assert [text.partition(":")[0] for text in found.pop("slurm_notes")] == [
+        "--hint has no effect",
+        "--get-user-env has no effect",
+        "--no-kill has no effect",
+        "--contiguous has no effect",
+        "--exclusive=user",
+    ]
+    assert found == {"exclusive": True}
 
 
 def test_all_bad_directives_are_reported_at_once_with_their_lines() -> None:
@@ -110,7 +125,7 @@ def test_all_bad_directives_are_reported_at_once_with_their_lines() -> None:
     assert [text.split(": ")[:2] for text in said] == [
         ["job.sh, line 2", "--time"],
         ["job.sh, line 2", "--mem"],
-        ["job.sh, line 4", "unknown option '--switches'"],
+        ["job.sh, line 4", "unknown option '--nosuch'"],
         ["job.sh, line 5", "the quote ' is not closed"],
         ["job.sh, line 6", "'name' is not an option"],
         ["job.sh, line 6", "--wrap makes no sense in a script"],
@@ -182,9 +197,11 @@ def test_an_invalid_script_says_how_to_fix_it() -> None:
         ("#GSUB -g a100:2\n#GSUB -g 0.5", {}, ["-g", "1"], {"gpus": 1}),
         ("#GSUB -g 2", {}, ["-g", "0.5"], {"gpu_fraction": 0.5}),
         ("#GSUB -g 2", {"GSUB_GPUS": "t4:0.5"}, [], {"gpu_fraction": 0.5, "gpu_type": "t4"}),
-        ("#GSUB --mem-per-cpu 1G -c 3", {}, [], {"mem_mib": 3072}),
+        ("#GSUB --mem-per-cpu 1G -c 3", {}, [], {"mem_per_cpu_mib": 1024}),
         ("#GSUB --mem-per-cpu 1G -c 3", {}, ["--mem", "5G"], {"mem_mib": 5120}),
-        ("#GSUB --mem 5G", {}, ["--mem-per-cpu", "1G"], {"mem_mib": 1024}),
+        ("#GSUB --mem 5G", {}, ["--mem-per-cpu", "1G"], {"mem_per_cpu_mib": 1024}),
+        ("#GSUB --gpus-per-task 1 -n 2", {}, ["-g", "1"], {"ntasks": 2, "gpus": 1}),
+        ("#SBATCH -N 1-2", {}, ["-N", "1"], {"nodes": 1}),
         ("#GSUB --hold", {"GSUB_HOLD": "0"}, [], {"hold": True}),
         ("", {"GSUB_HOLD": "1"}, [], {"hold": True}),
         ("#GSUB --requeue", {}, ["--no-requeue"], {"requeue": False}),
@@ -194,7 +211,9 @@ def test_the_command_line_overrides_variables_and_these_override_the_script(
     submit: Submit, script: str, env: dict[str, str], words: list[str], expected: dict[str, Any]
 ) -> None:
     spec = submit(*words, script=script, **env)
-    asked = "time_limit_s gpus gpu_fraction gpu_type mem_mib hold requeue".split()
+    asked = (
+        "time_limit_s gpus gpu_fraction gpu_type mem_mib mem_per_cpu_mib nodes nodes_max ntasks hold requeue".split()
+    )
     assert {key: spec[key] for key in asked if key in spec} == expected
 
 

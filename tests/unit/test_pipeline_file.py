@@ -65,6 +65,7 @@ nodelist = ["lab1", "lab2"]
         "gpu_fraction": None,
         "mem_mib": 8192,
         "mem_per_cpu_mib": None,
+        "mem_per_gpu_mib": None,
         "cpus": 0.5,
         "retries": 3,
         "retry_on": ["oom", "3"],

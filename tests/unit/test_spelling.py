@@ -35,7 +35,7 @@ def test_finds_nothing_among_no_words() -> None:
     assert closest("time", ()) is None
 
 
-@pytest.mark.parametrize("option", ["--gpus-per-task", "--mem-per-gpu", "--cpus-per-gpu", "--ntasks-per-gpu"])
+@pytest.mark.parametrize("option", ["--nodes-per-gpu", "--nodes-per-task", "--mem-per-node", "--time-per-task"])
 def test_never_proposes_an_option_that_counts_something_else(option: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse(gsub_table(), [option, "2"])

@@ -75,6 +75,7 @@ async def cluster(request: web.Request) -> web.Response:
         loans=loans,
         reservations=reservations(viewer),
         preset=service.daemon.preset(),
+        cluster_name=service.settings.slurm.cluster_name,
     )
 
 

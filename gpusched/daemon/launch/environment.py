@@ -23,7 +23,6 @@ class LaunchSite:
 
     node: str
     socket: str
-    cluster: str = "gpusched"
     checkpoints: str = ""
     """Parent of the checkpoint folders, unless the settings name one; empty for none."""
     spool: str = ""
@@ -131,7 +130,7 @@ def job_environment(
             "SLURM_JOB_UID": str(job.uid),
             "SLURM_JOB_ACCOUNT": spec.account or job.user,
             "SLURM_JOB_PARTITION": spec.queue,
-            "SLURM_CLUSTER_NAME": site.cluster,
+            "SLURM_CLUSTER_NAME": settings.slurm.cluster_name,
             "SLURM_SUBMIT_HOST": site.node,
             "SLURMD_NODENAME": run.node,
             "SLURM_JOB_NODELIST": run.node,

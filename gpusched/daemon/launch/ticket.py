@@ -17,7 +17,7 @@ from gpusched.daemon.launch.environment import (
     job_environment,
 )
 from gpusched.lifecycle.arrays import fill
-from gpusched.lifecycle.output_paths import values_of
+from gpusched.lifecycle.output_paths import input_path, values_of
 from gpusched.model.execution import RunLimits, Ticket
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.settings import Settings
@@ -60,6 +60,7 @@ def make_ticket(
         umask=launch.umask,
         stdout_path=run.stdout_path,
         stderr_path=run.stderr_path,
+        stdin_path=input_path(job, run.node),
         append=launch.open_mode == "append",
         time_limit_s=spec.time_limit_s,
         grace_s=grace_s,

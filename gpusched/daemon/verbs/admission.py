@@ -12,6 +12,7 @@ from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_d
 from gpusched.lifecycle.transitions import ends_unsatisfied
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobSpec
+from gpusched.model.layout import rearranged
 from gpusched.model.settings import Settings
 from gpusched.model.spec import AUTO, DEFAULT
 from gpusched.model.units import format_duration, printable
@@ -26,7 +27,7 @@ from gpusched.scheduler.admission import (
     why_refused,
 )
 from gpusched.scheduler.calendar import why_not_admitted
-from gpusched.scheduler.infeasible import Refusal, refusal
+from gpusched.scheduler.infeasible import Refusal, refusal, whole_memory_mib
 
 
 def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
@@ -39,19 +40,53 @@ def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
     return replace(spec, account=account, qos=qos, time_limit_s=limit.seconds, time_limit_source=limit.source)
 
 
+def sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
+    """The submission with what only the nodes tell: all of a node's memory, and how many nodes of a range."""
+    layout = spec.layout
+    if layout is None or not (layout.is_all_mem or layout.nodes_max):
+        return spec
+    found = spec
+    for count in range(spec.request.nodes, (layout.nodes_max or spec.request.nodes) + 1):
+        try:
+            arranged, _ = rearranged(spec.request, layout, {"nodes": count, "nodes_max": layout.nodes_max})
+        except ValueError:
+            continue  # its GPUs cannot be spread evenly over this many
+        request = replace(spec.request, **arranged.amounts())
+        if layout.is_all_mem:
+            request = replace(request, mem_mib=whole_memory_mib(request, tx.nodes, tx.settings))
+        this = replace(spec, request=request)
+        if refusal(request, tx.nodes, tx.settings) is None:
+            return this
+        found = this if found is spec else found
+    return found
+
+
+def _all_sized(specs: Sequence[JobSpec], tx: TickTransaction) -> list[JobSpec]:
+    known: dict[tuple[int, int], JobSpec] = {}
+    done = []
+    for spec in specs:
+        # The jobs of a batch share both objects.
+        mark = id(spec.request), id(spec.layout)
+        made = known.get(mark)
+        if made is None:
+            made = known[mark] = sized(spec, tx)
+        done.append(spec if made.request is spec.request else replace(spec, request=made.request))
+    return done
+
+
 def _filled_in(spec: JobSpec) -> tuple[object, ...]:
     return spec.account, spec.qos, spec.time_limit_s, spec.time_limit_source
 
 
-def complete_all(specs: Sequence[JobSpec], owner: Caller, settings: Settings) -> list[JobSpec]:
-    """Apply `completed` to each submission, computing defaults once per distinct set of fields."""
+def complete_all(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> list[JobSpec]:
+    """Apply `completed` and `sized` to each submission, computing defaults once per distinct set of fields."""
     known: dict[tuple[object, ...], JobSpec] = {}
     done = []
     for spec in specs:
         mark = (spec.queue, *_filled_in(spec))
         made = known.get(mark)
         if made is None:
-            made = known[mark] = completed(spec, owner, settings)
+            made = known[mark] = completed(spec, owner, tx.settings)
         if _filled_in(made) == _filled_in(spec):
             done.append(spec)
             continue
@@ -64,7 +99,9 @@ def complete_all(specs: Sequence[JobSpec], owner: Caller, settings: Settings) ->
                 time_limit_source=made.time_limit_source,
             )
         )
-    return done
+    if all(spec.layout is None for spec in done):
+        return done
+    return _all_sized(done, tx)
 
 
 def with_auto_limits(specs: Sequence[JobSpec], user: str, tx: TickTransaction) -> tuple[list[JobSpec], list[str]]:

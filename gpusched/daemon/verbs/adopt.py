@@ -200,7 +200,7 @@ def apply(command: Adopt, tx: TickTransaction) -> dict[str, Any]:
     check_room(1, owner, tx)
     check_nice(command.spec.nice, command.spec.queue, caller, settings)
     specs, (limit,) = with_auto_limits([command.spec], found.user, tx)
-    (spec,) = complete_all(specs, owner, settings)
+    (spec,) = complete_all(specs, owner, tx)
     check_submission([spec], owner, tx)
     check_stored(command.payloads, owner, tx)
     shares = tuple(_share(card, spec, tx, caller, found) for card in found.cards)

@@ -71,7 +71,7 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
     pipeline = Pipeline(number, caller.uid, caller.user, command.name, now, command.source)
     tx.changes.pipelines[number] = pipeline
     specs, found = with_auto_limits([steps[name].spec for name in ordered], caller.user, tx)
-    specs = complete_all(specs, caller, tx.settings)
+    specs = complete_all(specs, caller, tx)
     ids: dict[str, int] = {}
     notes = []
     for name, spec, limit in zip(ordered, specs, found, strict=True):
@@ -98,7 +98,7 @@ def _make(spec: JobSpec, text: str, caller: Caller, tx: TickTransaction) -> int:
 def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, tx: TickTransaction) -> None:
     """Refuse steps that cannot be granted; messages name the step. Raises: Refused."""
     specs, _ = with_auto_limits([spec for _, spec in steps], owner.user, tx)
-    specs = complete_all(specs, owner, tx.settings)
+    specs = complete_all(specs, owner, tx)
     try:
         check_submission(specs, owner, tx)
         return
@@ -142,7 +142,7 @@ def resume(command: ResumePipeline, tx: TickTransaction) -> dict[str, Any]:
     ids = {name: job.id for name, job in steps.items()}
     asked = [limit_as_asked(_anew(steps[name].spec, tx.now)) for name in again]
     specs, limits = with_auto_limits(asked, caller.user, tx)
-    fresh = dict(zip(again, complete_all(specs, caller, tx.settings), strict=True))
+    fresh = dict(zip(again, complete_all(specs, caller, tx), strict=True))
     outside = [
         (f"step {name}", replace(spec, dependency=None if _is_inside(steps[name], names) else spec.dependency))
         for name, spec in fresh.items()

@@ -14,6 +14,7 @@ from gpusched.daemon.verbs.admission import (
     completed,
     never_starts,
     queue_notes,
+    sized,
     with_auto_limits,
 )
 from gpusched.errors import Refused
@@ -42,7 +43,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     for nice, queue in {(spec.nice, spec.queue) for spec in command.specs}:
         check_nice(nice, queue, command.caller, settings)
     specs, limits = with_auto_limits(command.specs, command.caller.user, tx)
-    specs = complete_all(specs, command.caller, settings)
+    specs = complete_all(specs, command.caller, tx)
     check_submission(specs, command.caller, tx)
     # One spec per dependency: a batch has thousands of jobs with the same one.
     dependent = {spec.dependency: spec for spec in specs if spec.dependency}
@@ -110,7 +111,8 @@ def existing(spec: JobSpec, again: str, caller: Caller, tx: TickTransaction) -> 
     if spec.time_limit_source == AUTO:
         # The learned limit may have changed since; the request has not.
         left_out.add("time_limit_s")
-    differs = sorted({*_differences(completed(spec, caller, tx.settings), job.spec)} - left_out)
+    wanted = sized(completed(spec, caller, tx.settings), tx)
+    differs = sorted({*_differences(wanted, job.spec)} - left_out)
     return {"ids": [job.id], "existing": True, "differs": differs}
 
 

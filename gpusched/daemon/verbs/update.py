@@ -13,6 +13,7 @@ from gpusched.daemon.verbs.admission import (
     completed,
     never_starts,
     queue_notes,
+    sized,
     with_auto_limits,
 )
 from gpusched.daemon.verbs.selection import has_ended, named, with_tasks
@@ -23,9 +24,10 @@ from gpusched.model.commands import (
     Caller,
     Update,
 )
-from gpusched.model.job import Alerting, Job, JobEvent, Launch, Request, RetryRule
+from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Launch, Request, RetryRule, TaskLayout
+from gpusched.model.layout import LAYOUT_KEYS, rearranged
 from gpusched.model.option import RUNNING
-from gpusched.model.spec import AUTO, DEFAULT, FIELDS, MAXIMUM, gpus_of_each_node
+from gpusched.model.spec import AUTO, DEFAULT, FIELDS, MAXIMUM
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, printable
 from gpusched.model.value import replace
@@ -78,6 +80,7 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
         after = _changed(job, _for_task(changes) if is_named_task else changes)
         if not _FILLED_IN.isdisjoint(changes):
             after = _filled_in(job, after, owner, changes, tx, limits)
+        after = replace(after, spec=sized(after.spec, tx))
         check_update(job, after, owner, tx)
         updated.append((job, after))
     text = ", ".join(f"{name}={_shown(name, value)}" for name, value in sorted(_recorded(changes).items()))
@@ -197,22 +200,22 @@ def _shown(name: str, value: object) -> str:
     return str(value)
 
 
-def _gpus_on_each_node(changes: dict[str, Any], nodes_before: int) -> dict[str, Any]:
-    """The changes with GPUs per node; `gpus` of an update is the total over all nodes."""
-    if not {"gpus", "gpus_per_node"} & changes.keys():
+def _arranged(spec: JobSpec, changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes with the amounts that each node books, and with the task layout if one is stated."""
+    if LAYOUT_KEYS.isdisjoint(changes):
         return changes
-    left = {name: value for name, value in changes.items() if name not in ("gpus", "gpus_per_node")}
-    nodes = changes.get("nodes", nodes_before)
+    left = {name: value for name, value in changes.items() if name not in LAYOUT_KEYS}
     try:
-        return {**left, "gpus": gpus_of_each_node(changes.get("gpus"), changes.get("gpus_per_node"), nodes)}
+        found, layout = rearranged(spec.request, spec.layout, changes)
     except ValueError as error:
         hint = "say how many all nodes give together, gpus=N, or each of them, gpus-per-node=N"
-        raise Refused(str(error), hint) from None
+        raise Refused(str(error), hint if {"gpus", "gpus_per_node"} & changes.keys() else "see gsub --help") from None
+    return {**left, **found.amounts(), "layout": TaskLayout(**layout) if layout else None}
 
 
 def _changed(job: Job, changes: dict[str, Any]) -> Job:
     spec = job.spec
-    changes = _gpus_on_each_node(changes, spec.request.nodes)
+    changes = _arranged(spec, changes)
     rest = dict(changes)
     for part, names in _PARTS.items():
         if found := {name: rest.pop(name) for name in names & rest.keys()}:

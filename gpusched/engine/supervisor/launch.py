@@ -122,7 +122,8 @@ def start(
         if streams is not None:
             streams.give_to(uid)
     no_folder = checkpoints.make_folder(ticket, owner)
-    logs = _enter(ticket) if owner is None else as_user(owner, lambda: _enter(ticket))
+    has_input = streams is None and ticket.get("stdin_path") is not None
+    logs, given = _enter(ticket, has_input) if owner is None else as_user(owner, lambda: _enter(ticket, has_input))
     try:
         if ticket["log_max_mib"] is not None and streams is None:
             from gpusched.engine.supervisor.rotation import RotatedLogs  # few jobs ask for it
@@ -132,12 +133,15 @@ def start(
         if no_folder is not None:
             logs.say(f"job {ticket['run'].partition('.')[0]} has no checkpoint folder: {no_folder}")
         if owner is not None or box is not None:
-            pid = _fork_as(ticket, argv, logs, owner, streams, box)
+            pid = _fork_as(ticket, argv, logs, given, owner, streams, box)
         else:
-            pid = _spawn(ticket, argv, logs, streams)
+            pid = _spawn(ticket, argv, logs, given, streams)
     except LaunchError:
         logs.close()
         raise
+    finally:
+        if given is not None:
+            os.close(given)
     logs.begin()
     return pid, logs
 
@@ -174,7 +178,8 @@ def _make_files(spool: str, run: str, owner: int) -> None:
             pass
 
 
-def _enter(ticket: dict[str, Any]) -> Logs:
+def _enter(ticket: dict[str, Any], has_input: bool) -> tuple[Logs, int | None]:
+    """Enter the work dir and open the log files and the input, if any, with this process's current rights."""
     work_dir: str = ticket["work_dir"]
     try:
         os.chdir(work_dir)
@@ -183,6 +188,27 @@ def _enter(ticket: dict[str, Any]) -> Logs:
         if snapshot is not None and isinstance(error, FileNotFoundError):
             raise LaunchError(f"its snapshot {snapshot} is gone: there is no {work_dir}") from None
         raise LaunchError(f"cannot enter the working directory {work_dir}: {text_of(error)}") from None
+    given = _open_input(ticket["stdin_path"]) if has_input else None
+    try:
+        return _open_logs(ticket), given
+    except LaunchError:
+        if given is not None:
+            os.close(given)
+        raise
+
+
+def _open_input(path: str) -> int:
+    """Open the job's standard input. Raises: LaunchError."""
+    try:
+        # Not waiting for the writer of a pipe: the job does so itself.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"cannot read the input from {path}: {text_of(error)}") from None
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _open_logs(ticket: dict[str, Any]) -> Logs:
     before = os.umask(ticket["umask"])
     try:
         output = open_log(ticket["stdout_path"], ticket, "output")
@@ -298,11 +324,13 @@ def _make_own_folder(parent: int, name: str, path: str, owner: Owner | None) -> 
         os.close(folder)
 
 
-def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs, streams: Streams | None) -> int:
+def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs, given: int | None, streams: Streams | None) -> int:
     env: dict[str, str] = ticket["env"]
     output, error_output = logs.job_ends()
     # Standard input is /dev/null in the fork server already.
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, error_output, 2)]
+    if given is not None:
+        actions.append((os.POSIX_SPAWN_DUP2, given, 0))
     leads: dict[str, Any] = {"setpgroup": 0}
     if streams is not None:
         actions = streams.file_actions()
@@ -330,6 +358,7 @@ def _fork_as(
     ticket: dict[str, Any],
     argv: list[str],
     logs: Logs,
+    given: int | None,
     owner: Owner | None,
     streams: Streams | None,
     box: RunCgroup | None,
@@ -365,6 +394,8 @@ def _fork_as(
                 output, error_output = logs.job_ends()
                 os.dup2(output, 1)
                 os.dup2(error_output, 2)
+                if given is not None:
+                    os.dup2(given, 0)
             else:
                 streams.enter()
             os.umask(ticket["umask"])

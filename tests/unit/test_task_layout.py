@@ -1,0 +1,220 @@
+"""Tasks of a job: what each node books for them, and what contradicts itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.api.resources import read_request
+from gpusched.errors import UsageError
+from gpusched.model.job import Request, TaskLayout
+from gpusched.model.layout import Arrangement, arrange, as_asked, count_tasks, layout_values, rearranged, spread_tasks
+from gpusched.model.settings import Settings
+
+
+def booked(default_cpus: float = 1.0, **wanted: Any) -> tuple[Any, ...]:
+    """Nodes, tasks, and for each node cores, GPUs, memory."""
+    found = arrange(wanted, default_cpus)
+    return found.nodes, found.ntasks, found.cpus, found.gpus, found.mem_mib
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({}, (1, 1, 1, None, None)),
+        ({"cpus": 4.0}, (1, 1, 4, None, None)),
+        ({"cpus": 0.5, "ntasks": 3}, (1, 3, 1.5, None, None)),
+        ({"cpus": 0.0, "ntasks": 3}, (1, 3, 0, None, None)),
+        ({"ntasks": 4}, (1, 4, 4, None, None)),
+        ({"nodes": 1, "ntasks": 4, "cpus": 2.0}, (1, 4, 8, None, None)),
+        ({"nodes": 2, "cpus": 3.0}, (2, 2, 3, None, None)),
+        ({"nodes": 2, "ntasks": 4, "cpus": 2.0}, (2, 4, 4, None, None)),
+        ({"nodes": 2, "ntasks": 5, "cpus": 2.0}, (2, 5, 6, None, None)),
+        ({"nodes": 2, "ntasks_per_node": 4}, (2, 8, 4, None, None)),
+        ({"ntasks_per_node": 4, "cpus": 2.0}, (1, 4, 8, None, None)),
+        ({"ntasks": 8, "ntasks_per_node": 4}, (2, 8, 4, None, None)),
+        ({"ntasks": 5, "ntasks_per_node": 4}, (2, 5, 3, None, None)),
+        ({"ntasks": 3, "ntasks_per_node": 4, "nodes": 1}, (1, 3, 3, None, None)),
+        ({"ntasks": 2, "nodes": 1, "nodes_max": 2}, (1, 2, 2, None, None)),
+        # GPUs
+        ({"gpus": 4}, (1, 1, 1, 4, None)),
+        ({"gpus": 0}, (1, 1, 1, 0, None)),
+        ({"gpus": 4, "nodes": 2}, (2, 2, 1, 2, None)),
+        ({"gpus": 4, "gpus_per_node": 2}, (2, 2, 1, 2, None)),
+        ({"gpus_per_node": 2, "nodes": 3}, (3, 3, 1, 2, None)),
+        ({"gpus_per_task": 1}, (1, 1, 1, 1, None)),
+        ({"gpus_per_task": 2, "ntasks": 3}, (1, 3, 3, 6, None)),
+        ({"gpus_per_task": 1, "ntasks_per_node": 4, "nodes": 2, "cpus": 2.0}, (2, 8, 8, 4, None)),
+        ({"gpus_per_task": 1, "ntasks": 4, "gpus": 4}, (1, 4, 4, 4, None)),
+        ({"gpus_per_task": 2, "gpus": 8}, (1, 4, 4, 8, None)),
+        ({"ntasks_per_gpu": 2, "gpus": 2}, (1, 4, 4, 2, None)),
+        ({"ntasks_per_gpu": 2, "gpus_per_node": 2, "nodes": 2}, (2, 8, 4, 2, None)),
+        ({"ntasks_per_gpu": 2, "ntasks": 3}, (1, 3, 3, 2, None)),
+        ({"cpus_per_gpu": 6, "gpus": 2}, (1, 1, 12, 2, None)),
+        ({"cpus_per_gpu": 1, "gpus": 2, "ntasks": 4}, (1, 4, 4, 2, None)),
+        ({"cpus_per_gpu": 3, "gpus_per_task": 1, "ntasks": 4}, (1, 4, 12, 4, None)),
+        # memory
+        ({"mem_mib": 100, "ntasks": 4}, (1, 4, 4, None, 100)),
+        ({"mem_mib": 0}, (1, 1, 1, None, 0)),
+        ({"mem_mib": "all"}, (1, 1, 1, None, 0)),
+        ({"mem_per_cpu_mib": 100, "ntasks": 4, "cpus": 2.0}, (1, 4, 8, None, 800)),
+        ({"mem_per_cpu_mib": 100, "cpus": 1.5}, (1, 1, 1.5, None, 150)),
+        ({"mem_per_cpu_mib": 101, "cpus": 1.5}, (1, 1, 1.5, None, 152)),
+        ({"mem_per_cpu_mib": 100, "cpus": 0.0}, (1, 1, 0, None, 100)),
+        ({"mem_per_cpu_mib": 100, "cpus_per_gpu": 4, "gpus": 2}, (1, 1, 8, 2, 800)),
+        ({"mem_per_gpu_mib": 100, "gpus": 4, "nodes": 2}, (2, 2, 1, 2, 200)),
+        ({"mem_per_gpu_mib": 100, "gpus_per_task": 1, "ntasks": 3}, (1, 3, 3, 3, 300)),
+        # null is as good as absent
+        ({"ntasks": None, "gpus": None, "mem_mib": None, "cpus": None, "nodes": None}, (1, 1, 1, None, None)),
+    ],
+)
+def test_amounts_per_task_and_gpu_become_amounts_per_node(wanted: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    assert booked(**wanted) == expected
+
+
+def test_the_default_number_of_cores_is_for_each_task() -> None:
+    assert booked(2.0, ntasks=3)[2] == 6
+    assert booked(0.0, ntasks=3)[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"ntasks": 1, "nodes": 2}, "2 nodes are asked for, but only 1 task to run on them"),
+        (
+            {"ntasks": 4, "nodes": 1, "ntasks_per_node": 2},
+            "4 tasks are asked for, but 1 node with 2 each has room for 2",
+        ),
+        (
+            {"ntasks": 9, "nodes": 2, "ntasks_per_node": 4},
+            "9 tasks are asked for, but 2 nodes with 4 each have room for 8",
+        ),
+        ({"nodes": 3, "nodes_max": 2}, "at least 3 nodes and at most 2 are asked for"),
+        ({"cpus": 2.0, "cpus_per_gpu": 2, "gpus": 1}, "cores per task and cores per GPU were both asked for"),
+        ({"ntasks_per_gpu": 2, "gpus_per_task": 1, "gpus": 1}, "tasks per GPU and GPUs per task were both asked for"),
+        (
+            {"ntasks_per_gpu": 2, "ntasks_per_node": 2, "gpus": 1},
+            "tasks per GPU and tasks per node were both asked for",
+        ),
+        ({"mem_mib": 5, "mem_per_cpu_mib": 5}, "memory per node and memory per core were both asked for"),
+        ({"mem_mib": "all", "mem_per_gpu_mib": 5, "gpus": 1}, "memory per node and memory per GPU were both asked for"),
+        ({"mem_per_cpu_mib": 5, "mem_per_gpu_mib": 5}, "memory per core and memory per GPU were both asked for"),
+        ({"cpus_per_gpu": 2}, "cores per GPU are asked for, but no GPU"),
+        ({"mem_per_gpu_mib": 2}, "memory per GPU is asked for, but no GPU"),
+        ({"mem_per_gpu_mib": 2, "gpus": 0}, "memory per GPU is asked for, but no GPU"),
+        ({"ntasks_per_gpu": 2, "gpus": 0}, "tasks per GPU are asked for, but no GPU"),
+        ({"gpus_per_task": 2, "gpus": 0}, "GPUs per task are asked for, but no GPU"),
+        ({"ntasks_per_gpu": 2}, "tasks per GPU are asked for, but neither a number of tasks nor of GPUs"),
+        ({"gpus_per_task": 2, "gpus": 5}, "5 GPUs cannot be divided into tasks with 2 each"),
+        ({"gpus_per_task": 1, "ntasks": 2, "gpus": 4}, "4 GPUs and 2 tasks with 1 GPU each do not agree"),
+        ({"gpus_per_task": 1, "ntasks": 2, "gpus_per_node": 1}, "1 GPU and 2 tasks with 1 GPU each do not agree"),
+        ({"ntasks_per_gpu": 2, "ntasks": 2, "gpus": 4}, "4 GPUs and 2 tasks with 2 on each GPU do not agree"),
+        ({"gpus": 3, "nodes": 2}, "3 GPUs cannot be spread evenly over 2 nodes; the nearest that can: 2 or 4"),
+        ({"gpus": 4, "gpus_per_node": 3, "nodes": 2}, "4 GPUs in all and 3 on each of 2 nodes do not agree"),
+    ],
+)
+def test_contradictions_are_refused_in_a_sentence(wanted: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        arrange(wanted, 1.0)
+    assert str(raised.value) == says
+    with pytest.raises(UsageError):
+        read_request(wanted, Settings())
+
+
+@pytest.mark.parametrize(
+    ("ntasks", "nodes", "expected"), [(4, 2, (2, 2)), (5, 2, (3, 2)), (1, 1, (1,)), (7, 3, (3, 2, 2))]
+)
+def test_tasks_are_spread_as_evenly_as_possible(ntasks: int, nodes: int, expected: tuple[int, ...]) -> None:
+    assert spread_tasks(ntasks, nodes) == expected
+    assert Arrangement(nodes, ntasks, 1.0, None, None).tasks_per_node == expected
+
+
+small = st.one_of(st.none(), st.integers(1, 6))
+WANTED = st.fixed_dictionaries(
+    {
+        "nodes": small,
+        "nodes_max": small,
+        "ntasks": st.one_of(st.none(), st.integers(1, 40)),
+        "ntasks_per_node": small,
+        "ntasks_per_gpu": small,
+        "gpus_per_task": small,
+        "cpus_per_gpu": small,
+        "gpus": st.one_of(st.none(), st.integers(0, 16)),
+        "gpus_per_node": st.one_of(st.none(), st.integers(0, 8)),
+        "cpus": st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0])),
+        "mem_mib": st.one_of(st.none(), st.just("all"), st.integers(0, 5000)),
+        "mem_per_cpu_mib": small,
+        "mem_per_gpu_mib": small,
+    }
+)
+
+
+@given(WANTED)
+def test_a_layout_books_enough_for_every_task_or_is_refused(wanted: dict[str, Any]) -> None:
+    try:
+        found = arrange(wanted, 1.0)
+    except ValueError:
+        return
+    assert sum(found.tasks_per_node) == found.ntasks >= found.nodes >= 1
+    most, each = max(found.tasks_per_node), wanted["cpus"]
+    if wanted["cpus_per_gpu"] is None:
+        assert found.cpus >= most * (1.0 if each is None else each)
+    else:
+        assert found.cpus >= (found.gpus or 0) * wanted["cpus_per_gpu"]
+    if wanted["gpus_per_task"]:
+        assert (found.gpus or 0) >= most * wanted["gpus_per_task"]
+    if wanted["ntasks_per_gpu"]:
+        assert most <= (found.gpus or 0) * wanted["ntasks_per_gpu"]
+    if wanted["ntasks_per_node"]:
+        assert most <= wanted["ntasks_per_node"]
+    if wanted["mem_per_cpu_mib"]:
+        assert (found.mem_mib or 0) >= found.cpus * wanted["mem_per_cpu_mib"]
+
+
+@given(WANTED)
+def test_a_job_keeps_what_was_asked_and_an_empty_change_books_the_same(wanted: dict[str, Any]) -> None:
+    try:
+        request, layout = read_request({name: value for name, value in wanted.items() if value is not None}, Settings())
+    except UsageError:
+        return
+    assert count_tasks(request, layout) == arrange(wanted, 1.0).ntasks
+    again, stated = rearranged(request, layout, {})
+    before = {"nodes": request.nodes, "cpus": request.cpus, "gpus": request.gpus, "mem_mib": request.mem_mib}
+    assert {**before, **again.amounts()} == before
+    assert (TaskLayout(**stated) if stated else None) == layout
+    assert again.ntasks == count_tasks(request, layout)
+
+
+def test_nothing_is_kept_of_a_submission_that_says_nothing_about_tasks() -> None:
+    assert read_request({"gpus": 2, "mem_mib": 100}, Settings()) == (Request(gpus=2, mem_mib=100), None)
+    assert layout_values({"nodes": 1}) == {}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changes", "expected"),
+    [
+        # One task more or less, and cores for each of them.
+        ({"ntasks": 4, "cpus": 2}, {"cpus": 3.0}, {"cpus": 12.0}),
+        ({"ntasks": 4, "cpus": 2}, {"ntasks": 2}, {"cpus": 4.0}),
+        ({"ntasks": 4}, {"ntasks": 2}, {"cpus": 2.0}),
+        ({"cpus": 2}, {"cpus": 3.0}, {"cpus": 3.0}),
+        # Another way to say how much.
+        ({"cpus_per_gpu": 2, "gpus": 2}, {"cpus": 3.0}, {"cpus": 3.0}),
+        ({"mem_per_cpu_mib": 100, "cpus": 2}, {"mem_mib": 50}, {"mem_mib": 50}),
+        ({"mem_mib": 50, "cpus": 2}, {"mem_per_cpu_mib": 100}, {"mem_mib": 200}),
+        ({"mem_per_cpu_mib": 100, "cpus": 2}, {"cpus": 4.0}, {"mem_mib": 400}),
+        ({"gpus_per_task": 1, "ntasks": 2}, {"ntasks": 4}, {"gpus": 4}),
+        ({"gpus": 2}, {"gpus": 4, "nodes": 2}, {"gpus": 2, "nodes": 2}),
+        ({"gpus": 2, "mem_per_gpu_mib": 10}, {"gpus": 4}, {"gpus": 4, "mem_mib": 40}),
+    ],
+)
+def test_a_change_is_computed_from_what_was_asked(
+    wanted: dict[str, Any], changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    request, layout = read_request(wanted, Settings())
+    found = rearranged(request, layout, changes)[0].amounts()
+    assert {name: found[name] for name in expected} == expected
+    assert as_asked(request, layout).keys() >= {"nodes"}
