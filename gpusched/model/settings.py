@@ -389,6 +389,8 @@ class SlurmSettings(Value):
     commands_in_jobs: bool = True
     """Put `srun`, `scontrol`, `sbatch` and Slurm's other commands at the end of every job's PATH, behind a real
     Slurm's."""
+    cluster_name: Annotated[str, WORD] = "gpusched"
+    """Name of the cluster as Slurm's commands show it, and in SLURM_CLUSTER_NAME."""
 
 
 class LifeSettings(Value):
@@ -468,15 +470,6 @@ class InteractiveSettings(Value):
     """Default idle timeout of a foreground job with GPUs, in seconds: no input and no work. 0 for never."""
     log_mib: Annotated[float, Range(0, MAX_MIB)] = 16.0
     """How much output of a foreground job is kept in its file, in MiB."""
-
-
-class SlurmSettings(Value):
-    """Slurm's commands and variables for jobs and tools that were written for Slurm."""
-
-    commands_in_jobs: bool = True
-    """Put `srun`, `scontrol`, `sbatch` and the others at the end of every job's PATH, behind those of a real Slurm."""
-    cluster_name: Annotated[str, WORD] = "gpusched"
-    """Name of the cluster as Slurm's commands show it, and in SLURM_CLUSTER_NAME."""
 
 
 class DaemonSettings(Value):
@@ -684,7 +677,6 @@ class Settings(Value):
     isolation: IsolationSettings = IsolationSettings()
     default: DefaultSettings = DefaultSettings()
     submit: SubmitSettings = SubmitSettings()
-    slurm: SlurmSettings = SlurmSettings()
     life: LifeSettings = LifeSettings()
     fault: FaultSettings = FaultSettings()
     idle: IdleSettings = IdleSettings()

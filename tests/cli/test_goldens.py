@@ -125,7 +125,16 @@ def shape(value: Any, key: str = "") -> Any:
         return [shape(item) for item in value]
     if isinstance(value, float) and (key.endswith("_at") or key in ("at", "total", "age", "priority", "cpu_s")):
         return "<FLOAT>"
-    if key in ("pid", "uid", "peak_mem_mib", "mem_available_mib", "cpu_fraction", "disk_mib_s", "net_mib_s", "free_mib"):
+    if key in (
+        "pid",
+        "uid",
+        "peak_mem_mib",
+        "mem_available_mib",
+        "cpu_fraction",
+        "disk_mib_s",
+        "net_mib_s",
+        "free_mib",
+    ):
         return "<MEASURED>"
     return value
 
