@@ -369,7 +369,6 @@ class TaskLayout(Value):
         (1, MAX_NODES),
         default=None,
         update=PENDING,
-        keyword=None,
     )
     cpus_per_task: float | None = None
     """Cores for each task if stated; None for the default."""
@@ -832,7 +831,6 @@ class JobSpec(Value):
         "refuse (default), or wait, as in Slurm.",
         choices=("refuse", "wait"),
         default=None,
-        keyword=None,
     )
     """`wait`: accept a job that cannot start as things are, as Slurm does; None or `refuse`: refuse it."""
     begin_at: float | None = field(

@@ -63,6 +63,8 @@ class JobOptions(TypedDict, total=False):
     """Host memory for each GPU in MiB; in place of `mem_mib`."""
     mem_per_cpu: str | int
     """Host memory for each core in MiB; in place of `mem_mib`."""
+    nodes_max: int
+    """Of a range of nodes that begins with `nodes`: the most."""
     retries: int
     """Attempts after the first."""
     backoff: str | timedelta | float
@@ -93,6 +95,9 @@ class JobOptions(TypedDict, total=False):
     """Slurm's syntax, afterok:41,afterany:42."""
     never_satisfied: str
     """What becomes of it when its dependency can never come true."""
+    if_infeasible: str
+    """What becomes of a job that asks for more cores, nodes or time than there are, or depends on an unknown job:
+    refuse (default), or wait, as in Slurm."""
     begin: str | datetime | float
     """Not before this instant, UTC epoch seconds."""
     hold: bool

@@ -187,7 +187,6 @@ GOOD = "#!/bin/sh\ntrue\n"
         (["--retry-on", "sometimes", "--", "true"], 2, "sometimes"),
         (["-d", "afterok:99999", "--", "true"], 1, "99999"),
         (["-d", "sometime:1", "--", "true"], 2, "sometime"),
-        (["-n", "2", "--", "true"], 2, "a job has one on each node"),
         (["-E", "NOEQUALS", "--", "true"], 2, "KEY=VALUE"),
         (["--open-mode", "sideways", "--", "true"], 2, "sideways"),
         (["-t"], 2, "needs a value"),

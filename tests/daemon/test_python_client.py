@@ -312,6 +312,8 @@ def test_every_option_is_a_field_of_the_daemon() -> None:
         "vram": "1G",
         "min_vram": "1G",
         "mem": "1G",
+        "mem_per_cpu": "1G",
+        "mem_per_gpu": "1G",
         "log_max": "1G",
         "begin": "now+1h",
         "deadline": "now+1h",
@@ -323,9 +325,10 @@ def test_every_option_is_a_field_of_the_daemon() -> None:
 
 def test_names_match_those_of_the_daemon() -> None:
     given_by_arguments = {"argv", "script", "script_name", "work_dir", "umask", "env_named"}
+    of_commands = {"submit_line"}
     of_grun = {"interactive", "keep", "lease_s"}
     assert OPTIONS - JobOptions.__annotations__.keys() == (
-        SPEC_FIELDS.keys() - JobOptions.__annotations__.keys() - given_by_arguments - of_grun
+        SPEC_FIELDS.keys() - JobOptions.__annotations__.keys() - given_by_arguments - of_grun - of_commands
     )
     fields = {name for change in CHANGES for name in changes_of({change: None})}
     assert fields == set(UPDATE_FIELDS)
