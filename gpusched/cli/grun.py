@@ -180,7 +180,7 @@ def _reach_run(client: DaemonConnection, job_id: str, values: Values) -> tuple[_
             if where["path"] is None:
                 _await_start(client, where, line)
                 continue
-            if (sock := _connect(where["path"])) is not None:
+            if (sock := connect_to_run(where["path"])) is not None:
                 return sock, where
             give_up_at = give_up_at or time.monotonic() + REACH_S
             if time.monotonic() > give_up_at:
@@ -202,7 +202,7 @@ def _await_start(client: DaemonConnection, where: dict[str, Any], line: PendingL
         line.show(f"job {where['id']} is pending: ({reason}) {printable(text or '')}")
 
 
-def _connect(path: str) -> _socket.socket | None:
+def connect_to_run(path: str) -> _socket.socket | None:
     """A connection to a run that may not have opened its socket yet; None after some tries."""
     pause_s = 0.002
     while pause_s < 0.5:

@@ -163,8 +163,14 @@ class RunEnding:
 
 
 class AttachClient:
-    def __init__(self, sock: _socket.socket, keeps: bool) -> None:
+    """The connection to a run.
+
+    Args: keeps: the run goes on without this client. command: whose messages these are.
+    """
+
+    def __init__(self, sock: _socket.socket, keeps: bool, command: str = "grun") -> None:
         self._socket = sock
+        self._command = command
         self._keeps = keeps
         self._inbox = bytearray()
         self._outbox = bytearray()
@@ -292,7 +298,7 @@ class AttachClient:
     def say(self, text: str) -> None:
         """Print a message to the user, even in the middle of a full-screen program."""
         begin, close = ("\r\n", "\r\n") if self._terminal is not None and self._terminal.is_there else ("", "\n")
-        sys.stderr.write(f"{begin}grun: {text}{close}")
+        sys.stderr.write(f"{begin}{self._command}: {text}{close}")
         sys.stderr.flush()
 
     # --- in and out -------------------------------------------------------------------------------------

@@ -91,13 +91,18 @@ def known_fields(spec: dict[str, Any]) -> dict[str, Any]:
 # --- the daemon's answer --------------------------------------------------------------------------------
 
 
-def hand_in(command: Command, client: DaemonConnection, request: dict[str, Any]) -> dict[str, Any]:
-    """Submit, and return the daemon's answer. Raises: CommandError in Slurm's words, NotReady."""
+def hand_in(
+    command: Command, client: DaemonConnection, request: dict[str, Any], *, never_now: str = ""
+) -> dict[str, Any]:
+    """Submit, and return the daemon's answer.
+
+    Args: never_now: what to say instead of `UNAVAILABLE`. Raises: CommandError in Slurm's words, NotReady.
+    """
     request["spec"] = known_fields(request["spec"])
     try:
         return client.call("POST", "/v1/jobs", request)
     except UserError as error:
-        raise refused(command, error, request["spec"]) from None
+        raise refused(command, error, request["spec"], never_now or UNAVAILABLE) from None
     except ConnectionError:
         client.close()
         raise NotReady(
@@ -127,9 +132,10 @@ _SENTENCES = (
 _TOO_MANY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 
 
-def refused(command: Command, error: UserError, spec: dict[str, Any]) -> CommandError:
+def refused(command: Command, error: UserError, spec: dict[str, Any], unavailable: str = UNAVAILABLE) -> CommandError:
     """A refusal in Slurm's words, followed by our sentence and hint."""
     before, sentence = _in_slurms_words(error.message, spec)
+    sentence = unavailable if sentence == UNAVAILABLE else sentence
     prefix = _PREFIXES[command.name]
     lines = [*before, f"{prefix}: {sentence or printable(error.message, 2000)}"]
     if sentence == "":
