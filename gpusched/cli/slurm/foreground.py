@@ -31,7 +31,7 @@ NOT_NOW = "Requested partition configuration not available now"
 _NEVER_NOW = frozenset({"PartitionConfig", "PartitionTimeLimit", "PartitionNodeLimit"})
 
 
-class Allocation:
+class ForegroundJob:
     """A job of a client in the foreground.
 
     Args: command: whose messages these are. is_quiet: only errors are printed.

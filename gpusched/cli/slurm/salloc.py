@@ -6,7 +6,7 @@ import os
 
 from gpusched.cli.grun import Interrupted
 from gpusched.cli.slurm.command import Command, run
-from gpusched.cli.slurm.foreground import NOT_NOW, Allocation, has_terminal, immediate_s
+from gpusched.cli.slurm.foreground import NOT_NOW, ForegroundJob, has_terminal, immediate_s
 from gpusched.cli.slurm.request import JOB_ROWS, JobRequest, from_variables, only_slurm_rows
 from gpusched.cli.slurm.submission import (
     cluster_suffix,
@@ -113,22 +113,22 @@ def _spec(typed: Parsed, request: JobRequest, *, is_immediate: bool) -> dict[str
 
 def _serve(client: DaemonConnection, job_id: str, own: dict[str, str | None], within_s: float | None) -> int:
     """Stay until the command ends, and return its exit code."""
-    allocation = Allocation(COMMAND, client, job_id, is_quiet="quiet" in own)
+    job = ForegroundJob(COMMAND, client, job_id, is_quiet="quiet" in own)
     try:
-        where = allocation.wait_for_start(within_s)
+        where = job.wait_for_start(within_s)
     except Interrupted as left:
         return 128 + left.number
     if where is None:
         if within_s is not None:
-            allocation.cancel()
+            job.cancel()
             raise COMMAND.error("Job submit/allocate failed: Requested nodes are busy")
         return 1
-    allocation.note(f"Granted job allocation {job_id}")
+    job.note(f"Granted job allocation {job_id}")
     if "no-shell" in own:
         return 0
     if "bell" in own and "no-bell" not in own and has_terminal():
         os.write(2, b"\a")
     try:
-        return allocation.conclude(allocation.relay(where))
+        return job.conclude(job.relay(where))
     finally:
-        allocation.note(f"Relinquishing job allocation {job_id}")
+        job.note(f"Relinquishing job allocation {job_id}")

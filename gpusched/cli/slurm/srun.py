@@ -1,0 +1,71 @@
+"""srun: tasks in the allocation of a job; outside of one, a job of its own in the foreground."""
+
+from __future__ import annotations
+
+import os
+
+from gpusched.cli.slurm.command import Command, run
+from gpusched.cli.slurm.request import JOB_ROWS, only_slurm_rows
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpusched.cli.slurm.command import Parsed
+
+_ROWS = """
+-D --chdir DIR  working directory of the tasks
+--cpu-bind HOW  has no effect: the kernel places tasks on the cores of the job
+-e --error FILE  file of the error output; %t task, %s step, %j job, %N node
+--epilog PROGRAM  run this program after the tasks
+--exact  the step gets only the cores that it asks for
+--export LIST  environment of the tasks: ALL, NONE, or names and NAME=VALUE
+--gpu-bind HOW  which GPUs a task sees: none, single:N, per_task:N, map_gpu:LIST, closest
+-I --immediate [S]  give up unless the job or step starts within S seconds
+-i --input FILE  standard input of the tasks: a file, all, none, or the number of a task
+--jobid ID  run the tasks in the allocation of this job
+-K --kill-on-bad-exit [0|1]  end the step when a task fails
+-l --label  begin each line of output with the number of its task
+--mpi TYPE  none, or list; other values have no effect
+--multi-prog  the command is a file that names a program for each task
+--open-mode MODE  append to files that exist, or truncate them
+-o --output FILE  file of the output, in place of srun's own; %t task, %s step, %j job, %N node
+--overlap  share cores and GPUs with other steps of the job
+-E --preserve-env  keep SLURM_NNODES and SLURM_NTASKS of the environment
+--prolog PROGRAM  run this program before the tasks
+--pty [FD]  run task 0 at a terminal
+-Q --quiet  print nothing but errors
+-X --disable-status  has no effect: one Ctrl-C goes to the tasks
+--quit-on-interrupt  end the step at the first Ctrl-C
+-r --relative N  begin at this node of the allocation
+--slurmd-debug LEVEL  has no effect
+--task-epilog PROGRAM  has no effect
+--task-prolog PROGRAM  has no effect
+--test-only  do not submit; print when the job would start
+-T --threads N  has no effect
+-u --unbuffered  do not buffer output; it never is
+-v --verbose  print the options that were given
+-W --wait S  end the step S seconds after its first task has ended
+--whole  the step gets all resources of the job
+--x11 [WHICH]  has no effect: a job is on this machine, and DISPLAY is passed on
+"""
+_OTHERS = ("cpu-bind", "gpu-bind", "export-file", "ignore-pbs", "batch")
+COMMAND = Command(
+    "srun",
+    "srun [OPTIONS...] COMMAND [ARGS...]",
+    f"{_ROWS}{JOB_ROWS}{only_slurm_rows(_OTHERS)}",
+    bad_option_code=255,
+    has_h=True,
+)
+
+
+def main() -> int:
+    return run(COMMAND, body)
+
+
+def body(typed: Parsed) -> int:
+    if typed.has("jobid") or os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID"):
+        from gpusched.cli.grun import run_tasks  # until there are steps
+
+        return run_tasks(os.environ.get("SLURM_JOB_ID", ""), {}, typed.operands)
+    from gpusched.cli.slurm.srun_job import start_job  # needs the whole of a submission
+
+    return start_job(COMMAND, typed)
