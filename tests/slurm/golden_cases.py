@@ -128,7 +128,8 @@ class Places:
         if not self.jobs:
             return text
         numbers = "|".join(str(number) for number in sorted(self.jobs, reverse=True))
-        return re.sub(rf"(?<![\w.:+-])( *)\b({numbers})(?=[_\[.,;:|?\s)]|$)(?!:\d\d)", ours, text)
+        before, after = r"(?<![\w.+-])(?<!\d:)", r"""(?=[_\[.,;:|?\s)'"]|$)(?!:\d\d)"""
+        return re.sub(rf"{before}( *)\b({numbers}){after}", ours, text)
 
     def _masked(self, text: str) -> str:
         text = _INSTANT.sub("<instant: 19 letter>", text)

@@ -29,6 +29,8 @@ def test_puts_our_ids_in_place_and_leaves_times_counts_and_steps() -> None:
     assert found == "               103      main 0:25 25:00\n       7_[1-10%2] 103 JobId=103 x=7,103\n"
     one = GoldenCase("x", "alice", 0, "scontrol show job 28_2; scancel 25.0 99999", "", "")
     assert places.command(one) == "scontrol show job 7_2; scancel 103.0 99999"
+    one = GoldenCase("x", "alice", 0, "sbatch -d 'afterok:25?afternotok:28' --wrap 'sleep 25'", "", "")
+    assert places.command(one) == "sbatch -d 'afterok:103?afternotok:7' --wrap 'sleep 103'"
 
 
 def test_masks_instants_and_what_a_case_names() -> None:
