@@ -159,16 +159,33 @@ def _swap(text: str, ours: str, golden: str) -> str:
     return re.sub(rf"( *)\b{re.escape(ours)}\b( *)", put, text)
 
 
-def check(lab: SlurmLab, case: GoldenCase, differs: Mapping[str, str], places: Places | None = None) -> Typed:
+def check(
+    lab: SlurmLab,
+    case: GoldenCase,
+    differs: Mapping[str, str],
+    places: Places | None = None,
+    *,
+    may_explain: bool = False,
+) -> Typed:
     """Type a case's command and compare; returns what ours left.
 
-    Args: differs: name of a case -> why ours is another answer. Such a case must differ: a reason that is none any
-        more fails.
+    Args:
+        differs: name of a case -> why ours is another answer. Such a case must differ: a reason that is none any more
+            fails.
+        may_explain: after Slurm's lines on stderr ours may say more: `COMMAND: sentence`, `COMMAND: hint: sentence`.
     """
     places = places or Places()
     done = lab.type(places.command(case))
-    ours = (done.code, places.seen(lab, done.out), places.seen(lab, done.err))
+    err = places.seen(lab, done.err)
     golden = (case.code, places.expected(case, case.out), places.expected(case, case.err))
+    if may_explain and err.startswith(golden[2]):
+        more = err[len(golden[2]) :].splitlines()
+        if all(
+            re.match(r"(?:sbatch|srun|salloc|squeue|scancel|scontrol|sinfo|sacct\w*): (?!error: )", line)
+            for line in more
+        ):
+            err = golden[2]
+    ours = (done.code, places.seen(lab, done.out), err)
     if case.name in differs:
         assert differs[case.name], "say why it differs"
         assert ours != golden, f"{case.name} does not differ any more; take it out of the table"

@@ -67,6 +67,20 @@ def test_fails_where_ours_differs_and_where_a_reason_is_none_any_more() -> None:
             check(lab, golden, differs)  # type: ignore[arg-type]
 
 
+def test_lets_ours_explain_after_slurms_lines_where_it_may() -> None:
+    golden = GoldenCase("001-x", "alice", 1, "sbatch", "", "sbatch: error: no\n")
+    more = FakeLab(1, "", "sbatch: error: no\nsbatch: because\nsbatch: hint: do that\n")
+    check(more, golden, {}, may_explain=True)  # type: ignore[arg-type]
+    for lab, may_explain in (
+        (more, False),
+        (FakeLab(1, "", "sbatch: because\nsbatch: error: no\n"), True),
+        (FakeLab(1, "", "sbatch: error: no\nsbatch: error: again\n"), True),
+        (FakeLab(1, "", "sbatch: error: no\nTraceback\n"), True),
+    ):
+        with pytest.raises(AssertionError):
+            check(lab, golden, {}, may_explain=may_explain)  # type: ignore[arg-type]
+
+
 def test_a_daemon_like_the_golden_machine_runs_a_job(lab: SlurmLab) -> None:
     job = lab.ok(
         "gsub --parsable -t 5m -g 1 --wrap 'echo $CUDA_VISIBLE_DEVICES on $SLURM_JOB_PARTITION > seen'"
