@@ -45,6 +45,7 @@ class Node:
         ]
         self.is_in_maintenance = any(one["is_maintenance"] for one in here)
         self.is_reserved = bool(here)
+        self.reservation: str | None = here[0]["name"] if here else None
 
     @property
     def is_busy(self) -> bool:
