@@ -140,11 +140,11 @@ def remove_commands(folder: str) -> WrittenCommands:
     return WrittenCommands(tuple(removed), tuple(foreign_commands(folder)))
 
 
-def _write(path: str, text: bytes) -> bool:
+def _write(path: str, text: bytes, mode: int = 0o755) -> bool:
     """Replace a file at once unless it is the same; returns whether it was written."""
     try:
         with open(path, "rb") as file:
-            if file.read() == text and stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o755:
+            if file.read() == text and stat.S_IMODE(os.fstat(file.fileno()).st_mode) == mode:
                 return False
     except OSError:
         pass  # none yet, or one that is to be replaced
@@ -155,7 +155,7 @@ def _write(path: str, text: bytes) -> bool:
         ) as out:
             out.write(text)
             # Whatever the umask: what root writes is for everybody, and nothing in it is private.
-            os.fchmod(out.fileno(), 0o755)
+            os.fchmod(out.fileno(), mode)
         os.rename(draft, path)
     except BaseException:
         try:
@@ -190,6 +190,36 @@ def write_for_jobs(folder: str, *, for_others: bool) -> str | None:
     except OSError as error:
         return f"{error.filename or folder}: {error.strerror}"
     return unreachable_part([folder, sys.executable, *import_folders()]) if for_others else None
+
+
+def slurm_conf(
+    cluster: str, node: str, cpus: int, mem_mib: int, partitions: dict[str, int | None], default: str
+) -> str:
+    """The text of SLURM_CONF: this machine in Slurm's words, for programs that look into that file.
+
+    Args: partitions: name -> longest time limit in seconds.
+    """
+    lines = [
+        "# Written by gpusched for programs that look into Slurm's settings; its own are elsewhere.",
+        f"ClusterName={cluster}",
+        f"SlurmctldHost={node}",
+        f"NodeName={node} CPUs={cpus} RealMemory={mem_mib} State=UNKNOWN",
+    ]
+    for name, limit_s in partitions.items():
+        limit = "UNLIMITED" if limit_s is None else str(-(-limit_s // 60))
+        is_default = "YES" if name == default else "NO"
+        lines.append(f"PartitionName={name} Nodes={node} Default={is_default} MaxTime={limit} State=UP")
+    return "\n".join(lines) + "\n"
+
+
+def write_conf(folder: str, text: str) -> None:
+    """Put SLURM_CONF beside the folder of the commands, see `conf_beside`. Raises: OSError."""
+    _write(conf_beside(folder), text.encode("utf-8"), 0o644)
+
+
+def conf_beside(folder: str) -> str:
+    """Path of SLURM_CONF for a folder of commands."""
+    return os.path.join(os.path.dirname(folder), "slurm.conf")
 
 
 def unreachable_part(paths: list[str]) -> str | None:

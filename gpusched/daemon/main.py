@@ -54,7 +54,7 @@ from gpusched.model.settings import Settings
 from gpusched.paths import make_private
 from gpusched.plugins import Plugins
 from gpusched.scheduler.admission import membership_findings
-from gpusched.slurm_commands import write_for_jobs
+from gpusched.slurm_commands import slurm_conf, write_conf, write_for_jobs
 from gpusched.store.database_file import use_rescued
 from gpusched.store.sqlite import SqliteStore
 
@@ -296,9 +296,8 @@ def _serve(
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
         scheduler.settings_listeners.append(file.accept)
         scheduler.settings_problem = lambda: file.problem
-        scheduler.commands_problem = write_for_jobs(paths.slurm_commands(), for_others=paths.is_system())
-        if scheduler.commands_problem is not None and settings.slurm.commands_in_jobs:
-            log.warning("jobs cannot use Slurm's commands: %s", scheduler.commands_problem)
+        _write_slurm(scheduler, settings)
+        scheduler.settings_listeners.append(lambda settings: _write_slurm(scheduler, settings))
         # Adopt runs first: processes of continuing runs are not foreign.
         adopt_open_runs(scheduler.world, engine, scheduler.settings)
         _first_readings(worker, scheduler, store)
@@ -323,6 +322,26 @@ def _serve(
             engine.close()
         worker.close()
         store.close()
+
+
+def _write_slurm(scheduler: Scheduler, settings: Settings) -> None:
+    """Write what jobs find of Slurm: its commands and SLURM_CONF. What cannot be written is a warning, no obstacle."""
+    folder = paths.slurm_commands()
+    problem = write_for_jobs(folder, for_others=paths.is_system())
+    parents = {queue.parent for queue in settings.queue.values()}
+    leaves = {name: queue.max_time_s for name, queue in settings.queue.items() if name not in parents}
+    partitions = leaves or {settings.default.queue: None}
+    node = scheduler.nodes(scheduler.now())[0]
+    text = slurm_conf(
+        settings.slurm.cluster_name, node.name, int(node.cpus), node.mem_mib, partitions, settings.default.queue
+    )
+    try:
+        write_conf(folder, text)
+    except OSError as error:
+        problem = problem or f"{error.filename or folder}: {error.strerror}"
+    scheduler.commands_problem = problem
+    if problem is not None and settings.slurm.commands_in_jobs:
+        log.warning("jobs cannot use Slurm's commands: %s", problem)
 
 
 def _first_readings(worker: GpuWorker, scheduler: Scheduler, store: SqliteStore) -> None:

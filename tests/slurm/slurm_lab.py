@@ -32,6 +32,9 @@ queue = "main"
 qos = "normal"
 time_limit_s = 3600
 
+[slurm]
+cluster_name = "lab"
+
 [life]
 grace_s = 2
 
@@ -100,7 +103,7 @@ class SlurmLab:
         for name, text in SCRIPTS.items():
             (self.work / name).write_bytes(text.encode())
         write_commands(str(self.bin))
-        for name in ("gsub", "gcancel", "gq", "gwait", "gpusched"):
+        for name in ("gsub", "gcancel", "gq", "gwait", "gctl", "gpusched"):
             _write_own(self.bin / name)
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         self.env = {

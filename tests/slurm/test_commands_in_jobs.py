@@ -60,9 +60,28 @@ def test_a_job_submitted_by_a_job_has_them_once(lab: SlurmLab) -> None:
     assert lab.text("inner").rstrip("\n").split(":").count(folder(lab)) == 1
 
 
+def test_a_job_finds_a_file_that_says_what_the_machine_is(own_lab: SlurmLab) -> None:
+    own_lab.wait(own_lab.ok("gsub --parsable -t 5m --wrap 'cat $SLURM_CONF > conf.draft; mv conf.draft conf'").strip())
+    lines = own_lab.text("conf").splitlines()
+    assert lines[1:4] == [
+        "ClusterName=lab",
+        "SlurmctldHost=node1",
+        "NodeName=node1 CPUs=8 RealMemory=24105 State=UNKNOWN",
+    ]
+    assert lines[4:] == [
+        "PartitionName=main Nodes=node1 Default=YES MaxTime=1440 State=UP",
+        "PartitionName=over Nodes=node1 Default=NO MaxTime=1440 State=UP",
+        "PartitionName=debug Nodes=node1 Default=NO MaxTime=10 State=UP",
+    ]
+    config = own_lab.home / "config.toml"
+    config.write_text(config.read_text().replace('cluster_name = "lab"', 'cluster_name = "attic"'))
+    own_lab.ok("gctl reload")
+    assert "ClusterName=attic\n" in (own_lab.home / "slurm" / "slurm.conf").read_text()
+
+
 def test_are_left_out_by_the_settings(own_lab: SlurmLab) -> None:
-    with open(own_lab.home / "config.toml", "a") as config:
-        config.write("\n[slurm]\ncommands_in_jobs = false\n")
+    config = own_lab.home / "config.toml"
+    config.write_text(config.read_text().replace("[slurm]\n", "[slurm]\ncommands_in_jobs = false\n"))
     assert folder(own_lab) not in path_of_a_job(own_lab, "without")
 
 

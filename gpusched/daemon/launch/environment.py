@@ -15,6 +15,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.states import ReasonCode
 from gpusched.model.tasks import tasks_of
 from gpusched.ports import JobFilter, Store
+from gpusched.slurm_commands import conf_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ def job_environment(
         env["GPUSCHED_CHECKPOINT_DIR"] = folder
     if site.commands and settings.slurm.commands_in_jobs:
         env["PATH"] = _with_commands(env.get("PATH", DEFAULT_PATH), site.commands)
+        env["SLURM_CONF"] = conf_beside(site.commands)
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
     env.update(past)
     env.update({f"SLURM_{name}": value for name, value in own.items() if name != "RESTART_COUNT"})
