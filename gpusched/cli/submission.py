@@ -209,8 +209,8 @@ def captured(values: Values) -> dict[str, str]:
         elif name in os.environ:
             env[name] = os.environ[name]
     env.update(values.get("extra_env", {}))
-    # The scheduler sets both for the job.
-    for name in ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES"):
+    # The scheduler sets the first two for the job; the last says how the job around this process was submitted.
+    for name in ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES", "SLURM_EXPORT_ENV"):
         env.pop(name, None)
     return env
 

@@ -75,6 +75,24 @@ def test_no_log_folder_is_created_where_the_user_may_not(bench: LocalBench, home
     assert list(closed.iterdir()) == []
 
 
+def test_the_input_is_opened_as_the_user_and_the_task_knows_its_own_pid(
+    bench: LocalBench, home: Path, folder: Path
+) -> None:
+    (home / "in.txt").write_text("hers\n")
+    (folder / "secret").write_text("of root\n")
+    (folder / "secret").chmod(0o600)
+    (home / "link").symlink_to(folder / "secret")
+    text = 'cat; [ "$SLURM_TASK_PID" = $$ ] && echo $SLURM_JOB_GID'
+    env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1"}
+    given = {**nobody(home), "env": env}
+    bench.start("1.1", argv=("sh", "-c", text), stdin_path=str(home / "in.txt"), stdout_path="out", **given)
+    assert bench.end_of("1.1").exit_code == 0
+    assert (home / "out").read_text().split() == ["hers", "65534"]
+    bench.start("2.1", argv=("cat",), stdin_path=str(home / "link"), **given)
+    error = bench.end_of("2.1").launch_error
+    assert error == f"cannot read the input from {home}/link: Permission denied"
+
+
 @pytest.fixture
 def user() -> Iterator[str]:
     """An account that is there for this test."""

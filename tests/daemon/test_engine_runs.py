@@ -180,6 +180,27 @@ def test_a_log_folder_that_cannot_be_created_is_reported(bench: LocalBench) -> N
     assert not (bench.folder / "nowhere").exists()
 
 
+def test_a_job_reads_its_input_from_a_file_or_a_pipe(bench: LocalBench) -> None:
+    (bench.folder / "in.txt").write_text("one\n")
+    assert shell(bench, "cat; ls /proc/self/fd | wc -l", stdin_path=str(bench.folder / "in.txt")).exit_code == 0
+    assert bench.output("1.1").split() == ["one", "4"]
+    pipe = bench.folder / "pipe"
+    os.mkfifo(pipe)
+    # Opened before the job starts: without any writer a reader would find the end of its input.
+    with open(os.open(pipe, os.O_RDWR), "w", encoding="utf-8") as writer:
+        bench.start("2.1", argv=("head", "-n", "1"), stdin_path=str(pipe))
+        bench.until("2.1", RunStarted)
+        writer.write("two\n")
+        writer.flush()
+        assert bench.end_of("2.1").exit_code == 0
+    assert bench.output("2.1") == "two\n"
+
+
+def test_the_group_of_the_user_is_among_the_variables_of_slurm(bench: LocalBench) -> None:
+    shell(bench, "echo $SLURM_JOB_GID", env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1"})
+    assert bench.output("1.1") == f"{os.getegid()}\n"
+
+
 def test_dev_null_is_a_valid_log(bench: LocalBench) -> None:
     assert shell(bench, "echo x", stdout_path="/dev/null").exit_code == 0
 
@@ -192,6 +213,7 @@ def test_dev_null_is_a_valid_log(bench: LocalBench) -> None:
         ({"stdout_path": "pipe"}, "it is a pipe that nobody reads"),
         ({"stderr_path": "target/such"}, "error output"),
         ({"work_dir": "/no/such/place"}, "/no/such/place"),
+        ({"stdin_path": "/no/such/input"}, "cannot read the input from /no/such/input: No such file or directory"),
         ({"argv": ("./text",)}, "neither a program nor a script with a #! line"),
         ({"argv": ("./lost",)}, "the interpreter in its #! line does not exist"),
         ({"argv": ("./plain",)}, "Permission denied"),

@@ -52,7 +52,10 @@ def environment(command: Command, export: str | None, file: str | None = None) -
     bare = [word for word in plain if word.upper() not in ("ALL", "NONE", "NIL")]
     kind = "ALL" if any(word.upper() == "ALL" for word in plain) else "NONE"
     named = {*given, *(name for name in bare if name in os.environ)}
-    return captured({"export": ",".join([kind, *bare]), "extra_env": given}), sorted(named)
+    found = captured({"export": ",".join([kind, *bare]), "extra_env": given})
+    if export:
+        found["SLURM_EXPORT_ENV"] = export
+    return found, sorted(named)
 
 
 def _split(text: str) -> list[str]:

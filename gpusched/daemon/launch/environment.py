@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
+from gpusched.daemon.launch.slurm_variables import array_facts, is_of_a_job, slurm_variables
 from gpusched.engine.linux.as_user import DEFAULT_PATH
 from gpusched.lifecycle.arrays import swept
 from gpusched.model.execution import unpack_environment
 from gpusched.model.job import ArraySpec, Job, Run
+from gpusched.model.layout import count_tasks, spread_tasks
 from gpusched.model.settings import Settings
 from gpusched.model.states import ReasonCode
-from gpusched.model.tasks import tasks_of
 from gpusched.ports import JobFilter, Store
 from gpusched.slurm_commands import conf_beside
 
@@ -95,7 +96,8 @@ def job_environment(
     request = spec.request
     env = dict(base)
     cpus = max(1, int(request.cpus))
-    env.setdefault("OMP_NUM_THREADS", str(cpus))
+    most = max(spread_tasks(count_tasks(request, spec.layout), request.nodes))
+    env.setdefault("OMP_NUM_THREADS", str(max(1, int(request.cpus / most))))
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = visible_devices(run, spec.launch.gpu_ids or settings.gpu.ids, index_of)
@@ -122,41 +124,12 @@ def job_environment(
         env["SLURM_CONF"] = conf_beside(site.commands)
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
     env.update(past)
-    env.update({f"SLURM_{name}": value for name, value in own.items() if name != "RESTART_COUNT"})
-    if job.restarts:
-        env["SLURM_RESTART_COUNT"] = str(job.restarts)
-    env.update(
-        {
-            "SLURM_JOBID": str(job.id),
-            "SLURM_JOB_USER": job.user,
-            "SLURM_JOB_UID": str(job.uid),
-            "SLURM_JOB_ACCOUNT": spec.account or job.user,
-            "SLURM_JOB_PARTITION": spec.queue,
-            "SLURM_CLUSTER_NAME": settings.slurm.cluster_name,
-            "SLURM_SUBMIT_HOST": site.node,
-            "SLURMD_NODENAME": run.node,
-            "SLURM_JOB_NODELIST": run.node,
-            "SLURM_NODELIST": run.node,
-            "SLURM_JOB_NUM_NODES": "1",
-            "SLURM_NNODES": "1",
-            "SLURM_NODEID": "0",
-            "SLURM_PROCID": "0",
-            "SLURM_LOCALID": "0",
-            "SLURM_JOB_CPUS_PER_NODE": str(cpus),
-            "SLURM_CPUS_PER_TASK": str(cpus),
-            "SLURM_TASKS_PER_NODE": "1",
-        }
-    )
+    env.update(slurm_variables(job, run, site.node, settings, gpu_ids))
     if spec.array is not None and job.task is not None:
         env.update(_array_environment(job, spec.array, job.task))
-    if request.mem_mib:
-        env["SLURM_MEM_PER_NODE"] = str(request.mem_mib)
-    if run.gpus:
-        env["SLURM_JOB_GPUS"] = gpu_ids
-        env["SLURM_GPUS_ON_NODE"] = str(len(run.gpus))
-        vram = [str(share.vram_mib) for share in run.gpus if share.vram_mib is not None]
-        if vram:
-            env["GPUSCHED_VRAM_MIB"] = ",".join(vram)
+    vram = [str(share.vram_mib) for share in run.gpus if share.vram_mib is not None]
+    if vram:
+        env["GPUSCHED_VRAM_MIB"] = ",".join(vram)
     return env
 
 
@@ -167,17 +140,7 @@ def _with_commands(path: str, folder: str) -> str:
 
 def _array_environment(job: Job, array: ArraySpec, task: int) -> dict[str, str]:
     """Variables of a task: its number, its array and, in a sweep, its values under their names."""
-    tasks = tasks_of(array.tasks)
-    first = tasks.ranges[0]
-    facts = {
-        "JOB_ID": str(job.array_id),
-        "TASK_ID": str(task),
-        "TASK_COUNT": str(len(tasks)),
-        "TASK_MIN": str(first[0]),
-        "TASK_MAX": str(tasks.ranges[-1][-1]),
-        "TASK_STEP": str(first.step),
-    }
-    env = {f"{prefix}_ARRAY_{name}": value for prefix in ("GPUSCHED", "SLURM") for name, value in facts.items()}
+    env = {f"GPUSCHED_ARRAY_{name}": value for name, value in array_facts(job, array, task).items()}
     return {**env, **(swept(array, task) if array.sweep else {})}
 
 
@@ -188,8 +151,7 @@ def captured(environment: bytes) -> Mapping[str, str]:
     Cached: jobs submitted together share one environment.
     """
     found = unpack_environment(environment).items()
-    prefixes = ("SLURM_", "SLURMD_")
-    return MappingProxyType({key: value for key, value in found if key not in _PAST and not key.startswith(prefixes)})
+    return MappingProxyType({key: value for key, value in found if key not in _PAST and not is_of_a_job(key)})
 
 
 def past_environment(job: Job, run: Run, store: Store) -> dict[str, str]:

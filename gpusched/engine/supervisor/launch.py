@@ -112,6 +112,8 @@ def start(
     account = account_of(uid, ticket["user"]) if foreign else None
     owner = Owner(ticket["user"], uid, account.pw_gid) if account is not None else None
     complete(ticket["env"], uid, foreign, account)
+    if "SLURM_JOB_ID" in ticket["env"]:
+        ticket["env"]["SLURM_JOB_GID"] = str(os.getegid() if account is None else account.pw_gid)
     argv = list(ticket["argv"])
     if ticket["script"] is not None:
         argv.insert(0, _write_script(ticket, spool, uid if foreign else None))
@@ -402,6 +404,8 @@ def _fork_as(
             for number in changed:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            if "SLURM_JOB_ID" in ticket["env"]:
+                ticket["env"]["SLURM_TASK_PID"] = str(os.getpid())
             os.execve(_find(argv[0], ticket["env"]), argv, ticket["env"])
         except LaunchError as error:
             sentence = str(error)
