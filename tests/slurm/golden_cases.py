@@ -14,6 +14,7 @@ Ids, times, users and paths of the golden machine stand for those of the test, s
 
 from __future__ import annotations
 
+import difflib
 import getpass
 import os
 import re
@@ -128,8 +129,9 @@ class Places:
         if not self.jobs:
             return text
         numbers = "|".join(str(number) for number in sorted(self.jobs, reverse=True))
-        before, after = r"(?<![\w.+-])(?<!\d:)", r"""(?=[_\[.,;:|?\s)'"]|$)(?!:\d\d)"""
-        return re.sub(rf"{before}( *)\b({numbers}){after}", ours, text)
+        before, after = r"(?<![\w.+-])(?<!\d:)", r"""(?=[_\[.,;:|?\s()'"]|$)(?!:\d\d)"""
+        text = re.sub(rf"{before}( *)\b({numbers}){after}", ours, text)
+        return re.sub(rf"(?<=/slurm-)()({numbers})(?=[._])", ours, text)
 
     def _masked(self, text: str) -> str:
         text = _INSTANT.sub("<instant: 19 letter>", text)
@@ -191,12 +193,17 @@ def check(
         assert ours != golden, f"{case.name} does not differ any more; take it out of the table"
     else:
         assert "Traceback" not in done.err
-        assert _shown(*ours) == _shown(*golden), case.command
+        assert ours == golden, f"{case.command}\n{_difference(golden, ours)}"
     return done
 
 
-def _shown(code: int, out: str, err: str) -> str:
-    return f"exit {code}\n--- stdout\n{out}--- stderr\n{err}"
+def _difference(golden: tuple[int, str, str], ours: tuple[int, str, str]) -> str:
+    """Line by line, with Slurm's as `-` and ours as `+`."""
+    texts = [
+        f"exit {code}\n--- stdout\n{out}--- stderr\n{err}".splitlines(keepends=True)
+        for code, out, err in (golden, ours)
+    ]
+    return "".join(difflib.unified_diff(*texts, "Slurm", "ours", n=1))
 
 
 def check_table(command: str, differs: Mapping[str, str], compared: Sequence[GoldenCase]) -> None:

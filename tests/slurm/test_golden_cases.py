@@ -27,6 +27,8 @@ def test_puts_our_ids_in_place_and_leaves_times_counts_and_steps() -> None:
         case("squeue", 97), "                25      main 0:25 25:00\n      28_[1-10%2] 25 JobId=25 x=28,25\n"
     )
     assert found == "               103      main 0:25 25:00\n       7_[1-10%2] 103 JobId=103 x=7,103\n"
+    paths = places.expected(case("squeue", 97), "StdOut=/w/slurm-28_2.out Dependency=afterok:25(unfulfilled)\n")
+    assert paths == "StdOut=/w/slurm-7_2.out Dependency=afterok:103(unfulfilled)\n"
     one = GoldenCase("x", "alice", 0, "scontrol show job 28_2; scancel 25.0 99999", "", "")
     assert places.command(one) == "scontrol show job 7_2; scancel 103.0 99999"
     one = GoldenCase("x", "alice", 0, "sbatch -d 'afterok:25?afternotok:28' --wrap 'sleep 25'", "", "")
