@@ -15,7 +15,6 @@ from gpusched.cli.slurm import sbatch
 from gpusched.cli.slurm.command import CommandError, parse
 from gpusched.cli.slurm.request import JobRequest, from_variables
 from gpusched.cli.slurm_options import ONLY_SLURM
-from gpusched.model.spec import FIELDS
 
 ALWAYS = {"never_satisfied": "wait", "if_infeasible": "wait"}
 
@@ -125,7 +124,6 @@ TABLE = [
 @pytest.mark.parametrize(("line", "fields"), TABLE)
 def test_options_become_fields(line: str, fields: dict[str, Any]) -> None:
     assert spec_of(line) == fields
-    assert fields.keys() <= FIELDS.keys()
 
 
 @pytest.mark.parametrize(("line", "fields"), TABLE)
@@ -316,7 +314,7 @@ def test_any_words_are_read_or_refused(words: list[str]) -> None:
         refusal = error
         assert (refusal.code in (1, 255), bool(refusal.text)) == (True, True)
     else:
-        assert found.keys() <= FIELDS.keys()
+        assert set(map(type, found)) <= {str}
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0\n\r"), max_size=10), max_size=4))

@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
 
 import pytest
+from golden_cases import Places, cases, check, check_table
 from hypothesis import given
 from hypothesis import strategies as st
 from slurm_lab import SlurmLab
+from support import wait_until
 
 from gpusched.model.hostlist import expand_all, fold
+
+_ALONE = "the one user of a personal daemon may do this: he is its admin, and stands for bob as well"
+_FREE = "jobs that do not ask for memory book none, where Slurm books all of it until they start"
+DIFFERS = {
+    "135-scontrol-show-job-d": "which cores a job has is known only with [isolation] pin_cpus",
+    "136-scontrol-show-job-pending": f"{_ALONE}; the start is forecast on request, by squeue --start; {_FREE}",
+    "137-scontrol-show-job-dep": _FREE,
+    "138-scontrol-show-job-array": f"{_FREE}; the output of a whole array keeps its %a",
+    "139-scontrol-show-jobid-task": _FREE,
+    "142-scontrol-show-node": "the address is the name; when the last job ended is not kept",
+    "143-scontrol-show-node-d": "the address is the name; when the last job ended is not kept",
+    "149-scontrol-write-script": "the capture had another job.sh; see the test of scripts",
+    "153-scontrol-update-time-up": _ALONE,
+    "158-scontrol-update-others": _ALONE,
+    "162-scontrol-suspend-user": "an owner may suspend his own job",
+    "167-scontrol-user-drain": _ALONE,
+    "168-scontrol-show-config": "only the keys that have a true value here",
+    "170-scontrol-show-steps": "job 30, just released, has started on the core that was left",
+    "181-scontrol-show-res-2": "a reserved node is reserved with its GPUs",
+    "182-scontrol-create-res-user": _ALONE,
+}
+_PLAYED = [one for one in cases("scontrol") if int(one.name[:3]) < 200]
+_MASK = (
+    *(r"Priority=(\d+)", r"RunTime=(\S+)", r"AllocNode:Sid=(\S+)", r"slurm-(\d+)", r"CPULoad=(\S+)", r"OS=(.*)"),
+    *(r"FreeMem=(\d+)", r"LastSchedEval=(Unknown|<[^>]+>)", r"(?m)^(\d+) +\S+ +batch"),
+    r"afterok:(\d+)\(",
+)
+
+
+def test_agrees_with_slurm_command_by_command(own_lab: SlurmLab) -> None:
+    """The golden commands in their order, each on what the ones before have left."""
+    lab = own_lab
+    jobs = lab.submit_golden_queue()
+    jobs[4] = lab.submit("job.sh")
+    check_table("scontrol", DIFFERS, _PLAYED)
+    wrong = []
+    for one in _PLAYED:
+        # A count that is an id of the golden machine as well is none.
+        known = {golden: ours for golden, ours in jobs.items() if golden != 4 or "batch_script" in one.command}
+        if one.name.startswith("182"):
+            lab.ok("scontrol delete ReservationName=class")
+            lab.ok("scontrol create reservation ReservationName=class StartTime=now+9hours Duration=60 Users=bob")
+        try:
+            check(lab, one, DIFFERS, Places(jobs=known, mask=_MASK, is_blind_to_width="listpids" in one.command))
+        except AssertionError as error:
+            wrong.append(f"{one.name}: {error}")
+    assert not wrong, "\n\n".join(wrong)
 
 
 def gsub(lab: SlurmLab, words: str) -> str:
@@ -190,6 +241,37 @@ def test_a_node_and_its_partitions(lab: SlurmLab) -> None:
     ):
         done = lab.type(f"scontrol {line}")
         assert (done.code, done.out) == (1, text)
+
+
+_STEP = """\
+import os, time
+from gpusched.client import connect
+client = connect()
+client.call("POST", "/v1/steps", {"name": "one", "command": "sleep", "tasks": 1, "cpus_per_task": 1})
+time.sleep(100)
+"""
+"""What srun does in a job, as far as others see it."""
+
+
+def test_steps_are_shown_while_they_run(lab: SlurmLab) -> None:
+    (lab.work / "step.py").write_text(_STEP)
+    job = lab.submit(f"-c 2 -t 5 -J stepped --wrap 'SLURM_STEP_ID=0 exec {sys.executable} step.py'")
+    lab.wait_state(job, "RUNNING")
+    wait_until(lambda: lab.type(f"scontrol show step {job}.0").code == 0, what="a step")
+    text = lab.ok(f"scontrol -o show step {job}.0")
+    found = dict(word.split("=", 1) for word in text.split())
+    assert (found["StepId"], found["State"], found["Tasks"]) == (f"{job}.0", "RUNNING", "1")
+    assert (found["NodeList"], found["Name"]) == ("node1", "one")
+    assert [line.split()[0] for line in lab.ok(f"scontrol -o show step {job}").splitlines()] == [
+        *(f"StepId={job}.batch", f"StepId={job}.0")
+    ]
+    rows = [line.split() for line in lab.ok(f"scontrol listpids {job}.0").splitlines()[1:]]
+    assert rows
+    assert {row[2] for row in rows} == {"0"}
+    lab.ok(f"gcancel {job}")
+    lab.wait(job)
+    done = lab.type(f"scontrol show step {job}")
+    assert (done.code, done.out) == (1, f"Job step {job} not found\n")
 
 
 def test_config_has_what_clients_read(lab: SlurmLab) -> None:
@@ -429,9 +511,6 @@ def test_any_words_get_an_answer_or_lines_of_error(lab: SlurmLab) -> None:
         "    code = run(scontrol.COMMAND, scontrol.body, words)\n"
         "    assert code in (0, 1), (words, code)\n"
     )
-    import json
-    import sys
-
     done = subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps(lines),

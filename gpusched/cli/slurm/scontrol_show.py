@@ -275,9 +275,10 @@ def _config(line: ControlLine, _: list[str]) -> int:
     client = line.client
     daemon = client.call("GET", "/v1/status")["daemon"]
     priorities = client.call("GET", "/v1/priorities?limit=1")
-    (node, *others) = client.call("GET", "/v1/cluster")["nodes"]
+    cluster = client.call("GET", "/v1/cluster")
+    node, *others = cluster["nodes"]
     sys.stdout.write(f"Configuration data as of {instant(time.time())}\n")
-    rows = _config_rows(daemon, node, priorities, 1 + len(others))
+    rows = _config_rows(daemon, cluster["cluster_name"], node, priorities, 1 + len(others))
     sys.stdout.write("".join(f"{key:<23} = {printable(str(value))}\n" for key, value in sorted(rows, key=_by_key)))
     sys.stdout.write(f"\nSlurmctld(primary) at {node['name']} is UP\n")
     return 0
@@ -287,7 +288,7 @@ def _by_key(row: tuple[str, object]) -> str:
     return row[0].lower()
 
 
-def _config_rows(daemon: Json, node: Json, priorities: Json, nodes: int) -> list[tuple[str, object]]:
+def _config_rows(daemon: Json, cluster: str, node: Json, priorities: Json, nodes: int) -> list[tuple[str, object]]:
     """What Slurm's settings would be, had they the values in force here."""
     import pwd
 
@@ -302,7 +303,7 @@ def _config_rows(daemon: Json, node: Json, priorities: Json, nodes: int) -> list
         ("AccountingStorageTRES", "cpu,mem,energy,node,billing,gres/gpu"),
         ("AccountingStorageType", "accounting_storage/gpusched"),
         ("BOOT_TIME", instant(daemon["started_at"])),
-        ("ClusterName", daemon.get("cluster") or node["name"]),
+        ("ClusterName", cluster),
         ("DefMemPerNode", _UNLIMITED),
         ("FirstJobId", 1),
         ("GresTypes", "gpu"),
@@ -337,6 +338,12 @@ def _config_rows(daemon: Json, node: Json, priorities: Json, nodes: int) -> list
     ]
 
 
+def _steps(line: ControlLine, names: list[str]) -> int:
+    from gpusched.cli.slurm.scontrol_steps import show_steps
+
+    return show_steps(line, names)
+
+
 def list_pids(line: ControlLine, texts: list[str]) -> int:
     """`listpids [ID[.STEP]]`: the processes of jobs on this node."""
     from gpusched.cli.slurm.scontrol_steps import list_pids as found
@@ -350,6 +357,7 @@ _ENTITIES: dict[str, Callable[[ControlLine, list[str]], int]] = {
     "nodes": _nodes,
     "partitions": _partitions,
     "reservations": _reservations,
+    "steps": _steps,
     "config": _config,
     "hostnames": _hostnames,
     "hostlistsorted": _hostlist_sorted,
@@ -358,5 +366,5 @@ _ENTITIES: dict[str, Callable[[ControlLine, list[str]], int]] = {
 """By plural; any beginning of two letters or more will do, so the commoner of two comes first."""
 _NOT_SHOWN = (
     *("aliases", "assoc_mgr", "bbstat", "burstbuffer", "daemons", "dwstat", "federation", "frontend", "licenses"),
-    *("slurmd", "steps", "topology"),
+    *("slurmd", "topology"),
 )

@@ -7,8 +7,11 @@ import sys
 
 from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import CommandError
+from gpusched.cli.slurm.nodes import tres, whole
 from gpusched.cli.slurm.scontrol import INVALID_ID, is_job_id
-from gpusched.errors import GpuschedError, NotReady
+from gpusched.cli.slurm.values import NULL, instant, long_duration
+from gpusched.errors import GpuschedError, NotFound, NotReady
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +20,72 @@ if TYPE_CHECKING:
     from gpusched.cli.slurm.scontrol import ControlLine
 
     Json = dict[str, Any]
+
+
+OPEN = "RUNNING,SUSPENDED,COMPLETING"
+
+
+def show_steps(line: ControlLine, names: list[str]) -> int:
+    """`show step [ID[.STEP]]`: the steps that run now, the batch script first; returns the exit code."""
+    word, _, step_word = names[0].partition(".") if names else ("", "", "")
+    if names and not is_job_id(word):
+        raise CommandError(f"scontrol: error: Invalid job id {printable(word)}")
+    found: list[tuple[str, list[str]]] = []
+    chosen = f"&ids={quote(word)}" if word else f"&states={OPEN}"
+    try:
+        jobs = line.client.call("GET", f"/v1/jobs?{chosen[1:]}")["jobs"]
+        steps = line.client.call("GET", f"/v1/steps?open=1{chosen}")["steps"]
+    except NotReady:
+        raise
+    except NotFound:
+        jobs, steps = [], []
+    for job in jobs:
+        if job["state"] not in OPEN.split(",") or (job["task"] is None and job["array_id"] is not None):
+            continue
+        if not job.get("interactive"):
+            found.append(("batch", _batch_lines(job)))
+        found += [(str(step["step"]), _step_lines(step)) for step in steps if step["job"] == job["id"]]
+    shown = [lines for step, lines in found if step_word in ("", step)]
+    for lines in shown:
+        separator = " " if line.is_one_line else "\n   "
+        sys.stdout.write(separator.join(lines) + ("\n" if line.is_one_line else "\n\n"))
+    if shown:
+        return 0
+    if not names:
+        sys.stdout.write("No job steps in the system\n")
+        return 0
+    if not line.is_quiet:
+        sys.stdout.write(f"Job step {printable(names[0])} not found\n")
+    return 1
+
+
+def _batch_lines(job: Json) -> list[str]:
+    from gpusched.cli.slurm.scontrol_job import user_of
+
+    return [
+        f"StepId={job['id']}.batch UserId={user_of(job).rpartition('(')[2][:-1]} "
+        f"StartTime={instant(job['start_at'], 'Unknown')} TimeLimit=UNLIMITED",
+        f"State={job['state']} Partition={printable(job['queue'])} NodeList={job['node'] or ''}",
+        f"Nodes=1 CPUs=0 Tasks=1 Name=batch Network={NULL}",
+        f"TRES={NULL}",
+        f"ResvPorts={NULL}",
+        "CPUFreqReq=Default",
+        f"SrunHost:Pid={NULL}:0",
+    ]
+
+
+def _step_lines(step: Json) -> list[str]:
+    cpus = max(1, whole(step["cpus"]))
+    return [
+        f"StepId={step['id']} UserId={step['uid']} StartTime={instant(step['start_at'], 'Unknown')} "
+        f"TimeLimit={long_duration(step['time_limit_s'])}",
+        f"State={step['state']} Partition={printable(step['queue'])} NodeList={step['node']}",
+        f"Nodes=1 CPUs={cpus} Tasks={step['tasks']} Name={printable(step['name'])} Network={NULL}",
+        f"TRES={tres(cpus, 0, len(step['gpus']), nodes=1)}",
+        f"ResvPorts={NULL}",
+        "CPUFreqReq=Default Dist=Block",
+        f"SrunHost:Pid={step['node']}:{step['pid'] or 0}",
+    ]
 
 
 def list_pids(line: ControlLine, texts: list[str]) -> int:
@@ -30,7 +99,7 @@ def list_pids(line: ControlLine, texts: list[str]) -> int:
         if job_word:
             jobs = [line.client.call("GET", f"/v1/jobs/{quote(job_word)}")["job"]]
         else:
-            rows = line.client.call("GET", "/v1/jobs?states=RUNNING,SUSPENDED,COMPLETING&fields=id")["rows"]
+            rows = line.client.call("GET", f"/v1/jobs?states={OPEN}&fields=id")["rows"]
             jobs = [line.client.call("GET", f"/v1/jobs/{quote(row[0])}")["job"] for row in rows]
     except NotReady:
         raise
@@ -40,7 +109,7 @@ def list_pids(line: ControlLine, texts: list[str]) -> int:
     lines = []
     for job in jobs:
         pid = job["runs"][-1]["pid"] if job["runs"] else None
-        if pid is None or job["state"] not in ("RUNNING", "SUSPENDED", "COMPLETING"):
+        if pid is None or job["state"] not in OPEN.split(","):
             continue
         for one in _tree(pid, children):
             step = _variable(one, b"SLURM_STEP_ID")
