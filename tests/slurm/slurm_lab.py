@@ -38,6 +38,9 @@ cluster_name = "lab"
 [life]
 grace_s = 2
 
+[limit]
+array = 1001
+
 [queue.main]
 max_time_s = 86400
 default_time_s = 3600

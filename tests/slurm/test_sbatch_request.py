@@ -15,6 +15,7 @@ from gpusched.cli.slurm import sbatch
 from gpusched.cli.slurm.command import CommandError, parse
 from gpusched.cli.slurm.request import JobRequest, from_variables
 from gpusched.cli.slurm_options import ONLY_SLURM
+from gpusched.model.spec import FIELDS
 
 ALWAYS = {"never_satisfied": "wait", "if_infeasible": "wait"}
 
@@ -124,6 +125,7 @@ TABLE = [
 @pytest.mark.parametrize(("line", "fields"), TABLE)
 def test_options_become_fields(line: str, fields: dict[str, Any]) -> None:
     assert spec_of(line) == fields
+    assert fields.keys() <= FIELDS.keys()
 
 
 @pytest.mark.parametrize(("line", "fields"), TABLE)
@@ -314,7 +316,7 @@ def test_any_words_are_read_or_refused(words: list[str]) -> None:
         refusal = error
         assert (refusal.code in (1, 255), bool(refusal.text)) == (True, True)
     else:
-        assert set(map(type, found)) <= {str}
+        assert found.keys() <= FIELDS.keys()
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0\n\r"), max_size=10), max_size=4))

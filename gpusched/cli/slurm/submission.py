@@ -7,7 +7,6 @@ import sys
 
 from gpusched.cli.submission import captured
 from gpusched.errors import NotReady, UserError
-from gpusched.model.spec import FIELDS
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -86,11 +85,6 @@ def _variables_of(command: Command, file: str) -> dict[str, str]:
     return {name.strip(): value for name, equals, value in pairs if equals and name.strip()}
 
 
-def known_fields(spec: dict[str, Any]) -> dict[str, Any]:
-    """The fields that this release has."""
-    return {key: value for key, value in spec.items() if key in FIELDS and value != "all"}
-
-
 # --- the daemon's answer --------------------------------------------------------------------------------
 
 
@@ -101,7 +95,6 @@ def hand_in(
 
     Args: never_now: what to say instead of `UNAVAILABLE`. Raises: CommandError in Slurm's words, NotReady.
     """
-    request["spec"] = known_fields(request["spec"])
     try:
         return client.call("POST", "/v1/jobs", request)
     except UserError as error:
@@ -195,7 +188,7 @@ def print_forecast(command: Command, client: DaemonConnection, spec: dict[str, A
     from gpusched.cli.slurm.values import instant  # not needed by a submission
 
     try:
-        answer = client.call("POST", "/v1/jobs", {"spec": known_fields(spec), "dry_run": True})
+        answer = client.call("POST", "/v1/jobs", {"spec": spec, "dry_run": True})
     except UserError as error:
         raise refused(command, error, spec) from None
     found = answer["dry_run"]
