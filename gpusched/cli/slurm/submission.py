@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gpusched.client import DaemonConnection
 
 UNAVAILABLE = "Requested node configuration is not available"
-CLUSTER = "gpusched"
 _PREFIXES = {
     "sbatch": "Batch job submission failed",
     "srun": "Unable to allocate resources",
@@ -176,7 +175,7 @@ def cluster_suffix(command: Command, client: DaemonConnection, clusters: str | N
     """
     if clusters is None:
         return ""
-    name = str(client.call("GET", "/v1/status")["daemon"].get("cluster_name", CLUSTER))
+    name = str(client.call("GET", "/v1/cluster")["cluster_name"])
     for word in filter(None, clusters.split(",")):
         if word not in (name, "all"):
             raise command.error(f"No cluster '{printable(word)}' known by database.")
