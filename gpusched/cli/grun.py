@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Values
     from gpusched.cli.relay import RunEnding
+    from gpusched.cli.tasks import Tasks
     from gpusched.client import DaemonConnection
 
 
@@ -310,7 +311,6 @@ def _note(values: Values, text: str) -> None:
 
 
 ALLOWED = (OWN_OF_GRUN - {"keep", "lease_s"}) | {"work_dir", "extra_env"}
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_tasks(job_id: str, values: Values, argv: list[str]) -> int:
@@ -352,32 +352,15 @@ def run_tasks(job_id: str, values: Values, argv: list[str]) -> int:
 
 def _together(count: int, argv: list[str], env: dict[str, str]) -> int:
     """Run several copies in parallel; only the first reads standard input. Signals to this process go to all."""
-    pids: list[int] = []
-
-    def forward(number: int, where: FrameType | None) -> None:
-        for pid in pids:
-            os.kill(pid, number)
+    from gpusched.cli.tasks import run_together, task_variables  # only inside jobs
 
     null = os.open(os.devnull, os.O_RDONLY)
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
-    highest = 0
+
+    def start(tasks: Tasks, task: int) -> None:
+        streams = (null if task else 0, 1, 2)
+        tasks.start(task, argv, {**env, **task_variables(task, count)}, streams)
+
     try:
-        for task in range(count):
-            own = {"GPUSCHED_TASK": str(task), "GPUSCHED_NTASKS": str(count)}
-            own |= {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task), "SLURM_NTASKS": str(count)}
-            actions = [(os.POSIX_SPAWN_DUP2, null, 0)] if task else []
-            pids.append(os.posix_spawnp(argv[0], argv, {**env, **own}, file_actions=actions, setsigdef=list(FORWARDED)))
-        while pids:
-            pid, status = os.wait()
-            if pid in pids:
-                pids.remove(pid)
-                code = os.waitstatus_to_exitcode(status)
-                highest = max(highest, code if code >= 0 else 128 - code)
-    except OSError:
-        forward(signal.SIGTERM, None)
-        raise
+        return run_together(count, start)
     finally:
         os.close(null)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return highest

@@ -12,6 +12,7 @@ from gpusched.api.requests import respond
 from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import viewer_of
 from gpusched.model.job import Interactive, Job, split_run_id
+from gpusched.model.layout import count_tasks
 from gpusched.model.states import JobState
 
 
@@ -80,4 +81,23 @@ async def inside(request: web.Request) -> web.Response:
     job_id, number = split_run_id(handle)
     job = service.find(job_id)
     viewer.check(job, Act.ATTACH)
-    return respond(inside={"id": job.shown_id, "run": number})
+    run = service.scheduler.world.open_runs.get(handle)
+    return respond(
+        inside={
+            "id": job.shown_id,
+            "run": number,
+            "job_id": job.id,
+            "array_id": job.array_id,
+            "task": job.task,
+            "name": job.spec.name,
+            "user": job.user,
+            "uid": job.uid,
+            "account": job.spec.account,
+            "queue": job.spec.queue,
+            "node": service.scheduler.node_name if run is None else run.node,
+            "cpus": max(1, int(job.spec.request.cpus if run is None else run.cpus)),
+            "gpus": 0 if run is None else len(run.gpus),
+            "ntasks": count_tasks(job.spec.request, job.spec.layout),
+            "open_mode": job.spec.launch.open_mode,
+        }
+    )

@@ -98,7 +98,7 @@ def body(typed: Parsed) -> int:
     is_quiet = "quiet" in own
     if "verbose" in own and not is_quiet:
         say_options(COMMAND, typed.options)
-    spec = {**program, **request.spec(), "umask": umask(), "submit_line": submit_line(COMMAND)}
+    spec = {**program, **request.spec(), "umask": umask(), "submit_line": submit_line(COMMAND), "slurm": True}
     spec["env"], spec["env_named"] = environment(COMMAND, own.get("export"), own.get("export-file"))
     _place_files(spec)
     if not is_quiet:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 
-from gpusched.cli.slurm.command import Command, run
+from gpusched.cli.slurm.command import Command, CommandError, run
 from gpusched.cli.slurm.request import JOB_ROWS, only_slurm_rows
 
 TYPE_CHECKING = False
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
 
 _ROWS = """
 -D --chdir DIR  working directory of the tasks
---cpu-bind HOW  has no effect: the kernel places tasks on the cores of the job
+--cpu-bind HOW  bind tasks to cores: none, rank, cores, threads, map_cpu:0,1, mask_cpu:0x3; q and v are accepted
 -e --error FILE  file of the error output; %t task, %s step, %j job, %N node
---epilog PROGRAM  run this program after the tasks
+--epilog PROGRAM  has no effect
 --exact  the step gets only the cores that it asks for
 --export LIST  environment of the tasks: ALL, NONE, or names and NAME=VALUE
 --gpu-bind HOW  which GPUs a task sees: none, single:N, per_task:N, map_gpu:LIST, closest
@@ -25,12 +26,13 @@ _ROWS = """
 -K --kill-on-bad-exit [0|1]  end the step when a task fails
 -l --label  begin each line of output with the number of its task
 --mpi TYPE  none, or list; other values have no effect
---multi-prog  the command is a file that names a program for each task
+--multi-prog  not supported: start each program with an srun of its own
 --open-mode MODE  append to files that exist, or truncate them
 -o --output FILE  file of the output, in place of srun's own; %t task, %s step, %j job, %N node
+-O --overcommit  more tasks than cores
 --overlap  share cores and GPUs with other steps of the job
 -E --preserve-env  keep SLURM_NNODES and SLURM_NTASKS of the environment
---prolog PROGRAM  run this program before the tasks
+--prolog PROGRAM  has no effect
 --pty [FD]  run task 0 at a terminal
 -Q --quiet  print nothing but errors
 -X --disable-status  has no effect: one Ctrl-C goes to the tasks
@@ -44,10 +46,10 @@ _ROWS = """
 -u --unbuffered  do not buffer output; it never is
 -v --verbose  print the options that were given
 -W --wait S  end the step S seconds after its first task has ended
---whole  the step gets all resources of the job
+--whole  has no effect: a step may use all cores of its job anyway
 --x11 [WHICH]  has no effect: a job is on this machine, and DISPLAY is passed on
 """
-_OTHERS = ("cpu-bind", "gpu-bind", "export-file", "ignore-pbs", "batch")
+_OTHERS = ("cpu-bind", "gpu-bind", "overcommit", "export-file", "ignore-pbs", "batch")
 COMMAND = Command(
     "srun",
     "srun [OPTIONS...] COMMAND [ARGS...]",
@@ -62,10 +64,23 @@ def main() -> int:
 
 
 def body(typed: Parsed) -> int:
-    if typed.has("jobid") or os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID"):
-        from gpusched.cli.grun import run_tasks  # until there are steps
+    if typed.get("mpi") == "list":
+        sys.stdout.write("MPI plugin types are...\n\tnone\n")
+        return 0
+    if ":" in typed.operands:
+        raise COMMAND.error(
+            "jobs of several unlike parts (COMMAND : COMMAND) are not supported; start each with an srun of its own",
+            255,
+        )
+    if typed.has("multi-prog"):
+        raise COMMAND.error("--multi-prog is not supported; start each program with an srun of its own", 255)
+    if not typed.operands:
+        raise CommandError("srun: fatal: No command given to execute.")
+    job_id = typed.get("jobid") or os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID")
+    if job_id:
+        from gpusched.cli.slurm.step import run_step  # needs nothing of a submission
 
-        return run_tasks(os.environ.get("SLURM_JOB_ID", ""), {}, typed.operands)
+        return run_step(COMMAND, typed, job_id)
     from gpusched.cli.slurm.srun_job import start_job  # needs the whole of a submission
 
     return start_job(COMMAND, typed)

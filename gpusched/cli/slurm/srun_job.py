@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _OF_STEP = frozenset(
     "chdir cpu-bind disable-status epilog error exact export gpu-bind input jobid kill-on-bad-exit label mpi "
-    "multi-prog  open-mode output overlap preserve-env prolog pty quit-on-interrupt relative slurmd-debug "
+    "multi-prog open-mode output overcommit overlap preserve-env prolog pty quit-on-interrupt relative slurmd-debug "
     "task-epilog task-prolog  threads unbuffered wait whole x11".split()
 )
 """Options of the step, which the srun in the job reads."""
@@ -123,6 +123,7 @@ def _spec(
         "interactive": "pty" if "pty" in request.own and has_terminal() else "pipes",
         "umask": umask(),
         "submit_line": submit_line(command),
+        "slurm": True,
     }
     # Whatever --export says is for the tasks.
     spec["env"], spec["env_named"] = environment(command, None)

@@ -1,0 +1,798 @@
+"""A step of a job: srun's tasks, as children of srun, recorded with the daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from gpusched.cli.slurm.streams import Pump, expand, label_of
+from gpusched.cli.tasks import Tasks, task_variables
+from gpusched.client import DaemonConnection, chosen_socket
+from gpusched.errors import DaemonUnreachable, NotFound, NotReady, UserError
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from gpusched.cli.slurm.command import Command, CommandError, Parsed
+
+BEGIN_PATIENCE_S = 3600.0
+"""How long a step waits for a daemon that does not answer; asked again, the daemon knows the process."""
+END_PATIENCE_S = 300.0
+_RETRY_S = 0.2
+_BUSY_S = (0.1, 2.0)
+"""First and longest interval between attempts to get resources that are in use."""
+KILL_WAIT_S = 30.0
+"""Between TERM and KILL."""
+INTERRUPT_S = 1.0
+"""A second Ctrl-C within this time is passed on."""
+LINGER_S = 2.0
+"""How long output may stay open after the last task."""
+NAME_LENGTH, COMMAND_LENGTH = 256, 1024
+_KEPT = frozenset("HOME LANG LOGNAME PATH SHELL TERM TMPDIR TZ USER".split())
+_OWN_PREFIXES = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")
+_INPUTS = {
+    "CPU_BIND": "cpu-bind",
+    "EXACT": "exact",
+    "EXPORT_ENV": "export",
+    "GPU_BIND": "gpu-bind",
+    "GPUS_PER_TASK": "gpus-per-task",
+    "IMMEDIATE": "immediate",
+    "KILL_BAD_EXIT": "kill-on-bad-exit",
+    "LABELIO": "label",
+    "NTASKS": "ntasks",
+    "NPROCS": "ntasks",
+    "OPEN_MODE": "open-mode",
+    "OVERCOMMIT": "overcommit",
+    "OVERLAP": "overlap",
+    "STDERRMODE": "error",
+    "STDINMODE": "input",
+    "STDOUTMODE": "output",
+    "STEP_GRES": "gres",
+    "UNBUFFEREDIO": "unbuffered",
+    "WAIT": "wait",
+    "WORKING_DIR": "chdir",
+}
+"""Variables after SLURM_ that set an option of a step; those of the job's own request are not among them."""
+
+
+def run_step(command: Command, typed: Parsed, wanted: str) -> int:
+    """Run a step of the job that this process belongs to; returns its exit code. Raises: CommandError."""
+    scheduler = PatientClient()
+    wanted = printable(wanted)
+    job = scheduler.ask("GET", "/v1/inside", None, BEGIN_PATIENCE_S)["inside"]
+    if job is None:
+        raise _no_allocation(command, wanted)
+    if typed.has("jobid") and typed.get("jobid") not in (job["id"], str(job["job_id"])):
+        raise command.error(
+            f"--jobid={wanted} is not supported in job {job['id']}; run srun in a script or shell of job {wanted}"
+        )
+    return Step(command, typed, job, scheduler).run()
+
+
+def _no_allocation(command: Command, wanted: str) -> CommandError:
+    error = command.error(f"Unable to confirm allocation for job {wanted}: Invalid job id specified")
+    error.text += (
+        f"\nsrun: Check SLURM_JOB_ID environment variable. Expired or invalid job {wanted}"
+        f"\nsrun: this process belongs to no job; run srun in a script or shell of job {wanted}, or unset SLURM_JOB_ID"
+    )
+    return error
+
+
+class PatientClient:
+    """The daemon, asked with patience: it may be restarted while a step runs."""
+
+    def __init__(self) -> None:
+        self._client = DaemonConnection(chosen_socket()[0])
+
+    def ask(self, method: str, path: str, body: object, patience_s: float) -> dict[str, Any]:
+        """One request, repeated while nothing answers: every one of a step may be. Raises: UserError, NotReady."""
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._client.call(method, path, body)
+            except (DaemonUnreachable, OSError) as error:
+                self._client.close()
+                if time.monotonic() > until:
+                    raise (
+                        error
+                        if isinstance(error, DaemonUnreachable)
+                        else NotReady("the daemon broke off the connection", "see: gpusched daemon status")
+                    ) from None
+            except NotReady:
+                # A full disk, for example.
+                if time.monotonic() > until:
+                    raise
+            time.sleep(_RETRY_S)
+
+
+class Options:
+    """The options of a step: from the command line, then from variables, then from the job."""
+
+    def __init__(self, command: Command, typed: Parsed, job: Mapping[str, Any]) -> None:
+        self._command = command
+        self._typed = typed
+        self._variables = {
+            option: os.environ[f"SLURM_{name}"] for name, option in _INPUTS.items() if os.environ.get(f"SLURM_{name}")
+        }
+        if "SRUN_CPUS_PER_TASK" in os.environ:
+            self._variables["cpus-per-task"] = os.environ["SRUN_CPUS_PER_TASK"]
+        self.job = job
+        self.check_node()
+        self.gpus_per_task = self._gpus("gpus-per-task")
+        asked = (self._gpus("gpus"), self._gpus("gpus-per-node"), self._gres())
+        self.gpus = next((count for count in asked if count is not None), None)
+        per_gpu = self.number("ntasks-per-gpu", None)
+        per_node = self.number("ntasks-per-node", None)
+        tasks = self.number("ntasks", None, typed_only=True) or per_node
+        if tasks is None and per_gpu is not None and self.gpus:
+            tasks = per_gpu * self.gpus
+        if tasks is None and self.gpus and self.gpus_per_task and typed.has("gpus-per-task"):
+            tasks = max(1, self.gpus // self.gpus_per_task)
+        if tasks is None:
+            tasks = self.number("ntasks", None) or int(job.get("ntasks") or 1)
+        if typed.has("pty"):
+            # As in Slurm the first task gets the terminal; the others would fight for it.
+            tasks = tasks if typed.has("ntasks") else 1
+        self.tasks = tasks
+        self.per_node = per_node
+        if per_gpu is not None and self.gpus is None:
+            self.gpus = -(-tasks // per_gpu)
+        self.cpus_per_task = self.number("cpus-per-task", None)
+        self.wait_s = self.number("wait", 0, least=0)
+        self.kills_on_bad_exit = self.flag_value("kill-on-bad-exit")
+        self.time_limit_s = self._limit()
+        self.is_exact = self.has("exact") or typed.has("exclusive")
+        self.has_label = self.has("label")
+
+    def has(self, name: str) -> bool:
+        return self._typed.has(name) or self._variables.get(name, "0").lower() not in ("0", "no", "")
+
+    def text(self, name: str) -> str | None:
+        """Value of an option; None if neither the command line nor a variable has it."""
+        if self._typed.has(name):
+            return self._typed.get(name)
+        return self._variables.get(name)
+
+    def flag_value(self, name: str) -> bool:
+        """An option with an optional number: 0 is no."""
+        text = self.text(name)
+        return text is not None and text not in ("0", "no")
+
+    def number(self, name: str, default: int | None, *, least: int = 1, typed_only: bool = False) -> int | None:
+        """A whole number. Raises: CommandError."""
+        text = self._typed.get(name) if self._typed.has(name) else None
+        if text is None and not typed_only:
+            text = self._variables.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+            raise self._command.error(f'Invalid numeric value "{printable(text)}" for --{name}.')
+        return int(text)
+
+    def _gpus(self, name: str) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        kind, _, count = text.rpartition(":")
+        if not (count.isascii() and count.isdigit() and len(count) < 6) or ":" in kind:
+            if not count.isdigit() and ":" not in text:
+                # A type alone is one of it.
+                return 1
+            raise self._command.error(f"Invalid --{name} specification", 255)
+        return int(count)
+
+    def _gres(self) -> int | None:
+        found = None
+        for word in filter(None, (self.text("gres") or "").split(",")):
+            parts = word.removeprefix("gres:").split(":")
+            if parts[0] not in ("gpu", "none"):
+                continue
+            has_count = len(parts) > 1 and parts[-1].isascii() and parts[-1].isdigit() and len(parts[-1]) < 6
+            if len(parts) > 3 or not all(parts):
+                raise self._command.error("Invalid generic resource (gres) specification")
+            found = (found or 0) + (0 if parts[0] == "none" else int(parts[-1]) if has_count else 1)
+        return found
+
+    def _limit(self) -> int | None:
+        text = self._typed.get("time") if self._typed.has("time") else None
+        if text is None:
+            return None
+        from gpusched.cli.slurm.times import parse_limit_s  # few steps have a limit
+
+        try:
+            limit_s = parse_limit_s(text)
+        except ValueError:
+            raise self._command.error("Invalid --time specification", 255) from None
+        return None if limit_s is None else int(limit_s)
+
+    def check_node(self) -> None:
+        """Refuse nodes that the job does not have. Raises: CommandError."""
+        node = str(self.job["node"])
+        low = self._typed.get("nodes").partition("-")[0] if self._typed.has("nodes") else "1"
+        if not (low.isascii() and low.isdigit() and int(low[:9]) > 0):
+            shown = printable(self._typed.get("nodes"))
+            raise self._command.error(f'"{shown}" is not a valid node count\nInvalid --nodes specification', 255)
+        names = [node]
+        if self._typed.has("nodelist"):
+            from gpusched.model.hostlist import expand as expand_list  # few steps name a node
+
+            try:
+                names = expand_list(self._typed.get("nodelist"))
+            except ValueError:
+                raise self._command.error("Invalid --nodelist specification", 255) from None
+        known = {node, node.partition(".")[0], "localhost"}
+        if int(low[:9]) > 1 or not known.issuperset(names) or self.number("relative", 0, least=0):
+            raise self._command.error(
+                f"Unable to create step for job {self.job['id']}: Requested node configuration is not available"
+            )
+
+
+class Step:
+    """One step, from its options to its exit code."""
+
+    def __init__(self, command: Command, typed: Parsed, job: dict[str, Any], scheduler: PatientClient) -> None:
+        self.command = command
+        self.typed = typed
+        self.job = job
+        self.scheduler = scheduler
+        self.options = Options(command, typed, job)
+        self.argv = typed.operands
+        self.number = 0
+        self.grant: dict[str, Any] = {}
+        self.pump = Pump()
+        self.ends: list[tuple[int, int]] = []
+        """Tasks with their exit code or, negative, signal."""
+        self.kill_at: float | None = None
+        self.limit_at: float | None = None
+        self.wait_at: float | None = None
+        self.is_terminated = False
+        """This process has ended the step before its time."""
+        self.is_timeout = False
+        self.interrupted_at = float("-inf")
+
+    @property
+    def name(self) -> str:
+        """`42.0`."""
+        return f"{self.job['job_id']}.{self.number}"
+
+    @property
+    def node(self) -> str:
+        return str(self.job["node"])
+
+    def say(self, text: str, who: str = "srun") -> None:
+        sys.stderr.write(f"{who}: {text}\n")
+
+    def inform(self, text: str) -> None:
+        if not self.typed.has("quiet"):
+            self.say(text)
+
+    def run(self) -> int:
+        """Get the resources, start the tasks, wait for them, and report."""
+        folder = self.options.text("chdir")
+        if folder is not None:
+            try:
+                os.chdir(folder)
+            except OSError as error:
+                # As in Slurm, which then uses another one.
+                self.say(f"error: couldn't chdir to `{printable(folder)}': {error.strerror}: going to /tmp instead")
+                os.chdir("/tmp")
+        answer = self.begin()
+        self.grant = answer
+        self.number = answer["step"]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        tasks = Tasks(own_groups=not self.typed.has("pty"))
+        try:
+            try:
+                self.start(tasks)
+                self.follow(tasks)
+            finally:
+                if tasks.running:
+                    tasks.signal(signal.SIGKILL)
+                    while tasks.running:
+                        tasks.wait(None)
+                        self.ends += tasks.take_ended()
+        finally:
+            tasks.close()
+            self.pump.finish(LINGER_S)
+            sys.stderr.flush()
+            self.end()
+        return self.exit_code()
+
+    # --- the daemon ----------------------------------------------------------------------------------
+
+    def begin(self) -> dict[str, Any]:
+        """Record the step, waiting for what it asks for. Raises: CommandError."""
+        options = self.options
+        gpus = options.gpus
+        if options.gpus_per_task is not None:
+            gpus = max(gpus or 0, options.gpus_per_task * options.tasks)
+        is_nested = "SLURM_STEP_ID" in os.environ and not any(
+            map(self.typed.has, ("gpus", "gpus-per-task", "gpus-per-node", "gres"))
+        )
+        text = " ".join(self.argv)
+        request = {
+            "name": (self.typed.get("job-name") or self.argv[0].rpartition("/")[2] or "srun")[:NAME_LENGTH],
+            "command": printable(text, COMMAND_LENGTH)[:COMMAND_LENGTH],
+            "tasks": options.tasks,
+            "cpus_per_task": options.cpus_per_task or 1,
+            "gpus": gpus,
+            "is_exact": options.is_exact,
+            "overlaps": options.has("overlap") or is_nested,
+            "overcommits": options.has("overcommit"),
+            "time_limit_s": options.time_limit_s,
+        }
+        request["name"] = printable(str(request["name"]), NAME_LENGTH)[:NAME_LENGTH]
+        pause_s, is_told = _BUSY_S[0], False
+        while True:
+            try:
+                answer = self.scheduler.ask("POST", "/v1/steps", request, BEGIN_PATIENCE_S)
+            except UserError as error:
+                raise self._refused(error) from None
+            if answer["step"] is not None:
+                break
+            if self.typed.has("immediate"):
+                raise self.command.error(f"Unable to create step for job {self.job['id']}: {answer['why']}")
+            if not is_told:
+                is_told = True
+                self.inform(f"Job {self.job['id']} step creation temporarily disabled, retrying ({answer['why']})")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _BUSY_S[1])
+        if is_told:
+            self.inform(f"Step created for StepId={self.job['job_id']}.{answer['step']['step']}")
+        found: dict[str, Any] = answer["step"]
+        return found
+
+    def _refused(self, error: UserError) -> CommandError:
+        job_id = self.job["id"]
+        if isinstance(error, NotFound):
+            return self.command.error(f"Unable to confirm allocation for job {job_id}: Invalid job id specified")
+        why = printable(error.message, 2000)
+        if "CPUs" in error.message:
+            why = "More processors requested than permitted"
+        elif "GPUs" in error.message:
+            why = "Invalid generic resource (gres) specification"
+        elif "starts no more steps" in error.message:
+            why = "Job/step already completing or completed"
+        found = self.command.error(f"Unable to create step for job {job_id}: {why}")
+        found.text += f"\nsrun: {printable(error.message, 2000)}" + (
+            f"\nsrun: hint: {error.hint}" if error.hint else ""
+        )
+        return found
+
+    def end(self) -> None:
+        """Report how the step has ended; a job that is being ended cannot always."""
+        codes = [code for _, code in self.ends]
+        worst = max(codes, key=lambda code: code if code >= 0 else 128 - code, default=1)
+        how = {"exit_code": worst} if worst >= 0 else {"signal": -worst}
+        body = {"step": self.number, **how, "is_timeout": self.is_timeout}
+        try:
+            self.scheduler.ask("POST", "/v1/steps/end", body, END_PATIENCE_S)
+        except (UserError, NotReady, DaemonUnreachable) as error:
+            self.say(f"error: the end of step {self.name} could not be recorded: {printable(error.message)}")
+
+    # --- the tasks -----------------------------------------------------------------------------------
+
+    def start(self, tasks: Tasks) -> None:
+        """Start every task; one that cannot be is reported, and ends with the number of the error."""
+        options = self.options
+        base = self.environment()
+        count = options.tasks
+        gpus = self.gpus_of_tasks()
+        cores = self.cores_of_tasks()
+        streams = Streams(self)
+        for task in range(count):
+            env = {**base, **task_variables(task, count)}
+            if gpus is not None:
+                env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[task])
+            try:
+                tasks.start(task, self.argv, env, streams.of(task), cores[task] if cores else ())
+            except OSError as error:
+                words = f"error: execve(): {printable(self.argv[0])}: {error.strerror}"
+                self.say(words, "slurmstepd")
+                self.ends.append((task, error.errno or 1))
+            except ValueError:
+                self.ends.append((task, 22))
+        streams.close()
+        self.pump.start()
+        if options.time_limit_s is not None:
+            self.limit_at = time.monotonic() + options.time_limit_s
+        if self.ends:
+            self.report(self.ends)
+
+    def environment(self) -> dict[str, str]:
+        """Variables of all tasks."""
+        options, job, grant = self.options, self.job, self.grant
+        env = exported(options.text("export"))
+        facts = {
+            "SLURM_JOB_ID": job["job_id"],
+            "SLURM_JOBID": job["job_id"],
+            "SLURM_JOB_NAME": job["name"],
+            "SLURM_JOB_NODELIST": job["node"],
+            "SLURM_NODELIST": job["node"],
+            "SLURM_JOB_NUM_NODES": 1,
+            "SLURM_NNODES": 1,
+            "SLURM_JOB_PARTITION": job["queue"],
+            "SLURM_JOB_USER": job["user"],
+            "SLURM_JOB_UID": job["uid"],
+            "SLURM_JOB_ACCOUNT": job["account"],
+            "SLURMD_NODENAME": job["node"],
+            "SLURM_CPUS_ON_NODE": job["cpus"],
+            "SLURM_JOB_CPUS_PER_NODE": job["cpus"],
+            "SLURM_SUBMIT_DIR": os.getcwd(),
+        }
+        for name, value in facts.items():
+            # A client may have deleted all but the id.
+            env.setdefault(name, str(value))
+        count = options.tasks
+        env.update(
+            {
+                "SLURM_STEP_ID": str(self.number),
+                "SLURM_STEPID": str(self.number),
+                "SLURM_STEP_NODELIST": self.node,
+                "SLURM_STEP_NUM_NODES": "1",
+                "SLURM_STEP_NUM_TASKS": str(count),
+                "SLURM_STEP_TASKS_PER_NODE": str(count),
+                "SLURM_TASKS_PER_NODE": str(count),
+                "SLURM_NPROCS": str(count),
+                "SLURM_NODEID": "0",
+                "SLURM_GTIDS": ",".join(map(str, range(count))),
+                "SLURM_DISTRIBUTION": "cyclic",
+                "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+                "SLURM_SRUN_COMM_HOST": "127.0.0.1",
+                "SLURM_PRIO_PROCESS": "0",
+                "SLURM_UMASK": f"{_umask():04o}",
+            }
+        )
+        per_node = options.per_node or env.get("SLURM_NTASKS_PER_NODE")
+        if per_node or count > 1:
+            env["SLURM_NTASKS_PER_NODE"] = str(per_node or count)
+        if options.cpus_per_task:
+            env["SLURM_CPUS_PER_TASK"] = str(options.cpus_per_task)
+        if options.gpus_per_task is not None:
+            env["SLURM_GPUS_PER_TASK"] = str(options.gpus_per_task)
+        if grant["gpus"]:
+            env["SLURM_STEP_GPUS"] = ",".join(str(gpu["index"]) for gpu in grant["gpus"])
+            env["SLURM_GPUS_ON_NODE"] = str(len(grant["gpus"]))
+        return env
+
+    def gpus_of_tasks(self) -> list[list[str]] | None:
+        """What each task sees of GPUs; None leaves CUDA_VISIBLE_DEVICES as it is. Raises: CommandError."""
+        options = self.options
+        words = [str(gpu["visible"]) for gpu in self.grant["gpus"]]
+        kind, _, rest = (options.text("gpu-bind") or "").removeprefix("verbose,").removeprefix("v,").partition(":")
+        count = options.tasks
+        if not words or (not self.grant["has_own_gpus"] and kind in ("", "none", "closest")):
+            return [[] for _ in range(count)] if self.grant["has_own_gpus"] else None
+        if kind in ("map_gpu", "single", "per_task", "mask_gpu"):
+            return bind_gpus(self.command, kind, rest, words, count)
+        if kind not in ("", "none", "closest"):
+            raise self.command.error("Invalid --gpu-bind specification", 255)
+        if options.gpus_per_task and kind != "none":
+            return bind_gpus(self.command, "per_task", str(options.gpus_per_task), words, count)
+        return [words] * count
+
+    def cores_of_tasks(self) -> list[list[int]] | None:
+        """Processors of each task; None leaves them alone. Raises: CommandError."""
+        words = [word for word in (self.options.text("cpu-bind") or "").lower().split(",") if word]
+        while words and words[0] in ("q", "quiet", "v", "verbose"):
+            words.pop(0)
+        if not words or words[0] in ("none", "no", "y", "yes", "n"):
+            return None
+        kind, _, first = words[0].partition(":")
+        if kind not in ("rank", "cores", "threads", "sockets", "ldoms", "map_cpu", "mask_cpu", "rank_ldom"):
+            raise self.command.error("Invalid --cpu-bind argument: " + printable(",".join(words)), 255)
+        free = sorted(os.sched_getaffinity(0))
+        count, width = self.options.tasks, self.options.cpus_per_task or 1
+        if kind in ("map_cpu", "mask_cpu"):
+            try:
+                sets = [_cores(kind, word) & set(free) for word in [first, *words[1:]]]
+            except ValueError:
+                raise self.command.error("Invalid --cpu-bind argument: " + printable(",".join(words)), 255) from None
+            return [sorted(sets[task % len(sets)]) for task in range(count)]
+        if kind in ("sockets", "ldoms", "rank_ldom") or count * width > len(free):
+            return None
+        return [free[task * width : (task + 1) * width] for task in range(count)]
+
+    def follow(self, tasks: Tasks) -> None:
+        """Wait for the tasks; pass signals on, and end the step when it is time."""
+        parent = os.getsid(0)
+        while tasks.running:
+            due = [at for at in (self.kill_at, self.limit_at, self.wait_at) if at is not None]
+            info = tasks.wait(min(due) - time.monotonic() if due else None)
+            if info is not None and info.si_signo != signal.SIGCHLD:
+                if info.si_pid == parent != os.getpid():
+                    # The job's supervisor, which signals all processes of the job itself.
+                    self.note_stop(info.si_signo)
+                else:
+                    self.pass_on(tasks, info.si_signo)
+            ended = tasks.take_ended()
+            if ended:
+                self.ends += ended
+                self.report(ended)
+                self.after_end(tasks, ended)
+            self.act(tasks, time.monotonic())
+
+    def note_stop(self, number: int) -> None:
+        """Say that the job is being ended."""
+        if number == signal.SIGTERM and not self.is_terminated:
+            self.is_terminated = True
+            self.inform("Job step aborted: Waiting up to 32 seconds for job step to finish.")
+            self.say(f"error: *** STEP {self.name} ON {self.node} CANCELLED AT {_now()} ***", "slurmstepd")
+
+    def pass_on(self, tasks: Tasks, number: int) -> None:
+        """Pass a signal on to the tasks. A single Ctrl-C at a terminal only asks for a second one."""
+        if number != signal.SIGINT or not os.isatty(0) or self.typed.has("pty"):
+            tasks.signal(number)
+            return
+        now = time.monotonic()
+        if (
+            self.typed.has("quit-on-interrupt")
+            or self.typed.has("disable-status")
+            or now - self.interrupted_at < INTERRUPT_S
+        ):
+            self.inform(f"sending Ctrl-C to StepId={self.name}")
+            tasks.signal(signal.SIGINT)
+            if self.kill_at is None:
+                self.inform("Job step aborted: Waiting up to 32 seconds for job step to finish.")
+                self.kill_at = now + KILL_WAIT_S
+        else:
+            self.inform("interrupt (one more within 1 sec to abort)")
+            self.inform(f"StepId={self.name} {_tasks(tasks.running)}: running")
+        self.interrupted_at = now
+
+    def after_end(self, tasks: Tasks, ended: Sequence[tuple[int, int]]) -> None:
+        if not tasks.running:
+            return
+        if self.options.kills_on_bad_exit and any(code for _, code in ended):
+            self.terminate(tasks)
+        elif self.options.wait_s and self.wait_at is None:
+            self.wait_at = time.monotonic() + self.options.wait_s
+
+    def act(self, tasks: Tasks, now: float) -> None:
+        """Do what is due."""
+        if not tasks.running:
+            return
+        if self.limit_at is not None and now >= self.limit_at:
+            self.limit_at = None
+            self.is_timeout = True
+            self.terminate(tasks, " DUE TO TIME LIMIT")
+        if self.wait_at is not None and now >= self.wait_at:
+            self.wait_at = None
+            self.inform(f"First task exited {self.options.wait_s}s ago")
+            self.inform(f"StepId={self.name} {_tasks(tasks.running)}: running")
+            self.inform(f"StepId={self.name} {_tasks([task for task, _ in self.ends])}: exited")
+            self.terminate(tasks)
+        if self.kill_at is not None and now >= self.kill_at:
+            self.kill_at = now + 1.0
+            tasks.signal(signal.SIGKILL)
+
+    def terminate(self, tasks: Tasks, why: str = "") -> None:
+        """End the tasks: TERM, and KILL after a while."""
+        if self.is_terminated:
+            return
+        self.is_terminated = True
+        if why:
+            self.inform("Job step aborted: Waiting up to 32 seconds for job step to finish.")
+        else:
+            self.inform(f"launch/slurm: _step_signal: Terminating StepId={self.name}")
+        self.say(f"error: *** STEP {self.name} ON {self.node} CANCELLED AT {_now()}{why} ***", "slurmstepd")
+        tasks.signal(signal.SIGTERM)
+        tasks.signal(signal.SIGCONT)
+        self.kill_at = time.monotonic() + KILL_WAIT_S
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def report(self, ended: Sequence[tuple[int, int]]) -> None:
+        """Say which tasks failed, those that ended in the same way together."""
+        groups: dict[int, list[int]] = {}
+        for task, code in ended:
+            if code:
+                groups.setdefault(code, []).append(task)
+        for code, failed in groups.items():
+            how = f"Exited with exit code {code}" if code > 0 else (signal.strsignal(-code) or f"Signal {-code}")
+            self.say(f"error: {self.node}: {_tasks(failed)}: {how}")
+
+    def exit_code(self) -> int:
+        """The highest of the tasks."""
+        codes = [code for _, code in self.ends]
+        if self.is_terminated or -signal.SIGKILL in codes:
+            self.inform(f"Force Terminated StepId={self.name}")
+        return max((code if code >= 0 else 128 - code for code in codes), default=1)
+
+
+class Streams:
+    """Descriptors of the tasks' standard streams, as the options say."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._open: dict[str, int] = {}
+        self._given: list[int] = []
+        options, job = step.options, step.job
+        self._input, self._output, self._error = (options.text(name) for name in ("input", "output", "error"))
+        mode = options.text("open-mode") or job.get("open_mode") or "truncate"
+        self._truncates = not mode.startswith("a")
+        self._values: dict[str, str | int] = {
+            "A": int(job.get("array_id") or job["job_id"]),
+            "a": int(job.get("task") or 0),
+            "j": int(job["job_id"]),
+            "J": f"{job['job_id']}.{step.number}",
+            "N": step.node.partition(".")[0],
+            "n": 0,
+            "s": step.number,
+            "u": str(job["user"]),
+            "x": str(job["name"]),
+        }
+        self._own = [_identity(fd) for fd in (1, 2)]
+
+    def of(self, task: int) -> tuple[int, int, int]:
+        """Input, output and errors of a task. Raises: CommandError."""
+        output = self._sink(task, self._output, 1)
+        # As in Slurm the errors follow the output into its file.
+        error = (
+            self._sink(task, self._output, 1)
+            if self._error is None and self._output
+            else self._sink(task, self._error, 2)
+        )
+        return self._source(task), self._labelled(task, output), self._labelled(task, error)
+
+    def _labelled(self, task: int, target: int) -> int:
+        options = self._step.options
+        if not options.has_label:
+            return target
+        return self._given_to_task(self._step.pump.add_output(target, label_of(task, options.tasks)))
+
+    def _given_to_task(self, fd: int) -> int:
+        self._given.append(fd)
+        return fd
+
+    def _source(self, task: int) -> int:
+        text = self._input
+        count = self._step.options.tasks
+        if text is None or text == "all":
+            if count == 1 or _identity(0) == _identity_of(os.devnull) or self._step.typed.has("pty"):
+                return (
+                    0
+                    if task == 0 or count == 1 or not self._step.typed.has("pty")
+                    else self._file(os.devnull, os.O_RDONLY)
+                )
+            return self._given_to_task(self._step.pump.add_input())
+        if text.isascii() and text.isdigit():
+            return 0 if int(text) == task else self._file(os.devnull, os.O_RDONLY)
+        if text == "none":
+            return self._file(os.devnull, os.O_RDONLY)
+        path = expand(text, {**self._values, "t": task})
+        # Each task reads from the beginning.
+        return self._given_to_task(self._opened(path, os.O_RDONLY))
+
+    def _sink(self, task: int, text: str | None, standard: int) -> int:
+        if text is None or text == "all":
+            return standard
+        if text == "none" or (text.isascii() and text.isdigit() and int(text) != task):
+            return self._file(os.devnull, os.O_WRONLY)
+        if text.isascii() and text.isdigit():
+            return standard
+        path = expand(text, {**self._values, "t": task})
+        return self._file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY)
+
+    def _file(self, path: str, flags: int) -> int:
+        """A file for any number of tasks and streams, opened once."""
+        key = f"{flags}:{path}"
+        if key not in self._open:
+            fd = self._opened(path, flags)
+            if flags & os.O_CREAT:
+                identity = _identity(fd)
+                if identity in self._own:
+                    # The job writes to it as well: both append, and nothing is lost.
+                    pass
+                elif self._truncates:
+                    try:
+                        os.ftruncate(fd, 0)
+                    except OSError:
+                        # Not a file.
+                        pass
+            self._open[key] = fd
+        return self._open[key]
+
+    def _opened(self, path: str, flags: int) -> int:
+        try:
+            return os.open(path, flags | os.O_CLOEXEC, 0o666)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            what = "stdin" if not flags & (os.O_WRONLY | os.O_CREAT) else "stdout"
+            raise self._step.command.error(f"Could not open {what} file {printable(path)}: {why}") from None
+
+    def close(self) -> None:
+        """Close what only tasks use."""
+        for fd in self._given:
+            os.close(fd)
+        if not self._step.options.has_label:
+            for fd in self._open.values():
+                os.close(fd)
+
+
+def bind_gpus(command: Command, kind: str, rest: str, words: Sequence[str], count: int) -> list[list[str]]:
+    """What each task sees of the step's GPUs, by a word of --gpu-bind and its argument. Raises: CommandError."""
+    numbers = rest.split(",") if rest else ["1"]
+    if kind == "mask_gpu":
+        try:
+            masks = [int(number, 16) for number in numbers]
+        except ValueError:
+            raise command.error("Invalid --gpu-bind specification", 255) from None
+        return [
+            [word for place, word in enumerate(words) if masks[task % len(masks)] >> place & 1] for task in range(count)
+        ]
+    if not all(number.isascii() and number.isdigit() and len(number) < 6 for number in numbers):
+        raise command.error("Invalid --gpu-bind specification", 255)
+    chosen = [int(number) for number in numbers]
+    if kind == "map_gpu":
+        return [[words[chosen[task % len(chosen)] % len(words)]] for task in range(count)]
+    width = max(1, chosen[0])
+    if kind == "single":
+        return [[words[task // width % len(words)]] for task in range(count)]
+    groups = max(1, len(words) // width)
+    return [list(words[task % groups * width : (task % groups + 1) * width]) for task in range(count)]
+
+
+def exported(text: str | None) -> dict[str, str]:
+    """The environment that --export asks for; the job's own variables are always part of it."""
+    if not text or text.upper() == "ALL":
+        return dict(os.environ)
+    words = [word for word in text.split(",") if word]
+    if any(word.upper() == "ALL" for word in words):
+        env = dict(os.environ)
+    else:
+        env = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_OWN_PREFIXES)}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name:
+            env[name] = value.removeprefix('"').removesuffix('"') if value[:1] == '"' else value
+        elif name in os.environ:
+            env[name] = os.environ[name]
+    return env
+
+
+def _cores(kind: str, word: str) -> set[int]:
+    """Processors that a number or a mask stands for. Raises: ValueError."""
+    number = int(word, 16 if kind == "mask_cpu" or word.startswith("0x") else 10)
+    if number < 0 or len(word) > 300:
+        raise ValueError(word)
+    return {number} if kind == "map_cpu" else {place for place in range(number.bit_length()) if number >> place & 1}
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _identity_of(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def _tasks(numbers: Sequence[int]) -> str:
+    """`task 0`, `tasks 0-2,5`."""
+    ordered = sorted(numbers)
+    ranges: list[list[int]] = []
+    for number in ordered:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    text = ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+    return f"task{'s' if len(ordered) > 1 else ''} {text}"
+
+
+def _umask() -> int:
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S")

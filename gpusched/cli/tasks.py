@@ -1,0 +1,181 @@
+"""Starts parallel copies of a command and follows them: the tasks of grun and of srun inside a job."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Protocol
+
+    class SignalInfo(Protocol):
+        """A signal that was taken, and the process that sent it."""
+
+        @property
+        def si_signo(self) -> int: ...
+
+        @property
+        def si_pid(self) -> int: ...
+
+
+FORWARDED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
+AWAITED = FORWARDED | {signal.SIGCHLD}
+_RESET = (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
+"""Ignored by Python, or by the shell that started this command in the background; a task begins with none ignored."""
+
+
+def task_variables(task: int, count: int) -> dict[str, str]:
+    """What tells a task its place among the others."""
+    return {
+        "GPUSCHED_TASK": str(task),
+        "GPUSCHED_NTASKS": str(count),
+        "SLURM_PROCID": str(task),
+        "SLURM_LOCALID": str(task),
+        "SLURM_NTASKS": str(count),
+    }
+
+
+class Tasks:
+    """Children that run one command each; signals to this process are held back until `wait` takes them.
+
+    Args: own_groups: give each task a process group of its own, which a terminal's signals do not reach, and end what
+    a task has left in it when all have ended.
+    """
+
+    def __init__(self, *, own_groups: bool) -> None:
+        self._own_groups = own_groups
+        self._running: dict[int, int] = {}
+        self._ended: list[int] = []
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+
+    @property
+    def running(self) -> list[int]:
+        """Numbers of the tasks that have not ended."""
+        return sorted(self._running.values())
+
+    def start(
+        self,
+        task: int,
+        argv: list[str],
+        env: dict[str, str],
+        streams: tuple[int, int, int],
+        cpus: Iterable[int] = (),
+    ) -> None:
+        """Start one task. Raises: OSError, of the call that failed; ValueError for a word that no program can get.
+
+        Args: streams: descriptors for its input, output and errors; cpus: processors that it is bound to.
+        """
+        reader, writer = os.pipe()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become(argv, env, streams, frozenset(cpus), writer)
+        finally:
+            os.close(writer)
+        with os.fdopen(reader, "rb", buffering=0) as report:
+            number = report.read()
+        if not number:
+            self._running[pid] = task
+            return
+        os.waitpid(pid, 0)
+        if number == b"-":
+            raise ValueError("embedded null byte")
+        raise OSError(int(number), os.strerror(int(number)))
+
+    def _become(
+        self, argv: list[str], env: dict[str, str], streams: tuple[int, ...], cpus: frozenset[int], report: int
+    ) -> None:
+        """Replace this child by the command; never returns."""
+        try:
+            if self._own_groups:
+                os.setpgid(0, 0)
+            # Away from 0 to 2 first, where they might overwrite each other.
+            moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in streams]
+            for place, fd in enumerate(moved):
+                os.dup2(fd, place)
+            if cpus:
+                os.sched_setaffinity(0, cpus)
+            for number in _RESET:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            os.execvpe(argv[0], argv, {**env, "SLURM_TASK_PID": str(os.getpid())})
+        except OSError as error:
+            os.write(report, str(error.errno or errno.EIO).encode())
+        except BaseException:
+            os.write(report, b"-")
+        finally:
+            os._exit(127)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every task that has not ended."""
+        for pid in self._running:
+            # Not reaped yet, so the pid is its own.
+            try:
+                if self._own_groups:
+                    os.killpg(pid, number)
+                else:
+                    os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+    def wait(self, timeout_s: float | None) -> SignalInfo | None:
+        """Wait for a signal: that a child has ended, or one to be passed on; None after the timeout."""
+        if timeout_s is None:
+            return signal.sigwaitinfo(AWAITED)
+        return signal.sigtimedwait(AWAITED, max(0.0, timeout_s))
+
+    def take_ended(self) -> list[tuple[int, int]]:
+        """Tasks that have ended since the last call, with their exit code or, negative, signal.
+
+        They stay zombies, so that their process groups keep their numbers until `close`.
+        """
+        found = []
+        for pid, task in sorted(self._running.items(), key=lambda item: item[1]):
+            state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if state is not None:
+                del self._running[pid]
+                self._ended.append(pid)
+                found.append((task, state.si_status if state.si_code == os.CLD_EXITED else -state.si_status))
+        return found
+
+    def close(self) -> None:
+        """End what tasks have left behind, reap everything, and let signals through again."""
+        for pid in self._ended:
+            if self._own_groups:
+                try:
+                    os.killpg(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+            os.waitpid(pid, 0)
+        self._ended.clear()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
+def run_together(count: int, start: Callable[[Tasks, int], None]) -> int:
+    """Run tasks side by side, all signals passed on to all of them; returns the highest exit code.
+
+    Args: start: starts the task with this number. Raises: what `start` raises, after the others have been told to end.
+    """
+    tasks = Tasks(own_groups=False)
+    highest = 0
+    try:
+        try:
+            for task in range(count):
+                start(tasks, task)
+        except BaseException:
+            tasks.signal(signal.SIGTERM)
+            raise
+        finally:
+            while tasks.running:
+                info = tasks.wait(None)
+                if info is not None and info.si_signo != signal.SIGCHLD:
+                    tasks.signal(info.si_signo)
+                for _, code in tasks.take_ended():
+                    highest = max(highest, code if code >= 0 else 128 - code)
+    finally:
+        tasks.close()
+    return highest
