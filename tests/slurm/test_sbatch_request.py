@@ -119,6 +119,7 @@ TABLE = [
     ("-D /tmp", {"work_dir": "/tmp"}),
     ("-n 1 -n 2", {"ntasks": 2}),
     ("--mem=1G --mem=2G", {"mem_mib": 2048}),
+    ("--account='' --reservation= --qos= -d '' --comment= -o '' -J ''", {}),
 ]
 
 
@@ -230,6 +231,16 @@ def test_variables_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request.own == {"wait": None}
 
 
+def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "soon")
+    with pytest.raises(CommandError) as caught:
+        from_variables(sbatch.COMMAND, "SBATCH_", sbatch._VARIABLES)
+    assert caught.value.text == (
+        "sbatch: error: Invalid --time specification\nsbatch: the variable SBATCH_TIMELIMIT=soon"
+    )
+    assert caught.value.code == 255
+
+
 @pytest.mark.parametrize(
     "suffix",
     "ACCOUNT ACCTG_FREQ ARRAY_INX BATCH CLUSTERS CONSTRAINT CONTAINER CORE_SPEC CPUS_PER_GPU DEBUG DELAY_BOOT "
@@ -239,8 +250,12 @@ def test_variables_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
     "THREADS_PER_CORE TIMELIMIT USE_MIN_NODES WAIT WAIT_ALL_NODES WCKEY".split(),
 )
 def test_every_documented_variable_names_an_option(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"SBATCH_{suffix}", "1")
-    ((name, _),) = from_variables(sbatch.COMMAND, "SBATCH_", sbatch._VARIABLES)
+    monkeypatch.setenv(f"SBATCH_{suffix}", "append" if suffix == "OPEN_MODE" else "1")
+    try:
+        ((name, _),) = from_variables(sbatch.COMMAND, "SBATCH_", sbatch._VARIABLES)
+    except CommandError as error:
+        name = error.text.split("--")[1].split()[0]
+        assert ONLY_SLURM[name].is_refused
     assert sbatch.COMMAND.find_long(f"--{name}").long == name
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from gpusched.cli.slurm.command import NO_VALUE, OPTIONAL
+from gpusched.cli.slurm.command import NO_VALUE, OPTIONAL, CommandError
 from gpusched.cli.slurm_options import ONLY_SLURM, rows
 from gpusched.model.units import MAX_MIB, printable
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from gpusched.cli.slurm.command import Command, CommandError
+    from gpusched.cli.slurm.command import Command
 
 BAD_VALUE = 255
 """Exit code for a malformed value of an option."""
@@ -113,7 +113,7 @@ _COMMON_VARIABLES = {
 
 
 def from_variables(command: Command, prefix: str, own: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    """The layer of options from variables such as SBATCH_PARTITION.
+    """The layer of options from variables such as SBATCH_PARTITION. Raises: CommandError that names the variable.
 
     Args: own: further variables of the command, without the prefix.
     """
@@ -126,12 +126,20 @@ def from_variables(command: Command, prefix: str, own: Mapping[str, str]) -> lis
         if long is None:
             continue
         option = command.find_long(f"--{long}")
-        if option.takes == NO_VALUE:
-            found.append((long, None))
-        else:
-            is_bare = option.takes == OPTIONAL and text in ("", "1", "yes")
-            found.append((long, None if is_bare else text))
+        is_bare = option.takes == NO_VALUE or (option.takes == OPTIONAL and text in ("", "1", "yes"))
+        one = (long, None if is_bare else text)
+        check_value(command, one, f"the variable {variable}={printable(text)}")
+        found.append(one)
     return found
+
+
+def check_value(command: Command, option: tuple[str, str | None], where: str) -> None:
+    """Read an option by itself, so that an error can say where it is written. Raises: CommandError."""
+    if option[0] in _READERS or option[0] in _NUMBERS or option[0] in ONLY_SLURM:
+        try:
+            JobRequest(command).take([option])
+        except CommandError as error:
+            raise CommandError(f"{error.text}\n{command.name}: {where}", error.code) from None
 
 
 _TEXTS = {
@@ -271,7 +279,8 @@ class JobRequest:
 
     def spec(self) -> dict[str, Any]:
         """The fields of a spec that say nothing about the program and its environment."""
-        found = {key: value for key, value in self.values.items() if value is not None}
+        # An empty text is how programs write that they were told none.
+        found = {key: value for key, value in self.values.items() if value not in (None, "")}
         if "notify_to" in found and "notify" not in found:
             # As in Slurm, an address alone asks for nothing.
             del found["notify_to"]

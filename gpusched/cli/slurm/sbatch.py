@@ -11,6 +11,7 @@ from gpusched.cli.slurm.request import (
     BAD_VALUE,
     JOB_ROWS,
     JobRequest,
+    check_value,
     from_variables,
     only_slurm_rows,
 )
@@ -197,13 +198,14 @@ def _check(content: bytes) -> None:
 def _take_directives(content: bytes, path: str, request: JobRequest) -> None:
     options: list[tuple[str, str | None]] = []
     for number, text in _directive_lines(content, path):
+        where = f"{printable(path)}, line {number}: #SBATCH{printable(text)}"
         try:
             found = _read_directive(text)
-            # Each value is looked at here, too, so that an error can name the line.
-            JobRequest(COMMAND, _OWN).take(found)
         except CommandError as error:
-            where = f"{printable(path)}, line {number}: #SBATCH{printable(text)}"
             raise CommandError(f"{error.text}\nsbatch: {where}", error.code) from None
+        for one in found:
+            if one[0] not in _OWN:
+                check_value(COMMAND, one, where)
         options += found
     request.take(options)
 
