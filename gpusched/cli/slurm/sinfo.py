@@ -61,7 +61,7 @@ _REASONS = "%20E %9u %19H %N"
 _REASONS_LONG = "%20E %12U %19H %6t %N"
 
 
-class Row:
+class NodeRow:
     """Nodes that are alike in all that the format shows, of a partition."""
 
     __slots__ = ("nodes", "partition")
@@ -82,7 +82,7 @@ class NodeField(PrintField):
     def __init__(
         self,
         title: str,
-        cell: Callable[[Row], str] | None = None,
+        cell: Callable[[NodeRow], str] | None = None,
         *,
         of_node: Callable[[Node], str] | None = None,
         of_partition: Callable[[Partition], str] | None = None,
@@ -97,10 +97,10 @@ class NodeField(PrintField):
         super().__init__(title, cell)
 
 
-def _least(number: Callable[[Node], int]) -> Callable[[Row], str]:
+def _least(number: Callable[[Node], int]) -> Callable[[NodeRow], str]:
     """The least of the nodes, with a plus where others have more."""
 
-    def cell(row: Row) -> str:
+    def cell(row: NodeRow) -> str:
         found = sorted({number(node) for node in row.nodes}) or [0]
         return f"{found[0]}{'+' if len(found) > 1 else ''}"
 
@@ -111,11 +111,11 @@ def _load(node: Node) -> str:
     return f"{node.json['load_average']:.2f}"
 
 
-def _cpus(row: Row) -> str:
+def _cpus(row: NodeRow) -> str:
     return "/".join(str(sum(node.cpu_counts[place] for node in row.nodes)) for place in range(4))
 
 
-def _node_counts(row: Row) -> tuple[int, int, int, int]:
+def _node_counts(row: NodeRow) -> tuple[int, int, int, int]:
     """Nodes allocated, idle, in another state, in total."""
     allocated = sum(node.is_busy for node in row.nodes)
     idle = sum(node.state == "idle" for node in row.nodes)
@@ -454,21 +454,21 @@ def _rows(
     is_wanted: Callable[[Node], bool],
     *,
     is_filtered: bool,
-) -> list[Row]:
+) -> list[NodeRow]:
     """Nodes grouped by what the columns show; with --Node each by itself, in each of its partitions."""
     fields = [piece.field for piece in pieces if isinstance(piece.field, NodeField)]
     by_node = [field.of_node for field in fields if field.of_node is not None]
     by_partition = [field.of_partition for field in fields if field.of_partition is not None]
     exact = [field.cell for field in fields if field in _EXACT] if options.has("exact") else []
-    groups: dict[object, Row] = {}
+    groups: dict[object, NodeRow] = {}
     for place, partition in enumerate(partitions):
         shown = [node for node in partition.nodes if is_wanted(node)]
         name = tuple(of(partition) for of in by_partition)
         if not shown and by_partition and not options.has("Node") and not options.has("list-reasons"):
             # A partition without such nodes has a row without nodes.
-            groups[name, "none"] = Row(partition, [])
+            groups[name, "none"] = NodeRow(partition, [])
         for node in shown:
-            alone = Row(partition, [node])
+            alone = NodeRow(partition, [node])
             key: object = (place, node.name)
             if not options.has("Node"):
                 key = (name, tuple(of(node) for of in by_node), tuple(cell(alone) for cell in exact))
@@ -481,7 +481,7 @@ def _rows(
     return rows
 
 
-def _sort(rows: list[Row], text: str) -> None:
+def _sort(rows: list[NodeRow], text: str) -> None:
     """Sort by letters such as `-t,N`, the first the most important. Raises: CommandError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in reversed(words):
@@ -493,7 +493,9 @@ def _sort(rows: list[Row], text: str) -> None:
             continue  # they are in the order of the config file
         is_number = letter in _NUMBERS
 
-        def key(row: Row, cell: Callable[[Row], str] = field.cell, is_number: bool = is_number) -> tuple[float, str]:
+        def key(
+            row: NodeRow, cell: Callable[[NodeRow], str] = field.cell, is_number: bool = is_number
+        ) -> tuple[float, str]:
             found = cell(row)
             digits = found.rstrip("+")
             return (float(digits), "") if is_number and digits.replace(".", "", 1).isdigit() else (0.0, found)
