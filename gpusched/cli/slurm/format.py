@@ -18,15 +18,20 @@ MAX_WIDTH = 100_000
 class PrintField:
     """One field that a format may name.
 
-    Args: title: its header. cell: the text for a row. keys: the JSON keys that the cell reads, separated by blanks.
+    Args:
+        title: its header.
+        cell: the text for a row.
+        keys: the JSON keys that the cell reads, separated by blanks.
+        is_whole: a right-aligned value is not cut, as lists of nodes and durations.
     """
 
-    __slots__ = ("cell", "keys", "title")
+    __slots__ = ("cell", "is_whole", "keys", "title")
 
-    def __init__(self, title: str, cell: Cell, keys: str = "") -> None:
+    def __init__(self, title: str, cell: Cell, keys: str = "", is_whole: bool = False) -> None:
         self.title = title
         self.cell = cell
         self.keys = keys
+        self.is_whole = is_whole
 
 
 class Piece:
@@ -45,19 +50,24 @@ class Piece:
         self.suffix = suffix
         """Printed after the value."""
 
-    def shape(self, text: str) -> str:
-        """Cut and pad a value."""
-        if self.width:
-            text = text[: self.width]
-            text = text.rjust(self.width) if self.is_right else text.ljust(self.width)
-        return text + self.suffix
+    def template(self, is_title: bool = False) -> str:
+        """The piece in the language of `%`: literal text, or a place for one value."""
+        if self.field is None:
+            return self.text.replace("%", "%%")
+        suffix = self.suffix.replace("%", "%%")
+        if not self.width:
+            return f"%s{suffix}"
+        cut = "" if self.is_right and self.field.is_whole and not is_title else f".{self.width}"
+        return f"%{'' if self.is_right else '-'}{self.width}{cut}s{suffix}"
 
 
-def percent_pieces(form: str, fields: Mapping[str, PrintField]) -> list[Piece]:
+def percent_pieces(
+    form: str, fields: Mapping[str, PrintField], unknown: list[str] | None = None
+) -> list[Piece]:
     """Split a `%` format: `%i`, `%8i` (left-aligned), `%.8i` (right-aligned), cut to the width.
 
-    All else is literal, an unknown letter after its `%` as well. Raises: ValueError with the specifier for a width
-    that is no number, as in `%-8i`.
+    All else is literal, an unknown letter after its `%` as well. Args: unknown: receives those letters, `-` for a width
+    that is no number, as in `%-8i`. Raises: ValueError with the specifier for such a width if there is no such list.
     """
     pieces: list[Piece] = []
     literal = ""
@@ -77,8 +87,15 @@ def percent_pieces(form: str, fields: Mapping[str, PrintField]) -> list[Piece]:
         if letter == "-":
             while "0" <= form[end + 1 : end + 2] <= "9":
                 end += 1
-            raise ValueError(form[at : end + 2])
+            if unknown is None:
+                raise ValueError(form[at : end + 2])
+            unknown.append(letter)
+            literal += form[at : end + 2]
+            at = end + 2
+            continue
         if letter not in fields or not letter:
+            if unknown is not None and letter not in ("", "%"):
+                unknown.append(letter)
             literal += form[at : end + 1]
             at = end + 1
             continue
@@ -97,7 +114,8 @@ def percent_pieces(form: str, fields: Mapping[str, PrintField]) -> list[Piece]:
 def long_pieces(form: str, fields: Mapping[str, PrintField]) -> tuple[list[Piece], list[str]]:
     """Split a `-O` list: `jobid`, `name:30` (cut and padded), `name:.30` (right-aligned), `name:TEXT` (a suffix).
 
-    Args: fields: by lower-case name. Returns: the pieces, and the names that are unknown.
+    A suffix may follow a width, as in `name:30|`; width 0 is none. Args: fields: by lower-case name. Returns: the
+    pieces, and the names that are unknown.
     """
     pieces: list[Piece] = []
     unknown: list[str] = []
@@ -105,16 +123,19 @@ def long_pieces(form: str, fields: Mapping[str, PrintField]) -> tuple[list[Piece
         name, colon, rest = word.partition(":")
         field = fields.get(name.strip().lower().replace("_", "-")) or fields.get(name.strip().lower())
         if field is None:
-            unknown.append(name)
+            if word:
+                unknown.append(name)
             continue
-        digits = rest.removeprefix(".")
         if not colon:
             pieces.append(Piece(field, width=DEFAULT_WIDTH))
-        elif digits.isascii() and digits.isdigit():
-            width = min(int(digits[:6]), MAX_WIDTH)
-            pieces.append(Piece(field, width=width or DEFAULT_WIDTH, is_right=rest[:1] == "."))
-        else:
-            pieces.append(Piece(field, suffix=rest))
+            continue
+        is_right = rest[:1] == "."
+        end = start = int(is_right)
+        while "0" <= rest[end : end + 1] <= "9":
+            end += 1
+        width = min(int(rest[start:end][:6] or 0), MAX_WIDTH)
+        suffix = rest[end:] if end > start else rest
+        pieces.append(Piece(field, width=width, is_right=is_right and end > start, suffix=suffix))
     return pieces, unknown
 
 
@@ -127,13 +148,15 @@ def keys_of(pieces: Iterable[Piece]) -> list[str]:
 def render(pieces: Sequence[Piece], rows: Iterable[Row], header: bool = True) -> str:
     """One line per row, after one of titles."""
     lines: list[str] = []
+    fields = [piece.field for piece in pieces if piece.field is not None]
     if header:
-        lines.append("".join(piece.text if piece.field is None else piece.shape(piece.field.title) for piece in pieces))
-    lines.extend(
-        "".join(piece.text if piece.field is None else piece.shape(piece.field.cell(row)) for piece in pieces)
-        for row in rows
-    )
-    return "".join(f"{line}\n" for line in lines)
+        titles = "".join(piece.template(is_title=True) for piece in pieces) + "\n"
+        lines.append(titles % tuple(field.title for field in fields))
+    template = "".join(piece.template() for piece in pieces) + "\n"
+    cells = [field.cell for field in fields]
+    # One formatting for each row: a queue has thousands of rows.
+    lines.extend([template % tuple([cell(row) for cell in cells]) for row in rows])
+    return "".join(lines)
 
 
 class AccountingColumn:
