@@ -61,9 +61,7 @@ class Piece:
         return f"%{'' if self.is_right else '-'}{self.width}{cut}s{suffix}"
 
 
-def percent_pieces(
-    form: str, fields: Mapping[str, PrintField], unknown: list[str] | None = None
-) -> list[Piece]:
+def percent_pieces(form: str, fields: Mapping[str, PrintField], unknown: list[str] | None = None) -> list[Piece]:
     """Split a `%` format: `%i`, `%8i` (left-aligned), `%.8i` (right-aligned), cut to the width.
 
     All else is literal, an unknown letter after its `%` as well. Args: unknown: receives those letters, `-` for a width
