@@ -32,6 +32,8 @@ pytestmark = [
 @pytest.fixture
 def clients_lab(tmp_path: Path) -> Iterator[SlurmLab]:
     lab = SlurmLab(tmp_path / "lab", env={"HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"})
+    # As in an activated environment: some libraries have programs of their own.
+    lab.env["PATH"] = f"{os.path.dirname(PYTHON)}:{lab.env['PATH']}"
     yield lab
     lab.close()
 

@@ -40,12 +40,12 @@ rule long:
 )
 
 
-def words(*targets, **more):
+def words(*targets):
     return [
         *(f"{BIN}/snakemake", "--executor", "slurm", "--jobs", "4", "--latency-wait", "10"),
         *("--slurm-init-seconds-before-status-checks", "1", "--seconds-between-status-checks", "1"),
-        *("--default-resources", "slurm_partition=main"),
         *targets,
+        *("--default-resources", "slurm_partition=main"),
     ]
 
 
