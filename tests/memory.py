@@ -7,7 +7,7 @@ from typing import Any
 from lab import Lab
 
 from gpusched.daemon.alerts import AlertOutbox
-from gpusched.daemon.state import DaemonState, StateSettings
+from gpusched.daemon.state import DaemonState
 from gpusched.model.job import run_id
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
@@ -85,8 +85,7 @@ def check_memory(lab: Lab) -> None:
     lab.store.commit(scheduler._carried)
     scheduler._carried = Changes()
     now = lab.clock.now()
-    history = scheduler.history
-    world = DaemonState.load(lab.store, now, StateSettings.of(scheduler.settings, history.predict, history.guess))
+    world = DaemonState.load(lab.store, now, scheduler.state_settings())
     # A restart settles in its first tick what follows from others.
     world.settle(now)
     found = differences(world_facts(scheduler.world), world_facts(world))

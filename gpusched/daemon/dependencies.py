@@ -44,6 +44,8 @@ class Dependents:
         """Jobs that each dependency names, including arrays of named tasks: the jobs followed here and
         the arrays that are followed task by task."""
         self._named: Counter[int] = Counter()
+        self.highest_named = 0
+        """Highest id that was ever named, of a job or not."""
         self._namesakes = Singletons()
         self._singletons: set[int] = set()
         self._touched: set[int] = set()
@@ -77,6 +79,7 @@ class Dependents:
         named = (found for one in written.conditions for found in (one.job_id, one.array_id) if found)
         self._names[job.id] = frozenset(named)
         self._named.update(self._names[job.id])
+        self.highest_named = max(self.highest_named, *self._names[job.id], 0)
         expression = self._counterparts.watch(job, written)
         if job.array_id is not None:
             expression, counterparts = self._counterparts.of_task(job, expression)

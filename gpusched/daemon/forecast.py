@@ -258,6 +258,8 @@ def _of_completed(
             return Forecast("waits", text, "DependencyNeverSatisfied")
         if not isinstance(verdict, Satisfied) or verdict.at > now:
             return Forecast("waits", verdict.text, "Dependency")
+    if (why := scheduler.world.rules.why_infeasible(job)) is not None:
+        return Forecast("waits", why.text, str(why.code))
     outlook = QueueForecast.of(scheduler, job)
     advice = scheduler.advise_limit(job.user, job.spec)
     key = scheduler.world.key_of(job)

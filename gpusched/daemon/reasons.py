@@ -75,7 +75,7 @@ def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | Non
     if job.spec.array is not None and world.waits_for_counterparts(job):
         text = "waits for the corresponding tasks to complete"
         return Reason(ReasonCode.DEPENDENCY, text, _dependency_of(job))
-    return _by_time(job, now) if job.eligible_at > now else None
+    return _by_time(job, now) if job.eligible_at > now else world.why_infeasible(job)
 
 
 def _dependency_of(job: Job) -> dict[str, object]:

@@ -35,6 +35,7 @@ from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
 from gpusched.predict.family import Family, family, planned_s
 from gpusched.predict.predictor import RunTimeGuess
+from gpusched.scheduler.admission import why_infeasible
 from gpusched.scheduler.priority import class_key
 
 _JUST_AFTER_S = 0.001
@@ -56,6 +57,10 @@ class StateSettings:
     """Planned run time of a job without a time limit; None leaves it open."""
     guess: Callable[[Job], RunTimeGuess | None] | None = None
     """Run time of a job; None goes by its limit, or leaves it open."""
+    cpus: tuple[float, ...] = ()
+    """Cores of each node."""
+    limits: Settings | None = field(default=None, compare=False)
+    """Settings for jobs that wait although they ask for too much: see `why_infeasible`."""
 
     @classmethod
     def of(
@@ -63,11 +68,18 @@ class StateSettings:
         settings: Settings,
         predict: Callable[[Job], Prediction | None] | None = None,
         guess: Callable[[Job], RunTimeGuess | None] | None = None,
+        cpus: tuple[float, ...] = (),
     ) -> StateSettings:
         """Extract them from the settings; `predict` and `guess` are used only if the settings ask for it."""
         tiers = {name: qos.tier for name, qos in settings.qos.items()}
         is_on = settings.priority.predict
-        return cls(settings.life.grace_s, tiers, predict if is_on else None, guess if is_on else None)
+        return cls(settings.life.grace_s, tiers, predict if is_on else None, guess if is_on else None, cpus, settings)
+
+    def why_infeasible(self, job: Job) -> Reason | None:
+        """Why a job that was accepted nevertheless cannot start as things are; None for any other."""
+        if not job.spec.waits_if_infeasible or self.limits is None:
+            return None
+        return why_infeasible(job.spec, self.cpus, self.limits)
 
     def planned_s(self, job: Job | None) -> int | None:
         """Planned run time (s) of a job without a time limit."""
@@ -133,6 +145,8 @@ class DaemonState:
         self._dependents = Dependents(self._counterparts)
         self._inheritance = Inheritance(self._urgency_of, self.rules.tiers)
         self._deadlines = Timers()
+        self._infeasible: dict[int, Reason] = {}
+        """Pending jobs that cannot start as things are, although nothing else keeps them."""
         self._stopping_at: dict[int, float] = {}
 
     @classmethod
@@ -176,9 +190,9 @@ class DaemonState:
         self.settle_counterparts(now)
 
     def reconfigure(self, rules: StateSettings) -> None:
-        if rules == self.rules:
-            return
         before, self.rules = self.rules, rules
+        if rules == before:
+            return
         self._inheritance = Inheritance(self._urgency_of, rules.tiers)
         for job_id in self._dependents:
             self._pass_on(self.jobs[job_id], self._dependents.state(job_id))
@@ -191,6 +205,7 @@ class DaemonState:
     def put_job(self, job: Job, now: float) -> None:
         """Take in a new or changed job; a final one leaves the memory."""
         self._lines.remove(job.id)
+        self._infeasible.pop(job.id, None)
         self._count(job)
         self.census.replace(self.jobs.get(job.id), job)
         self.census.wake(job.id)
@@ -252,6 +267,7 @@ class DaemonState:
 
     def _enqueue(self, job: Job, verdict: Verdict, now: float) -> None:
         self.census.wake(job.id)
+        self._infeasible.pop(job.id, None)
         if job.hold:
             return
         if not isinstance(verdict, Satisfied):
@@ -265,6 +281,11 @@ class DaemonState:
                 self.census.sleep(job, ReasonCode.RETRY_DELAY if job.run else ReasonCode.BEGIN_TIME)
             self._timed.set(eligible_at, job.id)
             self._timed.prune(len(self.jobs), self._still_waits)
+            return
+        why = self.rules.why_infeasible(job)
+        if why is not None:
+            self._infeasible[job.id] = why
+            self.census.sleep(job, why.code)
             return
         self._line_up(job)
 
@@ -297,6 +318,21 @@ class DaemonState:
                     self._lines.move(one, key, replace(key, predicted_s=predicted_s, plan_s=plan_s))
                     found = True
         return found
+
+    def why_infeasible(self, job: Job) -> Reason | None:
+        """Why a job, or a task like its array, cannot start as things are; None if only its turn has not come."""
+        return self._infeasible.get(job.id) or self._infeasible.get(job.array_id or 0)
+
+    def look_at_infeasible(self, now: float) -> None:
+        """Queue jobs that were infeasible under earlier settings and no longer are."""
+        for job_id in list(self._infeasible):
+            job = self.jobs[job_id]
+            self._enqueue(job, self.dependency_state(job), now)
+
+    @property
+    def highest_named(self) -> int:
+        """Highest id that any dependency has named since this memory was loaded; 0 for none."""
+        return self._dependents.highest_named
 
     def promote(self, now: float) -> bool:
         """Queue the jobs whose begin time or backoff is over; return whether there were any."""

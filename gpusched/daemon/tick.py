@@ -166,9 +166,7 @@ class Scheduler:
         """Instant of the last tick; None unless all of it was recorded."""
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
-        self.world = DaemonState.load(
-            store, clock.now(), StateSettings.of(settings, self.history.predict, self.history.guess)
-        )
+        self.world = DaemonState.load(store, clock.now(), self.state_settings())
         self.alerts = AlertOutbox(store, self.world, settings)
         self._update_tracker()
         self._gpu_watch = GpuWatch()
@@ -279,7 +277,7 @@ class Scheduler:
         return (
             NodeView(
                 name=name,
-                cpus=node.cpus if node.cpus is not None else float(self.host.cpus),
+                cpus=self._cpus(settings or self.settings),
                 mem_mib=node.mem_mib if node.mem_mib is not None else self.host.mem_total_mib,
                 gpus=self.tracker.views(now),
                 why_not=why_not,
@@ -364,8 +362,7 @@ class Scheduler:
         self.flush()
         recorded_at = self._recorded_at
         if recorded_at is not None and len(self.world.jobs) <= most_jobs:
-            rules = StateSettings.of(self.settings, self.history.predict, self.history.guess)
-            table = DaemonState.load(self.store, recorded_at, rules)
+            table = DaemonState.load(self.store, recorded_at, self.state_settings())
             table.settle(recorded_at)
             if lost := table_differences(self.world, table):
                 found += lost
@@ -561,9 +558,18 @@ class Scheduler:
         if not self.failures.run("settings", self._adopt_settings):
             self._is_behind = True
 
+    def state_settings(self) -> StateSettings:
+        """What the memory depends on: parts of the settings, what was learned, and the cores of the nodes."""
+        return StateSettings.of(self.settings, self.history.predict, self.history.guess, (self._cpus(self.settings),))
+
+    def _cpus(self, settings: Settings) -> float:
+        """Cores of this node that may be booked."""
+        return float(self.host.cpus) if settings.node.cpus is None else settings.node.cpus
+
     def _adopt_settings(self) -> None:
         settings = self.settings
-        self.world.reconfigure(StateSettings.of(settings, self.history.predict, self.history.guess))
+        self.world.reconfigure(self.state_settings())
+        self.world.look_at_infeasible(self._clock.now())
         self.tracker.adopt(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
         self.world.touch_dependencies()
         self.alerts.reconfigure(self.world, settings)
@@ -731,9 +737,7 @@ class Scheduler:
             raise lost
         self._carried = Changes()
         self.estimates.forget()
-        self.world = DaemonState.load(
-            self.store, self._clock.now(), StateSettings.of(self.settings, self.history.predict, self.history.guess)
-        )
+        self.world = DaemonState.load(self.store, self._clock.now(), self.state_settings())
         self._update_tracker()
         self.alerts.reload(self.store, self.world, self.settings)
         self.overuse.reload()

@@ -920,6 +920,11 @@ class JobSpec(Value):
     """The adopted process: such a job has one run, cannot be restarted, and its exit code is unknown."""
 
     @property
+    def waits_if_infeasible(self) -> bool:
+        """Whether it is kept although it asks for more than there is."""
+        return self.if_infeasible == "wait"
+
+    @property
     def limit_source(self) -> str | None:
         """Source of the time limit, `user` if stated; None without a limit."""
         return self.time_limit_source or (None if self.time_limit_s is None else "user")

@@ -85,6 +85,7 @@ class ReasonCode(str, Enum):
     RESERVATION = "Reservation"
     PREEMPTING = "Preempting"
     JOB_ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
+    PARTITION_CONFIG = "PartitionConfig"
     QUEUE_MAX = "QueueMaxLimit"
     QUEUE_MAX_PER_USER = "QueueMaxPerUserLimit"
     QUEUE_MAX_PER_JOB = "QueueMaxPerJobLimit"
@@ -92,6 +93,7 @@ class ReasonCode(str, Enum):
     QOS_GRP_GRES = "QOSGrpGRES"
     QOS_MAX_GRES_PER_USER = "QOSMaxGRESPerUser"
     QOS_MAX_GRES_PER_JOB = "QOSMaxGRESPerJob"
+    QOS_MAX_TIME = "QOSMaxWallDurationPerJobLimit"
     QOS_MAX_JOBS_PER_USER = "QOSMaxJobsPerUserLimit"
     PLUGIN = "Plugin"
     # reasons of ended jobs

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import JobSpec, Request
 from gpusched.model.settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, Settings, chain_of
+from gpusched.model.snapshot import Reason
 from gpusched.model.spec import AUTO, DEFAULT, MAXIMUM, TIME_LIMIT_WORDS, UNLIMITED
+from gpusched.model.states import ReasonCode
 from gpusched.model.units import (
     MOST_CHOICES,
     choose,
@@ -102,7 +104,7 @@ def why_refused(spec: JobSpec, user: str, settings: Settings, tally: Tally) -> R
         _not_admitted_to_queue(chain, user, account, settings)
         or (qos and _not_admitted_to_qos(qos, user, account, settings))
         or _too_large(spec.request, chain, qos)
-        or _too_long(spec, settings)
+        or (None if spec.waits_if_infeasible else _too_long(spec, settings))
         or _too_many(chain, qos, user, settings, tally)
         or None
     )
@@ -283,6 +285,25 @@ def _too_long(spec: JobSpec, settings: Settings) -> Refusal | None:
         return None
     asked = format_duration(spec.time_limit_s)
     return Refusal(f"asked for a time limit of {asked}; {where} allows at most {most}", f"ask for less: -t {most}")
+
+
+def why_infeasible(spec: JobSpec, cpus: Sequence[float], settings: Settings) -> Reason | None:
+    """Why a job that was accepted nevertheless cannot start as the nodes and settings are; None if it may.
+
+    Args: cpus: cores of each node.
+    """
+    request = spec.request
+    able = sum(1 for one in cpus if request.cpus <= one)
+    if able < request.nodes:
+        there = f"{plural(max(cpus, default=0), 'CPU')} on {plural(len(cpus), 'node')}"
+        asked = plural(request.cpus, "CPU") + (f" on each of {request.nodes} nodes" if request.nodes > 1 else "")
+        return Reason(ReasonCode.PARTITION_CONFIG, f"asked for {asked}; there are {there}", {})
+    refused = _too_long(spec, settings)
+    if refused is None:
+        return None
+    _, where = min(_time_limits(spec, settings))
+    is_qos = where.startswith("QOS ")
+    return Reason(ReasonCode.QOS_MAX_TIME if is_qos else ReasonCode.PARTITION_CONFIG, refused.text, {})
 
 
 # How many

@@ -155,8 +155,8 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
         check_can_fit(alike[0], tx)
         check_reservation(alike[0], owner.user, tx)
         check_deadline(alike[0], max(tx.now, alike[0].begin_at or tx.now))
-    for dependency in {spec.dependency for spec in specs if spec.dependency}:
-        check_dependency(dependency, tx)
+    for dependency, waits in {(spec.dependency, spec.waits_if_infeasible) for spec in specs if spec.dependency}:
+        check_dependency(dependency, tx, may_be_unknown=waits)
 
 
 def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings) -> None:
@@ -212,7 +212,7 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
         check_deadline(new, max(tx.now, after.eligible_at))
     is_other = new.dependency != old.dependency
     if new.dependency and is_other:
-        check_dependency(new.dependency, tx)
+        check_dependency(new.dependency, tx, may_be_unknown=new.waits_if_infeasible)
     if is_other or new.name != old.name:
         check_circle(after, tx)
 
@@ -255,8 +255,10 @@ def check_account(spec: JobSpec, owner: Caller, tx: TickTransaction, option: str
 
 
 def check_can_fit(spec: JobSpec, tx: TickTransaction) -> None:
-    """Refuse a request that could not run here even with everything free."""
+    """Refuse a request that could not run here even with everything free; one that waits if only for cores or nodes."""
     found = refusal(spec.request, tx.nodes, tx.settings)
+    if found is not None and spec.waits_if_infeasible:
+        found = refusal(replace(spec.request, cpus=0.0, nodes=1), tx.nodes, tx.settings)
     if found is not None:
         raise Refused(found.text, found.hint)
 
@@ -286,12 +288,14 @@ def check_deadline(spec: JobSpec, eligible_at: float) -> None:
         )
 
 
-def check_dependency(dependency: str, tx: TickTransaction) -> None:
-    """Refuse a dependency on unknown jobs."""
+def check_dependency(dependency: str, tx: TickTransaction, *, may_be_unknown: bool = False) -> None:
+    """Refuse an unreadable dependency, and one on unknown jobs unless these may be: then it is never satisfied."""
     try:
         expression = parse_dependency(dependency)
     except ValueError as error:
         raise Refused(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
+    if may_be_unknown:
+        return
     lookup = tx.world.lookup_parents(tx.jobs, expression)
     for one in expression.conditions:
         if one.job_id and lookup(one.job_id) is None:
@@ -315,6 +319,16 @@ def never_starts(spec: JobSpec, tx: TickTransaction, shown_id: str = "ID") -> st
     change = f"gctl update {shown_id} dependency="
     fate = "cancelled at once" if ends else f"pending until the dependency is changed: {change}"
     return f"can never start: {verdict.text}; {fate}"
+
+
+def keep_unknown_unknown(specs: Sequence[JobSpec], tx: TickTransaction) -> None:
+    """Leave out ids that dependencies on unknown jobs name: otherwise a new job could become what they wait for."""
+    world = tx.world
+    if world.highest_named < world.next_id:
+        return
+    count = sum(1 + (0 if spec.array is None else jobs_in(spec)) for spec in specs)
+    while taken := [one for one in range(world.next_id, world.next_id + count) if world.is_named(one)]:
+        world.next_id = taken[-1] + 1
 
 
 def check_circle(after: Job, tx: TickTransaction) -> None:

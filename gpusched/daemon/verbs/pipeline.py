@@ -15,6 +15,7 @@ from gpusched.daemon.verbs.admission import (
     check_nice,
     check_submission,
     complete_all,
+    keep_unknown_unknown,
     never_starts,
     queue_notes,
     with_auto_limits,
@@ -89,6 +90,7 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
 
 
 def _make(spec: JobSpec, text: str, caller: Caller, tx: TickTransaction) -> int:
+    keep_unknown_unknown([spec], tx)
     job = new_job(tx.world.next_id, caller, spec, tx.now)
     tx.world.next_id = job.last_id + 1
     record(job, text, tx)

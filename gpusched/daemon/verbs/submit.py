@@ -12,6 +12,7 @@ from gpusched.daemon.verbs.admission import (
     check_submission,
     complete_all,
     completed,
+    keep_unknown_unknown,
     never_starts,
     queue_notes,
     sized,
@@ -53,6 +54,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     doomed: dict[str, list[str]] = {}
     """Jobs that can never start, by reason."""
     check_stored(command.payloads, command.caller, tx)
+    keep_unknown_unknown(specs, tx)
     ids = []
     names = ", ".join(printable(name, 60) for name in command.env_excluded[:_MOST_NAMES])
     more = len(command.env_excluded) - _MOST_NAMES
