@@ -103,8 +103,8 @@ ROUTES: tuple[Route, ...] = (
         "/v1/history",
         jobs.history,
         "List jobs with all their runs.",
-        "jobs",
-        query={name: doc for name, doc in _FILTERS.items() if name != "fields"},
+        "jobs, or fields and rows",
+        query={**_FILTERS, "fields": _FILTERS["fields"] + "; `runs` is one of them"},
     ),
     Route("GET", "/v1/jobs/{id}", jobs.show, "Everything about one job: request, runs, story.", "job"),
     Route(
@@ -322,9 +322,16 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/accounts",
         queues.accounts,
-        "The tree of accounts: members, shares, decayed usage and fair-share factors; and which are the caller's.",
+        "The tree of accounts: members, shares, decayed usage, fair-share factors, QOSs; and which are the caller's.",
         "accounts, half_life_s, user, own_accounts, default_account",
         query={"name": "this account and all below it"},
+    ),
+    Route(
+        "GET",
+        "/v1/qos",
+        queues.qualities_of_service,
+        "Qualities of service: priority, limits and what each may preempt; empty where none is configured.",
+        "qos, default",
     ),
     Route(
         "GET",

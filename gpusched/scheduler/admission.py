@@ -173,18 +173,25 @@ def _barred_by(chain: Iterable[QueueSettings], user: str, account: str, settings
 
 
 def _not_admitted_to_qos(qos: QosSettings, user: str, account: str, settings: Settings) -> Refusal | None:
-    def admits(one: QosSettings) -> bool:
-        everybody = not (one.users or one.accounts)
-        return everybody or _admits(one.users, one.accounts, user, account, settings)
-
-    if admits(qos):
+    names = usable_qos(user, account, settings)
+    if qos.name in names:
         return None
-    others = [other.name for other in settings.qos.values() if admits(other)]
-    hint = choose(others, "--qos") if others else "submit without --qos"
+    hint = choose(names, "--qos") if names else "submit without --qos"
     return Refusal(f"user {user} of account {printable(account)} may not use QOS {qos.name}", hint)
 
 
-def _admits(users: Collection[str], accounts: Collection[str], user: str, account: str, settings: Settings) -> bool:
+def usable_qos(user: str | None, account: str, settings: Settings) -> list[str]:
+    """QOSs open to a user's jobs of an account; without a user, to those of all of its users."""
+    return [
+        one.name
+        for one in settings.qos.values()
+        if not (one.users or one.accounts) or _admits(one.users, one.accounts, user, account, settings)
+    ]
+
+
+def _admits(
+    users: Collection[str], accounts: Collection[str], user: str | None, account: str, settings: Settings
+) -> bool:
     """Whether the lists name this user, this account or any of its ancestors."""
     path = (account, *(one.name for one in chain_of(account, settings.account)))
     return user in users or any(name in accounts for name in path)

@@ -12,6 +12,7 @@ from gpusched.cli.slurm.times import parse_instant, parse_limit_s
 from gpusched.model.units import MAX_SECONDS
 
 NOON = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
+DAY_S = 86400
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,31 @@ def test_an_instant_has_slurms_forms(text: str, shown: str) -> None:
 
 def test_a_time_of_day_may_be_one_of_the_past() -> None:
     assert parse_instant("06:00", NOON, is_past=True) == NOON - 6 * 3600
+    assert parse_instant("13:00", NOON, is_past=True) == NOON - 23 * 3600
+    assert parse_instant("noon", NOON, is_past=True) == NOON
+
+
+def test_a_date_without_a_year_may_be_one_of_the_past() -> None:
+    tomorrow = time.strftime("%m%d", time.localtime(NOON + DAY_S))
+    last_year = parse_instant(tomorrow, NOON, is_past=True)
+    assert NOON - 366 * DAY_S <= last_year < NOON < parse_instant(tomorrow, NOON)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("now-7days", NOON - 7 * DAY_S),
+        ("today-2days", NOON - 12 * 3600 - 2 * DAY_S),
+        ("tomorrow-1day", NOON - 12 * 3600),
+        ("uts+1000000000", 1e9),
+    ],
+)
+def test_offsets_lead_into_the_past(text: str, expected: float) -> None:
+    assert parse_instant(text, NOON, is_past=True) == expected
+
+
+def test_the_first_second_of_the_epoch_can_be_written_as_torchx_does() -> None:
+    assert parse_instant("1970-01-01-00:00:01", NOON) == parse_instant("1970-01-01T00:00:01", NOON)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -55,6 +55,8 @@ from gpusched.scheduler import whatif
 
 ORDERS = ("id", "queue")
 """Sort orders of a list of jobs."""
+_RUNS = "runs"
+"""Key of the runs in a history."""
 EVENT_BYTES = 256
 """Estimated size of one event in a job's history."""
 
@@ -224,10 +226,7 @@ async def listing(request: web.Request) -> web.Response:
     if names is None:
         facts, row = service.facts_of(jobs), viewer.rows(JOB_FIELDS)
         return await respond_list("jobs", (row(job, facts(job)) for job in jobs), {}, extra)
-    fields = [name for name in names.split(",") if name]
-    for name in fields:
-        if name not in JOB_FIELDS:
-            raise UsageError(f"unknown field {printable(name, 40)!r}", "fields: " + ", ".join(JOB_FIELDS))
+    fields = _fields(names, JOB_FIELDS)
     facts, row = service.facts_of(jobs), viewer.rows(fields)
     shown = (row(job, facts(job)) for job in jobs)
     rows = (list(map(found.__getitem__, fields)) for found in shown)
@@ -374,9 +373,23 @@ async def history(request: web.Request) -> web.Response:
     runs: dict[int, list[dict[str, Any]]] = {}
     for run in service.scheduler.store.runs(list(known)):
         runs.setdefault(run.job_id, []).append(viewer.run_json(known[run.job_id], run))
-    row = viewer.rows(JOB_FIELDS)
-    found = ({**row(job, facts(job)), "runs": runs.get(job.id, [])} for job in jobs)
-    return await respond_list("jobs", found, {}, extra)
+    names = request.query.get("fields")
+    fields = JOB_FIELDS if names is None else _fields(names, (*JOB_FIELDS, _RUNS))
+    row = viewer.rows([name for name in fields if name != _RUNS])
+    found = ({**row(job, facts(job)), _RUNS: runs.get(job.id, [])} for job in jobs)
+    if names is None:
+        return await respond_list("jobs", found, {}, extra)
+    rows = (list(map(one.__getitem__, fields)) for one in found)
+    return await respond_list("rows", rows, {"fields": fields}, extra)
+
+
+def _fields(names: str, known: Collection[str]) -> list[str]:
+    """The keys that `fields=` names. Raises: UsageError."""
+    fields = [name for name in names.split(",") if name]
+    for name in fields:
+        if name not in known:
+            raise UsageError(f"unknown field {printable(name, 40)!r}", "fields: " + ", ".join(known))
+    return fields
 
 
 async def show(request: web.Request) -> web.Response:

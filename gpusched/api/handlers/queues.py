@@ -10,6 +10,7 @@ from aiohttp import web
 
 from gpusched.access import account_by_default, is_admin, is_private, own_accounts
 from gpusched.api.handlers.jobs import filter_of, selected
+from gpusched.api.render import plain
 from gpusched.api.requests import number, respond, states_of, words
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import NotFound, UsageError
@@ -23,7 +24,12 @@ from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
 from gpusched.ports import JobFilter
 from gpusched.ports.daemon import SchedulerState
-from gpusched.scheduler.admission import are_restricted, default_time_limit, longest_time_limit_of_queue
+from gpusched.scheduler.admission import (
+    are_restricted,
+    default_time_limit,
+    longest_time_limit_of_queue,
+    usable_qos,
+)
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import AccountShare, AccountTree
 from gpusched.scheduler.limits import QueueNode, implied, plant
@@ -188,7 +194,21 @@ def account_rows(scheduler: SchedulerState) -> list[dict[str, Any]]:
     layout = ClusterLayout(snapshot.nodes, settings)
     seen = {(job.spec.account, job.user) for job in scheduler.world.jobs.values()}
     tree = AccountTree(settings.account, usage_now(snapshot, layout, settings), capacity_of(layout), seen)
-    return [{**_standing_json(one), **_members_json(one, settings)} for one in tree.shares()]
+    return [
+        {**_standing_json(one), **_members_json(one, settings), "qos": usable_qos(one.user, one.account, settings)}
+        for one in tree.shares()
+    ]
+
+
+async def qualities_of_service(request: web.Request) -> web.Response:
+    """GET /v1/qos"""
+    settings = viewer_of(request).service.settings
+    rows = [{key: value for key, value in plain(one).items() if key not in _LISTS} for one in settings.qos.values()]
+    return respond(qos=rows, default=settings.default.qos or None)
+
+
+_LISTS = ("users", "accounts")
+"""Who may use a QOS is told by /v1/accounts, each user about the own accounts only where they are private."""
 
 
 def _members_json(one: AccountShare, settings: Settings) -> dict[str, Any]:

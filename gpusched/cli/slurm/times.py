@@ -48,13 +48,20 @@ def parse_instant(text: str, now: float, *, is_past: bool = False) -> float:
     """An instant in UTC epoch seconds, from local time.
 
     Accepts `HH:MM[:SS] [AM|PM]`, `MMDD[YY]`, `MM/DD[/YY]`, `MM.DD[.YY]`, `YYYY-MM-DD`, a date and a time with `T`,
-    `-` or a blank between them, `today`, `tomorrow`, `midnight`, `noon`, `teatime`, and `now[+N[minutes|...]]`.
-    Args: is_past: a bare time of day or `now-N` lies in the past, as for sacct; else a passed time of day is
-    tomorrow's. Raises: ValueError.
+    `-` or a blank between them, `today`, `tomorrow`, `midnight`, `noon`, `teatime`, `now[+N[minutes|...]]`, and
+    `uts+N`. Args: is_past: a time of day lies in the past, today or yesterday, and so does a date without a year, as
+    for sacct; else a passed time of day is tomorrow's. Raises: ValueError.
     """
     word = text.strip().lower()
     if word.startswith("now"):
         return now + _offset(word[3:])
+    if word.startswith("uts+") and word[4:].isascii() and word[4:].isdigit() and len(word) < 16:
+        return float(word[4:])
+    for name in ("today", "tomorrow"):
+        # Days by the calendar, not by the clock: some have 23 or 25 hours.
+        if word.startswith((f"{name}+", f"{name}-")) and ":" not in word:
+            moved = time.localtime(_local(*_date(name, time.localtime(now)), (12, 0, 0)) + _offset(word[len(name) :]))
+            return _local(moved[0], moved[1], moved[2], (0, 0, 0))
     date: tuple[int, int, int] | None = None
     clock: tuple[int, int, int] | None = None
     today = time.localtime(now)[:3]
@@ -68,15 +75,15 @@ def parse_instant(text: str, now: float, *, is_past: bool = False) -> float:
                 raise ValueError(text)
             clock = _clock(token)
         elif date is None:
-            date = _date(token, today)
+            date = _date(token, today, is_past)
         else:
             raise ValueError(text)
     if date is None and clock is None:
         raise ValueError(text)
     year, month, day = date or today
     found = _local(year, month, day, clock or (0, 0, 0))
-    if date is None and found <= now and not is_past:
-        found = _local(year, month, day + 1, clock or (0, 0, 0))
+    if date is None and (found > now) is is_past:
+        found = _local(year, month, day + (-1 if is_past else 1), clock or (0, 0, 0))
     return found
 
 
@@ -126,7 +133,7 @@ def _half(clock: tuple[int, int, int], half: str) -> tuple[int, int, int]:
     return clock[0] % 12 + (12 if half == "pm" else 0), *clock[1:]
 
 
-def _date(token: str, today: Sequence[int]) -> tuple[int, int, int]:
+def _date(token: str, today: Sequence[int], is_past: bool = False) -> tuple[int, int, int]:
     if token in ("today", "tomorrow"):
         return today[0], today[1], today[2] + (token == "tomorrow")
     if token[4:5] == "-":
@@ -135,7 +142,10 @@ def _date(token: str, today: Sequence[int]) -> tuple[int, int, int]:
         mark = "/" if "/" in token else "."
         parts = token.split(mark) if mark in token else [token[at : at + 2] for at in range(0, len(token), 2)]
         month, day, year = _three([_digits(part) for part in parts], -1)
-        year = today[0] if year < 0 else year + 2000 if year < 100 else year
+        if year < 0:
+            year = today[0] - (is_past and (month, day) > (today[1], today[2]))
+        elif year < 100:
+            year += 2000
     if not (1970 <= year < 3000 and 1 <= month <= 12 and 1 <= day <= 31):
         raise ValueError(token)
     return year, month, day

@@ -1,0 +1,174 @@
+"""`sacct --json`: the document of Slurm 22.05, from the same records as the columns."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from gpusched.cli.slurm.accounting import BATCH, AccountingRecord, group_of
+from gpusched.cli.slurm.command import VERSION
+from gpusched.cli.slurm.values import slurm_reason
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    Json = dict[str, Any]
+
+_TRES_IDS = {"cpu": 1, "mem": 2, "energy": 3, "node": 4, "billing": 5}
+_GRES_ID = 1001
+_MOST_MINUTES = 2**32 - 1
+"""Slurm's number for no limit."""
+
+
+def document(records: Iterable[AccountingRecord]) -> str:
+    """The document with one object per job, its script and steps inside."""
+    jobs: list[Json] = []
+    for record in records:
+        if record.is_job:
+            jobs.append(_job(record))
+        elif jobs:
+            jobs[-1]["steps"].append(_step(record))
+    release = VERSION.split()[1]
+    major, minor, micro = map(int, release.split("."))
+    meta = {
+        "plugin": {"type": "openapi/dbv0.0.38", "name": "Slurm OpenAPI DB v0.0.38"},
+        "Slurm": {"version": {"major": major, "micro": micro, "minor": minor}, "release": release},
+    }
+    return json.dumps({"meta": meta, "errors": [], "jobs": jobs}, indent=2) + "\n"
+
+
+def _job(record: AccountingRecord) -> Json:
+    job = record.job
+    limit_s = job["time_limit_s"]
+    is_task = job["task"] is not None
+    return {
+        "account": job["account"],
+        "comment": {"administrator": None, "job": job["comment"], "system": None},
+        "allocation_nodes": record.nodes if record.is_started else 0,
+        "array": {
+            "job_id": int(job["array_id"] or 0),
+            "limits": {"max": {"running": {"tasks": job["throttle"] or 0}}},
+            "task": None if is_task else job["tasks_left"] or None,
+            "task_id": job["task"],
+        },
+        "association": {
+            "account": job["account"],
+            "cluster": record.view.cluster,
+            "partition": None,
+            "user": job["user"],
+        },
+        "cluster": record.view.cluster,
+        "constraints": job["constraint"] or "",
+        "container": None,
+        "derived_exit_code": _exit(*map(int, record.derived_exit.split(":"))),
+        "time": {
+            **_times(record),
+            "eligible": _instant(job["eligible_at"]),
+            "submission": _instant(job["submit_at"]),
+            "limit": _MOST_MINUTES if limit_s is None else int(-(-limit_s // 60)),
+        },
+        "exit_code": _exit(*record.exit_status),
+        "flags": ["CLEAR_SCHEDULING"],
+        "group": group_of(job["uid"])[1],
+        "het": {"job_id": 0, "job_offset": None},
+        "job_id": job["job_id"],
+        "name": record.name,
+        "mcs": {"label": ""},
+        "nodes": record.node,
+        "partition": job["queue"],
+        "priority": int(job["priority"] or 0),
+        "qos": job["qos"] or "normal",
+        "required": {"CPUs": record.cpus, "memory": int(job["mem_mib"] or 0)},
+        "kill_request_user": _user_name(record.canceller),
+        "reservation": {"id": 0, "name": job["reservation"] or 0},
+        "state": {"current": record.state, "reason": slurm_reason(job["reason"])},
+        "steps": [],
+        "tres": {"allocated": _tres(record.allocated_tres), "requested": _tres(record.requested_tres)},
+        "user": job["user"],
+        "wckey": {"wckey": job["wckey"] or "", "flags": []},
+        "working_directory": job["work_dir"],
+    }
+
+
+def _step(record: AccountingRecord) -> Json:
+    node, energy = record.node, [_energy(record)]
+    usage = {"max": [], "min": [], "average": energy, "total": energy}
+    return {
+        "nodes": {"list": [node], "count": 1, "range": node},
+        "tres": {"requested": usage, "consumed": usage, "allocated": _tres(record.allocated_tres)},
+        "time": _times(record),
+        "exit_code": _exit(*record.exit_status),
+        "tasks": {"count": 1 if record.step is None else record.step["tasks"]},
+        "CPU": {"requested_frequency": {"min": 0, "max": 0}, "governor": "0"},
+        "kill_request_user": _user_name(record.canceller),
+        "state": record.state,
+        "statistics": {"CPU": {"actual_frequency": 0}, "energy": {"consumed": energy[0]["count"]}},
+        "step": {
+            "job_id": record.job["job_id"],
+            "het": {"component": None},
+            "id": "batch" if record.kind == BATCH else str(record.step["step"] if record.step else 0),
+            "name": record.name,
+        },
+        "task": {"distribution": "Unknown"},
+    }
+
+
+def _times(record: AccountingRecord) -> Json:
+    cpu_s = record.figure("cpu_s") or 0.0
+    total = {"seconds": int(cpu_s), "microseconds": round(cpu_s % 1 * 1_000_000)}
+    return {
+        "elapsed": record.elapsed_s,
+        "end": _instant(record.end_at),
+        "start": _instant(record.start_at),
+        "suspended": int(record.job["suspended_s"] or 0) if record.step is None else 0,
+        "system": {"seconds": 0, "microseconds": 0},
+        "total": total,
+        "user": {"seconds": 0, "microseconds": 0},
+    }
+
+
+def _instant(at: float | None) -> int:
+    return 0 if at is None else int(at)
+
+
+def _exit(code: int, number: int) -> Json:
+    if number:
+        try:
+            name = signal.Signals(number).name.removeprefix("SIG")
+        except ValueError:
+            name = str(number)
+        return {"status": "SIGNALED", "return_code": code, "signal": {"signal_id": number, "name": name}}
+    return {"status": "ERROR" if code else "SUCCESS", "return_code": code}
+
+
+def _energy(record: AccountingRecord) -> Json:
+    return {"type": "energy", "name": None, "id": _TRES_IDS["energy"], "count": int(record.figure("energy_j") or 0)}
+
+
+def _tres(text: str) -> list[Json]:
+    """`cpu=2,gres/gpu=1` as a list; memory in MiB."""
+    found: list[Json] = []
+    for part in text.split(",") if text else ():
+        name, _, amount = part.partition("=")
+        kind, _, rest = name.partition("/")
+        count = _mib(amount) if kind == "mem" else int(amount)
+        found.append({"type": kind, "name": rest or None, "id": _TRES_IDS.get(kind, _GRES_ID), "count": count})
+    return found
+
+
+def _mib(text: str) -> int:
+    units = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
+    return round(float(text[:-1]) * units[text[-1]]) if text[-1:] in units else round(float(text) / 1024)
+
+
+def _user_name(uid: int | None) -> str | None:
+    import pwd
+
+    if uid is None:
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
