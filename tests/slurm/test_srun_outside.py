@@ -23,7 +23,7 @@ PLACES = Places(
     ]
 )
 DIFFERS = {"222-srun-too-many": "a real one says twice that the allocation has been revoked"}
-ELSEWHERE = {"006-srun-version", "224-srun-immediate"}
+ELSEWHERE = {"006-srun-version", "215-srun-n2-label", "224-srun-immediate"}
 COMPARED = [one for one in cases("srun") if one.name not in ELSEWHERE]
 
 
@@ -34,6 +34,13 @@ def test_answers_as_slurm_does(golden: GoldenCase, lab: SlurmLab) -> None:
 
 def test_every_difference_has_a_reason() -> None:
     check_table("srun", DIFFERS, COMPARED)
+
+
+def test_labels_say_which_task_wrote_a_line(lab: SlurmLab) -> None:
+    (golden,) = cases("srun", 215)
+    done = lab.type(golden.command)
+    # Tasks write in any order.
+    assert (done.code, sorted(done.out.splitlines()), done.err) == (0, golden.out.splitlines(), "")
 
 
 def test_input_and_output_are_passed_on(lab: SlurmLab) -> None:
