@@ -281,6 +281,7 @@ def _serve(
                 *(sample.name, paths.socket_path()),
                 checkpoints=paths.checkpoint_dir(),
                 spool=paths.spool_dir(),
+                cpus=int(sample.cpus if settings.node.cpus is None else settings.node.cpus),
                 commands=paths.slurm_commands(),
             ),
             boot_id=sample.boot_id,

@@ -29,6 +29,8 @@ class LaunchSite:
     """Parent of the checkpoint folders, unless the settings name one; empty for none."""
     spool: str = ""
     """Folder of the sockets of foreground runs; empty for none."""
+    cpus: int = 0
+    """Cores of the node, for jobs that have it to themselves; 0 if unknown."""
     commands: str = ""
     """Folder of Slurm's commands for jobs; empty for none."""
 
@@ -95,9 +97,9 @@ def job_environment(
     spec = job.spec
     request = spec.request
     env = dict(base)
-    cpus = max(1, int(request.cpus))
+    cpus = max(1, int(request.cpus), site.cpus if request.is_exclusive else 0)
     most = max(spread_tasks(count_tasks(request, spec.layout), request.nodes))
-    env.setdefault("OMP_NUM_THREADS", str(max(1, int(request.cpus / most))))
+    env.setdefault("OMP_NUM_THREADS", str(max(1, int(max(request.cpus, cpus if request.is_exclusive else 0) / most))))
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = visible_devices(run, spec.launch.gpu_ids or settings.gpu.ids, index_of)
@@ -124,7 +126,7 @@ def job_environment(
         env["SLURM_CONF"] = conf_beside(site.commands)
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
     env.update(past)
-    env.update(slurm_variables(job, run, site.node, settings, gpu_ids))
+    env.update(slurm_variables(job, run, site.node, settings, gpu_ids, site.cpus))
     if spec.array is not None and job.task is not None:
         env.update(_array_environment(job, spec.array, job.task))
     vram = [str(share.vram_mib) for share in run.gpus if share.vram_mib is not None]

@@ -41,13 +41,15 @@ _NAMES = frozenset(
 )
 
 
-def slurm_variables(job: Job, run: Run, host: str, settings: Settings, gpu_ids: str) -> dict[str, str]:
+def slurm_variables(
+    job: Job, run: Run, host: str, settings: Settings, gpu_ids: str, node_cpus: int = 0
+) -> dict[str, str]:
     """All SLURM_* variables of a run but SLURM_JOB_GID and SLURM_TASK_PID, which its supervisor adds.
 
-    Args: host: where the job was submitted. gpu_ids: indexes of its GPUs, joined by commas.
+    Args: host: where the job was submitted. gpu_ids: indexes of its GPUs with commas. node_cpus: cores of its node.
     """
     spec, request = job.spec, job.spec.request
-    cpus = str(max(1, int(request.cpus)))
+    cpus = str(max(1, int(request.cpus), node_cpus if request.is_exclusive else 0))
     tasks = spread_tasks(count_tasks(request, spec.layout), request.nodes)
     env = {
         "SLURM_JOB_ID": str(job.id),

@@ -22,6 +22,9 @@ _KILL = 9
 def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
     """Record a new step of the run that the caller's process belongs to; `step` is None while it has to wait."""
     job, run = _run_of(command.run, command.caller, tx)
+    if job.spec.request.is_exclusive:
+        # It books what it asked for, and has the node to itself.
+        run = replace(run, cpus=max(run.cpus, *(node.cpus for node in tx.nodes if node.name == run.node)))
     others = tx.world.steps.of(run.id)
     for step in others:
         if (step.pid, step.start_ticks) == (command.pid, command.start_ticks):
