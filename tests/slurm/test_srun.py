@@ -512,3 +512,15 @@ def test_a_step_is_begun_once_whenever_the_daemon_dies(own_lab: SlurmLab, step: 
         time.sleep(0.1)
     assert lab.text("ran") == "ran\n"
     assert [(row["state"], row["exit_code"]) for row in steps(lab, job)] == [("COMPLETED", 0)]
+
+
+# --- against Slurm's own ----------------------------------------------------------------------------------
+
+
+def test_the_steps_of_the_golden_job_are_recorded_like_slurms(lab: SlurmLab) -> None:
+    """Golden cases 230 and 250: 62.0 COMPLETED 0:0, 62.1 FAILED 5:0, the job COMPLETED."""
+    job = lab.submit("-t 5 --wrap 'srun -n1 true; srun -n1 bash -c \"exit 5\"; exit 0'")
+    lab.wait(job)
+    assert lab.state(job) == "COMPLETED"
+    rows = [(one["name"], one["state"], one["exit_code"], one["signal"]) for one in steps(lab, job)]
+    assert rows == [("true", "COMPLETED", 0, None), ("bash", "FAILED", 5, None)]
