@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched.cli.parse import split_words
 from gpusched.cli.slurm import request as request_module
 from gpusched.cli.slurm import sbatch
-from gpusched.cli.slurm.command import CommandError, parse
+from gpusched.cli.slurm.command import CommandError, parse, run
 from gpusched.cli.slurm.request import JobRequest, from_variables
 from gpusched.cli.slurm_options import ONLY_SLURM
 from gpusched.model.spec import FIELDS
@@ -338,3 +340,45 @@ def test_any_words_are_read_or_refused(words: list[str]) -> None:
 def test_words_quoted_for_a_shell_are_the_same_words_in_a_directive(words: list[str]) -> None:
     line = " ".join(shlex.quote(word) for word in words)
     assert split_words(line) == words
+
+
+class FakeClient:
+    """A daemon that takes everything."""
+
+    def __enter__(self) -> FakeClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        if path != "/v1/jobs":
+            return {"cluster_name": "gpusched"}
+        assert body["spec"].keys() <= FIELDS.keys()
+        forecast = {"verdict": "starts_now", "start_at": 0.0, "node": "n", "queue": "q", "job_id": "1", "cpus": 1.0}
+        return {"job": {"id": "1"}, "dry_run": forecast}
+
+
+SOURCES = st.sampled_from([[], ["job.sh"], ["nosuch.sh", "x"], ["--wrap", "true"], ["-"], [":"]])
+
+
+@given(words=st.lists(WORDS, max_size=4), program=SOURCES, directive=st.text("-=ab0123:,'\"# \t", max_size=12))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_command_line_is_submitted_or_refused_without_a_traceback(
+    words: list[str],
+    program: list[str],
+    directive: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sbatch, "connect", FakeClient)
+    monkeypatch.setattr(sbatch, "_await_end", lambda client, job_id: 0)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"#!/bin/sh\n")))
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n#SBATCH {directive}\ntrue\n")
+    code = run(sbatch.COMMAND, sbatch.body, [*words, *program])
+    shown = capsys.readouterr()
+    assert code in (0, 1, 255)
+    assert "bug in gpusched" not in shown.err
+    assert bool(code) <= bool(shown.err)
