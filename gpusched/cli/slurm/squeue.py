@@ -150,7 +150,7 @@ def body(parsed: Parsed) -> int:
     selection = JobChoice(parsed)
     every_s = _iterate_s(parsed)
     with connect() as client:
-        _check_cluster(parsed, client)
+        check_clusters(COMMAND, parsed.get("clusters"), client)
         if selection.nodes is not None:
             _check_nodes(selection.nodes, client)
         while True:
@@ -533,12 +533,11 @@ def _iterate_s(parsed: Parsed) -> int:
     return min(int(text), 86400)
 
 
-def _check_cluster(parsed: Parsed, client: DaemonConnection) -> None:
-    """Raises: CommandError for another cluster's name."""
-    names = parsed.get("clusters") or os.environ.get("SLURM_CLUSTERS") or ""
-    wanted = [name for name in comma_list([names]) if name != "all"]
+def check_clusters(command: Command, names: str, client: DaemonConnection) -> None:
+    """Check what -M or SLURM_CLUSTERS names. Raises: CommandError for another cluster."""
+    wanted = [name for name in comma_list([names or os.environ.get("SLURM_CLUSTERS") or ""]) if name != "all"]
     if wanted and any(name != _cluster_name(client) for name in wanted):
-        raise COMMAND.error(f"there is one cluster here, {_cluster_name(client)}; leave -M {printable(names, 60)} out")
+        raise command.error(f"No cluster '{printable(','.join(wanted), 60)}' known by database.")
 
 
 def _cluster_name(client: DaemonConnection) -> str:
