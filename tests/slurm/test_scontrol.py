@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from golden_cases import Places, cases, check, check_table
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from slurm_lab import SlurmLab
 from support import wait_until
 
+from gpusched.api.visibility import MASKED
+from gpusched.cli.slurm.scontrol_job import JobSurroundings, job_lines
 from gpusched.model.hostlist import expand_all, fold
 
 _ALONE = "the one user of a personal daemon may do this: he is its admin, and stands for bob as well"
@@ -185,12 +188,40 @@ def test_a_job_that_failed_shows_code_and_reason(lab: SlurmLab) -> None:
     assert (found["JobState"], found["ExitCode"], found["Reason"]) == ("FAILED", "3:0", "NonZeroExitCode")
 
 
+def test_a_dependency_that_is_satisfied_is_not_shown(lab: SlurmLab, waiting: str) -> None:
+    done = gsub(lab, "-t 1m --wrap true")
+    failed = gsub(lab, "-t 1m --wrap false")
+    lab.wait(done, failed)
+    job = gsub(lab, f"-t 1m -d afterok:{done}:{waiting},afternotok:{failed},afterany:{waiting} --wrap true")
+    assert shown(lab, f"job {job}")["Dependency"] == f"afterok:{waiting}(unfulfilled),afterany:{waiting}(unfulfilled)"
+    never = gsub(lab, f"-t 1m --kill-on-invalid-dep no -d afterok:{failed} --wrap true")
+    assert shown(lab, f"job {never}")["Dependency"] == f"afterok:{failed}(failed)"
+    assert shown(lab, f"job {never}")["Reason"] == "DependencyNeverSatisfied"
+
+
+def test_a_job_of_somebody_else_shows_no_more_than_the_daemon_tells(lab: SlurmLab, waiting: str) -> None:
+    document = {**lab.job(waiting), **MASKED}
+    for is_detailed in (False, True):
+        lines = job_lines(document, JobSurroundings(), is_detailed=is_detailed, now=0.0)
+        text = "\n".join(lines)
+        assert "JobName=-\n" in text
+        assert "Command=-\nWorkDir=-\nStdErr=(null)\nStdIn=/dev/null\nStdOut=(null)\n" in text
+        assert "None" not in text.replace("SuspendTime=None", "")
+
+
+def test_details_have_the_highest_code_of_the_steps(lab: SlurmLab) -> None:
+    job = lab.submit("-t 5 --wrap 'srun -n1 true; srun -n1 bash -c \"exit 5\"; exit 0'")
+    lab.wait(job)
+    found = shown(lab, f"job {job} -d")
+    assert (found["ExitCode"], found["DerivedExitCode"], found["JobState"]) == ("0:0", "5:0", "COMPLETED")
+
+
 def test_dependencies_show_their_standing(lab: SlurmLab, waiting: str) -> None:
     job = gsub(lab, f"-t 1m -d afterok:{waiting} --wrap true")
     assert shown(lab, f"job {job}")["Dependency"] == f"afterok:{waiting}(unfulfilled)"
     either = gsub(lab, f"-t 1m -d 'afterok:{waiting}?afternotok:{waiting}:{job}' --wrap true")
     assert shown(lab, f"job {either}")["Dependency"] == (
-        f"afterok:{waiting}(unfulfilled)?afternotok:{waiting}(unfulfilled),afternotok:{job}(unfulfilled)"
+        f"afterok:{waiting}(unfulfilled)?afternotok:{waiting}(unfulfilled)?afternotok:{job}(unfulfilled)"
     )
 
 
@@ -243,19 +274,8 @@ def test_a_node_and_its_partitions(lab: SlurmLab) -> None:
         assert (done.code, done.out) == (1, text)
 
 
-_STEP = """\
-import os, time
-from gpusched.client import connect
-client = connect()
-client.call("POST", "/v1/steps", {"name": "one", "command": "sleep", "tasks": 1, "cpus_per_task": 1})
-time.sleep(100)
-"""
-"""What srun does in a job, as far as others see it."""
-
-
 def test_steps_are_shown_while_they_run(lab: SlurmLab) -> None:
-    (lab.work / "step.py").write_text(_STEP)
-    job = lab.submit(f"-c 2 -t 5 -J stepped --wrap 'SLURM_STEP_ID=0 exec {sys.executable} step.py'")
+    job = lab.submit("-c 2 -t 5 -J stepped --wrap 'srun -n1 -J one sleep 100'")
     lab.wait_state(job, "RUNNING")
     wait_until(lambda: lab.type(f"scontrol show step {job}.0").code == 0, what="a step")
     text = lab.ok(f"scontrol -o show step {job}.0")
@@ -485,6 +505,130 @@ def test_no_daemon_is_said_in_slurms_words(lab: SlurmLab) -> None:
     assert done.code == 1
     assert done.err.startswith("scontrol: error: Unable to contact slurm controller (connect failure)\n")
     assert lab.type("scontrol ping", GPUSCHED_SOCKET="/nonexistent/socket").out.endswith(" is DOWN\n")
+
+
+# --- in jobs --------------------------------------------------------------------------------------
+
+
+def test_a_job_requeues_itself_and_its_code_does_not_count(lab: SlurmLab) -> None:
+    script = (
+        "echo restart=$SLURM_RESTART_COUNT on $(scontrol show hostnames | head -n 1); "
+        '[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue $SLURM_JOB_ID; exit 255; }'
+    )
+    job = lab.submit(f"-t 5 -o rq-%j.txt --open-mode=append --requeue --wrap '{script}'")
+    lab.wait(job)
+    found = shown(lab, f"job {job}")
+    assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "1")
+    lines = [line for line in lab.text(f"rq-{job}.txt").splitlines() if "DUE TO JOB REQUEUE" not in line]
+    assert lines == ["restart= on node1", "restart=1 on node1"]
+
+
+def test_a_task_requeues_itself_alone(lab: SlurmLab) -> None:
+    script = (
+        "echo $SLURM_ARRAY_TASK_ID $SLURM_RESTART_COUNT >> tasks-$SLURM_ARRAY_JOB_ID; "
+        '[ -n "$SLURM_RESTART_COUNT" -o $SLURM_ARRAY_TASK_ID = 1 ] || '
+        "{ scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; exit 1; }"
+    )
+    (lab.work / "task.sh").write_text(f"#!/bin/bash\n{script}\n")
+    job = lab.submit("-t 5 -a 1-3 task.sh")
+    lab.wait(job)
+    assert sorted(line.split() for line in lab.text(f"tasks-{job}").splitlines()) == [
+        *(["1"], ["2"], ["2", "1"], ["3"], ["3", "1"])
+    ]
+    assert [shown(lab, f"job {job}_{task}")["JobState"] for task in (1, 2, 3)] == ["COMPLETED"] * 3
+
+
+def test_torchx_counts_its_restarts(lab: SlurmLab) -> None:
+    script = """#!/bin/bash
+#SBATCH --job-name=worker-0 --requeue --ntasks-per-node=1 --cpus-per-task=1 --mem=200
+#SBATCH --time=5
+echo try $SLURM_RESTART_COUNT >> tries-$SLURM_JOB_ID
+if [ "${SLURM_RESTART_COUNT:-0}" -lt 2 ]; then scontrol requeue "$SLURM_JOB_ID"; exit 1; fi
+"""
+    (lab.work / "torchx.sh").write_text(script)
+    job = lab.submit("torchx.sh")
+    lab.wait(job)
+    assert lab.text(f"tries-{job}").split() == ["try", "try", "1", "try", "2"]
+
+
+# --- the lines of clients, with the parsing of each -----------------------------------------------
+
+
+@pytest.fixture
+def running(lab: SlurmLab) -> Iterator[str]:
+    """A job with two cards."""
+    job = lab.submit("-J train -c 2 --mem=1G --gres=gpu:2 -t 10 --comment note --wrap 'sleep 300'")
+    lab.wait_state(job, "RUNNING")
+    yield job
+    lab.ok(f"gcancel {job}")
+    lab.wait(job)
+
+
+def test_qtoolkit_splits_every_word_at_its_first_equals_sign(lab: SlurmLab, running: str) -> None:
+    text = lab.ok(f"SLURM_TIME_FORMAT='standard' scontrol show job -o {running}")
+    found = {}
+    for word in text.split():
+        key, value = word.split("=", maxsplit=1)
+        found[key] = value
+    assert (found["JobState"], found["JobId"], found["JobName"]) == ("RUNNING", running, "train")
+    assert (found["Partition"], found["NumNodes"], found["NumCPUs"], found["CPUs/Task"]) == ("main", "1", "2", "2")
+    assert (found["TimeLimit"], found["Comment"], found["MinMemoryNode"]) == ("00:10:00", "note", "1G")
+    assert found["UserId"].split("(")[0]
+
+
+def test_evgltop_reads_the_numbers_of_the_cards(lab: SlurmLab, running: str) -> None:
+    text = lab.ok(f"scontrol show job {running} -d")
+    for key in "UserId JobName RunTime TimeLimit BatchFlag Partition MinMemoryNode TresPerNode".split():
+        assert re.search(rf"{key}=(\S+)", text), key
+    assert "TresPerNode=gres:gpu:2" in text
+    assert re.search(r"GRES=\S+\(IDX:([\d,-]+)\)", text)
+    assert re.search(r"AllocNode:Sid=(\S+):(\d+)", text)
+
+
+def test_slurm_gpustat_and_slurm_usage_read_nodes(lab: SlurmLab, running: str) -> None:
+    assert "IDX:" in lab.ok(f"scontrol show jobid -dd {running}")
+    lines = {
+        key: value
+        for key, _, value in (line.strip().partition("=") for line in lab.ok("scontrol show node node1").splitlines())
+    }
+    assert "gres/gpu=4" in lines["CfgTRES"]
+    assert re.search(r"gres/gpu=(\d+)", lines["AllocTRES"])
+    cpus = re.search(r"CPUTot=(\d+)", lab.ok("scontrol show node node1"))
+    assert cpus is not None
+    assert cpus[1] == "8"
+
+
+def test_open_ondemand_and_skypilot_read_partitions_and_nodes(lab: SlurmLab) -> None:
+    for line in ("scontrol show part -o", "scontrol show partitions -o"):
+        rows = [dict(word.split("=", 1) for word in row.split()) for row in lab.ok(line).splitlines()]
+        assert [row["PartitionName"] for row in rows] == ["main", "over", "debug"]
+        assert {row["AllowQos"] for row in rows} == {"ALL"}
+        assert [row["Default"] for row in rows] == ["YES", "NO", "NO"]
+    (row,) = lab.ok("scontrol show node -o").splitlines()
+    assert re.search(r"NodeName=(\S+)", row)
+    assert re.search(r" CPUTot=8 .* Gres=gpu:fake:4 .* RealMemory=24105 ", row)
+    assert lab.ok("scontrol show config | grep ProctrackType").split("=")[1].strip().startswith("proctrack/")
+
+
+def test_snakemake_reads_config_and_partitions(lab: SlurmLab) -> None:
+    config = lab.ok("scontrol show config")
+    assert re.search(r"MinJobAge\s*=\s*(\d+)\s*sec", config)
+    assert re.search(r"MaxArraySize\s*=\s*(\d+)", config)
+    (name,) = re.findall(r"(?m)^ClusterName\s+= (\S+)$", config)
+    for line in ("scontrol show partition", f"scontrol show partition -M {name}"):
+        blocks = lab.ok(line).strip().split("\n\n")
+        assert len(blocks) == 3
+        found = dict(word.split("=", 1) for word in blocks[0].split())
+        assert (found["MaxTime"], found["MaxNodes"], found["TotalCPUs"]) == ("1-00:00:00", "UNLIMITED", "8")
+        assert found["TRES"] == "cpu=8,mem=24105M,node=1,billing=8,gres/gpu=4"
+    assert lab.type("scontrol show partition -M elsewhere").code == 1
+
+
+def test_stui_finds_the_name_of_the_cluster(lab: SlurmLab) -> None:
+    (name,) = re.findall(r"(?m)^ClusterName\s+= (\S+)$", lab.ok("scontrol show config"))
+    job = lab.submit("-t 1 -o name-%j --wrap 'echo $SLURM_CLUSTER_NAME'")
+    lab.wait(job)
+    assert lab.text(f"name-{job}").strip() == name
 
 
 _WORD = st.sampled_from(

@@ -56,6 +56,7 @@ async def status(request: web.Request) -> web.Response:
             "gpu_source": reading.source if reading else None,
             "warnings": health.warnings,
             "limits": plain(service.settings.limit),
+            "grace_s": service.settings.life.grace_s,
             "tick": {"count": health.ticks, "last_ms": health.last_tick_ms, "p95_ms": health.p95_tick_ms},
             "failing_steps": health.failing_steps,
         }

@@ -22,16 +22,15 @@ COMMAND = Command(
     "scontrol",
     "scontrol [options] [keyword [arguments]]",
     """
--a --all  show hidden partitions as well; there are none
+-a --all  accepted: no partition is hidden
 -d --details  with show: more detail
--D --decode  accepted
+-D --decode  accepted: there is nothing to decode
 --federation  accepted: there is one cluster
 -F --future  accepted: there are no future nodes
 -h --help  show this help
 --hide  accepted: nothing is hidden
 --local  accepted: there is one cluster
--M --cluster NAMES  accepted: there is one cluster
---clusters NAMES  as --cluster
+-M --clusters --cluster NAMES  this cluster's name, or all
 -o --oneliner  one line for each entry
 -Q --quiet  print no errors
 --sibling  accepted: there is one cluster
@@ -106,6 +105,10 @@ def body(options: Parsed) -> int:
     if options.has("uid"):
         raise COMMAND.error("--uid is not supported: rights come from the account that runs the command")
     line = ControlLine(options)
+    if options.get("clusters"):
+        from gpusched.cli.slurm.submission import cluster_suffix  # rarely used
+
+        cluster_suffix(COMMAND, line.client, options.get("clusters"))
     if options.operands:
         return obey(line, options.operands)
     return _converse(line)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import grp
 import pwd
-import time
 
 from gpusched.cli.slurm.nodes import gpu_type, ranges, tres, whole
 from gpusched.cli.slurm.values import NULL, exit_status, instant, limit_s, long_duration, memory, slurm_reason
@@ -22,28 +21,42 @@ _MOST_PRIORITY = 4_294_967_294
 UNKNOWN = "Unknown"
 
 
-def job_lines(job: Json, kinds: Mapping[str, str], *, is_detailed: bool = False, now: float | None = None) -> list[str]:
-    """The lines of one job.
+class JobSurroundings:
+    """What the lines of a job tell beyond its own document.
 
-    Args: kinds: GPU types by UUID, for details. now: UTC epoch seconds.
+    Args:
+        states: of jobs that others depend on, by id.
+        kinds: GPU types by UUID, for details.
+        derived: highest exit code of a job's steps, by id, for details.
     """
-    now = time.time() if now is None else now
-    spec: Json = job.get("spec") or {}
+
+    def __init__(
+        self,
+        states: Mapping[str, str] | None = None,
+        kinds: Mapping[str, str] | None = None,
+        derived: Mapping[str, int] | None = None,
+    ) -> None:
+        self.states = states or {}
+        self.kinds = kinds or {}
+        self.derived = derived or {}
+
+
+def job_lines(job: Json, around: JobSurroundings, *, is_detailed: bool, now: float) -> list[str]:
+    """The lines of one job. Args: now: UTC epoch seconds."""
     has_started, has_ended = job["start_at"] is not None, job["end_at"] is not None
     is_pending = job["state"] == "PENDING"
     cpus, gpus = cpus_of(job), gpus_of(job)
-    tasks = job.get("ntasks") or job["nodes"]
     mem_mib = job["mem_mib"] or 0
     lines = [
         _identity(job),
         f"UserId={user_of(job)} GroupId={_group_of(job)} MCS_label=N/A",
         f"Priority={priority_of(job)} Nice={job['nice']} Account={_text(job['account'])} QOS={_text(job['qos'])}",
-        f"JobState={job['state']} Reason={slurm_reason(job['reason'])} Dependency={dependency_of(job)}",
-        f"Requeue={int(job.get('requeue', True))} Restarts={restarts_of(job)} BatchFlag={int(_is_batch(job))} Reboot=0 "
+        f"JobState={job['state']} Reason={slurm_reason(job['reason'])} Dependency={dependency_of(job, around.states)}",
+        f"Requeue={int(job['requeue'])} Restarts={restarts_of(job)} BatchFlag={int(_is_batch(job))} Reboot=0 "
         f"ExitCode={exit_status(job)}",
     ]
     if is_detailed:
-        lines.append(f"DerivedExitCode={job.get('derived_exit_code') or 0}:0")
+        lines.append(f"DerivedExitCode={around.derived.get(job['id'], 0)}:0")
     lines += [
         f"RunTime={long_duration(run_time_s(job, now))} TimeLimit={long_duration(limit_s(job))} TimeMin=N/A",
         f"SubmitTime={instant(job['submit_at'])} EligibleTime={_eligible(job)}",
@@ -67,18 +80,19 @@ def job_lines(job: Json, kinds: Mapping[str, str], *, is_detailed: bool = False,
     if job["node"] and not is_pending:
         lines.append(f"BatchHost={job['node']}")
     lines += [
-        f"NumNodes={nodes} NumCPUs={all_cpus} NumTasks={tasks} CPUs/Task={cpus_per_task(job)} ReqB:S:C:T=0:0:*:*",
+        f"NumNodes={nodes} NumCPUs={all_cpus} NumTasks={job['num_tasks']} CPUs/Task={cpus_per_task(job)} "
+        "ReqB:S:C:T=0:0:*:*",
         f"TRES={tres(all_cpus, mem_mib * nodes, gpus, nodes=nodes, billing=all_cpus)}",
-        f"Socks/Node=* NtasksPerN:B:S:C={job.get('ntasks_per_node') or 0}:0:*:* CoreSpec=*",
+        f"Socks/Node=* NtasksPerN:B:S:C={job['ntasks_per_node'] or 0}:0:*:* CoreSpec=*",
     ]
     if is_detailed and job["gpus"] and not is_pending:
-        held = _held(job, kinds)
+        held = _held(job, around.kinds)
         lines += [
             "JOB_GRES=" + ",".join(f"gpu:{kind}:{len(indices)}" for kind, indices in held.items()),
             f"  Nodes={job['node']} CPU_IDs=N/A Mem={mem_mib} GRES="
             + ",".join(f"gpu:{kind}:{len(indices)}(IDX:{ranges(indices)})" for kind, indices in held.items()),
         ]
-    per_cpu = job.get("mem_per_cpu_mib")
+    per_cpu = job["mem_per_cpu_mib"]
     least = f"MinMemoryCPU={memory(per_cpu)}" if per_cpu else f"MinMemoryNode={memory(mem_mib) if mem_mib else 0}"
     lines += [
         f"MinCPUsNode={cpus} {least} MinTmpDiskNode=0",
@@ -92,19 +106,20 @@ def job_lines(job: Json, kinds: Mapping[str, str], *, is_detailed: bool = False,
         f"Command={command_of(job)}",
         f"WorkDir={_text(job['work_dir'])}",
     ]
-    if job.get("comment"):
+    if job["comment"]:
         lines.append(f"Comment={printable(job['comment'])}")
     if _is_batch(job):
         lines += [
             f"StdErr={_text(job['stderr_path'] or job['stdout_path'])}",
-            f"StdIn={_text(job.get('stdin_path') or '/dev/null')}",
+            f"StdIn={_text(job['stdin_path'] or '/dev/null')}",
             f"StdOut={_text(job['stdout_path'])}",
         ]
     lines.append("Power=")
-    if spec.get("never_satisfied") == "cancel":
+    if job["never_satisfied"] == "cancel":
         lines.append("KillOInInvalidDependent=Yes")
-    asked = gres_of(job)
-    if asked:
+    if job["gpus_per_task"]:
+        lines.append(f"TresPerTask={_gres(job, job['gpus_per_task'])}")
+    elif asked := gres_of(job):
         lines.append(f"TresPerNode={asked}")
     return lines
 
@@ -137,23 +152,20 @@ def _identity(job: Json) -> str:
 
 
 def numeric_id(job: Json) -> str:
-    """The id of its own that also a task has."""
-    found = job.get("numeric_id")
-    return str(found) if found is not None else str(job["id"]).partition("_")[0]
+    """The id of its own that also a task has; a task that has not started yet shares its array's, as in Slurm."""
+    is_part = job["task"] is not None and job["state"] == "PENDING" and not job["run"]
+    return str(job["array_id"] if is_part else job["job_id"])
 
 
 def user_of(job: Json) -> str:
     """`alice(1001)`."""
-    uid = job.get("uid")
-    if uid is None:
-        uid = _account_of(job).pw_uid if _account_of(job) else "?"
-    return f"{printable(job['user'])}({uid})"
+    return f"{printable(job['user'])}({job['uid']})"
 
 
-def _account_of(job: Json) -> Any:
+def _account_of(job: Json) -> pwd.struct_passwd | None:
     try:
-        return pwd.getpwnam(job["user"])
-    except (KeyError, ValueError):
+        return pwd.getpwuid(job["uid"])
+    except KeyError:
         return None
 
 
@@ -185,8 +197,8 @@ def cpus_of(job: Json) -> int:
 
 def cpus_per_task(job: Json) -> int:
     """Whole cores of each task."""
-    stated = job.get("cpus_per_task")
-    tasks = -(-(job.get("ntasks") or job["nodes"]) // job["nodes"])
+    stated = job["cpus_per_task"]
+    tasks = max(1, -(-(job.get("num_tasks") or job.get("ntasks") or job["nodes"]) // job["nodes"]))
     return max(1, whole(stated) if stated else cpus_of(job) // int(tasks))
 
 
@@ -199,10 +211,12 @@ def gpus_of(job: Json) -> int:
 
 def gres_of(job: Json) -> str:
     """`gres:gpu:a100:2`, what each node is asked for; empty without GPUs."""
-    if not job["gpus_per_node"]:
-        return ""
+    return _gres(job, job["gpus_per_node"]) if job["gpus_per_node"] else ""
+
+
+def _gres(job: Json, count: int) -> str:
     kind, colon, _ = job["gpu_request"].partition(":")
-    return f"gres:gpu:{kind + ':' if colon else ''}{job['gpus_per_node']}"
+    return f"gres:gpu:{printable(kind) + ':' if colon else ''}{count}"
 
 
 def _held(job: Json, kinds: Mapping[str, str]) -> dict[str, list[int]]:
@@ -224,11 +238,12 @@ def nodes_of(job: Json) -> str:
 
 
 def _submit_host(job: Json) -> str:
-    return printable(job.get("submit_host") or job["node"] or "localhost")
+    # Jobs are submitted where the daemon is.
+    return job["node"] or "localhost"
 
 
 def _is_batch(job: Json) -> bool:
-    return not job.get("interactive")
+    return not job["is_foreground"]
 
 
 def run_time_s(job: Json, now: float) -> float:
@@ -262,19 +277,48 @@ def _end(job: Json) -> str:
     return instant(job["start_at"] + (job["suspended_s"] or 0) + job["time_limit_s"])
 
 
-def dependency_of(job: Json) -> str:
-    """The conditions that are not satisfied, each with its standing: `afterok:25(unfulfilled)`."""
+def dependency_of(job: Json, states: Mapping[str, str] | None = None) -> str:
+    """The conditions that are not satisfied, each with its standing: `afterok:25(unfulfilled)`.
+
+    Args: states: of the jobs that it depends on, by id; of one that is unknown the condition stands.
+    """
+    states = states or {}
     is_hopeless = job["reason"] == "DependencyNeverSatisfied"
     if not job["dependency"] or not (job["state"] == "PENDING" or is_hopeless):
         return NULL
-    standing = "(failed)" if is_hopeless else "(unfulfilled)"
     words = []
     for group in job["dependency"].replace("?", ",?").split(","):
-        mark, term = ("?", group[1:]) if group[:1] == "?" else ("", group)
+        mark, term = ("?", group[1:]) if group[:1] == "?" else (",", group)
         kind, colon, ids = term.partition(":")
-        shown = [f"{kind}:{one}{standing}" for one in split_ids(ids.replace(":", ","))] if colon else [term + standing]
-        words += [mark + shown[0], *shown[1:]] if shown else []
-    return printable(",".join(words).replace(",?", "?")) or NULL
+        if not colon:
+            words.append(f"{mark}{term}{'(failed)' if is_hopeless else '(unfulfilled)'}")
+            continue
+        for one in split_ids(ids.replace(":", ",")):
+            standing = _standing(kind, states.get(one.partition("+")[0]))
+            if standing == _OPEN and is_hopeless and states.get(one) is None:
+                standing = _HOPELESS
+            if standing is not None:
+                words.append(f"{mark}{kind}:{one}{standing}")
+    return printable("".join(words)[1:]) or NULL
+
+
+_OPEN, _HOPELESS = "(unfulfilled)", "(failed)"
+_ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING")
+
+
+def _standing(kind: str, state: str | None) -> str | None:
+    """How a condition on a job stands; None if it is fulfilled."""
+    if state is None or state == "PENDING":
+        return _OPEN
+    if kind == "after":
+        return None
+    if state in _ACTIVE:
+        return _OPEN
+    if kind in ("afterok", "aftercorr"):
+        return None if state == "COMPLETED" else _HOPELESS
+    if kind == "afternotok":
+        return _HOPELESS if state == "COMPLETED" else None
+    return None
 
 
 def command_of(job: Json) -> str:

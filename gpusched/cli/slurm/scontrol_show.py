@@ -9,8 +9,8 @@ import time
 from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import VERSION, CommandError
 from gpusched.cli.slurm.scontrol import INVALID_ID, is_job_id
-from gpusched.cli.slurm.values import KILL_WAIT_S, MIN_JOB_AGE_S, NULL, instant, long_duration
-from gpusched.errors import GpuschedError, NotReady
+from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NULL, instant, long_duration
+from gpusched.errors import GpuschedError, NotFound, NotReady
 from gpusched.model import hostlist
 from gpusched.model.units import printable
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gpusched.cli.slurm.nodes import Node, Partition
     from gpusched.cli.slurm.scontrol import ControlLine
+    from gpusched.cli.slurm.scontrol_job import JobSurroundings
 
     Json = dict[str, Any]
 
@@ -120,13 +121,37 @@ def _jobs(line: ControlLine, names: list[str]) -> int:
         line.complain(f"slurm_load_jobs error: {INVALID_ID}")
     if not jobs and not missing:
         sys.stdout.write("No jobs in the system\n")
-    details = line.is_detailed and any(job["gpus"] for job in jobs)
-    kinds = scontrol_job.gpu_kinds(line.client.call("GET", "/v1/cluster")) if details else {}
+    around = _surroundings(line, jobs, query)
     now = time.time()
     for job in jobs:
-        lines = scontrol_job.job_lines(job, kinds, is_detailed=line.is_detailed, now=now)
+        lines = scontrol_job.job_lines(job, around, is_detailed=line.is_detailed, now=now)
         sys.stdout.write(scontrol_job.block(lines, is_one_line=line.is_one_line))
     return int(missing)
+
+
+_MOST_PARENTS = 1000
+
+
+def _surroundings(line: ControlLine, jobs: list[Json], query: str) -> JobSurroundings:
+    """Ask for what these jobs' documents do not hold, as far as it is shown."""
+    from gpusched.cli.slurm.scontrol_job import JobSurroundings, gpu_kinds
+
+    client = line.client
+    parents = dict.fromkeys(one for job in jobs if job["dependency"] for one in job["depends_on"])
+    states: dict[str, str] = {}
+    if parents:
+        ids = quote(",".join(list(parents)[:_MOST_PARENTS]))
+        try:
+            states = dict(client.call("GET", f"/v1/jobs?fields=id,state&ids={ids}")["rows"])
+        except NotFound:
+            pass  # the only one is gone
+    if not line.is_detailed:
+        return JobSurroundings(states)
+    derived: dict[str, int] = {}
+    for step in client.call("GET", f"/v1/steps?{query}")["steps"]:
+        derived[step["job"]] = max(derived.get(step["job"], 0), step["exit_code"] or 0)
+    has_gpus = any(job["gpus"] for job in jobs)
+    return JobSurroundings(states, gpu_kinds(client.call("GET", "/v1/cluster")) if has_gpus else {}, derived)
 
 
 def _is_spent_array(job: Json, jobs: list[Json]) -> bool:
@@ -308,7 +333,7 @@ def _config_rows(daemon: Json, cluster: str, node: Json, priorities: Json, nodes
         ("FirstJobId", 1),
         ("GresTypes", "gpu"),
         ("JobRequeue", 1),
-        ("KillWait", f"{int(daemon.get('grace_s', KILL_WAIT_S))} sec"),
+        ("KillWait", f"{int(daemon['grace_s'])} sec"),
         ("MaxArraySize", limits["array"] + 1),
         ("MaxJobCount", limits["jobs"]),
         ("MaxMemPerNode", _UNLIMITED),

@@ -42,7 +42,7 @@ def show_steps(line: ControlLine, names: list[str]) -> int:
     for job in jobs:
         if job["state"] not in OPEN.split(",") or (job["task"] is None and job["array_id"] is not None):
             continue
-        if not job.get("interactive"):
+        if not job["is_foreground"]:
             found.append(("batch", _batch_lines(job)))
         found += [(str(step["step"]), _step_lines(step)) for step in steps if step["job"] == job["id"]]
     shown = [lines for step, lines in found if step_word in ("", step)]
@@ -60,10 +60,8 @@ def show_steps(line: ControlLine, names: list[str]) -> int:
 
 
 def _batch_lines(job: Json) -> list[str]:
-    from gpusched.cli.slurm.scontrol_job import user_of
-
     return [
-        f"StepId={job['id']}.batch UserId={user_of(job).rpartition('(')[2][:-1]} "
+        f"StepId={job['id']}.batch UserId={job['uid']} "
         f"StartTime={instant(job['start_at'], 'Unknown')} TimeLimit=UNLIMITED",
         f"State={job['state']} Partition={printable(job['queue'])} NodeList={job['node'] or ''}",
         f"Nodes=1 CPUs=0 Tasks=1 Name=batch Network={NULL}",
