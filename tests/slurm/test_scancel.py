@@ -15,7 +15,7 @@ from slurm_lab import SlurmLab, user
 from support import wait_until
 
 from gpusched.cli.slurm.command import CommandError
-from gpusched.cli.slurm.scancel import COMMAND, Target
+from gpusched.cli.slurm.scancel import COMMAND, CancelTarget
 
 DIFFERS = {
     "200-scancel-others": "the one user of a personal daemon stands for bob as well",
@@ -257,10 +257,10 @@ class TestAsClientsCallIt:
 @given(st.text("0123456789_[],-.:*%abx ", max_size=14))
 def test_a_text_names_a_job_or_is_refused_in_one_line(text: str) -> None:
     with contextlib.suppress(CommandError):
-        assert Target(text).job.partition("_")[0].isdigit()
+        assert CancelTarget(text).job.partition("_")[0].isdigit()
         return
     with pytest.raises(CommandError, match=r"\Ascancel: error: Invalid job id [^\n]*\Z"):
-        Target(text)
+        CancelTarget(text)
 
 
 def test_help_and_usage_name_the_options(lab: SlurmLab) -> None:

@@ -73,7 +73,7 @@ _FILTERS = (
 )
 
 
-class Target:
+class CancelTarget:
     """A job, array, tasks or step as named: `42`, `42_7`, `42_[1-3]`, `42.0`."""
 
     def __init__(self, text: str) -> None:
@@ -87,7 +87,7 @@ class Target:
             self.job = number
 
 
-class Order:
+class CancelOrder:
     """What to do with each job, from options and variables. Raises: CommandError."""
 
     def __init__(self, parsed: Parsed) -> None:
@@ -133,8 +133,8 @@ def main() -> int:
 
 
 def body(parsed: Parsed) -> int:
-    order = Order(parsed)
-    targets = [Target(text) for text in _texts_of(parsed.operands)]
+    order = CancelOrder(parsed)
+    targets = [CancelTarget(text) for text in _texts_of(parsed.operands)]
     if not (targets or order.filters):
         raise COMMAND.error("No job identification provided")
     with connect() as client:
@@ -155,7 +155,7 @@ def body(parsed: Parsed) -> int:
 # --- jobs -------------------------------------------------------------------------------------------
 
 
-def _end(ids: list[str], order: Order, client: DaemonConnection) -> None:
+def _end(ids: list[str], order: CancelOrder, client: DaemonConnection) -> None:
     """End jobs; those that have ended or do not exist matter only with -v."""
     for at in range(0, len(ids), _MOST_AT_ONCE):
         portion = ids[at : at + _MOST_AT_ONCE]
@@ -180,13 +180,13 @@ def _end(ids: list[str], order: Order, client: DaemonConnection) -> None:
             order.fail(f"job id {one}", UNKNOWN, 0)
 
 
-def _end_each(ids: list[str], order: Order, client: DaemonConnection) -> None:
+def _end_each(ids: list[str], order: CancelOrder, client: DaemonConnection) -> None:
     """One by one: the daemon refuses a request as a whole for one job of another user."""
     for one in ids:
         _end([one], order, client)
 
 
-def _selected(ids: list[str], order: Order, client: DaemonConnection) -> list[Json]:
+def _selected(ids: list[str], order: CancelOrder, client: DaemonConnection) -> list[Json]:
     """The jobs that have not ended, are named and pass all filters; reports named ones that do not exist."""
     fields = ",".join(_KEYS)
     rows: list[list[Any]] = []
@@ -212,7 +212,7 @@ def _selected(ids: list[str], order: Order, client: DaemonConnection) -> list[Js
     return chosen
 
 
-def _passes(job: Json, order: Order, *, is_named: bool) -> bool:
+def _passes(job: Json, order: CancelOrder, *, is_named: bool) -> bool:
     filters = order.filters
     if job["array_id"] == job["id"] and not job["tasks_left"]:
         return False  # its tasks have rows of their own
@@ -235,7 +235,7 @@ def _passes(job: Json, order: Order, *, is_named: bool) -> bool:
     return "nodelist" not in filters or (job["state"] != "PENDING" and job["node"] in comma_list([filters["nodelist"]]))
 
 
-def _act_on(jobs: list[Json], order: Order, client: DaemonConnection) -> None:
+def _act_on(jobs: list[Json], order: CancelOrder, client: DaemonConnection) -> None:
     ending: list[str] = []
     for job in jobs:
         shown = f"{job['id']}_[{job['tasks_left']}]" if job["tasks_left"] else job["id"]
@@ -250,7 +250,7 @@ def _act_on(jobs: list[Json], order: Order, client: DaemonConnection) -> None:
     _end([one for one in ending if "_" not in one or one.partition("_")[0] not in named], order, client)
 
 
-def _signal(job: Json, order: Order, client: DaemonConnection) -> None:
+def _signal(job: Json, order: CancelOrder, client: DaemonConnection) -> None:
     """Signal the steps of a job, with -b its shell, with -f both."""
     to = "main" if order.is_batch else "full" if order.is_full else "steps"
     if job["is_foreground"] and to == "steps":
@@ -267,7 +267,7 @@ def _signal(job: Json, order: Order, client: DaemonConnection) -> None:
     )
 
 
-def _ask(client: DaemonConnection, path: str, request: Json, order: Order, what: str) -> None:
+def _ask(client: DaemonConnection, path: str, request: Json, order: CancelOrder, what: str) -> None:
     try:
         answer = client.call("POST", path, request)
     except Forbidden:
@@ -296,7 +296,7 @@ def _is_confirmed(shown_id: str, job: Json) -> bool:
 # --- steps ------------------------------------------------------------------------------------------
 
 
-def _act_on_step(target: Target, order: Order, client: DaemonConnection) -> None:
+def _act_on_step(target: CancelTarget, order: CancelOrder, client: DaemonConnection) -> None:
     what = f"job step id {target.job}.{target.step}"
     try:
         job = client.call("GET", f"/v1/jobs/{quote(target.job)}")["job"]
