@@ -210,6 +210,7 @@ def error_from(words: dict[str, Any]) -> errors.GpuschedError:
     """The exception for an error document."""
     kind = _BY_CODE.get(words.get("code", ""), errors.GpuschedError)
     error = kind(words.get("message", "the daemon answered with an error"), words.get("hint", ""))
+    error.about = words.get("about", "")
     error.mistakes = tuple(kind(one["message"], one["hint"]) for one in words.get("mistakes", ()))
     return error
 

@@ -30,11 +30,15 @@ class GpuschedError(Exception):
     http_status = 500
     mistakes: "tuple[GpuschedError, ...]" = ()
     """For an error that combines several: all of them, each with its own sentence and hint."""
+    about = ""
+    """What of a submission was refused: one of `ABOUT`, for programs; empty for anything else."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", about: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if about:
+            self.about = about
 
     @classmethod
     def of(cls, mistakes: "list[GpuschedError]") -> "GpuschedError":
@@ -44,6 +48,33 @@ class GpuschedError(Exception):
         error = cls("; ".join(one.message for one in mistakes), mistakes[0].hint)
         error.mistakes = tuple(mistakes)
         return error
+
+
+ABOUT = (
+    *("queue", "queue_access", "qos", "qos_access", "account", "reservation", "nice", "dependency", "array"),
+    *("deadline", "constraint", "node", "nodes", "cpus", "memory", "gpus", "resource", "license", "size", "time"),
+    *("policy", "job_count"),
+)
+"""What a refusal of a submission may be about. The words are stable; sentences are not.
+
+size: no node has all of the request together; policy: more than queue or QOS allow one job; job_count: too many jobs.
+"""
+
+
+class Concerning:
+    """Context in which an error is about one part of a submission: `with Concerning("array"): ...`."""
+
+    __slots__ = ("_about",)
+
+    def __init__(self, about: str) -> None:
+        self._about = about
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, place: object) -> None:
+        if isinstance(error, GpuschedError) and not error.about:
+            error.about = self._about
 
 
 class UserError(GpuschedError):

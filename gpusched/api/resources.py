@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpusched.errors import UsageError
+from gpusched.errors import Concerning, UsageError
 from gpusched.model import spec
 from gpusched.model.hostlist import MAX_NODES, expand
 from gpusched.model.job import Request, TaskLayout
@@ -84,15 +84,10 @@ def request_values(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises: UsageError for unreadable names, lists and labels.
     """
     wanted = {request_name(key): values[key] for key in _FIELDS if key in values}
-    for key in ("nodelist", "exclude"):
+    for key, about, read in _READERS:
         if key in wanted:
-            wanted[key] = _nodes(key, wanted[key])
-    for key in ("licenses", "resources"):
-        if key in wanted:
-            wanted[key] = _counts(key, wanted[key])
-    for key in ("constraint", "prefer"):
-        if key in wanted:
-            wanted[key] = _labels(key, wanted[key])
+            with Concerning(about):
+                wanted[key] = read(key, wanted[key])
     return wanted
 
 
@@ -131,3 +126,14 @@ def _labels(key: str, text: str) -> str | None:
             f"for example: --{key} 'a100&nvlink|h100', and ! before a label that a node must not have",
         ) from None
     return "".join(text.split())
+
+
+_READERS: tuple[tuple[str, str, Callable[[str, Any], Any]], ...] = (
+    ("nodelist", "node", _nodes),
+    ("exclude", "node", _nodes),
+    ("licenses", "license", _counts),
+    ("resources", "resource", _counts),
+    ("constraint", "constraint", _labels),
+    ("prefer", "constraint", _labels),
+)
+"""Readers of texts and counts, and what their mistakes are about."""

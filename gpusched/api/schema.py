@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusched import __version__
 from gpusched.api.render import JOB_FIELDS
-from gpusched.errors import UsageError
+from gpusched.errors import ABOUT, UsageError
 from gpusched.model import spec
 from gpusched.model.option import MAX_UNITS, Field
 from gpusched.model.units import MAX_SECONDS, closest, printable
@@ -228,7 +228,15 @@ def _error_schema() -> dict[str, Any]:
     text = {"type": "string"}
     problem = {**_object({"message": text, "hint": text}), "required": ["message", "hint"]}
     error = {
-        **_object({"message": text, "hint": text, "code": text, "mistakes": {"type": "array", "items": problem}}),
+        **_object(
+            {
+                "message": text,
+                "hint": text,
+                "code": text,
+                "about": {"enum": list(ABOUT), "description": "What of a submission was refused; absent otherwise."},
+                "mistakes": {"type": "array", "items": problem},
+            }
+        ),
         "required": ["message", "hint", "code"],
     }
     return {

@@ -210,6 +210,8 @@ def limiter_for(app: web.Application, runner: web.AppRunner) -> ConnectionLimite
 
 def _error(error: GpuschedError) -> web.Response:
     words: dict[str, Any] = {"message": error.message, "hint": error.hint, "code": error.code}
+    if error.about:
+        words["about"] = error.about
     if error.mistakes:
         words["mistakes"] = [{"message": one.message, "hint": one.hint} for one in error.mistakes]
     response = respond(error=words)

@@ -15,7 +15,7 @@ from gpusched.api.arrays import read_array
 from gpusched.api.interactive import read_interactive
 from gpusched.api.resources import read_request, request_name, request_values
 from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS, check_fields, check_text, read_object
-from gpusched.errors import Refused, UsageError
+from gpusched.errors import Concerning, Refused, UsageError
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.lifecycle.retry import parse_retry_on
 from gpusched.model import spec as declared
@@ -100,6 +100,8 @@ def read_spec(
     job.update(limit_values(job))
     check_words(job)
     request, layout = read_request(values, settings)
+    with Concerning("array"):
+        array = read_array(values)
     interactive, retry = read_interactive(values, request, _read_retry(values), settings)
     return JobSpec(
         request=request,
@@ -108,7 +110,7 @@ def read_spec(
         layout=layout,
         interactive=interactive,
         alerting=read_alerting(values),
-        array=read_array(values),
+        array=array,
         **job,
     )
 
@@ -149,7 +151,8 @@ def check_words(values: Mapping[str, Any]) -> None:
         try:
             parse_dependency(values["dependency"])
         except ValueError as error:
-            raise UsageError(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
+            hint = "write it as afterok:41 or afterok:41:42,afterany:43"
+            raise UsageError(str(error), hint, "dependency") from None
 
 
 def _read_retry(values: Mapping[str, Any]) -> RetryRule:

@@ -160,7 +160,8 @@ class Viewer:
             return  # reported where the submission is read
         for one in conditions:
             if one.job_id and (job := self.service.find_all([one.job_id]).get(one.job_id)) and not self.sees(job):
-                raise HiddenDependency(f"there is no job {one.shown_id} to depend on", "list the jobs with: gq -a")
+                text = f"there is no job {one.shown_id} to depend on"
+                raise HiddenDependency(text, "list the jobs with: gq -a", "dependency")
 
     # --- how much of them -----------------------------------------------------------------------------
 

@@ -244,7 +244,8 @@ def _of_completed(
             return Forecast("exists", f"job {found['ids'][0]} has this key already; nothing would be submitted")
         check_submission([spec], caller, turn)
     except Refused as error:
-        return Forecast("refused", error.message, "Refused", hint=error.hint or None)
+        about = error.about or None
+        return Forecast("refused", error.message, "Refused", hint=error.hint or None, about=about)
     job = new_job(scheduler.world.next_id, caller, spec, now)
     if spec.hold:
         return Forecast("waits", "held until it is released with gctl release", "JobHeldUser")

@@ -66,6 +66,8 @@ class Forecast(Value):
     """Changes that would let it start now."""
     hint: str | None = None
     """Remedy for a refusal."""
+    about: str | None = None
+    """What a refusal is about, as in `errors.ABOUT`."""
     time_limit_s: int | None = None
     time_limit_source: str | None = None
     limit_text: str = ""

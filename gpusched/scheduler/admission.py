@@ -26,7 +26,7 @@ from gpusched.model.units import (
 )
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
-from gpusched.scheduler.infeasible import Refusal, describe, format_size_floor
+from gpusched.scheduler.infeasible import Refusal, describe, format_size_floor, on
 from gpusched.scheduler.limits import Denial
 from gpusched.scheduler.quota import Quotas
 from gpusched.scheduler.usage import demand
@@ -95,17 +95,17 @@ def why_refused(spec: JobSpec, user: str, settings: Settings, tally: Tally) -> R
     """
     account = spec.account or user
     qos_name = qos_of(spec, settings)
-    refused = _wrong_queue(spec.queue, settings) or _wrong_qos(qos_name, spec, settings)
+    refused = on("queue", _wrong_queue(spec.queue, settings)) or on("qos", _wrong_qos(qos_name, spec, settings))
     if refused is not None:
         return refused
     chain = list(chain_of(spec.queue, settings.queue))
     qos = settings.qos.get(qos_name)
     return (
-        _not_admitted_to_queue(chain, user, account, settings)
-        or (qos and _not_admitted_to_qos(qos, user, account, settings))
-        or _too_large(spec.request, chain, qos)
-        or (None if spec.waits_if_infeasible else _too_long(spec, settings))
-        or _too_many(chain, qos, user, settings, tally)
+        on("queue_access", _not_admitted_to_queue(chain, user, account, settings))
+        or (qos and on("qos_access", _not_admitted_to_qos(qos, user, account, settings)))
+        or on("policy", _too_large(spec.request, chain, qos))
+        or (None if spec.waits_if_infeasible else on("time", _too_long(spec, settings)))
+        or on("job_count", _too_many(chain, qos, user, settings, tally))
         or None
     )
 

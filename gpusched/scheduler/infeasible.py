@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_part
 
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import Request
@@ -40,6 +41,13 @@ class Refusal:
 
     text: str
     hint: str
+    about: str = ""
+    """What it is about, as in `errors.ABOUT`."""
+
+
+def on(about: str, found: Refusal | None) -> Refusal | None:
+    """A refusal that says what it is about, unless it does already."""
+    return found if found is None or found.about else replace_part(found, about=about)
 
 
 def describe(request: Request, *, full: bool = False) -> str:
@@ -117,13 +125,13 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     need = RequestUnits.of(request, uid=0)
     draft = ClusterState(layout)
     if fits(draft, need):
-        return _over_ceiling(request, layout, settings)
+        return on("memory", _over_ceiling(request, layout, settings))
     able = sum(1 for _ in hosts(draft, need))
     if able:
-        return _refuse_nodes(request, able)
+        return on("nodes", _refuse_nodes(request, able))
     # One node's part is too large for any node: the refusal is about the part.
-    refused = _refuse_gpus(need, layout) if request.gpus else None
-    return refused or _refuse_rest(need, layout)
+    refused = on("gpus", _refuse_gpus(need, layout)) if request.gpus else None
+    return refused or on("size", _refuse_rest(need, layout))
 
 
 def whole_memory_mib(request: Request, nodes: Iterable[NodeView], settings: Settings) -> int:
@@ -294,6 +302,7 @@ def _refuse_rest(need: RequestUnits, layout: ClusterLayout) -> Refusal:
         return Refusal(
             f"asked for {plural(request.cpus, 'CPU')}{_after(limited)}; the most {where} can give is {most}",
             f"ask for less: -c {most}",
+            "cpus",
         )
     if request.mem_mib > mem_mib:
         most = format_size_floor(mem_mib)
@@ -301,6 +310,7 @@ def _refuse_rest(need: RequestUnits, layout: ClusterLayout) -> Refusal:
             f"asked for {format_size_mib(request.mem_mib)} of memory{_after(limited)}; the most {where} can give is "
             f"{most}",
             f"ask for less: -m {most}",
+            "memory",
         )
     if request.gpus and layout.has_host_memory:
         needed_mib = min((node_mem_mib(need, card) for card in _cards(need, layout)), default=0)
@@ -310,6 +320,7 @@ def _refuse_rest(need: RequestUnits, layout: ClusterLayout) -> Refusal:
                 f"asked for {describe(of_memory, full=True)}{_after(limited)}; GPUs here use the host's memory, of "
                 f"which {where} can give {most} in all",
                 f"ask for less with --vram or -m, together at most {most}",
+                "memory",
             )
     there: Counter[str] = Counter()
     for node in nodes:
@@ -319,6 +330,7 @@ def _refuse_rest(need: RequestUnits, layout: ClusterLayout) -> Refusal:
             return Refusal(
                 f"asked for {count} of {name}{_after(limited)}; the most {where} can give is {there[name]}",
                 f"ask for less: --res {name}={there[name]}" if there[name] else f"leave --res {name} out",
+                "resource",
             )
     return Refusal(
         f"asked for {describe(replace(request, licenses=()), full=True)}{_after(limited)}; no single node has all of "
@@ -340,11 +352,11 @@ _LISTED = 12
 def refuse_conditions(request: Request, layout: ClusterLayout) -> Refusal | None:
     """Refuse the first condition, amounts aside, that no node meets; None if all can be met."""
     return (
-        _refuse_licenses(request, layout)
-        or _refuse_names(request, layout.nodes)
-        or _refuse_labels(request, layout.nodes)
-        or _refuse_resources(request, layout.nodes)
-        or _refuse_number(request, layout.nodes)
+        on("license", _refuse_licenses(request, layout))
+        or on("node", _refuse_names(request, layout.nodes))
+        or on("constraint", _refuse_labels(request, layout.nodes))
+        or on("resource", _refuse_resources(request, layout.nodes))
+        or on("nodes", _refuse_number(request, layout.nodes))
     )
 
 

@@ -37,7 +37,7 @@ from gpusched.api.requests import (
 from gpusched.api.resubmit import read_resubmission
 from gpusched.api.service import MOVING, ApiService, service_of
 from gpusched.api.visibility import MASKED, Viewer, viewer_of
-from gpusched.errors import UsageError
+from gpusched.errors import Concerning, UsageError
 from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.dependencies import as_typed
 from gpusched.lifecycle.transitions import new_job
@@ -190,7 +190,8 @@ def with_task_ids(spec: Any, viewer: Viewer) -> Any:
     Raises: NotFound, Refused, UsageError.
     """
     if isinstance(spec, dict) and isinstance(dependency := spec.get("dependency"), str):
-        dependency = resolve_tasks(dependency, viewer.find)
+        with Concerning("dependency"):
+            dependency = resolve_tasks(dependency, viewer.find)
         viewer.check_dependency(dependency)
         return {**spec, "dependency": dependency}
     return spec

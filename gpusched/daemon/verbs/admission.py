@@ -170,6 +170,7 @@ def check_nice(nice: int | None, queue: str, caller: Caller, settings: Settings)
         f"nice {nice} would put the job ahead of other users' jobs, and {caller.user} is neither an admin nor an "
         f"operator of queue {queue}",
         f"use 0 or more, or ask {admins(settings)}",
+        "nice",
     )
 
 
@@ -181,6 +182,7 @@ def check_size(specs: Sequence[JobSpec], tx: TickTransaction) -> None:
             raise Refused(
                 f"the array has {jobs_in(spec)} tasks; the limit is {most}",
                 "split it, or raise [limit] array in the config file",
+                "array",
             )
 
 
@@ -227,7 +229,7 @@ def check_admitted(spec: JobSpec, user: str, tx: TickTransaction, jobs: int = 1)
 
     refused = slice_refusal(spec, user, tx.nodes, tx.settings)
     if refused is not None:
-        raise Refused(refused.text, refused.hint)
+        raise Refused(refused.text, refused.hint, "policy")
 
     def found(others: int) -> Refusal | None:
         with tx.world.active.with_more(spec, user, others) as tally:
@@ -235,7 +237,7 @@ def check_admitted(spec: JobSpec, user: str, tx: TickTransaction, jobs: int = 1)
 
     refused = found(0)
     if refused is not None:
-        raise Refused(refused.text, refused.hint)
+        raise Refused(refused.text, refused.hint, refused.about)
     if jobs == 1 or found(jobs - 1) is None:
         return
     fit, too_many = 1, jobs
@@ -244,14 +246,15 @@ def check_admitted(spec: JobSpec, user: str, tx: TickTransaction, jobs: int = 1)
         fit, too_many = (middle, too_many) if found(middle - 1) is None else (fit, middle)
     refused = found(fit)
     if refused is not None:
-        raise Refused(f"only {fit} of these {jobs} jobs would be accepted; then {refused.text}", refused.hint)
+        text = f"only {fit} of these {jobs} jobs would be accepted; then {refused.text}"
+        raise Refused(text, refused.hint, refused.about)
 
 
 def check_account(spec: JobSpec, owner: Caller, tx: TickTransaction, option: str = "-A") -> None:
     """Refuse an account that the job's owner does not belong to, whoever the caller is."""
     found = account_refusal(spec.account, owner.user, account_groups(owner, tx.settings), tx.settings, option)
     if found is not None:
-        raise Refused(found.text, found.hint)
+        raise Refused(found.text, found.hint, "account")
 
 
 def check_can_fit(spec: JobSpec, tx: TickTransaction) -> None:
@@ -260,14 +263,14 @@ def check_can_fit(spec: JobSpec, tx: TickTransaction) -> None:
     if found is not None and spec.waits_if_infeasible:
         found = refusal(replace(spec.request, cpus=0.0, nodes=1), tx.nodes, tx.settings)
     if found is not None:
-        raise Refused(found.text, found.hint)
+        raise Refused(found.text, found.hint, found.about)
 
 
 def check_reservation(spec: JobSpec, user: str, tx: TickTransaction) -> None:
     """Refuse a job in a reservation that it can never run in."""
     found = why_not_admitted(spec, user, tx.world.calendar, tx.now)
     if found is not None:
-        raise Refused(found.text, found.hint)
+        raise Refused(found.text, found.hint, "reservation")
 
 
 def check_deadline(spec: JobSpec, eligible_at: float) -> None:
@@ -279,12 +282,14 @@ def check_deadline(spec: JobSpec, eligible_at: float) -> None:
         raise Refused(
             f"the deadline is {format_duration(-left_s)} before the job could start",
             "choose a later --deadline",
+            "deadline",
         )
     if left_s < (spec.time_limit_s or 0):
         raise Refused(
             f"the job may run {format_duration(spec.time_limit_s)}, but its deadline is "
             f"{format_duration(left_s)} after it could start",
             f"ask for less time: -t {format_duration(int(left_s))}" if left_s >= 1 else "choose a later --deadline",
+            "deadline",
         )
 
 
@@ -293,14 +298,16 @@ def check_dependency(dependency: str, tx: TickTransaction, *, may_be_unknown: bo
     try:
         expression = parse_dependency(dependency)
     except ValueError as error:
-        raise Refused(str(error), "write it as afterok:41 or afterok:41:42,afterany:43") from None
+        hint = "write it as afterok:41 or afterok:41:42,afterany:43"
+        raise Refused(str(error), hint, "dependency") from None
     if may_be_unknown:
         return
     lookup = tx.world.lookup_parents(tx.jobs, expression)
     for one in expression.conditions:
         if one.job_id and lookup(one.job_id) is None:
             gone = " any more" if one.job_id < tx.world.next_id else ""
-            raise Refused(f"there is no job {one.shown_id}{gone} to depend on", "list the jobs with: gq -a")
+            text = f"there is no job {one.shown_id}{gone} to depend on"
+            raise Refused(text, "list the jobs with: gq -a", "dependency")
 
 
 def never_starts(spec: JobSpec, tx: TickTransaction, shown_id: str = "ID") -> str | None:

@@ -153,6 +153,7 @@ def check_room(jobs: int, caller: Caller, tx: TickTransaction) -> None:
         raise Refused(
             f"{there}{jobs} more would exceed the limit of {limit} pending and running jobs",
             "wait for jobs to end, or raise [limit] jobs in the config file",
+            "job_count",
         )
     own, most = tx.world.jobs_of(caller.uid), tx.settings.limit.jobs_per_user
     if jobs > most - own and not is_root(caller):
@@ -161,6 +162,7 @@ def check_room(jobs: int, caller: Caller, tx: TickTransaction) -> None:
             f"{most} per user",
             "wait for jobs to end, submit similar jobs as an array (-a 0-999), which counts as one, or ask an admin to "
             "raise [limit] jobs_per_user",
+            "job_count",
         )
 
 
