@@ -51,7 +51,18 @@ class GpuschedError(Exception):
 
 
 ABOUT = (
-    *("queue", "queue_access", "qos", "qos_access", "account", "reservation", "nice", "dependency", "array"),
+    *(
+        "queue",
+        "queue_access",
+        "qos",
+        "qos_access",
+        "account",
+        "reservation",
+        "reservation_access",
+        "nice",
+        "dependency",
+        "array",
+    ),
     *("deadline", "constraint", "node", "nodes", "cpus", "memory", "gpus", "resource", "license", "size", "time"),
     *("policy", "job_count"),
 )

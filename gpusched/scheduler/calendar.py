@@ -189,6 +189,7 @@ def why_not_admitted(spec: JobSpec, user: str, calendar: Mapping[str, CalendarEn
         return Refusal(
             f"access denied to the requested reservation {name!r}: it is not for {user}{under}",
             f"it is for {', '.join(admitted)}; submit without --reservation" if admitted else _LIST,
+            "reservation_access",
         )
     return _too_much(spec, entry)
 

@@ -105,31 +105,30 @@ def hand_in(
         ) from None
 
 
-_SENTENCES = (
-    (("there is no queue", "takes no jobs itself"), "Invalid partition name specified"),
-    (("may not submit to queue",), "User's group not permitted to use this partition"),
-    (("there is no QOS", "may not use QOS"), "Invalid qos specification"),
-    (
-        ("there is no account", "member of", "so the job must name one"),
-        "Invalid account or account/partition combination specified",
-    ),
-    (("asked for license", "asked for 1 license"), "Invalid license specification"),
-    (("the nodes here are", "node that is not"), "Invalid node name specified"),
-    (("asked for nodes with", "asked for labels"), "Invalid feature specification"),
-    (("access denied to the requested reservation",), "Access denied to requested reservation"),
-    (("reservation",), "Requested reservation is invalid"),
-    (("would put the job ahead",), "Invalid --nice value"),
-    (("dependency", "to depend on"), "Job dependency problem"),
-    (("the array has", "is no number of tasks", "list of tasks", "the step is"), "Invalid job array specification"),
-    (("deadline",), "Requested time limit is invalid (missing or exceeds some limit)"),
-)
-"""Parts of our sentences, and what Slurm says instead."""
+_SENTENCES = {
+    "queue": "Invalid partition name specified",
+    "queue_access": "User's group not permitted to use this partition",
+    "qos": "Invalid qos specification",
+    "qos_access": "Invalid qos specification",
+    "account": "Invalid account or account/partition combination specified",
+    "license": "Invalid license specification",
+    "node": "Invalid node name specified",
+    "constraint": "Invalid feature specification",
+    "reservation": "Requested reservation is invalid",
+    "reservation_access": "Access denied to requested reservation",
+    "nice": "Invalid --nice value",
+    "dependency": "Job dependency problem",
+    "array": "Invalid job array specification",
+    "deadline": "Requested time limit is invalid (missing or exceeds some limit)",
+    **dict.fromkeys(("cpus", "memory", "gpus", "nodes", "size", "time", "policy"), UNAVAILABLE),
+}
+"""What a refusal is about, see `errors.ABOUT`, and Slurm's sentence on it."""
 _TOO_MANY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 
 
 def refused(command: Command, error: UserError, spec: dict[str, Any], unavailable: str = UNAVAILABLE) -> CommandError:
     """A refusal in Slurm's words, followed by our sentence and hint."""
-    before, sentence = _in_slurms_words(error.message, spec)
+    before, sentence = _in_slurms_words(error.about, spec)
     sentence = unavailable if sentence == UNAVAILABLE else sentence
     prefix = _PREFIXES[command.name]
     lines = [*before, f"{prefix}: {sentence or printable(error.message, 2000)}"]
@@ -142,20 +141,18 @@ def refused(command: Command, error: UserError, spec: dict[str, Any], unavailabl
     return found
 
 
-def _in_slurms_words(message: str, spec: dict[str, Any]) -> tuple[list[str], str | None]:
+def _in_slurms_words(about: str | None, spec: dict[str, Any]) -> tuple[list[str], str | None]:
     """Slurm's lines before the last one, and its last sentence: None to say it in our words, empty for none."""
-    if message.startswith("asked for resource"):
+    if about == "resource":
         return ["Invalid generic resource (gres) specification"], ""
-    if (message.startswith("user ") and " may have " in message) or (" may hold " in message and " holds " in message):
+    if about == "job_count":
         return ["QOSMaxSubmitJobPerUserLimit"], _TOO_MANY
-    for parts, sentence in _SENTENCES:
-        if any(part in message for part in parts):
-            if sentence.startswith("Invalid partition"):
-                return [f"invalid partition specified: {printable(spec.get('queue', '(null)'))}"], sentence
-            return [], sentence
-    if message.startswith("asked for"):
-        return ["Memory specification can not be satisfied"] if " of memory" in message else [], UNAVAILABLE
-    return [], None
+    before = []
+    if about == "queue":
+        before = [f"invalid partition specified: {printable(spec.get('queue', '(null)'))}"]
+    elif about == "memory":
+        before = ["Memory specification can not be satisfied"]
+    return before, _SENTENCES.get(about or "")
 
 
 def say_notes(command: Command, answer: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -192,7 +189,7 @@ def print_forecast(command: Command, client: DaemonConnection, spec: dict[str, A
         raise refused(command, error, spec) from None
     found = answer["dry_run"]
     if found["verdict"] == "refused":
-        _, sentence = _in_slurms_words(found["text"], spec)
+        _, sentence = _in_slurms_words(found["about"], spec)
         problem = command.error(f"allocation failure: {sentence or UNAVAILABLE}")
         own = [printable(found["text"]), *([f"hint: {found['hint']}"] if found["hint"] else [])]
         problem.text = "\n".join([problem.text, *(f"{command.name}: {line}" for line in own)])

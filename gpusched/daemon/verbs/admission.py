@@ -270,7 +270,7 @@ def check_reservation(spec: JobSpec, user: str, tx: TickTransaction) -> None:
     """Refuse a job in a reservation that it can never run in."""
     found = why_not_admitted(spec, user, tx.world.calendar, tx.now)
     if found is not None:
-        raise Refused(found.text, found.hint, "reservation")
+        raise Refused(found.text, found.hint, found.about or "reservation")
 
 
 def check_deadline(spec: JobSpec, eligible_at: float) -> None:
