@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as replace_part
 
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import Request
@@ -47,7 +46,7 @@ class Refusal:
 
 def on(about: str, found: Refusal | None) -> Refusal | None:
     """A refusal that says what it is about, unless it does already."""
-    return found if found is None or found.about else replace_part(found, about=about)
+    return found if found is None or found.about else Refusal(found.text, found.hint, about)
 
 
 def describe(request: Request, *, full: bool = False) -> str:
