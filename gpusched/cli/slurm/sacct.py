@@ -229,7 +229,7 @@ def read_job_words(command: Command, words: Iterable[str]) -> dict[str, set[str]
     return found
 
 
-def _split_words(texts: Iterable[str]) -> list[str]:
+def split_words(texts: Iterable[str]) -> list[str]:
     """Words separated by commas outside of brackets, as in `42_[1,3-5],43`."""
     found, depth, word = [], 0, ""
     for char in ",".join(texts):
@@ -247,7 +247,7 @@ class SacctQuery:
 
     def __init__(self, parsed: Parsed, now: float) -> None:
         self.now = now
-        self.jobs = read_job_words(COMMAND, _split_words(parsed.all("jobs")))
+        self.jobs = read_job_words(COMMAND, split_words(parsed.all("jobs")))
         self.has_jobs = bool(parsed.all("jobs"))
         self.states = _states(parsed)
         self.users = _users(parsed, self.has_jobs or parsed.has("nodelist"))

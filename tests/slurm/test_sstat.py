@@ -1,0 +1,106 @@
+"""sstat: what running steps use, against real processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from slurm_lab import SlurmLab
+
+from gpusched.cli.slurm.sstat import STEP_WIDTHS
+
+HOLDS = (
+    'python3 -c "import os, time; held = bytearray({mib} << 20); sum(range(10**6)); '
+    "open('{name}-' + os.environ.get('SLURM_PROCID', 'x'), 'w').close(); time.sleep(100)\""
+)
+
+
+@pytest.fixture(scope="module")
+def running(lab: SlurmLab) -> Iterator[str]:
+    """A job that holds little in its script, and 80 MiB in each of two tasks of a step."""
+    script = f"#!/bin/bash\nsrun -n 2 {HOLDS.format(mib=80, name='task')} &\n{HOLDS.format(mib=1, name='script')}\n"
+    (lab.work / "holds.sh").write_text(script)
+    job = lab.submit("-n 2 --gres=gpu:1 holds.sh")
+    for name in ("task-0", "task-1", "script-0"):
+        lab.text(name)
+    yield job
+    lab.ok(f"gcancel {job}")
+    lab.wait(job)
+
+
+def mib(text: str) -> float:
+    return float(text[:-1]) / {"K": 1024, "M": 1, "G": 1 / 1024}[text[-1]]
+
+
+def test_shows_the_memory_of_the_step_and_of_the_script_apart(lab: SlurmLab, running: str) -> None:
+    script, step = lab.ok(f"sstat -a -n -P -j {running} -o jobid,maxrss,ntasks,maxrssnode,maxrsstask").splitlines()
+    assert step.split("|")[0] == f"{running}.0"
+    assert step.split("|")[2:] == ["2", "node1", "0"]
+    assert 80 < mib(step.split("|")[1]) < 200
+    assert script.split("|")[0] == f"{running}.batch"
+    assert mib(script.split("|")[1]) < 80
+
+
+def test_shows_the_first_step_unless_another_is_named(lab: SlurmLab, running: str) -> None:
+    for words, found in [
+        (running, [f"{running}.0"]),
+        (f"{running}.0", [f"{running}.0"]),
+        (f"{running}.batch", [f"{running}.batch"]),
+        (f"{running}.batch,{running}.0", [f"{running}.batch", f"{running}.0"]),
+    ]:
+        assert lab.ok(f"sstat -n -P -o jobid -j {words}").split() == found
+
+
+def test_names_the_processes(lab: SlurmLab, running: str) -> None:
+    step, node, pids = lab.ok(f"sstat -i -n -P -j {running}").strip().split("|")
+    assert (step, node) == (f"{running}.0", "node1")
+    for pid in pids.split(","):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            assert b"SLURM_STEP_ID=0" in file.read().split(b"\0")
+
+
+def test_measures_cpu_time(lab: SlurmLab, running: str) -> None:
+    hours, minutes, _ = lab.ok(f"sstat -n -P -j {running} -o avecpu").strip().split(":")
+    assert (hours, minutes) == ("00", "00")
+
+
+def test_every_name_of_helpformat_is_a_column(lab: SlurmLab, running: str) -> None:
+    names = lab.ok("sstat --helpformat").split()
+    assert names == list(STEP_WIDTHS)
+    titles, row = lab.ok(f"sstat -P -j {running} -o {','.join(names)}").splitlines()
+    assert titles.split("|") == names
+    assert len(row.split("|")) == len(names)
+
+
+def test_a_job_without_running_steps_is_an_error(lab: SlurmLab) -> None:
+    waiting = lab.submit("-H --wrap true")
+    for word in (waiting, "999999", "99999999999999999999"):
+        done = lab.type(f"sstat -n -j {word}")
+        assert (done.code, done.out) == (1, ""), word
+        assert done.err.startswith("sstat: error: ")
+    lab.ok(f"gcancel {waiting}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "sstat: error: You didn't give me any jobs to stat.\n"),
+        ("-j abc", "sstat: error: Bad job/step specified: abc\n"),
+        ("-j 1 -o jobid,nosuch", 'sstat: error: Invalid field requested: "nosuch"\n'),
+        ("1", "sstat: error: Unknown arguments: 1\n"),
+        ("--nosuch", "sstat: unrecognized option '--nosuch'\n"),
+    ],
+)
+def test_bad_input_is_refused(lab: SlurmLab, words: str, message: str) -> None:
+    done = lab.type(f"sstat {words}")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(message)
+
+
+def test_the_process_of_the_test_is_in_no_step() -> None:
+    from gpusched.cli.slurm.sstat import _step_of, _tree
+
+    assert _step_of(os.getpid()) is None
+    assert os.getpid() in _tree(os.getpid())
+    assert _tree(2**22 + 1) == {2**22 + 1: None}
