@@ -98,6 +98,11 @@ def states(lab: SlurmLab, job: str) -> list[str]:
         (f"srun -N1 -w {HOST} -n1 --exclusive --mem=10M --cpu-bind=q --mpi=none -u -J name echo hi", 0, "hi\n", ""),
         ("srun true : false", 255, "", None),
         ("srun --jobid=999999 true", 1, "", None),
+        ("srun --bb=x true", 255, "", None),
+        ("srun --multi-prog x", 255, "", None),
+        ("srun --jobid=$SLURM_JOB_ID --hint=nomultithread -m block --x11 -s echo hi", 0, "hi\n", ""),
+        ("srun --cpu-bind=odd true", 255, "", "srun: error: Invalid --cpu-bind argument: odd\n"),
+        ("srun -c 9 true", 1, "", None),
     ],
 )  # fmt: skip
 def test_speaks_and_exits_as_slurms_does(lab: SlurmLab, line: str, code: int, out: str, err: str | None) -> None:

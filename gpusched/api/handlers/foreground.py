@@ -99,5 +99,6 @@ async def inside(request: web.Request) -> web.Response:
             "gpus": 0 if run is None else len(run.gpus),
             "ntasks": count_tasks(job.spec.request, job.spec.layout),
             "open_mode": job.spec.launch.open_mode,
+            "supervisor_pid": None if run is None else run.supervisor_pid,
         }
     )

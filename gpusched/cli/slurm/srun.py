@@ -16,38 +16,38 @@ _ROWS = """
 -D --chdir DIR  working directory of the tasks
 --cpu-bind HOW  bind tasks to cores: none, rank, cores, threads, map_cpu:0,1, mask_cpu:0x3; q and v are accepted
 -e --error FILE  file of the error output; %t task, %s step, %j job, %N node
---epilog PROGRAM  has no effect
---exact  the step gets only the cores that it asks for
+--epilog PROGRAM  accepted: no program runs around a step
+--exact  the step gets only the cores that it asks for, and no other such step has them meanwhile
 --export LIST  environment of the tasks: ALL, NONE, or names and NAME=VALUE
 --gpu-bind HOW  which GPUs a task sees: none, single:N, per_task:N, map_gpu:LIST, closest
 -I --immediate [S]  give up unless the job or step starts within S seconds
 -i --input FILE  standard input of the tasks: a file, all, none, or the number of a task
---jobid ID  run the tasks in the allocation of this job
+--jobid ID  the job that this srun is in; others are refused
 -K --kill-on-bad-exit [0|1]  end the step when a task fails
 -l --label  begin each line of output with the number of its task
 --mpi TYPE  none, or list; other values have no effect
---multi-prog  not supported: start each program with an srun of its own
+--multi-prog  refused: start each program with an srun of its own
 --open-mode MODE  append to files that exist, or truncate them
 -o --output FILE  file of the output, in place of srun's own; %t task, %s step, %j job, %N node
 -O --overcommit  more tasks than cores
 --overlap  share cores and GPUs with other steps of the job
--E --preserve-env  keep SLURM_NNODES and SLURM_NTASKS of the environment
---prolog PROGRAM  has no effect
+-E --preserve-env  accepted: the step's variables are always its own
+--prolog PROGRAM  accepted: no program runs around a step
 --pty [FD]  run task 0 at a terminal
 -Q --quiet  print nothing but errors
--X --disable-status  has no effect: one Ctrl-C goes to the tasks
+-X --disable-status  the first Ctrl-C goes to the tasks, not the second
 --quit-on-interrupt  end the step at the first Ctrl-C
 -r --relative N  begin at this node of the allocation
---slurmd-debug LEVEL  has no effect
---task-epilog PROGRAM  has no effect
---task-prolog PROGRAM  has no effect
+--slurmd-debug LEVEL  accepted: there is no slurmd
+--task-epilog PROGRAM  accepted: no program runs around a task
+--task-prolog PROGRAM  accepted: no program runs around a task
 --test-only  do not submit; print when the job would start
--T --threads N  has no effect
--u --unbuffered  do not buffer output; it never is
+-T --threads N  accepted: tasks are started one after the other
+-u --unbuffered  accepted: output is never held back, but for the lines of --label
 -v --verbose  print the options that were given
 -W --wait S  end the step S seconds after its first task has ended
---whole  has no effect: a step may use all cores of its job anyway
---x11 [WHICH]  has no effect: a job is on this machine, and DISPLAY is passed on
+--whole  accepted: a step may use all cores of its job anyway
+--x11 [WHICH]  accepted: a job is on this machine, and DISPLAY is passed on
 """
 _OTHERS = ("cpu-bind", "gpu-bind", "overcommit", "export-file", "ignore-pbs", "batch")
 COMMAND = Command(

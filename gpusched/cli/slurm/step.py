@@ -8,6 +8,7 @@ import sys
 import time
 
 from gpusched.cli.slurm.streams import Pump, expand, label_of
+from gpusched.cli.slurm_options import ONLY_SLURM
 from gpusched.cli.tasks import Tasks, task_variables
 from gpusched.client import DaemonConnection, chosen_socket
 from gpusched.errors import DaemonUnreachable, NotFound, NotReady, UserError
@@ -66,7 +67,17 @@ def run_step(command: Command, typed: Parsed, wanted: str) -> int:
     wanted = printable(wanted)
     job = scheduler.ask("GET", "/v1/inside", None, BEGIN_PATIENCE_S)["inside"]
     if job is None:
+        if typed.has("jobid"):
+            raise command.error(
+                f"--jobid={wanted} is not supported outside of that job; use srun in its script or in salloc"
+            )
         raise _no_allocation(command, wanted)
+    for name, _ in typed.options:
+        if (only := ONLY_SLURM.get(name)) is not None and only.is_refused:
+            raise command.error(only.sentence, 255)
+    if typed.has("test-only"):
+        command.note(f"a step of job {job['id']} starts at once")
+        return 0
     if typed.has("jobid") and typed.get("jobid") not in (job["id"], str(job["job_id"])):
         raise command.error(
             f"--jobid={wanted} is not supported in job {job['id']}; run srun in a script or shell of job {wanted}"
@@ -501,13 +512,12 @@ class Step:
 
     def follow(self, tasks: Tasks) -> None:
         """Wait for the tasks; pass signals on, and end the step when it is time."""
-        parent = os.getsid(0)
         while tasks.running:
             due = [at for at in (self.kill_at, self.limit_at, self.wait_at) if at is not None]
             info = tasks.wait(min(due) - time.monotonic() if due else None)
             if info is not None and info.si_signo != signal.SIGCHLD:
-                if info.si_pid == parent != os.getpid():
-                    # The job's supervisor, which signals all processes of the job itself.
+                if info.si_pid == self.job["supervisor_pid"]:
+                    # It signals all processes of the job itself.
                     self.note_stop(info.si_signo)
                 else:
                     self.pass_on(tasks, info.si_signo)
