@@ -79,13 +79,15 @@ class TestSubmitit:
     def test_a_task_checkpoints_on_usr2_and_finds_the_same_job_again(self, lab: SlurmLab) -> None:
         body = (
             'bash -c \'echo run ${SLURM_RESTART_COUNT:-0}; [ -n "$SLURM_RESTART_COUNT" ] && exit 0; '
-            'trap "scontrol requeue $SLURM_JOB_ID; exit 255" USR2; touch ready; while :; do sleep 0.1; done\''
+            # It takes TERM for noise, as submitit does, and wants to see that the requeue worked.
+            'trap : TERM; trap "scontrol requeue $SLURM_JOB_ID; echo requeued $?; exit 255" USR2; touch ready; '
+            "while :; do sleep 0.1; done'"
         )
         job = self.submit(lab, "sub-requeue", body)
         lab.text("ready")
         lab.ok(f"scancel {job} --signal USR2")
         wait_until(lambda: self.states(lab, job) == {job: "COMPLETED"}, what="the second run to end")
-        assert lab.text(f"sub-requeue/{job}_0_log.out") == "run 0\nrun 1\n"
+        assert lab.text(f"sub-requeue/{job}_0_log.out") == "run 0\nrequeued 0\nrun 1\n"
 
     def test_array_rows_and_cancelling_a_task(self, lab: SlurmLab) -> None:
         job = self.submit(lab, "sub-array", "sleep 300", "#SBATCH --array=0-2%1")

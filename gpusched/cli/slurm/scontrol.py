@@ -209,6 +209,8 @@ def _each_job(
 
     def act(line: ControlLine, texts: list[str]) -> int:
         code = 0
+        if verb == "requeue":
+            _outlive_the_run()
         for word in _without_state(job_words(texts)):
             if not is_job_id(word):
                 line.complain(f"{INVALID_ID} for job {word}")
@@ -230,6 +232,15 @@ def _each_job(
         return code
 
     return act
+
+
+def _outlive_the_run() -> None:
+    """Ignore what ends the run of a job that requeues itself: its program is to see that it worked."""
+    if "SLURM_JOB_ID" in os.environ:
+        import _signal  # without the names that `signal` makes of its numbers
+
+        for number in (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2):
+            _signal.signal(number, _signal.SIG_IGN)
 
 
 def _without_state(words: list[str]) -> list[str]:

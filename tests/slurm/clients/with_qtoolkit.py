@@ -53,6 +53,6 @@ assert cancelled.status.value == "SUCCESSFUL", cancelled
 assert cancelled.job_id == slow
 until(lambda: manager.get_job(slow) is None or manager.get_job(slow).state != QState.RUNNING)
 
-refused = manager.submit("true", options=QResources(queue_name="nosuch"), script_fname="refused.sh")
+refused = manager.submit("true", options=QResources(queue_name="nosuch", processes=1), script_fname="refused.sh")
 assert refused.status == SubmissionStatus.FAILED
 assert "nvalid partition" in str(refused), refused

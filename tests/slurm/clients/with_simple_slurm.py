@@ -55,9 +55,9 @@ slurm.scancel.cancel_job(two)
 slurm.scancel.cancel_all()
 
 assert Slurm(time="5:00", job_name="ss-srun", ntasks=1).srun("true") == 0
+code = 0
 try:
     Slurm(time="5:00").srun("bash -c 'exit 3'")
 except subprocess.CalledProcessError as error:
-    assert error.returncode == 3
-else:
-    raise AssertionError("its exit code was lost")
+    code = error.returncode
+assert code == 3, code
