@@ -294,6 +294,18 @@ def test_steps_are_shown_while_they_run(lab: SlurmLab) -> None:
     assert (done.code, done.out) == (1, f"Job step {job} not found\n")
 
 
+def test_json_is_that_of_squeue_and_sinfo(lab: SlurmLab, waiting: str) -> None:
+    (job,) = json.loads(lab.ok(f"scontrol show job {waiting} --json"))["jobs"]
+    (same,) = json.loads(lab.ok(f"squeue --json -j {waiting}"))["jobs"]
+    assert job.keys() == same.keys()
+    assert (str(job["job_id"]), job["job_state"], job["name"]) == (waiting, "PENDING", "waiting")
+    (node,) = json.loads(lab.ok("scontrol --json show nodes"))["nodes"]
+    assert node["name"] == "node1"
+    assert json.loads(lab.ok("scontrol show job --json")).keys() == {"meta", "errors", "jobs"}
+    assert lab.type("scontrol --json show job 99999").code == 1
+    assert lab.type("scontrol --json show partition").code == 1
+
+
 def test_config_has_what_clients_read(lab: SlurmLab) -> None:
     lines = lab.ok("scontrol show config").splitlines()
     rows = dict(re.split(r"\s+= ", line, maxsplit=1) for line in lines if " = " in line)

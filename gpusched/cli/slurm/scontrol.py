@@ -29,6 +29,7 @@ COMMAND = Command(
 -F --future  accepted: there are no future nodes
 -h --help  show this help
 --hide  accepted: nothing is hidden
+--json  with show job and show node: as JSON
 --local  accepted: there is one cluster
 -M --clusters --cluster NAMES  this cluster's name, or all
 -o --oneliner  one line for each entry
@@ -36,6 +37,7 @@ COMMAND = Command(
 --sibling  accepted: there is one cluster
 -u --uid NAME  refused: rights come from the account that runs the command
 -v --verbose  explain errors in full
+--yaml  with show job: as YAML
 """,
     permutes=True,
 )
@@ -66,6 +68,8 @@ class ControlLine:
     def __init__(self, options: Parsed) -> None:
         self.is_one_line = options.has("oneliner")
         self.is_detailed = options.has("details")
+        self.is_json = options.has("json")
+        self.is_yaml = options.has("yaml")
         self.is_quiet = options.has("quiet")
         self.is_verbose = options.has("verbose")
         self._client: DaemonConnection | None = None

@@ -42,6 +42,8 @@ def show(line: ControlLine, texts: list[str]) -> int:
         raise CommandError(f"invalid entity:{printable(entity)} for keyword:show ")
     if len(names) > 1 and act is not _jobs:
         raise CommandError("too many arguments for keyword:show")
+    if (line.is_json and act not in (_jobs, _nodes)) or (line.is_yaml and act is not _jobs):
+        raise CommandError(f"scontrol: error: show {printable(entity)} has no JSON form")
     return act(line, names)
 
 
@@ -119,6 +121,11 @@ def _jobs(line: ControlLine, names: list[str]) -> int:
     missing = bool(answer.get("missing"))
     if missing:
         line.complain(f"slurm_load_jobs error: {INVALID_ID}")
+    if line.is_json or line.is_yaml:
+        from gpusched.cli.slurm.squeue_json import print_document
+
+        print_document(jobs, line.client.call("GET", "/v1/cluster")["cluster_name"], is_yaml=line.is_yaml)
+        return int(missing)
     if not jobs and not missing:
         sys.stdout.write("No jobs in the system\n")
     around = _surroundings(line, jobs, query)
@@ -177,6 +184,11 @@ def _nodes(line: ControlLine, names: list[str]) -> int:
     except ValueError:
         wanted = names[:1]
     by_name = {node.name: node for node in nodes}
+    if line.is_json:
+        from gpusched.cli.slurm.documents import nodes_document
+
+        sys.stdout.write(nodes_document([by_name[name] for name in wanted if name in by_name], partitions))
+        return int(any(name not in by_name for name in wanted))
     code = 0
     for name in wanted:
         if name not in by_name:
