@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent.parent / "daemon"))
+sys.path += [str(Path(__file__).parent.parent / name) for name in ("daemon", "security")]
 
 from slurm_lab import SlurmLab
 

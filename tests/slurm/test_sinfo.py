@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -54,9 +55,11 @@ def test_agrees_with_slurm_on_a_full_and_a_drained_machine(own_lab: SlurmLab) ->
     check(lab, busy_c, {})
     lab.ok("scontrol update nodename=node1 state=drain reason='fan failure'")
     check(lab, drained, {})
-    found = lab.ok(reasons.command)
-    assert [line.split("  ")[0] for line in found.splitlines()] == ["REASON", "fan failure"]
-    assert found.splitlines()[1].endswith(" node1")
+    who = lab.ok("id -un").strip()
+    found = check(lab, reasons, {}, Places(mask=[r"failure +(\w+) "], is_blind_to_width=True))
+    assert found.out.splitlines()[1].split()[2] == who
+    assert lab.ok("sinfo -hRl -o '%U %t'").split() == [f"{who}({os.getuid()})", "drng"]
+    assert f"   Reason=fan failure [{who}@20" in lab.ok("scontrol show node")
     assert lab.ok("sinfo -h -t drained") != lab.ok("sinfo -h -t draining")
     lab.ok(f"gcancel {job}")
     lab.wait(job)
@@ -177,6 +180,8 @@ def node(name: str, **values: Any) -> dict[str, Any]:
         "mem_booked_mib": 0,
         "runs": 0,
         "message": None,
+        "drained_by": None,
+        "drained_at": None,
         "why_not": None,
         "labels": [],
         "resources": {},

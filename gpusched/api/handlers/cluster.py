@@ -42,11 +42,14 @@ async def cluster(request: web.Request) -> web.Response:
     layout = ClusterLayout((node,), scheduler.settings)
     load = scheduler.host
     reading = scheduler.reading
+    drained_by, drained_at = service.drained.get(node.name, (None, None))
     nodes = [
         {
             "name": node.name,
             "state": "drained" if node.why_not else "up",
             "message": scheduler.world.drains.get(node.name),
+            "drained_by": drained_by,
+            "drained_at": drained_at,
             "cpus": node.cpus,
             "cpus_booked": sum(hold.cpus for hold in holds),
             "mem_mib": node.mem_mib,
@@ -184,14 +187,19 @@ async def drain(request: web.Request) -> web.Response:
     message = body.get("message") or f"by {caller.user}"
     if not isinstance(message, str) or len(message) > 500:
         raise UsageError("the message must be a string of at most 500 characters", "use -m 'why'")
-    return respond(**await service.daemon.ask(commands.Drain(caller, _targets(body), printable(message))))
+    answer = await service.daemon.ask(commands.Drain(caller, _targets(body), printable(message)))
+    service.drained.update(dict.fromkeys(answer["changed"], (caller.user, service.scheduler.now())))
+    return respond(**answer)
 
 
 async def undrain(request: web.Request) -> web.Response:
     """POST /v1/undrain"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "targets")
-    return respond(**await service.daemon.ask(commands.Drain(caller, _targets(body), None)))
+    answer = await service.daemon.ask(commands.Drain(caller, _targets(body), None))
+    for name in (*answer["changed"], *answer["unchanged"]):
+        service.drained.pop(name, None)
+    return respond(**answer)
 
 
 _TRIED = 50

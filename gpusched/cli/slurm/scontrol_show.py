@@ -229,7 +229,8 @@ def _node_lines(node: Node, partitions: list[Partition], status: Json, *, is_det
         "ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s",
     ]
     if node.reason:
-        lines.append(f"Reason={node.reason}")
+        who = f" [{here['drained_by']}@{instant(here['drained_at'])}]" if here["drained_by"] else ""
+        lines.append(f"Reason={node.reason}{who}")
     return lines
 
 

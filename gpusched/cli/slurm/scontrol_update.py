@@ -156,6 +156,8 @@ def _change(line: ControlLine, word: str, wanted: Pairs) -> str | None:
 
 
 def _why_not(line: ControlLine, word: str, error: GpuschedError, wanted: Pairs) -> str:
+    if error.message == DENIED:
+        return DENIED
     if isinstance(error, Refused) and state_of(line, word) in ("RUNNING", "SUSPENDED"):
         # Of what may change while a job runs, only a longer limit takes more rights than the owner has.
         keys = {key.lower() for key, _ in wanted}

@@ -133,9 +133,9 @@ _STATE = NodeField("STATE", of_node=lambda node: SHORT_STATES[node.state])
 _STATE_LONG = NodeField("STATE", of_node=lambda node: node.state)
 _STATE_COMPLETE = NodeField("STATE", of_node=lambda node: node.long_state.lower())
 _REASON = NodeField("REASON", of_node=lambda node: node.reason or "none")
-_TIMESTAMP = NodeField("TIMESTAMP", of_node=lambda node: instant(node.json.get("drained_at"), "Unknown"))
-_USER = NodeField("USER", of_node=lambda node: node.json.get("drained_by") or "Unknown")
-_USER_LONG = NodeField("USER", of_node=lambda node: node.json.get("drained_by") or "Unknown")
+_TIMESTAMP = NodeField("TIMESTAMP", of_node=lambda node: instant(node.json["drained_at"], "Unknown"))
+_USER = NodeField("USER", of_node=lambda node: node.json["drained_by"] or "Unknown")
+_USER_LONG = NodeField("USER", of_node=lambda node: _with_uid(node.json["drained_by"]))
 _FEATURES = NodeField("AVAIL_FEATURES", of_node=lambda node: node.features)
 _ACTIVE_FEATURES = NodeField("ACTIVE_FEATURES", of_node=lambda node: node.features)
 _GRES = NodeField("GRES", of_node=lambda node: node.gres)
@@ -274,6 +274,18 @@ NAMES: dict[str, NodeField] = {
 _NUMBERS = frozenset({*"cdemwODXYZ"})
 _EXACT = frozenset({_CPU_COUNT, _MEMORY, _DISK, _WEIGHT, _SOCKETS, _LAYOUT, _CPU_LOAD, _FREE_MEMORY, _ALLOC_MEMORY})
 """Fields by which --exact parts rows as well."""
+
+
+def _with_uid(name: str | None) -> str:
+    """`root(0)`."""
+    if name is None:
+        return "Unknown"
+    import pwd  # rarely used
+
+    try:
+        return f"{printable(name)}({pwd.getpwnam(name).pw_uid})"
+    except KeyError:
+        return printable(name)
 
 
 def _limit(seconds: float | None, none: str = "infinite") -> str:
