@@ -97,6 +97,10 @@ def describe(job: dict[str, Any]) -> str:
     where = _where(job)
     if where:
         pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Where", where))
+    if job["stdin_path"]:
+        pairs.insert([name for name, _ in pairs].index("Output"), ("Input", job["stdin_path"]))
+    if job["comment"]:
+        pairs.insert(2, ("Comment", job["comment"]))
     if job["deadline_at"] is not None:
         pairs.append(("Deadline", instant(job["deadline_at"])))
     if job.get("expected"):
@@ -193,6 +197,8 @@ def _has_reason(job: dict[str, Any]) -> bool:
 
 def _requested(job: dict[str, Any]) -> str:
     parts = [plural(job["cpus"], "CPU")]
+    if job["num_tasks"] > job["nodes"]:
+        parts.insert(0, plural(job["num_tasks"], "task"))
     if job["gpu_request"] != "0":
         parts.append(f"GPUs {job['gpu_request']}{' linked' if job['gpus_linked'] else ''}")
     if job["mem_mib"]:

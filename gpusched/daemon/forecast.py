@@ -22,6 +22,7 @@ from gpusched.lifecycle.dependencies import Never, Satisfied, evaluate, parse_de
 from gpusched.lifecycle.transitions import new_job
 from gpusched.model.commands import NEVER, Caller
 from gpusched.model.job import Job, JobSpec
+from gpusched.model.layout import LAYOUT_KEYS, rearranged
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Plan, Prediction, Snapshot
 from gpusched.model.spec import DEFAULT, MAXIMUM
@@ -159,7 +160,23 @@ class QueueForecast:
 
         sensible = None if advice is None else SensibleLimit(advice.least_s, advice.limit_s, advice.known)
         number = self.waiting_ids([job])[job.id]
-        return alternatives(self.snapshot, settings, number, allowed, self.extensions, sensible)
+        found = alternatives(self.snapshot, settings, number, allowed, self.extensions, sensible)
+        return tuple(one for one in found if _has_this_effect(job.spec, one.change))
+
+
+def _has_this_effect(spec: JobSpec, change: Mapping[str, object]) -> bool:
+    """Whether a change of what each node books means the same for this job, which may count its cores by the task."""
+    stated = LAYOUT_KEYS & change.keys()
+    if spec.layout is None or not stated:
+        return True
+    try:
+        found, _ = rearranged(spec.request, spec.layout, change)
+    except ValueError:
+        return False
+    gpus = found.gpus or 0
+    effect = {"gpus": gpus * found.nodes, "gpus_per_node": gpus, "cpus": found.cpus, "mem_mib": found.mem_mib}
+    effect["nodes"] = found.nodes
+    return all(effect.get(name) == change[name] for name in stated)
 
 
 def with_job(snapshot: Snapshot, key: ClassKey, newcomer: PendingJob) -> Snapshot:

@@ -12,7 +12,7 @@ from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_d
 from gpusched.lifecycle.transitions import ends_unsatisfied
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobSpec
-from gpusched.model.layout import rearranged
+from gpusched.model.layout import count_tasks, rearranged
 from gpusched.model.settings import Settings
 from gpusched.model.spec import AUTO, DEFAULT
 from gpusched.model.units import format_duration, printable
@@ -262,8 +262,12 @@ def check_can_fit(spec: JobSpec, tx: TickTransaction) -> None:
     found = refusal(spec.request, tx.nodes, tx.settings)
     if found is not None and spec.waits_if_infeasible:
         found = refusal(replace(spec.request, cpus=0.0, nodes=1), tx.nodes, tx.settings)
-    if found is not None:
-        raise Refused(found.text, found.hint, found.about)
+    if found is None:
+        return
+    hint = found.hint
+    if found.about == "cpus" and count_tasks(spec.request, spec.layout) > spec.request.nodes:
+        hint = "ask for fewer tasks (-n), or for fewer cores for each of them (-c)"
+    raise Refused(found.text, hint, found.about)
 
 
 def check_reservation(spec: JobSpec, user: str, tx: TickTransaction) -> None:
