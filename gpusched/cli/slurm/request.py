@@ -37,32 +37,32 @@ JOB_ROWS = """
 -d --dependency LIST  afterok:41,afterany:42:43, afternotok, after:41+10, aftercorr, singleton; ? in place of , is any
 -x --exclude NODES  none of these nodes
 --exclusive [WORD]  no other job on the job's nodes
--G --gpus TYPE:N  GPUs in all
---gpus-per-node TYPE:N  GPUs on each node
---gpus-per-task TYPE:N  GPUs for each task
---gres LIST  resources on each node: gpu:2, gpu:a100:1,scratch:10
+-G --gpus LIST  GPUs in all: 2, or a100:2
+--gpus-per-node LIST  GPUs on each node: 2, or a100:2
+--gpus-per-task LIST  GPUs for each task: 1, or a100:1
+--gres LIST  resources on each node: gpu:2, gpu:a100:1,scratch:10; mps:50 is half a GPU
 -H --hold  hold the job until scontrol release
--J --job-name NAME  name of the job
---kill-on-invalid-dep YES  yes: cancel the job once its dependency can never be satisfied
+-J --job-name NAME  name of the job, by default the script's or command's
+--kill-on-invalid-dep WORD  yes: cancel the job once its dependency can never be satisfied
 -L --licenses LIST  licenses: matlab:2,ansys
---mail-type LIST  BEGIN, END, FAIL, REQUEUE, TIME_LIMIT_80, ARRAY_TASKS, ALL or NONE
+--mail-type LIST  BEGIN, END, FAIL, REQUEUE, TIME_LIMIT_80, ARRAY_TASKS, ALL or NONE; sent as your alerts are
 --mail-user ADDRESS  a mail address, or one of your alert targets
 --mem SIZE  memory on each node: 8G, or 8192 for MiB; 0 is all of it
 --mem-per-cpu SIZE  memory for each core
 --mem-per-gpu SIZE  memory for each GPU
---nice [N]  lower the priority by N, 100 if left out
+--nice [N]  lower the priority by N, at most 10000; 100 if left out
 -F --nodefile FILE  only the nodes listed in this file
 -w --nodelist NODES  only these nodes: lab1,gpu[01-03]; with a slash, a file that lists them
 -N --nodes N  number of nodes, or a range: 1-2
 -n --ntasks N  number of tasks, which srun starts
 --ntasks-per-gpu N  tasks on each GPU
 --ntasks-per-node --tasks-per-node N  tasks on each node
--p --partition NAME  partition (queue)
+-p --partition NAME  partition, which is a queue; of several the first is used
 --prefer LABELS  prefer nodes with these labels
 --priority N  0 holds the job; other values have no effect
 -q --qos NAME  quality of service
 --reservation NAME  run inside this reservation
---signal B:SIG@S  send this signal S seconds before the time limit, by default 60
+--signal SIGNAL  USR1@90: send it 90 seconds before the time limit to the steps; B:USR1@90: to the batch shell
 -t --time TIME  time limit: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; 0 for none
 --wckey NAME  a word kept with the job
 """

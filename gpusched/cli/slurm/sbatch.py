@@ -46,7 +46,7 @@ _ROWS = """
 --no-requeue  do not repeat the job after a failure of the machine
 --open-mode MODE  append to files that exist, or truncate them
 -o --output FILE  file of the output, by default slurm-%j.out, of an array slurm-%A_%a.out
---parsable  print the id alone
+--parsable  print the id alone; with -M the cluster follows it
 -Q --quiet  print nothing but errors
 --requeue  repeat the job after a failure of the machine
 --test-only  do not submit; print when the job would start
