@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpusched.cli import output, submission
+from gpusched.cli import environment, output, submission
 from gpusched.cli.parse import OptionTable, apply
 from gpusched.cli.query import quote
 from gpusched.cli.submission import over, take_snapshot
@@ -232,7 +232,7 @@ class _Reader:
                 self._refuse((*at, kind), f"step {at[1]}: {one.message}", one.hint)
             return {}, {}
         words = [_as_text(word) for word in args] if _is_words(args) else []
-        return {"script": text, "script_name": submission.base_name(value), "argv": words}, values
+        return {"script": text, "script_name": environment.base_name(value), "argv": words}, values
 
     def _script(self, path: str) -> tuple[str, dict[str, Any]]:
         if path not in self._scripts:
@@ -421,14 +421,14 @@ def _request(pipeline: PipelineText, table: OptionTable, given: Values) -> tuple
     texts: list[dict[str, str]] = []
     named: list[list[str]] = []
     steps, modes = [], []
-    folder, umask = submission.current_folder(), submission.umask()
+    folder, umask = environment.current_folder(), environment.umask()
     for step in pipeline.steps:
         values = submission.over(submission.over(variables, step.values), typed)
         mark = (values.get("export"), tuple(sorted(values.get("extra_env", {}).items())))
         if mark not in environments:
             environments[mark] = len(texts)
-            texts.append(submission.captured(values))
-            named.append(submission.named_variables(values))
+            texts.append(environment.captured(values))
+            named.append(environment.named_variables(values))
         spec = {**submission.spec_of(values), **step.program, "umask": umask}
         spec.setdefault("work_dir", folder)
         steps.append(

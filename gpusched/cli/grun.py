@@ -10,18 +10,11 @@ import sys
 import time
 
 from gpusched.cli import output
+from gpusched.cli.environment import captured, current_folder, named_variables, umask
 from gpusched.cli.gwait import call_patiently, ending, wait_until_done
 from gpusched.cli.job_options import OWN_OF_GRUN, grun_table
 from gpusched.cli.parse import parse
-from gpusched.cli.submission import (
-    captured,
-    current_folder,
-    named_variables,
-    say_excluded,
-    say_without_effect,
-    spec_of,
-    umask,
-)
+from gpusched.cli.submission import say_excluded, say_without_effect, spec_of
 from gpusched.client import connect, reach
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import printable

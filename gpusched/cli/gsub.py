@@ -6,24 +6,21 @@ import os
 import sys
 
 from gpusched.cli import output, submission
+from gpusched.cli.environment import base_name, captured, current_folder, named_variables, umask
 from gpusched.cli.job_options import gsub_table
 from gpusched.cli.notify_targets import say_nobody
 from gpusched.cli.parse import UsageErrors, parse
 from gpusched.cli.submission import (
-    captured,
     check_key,
     check_resubmission,
-    current_folder,
     from_environment,
     keep_snapshots,
-    named_variables,
     over,
     say_excluded,
     say_found,
     say_without_effect,
     spec_of,
     take_snapshot,
-    umask,
 )
 from gpusched.client import connect
 from gpusched.errors import NotReady, Refused, UsageError
@@ -163,7 +160,7 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
         content = submission.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(typed, operands))
-        name = submission.base_name(path)
+        name = base_name(path)
     else:
         if sys.stdin is None or sys.stdin.isatty():
             raise UsageError(

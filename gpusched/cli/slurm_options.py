@@ -6,13 +6,11 @@ commands for their command lines: `rows()` are rows of `cli.slurm.command.Comman
 
 from __future__ import annotations
 
-from gpusched.model.option import Option, Several
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from gpusched.model.option import Reader
+    from gpusched.model.option import Option, Reader
 
 NOTES = "slurm_notes"
 """Key of the sentences on options without effect among the values of a command line."""
@@ -119,6 +117,8 @@ def rows(without: Collection[str] = ()) -> str:
 
 def parsed_options(taken: Collection[str]) -> Iterator[Option]:
     """The options for the parser of gsub, without the spellings that gsub uses otherwise."""
+    from gpusched.model.option import Option  # Slurm's own commands do without
+
     for one in ONLY_SLURM.values():
         names = [name for name in one.names if name not in taken]
         has_value = one.metavar and not one.metavar.startswith("[")
@@ -132,6 +132,8 @@ def parsed_options(taken: Collection[str]) -> Iterator[Option]:
 
 
 def _reader(one: OnlySlurm) -> Reader:
+    from gpusched.model.option import Several  # as above
+
     def read(text: str) -> Several:
         if one.is_refused:
             raise ValueError(f"it is not supported: {one.why}")

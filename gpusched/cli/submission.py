@@ -125,15 +125,6 @@ def _read_line(table: OptionTable, text: str, where: str, values: Values, mistak
             values[key] = value
 
 
-def base_name(path: str) -> str:
-    """Default name of a job with this program."""
-    return os.path.basename(path)
-
-
-_BASICS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
-"""Variables kept with --export=NONE: enough to find programs and files."""
-
-
 def spec_of(values: Values) -> dict[str, Any]:
     """The job's fields for the daemon, except program and environment. Raises: UsageError."""
     # None was reset by a later option. A snapshot is named once it has been taken.
@@ -193,34 +184,6 @@ def from_environment(table: OptionTable) -> Values:
     return values
 
 
-def captured(values: Values) -> dict[str, str]:
-    """The environment passed to the job."""
-    export = values.get("export", "ALL")
-    env: dict[str, str] = {}
-    names = export.split(",")
-    if "ALL" in names:
-        env.update(os.environ)
-    else:
-        env.update({name: os.environ[name] for name in _BASICS if name in os.environ})
-    for name in names:
-        key, equals, value = name.partition("=")
-        if equals and key:
-            env[key] = value
-        elif name in os.environ:
-            env[name] = os.environ[name]
-    env.update(values.get("extra_env", {}))
-    # The scheduler sets the first two for the job; the last says how the job around this process was submitted.
-    for name in ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES", "SLURM_EXPORT_ENV"):
-        env.pop(name, None)
-    return env
-
-
-def named_variables(values: Values) -> list[str]:
-    """Variables requested by name, which the scheduler's settings never exclude."""
-    names = (name.partition("=")[0] for name in values.get("export", "ALL").split(","))
-    return sorted({*(name for name in names if name not in ("", "ALL", "NONE")), *values.get("extra_env", ())})
-
-
 def say_excluded(command: str, names: list[str], values: Values) -> None:
     """Report variables excluded from the job's environment."""
     if not names or values.get("quiet"):
@@ -231,21 +194,6 @@ def say_excluded(command: str, names: list[str], values: Values) -> None:
     elif sys.stderr.isatty():
         count = f"{len(names)} variables are" if len(names) > 1 else "1 variable is"
         note(command, f"{count} not in the job's environment; list them with: {command} -v")
-
-
-def umask() -> int:
-    """The file mode mask of this process."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def current_folder() -> str:
-    """Raises: Refused if it no longer exists."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise Refused("the current folder does not exist any more", "go to another one, or use -D DIR") from None
 
 
 def _check_texts(spec: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -382,3 +384,15 @@ def test_any_command_line_is_submitted_or_refused_without_a_traceback(
     assert code in (0, 1, 255)
     assert "bug in gpusched" not in shown.err
     assert bool(code) <= bool(shown.err)
+
+
+def test_a_shell_line_is_submitted_without_loading_anything_heavy() -> None:
+    heavy = "re typing json enum dataclasses asyncio msgspec subprocess gpusched.model.spec gpusched.cli.parse".split()
+    code = (
+        f"import sys; import gpusched.cli.slurm.sbatch; sys.exit(str([n for n in {heavy} if n in sys.modules] or ''))"
+    )
+    folders = [folder for folder in sys.path if folder]
+    done = subprocess.run(
+        [sys.executable, "-IS", "-c", f"import sys; sys.path += {folders!r}; {code}"], capture_output=True, text=True
+    )
+    assert done.stderr.strip() == ""

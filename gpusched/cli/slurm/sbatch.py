@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpusched.cli.parse import split_words
+from gpusched.cli.environment import base_name, current_folder, umask
 from gpusched.cli.slurm.command import Command, CommandError, parse, run
 from gpusched.cli.slurm.request import (
     BAD_VALUE,
@@ -24,7 +24,6 @@ from gpusched.cli.slurm.submission import (
     say_options,
     submit_line,
 )
-from gpusched.cli.submission import base_name, current_folder, umask
 from gpusched.client import connect
 from gpusched.model.units import printable
 
@@ -226,6 +225,8 @@ def _directive_lines(content: bytes, path: str) -> Iterator[tuple[int, str]]:
 
 
 def _read_directive(text: str) -> list[tuple[str, str | None]]:
+    from gpusched.cli.parse import split_words  # a shell line has no directives
+
     try:
         parsed = parse(COMMAND, split_words(text))
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from gpusched.cli.environment import base_name, current_folder, umask
 from gpusched.cli.grun import Interrupted
 from gpusched.cli.slurm.foreground import NOT_NOW, ForegroundJob, has_terminal, immediate_s
 from gpusched.cli.slurm.request import JobRequest, from_variables
@@ -17,7 +18,6 @@ from gpusched.cli.slurm.submission import (
     say_options,
     submit_line,
 )
-from gpusched.cli.submission import base_name, current_folder, umask
 from gpusched.client import connect
 
 TYPE_CHECKING = False

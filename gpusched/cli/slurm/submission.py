@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpusched.cli.submission import captured
+from gpusched.cli.environment import captured
 from gpusched.errors import NotReady, UserError
 from gpusched.model.units import printable
 
