@@ -248,7 +248,7 @@ class SqliteStore:
         """Matching jobs of the whole table, including final ones, by ascending id."""
         conditions, values = _conditions(wanted)
         if wanted.since is not None:
-            conditions.append("(end_at IS NULL OR end_at >= ?)")
+            conditions.append(sql.ENDED_SINCE_OF_FEW if wanted.ids else sql.ENDED_SINCE)
             values.append(wanted.since)
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         order = " ORDER BY id"

@@ -56,6 +56,9 @@ ALERTS = f"SELECT {', '.join(ALERT_COLUMNS)} FROM alerts ORDER BY at, key"
 ACTIVE_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE end_at IS NULL ORDER BY id"
 OPEN_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE end_at IS NULL ORDER BY job_id, number"
 JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
+ENDED_SINCE_OF_FEW = "(end_at IS NULL OR end_at >= ?)"
+# The same by the index on ends: with OR and an order by id, SQLite reads the whole table.
+ENDED_SINCE = "id IN (SELECT id FROM jobs WHERE end_at IS NULL UNION ALL SELECT id FROM jobs WHERE end_at >= ?)"
 # A list arrives as one JSON document: there may be more ids than SQLite takes parameters.
 RUNS_OF_JOBS = (
     f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE job_id IN (SELECT value FROM json_each(?)) "

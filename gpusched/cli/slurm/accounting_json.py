@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
+from gpusched import quickjson
 from gpusched.cli.slurm.accounting import BATCH, AccountingRecord, group_of
 from gpusched.cli.slurm.command import VERSION
 from gpusched.cli.slurm.values import slurm_reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     Json = dict[str, Any]
@@ -22,21 +22,31 @@ _MOST_MINUTES = 2**32 - 1
 """Slurm's number for no limit."""
 
 
-def document(records: Iterable[AccountingRecord]) -> str:
-    """The document with one object per job, its script and steps inside."""
-    jobs: list[Json] = []
+def pieces(records: Iterable[AccountingRecord]) -> Iterator[str]:
+    """The document in pieces: a line for each job, with its script and steps inside."""
+    yield f'{{"meta":{quickjson.dumps(_meta())},"errors":[],"jobs":['
+    job: Json | None = None
+    comma = "\n"
     for record in records:
-        if record.is_job:
-            jobs.append(_job(record))
-        elif jobs:
-            jobs[-1]["steps"].append(_step(record))
+        if not record.is_job and job is not None:
+            job["steps"].append(_step(record))
+            continue
+        if job is not None:
+            yield comma + quickjson.dumps(job)
+            comma = ",\n"
+        job = _job(record)
+    if job is not None:
+        yield comma + quickjson.dumps(job)
+    yield "\n]}\n"
+
+
+def _meta() -> Json:
     release = VERSION.split()[1]
     major, minor, micro = map(int, release.split("."))
-    meta = {
+    return {
         "plugin": {"type": "openapi/dbv0.0.38", "name": "Slurm OpenAPI DB v0.0.38"},
         "Slurm": {"version": {"major": major, "micro": micro, "minor": minor}, "release": release},
     }
-    return json.dumps({"meta": meta, "errors": [], "jobs": jobs}, indent=2) + "\n"
 
 
 def _job(record: AccountingRecord) -> Json:

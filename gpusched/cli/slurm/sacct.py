@@ -112,6 +112,7 @@ _REFUSED = {
     "associations": "associations have no numbers here; choose with -A ACCOUNT and -u USER",
 }
 _WINDOW_OPEN = float("inf")
+_ACTIVE = "PENDING,RUNNING,SUSPENDED,COMPLETING"
 
 
 def main() -> int:
@@ -144,10 +145,11 @@ def body(parsed: Parsed) -> int:
     except GpuschedError as error:
         raise COMMAND.error(printable(error.message, 400)) from None
     if parsed.has("json") or parsed.has("yaml"):
-        from gpusched.cli.slurm.accounting_json import document  # rarely used
+        from gpusched.cli.slurm.accounting_json import pieces  # rarely used
 
         # A JSON document is a YAML document.
-        sys.stdout.write(document(records))
+        for piece in pieces(records):
+            sys.stdout.write(piece)
         return 0
     has_header = not parsed.has("noheader")
     ends = parsed.has("parsable") and not _is_last(parsed, "parsable2", "parsable")
@@ -278,6 +280,9 @@ class SacctQuery:
         }
         if self.since:
             self.query["since"] = repr(self.since)
+        # Without a time, jobs in a state now: those that ended can only be found among named ones.
+        is_of_now = bool(self.states) and not (self.has_jobs or self.has_window)
+        self.query["states"] = _ACTIVE if is_of_now else "all"
         self.filters: list[Callable[[Json], bool]] = []
         self.filter_keys: list[str] = []
         self._read_filters(parsed)
@@ -513,7 +518,7 @@ def _truncate(record: AccountingRecord, wanted: SacctQuery) -> None:
 
 def _jobs(client: DaemonConnection, wanted: SacctQuery, fields: list[str]) -> list[Json]:
     path = "/v1/history" if "runs" in fields else "/v1/jobs"
-    path = f"{path}?states=all&fields={','.join(fields)}&{wanted.text()}"
+    path = f"{path}?fields={','.join(fields)}&{wanted.text()}"
     if not wanted.has_jobs:
         rows = client.call("GET", path)["rows"]
     else:
@@ -567,13 +572,15 @@ def _mark_unstarted(client: DaemonConnection, jobs: list[Json]) -> None:
 def _steps(client: DaemonConnection, wanted: SacctQuery, jobs: Iterable[Json]) -> dict[int, list[Json]]:
     """The steps of jobs that have run, by job."""
     if wanted.has_jobs:
-        queries = [f"ids={','.join(ids)}" for ids in _pieces([str(job["job_id"]) for job in jobs if job["run"]])]
+        queries = [
+            f"states=all&ids={','.join(ids)}" for ids in _pieces([str(job["job_id"]) for job in jobs if job["run"]])
+        ]
     else:
         queries = [wanted.text()]
     found: dict[int, list[Json]] = {}
     for query in queries:
         try:
-            steps = client.call("GET", f"/v1/steps?states=all&all_runs=1&{query}")["steps"]
+            steps = client.call("GET", f"/v1/steps?all_runs=1&{query}")["steps"]
         except NotFound:
             continue  # jobs that were pruned meanwhile
         for step in steps:
