@@ -271,7 +271,7 @@ def test_errors_are_documents_with_json(sh: Shell) -> None:
     done = sh.type("gsub", "--json", "-g", "99", "--", "true")
     error = json.loads(done.err)["error"]
     assert (done.code, error["code"]) == (1, "refused")
-    assert set(error) == {"message", "hint", "code"}
+    assert set(error) == {"message", "hint", "code", "about"}
 
 
 def test_a_socket_without_a_daemon_is_reported_and_none_is_started(sh: Shell, tmp_path: Path) -> None:

@@ -66,6 +66,19 @@ def test_the_job_has_sruns_options_and_the_name_of_the_command(lab: SlurmLab) ->
     lab.wait(job["id"])
 
 
+def test_a_command_may_look_like_an_option(lab: SlurmLab) -> None:
+    done = lab.type("srun -Q -n1 -- -nosuch")
+    assert (done.code, done.err.splitlines()[0]) == (
+        2,
+        "slurmstepd: error: execve(): -nosuch: No such file or directory",
+    )
+
+
+def test_notes_are_printed_once(lab: SlurmLab) -> None:
+    done = lab.type("srun --hint=nomultithread true")
+    assert done.err.count("--hint has no effect") == 1
+
+
 def test_variables_are_options(lab: SlurmLab) -> None:
     done = lab.type("srun -J by-variables sh -c 'echo $SLURM_PROCID of $SLURM_NTASKS' | sort", SLURM_NTASKS="2")
     assert done.out == "0 of 2\n1 of 2\n"

@@ -115,6 +115,8 @@ def _spec(
     command: Command, request: JobRequest, options: list[tuple[str, str | None]], operands: list[str]
 ) -> dict[str, Any]:
     step = [_typed(name, text) for name, text in options if name not in _OF_JOB_ALONE]
+    if operands[0].startswith("-"):
+        step.append("--")
     spec: dict[str, Any] = {
         "name": base_name(operands[0]) or "srun",
         **request.spec(),
