@@ -488,6 +488,31 @@ def test_steps_have_rows_and_the_job_their_highest_exit_code(lab: SlurmLab) -> N
     assert lab.ok(f"sacct -n -P -j {job}.1 -o jobid,state,exitcode") == f"{job}.1|FAILED|5:0\n"
 
 
+def test_a_job_of_srun_has_a_step_and_its_signal(lab: SlurmLab) -> None:
+    golden = case("sacct", 248).out.splitlines()
+    for number, line in ((48, "srun hostname"), (50, "srun bash -c 'exit 3'"), (52, "srun bash -c 'kill -9 $$'")):
+        lab.type(line)
+        job = lab.ok("sacct -n -P -X -o jobid").splitlines()[-1]
+        expected = [row for row in golden if _job_of(f"{row} -") == str(number)]
+        seen = lab.ok(f"sacct -n -j {job}").splitlines()
+        assert seen == _renumbered("\n".join(expected), {number: job}).splitlines()
+
+
+def test_tasks_that_never_started_have_one_row(lab: SlurmLab) -> None:
+    array = lab.submit("--array=0-4%1 --wrap 'sleep 100'")
+    lab.wait_state(f"{array}_0", "RUNNING")
+    lab.ok(f"gcancel {array}")
+    lab.wait(array)
+    assert lab.ok(f"sacct -n -P -j {array} -o jobid,state,start,nodelist").splitlines()[0] == (
+        f"{array}_[1-4%1]|CANCELLED by {os.getuid()}|None|None assigned"
+    )
+    assert lab.ok(f"sacct -n -P -j {array} -o jobid").split() == [
+        f"{array}_[1-4%1]",
+        f"{array}_0",
+        f"{array}_0.batch",
+    ]
+
+
 def test_shows_what_was_measured_in_the_row_of_the_script(lab: SlurmLab) -> None:
     job = lab.submit("--mem 2G --wrap 'python3 -c \"bytearray(60 << 20)\"'")
     lab.wait(job)

@@ -27,6 +27,7 @@ _OPEN = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING")
 _OUT_OF_MEMORY_EXIT = "0:125"
 _LAUNCH_FAILURE_EXIT = "0:53"
 _TERM = 15
+_SIGNALLED = 128
 UNITS = "KMGTP"
 
 
@@ -89,8 +90,11 @@ class AccountingRecord:
         self.is_job = kind == JOB
         self.derived_exit = "0:0"
         """Highest exit status of the steps, for a job."""
+        self.killed_by = 0
+        """Signal that ended the step of srun's own job, whose exit code repeats it."""
         self.state = self._state()
-        has_start = self.state not in _WAITING and not job.get("is_unstarted")
+        # The row of an array stands for its tasks that have not started; its start is the one of the first other task.
+        has_start = self.state not in _WAITING and not job.get("is_unstarted") and not job["tasks_left"]
         source = step or (run if run is not None and run.get("is_former") else job)
         self.start_at: float | None = source["start_at"] if has_start else None
         self.end_at: float | None = None if self.state in _OPEN else source["end_at"]
@@ -100,7 +104,8 @@ class AccountingRecord:
 
     def _state(self) -> str:
         if self.step is not None:
-            return str(self.step["state"])
+            is_killed = self.step["state"] == "FAILED" and self.step["signal"]
+            return "CANCELLED" if is_killed else str(self.step["state"])
         job, run = self.job, self.run
         if run is not None and run.get("is_former"):
             if run["reason"] in ("Requeued", "Preempted"):
@@ -185,6 +190,8 @@ class AccountingRecord:
         if self.state in _OPEN:
             return 0, 0
         if self.is_job:
+            if code > _SIGNALLED and self.killed_by == code - _SIGNALLED:
+                code, signal = 0, self.killed_by
             return (code, signal) if self.state in _OWN_EXIT else (0, 0)
         if self.state == "CANCELLED" and not (code or signal):
             return 0, _TERM
@@ -355,6 +362,8 @@ def _rows_of_run(
     whole.derived_exit = max(
         (f"{step['exit_code'] or 0}:{step['signal'] or 0}" for step in steps), key=_pair, default="0:0"
     )
+    if job["is_foreground"] and steps:
+        whole.killed_by = steps[-1]["signal"] or 0
     if not only_job:
         if not job["is_foreground"]:
             rows.append(AccountingRecord(view, job, BATCH, run))

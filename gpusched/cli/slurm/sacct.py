@@ -27,7 +27,7 @@ from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
 
     from gpusched.client import DaemonConnection
@@ -470,8 +470,7 @@ def _found(
     jobs = _jobs(client, wanted, [*fields, *(["runs"] if needs_runs else [])])
     jobs = [job for job in jobs if job["tasks_left"] != "" and all(accepts(job) for accepts in wanted.filters)]
     _mark_unstarted(client, jobs)
-    needs_steps = not wanted.only_jobs or "DerivedExitCode" in names
-    steps = _steps(client, wanted, jobs) if needs_steps else {}
+    steps = _steps(client, wanted, jobs) if _needs_steps(wanted, names, jobs) else {}
     found: list[AccountingRecord] = []
     for job in jobs:
         rows = records_of(
@@ -482,6 +481,12 @@ def _found(
         for record in found:
             _truncate(record, wanted)
     return found
+
+
+def _needs_steps(wanted: SacctQuery, names: Collection[str], jobs: Iterable[Json]) -> bool:
+    if not wanted.only_jobs or "DerivedExitCode" in names:
+        return any(job["run"] for job in jobs)
+    return "ExitCode" in names and any(job["is_foreground"] and job["state"] == "FAILED" for job in jobs)
 
 
 def _kept(rows: list[AccountingRecord], wanted: SacctQuery) -> list[AccountingRecord]:
