@@ -7,6 +7,7 @@ import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 from gpusched.cli.parse import split_words
 from gpusched.cli.slurm import request as request_module
-from gpusched.cli.slurm import sbatch
-from gpusched.cli.slurm.command import CommandError, parse, run
+from gpusched.cli.slurm import salloc, sbatch, srun, srun_job
+from gpusched.cli.slurm.command import Command, CommandError, parse, run
 from gpusched.cli.slurm.request import JobRequest, from_variables
 from gpusched.cli.slurm_options import ONLY_SLURM
 from gpusched.model.spec import FIELDS
@@ -235,6 +236,24 @@ def test_variables_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request.own == {"wait": None}
 
 
+def test_variables_of_all_commands_are_weaker_than_those_of_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_CLUSTERS", "all")
+    monkeypatch.setenv("SLURM_CLUSTERS", "gpusched")
+    monkeypatch.setenv("SLURM_HINT", "nomultithread")
+    request = JobRequest(sbatch.COMMAND, sbatch._OWN)
+    request.take(from_variables(sbatch.COMMAND, "SBATCH_", sbatch._VARIABLES))
+    assert (request.own, len(request.notes)) == ({"clusters": "all"}, 1)
+
+
+@pytest.mark.parametrize(("chosen", "code"), [("7", 7), ("256", 0), ("", 255), ("x", 255)])
+def test_slurm_exit_error_is_the_code_of_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chosen: str, code: int
+) -> None:
+    monkeypatch.setenv("SLURM_EXIT_ERROR", chosen)
+    assert run(sbatch.COMMAND, sbatch.body, ["--nosuch"]) == code
+    assert "unrecognized option" in capsys.readouterr().err
+
+
 def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_TIMELIMIT", "soon")
     with pytest.raises(CommandError) as caught:
@@ -380,6 +399,53 @@ def test_any_command_line_is_submitted_or_refused_without_a_traceback(
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"#!/bin/sh\n")))
     (tmp_path / "job.sh").write_text(f"#!/bin/sh\n#SBATCH {directive}\ntrue\n")
     code = run(sbatch.COMMAND, sbatch.body, [*words, *program])
+    shown = capsys.readouterr()
+    assert code in (0, 1, 255)
+    assert "bug in gpusched" not in shown.err
+    assert bool(code) <= bool(shown.err)
+
+
+class FakeJob:
+    """A job in the foreground that ends at once."""
+
+    def __init__(self, command: Command, client: FakeClient, job_id: str, *, is_quiet: bool) -> None:
+        self.job_id = job_id
+
+    def note(self, text: str) -> None:
+        pass
+
+    def wait_for_start(self, within_s: float | None) -> dict[str, Any]:
+        return {}
+
+    def relay(self, where: dict[str, Any]) -> None:
+        pass
+
+    def conclude(self, end: None) -> int:
+        return 0
+
+
+def words_of(command: Command) -> st.SearchStrategy[list[str]]:
+    names = sorted({name for option in command.options for name in option.names})
+    values = st.text("0123456789abG:-,@+%=/. \0\u00e9\udc80", max_size=8)
+    one = st.one_of(st.sampled_from(names), st.builds("{}={}".format, st.sampled_from(names), values), values)
+    return st.lists(one, max_size=5)
+
+
+@pytest.mark.parametrize(("module", "command"), [(salloc, salloc.COMMAND), (srun_job, srun.COMMAND)])
+@given(data=st.data())
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_command_line_of_a_foreground_job_is_served_or_refused(
+    module: ModuleType,
+    command: Command,
+    data: st.DataObject,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(module, "connect", FakeClient)
+    monkeypatch.setattr(module, "ForegroundJob", FakeJob)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    words = [word for word in data.draw(words_of(command)) if not word.startswith("--j")]
+    code = run(command, salloc.body if module is salloc else srun.body, words)
     shown = capsys.readouterr()
     assert code in (0, 1, 255)
     assert "bug in gpusched" not in shown.err

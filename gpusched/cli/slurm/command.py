@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from gpusched.cli import output
@@ -215,13 +216,21 @@ def run(command: Command, body: Callable[[Parsed], int], words: Sequence[str] | 
             sys.stdout.flush()
             if error.text:
                 sys.stderr.write(f"{error.text}\n")
-            return error.code
+            return _error_code(command, error.code)
         except NotReady as error:
             sys.stdout.flush()
             say_unreachable(command, error)
             return 1
 
     return output.run(command.name, guarded, None if words is None else list(words))
+
+
+def _error_code(command: Command, code: int) -> int:
+    """The exit code of an error; sbatch, srun and salloc let SLURM_EXIT_ERROR choose it."""
+    chosen = os.environ.get("SLURM_EXIT_ERROR", "")
+    if command.bad_option_code == 1 or not (chosen.isascii() and chosen.isdigit()):
+        return code
+    return int(chosen[:9]) % 256
 
 
 def say_unreachable(command: Command, error: GpuschedError) -> None:

@@ -110,6 +110,8 @@ _COMMON_VARIABLES = {
     "WCKEY": "wckey",
 }
 """Variables of all three commands after their prefix, and the option that each sets."""
+_SHARED_VARIABLES = ("SLURM_CLUSTERS", "SLURM_HINT")
+"""Variables that every command reads, whatever its prefix."""
 
 
 def from_variables(command: Command, prefix: str, own: Mapping[str, str]) -> list[tuple[str, str | None]]:
@@ -118,10 +120,14 @@ def from_variables(command: Command, prefix: str, own: Mapping[str, str]) -> lis
     Args: own: further variables of the command, without the prefix.
     """
     found: list[tuple[str, str | None]] = []
-    for variable, text in os.environ.items():
-        if not variable.startswith(prefix):
+    # The command's own variables after those that all commands share, as the last option wins.
+    for variable, text in sorted(os.environ.items(), key=lambda one: one[0] not in _SHARED_VARIABLES):
+        if variable in _SHARED_VARIABLES:
+            name = variable.removeprefix("SLURM_")
+        elif variable.startswith(prefix):
+            name = variable[len(prefix) :]
+        else:
             continue
-        name = variable[len(prefix) :]
         long = own.get(name) or _COMMON_VARIABLES.get(name)
         if long is None:
             continue
