@@ -177,6 +177,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "job_id": "id",
     "array_id": lambda job, ctx: str(job.array_id or job.id) if job.spec.array is not None else None,
     "task": "task",
+    "array_tasks": lambda job, ctx: None if job.spec.array is None else job.spec.array.tasks,
     "tasks_left": "tasks_left",
     "throttle": lambda job, ctx: None if job.spec.array is None else job.spec.array.throttle,
     "sweep": lambda job, ctx: _sweep(job),

@@ -209,7 +209,8 @@ def jobs_of(
     """
     fields = None
     if keys is not None:
-        fields = list(dict.fromkeys((*_ROW, *selection.keys, *keys)))
+        # The number of a task follows from its place among all tasks of its array.
+        fields = list(dict.fromkeys((*_ROW, *selection.keys, *keys, *(("array_tasks",) if each_task else ()))))
     found: list[Json] = []
     for ids in _portions(selection.ids) if selection.ids is not None else [[]]:
         found += _ask(selection, ids, client, fields)
@@ -300,7 +301,7 @@ def _expanded(rows: list[Json]) -> list[Json]:
         if not job["tasks_left"]:
             found.append(job)
             continue
-        tasks = parse_tasks(job.get("array_tasks") or job["tasks_left"])
+        tasks = parse_tasks(job["array_tasks"])
         for task in parse_tasks(job["tasks_left"]):
             one = {**job, "id": f"{job['id']}_{task}", "task": task, "tasks_left": None}
             if "job_id" in job:
