@@ -115,11 +115,17 @@ def rows(without: Collection[str] = ()) -> str:
     return "\n".join(f"{one.row}  {one.sentence}" for name, one in ONLY_SLURM.items() if name not in without)
 
 
+_ONE_CLUSTER = OnlySlurm("-M --clusters ARG", "there is one cluster", is_refused=False)
+"""Of gsub alone: Slurm's commands compare the name."""
+
+
 def parsed_options(taken: Collection[str]) -> Iterator[Option]:
     """The options for the parser of gsub, without the spellings that gsub uses otherwise."""
     from gpusched.model.option import Option  # Slurm's own commands do without
 
-    for one in ONLY_SLURM.values():
+    yield Option("-b VALUE  as --begin", "", key="begin_at")
+    yield Option("-Q  as --quiet", "", key="quiet")
+    for one in (*ONLY_SLURM.values(), _ONE_CLUSTER):
         names = [name for name in one.names if name not in taken]
         has_value = one.metavar and not one.metavar.startswith("[")
         yield Option(

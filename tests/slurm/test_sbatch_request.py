@@ -84,6 +84,7 @@ TABLE = [
     ("--mail-type=NONE --mail-user=a@b", {}),
     ("--mail-user=a@b", {}),
     ("--mail-type=ARRAY_TASKS", {}),
+    ("--mail-type=TIME_LIMIT,TIME_LIMIT_90,INVALID_DEPEND", {"notify": ["fail", "time_limit_80"]}),
     ("--mem=100", {"mem_mib": 100}),
     ("--mem=4G", {"mem_mib": 4096}),
     ("--mem=4gb", {"mem_mib": 4096}),

@@ -23,11 +23,9 @@ LONG = """
 """Long options of sbatch 22.05."""
 ANOTHER_MEANING = {"batch"}
 """Of gsub: a file of jobs; only at the prompt, so that a script's is refused."""
-OF_OTHER_CLUSTERS = {"clusters"}
-"""Understood by Slurm's commands only: there is one cluster here."""
 
 
-@pytest.mark.parametrize("name", sorted(set(LONG) - OF_OTHER_CLUSTERS))
+@pytest.mark.parametrize("name", LONG)
 def test_gsub_knows_every_option_of_sbatch(name: str) -> None:
     try:
         gsub_table().find(f"--{name}")
@@ -52,6 +50,13 @@ def test_an_option_without_a_counterpart_is_noted_or_refused_with_a_reason(one: 
             assert (values, operands) == ({NOTES: [one.sentence]}, ["script.sh"])
     assert one.why[0].islower() or one.why.startswith("#")
     assert not one.why.endswith(".")
+
+
+def test_short_spellings_of_sbatch_mean_the_same() -> None:
+    values = parse(gsub_table(), ["-b", "2030-01-01T00:00:00", "-Q", "-M", "lab", "-k", "-n", "2"])[0]
+    assert values["begin_at"] == parse(gsub_table(), ["--begin", "2030-01-01T00:00:00"])[0]["begin_at"]
+    assert (values["quiet"], values["ntasks"]) == (True, 2)
+    assert [text.partition(" ")[0] for text in values[NOTES]] == ["--clusters", "--no-kill"]
 
 
 def test_notes_of_several_options_add_up() -> None:

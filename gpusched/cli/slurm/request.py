@@ -184,7 +184,14 @@ _MAIL_WORDS = frozenset(
     "NONE BEGIN END FAIL REQUEUE ALL INVALID_DEPEND STAGE_OUT TIME_LIMIT TIME_LIMIT_90 TIME_LIMIT_80 TIME_LIMIT_50 "
     "ARRAY_TASKS".split()
 )
-_MAIL_ALL = "begin,end,fail,requeue"
+_EVENTS = {
+    "ALL": "begin,end,fail,requeue",
+    "TIME_LIMIT": "fail",
+    "TIME_LIMIT_90": "time_limit_80",
+    "TIME_LIMIT_50": "time_limit_80",
+    "INVALID_DEPEND": "fail",
+}
+"""Events of Slurm by the words here: a run that reaches its time limit fails, and one warning precedes it."""
 _SIZES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20, "P": 1 << 30}
 
 
@@ -430,7 +437,7 @@ def _read_mail_type(request: JobRequest, name: str, text: str | None) -> None:
     given = [word for word in (text or "").upper().split(",") if word]
     if not given or not _MAIL_WORDS.issuperset(given):
         raise request.invalid(name)
-    words = ",".join(_MAIL_ALL if word == "ALL" else word.lower() for word in given)
+    words = ",".join(_EVENTS.get(word, word.lower()) for word in given)
     events = [word for word in words.split(",") if word not in ("none", "stage_out")]
     if "array_tasks" in events and len(events) == 1:
         events = []

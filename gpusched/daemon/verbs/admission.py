@@ -146,7 +146,7 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
     for spec in specs:
         # The jobs of a batch share one request object, so comparing its id is enough.
         names = (spec.account, spec.queue, spec.qos, spec.reservation)
-        mark = (id(spec.request), *names, spec.time_limit_s, spec.deadline_at, spec.begin_at)
+        mark = (id(spec.request), *names, spec.time_limit_s, spec.deadline_at, spec.begin_at, spec.if_infeasible)
         kinds.setdefault(mark, []).append(spec)
     for alike in kinds.values():
         check_size(alike, tx)
