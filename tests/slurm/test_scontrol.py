@@ -23,7 +23,7 @@ from support import wait_until
 from gpusched.api.visibility import MASKED
 from gpusched.cli.slurm import scontrol
 from gpusched.cli.slurm.command import run
-from gpusched.cli.slurm.scontrol_job import JobSurroundings, job_lines
+from gpusched.cli.slurm.scontrol_job import JOB_KEYS, JobSurroundings, job_lines
 from gpusched.model.hostlist import expand_all, fold
 
 _ALONE = "the one user of a personal daemon may do this: he is its admin, and stands for bob as well"
@@ -193,6 +193,11 @@ def test_a_job_that_failed_shows_code_and_reason(lab: SlurmLab) -> None:
     lab.wait(job)
     found = shown(lab, f"job {job}")
     assert (found["JobState"], found["ExitCode"], found["Reason"]) == ("FAILED", "3:0", "NonZeroExitCode")
+    document = lab.job(job)
+    asked = {key: document[key] for key in JOB_KEYS}
+    assert job_lines(asked, JobSurroundings(), is_detailed=True, now=1e9) == (
+        job_lines(document, JobSurroundings(), is_detailed=True, now=1e9)
+    ), "a key is not asked for"
 
 
 def test_a_dependency_that_is_satisfied_is_not_shown(lab: SlurmLab, waiting: str) -> None:

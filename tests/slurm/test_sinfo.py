@@ -199,7 +199,7 @@ def gpu(name: str, index: int, model: str = "NVIDIA A100-SXM4-80GB", **values: A
 
 
 def queue(name: str, **values: Any) -> dict[str, Any]:
-    found = {"name": name, "is_leaf": True, "is_default": False, "position": None, "preemptible": True}
+    found = {"name": name, "is_leaf": True, "is_default": False, "position": None, "preempt_mode": "requeue"}
     return {**found, "default_time_s": None, "max_time_s": None, "accounts": [], "users": [], **values}
 
 
@@ -209,6 +209,7 @@ def cluster(*nodes: dict[str, Any], gpus: list[dict[str, Any]] | None = None, **
         "gpus": gpus or [],
         "queues": [queue("main", is_default=True)],
         "reservations": [],
+        "cluster_name": "lab",
         **more,
     }
 
@@ -269,6 +270,10 @@ def test_counts_are_of_all_nodes_of_a_row() -> None:
 def test_numbers_that_differ_have_a_plus_and_exact_parts_them() -> None:
     assert text(LAB, "-h", "-t", "idle", "-o", "%D %c %m") == "2 8+ 1000+\n"
     assert text(LAB, "-he", "-t", "idle", "-o", "%D %c %m") == "1 8 1000\n1 64 9000\n"
+
+
+def test_the_cluster_and_the_way_of_preemption_are_those_of_the_settings() -> None:
+    assert text(cluster(node("n1"), queues=[queue("q", preempt_mode="off")]), "-ho", "%V %M") == "lab OFF\n"
 
 
 def test_gres_has_a_word_for_each_kind_of_card() -> None:

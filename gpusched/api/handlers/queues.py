@@ -328,6 +328,7 @@ def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[st
             **_amounts("lent", lent.get(node.name, Resources())),
             "weight": 1.0 if node.settings.weight is None else node.settings.weight,
             "preemptible": node.settings.preemptible,
+            "preempt_mode": settings.preempt.mode if node.settings.preemptible else "off",
             "order": node.settings.order or settings.priority.order,
             "is_default": node.name == settings.default.queue,
             "is_leaf": not node.children,

@@ -31,6 +31,7 @@ class Node:
     def __init__(self, node: Json, cluster: Json) -> None:
         self.json = node
         self.name: str = node["name"]
+        self.cluster: str = cluster["cluster_name"]
         self.gpus: list[Json] = [gpu for gpu in cluster["gpus"] if gpu["node"] == self.name]
         self.cpus = max(1, int(node["cpus"]))
         self.cpus_alloc = min(self.cpus, whole(node["cpus_booked"]))

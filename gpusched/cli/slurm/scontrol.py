@@ -241,7 +241,7 @@ def _each_job(
 def _outlive_the_run() -> None:
     """Ignore what ends the run of a job that requeues itself: its program is to see that it worked."""
     if "SLURM_JOB_ID" in os.environ:
-        import _signal  # without the names that `signal` makes of its numbers
+        import _signal  # type: ignore[import-not-found]  # without the names that `signal` makes of its numbers
 
         for number in (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2):
             _signal.signal(number, _signal.SIG_IGN)

@@ -21,6 +21,16 @@ _MOST_PRIORITY = 4_294_967_294
 UNKNOWN = "Unknown"
 
 
+JOB_KEYS = (
+    "start_at end_at state mem_mib nice account qos reason requeue id submit_at deadline_at preempt_at suspended_at "
+    "nodes queue nodelist exclude node num_tasks ntasks_per_node gpus mem_per_cpu_mib constraint reservation licenses "
+    "exclusive work_dir comment stderr_path stdout_path stdin_path never_satisfied gpus_per_task run array_id name "
+    "throttle task tasks_left job_id user uid hold priority cpus cpus_per_task ntasks gpus_per_node gpu_request "
+    "is_foreground suspended_s eligible_at time_limit_s dependency command exit_code signal"
+).split()
+"""What the lines of a job read of its document."""
+
+
 class JobSurroundings:
     """What the lines of a job tell beyond its own document.
 
@@ -162,21 +172,24 @@ def user_of(job: Json) -> str:
     return f"{printable(job['user'])}({job['uid']})"
 
 
-def _account_of(job: Json) -> pwd.struct_passwd | None:
-    try:
-        return pwd.getpwuid(job["uid"])
-    except KeyError:
-        return None
+_groups: dict[int, str] = {}
 
 
 def _group_of(job: Json) -> str:
-    account = _account_of(job)
-    if account is None:
-        return f"{printable(job['user'])}(?)"
-    try:
-        return f"{printable(grp.getgrgid(account.pw_gid).gr_name)}({account.pw_gid})"
-    except KeyError:
-        return f"{account.pw_gid}({account.pw_gid})"
+    """The user's first group, `students(100)`."""
+    uid = job["uid"]
+    if uid not in _groups:
+        try:
+            gid = pwd.getpwuid(uid).pw_gid
+        except KeyError:
+            _groups[uid] = user_of(job)
+            return _groups[uid]
+        try:
+            name = grp.getgrgid(gid).gr_name
+        except KeyError:
+            name = str(gid)
+        _groups[uid] = f"{printable(name)}({gid})"
+    return _groups[uid]
 
 
 def _text(value: str | None) -> str:

@@ -109,19 +109,25 @@ def _jobs(line: ControlLine, names: list[str]) -> int:
     if any(not is_job_id(word) for word in words):
         raise CommandError("" if line.is_quiet else f"scontrol_print_job error: {INVALID_ID}")
     query = f"ids={quote(','.join(words))}" if words else f"states=all&since={int(time.time() - MIN_JOB_AGE_S)}"
+    has_document = line.is_json or line.is_yaml
+    fields = "" if has_document else f"&fields={','.join([*scontrol_job.JOB_KEYS, 'depends_on'])}"
     try:
-        answer = line.client.call("GET", f"/v1/jobs?{query}")
+        answer = line.client.call("GET", f"/v1/jobs?{query}{fields}")
     except NotReady:
         raise
     except GpuschedError as error:
         line.explain(error)
         raise CommandError("" if line.is_quiet else f"slurm_load_jobs error: {INVALID_ID}") from None
+    found = answer["jobs"] if has_document else [dict(zip(answer["fields"], row)) for row in answer["rows"]]  # noqa: B905
+    started = {job["array_id"] for job in found if job["task"] is not None}
     # The row of an array whose tasks have all been started stands for none of them.
-    jobs = [job for job in answer["jobs"] if not _is_spent_array(job, answer["jobs"])]
+    jobs = [
+        job for job in found if job["task"] is not None or job["tasks_left"] != "" or job["array_id"] not in started
+    ]
     missing = bool(answer.get("missing"))
     if missing:
         line.complain(f"slurm_load_jobs error: {INVALID_ID}")
-    if line.is_json or line.is_yaml:
+    if has_document:
         from gpusched.cli.slurm.squeue_json import print_document
 
         print_document(jobs, line.client.call("GET", "/v1/cluster")["cluster_name"], is_yaml=line.is_yaml)
@@ -159,15 +165,6 @@ def _surroundings(line: ControlLine, jobs: list[Json], query: str) -> JobSurroun
         derived[step["job"]] = max(derived.get(step["job"], 0), step["exit_code"] or 0)
     has_gpus = any(job["gpus"] for job in jobs)
     return JobSurroundings(states, gpu_kinds(client.call("GET", "/v1/cluster")) if has_gpus else {}, derived)
-
-
-def _is_spent_array(job: Json, jobs: list[Json]) -> bool:
-    is_array = job["array_id"] is not None and job["task"] is None
-    return (
-        is_array
-        and not job["tasks_left"]
-        and any(other["array_id"] == job["array_id"] and other["task"] is not None for other in jobs)
-    )
 
 
 # --- nodes and partitions -------------------------------------------------------------------------
@@ -260,7 +257,7 @@ def _partition_lines(one: Partition) -> list[str]:
         f"MaxNodes=UNLIMITED MaxTime={long_duration(one.max_time_s)} MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED",
         f"Nodes={hostlist.fold(node.name for node in one.nodes) or NULL}",
         "PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO OverSubscribe=NO",
-        f"OverTimeLimit=NONE PreemptMode={'REQUEUE' if one.json['preemptible'] else 'OFF'}",
+        f"OverTimeLimit=NONE PreemptMode={one.json['preempt_mode'].upper()}",
         f"State=UP TotalCPUs={sum(node.cpus for node in one.nodes)} TotalNodes={len(one.nodes)} "
         "SelectTypeParameters=NONE",
         f"JobDefaults={NULL}",
