@@ -9,6 +9,7 @@ import signal
 import stat
 import sys
 import termios
+import time
 
 from gpusched.engine.attach_protocol import ACK as ACKNOWLEDGED
 from gpusched.engine.attach_protocol import (
@@ -143,6 +144,8 @@ PIPE_PIECE = 4096
 """Bytes that a pipe, terminal or socket accepts without blocking once it polls as writable."""
 PATIENCE = 3
 """After this many Ctrl-C the job is terminated, whether or not it handles them."""
+CONFIRM_S = 1.0
+"""A second Ctrl-C within this time confirms the first."""
 WATCHED = (
     *(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP),
@@ -165,10 +168,11 @@ class RunEnding:
 class AttachClient:
     """The connection to a run.
 
-    Args: keeps: the run goes on without this client. command: whose messages these are.
+    Args: keeps: the run goes on without this client. command: whose messages these are. step: a single Ctrl-C only
+        asks for a second one, which interrupts this step; empty if each is passed on.
     """
 
-    def __init__(self, sock: _socket.socket, keeps: bool, command: str = "grun") -> None:
+    def __init__(self, sock: _socket.socket, keeps: bool, command: str = "grun", step: str = "") -> None:
         self._socket = sock
         self._command = command
         self._keeps = keeps
@@ -180,6 +184,8 @@ class AttachClient:
         self._is_pty = False
         self._is_open = True
         self._interrupts = 0
+        self._step = step
+        self._asked_at = -CONFIRM_S
         self._escape = EscapeFilter()
         self._terminal: RawTerminal | None = None
         self._end = RunEnding()
@@ -373,6 +379,8 @@ class AttachClient:
         elif self._is_pty or number == signal.SIGHUP or (number == signal.SIGTERM and self._wants_to_leave()):
             return self._leave(number)
         elif self._is_open:
+            if number == signal.SIGINT and self._step and not self._is_confirmed():
+                return True
             if number in (signal.SIGINT, signal.SIGTERM):
                 self._interrupts += 1
             if self._interrupts >= PATIENCE:
@@ -382,6 +390,14 @@ class AttachClient:
             self._outbox += frame(SIGNAL, b"%d" % number)
             self._flush()
         return True
+
+    def _is_confirmed(self) -> bool:
+        """Whether this Ctrl-C follows another."""
+        now = time.monotonic()
+        is_second = now - self._asked_at <= CONFIRM_S
+        self._asked_at = now
+        self.say(f"sending Ctrl-C to {self._step}" if is_second else "interrupt (one more within 1 sec to abort)")
+        return is_second
 
     def _wants_to_leave(self) -> bool:
         """TERM is forwarded to the job first, if the job is to end with this process."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import signal
 import subprocess
+import termios
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 from golden_cases import Places, cases, check
@@ -30,21 +34,30 @@ def started(
         stdout=subprocess.PIPE if piped else terminal,
         stderr=subprocess.PIPE if piped else terminal,
         start_new_session=True,
+        # Its controlling one, so that Ctrl-C becomes a signal.
+        preexec_fn=None if piped else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
 
 
-def shown_at_terminal(lab: SlurmLab, line: str, keys: bytes = b"") -> tuple[int, str]:
-    """What a command shows at a terminal, and its exit code."""
+def shown_at_terminal(
+    lab: SlurmLab, line: str, keys: bytes = b"", answers: Mapping[bytes, bytes] = MappingProxyType({})
+) -> tuple[int, str]:
+    """What a command shows at a terminal, and its exit code.
+
+    Args: keys: what is typed at once. answers: what is typed when something is shown.
+    """
     master, slave = pty.openpty()
     process = started(lab, line, terminal=slave)
     os.close(slave)
     os.write(master, keys)
-    shown = b""
+    shown, waiting = b"", dict(answers)
     while True:
         try:
             shown += os.read(master, 4096)
         except OSError:
             break
+        for prompt in [prompt for prompt in waiting if prompt in shown]:
+            os.write(master, waiting.pop(prompt))
     os.close(master)
     return process.wait(60), shown.decode().replace("\r\n", "\n")
 

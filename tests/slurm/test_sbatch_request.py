@@ -418,7 +418,7 @@ class FakeJob:
     def wait_for_start(self, within_s: float | None) -> dict[str, Any]:
         return {}
 
-    def relay(self, where: dict[str, Any]) -> None:
+    def relay(self, where: dict[str, Any], step: str = "") -> None:
         pass
 
     def conclude(self, end: None) -> int:

@@ -112,6 +112,23 @@ def test_a_terminal_is_passed_on_with_pty(lab: SlurmLab) -> None:
     assert (code, "at-a-42\n" in shown) == (6, True)
 
 
+def test_only_a_second_interrupt_ends_the_tasks(lab: SlurmLab) -> None:
+    answers = {b"ready": b"\x03", b"(one more": b"\x03"}
+    code, shown = shown_at_terminal(lab, "srun sh -c 'echo ready; sleep 100'", answers=answers)
+    assert code == 130
+    assert re.sub(r"\d+", "N", shown.replace("^C", "")).splitlines()[:3] == [
+        "ready",
+        "srun: interrupt (one more within N sec to abort)",
+        "srun: sending Ctrl-C to StepId=N.N",
+    ]
+
+
+@pytest.mark.parametrize("option", ["-X", "--quit-on-interrupt"])
+def test_one_interrupt_is_enough_where_it_is_asked_for(lab: SlurmLab, option: str) -> None:
+    code, shown = shown_at_terminal(lab, f"srun {option} sh -c 'echo ready; sleep 100'", answers={b"ready": b"\x03"})
+    assert (code, "one more" in shown) == (130, False)
+
+
 def test_a_busy_machine_is_waited_for_unless_it_must_be_immediate(own_lab: SlurmLab) -> None:
     blocker = own_lab.submit("-c 8 --wrap 'sleep 100'")
     own_lab.wait_state(blocker, "RUNNING")

@@ -103,14 +103,17 @@ class ForegroundJob:
         except (GpuschedError, OSError):
             pass
 
-    def relay(self, where: dict[str, Any]) -> RunEnding | None:
-        """Serve as the client of the job's run until it ends; None if the run has no socket any more."""
+    def relay(self, where: dict[str, Any], step: str = "") -> RunEnding | None:
+        """Serve as the client of the job's run until it ends; None if the run has no socket any more.
+
+        Args: step: which two Ctrl-C interrupt; empty if each goes to the job.
+        """
         sock = self._reach(where)
         if sock is None:
             return None
         from gpusched.cli.relay import AttachClient  # not needed by a job that never starts
 
-        return AttachClient(sock, keeps=False, command=self.command.name).run()
+        return AttachClient(sock, keeps=False, command=self.command.name, step=step).run()
 
     def _reach(self, where: dict[str, Any]) -> socket | None:
         give_up_at = time.monotonic() + _REACH_S

@@ -98,7 +98,8 @@ def start_job(command: Command, typed: Parsed) -> int:
             job.note(f"Force Terminated JobId={job.job_id}")
             return 128 + left.number
         if where is not None:
-            return job.conclude(job.relay(where))
+            asks = os.isatty(0) and own.keys().isdisjoint({"quit-on-interrupt", "disable-status"})
+            return job.conclude(job.relay(where, f"StepId={job.job_id}.0" if asks else ""))
         if within_s is not None:
             job.cancel()
             raise command.error("Unable to allocate resources: Requested nodes are busy")
