@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
 import sys
 from typing import Any
 
@@ -613,3 +614,26 @@ def test_any_order_is_read_or_refused_in_one_line(text: str) -> None:
         assert error.text.startswith("squeue: error: Invalid sort specification: ")  # noqa: PT017  not always raised
     else:
         assert all(letter in text or text == "" for letter, _, _ in found)
+
+
+def test_nothing_heavy_is_imported_at_the_prompt() -> None:
+    code = "import sys; import gpusched.cli.slurm.squeue, gpusched.cli.slurm.scancel; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-IS", "-c", f"import sys; sys.path = {sys.path!r}; {code}"], capture_output=True
+    )
+    heavy = {"re", "enum", "json", "dataclasses", "typing", "asyncio", "msgspec", "rich", "typer", "signal", "socket"}
+    assert heavy & set(done.stdout.decode().split()) == set()
+    assert b"gpusched.cli.slurm.scancel" in done.stdout
+
+
+def test_iterate_prints_again_and_again(busy: Busy) -> None:
+    lab, jobs = busy
+    line = f"exec squeue -i 1 -j {jobs[25]} -o %A"
+    with subprocess.Popen(
+        ["bash", "-c", line], cwd=lab.work, env=lab.env, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        found = [process.stdout.readline().rstrip("\n") for _ in range(8)]
+        process.terminate()
+    assert found[1:4] == found[5:8] == ["JOBID", jobs[25], ""]
+    assert re.fullmatch(r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}", found[0])

@@ -107,26 +107,32 @@ class JobChoice:
         }
         return [key for key, wanted in by_key.items() if wanted is not None]
 
-    def query(self, ids: Sequence[str] = ()) -> str | None:
-        """Query of the daemon's list of jobs; None if no job can match."""
-        asked = [state for state in OURS if state in self.states]
-        if not asked or self.users == []:
-            return None
+    def queries(self, ids: Sequence[str] = ()) -> list[str]:
+        """Queries of the daemon's list of jobs; none if no job can match.
+
+        Jobs that have not ended are asked for apart from the others, since the daemon has them in memory.
+        """
+        active = [state for state in OURS if state in self.states and state in ACTIVE]
+        ended = [state for state in OURS if state in self.states and state not in ACTIVE]
+        if not (active or ended) or self.users == []:
+            return []
         parts = {
             "ids": ",".join(ids),
             "users": ",".join(self.users or ()),
             "names": ",".join(self.names or ()),
             "queues": ",".join(self.queues or ()),
         }
-        if not self.states <= ACTIVE:
-            parts["states"] = ",".join(asked)
-            parts["since"] = str(int(time.time()) - MIN_JOB_AGE_S)
-            if "CANCELLED" in asked and "COMPLETING" not in asked:
-                # Tasks that were cancelled before their start, of an array whose others have not ended.
-                parts["states"] += ",COMPLETING"
-        elif not ids:
-            parts["states"] = ",".join(asked)
-        return "&".join(f"{key}={quote(value)}" for key, value in parts.items() if value)
+        if "CANCELLED" in ended and "COMPLETING" not in active:
+            # Tasks that were cancelled before their start, of an array whose others have not ended.
+            active.append("COMPLETING")
+        since = {"since": str(int(time.time()) - MIN_JOB_AGE_S)} if ended else {}
+        if ids:
+            # Without states the daemon also lists an ended one, which is how it is told from an unknown one.
+            found = [{**parts, "states": ",".join((*active, *ended)), **since} if ended else parts]
+        else:
+            found = [{**parts, "states": ",".join(active)}] if active else []
+            found += [{**parts, "states": ",".join(ended), **since}] if ended else []
+        return ["&".join(f"{key}={quote(value)}" for key, value in one.items() if value) for one in found]
 
     def admits(self, job: Json) -> bool:
         """Whether the filters that the daemon does not have let a job through."""
@@ -241,23 +247,21 @@ def jobs_of(
 
 
 def _ask(selection: JobChoice, ids: list[str], client: DaemonConnection, fields: list[str] | None) -> list[Json]:
-    asked = selection.query(ids)
-    if asked is None:
-        return []
-    # The longest part of the address is the names of the fields.
-    path = "/v1/jobs?order=queue" + (f"&fields={','.join(fields)}" if fields else "") + (f"&{asked}" if asked else "")
-    try:
-        answer = client.call("GET", path)
-    except (NotFound, UsageError):
-        if not ids:
-            raise
-        if len(ids) == 1:
-            return []
-        # One of them is unknown, which does not matter among several.
-        return [job for one in ids for job in _ask(selection, [one], client, fields)]
-    if fields is None:
-        return answer["jobs"]  # type: ignore[no-any-return]
-    return [dict(zip(fields, row)) for row in answer["rows"]]  # noqa: B905  3.10 can, but the keyword costs
+    found: list[Json] = []
+    for query in selection.queries(ids):
+        path = (
+            "/v1/jobs?order=queue" + (f"&fields={','.join(fields)}" if fields else "") + (f"&{query}" if query else "")
+        )
+        try:
+            answer = client.call("GET", path)
+        except (NotFound, UsageError):
+            if not ids:
+                raise
+            # One of several may be unknown, which does not matter among them.
+            return [job for one in ids for job in _ask(selection, [one], client, fields)] if len(ids) > 1 else []
+        # The keyword of zip that 3.10 has costs time.
+        found += answer["jobs"] if fields is None else [dict(zip(fields, row)) for row in answer["rows"]]  # noqa: B905
+    return found
 
 
 def _portions(ids: list[str]) -> list[list[str]]:
