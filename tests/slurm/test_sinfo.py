@@ -178,7 +178,7 @@ def node(name: str, **values: Any) -> dict[str, Any]:
         "cpus_booked": 0.0,
         "mem_mib": 1000,
         "mem_booked_mib": 0,
-        "runs": 0,
+        "is_busy": False,
         "message": None,
         "drained_by": None,
         "drained_at": None,
@@ -200,7 +200,7 @@ def gpu(name: str, index: int, model: str = "NVIDIA A100-SXM4-80GB", **values: A
 
 def queue(name: str, **values: Any) -> dict[str, Any]:
     found = {"name": name, "is_leaf": True, "is_default": False, "position": None, "preempt_mode": "requeue"}
-    return {**found, "default_time_s": None, "max_time_s": None, "accounts": [], "users": [], **values}
+    return {**found, "default_time_s": None, "max_time_s": None, "accounts": [], **values}
 
 
 def cluster(*nodes: dict[str, Any], gpus: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
@@ -229,10 +229,10 @@ def text(answer: dict[str, Any], *words: str) -> str:
 
 
 LAB = cluster(
-    node("gpu01", runs=1, cpus_booked=2.5),
-    node("gpu02", runs=1, cpus_booked=8.0),
+    node("gpu01", is_busy=True, cpus_booked=2.5),
+    node("gpu02", is_busy=True, cpus_booked=8.0),
     node("gpu03"),
-    node("gpu04", state="drained", message="fan", runs=1, cpus_booked=1.0),
+    node("gpu04", state="drained", message="fan", is_busy=True, cpus_booked=1.0),
     node("gpu05", state="drained", message="fan"),
     node("big", cpus=64.0, mem_mib=9000, labels=["nvlink", "fast"]),
     gpus=[

@@ -84,6 +84,29 @@ def test_queues_are_listed_before_their_children(lab: Lab) -> None:
     assert (rows[0]["guaranteed_gpus"], rows[0]["max_gpus"], rows[0]["weight"]) == (4.0, 8, 1.0)
 
 
+def test_queues_tell_what_clients_show_as_partitions() -> None:
+    found = {
+        "top": QueueSettings("top", max_time_s=600),
+        "leaf": QueueSettings("leaf", parent="top", max_time_s=900, default_time_s=60, accounts=("inner", "other")),
+        "alone": QueueSettings("alone", preemptible=False),
+    }
+    rows = by_name(get(Lab(1, queue=found, account=ACCOUNTS), queues.queues))
+    assert {name: (row["is_leaf"], row["position"]) for name, row in rows.items()} == {
+        "top": (False, 0),
+        "leaf": (True, 1),
+        "alone": (True, 2),
+    }
+    leaf, alone = rows["leaf"], rows["alone"]
+    assert (leaf["max_time_s"], leaf["default_time_s"]) == (600, 60), "the least of the queues above it"
+    assert (leaf["accounts"], leaf["preempt_mode"], alone["preempt_mode"]) == (["inner", "other"], "requeue", "off")
+    private = AccessSettings(private_data=("accounts",))
+    rows = by_name(get(Lab(1, queue=found, account=ACCOUNTS, access=private), queues.queues))
+    assert rows["leaf"]["accounts"] == ["inner", "other"], "of both she is a member"
+    only_inner = {name: AccountSettings(name, users={user: 1.0}) for name, user in (("inner", "ann"), ("other", "bob"))}
+    rows = by_name(get(Lab(1, queue=found, account=only_inner, access=private), queues.queues))
+    assert rows["leaf"]["accounts"] == ["inner", "-"]
+
+
 def test_lent_amounts_equal_borrowed_ones_and_have_names(lab: Lab) -> None:
     gpus(lab, 3, "nlp")
     answer = get(lab, queues.queues)

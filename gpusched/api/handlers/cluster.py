@@ -55,7 +55,7 @@ async def cluster(request: web.Request) -> web.Response:
             "mem_mib": node.mem_mib,
             "mem_booked_mib": sum(map(layout.node_mem_mib, holds)),
             "mem_available_mib": load.mem_available_mib,
-            "runs": len(holds),
+            "is_busy": bool(holds),
             "why_not": node.why_not,
             "labels": node.labels,
             "resources": dict(node.resources),

@@ -335,12 +335,20 @@ def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[st
             "position": places.get(node.name),
             "default_time_s": default_time_limit(node.name, settings),
             "max_time_s": longest_time_limit_of_queue(node.name, settings),
-            "users": node.settings.users,
-            "accounts": node.settings.accounts,
+            "accounts": _shown_accounts(node.settings.accounts, viewer),
         }
         for node, depth in _tree(nodes, counts)
     ]
     return rows, loans
+
+
+def _shown_accounts(names: Iterable[str], viewer: Viewer) -> list[str]:
+    """The accounts of a queue; where accounts are private, those that are not the caller's as `-`."""
+    settings = viewer.service.settings
+    if not is_private("accounts", viewer.caller, settings):
+        return list(names)
+    own = own_accounts(viewer.caller, settings)
+    return list(dict.fromkeys(name if name in own else "-" for name in names))
 
 
 def _amounts(what: str, amount: Resources) -> dict[str, float]:

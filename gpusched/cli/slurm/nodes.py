@@ -50,7 +50,8 @@ class Node:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.json["runs"])
+        """Whether any job runs there."""
+        return bool(self.json["is_busy"])
 
     @property
     def state(self) -> str:
