@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import pwd
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from slurm_lab import SlurmLab, user
 from gpusched.cli.slurm.accounting import CELLS, KEYS, MEASURED, UNITS, WIDTHS, AccountingView, short_cpu_time
 from gpusched.cli.slurm.command import CommandError, parse
 from gpusched.cli.slurm.sacct import COMMAND, DEFAULT, SacctQuery, helpformat, main, read_columns, read_job_words
+from gpusched.client import DaemonConnection
+from gpusched.errors import UsageError
 
 DAY_S = 86400
 
@@ -465,6 +468,7 @@ def test_every_run_of_a_requeued_job_is_a_row_with_duplicates(lab: SlurmLab) -> 
     assert lab.ok(f"sacct -n -P -X -j {job} -o state,start") == "PENDING|Unknown\n"
     former, waiting = lab.ok(f"sacct -n -P -X -D -j {job} -o state,start,end").splitlines()
     assert former.startswith("REQUEUED|20")
+    assert f"{job}.batch|CANCELLED|0:15" in lab.ok(f"sacct -n -P -D -j {job} -o jobid,state,exitcode").splitlines()
     assert waiting == "PENDING|Unknown|Unknown"
     lab.ok(f"gcancel {job}")
     lab.wait(job)
@@ -534,6 +538,36 @@ def test_cuts_times_to_the_window(lab: SlurmLab, ended: dict[int, str]) -> None:
     assert lab.ok(f"sacct -n -P -X -T -S {times[1]} -j {job} -o start,end,elapsed").strip() == (
         f"{times[1]}|{times[1]}|00:00:00"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "uid", "found"),
+    [
+        ("", 0, []),
+        ("-j 1", 1, []),
+        ("-N node1", 1, []),
+        ("-a", 1, []),
+        ("-u -1", 1, []),
+        ("-u 0,bob", 1, ["root", "bob"]),
+        ("-a -u bob", 1, []),
+        ("", 1, [pwd.getpwuid(1).pw_name]),
+    ],
+)
+def test_shows_jobs_of_the_caller_unless_asked_otherwise(
+    words: str, uid: int, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert SacctQuery(parse(COMMAND, words.split()), time.time()).users == found
+
+
+def test_the_history_gives_the_fields_that_are_asked_for(lab: SlurmLab, ended: dict[int, str]) -> None:
+    with DaemonConnection(str(lab.home / "run" / "api.sock")) as client:
+        answer = client.call("GET", f"/v1/history?ids={ended[65]}&fields=exit_code,runs,id")
+        assert answer["fields"] == ["exit_code", "runs", "id"]
+        ((code, runs, job_id),) = answer["rows"]
+        assert (code, job_id, [run["exit_code"] for run in runs]) == (3, ended[65], [3])
+        with pytest.raises(UsageError, match="unknown field 'nosuch'"):
+            client.call("GET", "/v1/history?fields=nosuch")
 
 
 def test_prints_the_script(lab: SlurmLab, ended: dict[int, str]) -> None:

@@ -108,6 +108,8 @@ class AccountingRecord:
             return "CANCELLED" if is_killed else str(self.step["state"])
         job, run = self.job, self.run
         if run is not None and run.get("is_former"):
+            if not self.is_job and (run["signal"] or run["reason"] in ("Requeued", "Preempted")):
+                return "CANCELLED"
             if run["reason"] in ("Requeued", "Preempted"):
                 return "REQUEUED" if run["reason"] == "Requeued" else "PREEMPTED"
             return str(run["outcome"] or "NODE_FAIL")
