@@ -10,7 +10,7 @@ from memory import check_memory
 
 from gpusched.errors import Refused
 from gpusched.model.commands import Cancel, Reload, Selection, Update
-from gpusched.model.job import Request
+from gpusched.model.job import ArraySpec, Request
 from gpusched.model.settings import NodeSettings, QosSettings, QueueSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
@@ -106,12 +106,16 @@ def test_a_job_starts_once_it_asks_for_less() -> None:
 def test_a_job_starts_once_the_settings_allow_it_and_an_array_as_a_whole() -> None:
     lab = Lab(**LIMITED)
     job_id = wait(lab, time_limit_s=7200)
-    large = wait(lab, request=Request(cpus=16), time_limit_s=60)
+    array = wait(lab, request=Request(cpus=12), time_limit_s=60, array=ArraySpec("0-3"))
+    assert [reason(lab, one) for one in (job_id, array)] == [ReasonCode.PARTITION_CONFIG] * 2
+    check_memory(lab)
     lab.config = lambda: replace(lab.settings, queue={}, node=NodeSettings(name="n1", cpus=16.0))
     lab.ask(Reload(ROOT))
     lab.turn()
-    assert {lab.job(one).state for one in (job_id, large)} == {JobState.RUNNING, JobState.PENDING}
-    assert lab.scheduler.world.why_infeasible(lab.job(large)) is None
+    assert lab.job(job_id).state is JobState.RUNNING
+    # One task at a time fits beside it.
+    assert lab.job(array + 1).state is JobState.RUNNING
+    assert lab.scheduler.world.why_infeasible(lab.job(array)) is None
     check_memory(lab)
 
 
