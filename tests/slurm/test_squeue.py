@@ -390,6 +390,29 @@ def test_a_requeued_task_waits_in_the_row_of_its_array(lab: SlurmLab) -> None:
     lab.ok(f"scancel {job}")
 
 
+def test_the_life_of_a_job_in_the_words_of_slurm(own_lab: SlurmLab) -> None:
+    lab = own_lab
+    job = lab.submit("-c 1 -p debug --wrap 'sleep 300'")
+    lab.wait_state(job, "RUNNING")
+    lab.ok(f"scontrol suspend {job}")
+    lab.wait_state(job, "SUSPENDED")
+    assert lab.ok(f"squeue -h -j {job} -o '%i %t %T %r'") == f"{job} S SUSPENDED None\n"
+    lab.ok(f"scontrol resume {job}")
+    lab.wait_state(job, "RUNNING")
+    lab.ok(f"scontrol requeuehold {job}")
+    lab.wait_state(job, "PENDING")
+    assert lab.ok(f"squeue -h -j {job} -o '%i %t %M %R'") == f"{job} PD 0:00 (JobHeldUser)\n"
+    assert lab.ok(f"squeue -h -j {job} -O restartcnt:2,exit_code:4,nodelist:,batchhost:") == "1 0:0 n/a\n"
+    failing = lab.submit("-c 1 -p debug fail3.sh")
+    lab.wait(failing)
+    waiting = lab.submit(f"-d afterok:{failing} --wrap true")
+    found = lab.ok(f"squeue -j {waiting}")
+    assert found.splitlines()[1].endswith(" PD       0:00      1 (DependencyNeverSatisfied)")
+    assert lab.ok(f"squeue -h -j {waiting} -o %E") == f"afterok:{failing}(failed)\n"
+    lab.ok(f"scancel {waiting} {job}")
+    assert lab.ok("squeue -h") == ""
+
+
 def test_steps_of_running_jobs_are_listed(lab: SlurmLab) -> None:
     job = lab.submit("-c 1 --wrap 'srun -J inner sleep 300'")
     wait_until(lambda: f"{job}.0" in lab.ok("squeue -h -s -o %i").split(), what="the step to be there")

@@ -15,6 +15,7 @@ from gpusched.cli.slurm.scontrol_job import (
     gpus_of,
     gres_of,
     priority_of,
+    restarts_of,
     run_time_s,
 )
 from gpusched.cli.slurm.values import (
@@ -205,6 +206,10 @@ def _group(job: Json) -> tuple[str, str]:
 _groups: dict[int, tuple[str, str]] = {}
 
 
+def _exit_code(job: Json) -> str:
+    return "0:0" if job["state"] == "PENDING" else exit_status(job)
+
+
 def _requeues(job: Json) -> str:
     return "0" if job["requeue"] is False else "1"
 
@@ -343,9 +348,9 @@ _OWN: dict[str, PrintField] = {
     ),
     "cpus-per-tres": PrintField("CPUS_PER_TRES", _per("", "cpus_per_gpu"), "cpus_per_gpu"),
     "deadline": PrintField("DEADLINE", _instant("deadline_at"), "deadline_at"),
-    "derivedec": PrintField("DERIVED_EC", exit_status, "exit_code signal"),
+    "derivedec": PrintField("DERIVED_EC", _exit_code, "state exit_code signal"),
     "eligibletime": PrintField("ELIGIBLE_TIME", _instant("eligible_at"), "eligible_at"),
-    "exit_code": PrintField("EXIT_CODE", exit_status, "exit_code signal"),
+    "exit_code": PrintField("EXIT_CODE", _exit_code, "state exit_code signal"),
     "lastschedeval": PrintField("LAST_SCHED_EVAL", _instant("start_at"), "start_at"),
     "maxcpus": PrintField("MAX_CPUS", lambda job: str(_cpus(job)), _SIZE),
     "maxnodes": PrintField("MAX_NODES", lambda job: str(job["nodes"]), "nodes"),
@@ -356,7 +361,7 @@ _OWN: dict[str, PrintField] = {
     "preempttime": PrintField("PREEMPT_TIME", _instant("preempt_at"), "preempt_at"),
     "prefer": PrintField("PREFER", _text("prefer"), "prefer"),
     "requeue": PrintField("REQUEUE", _requeues, "requeue"),
-    "restartcnt": PrintField("RESTART_COUNT", lambda job: str(job["restarts"]), "restarts"),
+    "restartcnt": PrintField("RESTART_COUNT", lambda job: str(restarts_of(job)), "run state"),
     "stderr": PrintField(
         "STDERR",
         lambda job: printable(job["stderr_path"] or job["stdout_path"] or "") or NULL,
