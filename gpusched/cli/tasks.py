@@ -21,6 +21,9 @@ if TYPE_CHECKING:
         @property
         def si_pid(self) -> int: ...
 
+        @property
+        def si_code(self) -> int: ...
+
 
 FORWARDED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
 AWAITED = FORWARDED | {signal.SIGCHLD}

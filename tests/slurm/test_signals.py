@@ -274,3 +274,20 @@ def tasks_below(pid: int) -> list[int]:
         found += below
         level = below
     return [one for one in found if b"SLURM_STEP_ID=" in Path(f"/proc/{one}/environ").read_bytes()]
+
+
+@pytest.mark.parametrize("line", ["scontrol requeue $SLURM_JOB_ID", "gctl requeue $SLURM_JOB_ID"])
+def test_a_requeue_from_inside_outlives_the_end_that_it_causes(lab: SlurmLab, line: str) -> None:
+    name = line.split()[0]
+    path = lab.bin / "gctl"
+    path.write_text(f"#!{sys.executable}\nfrom gpusched.cli.gctl import main\nraise SystemExit(main())\n")
+    path.chmod(0o755)
+    # With a trap, not ignored: what the shell starts would inherit that.
+    (lab.work / f"out-{name}.sh").write_text(
+        f'#!/bin/bash\n[ -n "$SLURM_RESTART_COUNT" ] && exit 0\ntrap : TERM\n{line}\n'
+        f"echo $? > code-{name}-$SLURM_JOB_ID\n"
+    )
+    job = lab.submit(f"-t 5 out-{name}.sh")
+    lab.wait(job)
+    assert lab.text(f"code-{name}-{job}") == "0\n"
+    assert (lab.state(job), lab.job(job)["restarts"]) == ("COMPLETED", 1)

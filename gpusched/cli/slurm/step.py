@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 BEGIN_PATIENCE_S = 3600.0
 """How long a step waits for a daemon that does not answer; asked again, the daemon knows the process."""
 END_PATIENCE_S = 300.0
+STALE_PATIENCE_S = 5.0
+"""The same where only SLURM_JOB_ID speaks for a job, which may be long over."""
+NOTE_AFTER_S = 3.0
+"""A daemon that has been away for this long is waited for with a note."""
 _RETRY_S = 0.2
 _BUSY_S = (0.1, 2.0)
 """First and longest interval between attempts to get resources that are in use."""
@@ -65,7 +69,8 @@ def run_step(command: Command, typed: Parsed, wanted: str) -> int:
     """Run a step of the job that this process belongs to; returns its exit code. Raises: CommandError."""
     scheduler = PatientClient()
     wanted = printable(wanted)
-    job = scheduler.ask("GET", "/v1/inside", None, BEGIN_PATIENCE_S)["inside"]
+    patience_s = BEGIN_PATIENCE_S if "GPUSCHED_RUN" in os.environ else STALE_PATIENCE_S
+    job = scheduler.ask("GET", "/v1/inside", None, patience_s)["inside"]
     if job is None:
         if typed.has("jobid"):
             raise command.error(
@@ -102,7 +107,8 @@ class PatientClient:
 
     def ask(self, method: str, path: str, body: object, patience_s: float) -> dict[str, Any]:
         """One request, repeated while nothing answers: every one of a step may be. Raises: UserError, NotReady."""
-        until = time.monotonic() + patience_s
+        began = time.monotonic()
+        until, is_told = began + patience_s, False
         while True:
             try:
                 return self._client.call(method, path, body)
@@ -118,6 +124,9 @@ class PatientClient:
                 # A full disk, for example.
                 if time.monotonic() > until:
                     raise
+            if not is_told and time.monotonic() > began + NOTE_AFTER_S:
+                is_told = True
+                sys.stderr.write("srun: the scheduler does not answer; waiting for it\n")
             time.sleep(_RETRY_S)
 
 
@@ -519,7 +528,8 @@ class Step:
                 if info.si_pid == self.job["supervisor_pid"]:
                     # It signals all processes of the job itself.
                     self.note_stop(info.si_signo)
-                else:
+                elif not (self.typed.has("pty") and info.si_code > 0):
+                    # What a terminal sends its foreground, tasks at it have got as well.
                     self.pass_on(tasks, info.si_signo)
             ended = tasks.take_ended()
             if ended:
