@@ -373,6 +373,15 @@ def test_hold_and_release_one_or_several(lab: SlurmLab) -> None:
     assert [lab.job(job)["hold"] for job in (one, two)] == ["user", "user"], "a mistake spares the others"
 
 
+def test_hold_and_release_take_a_name(lab: SlurmLab) -> None:
+    jobs = [gsub(lab, "--begin now+1h -t 1m -J named --wrap true") for _ in range(2)]
+    lab.ok("scontrol hold jobname=named")
+    assert [lab.job(job)["hold"] for job in jobs] == ["user", "user"]
+    lab.ok("scontrol release JobName=named")
+    assert [lab.job(job)["hold"] for job in jobs] == [None, None]
+    assert lab.type("scontrol hold jobname=nosuch").err.startswith("Invalid job id specified for job jobname=nosuch\n")
+
+
 def test_requeue_from_outside_runs_again_and_requeuehold_waits(lab: SlurmLab, waiting: str) -> None:
     done = lab.type(f"scontrol requeue {waiting}")
     assert (done.code, done.err) == (1, f"Job is pending execution for job {waiting}\n")

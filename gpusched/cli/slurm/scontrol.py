@@ -215,7 +215,7 @@ def _each_job(
         code = 0
         if verb == "requeue":
             _outlive_the_run()
-        for word in _without_state(job_words(texts)):
+        for word in _with_names(line, _without_state(job_words(texts))):
             if not is_job_id(word):
                 line.complain(f"{INVALID_ID} for job {word}")
                 code = 1
@@ -255,6 +255,19 @@ def _without_state(words: list[str]) -> list[str]:
     if key.lower() == "state" and value.lower() == "specialexit":
         raise COMMAND.error("State=SpecialExit is not supported; leave it out to hold the job after its requeue")
     return words
+
+
+def _with_names(line: ControlLine, words: list[str]) -> list[str]:
+    """The ids, with `jobname=train` replaced by the unfinished jobs of that name; an unknown name stays a word."""
+    found = []
+    for word in words:
+        key, sign, name = word.partition("=")
+        if not sign or key.lower() not in ("jobname", "name"):
+            found.append(word)
+            continue
+        rows = line.client.call("GET", f"/v1/jobs?fields=id&names={quote(name)}")["rows"]
+        found += [str(row[0]) for row in rows] or [word]
+    return found
 
 
 def slurm_error(line: ControlLine, word: str, error: GpuschedError, verb: str) -> str:
