@@ -8,8 +8,10 @@ import json
 import os
 import pwd
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_lab import SlurmLab, user
 
+import gpusched
 from gpusched.cli.slurm.accounting import CELLS, KEYS, MEASURED, UNITS, WIDTHS, AccountingView, short_cpu_time
 from gpusched.cli.slurm.command import CommandError, parse
 from gpusched.cli.slurm.sacct import COMMAND, DEFAULT, SacctQuery, helpformat, main, read_columns, read_job_words
@@ -748,3 +751,25 @@ def test_defaults_are_slurms() -> None:
     titles = case("sacct", 248).out.splitlines()[0].split()
     assert [name.lower() for name in titles] == DEFAULT.split(",")
     assert (FOLDER / "sacct.txt").exists()
+
+
+@pytest.mark.parametrize("number", [258, 259, 262])
+def test_begins_with_the_titles_of_slurm(lab: SlurmLab, ended: dict[int, str], number: int) -> None:
+    golden = case("sacct", number)
+    seen = lab.ok(Places(jobs={28: ended[68]}).command(golden)).splitlines()
+    assert seen[:2] == golden.out.splitlines()[:2]
+    assert len(seen) > 2
+
+
+@pytest.mark.parametrize("command", ["sacct", "sstat", "sacctmgr"])
+def test_imports_nothing_heavy(command: str) -> None:
+    heavy = "re json asyncio msgspec typer rich argparse subprocess datetime logging urllib".split()
+    program = f"import sys; import gpusched.cli.slurm.{command}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", _with_path(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not set(heavy) & set(done.stdout.split())
+
+
+def _with_path(program: str) -> str:
+    folders = [str(Path(gpusched.__file__).parent.parent)]
+    return f"import sys; sys.path += {folders!r}; {program}"
