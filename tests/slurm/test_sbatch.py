@@ -135,6 +135,14 @@ def test_options_of_the_command_itself_work_in_a_directive(lab: SlurmLab) -> Non
     assert done.out.strip().isdigit()
 
 
+def test_a_script_gets_its_arguments_and_a_gpu(lab: SlurmLab) -> None:
+    job = lab.submit("job.sh 1 two 'three four'")
+    lab.wait(job)
+    # The lab's script counts its arguments as well.
+    shown = re.sub(r"gpu: \d", "gpu: 0", lab.text(f"out-{job}.txt")).replace("args: 3 ", "args: ")
+    assert shown == case("jobs", 33).out
+
+
 def test_a_script_is_copied_and_found_on_the_path(lab: SlurmLab) -> None:
     path = lab.bin / "found.sh"
     path.write_text("#!/bin/sh\n#SBATCH --hold\necho first > copied\n")
