@@ -44,9 +44,9 @@ def ended(
     return replace(step, state=state, end_at=max(now, step.start_at), exit_code=exit_code, signal=signal)
 
 
-def lost(step: JobStep, now: float) -> JobStep:
-    """The step after its process was killed; what it started is killed as well."""
-    return replace(step, state=JobState.CANCELLED, end_at=max(now, step.start_at), signal=9)
+def lost(step: JobStep, now: float, *, is_seen: bool = True) -> JobStep:
+    """The step after its process was killed, or unseen has ended somehow; what it started is killed as well."""
+    return replace(step, state=JobState.CANCELLED, end_at=max(now, step.start_at), signal=9 if is_seen else None)
 
 
 def closed(step: JobStep, run: Run) -> JobStep:

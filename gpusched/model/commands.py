@@ -302,6 +302,8 @@ class LoseSteps:
     """Record that the processes of these steps are gone: job, run and number of each."""
 
     steps: tuple[tuple[int, int, int], ...]
+    is_seen: bool = True
+    """They were there at the last look; otherwise they may have ended in any way while no daemon ran."""
 
 
 @dataclass(frozen=True, slots=True)

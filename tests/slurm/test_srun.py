@@ -184,6 +184,7 @@ def test_a_second_allocation_is_never_made(lab: SlurmLab) -> None:
 
 
 def test_a_process_of_no_job_gets_no_step(lab: SlurmLab) -> None:
+    lab.ok("gq")
     done = lab.type("srun true", SLURM_JOB_ID="999999")
     assert done.code == 1
     assert done.err.startswith("srun: error: Unable to confirm allocation for job 999999: Invalid job id specified\n")

@@ -250,6 +250,13 @@ def test_a_lost_process_ends_its_step_and_what_it_started(lab: Lab) -> None:
     assert begin(lab, job_id, 2, gpus=2)["step"]
 
 
+def test_a_process_that_ended_unseen_is_not_said_to_have_been_killed(lab: Lab) -> None:
+    job_id = started(lab)
+    begin(lab, job_id, 1)
+    lab.ask(LoseSteps(((job_id, 1, 0),), is_seen=False))
+    assert rows(lab, job_id) == [(0, "CANCELLED", None, None)]
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_the_end_of_a_run_closes_its_steps(restarts: bool) -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=10))

@@ -26,7 +26,7 @@ BEGIN_PATIENCE_S = 3600.0
 END_PATIENCE_S = 300.0
 STALE_PATIENCE_S = 5.0
 """The same where only SLURM_JOB_ID speaks for a job, which may be long over."""
-NOTE_AFTER_S = 3.0
+NOTE_AFTER_S = 15.0
 """A daemon that has been away for this long is waited for with a note."""
 _RETRY_S = 0.2
 _BUSY_S = (0.1, 2.0)

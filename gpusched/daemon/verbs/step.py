@@ -125,7 +125,7 @@ def lose(command: LoseSteps, tx: TickTransaction) -> dict[str, Any]:
         handle = f"{job_id}.{number}"
         for step in tx.world.steps.of(handle):
             if step.number == step_number:
-                tx.put_step(steps.lost(step, tx.now))
+                tx.put_step(steps.lost(step, tx.now, is_seen=command.is_seen))
                 tx.signal(handle, StepStopOrder(step.number, 0.0))
     return {}
 

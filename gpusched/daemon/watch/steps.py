@@ -24,6 +24,7 @@ class StepWatch:
         """Have the next tick end the steps whose process is gone."""
         world = self._scheduler.world
         steps = world.steps.all()
+        is_first = self._world is None
         if self._world is not world:
             self._world = world
             for step in steps.values():
@@ -36,7 +37,7 @@ class StepWatch:
             if step.pid is not None and not proctree.lives(step.pid, step.start_ticks or 0)
         ]
         if gone:
-            self._scheduler.submit(LoseSteps(tuple(gone)), _nobody_asked)
+            self._scheduler.submit(LoseSteps(tuple(gone), is_seen=not is_first), _nobody_asked)
 
 
 def _nobody_asked(answer: dict[str, Any] | GpuschedError) -> None:
