@@ -33,11 +33,13 @@ weight_whole = 0
 def weighted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
     """A queue in the order of the golden machine's weights."""
     found = SlurmLab(tmp_path_factory.mktemp("weighted") / "lab", config=CONFIG + WEIGHTS)
-    found.ok("gsub --hold -t 1h -c 4 -J first --wrap true")
-    found.ok("gsub --hold -t 1h --nice 10 -J second --wrap true")
-    found.ok("gsub --hold -t 10m -q debug -J third --wrap true")
-    yield found
-    found.close()
+    try:
+        found.ok("gsub --hold -t 1h -c 4 -J first --wrap true")
+        found.ok("gsub --hold -t 1h --nice 10 -J second --wrap true")
+        found.ok("gsub --hold -t 10m -q debug -J third --wrap true")
+        yield found
+    finally:
+        found.close()
 
 
 def table(text: str) -> list[dict[str, str]]:
