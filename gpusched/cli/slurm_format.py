@@ -1,13 +1,16 @@
-"""Slurm's `-o` language: `%i`, `%.8j` (right-aligned, cut at 8), `%8j`; other text is printed unchanged."""
+"""`gq -o`: Slurm's language, `%i`, `%.8j` (right-aligned, cut at 8), `%8j`; other text is printed unchanged.
+
+The fields are squeue's, except where gq shows more than Slurm has a word for: reasons, fractions, exact durations.
+"""
 
 from __future__ import annotations
 
 import time
 
 from gpusched.cli import tables
-from gpusched.cli.query import COMPACT, elapsed
-from gpusched.cli.tables import Column
-from gpusched.errors import UsageError
+from gpusched.cli.query import elapsed
+from gpusched.cli.slurm.format import PrintField
+from gpusched.cli.slurm.job_fields import PERCENT
 from gpusched.model.units import format_amount, format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False
@@ -42,54 +45,30 @@ def _gpus(job: Job) -> str:
     return f"gres:gpu:{asked}"
 
 
-def _licenses(job: Job) -> str:
-    return ",".join(f"{name}:{number}" for name, number in job["licenses"].items()) or "(null)"
-
-
 def _reason_or_nodes(job: Job) -> str:
     if job["state"] in ("RUNNING", "COMPLETING"):
         return job["node"] or ""
     return f"({job['reason'] or 'None'})"
 
 
-_FIELDS: dict[str, Column] = {
-    "i": Column("JOBID", lambda job: job["id"], keys="id"),
-    "A": Column("JOBID", lambda job: job["id"], keys="id"),
-    "F": Column("ARRAY_JOB_ID", lambda job: job["id"], keys="id"),
-    "K": Column("ARRAY_TASK_ID", lambda job: "N/A", keys="id"),
-    "j": Column("NAME", lambda job: job["name"], keys="name"),
-    "u": Column("USER", lambda job: job["user"], keys="user"),
-    "a": Column("ACCOUNT", lambda job: job["account"] or "(null)", keys="account"),
-    "P": Column("PARTITION", lambda job: job["queue"], keys="queue"),
-    "t": Column("ST", lambda job: COMPACT.get(job["state"], job["state"]), keys="state"),
-    "T": Column("STATE", lambda job: job["state"], keys="state"),
-    "r": Column("REASON", lambda job: job["reason"] or "None", keys="reason"),
-    "R": Column("NODELIST(REASON)", _reason_or_nodes, keys="state node reason"),
-    "M": Column("TIME", lambda job: elapsed(job, time.time()), keys="state start_at end_at suspended_at suspended_s"),
-    "l": Column("TIME_LIMIT", lambda job: format_duration(job["time_limit_s"]), keys="time_limit_s"),
-    "L": Column("TIME_LEFT", _left, keys="state start_at time_limit_s suspended_at suspended_s"),
-    "q": Column("QOS", lambda job: job["qos"] or "(null)", keys="qos"),
-    "f": Column("FEATURES", lambda job: job["constraint"] or "(null)", keys="constraint"),
-    "v": Column("RESERVATION", lambda job: job["reservation"] or "(null)", keys="reservation"),
-    "W": Column("LICENSES", _licenses, keys="licenses"),
-    "n": Column("REQ_NODES", lambda job: ",".join(job["nodelist"]), keys="nodelist"),
-    "x": Column("EXC_NODES", lambda job: ",".join(job["exclude"]), keys="exclude"),
-    "h": Column("OVER_SUBSCRIBE", lambda job: "NO" if job["exclusive"] else "OK", keys="exclusive"),
-    "D": Column("NODES", lambda job: job["nodes"], keys="nodes"),
-    "C": Column("CPUS", lambda job: format_amount(job["cpus"]), keys="cpus"),
-    "m": Column("MIN_MEMORY", lambda job: format_size_mib(job["mem_mib"]) if job["mem_mib"] else "0", keys="mem_mib"),
-    "b": Column("TRES_PER_NODE", _gpus, keys="gpu_request nodes gpus_per_node"),
-    "N": Column("NODELIST", lambda job: job["node"] or "", keys="node"),
-    "B": Column("EXEC_HOST", lambda job: job["node"] or "n/a", keys="node"),
-    "S": Column("START_TIME", lambda job: _instant(job["start_at"]), keys="start_at"),
-    "V": Column("SUBMIT_TIME", lambda job: _instant(job["submit_at"]), keys="submit_at"),
-    "e": Column("END_TIME", lambda job: _instant(job["end_at"]), keys="end_at"),
-    "Z": Column("WORK_DIR", lambda job: job["work_dir"], keys="work_dir"),
-    "E": Column("DEPENDENCY", lambda job: job["dependency"] or "(null)", keys="dependency"),
-    "Q": Column("PRIORITY", lambda job: f"{job['priority'] or 0:.0f}", keys="priority"),
-    "p": Column("PRIORITY", lambda job: f"{job['priority'] or 0:.6f}", keys="priority"),
-    "y": Column("NICE", lambda job: job["nice"], keys="nice"),
-    "o": Column("COMMAND", lambda job: job["command"], keys="command"),
+_FIELDS: dict[str, PrintField] = {
+    **PERCENT,
+    "i": PrintField("JOBID", lambda job: job["id"], "id"),
+    "A": PrintField("JOBID", lambda job: job["id"], "id"),
+    "r": PrintField("REASON", lambda job: job["reason"] or "None", "reason"),
+    "R": PrintField("NODELIST(REASON)", _reason_or_nodes, "state node reason"),
+    "M": PrintField("TIME", lambda job: elapsed(job, time.time()), "state start_at end_at suspended_at suspended_s"),
+    "l": PrintField("TIME_LIMIT", lambda job: format_duration(job["time_limit_s"]), "time_limit_s"),
+    "L": PrintField("TIME_LEFT", _left, "state start_at time_limit_s suspended_at suspended_s"),
+    "C": PrintField("CPUS", lambda job: format_amount(job["cpus"]), "cpus"),
+    "m": PrintField("MIN_MEMORY", lambda job: format_size_mib(job["mem_mib"]) if job["mem_mib"] else "0", "mem_mib"),
+    "b": PrintField("TRES_PER_NODE", _gpus, "gpu_request nodes gpus_per_node"),
+    "S": PrintField("START_TIME", lambda job: _instant(job["start_at"]), "start_at"),
+    "e": PrintField("END_TIME", lambda job: _instant(job["end_at"]), "end_at"),
+    "E": PrintField("DEPENDENCY", lambda job: job["dependency"] or "(null)", "dependency"),
+    "Q": PrintField("PRIORITY", lambda job: f"{job['priority'] or 0:.0f}", "priority"),
+    "p": PrintField("PRIORITY", lambda job: f"{job['priority'] or 0:.6f}", "priority"),
+    "o": PrintField("COMMAND", lambda job: job["command"], "command"),
 }
 
 
@@ -135,9 +114,6 @@ def _split(form: str) -> list[_Piece]:
                 pieces.append((width, is_right, letter, ""))
                 at = end + 1
                 continue
-            if letter.isascii() and letter.isalpha():
-                known = " ".join(f"%{one}" for one in sorted(_FIELDS, key=str.lower))
-                raise UsageError(f"--format: unknown field {form[at : end + 1]!r}", f"fields: {known}")
         pieces.append((0, False, "", form[at]))
         at += 1
     return pieces

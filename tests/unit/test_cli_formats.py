@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import string
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,6 @@ from hypothesis import strategies as st
 from gpusched.cli.output import exit_code_of
 from gpusched.cli.query import quote
 from gpusched.cli.slurm_format import _FIELDS, keys, render
-from gpusched.errors import UsageError
 from gpusched.instants import parse_instant, parse_since
 from gpusched.tail import find_lines
 
@@ -67,6 +68,9 @@ GANG: dict[str, Any] = {
 }
 
 
+SUBMITTED = {"uid": os.getuid(), "comment": None, "wckey": "sweep", "tasks_left": None, "throttle": None}
+
+
 @pytest.mark.parametrize(
     ("form", "line"),
     [
@@ -94,10 +98,12 @@ def test_slurm_fields_are_printed(form: str, line: str) -> None:
     assert render(form, [JOB], header=False) == line + "\n"
 
 
-@pytest.mark.parametrize(("form", "field"), [("%i %z", "%z"), ("%.8G|", "%.8G")])
-def test_an_unknown_field_is_refused(form: str, field: str) -> None:
-    with pytest.raises(UsageError, match=f"^--format: unknown field '{field}'$"):
-        keys(form)
+def test_every_letter_of_slurm_is_a_field() -> None:
+    assert set(_FIELDS) == set(string.ascii_letters)
+    assert (
+        render("%z|%.8G|%K|%w", [{**JOB, **SUBMITTED}], header=False)
+        == f"*:*:*|{pwd.getpwuid(os.getuid()).pw_gid:>8}|N/A|sweep\n"
+    )
 
 
 def test_node_requests_are_shown_in_slurm_fields() -> None:
@@ -111,7 +117,7 @@ def test_node_requests_are_shown_in_slurm_fields() -> None:
 @pytest.mark.parametrize("letter", sorted(_FIELDS))
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETED"])
 def test_a_field_uses_the_requested_keys(letter: str, state: str) -> None:
-    known = {**GANG, "state": state, "start_at": 1.0}
+    known = {**GANG, **SUBMITTED, "state": state, "start_at": 1.0}
     asked = keys(f"%{letter}")
     assert render(f"%{letter}", [{key: known[key] for key in asked}]) == render(f"%{letter}", [known])
 
