@@ -219,7 +219,7 @@ def _evaluate_one(condition: Condition, lookup: Lookup, earlier: int | None) -> 
         return Unsatisfied(f"job {earlier}, which has the same name, to end", (earlier,))
     known = lookup(job_id)
     if known is None:
-        return Never(f"depends on job {name}, which is not in the job table any more", job_id)
+        return Never(f"depends on job {name}, which is not in the job table", job_id)
     state = known.state
     if kind == "after" and (known.start_at is not None or state.is_final):
         return _FREE if not condition.delay_s else _delayed(condition, known)

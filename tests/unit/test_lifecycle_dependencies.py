@@ -140,7 +140,7 @@ ONE_JOB = {
     "a job that is gone": (
         "afterany:1",
         None,
-        Never("depends on job 1, which is not in the job table any more", 1),
+        Never("depends on job 1, which is not in the job table", 1),
     ),
 }
 
