@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpusched.model.job import AdoptedProcess, Alerting, ArraySpec, ClientProcess, Interactive, JobSpec, Request
+from gpusched.model.job import (
+    AdoptedProcess,
+    Alerting,
+    ArraySpec,
+    ClientProcess,
+    Interactive,
+    JobSpec,
+    Request,
+    TaskLayout,
+)
 from gpusched.model.value import fields, replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import rows
@@ -41,6 +50,10 @@ TERMS = {
     "fallback_of": 6,
     "time_limit_source": "auto",
     "adopted": AdoptedProcess(4711, 99, "boot"),
+    "layout": TaskLayout(4, 2, 1, None, None, None, 100, 2, 0.5, True),
+    "comment": "two words \udcff",
+    "wckey": "zoë",
+    "if_infeasible": "wait",
 }
 PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3", "fallback_id": 8}
 
