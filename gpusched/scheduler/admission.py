@@ -41,9 +41,14 @@ class Tally:
     by_qos_user: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
+NORMAL_QOS = "normal"
+"""Slurm's QOS of every job that names none; here it names the default unless it is configured."""
+
+
 def qos_of(spec: JobSpec, settings: Settings) -> str:
     """QOS of a job: its own or the default; empty for none."""
-    return spec.qos or settings.default.qos
+    is_default = not spec.qos or (spec.qos == NORMAL_QOS and NORMAL_QOS not in settings.qos)
+    return settings.default.qos if is_default else spec.qos
 
 
 class TimeLimit(NamedTuple):

@@ -58,6 +58,8 @@ ADMITTED = {
     "a leaf of the tree": (asks(), settings_of(LAB)),
     "a QOS that there is": (asks(qos="night"), settings_of(qos=[DAYTIME, NIGHT])),
     "no QOS though there are some": (asks(), settings_of(qos=[NIGHT])),
+    "normal while no QOS is configured": (asks(qos="normal"), settings_of()),
+    "normal though others are configured": (asks(qos="normal"), settings_of(qos=[NIGHT])),
     "a user whom the queue names": (asks(), settings_of([replace(VISION, users=("bob", "ann"))])),
     "an account that the queue names": (
         asks(account="chem"),
@@ -148,6 +150,18 @@ REFUSED = {
         Settings(default=DefaultSettings(qos="night")),
         "there is no QOS 'night', because none is configured",
         "set [default] qos to nothing in the config file",
+    ),
+    "normal that names the default, which does not admit the user": (
+        asks(qos="normal"),
+        Settings(default=DefaultSettings(qos="night"), qos={"night": replace(NIGHT, users=("bob",))}),
+        "user ann of account ann may not use QOS night",
+        "submit without --qos",
+    ),
+    "a QOS of the name normal that does not admit the user": (
+        asks(qos="normal"),
+        settings_of(qos=[QosSettings("normal", users=("bob",))]),
+        "user ann of account ann may not use QOS normal",
+        "submit without --qos",
     ),
     "an unknown QOS": (
         asks(qos="nigt"),

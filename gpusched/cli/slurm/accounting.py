@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.cli.slurm.values import instant, long_duration, slurm_reason
+from gpusched.cli.slurm.values import NORMAL_QOS, instant, long_duration, slurm_reason
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -523,7 +523,7 @@ CELLS: dict[str, Callable[[AccountingRecord], str]] = {
     "NTasks": _tasks,
     "Partition": _of_job("queue"),
     "Priority": _priority,
-    "QOS": lambda row: str(row.job["qos"] or "normal") if row.is_job else "",
+    "QOS": lambda row: str(row.job["qos"] or NORMAL_QOS) if row.is_job else "",
     "QOSRAW": _of_step("", "1"),
     "Reason": lambda row: slurm_reason(row.job["reason"]) if row.is_job else "",
     "ReqCPUFreq": _of_step("0", "Unknown"),

@@ -7,7 +7,7 @@ import signal
 from gpusched import quickjson
 from gpusched.cli.slurm.accounting import BATCH, AccountingRecord, group_of
 from gpusched.cli.slurm.command import VERSION
-from gpusched.cli.slurm.values import slurm_reason
+from gpusched.cli.slurm.values import NORMAL_QOS, slurm_reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _job(record: AccountingRecord) -> Json:
         "nodes": record.node,
         "partition": job["queue"],
         "priority": int(job["priority"] or 0),
-        "qos": job["qos"] or "normal",
+        "qos": job["qos"] or NORMAL_QOS,
         "required": {"CPUs": record.cpus, "memory": int(job["mem_mib"] or 0)},
         "kill_request_user": _user_name(record.canceller),
         "reservation": {"id": 0, "name": job["reservation"] or 0},

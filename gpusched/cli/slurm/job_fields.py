@@ -19,6 +19,7 @@ from gpusched.cli.slurm.scontrol_job import (
     run_time_s,
 )
 from gpusched.cli.slurm.values import (
+    NORMAL_QOS,
     NULL,
     compact_state,
     exit_status,
@@ -284,7 +285,7 @@ PERCENT: dict[str, PrintField] = {
     "O": PrintField("CONTIGUOUS", lambda job: "0"),
     "p": PrintField("PRIORITY", lambda job: f"{priority_of(job) / _FULL_PRIORITY:.14f}", "priority hold"),
     "P": PrintField("PARTITION", lambda job: printable(job["queue"]), "queue"),
-    "q": PrintField("QOS", _text("qos"), "qos"),
+    "q": PrintField("QOS", _text("qos", NORMAL_QOS), "qos"),
     "Q": PrintField("PRIORITY", lambda job: str(priority_of(job)), "priority hold"),
     "r": PrintField("REASON", reason_of, "state reason"),
     "R": PrintField("NODELIST(REASON)", reason_or_nodes, "state node reason", is_whole=True),

@@ -7,7 +7,7 @@ import sys
 
 from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import Command, CommandError, comma_list, run
-from gpusched.cli.slurm.values import long_state
+from gpusched.cli.slurm.values import NORMAL_QOS, long_state
 from gpusched.client import connect
 from gpusched.errors import Forbidden, NotFound, Refused, UsageError
 from gpusched.model.units import printable
@@ -224,7 +224,7 @@ def _passes(job: Json, order: CancelOrder, *, is_named: bool) -> bool:
         "account": (job["account"] or "").lower(),
         "name": job["name"],
         "partition": job["queue"],
-        "qos": (job["qos"] or "").lower(),
+        "qos": (job["qos"] or NORMAL_QOS).lower(),
         "reservation": job["reservation"] or "",
         "state": job["state"],
         "user": job["user"],

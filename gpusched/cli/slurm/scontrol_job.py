@@ -6,7 +6,16 @@ import grp
 import pwd
 
 from gpusched.cli.slurm.nodes import gpu_type, ranges, tres, whole
-from gpusched.cli.slurm.values import NULL, exit_status, instant, limit_s, long_duration, memory, slurm_reason
+from gpusched.cli.slurm.values import (
+    NORMAL_QOS,
+    NULL,
+    exit_status,
+    instant,
+    limit_s,
+    long_duration,
+    memory,
+    slurm_reason,
+)
 from gpusched.model.hostlist import fold
 from gpusched.model.units import printable, split_ids
 
@@ -60,7 +69,8 @@ def job_lines(job: Json, around: JobSurroundings, *, is_detailed: bool, now: flo
     lines = [
         _identity(job),
         f"UserId={user_of(job)} GroupId={_group_of(job)} MCS_label=N/A",
-        f"Priority={priority_of(job)} Nice={job['nice']} Account={_text(job['account'])} QOS={_text(job['qos'])}",
+        f"Priority={priority_of(job)} Nice={job['nice']} Account={_text(job['account'])} "
+        f"QOS={_text(job['qos'] or NORMAL_QOS)}",
         f"JobState={job['state']} Reason={slurm_reason(job['reason'])} Dependency={dependency_of(job, around.states)}",
         f"Requeue={int(job['requeue'])} Restarts={restarts_of(job)} BatchFlag={int(_is_batch(job))} Reboot=0 "
         f"ExitCode={exit_status(job)}",

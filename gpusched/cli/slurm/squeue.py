@@ -10,7 +10,7 @@ from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import Command, CommandError, comma_list, run
 from gpusched.cli.slurm.format import keys_of, long_pieces, percent_pieces, render
 from gpusched.cli.slurm.job_fields import ALL, NO_ORDER, ORDERS, PERCENT, exact_memory, long_fields
-from gpusched.cli.slurm.values import MIN_JOB_AGE_S, VALID_STATES, long_state
+from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NORMAL_QOS, VALID_STATES, long_state
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.units import printable
@@ -138,7 +138,7 @@ class JobChoice:
         """Whether the filters that the daemon does not have let a job through."""
         return (
             (self.accounts is None or (job["account"] or "") in self.accounts)
-            and (self.qos is None or (job["qos"] or "") in self.qos)
+            and (self.qos is None or (job["qos"] or NORMAL_QOS) in self.qos)
             and (self.reservations is None or (job["reservation"] or "") in self.reservations)
             and (self.licenses is None or any(name in job["licenses"] for name in self.licenses))
             and (self.nodes is None or (job["state"] != "PENDING" and job["node"] in self.nodes))

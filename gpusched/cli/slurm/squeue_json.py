@@ -18,7 +18,7 @@ from gpusched.cli.slurm.scontrol_job import (
     priority_of,
     restarts_of,
 )
-from gpusched.cli.slurm.values import NULL, limit_s
+from gpusched.cli.slurm.values import NORMAL_QOS, NULL, limit_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def job_document(job: Json, cluster: str) -> Json:
         "preempt_time": _seconds(job["preempt_at"]),
         "pre_sus_time": whole(job["suspended_s"] or 0),
         "priority": priority_of(job),
-        "qos": job["qos"] or "",
+        "qos": job["qos"] or NORMAL_QOS,
         "reboot": False,
         "required_nodes": ",".join(job["nodelist"]),
         "requeue": job["requeue"] is not False,

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 NULL = "(null)"
+NORMAL_QOS = "normal"
+"""Slurm's name for the QOS of a job that has none."""
 MIN_JOB_AGE_S = 300
 """How long squeue and scontrol know a job after its end; sacct knows it for good."""
 KILL_WAIT_S = 30

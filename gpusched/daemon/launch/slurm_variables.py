@@ -12,9 +12,7 @@ from gpusched.model.job import ArraySpec, Job, Request, Run
 from gpusched.model.layout import count_tasks, spread_tasks
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
-
-NO_QOS = "normal"
-"""SLURM_JOB_QOS of a job without one: Slurm has no such jobs."""
+from gpusched.scheduler.admission import NORMAL_QOS
 
 
 def is_of_a_job(name: str) -> bool:
@@ -58,7 +56,7 @@ def slurm_variables(
         "SLURM_JOB_USER": job.user,
         "SLURM_JOB_UID": str(job.uid),
         "SLURM_JOB_ACCOUNT": spec.account or job.user,
-        "SLURM_JOB_QOS": spec.qos or NO_QOS,
+        "SLURM_JOB_QOS": spec.qos or NORMAL_QOS,
         "SLURM_JOB_PARTITION": spec.queue,
         "SLURM_CLUSTER_NAME": settings.slurm.cluster_name,
         "SLURM_SUBMIT_DIR": spec.launch.submit_dir or spec.launch.work_dir,
