@@ -619,7 +619,7 @@ def test_a_field_reads_only_the_keys_that_it_names(name: str) -> None:
     assert field.cell(asked) == field.cell(JOB)
 
 
-@pytest.mark.parametrize("state", squeue.OURS)
+@pytest.mark.parametrize("state", sorted(squeue.OURS))
 @pytest.mark.parametrize("reason", [*map(str, ReasonCode), None])
 def test_states_and_reasons_are_words_of_slurm(state: str, reason: str | None) -> None:
     job = {**JOB, "state": state, "reason": reason}
