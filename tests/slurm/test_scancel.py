@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from golden_cases import Places, cases, check, check_table
+from golden_cases import Places, case, cases, check, check_table
 from hypothesis import given
 from hypothesis import strategies as st
 from slurm_lab import SlurmLab, user
 from support import wait_until
 
-from gpusched.cli.slurm.command import CommandError
+from gpusched.cli.slurm import scancel
+from gpusched.cli.slurm.command import CommandError, run
 from gpusched.cli.slurm.scancel import COMMAND, CancelTarget
+from gpusched.errors import Forbidden
 
 DIFFERS = {
     "200-scancel-others": "the one user of a personal daemon stands for bob as well",
@@ -267,3 +269,35 @@ def test_help_and_usage_name_the_options(lab: SlurmLab) -> None:
     text = lab.ok("scancel --help")
     assert all(option.names[0] in text for option in COMMAND.options)
     assert lab.ok("scancel --usage").startswith("Usage: scancel")
+
+
+class DaemonOfTwoUsers:
+    """Answers like the daemon where job 2 is another user's: a request that names it is refused as a whole."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def __enter__(self) -> DaemonOfTwoUsers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def call(self, method: str, path: str, body: dict[str, list[str]]) -> dict[str, list[str]]:
+        assert (method, path) == ("POST", "/v1/jobs/cancel")
+        if "2" in body["ids"]:
+            raise Forbidden("only its owner may cancel job 2")
+        self.ended += body["ids"]
+        return {"cancelled": body["ids"], "signalled": [], "ended": [], "missing": []}
+
+
+@pytest.mark.parametrize("words", [["2"], ["1", "2", "3"], ["-Q", "1", "2"]])
+def test_another_users_job_is_refused_and_the_others_end(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon = DaemonOfTwoUsers()
+    monkeypatch.setattr(scancel, "connect", lambda: daemon)
+    assert run(COMMAND, scancel.body, words) == 210
+    golden = case("scancel", "200").err.replace("26", "2")
+    assert capsys.readouterr() == ("", "" if "-Q" in words else golden)
+    assert daemon.ended == [word for word in words if word in ("1", "3")]
