@@ -25,8 +25,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SlurmLab, dict[int, str]]]:
     """A daemon with the golden machine's queue (jobs 25 to 37) and the ids of its jobs here; to be looked at only."""
     found = SlurmLab(tmp_path_factory.mktemp("busy") / "lab")
-    yield found, found.submit_golden_queue()
-    found.close()
+    try:
+        yield found, found.submit_golden_queue()
+    finally:
+        # Also when the queue could not be submitted: nothing stays behind.
+        found.close()
 
 
 @pytest.fixture
