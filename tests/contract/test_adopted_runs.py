@@ -168,7 +168,7 @@ def test_cancelling_a_process_that_ended_before_adoption_is_recorded_as_cancelle
 def test_a_signal_reaches_the_process(bench: Bench) -> None:
     process = bench.process("trap 'echo told; exit 3' USR1\nwhile :; do sleep 0.05; done")
     bench.adopt(process)
-    bench.engine.engine.order("1.1", SignalOrder(signal.SIGUSR1, main_only=True))
+    bench.engine.engine.order("1.1", SignalOrder(signal.SIGUSR1, "main"))
     bench.end(process, 3)
     assert process.stdout is not None
     assert process.stdout.read() == b"told\n"

@@ -74,7 +74,8 @@ def test_tickets_survive_any_splitting(scripts: list[bytes], step: int) -> None:
 def test_orders_are_lines() -> None:
     assert order_line(StopOrder("preempt")) == "stop preempt - - ."
     assert order_line(StopOrder("cancel", signal=2, grace_s=0.0)) == "stop cancel 2 0.0 ."
-    assert order_line(SignalOrder(10, main_only=True)) == "signal 10 main ."
+    assert order_line(SignalOrder(10, "main")) == "signal 10 main ."
+    assert order_line(SignalOrder(10, "step:3")) == "signal 10 step:3 ."
     assert order_line(SignalOrder(10)) == "signal 10 tree ."
     assert order_line(LimitOrder(90.5)) == "limit 90.5 ."
     assert order_line(LimitOrder(None)) == "limit - ."
