@@ -6,9 +6,13 @@ import _thread
 import os
 import select
 
+from gpusched.model.units import printable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from gpusched.cli.slurm.step import Step
 
 _CHUNK = 1 << 16
 _LONGEST = 1 << 20
@@ -209,3 +213,123 @@ def write_all(target: int, content: bytes) -> None:
             view = view[os.write(target, view) :]
     except OSError:
         return
+
+
+class Streams:
+    """Descriptors of the tasks' standard streams, as the options say."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._open: dict[str, int] = {}
+        self._given: list[int] = []
+        options, job = step.options, step.job
+        self._input, self._output, self._error = (options.text(name) for name in ("input", "output", "error"))
+        mode = options.text("open-mode") or job.get("open_mode") or "truncate"
+        self._truncates = not mode.startswith("a")
+        self._values: dict[str, str | int] = {
+            "A": int(job.get("array_id") or job["job_id"]),
+            "a": int(job.get("task") or 0),
+            "j": int(job["job_id"]),
+            "J": f"{job['job_id']}.{step.number}",
+            "N": step.node.partition(".")[0],
+            "n": 0,
+            "s": step.number,
+            "u": str(job["user"]),
+            "x": str(job["name"]),
+        }
+        self._own = [_identity(fd) for fd in (1, 2)]
+
+    def of(self, task: int) -> tuple[int, int, int]:
+        """Input, output and errors of a task. Raises: CommandError."""
+        output = self._sink(task, self._output, 1)
+        # As in Slurm the errors follow the output into its file.
+        error = (
+            self._sink(task, self._output, 1)
+            if self._error is None and self._output
+            else self._sink(task, self._error, 2)
+        )
+        return self._source(task), self._labelled(task, output), self._labelled(task, error)
+
+    def _labelled(self, task: int, target: int) -> int:
+        options = self._step.options
+        if not options.has_label:
+            return target
+        return self._given_to_task(self._step.pump.add_output(target, label_of(task, options.tasks)))
+
+    def _given_to_task(self, fd: int) -> int:
+        self._given.append(fd)
+        return fd
+
+    def _source(self, task: int) -> int:
+        text = self._input
+        count = self._step.options.tasks
+        if text is None or text == "all":
+            if count == 1 or _identity(0) == _identity_of(os.devnull) or self._step.typed.has("pty"):
+                return (
+                    0
+                    if task == 0 or count == 1 or not self._step.typed.has("pty")
+                    else self._file(os.devnull, os.O_RDONLY)
+                )
+            return self._given_to_task(self._step.pump.add_input())
+        if text.isascii() and text.isdigit():
+            return 0 if int(text) == task else self._file(os.devnull, os.O_RDONLY)
+        if text == "none":
+            return self._file(os.devnull, os.O_RDONLY)
+        path = expand(text, {**self._values, "t": task})
+        # Each task reads from the beginning.
+        return self._given_to_task(self._opened(path, os.O_RDONLY))
+
+    def _sink(self, task: int, text: str | None, standard: int) -> int:
+        if text is None or text == "all":
+            return standard
+        if text == "none" or (text.isascii() and text.isdigit() and int(text) != task):
+            return self._file(os.devnull, os.O_WRONLY)
+        if text.isascii() and text.isdigit():
+            return standard
+        path = expand(text, {**self._values, "t": task})
+        return self._file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY)
+
+    def _file(self, path: str, flags: int) -> int:
+        """A file for any number of tasks and streams, opened once."""
+        key = f"{flags}:{path}"
+        if key not in self._open:
+            fd = self._opened(path, flags)
+            if flags & os.O_CREAT:
+                identity = _identity(fd)
+                if identity in self._own:
+                    # The job writes to it as well: both append, and nothing is lost.
+                    pass
+                elif self._truncates:
+                    try:
+                        os.ftruncate(fd, 0)
+                    except OSError:
+                        # Not a file.
+                        pass
+            self._open[key] = fd
+        return self._open[key]
+
+    def _opened(self, path: str, flags: int) -> int:
+        try:
+            return os.open(path, flags | os.O_CLOEXEC, 0o666)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            what = "stdin" if not flags & (os.O_WRONLY | os.O_CREAT) else "stdout"
+            raise self._step.command.error(f"Could not open {what} file {printable(path)}: {why}") from None
+
+    def close(self) -> None:
+        """Close what only tasks use."""
+        for fd in self._given:
+            os.close(fd)
+        if not self._step.options.has_label:
+            for fd in self._open.values():
+                os.close(fd)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _identity_of(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
