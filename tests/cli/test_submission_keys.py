@@ -78,6 +78,8 @@ def test_the_same_work_with_other_terms_returns_the_same_job_and_says_so(sh: She
     done = sh.type("gsub", "--key", "k-terms", "--hold", "-c", "2", "-t", "1h", "--", "true")
     assert done.out == f"Submitted job {held}\n"
     assert "with another cpus, time_limit_s, and keeps that" in done.err
+    same_cores = sh.type("gsub", "--key", "k-terms", "--hold", "-n", "1", "--", "true")
+    assert "with another tasks, and keeps that" in same_cores.err
 
 
 def test_a_dry_run_reports_the_job_of_the_key(sh: Shell) -> None:
@@ -241,7 +243,6 @@ def test_arrays_and_tasks_have_keys_and_are_repeated(sh: Shell) -> None:
         (["--resubmit", "@", "x.sh"], "x.sh"),
         (["--resubmit", "@", "--wrap", "true"], "--wrap"),
         (["--resubmit", "@", "--export", "NONE"], "--export"),
-        (["--resubmit", "@", "--mem-per-cpu", "1G"], "-m SIZE"),
         (["--resubmit", "@", "-g", "99"], "99 GPUs"),
     ],
 )

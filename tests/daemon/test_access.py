@@ -209,6 +209,8 @@ def test_acts_of_admins_and_operators_are_recorded(make: Any) -> None:
     assert operator.call("POST", "/v1/jobs/release", {"ids": [job]})["changed"] == [job]
     assert operator.call("POST", "/v1/jobs/hold", {"ids": [job]})["changed"] in ([job], [])
     ann.call("POST", "/v1/jobs/cancel", {"ids": [job]})
+    # Released for a moment, it may have started.
+    wait_until(lambda: ann.call("GET", f"/v1/jobs/{job}")["job"]["state"] == "CANCELLED", what="the end of the job")
     job = ann.submit("/bin/sleep", "600", begin_at=4e9)
     assert operator.call("POST", "/v1/jobs/hold", {"ids": [job]})["changed"] == [job]
     error = ann.refusal("POST", "/v1/jobs/release", {"ids": [job]})

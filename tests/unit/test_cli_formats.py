@@ -108,7 +108,7 @@ def test_every_letter_of_slurm_is_a_field() -> None:
 
 def test_node_requests_are_shown_in_slurm_fields() -> None:
     form = "%q %v %D %f %W %n %x %h %b"
-    assert render(form, [JOB], header=False) == "(null) (null) 1 (null) (null)   OK gres:gpu:a100:2\n"
+    assert render(form, [JOB], header=False) == "normal (null) 1 (null) (null)   OK gres:gpu:a100:2\n"
     line = "high course 2 nvlink ansys:1,matlab:2 lab1,lab2 lab3 NO gres:gpu:a100:2(8192M)\n"
     assert render(form, [GANG], header=False) == line
     assert render("%b", [{**GANG, "gpu_request": "2x0.5", "gpus_per_node": 1}], header=False) == "gres:gpu:0.5\n"

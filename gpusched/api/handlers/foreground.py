@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -11,9 +12,14 @@ from gpusched.api.auth import pid_of
 from gpusched.api.requests import respond
 from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import viewer_of
+from gpusched.errors import NotReady
 from gpusched.model.job import Interactive, Job, split_run_id
 from gpusched.model.layout import count_tasks
-from gpusched.model.states import JobState
+from gpusched.model.states import JobState, RunState
+
+_START_S = 10.0
+"""Longest wait for a run to report its start."""
+_LOOK_S = 0.02
 
 
 async def foreground_json(job: Job, service: ApiService) -> dict[str, Any] | None:
@@ -70,12 +76,31 @@ async def attach(request: web.Request) -> web.Response:
     )
 
 
+async def run_of_process(service: ApiService, pid: int, uid: int) -> str | None:
+    """The run that a process of a user belongs to; waits for runs of that user that are being started.
+
+    A run's first process may ask before its supervisor has reported the start. Raises: NotReady.
+    """
+    until = asyncio.get_running_loop().time() + _START_S
+    while (handle := service.daemon.run_of_process(pid)) is None:
+        world = service.scheduler.world
+        is_starting = any(
+            run.state is RunState.STARTING and world.jobs[run.job_id].uid == uid for run in world.open_runs.values()
+        )
+        if not is_starting:
+            break
+        if asyncio.get_running_loop().time() > until:
+            raise NotReady("a job of yours is still being started, and its processes are unknown", "try again")
+        await asyncio.sleep(_LOOK_S)
+    return handle
+
+
 async def inside(request: web.Request) -> web.Response:
     """GET /v1/inside"""
     service = service_of(request)
     viewer = viewer_of(request)
     pid = pid_of(request)
-    handle = None if pid is None else service.daemon.run_of_process(pid)
+    handle = None if pid is None else await run_of_process(service, pid, viewer.caller.uid)
     if handle is None:
         return respond(inside=None)
     job_id, number = split_run_id(handle)

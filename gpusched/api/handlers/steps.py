@@ -9,6 +9,7 @@ from aiohttp import web
 
 from gpusched.access import Act
 from gpusched.api.auth import caller_of, pid_of
+from gpusched.api.handlers.foreground import run_of_process
 from gpusched.api.handlers.jobs import filter_of, selected
 from gpusched.api.requests import read_body, respond, respond_list
 from gpusched.api.schema import check_fields
@@ -94,14 +95,14 @@ async def listing(request: web.Request) -> web.Response:
     return await respond_list("steps", shown, {}, {})
 
 
-def _own_run(request: web.Request, viewer: Viewer) -> tuple[str, int]:
+async def _own_run(request: web.Request, viewer: Viewer) -> tuple[str, int]:
     """The run that the calling process belongs to, according to the kernel, and that process.
 
-    Raises: NotFound if it belongs to none; Forbidden if that is another user's.
+    Raises: NotFound if it belongs to none; Forbidden if that is another user's; NotReady.
     """
     service = viewer.service
     pid = pid_of(request)
-    handle = None if pid is None else service.daemon.run_of_process(pid)
+    handle = None if pid is None else await run_of_process(service, pid, viewer.caller.uid)
     if pid is None or handle is None:
         raise NotFound("the calling process belongs to no job", "call it from a job's script")
     job_id, _ = split_run_id(handle)
@@ -115,7 +116,7 @@ async def begin(request: web.Request) -> web.Response:
     values = check_fields(body, BEGIN_FIELDS)
     for name in ("name", "command"):
         values[name] = printable(values.get(name, ""), COMMAND_LENGTH)
-    handle, pid = _own_run(request, viewer)
+    handle, pid = await _own_run(request, viewer)
     process = viewer.service.daemon.client_process(pid)
     command = BeginStep(viewer.caller, handle, pid, process.start_ticks, **values)
     return respond(**await viewer.service.daemon.ask(command))
@@ -126,7 +127,7 @@ async def end(request: web.Request) -> web.Response:
     viewer, body = viewer_of(request), await read_body(request)
     values = check_fields(body, END_FIELDS)
     number = _number(values)
-    handle, _ = _own_run(request, viewer)
+    handle, _ = await _own_run(request, viewer)
     return respond(**await viewer.service.daemon.ask(EndStep(viewer.caller, handle, number, **values)))
 
 

@@ -114,8 +114,13 @@ def existing(spec: JobSpec, again: str, caller: Caller, tx: TickTransaction) -> 
         # The learned limit may have changed since; the request has not.
         left_out.add("time_limit_s")
     wanted = sized(completed(spec, caller, tx.settings), tx)
-    differs = sorted({*_differences(wanted, job.spec)} - left_out)
-    return {"ids": [job.id], "existing": True, "differs": differs}
+    differs = {*_differences(wanted, job.spec)} - left_out
+    if "layout" in differs:
+        # What the tasks add up to says it, if that differs.
+        differs.remove("layout")
+        if wanted.request == job.spec.request:
+            differs.add("tasks")
+    return {"ids": [job.id], "existing": True, "differs": sorted(differs)}
 
 
 def _is_over(state: JobState, again: str) -> bool:
