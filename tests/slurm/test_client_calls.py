@@ -282,8 +282,9 @@ def test_ipyparallel_signals_by_number_and_by_name(lab: SlurmLab) -> None:
         lab,
         "slurm_engine.sbatch",
         "#!/bin/sh\n#SBATCH --export=ALL\n#SBATCH --job-name=ipengine-x\n#SBATCH --ntasks=2\n#SBATCH --time=5\n"
-        'srun bash -c \'trap "echo int >> got-$SLURM_PROCID" INT; touch up-$SLURM_PROCID; '
-        "while [ $(cat got-$SLURM_PROCID 2>/dev/null | wc -l) -lt 2 ]; do sleep 0.1; done; exit 0'\n",
+        # Counted in the shell itself: the signal also ends the commands of a substitution, and their output is lost.
+        'srun bash -c \'n=0; trap "n=\\$((n + 1)); touch got-$SLURM_PROCID" INT; touch up-$SLURM_PROCID; '
+        "while [ $n -lt 2 ]; do sleep 0.1; done; exit 0'\n",
     )
     found = re.search(r"\d+", lab.ok("sbatch ./slurm_engine.sbatch"))
     assert found
