@@ -282,13 +282,20 @@ def test_ipyparallel_signals_by_number_and_by_name(lab: SlurmLab) -> None:
         lab,
         "slurm_engine.sbatch",
         "#!/bin/sh\n#SBATCH --export=ALL\n#SBATCH --job-name=ipengine-x\n#SBATCH --ntasks=2\n#SBATCH --time=5\n"
-        "srun sleep 600\n",
+        # What the traps run must not get the signal.
+        'srun bash -c \'n=0; trap "n=\\$((n + 1)); touch got-\\$n-$SLURM_PROCID" INT; touch up-$SLURM_PROCID; '
+        "while [ $n -lt 2 ]; do sleep 0.1; done; exit 0'\n",
     )
-    for number in ("2", "INT"):
-        found = re.search(r"\d+", lab.ok("sbatch ./slurm_engine.sbatch"))
-        assert found
-        lab.wait_state(found[0], "RUNNING")
+    found = re.search(r"\d+", lab.ok("sbatch ./slurm_engine.sbatch"))
+    assert found
+    for rank in (0, 1):
+        wait_until((lab.work / f"up-{rank}").exists, what=f"task {rank}")
+    for count, number in enumerate(("2", "INT"), 1):
         lab.ok(f"scancel -s {number} {found[0]}")
+        for rank in (0, 1):
+            wait_until((lab.work / f"got-{count}-{rank}").exists, what=f"signal {count} at task {rank}")
+    lab.wait(found[0])
+    assert lab.state(found[0]) == "COMPLETED"
 
 
 class TestTorchx:

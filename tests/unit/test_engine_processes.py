@@ -148,14 +148,64 @@ def test_a_process_whose_main_thread_has_ended_is_alive_and_killed() -> None:
 
 def test_a_spared_process_stays_spared_when_the_others_end_at_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     shell, program = Process(50, "bash", "S", 1, 1, 7), Process(51, "train", "S", 50, 1, 8)
-    walks = [[shell, program], [shell], [shell]]
     told: list[int] = []
     monkeypatch.setattr(proctree, "send", lambda process, number: told.append(process.pid))
-    proctree.signal_all(lambda settled: walks.pop(0), signal.SIGUSR1, spared=50)
+    proctree.signal_all(lambda settled: [shell] if told else [shell, program], signal.SIGUSR1, spared=50)
     assert told == [51]
-    walks[:] = [[shell], [shell]]
-    proctree.signal_all(lambda settled: walks.pop(0), signal.SIGUSR1, spared=50)
+    proctree.signal_all(lambda settled: [shell], signal.SIGUSR1, spared=50)
     assert told == [51, 50], "alone, it is the program"
+
+
+def test_a_process_that_ended_between_two_scans_does_not_spare_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell, program = Process(50, "bash", "S", 1, 1, 7), Process(51, "train", "S", 50, 1, 8)
+    scans = [[shell, program], [shell]]
+    told: list[int] = []
+    monkeypatch.setattr(proctree, "send", lambda process, number: told.append(process.pid))
+    assert not proctree.signal_all(lambda settled: scans.pop(0), signal.SIGUSR1, spared=50)
+    assert 50 in told
+
+
+@pytest.mark.parametrize("spared", [None, 0, 50])
+def test_what_a_handler_starts_does_not_get_the_signal(monkeypatch: pytest.MonkeyPatch, spared: int | None) -> None:
+    shell, program = Process(50, "bash", "S", 1, 1, 7, group=50), Process(51, "train", "S", 50, 1, 8, group=51)
+    requeue = Process(52, "scontrol", "R", 51, 1, 9, group=51)
+    told: list[int] = []
+    monkeypatch.setattr(proctree, "send", lambda process, number: told.append(process.pid))
+    proctree.signal_all(lambda settled: [shell, program, *([requeue] if told else [])], signal.SIGUSR2, spared)
+    assert told == ([51] if spared == 50 else [50, 51])
+
+
+def test_a_process_that_only_the_second_scan_shows_gets_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may omit a child when its sibling ends during the scan, and one may be born behind it."""
+    shell, program = Process(50, "bash", "S", 1, 1, 7), Process(51, "train", "S", 50, 1, 8)
+    scans = [[shell], [shell, program], [program]]
+    told: list[int] = []
+    monkeypatch.setattr(proctree, "send", lambda process, number: told.append(process.pid))
+    proctree.signal_all(lambda settled: scans.pop(0), signal.SIGUSR2)
+    assert told == [50, 51]
+
+
+SAVES = """
+import os, signal, subprocess, sys, time
+def save(number, frame):
+    os.write(1, b"%d\\n" % subprocess.run(["sleep", "0.05"]).returncode)
+    sys.exit()
+signal.signal(signal.SIGUSR2, save)
+os.write(1, b"ready\\n")
+while True:
+    time.sleep(60)
+"""
+
+
+def test_a_handler_can_run_programs_at_once() -> None:
+    """Eight of them, so that some react while the others are still being told."""
+    argv = [sys.executable, "-I", "-S", "-c", SAVES]
+    started = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, process_group=0) for _ in range(8)]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    proctree.signal_all(lambda settled: proctree.walk(os.getpid(), settled), signal.SIGUSR2, spared=0)
+    assert [process.communicate(timeout=60)[0] for process in started] == ["0\n"] * 8
 
 
 class Table:

@@ -21,8 +21,8 @@ else:
 HAS_PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 KILL_ROUNDS = 50
 """Maximum rounds of freezing a growing tree before the kill; a fork bomb is stopped after two or three."""
-SIGNAL_ROUNDS = 5
-"""Maximum scans for processes born while a signal is sent."""
+SIGNAL_SCANS = 5
+"""Maximum scans for processes before they are signalled."""
 SHELLS = frozenset(
     {"ash", "bash", "bsd-csh", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "yash", "zsh"}
 )
@@ -189,34 +189,30 @@ def kill_tree(root: int) -> dict[int, Process]:
 
 
 def signal_all(find: Find, number: int, spared: int | None = None) -> bool:
-    """Send a signal once to every process found, including those born during the walk.
+    """Send a signal once to every process found, but to none that starts because of it.
+
+    A handler that saves and requeues its job runs other programs; the signal is not theirs, and most would die of it.
+    So nobody is looked for after the first signal.
 
     Args: spared: left out, unless it is the only one at the beginning. Returns: whether it was left out.
     """
-    told: set[tuple[int, int]] = set()
+    found: dict[tuple[int, int], Process] = {}
+    for _ in range(SIGNAL_SCANS):
+        # Until a scan shows nothing new: one may miss a newborn, or the sibling of a process that ends.
+        fresh = {(process.pid, process.start_ticks): process for process in find(())}
+        is_settled = fresh.keys() <= found.keys()
+        found |= fresh
+        if is_settled:
+            break
+    left_out = spared if sum(process.is_alive for process in fresh.values()) > 1 else None
     groups = _Groups(number)
-    found = list(find(()))
-    # Decided once: the spared process may become the only one when others end at the signal.
-    left_out = spared if sum(process.is_alive for process in found) > 1 else None
     if spared is None:
         # Groups before single processes: a process signalled with its group is signalled once.
-        for process in found:
+        for process in found.values():
             groups.reach(process)
-    for _ in range(SIGNAL_ROUNDS):
-        fresh = [
-            process
-            for process in found
-            if process.is_alive
-            and process.pid != left_out
-            and process.group not in groups.reached
-            and (process.pid, process.start_ticks) not in told
-        ]
-        for process in fresh:
+    for process in found.values():
+        if process.is_alive and process.pid != left_out and process.group not in groups.reached:
             send(process, number)
-            told.add((process.pid, process.start_ticks))
-        if not fresh and not groups.is_news():
-            break
-        found = list(find(()))
     return left_out is not None
 
 
@@ -272,7 +268,6 @@ class _Groups:
         self.reached: dict[int, int] = {}
         """By group, the child that keeps its number in use."""
         self._number = number
-        self._seen = 0
         self._parent = os.getpid()
         self._own = os.getpgrp()
 
@@ -295,10 +290,6 @@ class _Groups:
         """
         children = ((group, read_process(pid)) for group, pid in self.reached.items())
         return [group for group, child in children if child is not None and child.group == group]
-
-    def is_news(self) -> bool:
-        before, self._seen = self._seen, len(self.reached)
-        return before != self._seen
 
 
 class _Freeze:
