@@ -256,6 +256,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "stderr_path": lambda job, ctx: _path(job, ctx, 1),
     "open_mode": "spec.launch.open_mode",
     "command": lambda job, ctx: command_line(job),
+    "script_path": "spec.launch.script_path",
     "submit_line": "spec.launch.submit_line",
     "comment": "spec.comment",
     "wckey": "spec.wckey",

@@ -64,7 +64,7 @@ def _spec(
     payloads: dict[str, bytes],
 ) -> JobSpec:
     old = limit_as_asked(job.spec)
-    for name in ("argv", "script", "script_name"):
+    for name in ("argv", "script", "script_name", "script_path"):
         if name in changes:
             raise UsageError(
                 f"{name} cannot change when job {job.shown_id} is resubmitted", "submit it as a job of its own"

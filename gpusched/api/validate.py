@@ -178,9 +178,9 @@ def _read_launch(
     if sum(len(word) + 9 for word in argv) > _ARGV_LIMIT:
         raise UsageError("the command line is longer than 1 MiB", "put it into a script")
     work_dir = values.get("work_dir", "/")
-    for name, folder in (("work_dir", work_dir), ("submit_dir", values.get("submit_dir", "/"))):
-        if not folder.startswith("/"):
-            raise UsageError(f"{name} is {printable(folder, 100)!r}; it must be absolute", "use -D /path")
+    for name, path in (("work_dir", work_dir), *((name, values.get(name)) for name in ("submit_dir", "script_path"))):
+        if path is not None and not path.startswith("/"):
+            raise UsageError(f"{name} is {printable(path, 100)!r}; it must be absolute", "use /path, or -D /path")
     notice = values.get("notice")
     env_sha = env_sha or store_environment(values.get("env", {}), settings, payloads)
     rest = {

@@ -58,7 +58,7 @@ MASKED: dict[str, Any] = {
     **dict.fromkeys(("name", "command", "work_dir", "submit_dir"), "-"),
     **dict.fromkeys(("reason_text", "priority_parts", "sweep", "dependency", "pipeline", "step", "key", "snapshot")),
     **dict.fromkeys(("stdout_path", "stderr_path", "progress", "progress_text", "eta_at", "vram_over")),
-    **dict.fromkeys(("stdin_path", "open_mode", "submit_line", "comment", "wckey")),
+    **dict.fromkeys(("stdin_path", "open_mode", "submit_line", "script_path", "comment", "wckey")),
     "notify": [],
     "notify_to": [],
     **dict.fromkeys(("fallback", "fallback_id", "fallback_of")),

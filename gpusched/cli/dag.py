@@ -232,7 +232,8 @@ class _Reader:
                 self._refuse((*at, kind), f"step {at[1]}: {one.message}", one.hint)
             return {}, {}
         words = [_as_text(word) for word in args] if _is_words(args) else []
-        return {"script": text, "script_name": environment.base_name(value), "argv": words}, values
+        found = {"script": text, "script_name": environment.base_name(value), "argv": words}
+        return {**found, "script_path": environment.absolute(value)}, values
 
     def _script(self, path: str) -> tuple[str, dict[str, Any]]:
         if path not in self._scripts:

@@ -58,6 +58,13 @@ def current_folder() -> str:
         raise Refused("the current folder does not exist any more", "go to another one, or use -D DIR") from None
 
 
+def absolute(path: str) -> str:
+    """A path from the root on, as short as it can be without following links. Raises: Refused."""
+    path = os.path.join(current_folder(), path)
+    # What `..` leads to may depend on a link before it.
+    return path if ".." in path.split("/") else os.path.normpath(path)
+
+
 def base_name(path: str) -> str:
     """Default name of a job with this program."""
     return os.path.basename(path)

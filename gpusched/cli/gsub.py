@@ -6,7 +6,7 @@ import os
 import sys
 
 from gpusched.cli import output, submission
-from gpusched.cli.environment import base_name, captured, current_folder, named_variables, umask
+from gpusched.cli.environment import absolute, base_name, captured, current_folder, named_variables, umask
 from gpusched.cli.job_options import gsub_table
 from gpusched.cli.notify_targets import say_nobody
 from gpusched.cli.parse import UsageErrors, parse
@@ -160,7 +160,7 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
         content = submission.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(typed, operands))
-        name = base_name(path)
+        named = {"script_name": base_name(path), "script_path": absolute(path)}
     else:
         if sys.stdin is None or sys.stdin.isatty():
             raise UsageError(
@@ -170,7 +170,7 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
         content = sys.stdin.buffer.read()
         if not content.strip():
             raise UsageError("there is nothing to run: standard input is empty", "for example: gsub -g 1 train.sh")
-        name = "stdin"
+        named = {"script_name": "stdin"}
     submission.check_script(content, path, lambda words: submission.command_line(typed, [*words, *arguments]))
     mistakes = UsageErrors()
     directives = mistakes.gather(lambda: submission.directives(table, content, path))
@@ -178,7 +178,7 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
     mistakes.check()
     values = over(over(directives, environment), given)
     text = content.decode("utf-8", "surrogateescape")
-    return {"values": values, "script": text, "script_name": name, "argv": arguments}
+    return {"values": values, "script": text, **named, "argv": arguments}
 
 
 def _hint_for_command(typed: list[str], words: list[str]) -> str:

@@ -72,6 +72,7 @@ def _spec(job: Job, default_output: str) -> JobSpec:
         argv=("/bin/sh", "-c", spec.fallback),
         script_sha=None,
         script_name="fallback",
+        script_path=None,
         stdout=_beside(spec.launch.stdout, default_output),
         stderr=None if spec.launch.stderr is None else _beside(spec.launch.stderr, default_output),
         notice=None,

@@ -582,6 +582,10 @@ class Launch(Value):
         "string", "Command line of the submission, for accounting.", default=None, keyword=None
     )
     """Command line of the submission, in a form that can be typed."""
+    script_path: str | None = field(
+        "string", "Where the script was read, absolute; null for text without a file.", default=None, keyword=None
+    )
+    """Where the submitter's script is, for people and tools that look at it; what runs is the stored text."""
 
 
 class ArraySpec(Value):

@@ -423,7 +423,8 @@ def _program(
                 text = file.read().decode("utf-8", "surrogateescape")
         except OSError as error:
             raise Refused(f"the script {path} cannot be read: {error.strerror}", f"see: ls -l {path}") from None
-        return {"script": text, "script_name": os.path.basename(path), "argv": [str(word) for word in args]}
+        named = {"script_name": os.path.basename(path), "script_path": os.path.abspath(path)}
+        return {"script": text, **named, "argv": [str(word) for word in args]}
     if args:
         raise UsageError("args needs a script", "put the words of a command into one list")
     if isinstance(command, str):

@@ -29,6 +29,12 @@ def test_a_script_runs_from_a_copy_made_at_submission(daemon: Daemon) -> None:
     assert job["name"] == "train.sh"
 
 
+@pytest.mark.parametrize("name", ["work_dir", "submit_dir", "script_path"])
+def test_a_relative_path_is_refused(daemon: Daemon, name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is 'here'; it must be absolute"):
+        daemon.submit(script="#!/bin/sh\n", **{name: "here"})
+
+
 @pytest.mark.parametrize("code", [1, 2, 127, 255])
 def test_the_exit_code_is_recorded(daemon: Daemon, code: int) -> None:
     (job,) = daemon.wait(daemon.submit("/bin/sh", "-c", f"exit {code}"))

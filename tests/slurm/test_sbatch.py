@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -151,6 +152,34 @@ def test_a_script_is_copied_and_found_on_the_path(lab: SlurmLab) -> None:
     lab.ok(f"gctl release {job}") if (lab.bin / "gctl").exists() else lab.ok(f"scontrol release {job}")
     lab.wait(job)
     assert lab.text("copied") == "first\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("sbatch {} here.sh", "{work}/here.sh"),
+        ("sbatch {} ./here.sh one 'two words'", "{work}/here.sh one 'two words'"),
+        ("cd bin && sbatch {} .././'it'\\''s a script.sh' last", "{work}/bin/.././it's a script.sh last"),
+        ("PATH=$PWD/bin:$PATH sbatch {} -D / found.sh", "{work}/bin/found.sh"),
+        ("sbatch {} < here.sh", "(null)"),
+        ("cat here.sh | sbatch {} /dev/stdin", "/dev/stdin"),
+        ("sbatch {} --wrap 'bash here.sh'", "(null)"),
+        ("gsub {} ./here.sh one", "{work}/here.sh one"),
+        ("gsub {} - one < here.sh", "(null)"),
+        ("gsub {} -- bash here.sh", "bash here.sh"),
+    ],
+)
+def test_the_command_of_a_job_is_its_script_by_its_whole_path(lab: SlurmLab, line: str, command: str) -> None:
+    (lab.work / "bin").mkdir(exist_ok=True)
+    for name in ("here.sh", "it's a script.sh", "bin/found.sh"):
+        (lab.work / name).write_text("#!/bin/sh\ntrue\n")
+    job = lab.ok(line.format("--parsable --hold -t 5")).strip()
+    command = command.format(work=lab.work)
+    assert f"\n   Command={command}\n" in lab.ok(f"scontrol show job {job}")
+    assert lab.ok(f"squeue -h -j {job} -o '<%o>'; squeue -h -j {job} -O 'Command:<'") == f"<{command}>\n{command}<\n"
+    (document,) = json.loads(lab.ok(f"squeue -j {job} --json"))["jobs"]
+    assert document["command"] == ("" if command == "(null)" else command)
+    lab.ok(f"scancel {job}")
 
 
 def test_a_script_from_dev_stdin_may_be_large(lab: SlurmLab) -> None:

@@ -578,7 +578,7 @@ JOB: dict[str, Any] = {
         "account qos reservation deadline_at comment wckey constraint prefer dependency begin_at start_at end_at node "
         "suspended_at priority preempt_at throttle tasks_left array_id task cpus_per_task cpus_per_gpu gpus_per_task "
         "mem_per_cpu_mib mem_per_gpu_mib ntasks ntasks_per_node stdin_path stdout_path stderr_path gpu_type exit_code "
-        "signal time_limit_s".split()
+        "signal time_limit_s script_path".split()
     ),
     **dict.fromkeys("id name user queue command work_dir".split(), "7"),
     **dict.fromkeys("job_id uid nice run restarts eligible_at submit_at suspended_s gpus_per_node".split(), 0),

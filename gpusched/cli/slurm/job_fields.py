@@ -281,7 +281,7 @@ PERCENT: dict[str, PrintField] = {
     "M": PrintField("TIME", _time_used, _RUN, is_whole=True),
     "n": PrintField("REQ_NODES", _hosts("nodelist"), "nodelist"),
     "N": PrintField("NODELIST", _node, "state node", is_whole=True),
-    "o": PrintField("COMMAND", command_of, "command"),
+    "o": PrintField("COMMAND", command_of, "command script_path"),
     "O": PrintField("CONTIGUOUS", lambda job: "0"),
     "p": PrintField("PRIORITY", lambda job: f"{priority_of(job) / _FULL_PRIORITY:.14f}", "priority hold"),
     "P": PrintField("PARTITION", lambda job: printable(job["queue"]), "queue"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpusched.cli.environment import base_name, current_folder, umask
+from gpusched.cli.environment import absolute, base_name, current_folder, umask
 from gpusched.cli.slurm.command import Command, CommandError, parse, run
 from gpusched.cli.slurm.request import (
     BAD_VALUE,
@@ -159,25 +159,25 @@ def _program(typed: Parsed, request: JobRequest) -> dict[str, Any]:
     path = typed.operands[0] if typed.operands else ""
     if path == ":":
         raise COMMAND.error("jobs of several unlike parts are not supported; submit one job for each", BAD_VALUE)
-    content = _read(path) if path else sys.stdin.buffer.read()
+    named = {"script_name": "stdin", "name": "sbatch"}
+    if path:
+        found, content = _read(path)
+        named = {"script_name": base_name(path), "script_path": absolute(found), "name": base_name(path)}
+    else:
+        content = sys.stdin.buffer.read()
     _check(content)
     _take_directives(content, path or "standard input", request)
-    name = base_name(path) if path else "sbatch"
-    return {
-        "script": content.decode("utf-8", "surrogateescape"),
-        "script_name": name,
-        "name": name,
-        "argv": typed.operands[1:],
-    }
+    return {"script": content.decode("utf-8", "surrogateescape"), **named, "argv": typed.operands[1:]}
 
 
-def _read(path: str) -> bytes:
-    """A script by its path, or found in the current folder or on PATH."""
+def _read(path: str) -> tuple[str, bytes]:
+    """Path and text of a script, which may be in the current folder or on PATH."""
     folders = [""] if "/" in path else ["", *os.environ.get("PATH", "").split(":")]
     for folder in folders:
+        found = os.path.join(folder, path)
         try:
-            with open(os.path.join(folder, path), "rb") as file:
-                return file.read()
+            with open(found, "rb") as file:
+                return found, file.read()
         except (OSError, ValueError):
             continue
     raise COMMAND.error(f"Unable to open file {printable(path)}")

@@ -35,7 +35,7 @@ JOB_KEYS = (
     "nodes queue nodelist exclude node num_tasks ntasks_per_node gpus mem_per_cpu_mib constraint reservation licenses "
     "exclusive work_dir comment stderr_path stdout_path stdin_path never_satisfied gpus_per_task run array_id name "
     "throttle task tasks_left job_id user uid hold priority cpus cpus_per_task ntasks gpus_per_node gpu_request "
-    "is_foreground suspended_s eligible_at time_limit_s dependency command exit_code signal"
+    "is_foreground suspended_s eligible_at time_limit_s dependency command script_path exit_code signal"
 ).split()
 """What the lines of a job read of its document."""
 
@@ -345,5 +345,12 @@ def _standing(kind: str, state: str | None) -> str | None:
 
 
 def command_of(job: Json) -> str:
-    """The command of a job; none for text that has no file."""
-    return NULL if job["command"] in ("wrap", "stdin") else _text(job["command"])
+    """The command of a job, a script by its whole path; none for text that has no file."""
+    command, path = job["command"], job["script_path"]
+    if path:
+        name = path.rpartition("/")[2]
+        for written in (name, "'" + name.replace("'", "'\"'\"'") + "'"):
+            if f"{command} ".startswith(f"{written} "):
+                return printable(path + command[len(written) :])
+        return printable(path)
+    return NULL if command.partition(" ")[0] in ("wrap", "stdin") else _text(command)

@@ -9,6 +9,7 @@ from gpusched.cli.slurm.command import VERSION
 from gpusched.cli.slurm.job_fields import reason_of, start_at, tasks_of_row
 from gpusched.cli.slurm.nodes import tres, whole
 from gpusched.cli.slurm.scontrol_job import (
+    command_of,
     cpus_of,
     cpus_per_task,
     dependency_of,
@@ -65,7 +66,7 @@ def job_document(job: Json, cluster: str) -> Json:
     cpus, nodes, mem_mib = cpus_of(job), int(job["nodes"]), job["mem_mib"] or 0
     amounts = tres(cpus * nodes, mem_mib * nodes, gpus_of(job), nodes=nodes, billing=cpus * nodes)
     limit = limit_s(job)
-    dependency = dependency_of(job)
+    dependency, command = dependency_of(job), command_of(job)
     is_held = node and job["state"] in ("RUNNING", "SUSPENDED", "COMPLETING")
     ends_at = job["end_at"]
     if ends_at is None and limit is not None and start_at(job) is not None:
@@ -84,7 +85,7 @@ def job_document(job: Json, cluster: str) -> Json:
         "batch_host": node,
         "flags": [],
         "cluster": cluster,
-        "command": job["command"] or "",
+        "command": "" if command == NULL else command,
         "comment": job["comment"] or "",
         "contiguous": False,
         "billable_tres": float(cpus * nodes),

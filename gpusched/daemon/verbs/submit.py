@@ -74,7 +74,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     return {"ids": ids, "notes": notes, **({"limits": said} if said else {})}
 
 
-_WORK = ("argv", "script_sha", "work_dir", "submit_dir")
+_WORK = ("argv", "script_sha", "script_path", "work_dir", "submit_dir")
 _TERMS = {
     "request": tuple(Request.__struct_fields__),
     "retry": tuple(RetryRule.__struct_fields__),
