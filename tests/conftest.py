@@ -6,6 +6,7 @@ time, so that a change is judged by what it changed; GPUSCHED_SEARCH=1 looks for
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -42,6 +43,23 @@ def _forget_what_daemons_warned_of() -> Iterator[None]:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and every command that a test types would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    with contextlib.suppress(ImportError):  # where xdist is not installed, the order does not matter
+        from distribution import sort_tests
+
+        sort_tests(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distribute tests as `distribution` does, unless the command line says how."""
+    if config.getoption("dist") != "load" or config.getoption("maxschedchunk") is not None:
+        return None
+    from distribution import BothEnds
+
+    return BothEnds(config, log)
 
 
 @pytest.fixture

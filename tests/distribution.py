@@ -1,0 +1,64 @@
+"""Which worker of pytest-xdist runs which test, so that none is left with a long queue while the others are done.
+
+A test of a real daemon mostly waits, a property mostly computes. So the first are at the front of the order, the second
+at the back, and what is over in milliseconds in between. A quarter of the workers take from the back, the others from
+the front, a few tests at a time; they meet among the quick ones. xdist's own distribution would hand a sixteenth of all
+tests to each worker at the start, the whole of `tests/cli` to one of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScheduling
+from xdist.workermanage import WorkerController
+
+_AT_ONCE = 4
+"""Tests handed over together."""
+_FRONT = ("daemon", "cli", "slurm", "security", "contract", "system", "hardware", "server")
+_BACK = ("scenarios", "simulate", "properties")
+
+
+def sort_tests(items: list[pytest.Item]) -> None:
+    """Order tests by their folder as above; those of one folder stay in their order."""
+    ranks = {name: rank - len(_FRONT) for rank, name in enumerate(_FRONT)}
+    ranks |= {name: rank + 1 for rank, name in enumerate(_BACK)}
+    root = Path(__file__).parent
+    of_folder: dict[Path, int] = {}
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.parent
+        if folder not in of_folder:
+            of_folder[folder] = ranks.get(folder.name, 0) if folder.parent == root else 0
+        return of_folder[folder]
+
+    items.sort(key=rank)
+
+
+class BothEnds(LoadScheduling):
+    """A distribution of tests to workers from both ends of their order."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        self.maxschedchunk = _AT_ONCE
+
+    def check_schedule(self, node: WorkerController, duration: float = 0) -> None:
+        """Hand over some more when the worker begins the last but one that it has."""
+        if node.shutting_down:
+            return
+        if not self.pending:
+            node.shutdown()
+        elif len(self.node2pending[node]) <= 2:
+            self._send_tests(node, _AT_ONCE)
+
+    def _send_tests(self, node: WorkerController, num: int) -> None:
+        if self._takes_from_back(node):
+            # What it takes it runs in order, as all fixtures of a module are then made once.
+            self.pending[:] = self.pending[-num:] + self.pending[:-num]
+        super()._send_tests(node, num)
+
+    def _takes_from_back(self, node: WorkerController) -> bool:
+        number = int(node.gateway.id.removeprefix("gw"))
+        return self.numnodes > 1 and number % 4 == min(self.numnodes, 4) - 1
