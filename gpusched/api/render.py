@@ -343,6 +343,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "reason": None if run.reason is None else run.reason.value,
         "reason_text": run.reason_text,
         "cpu_s": run.cpu_s,
+        "system_cpu_s": run.system_cpu_s,
         "peak_mem_mib": run.peak_mem_mib,
         "peak_vram_mib": run.peak_vram_mib,
         "mean_utilisation": run.mean_utilisation,

@@ -53,6 +53,11 @@ class Tasks:
         self._own_groups = own_groups
         self._running: dict[int, int] = {}
         self._ended: list[int] = []
+        self.user_cpu_s = 0.0
+        """CPU time of the tasks that `close` has reaped, and of what they waited for."""
+        self.system_cpu_s = 0.0
+        self.peaks_kib: list[int] = []
+        """Peak resident size of the largest process of each of them."""
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
 
     @property
@@ -153,7 +158,10 @@ class Tasks:
                     os.killpg(pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
                     pass
-            os.waitpid(pid, 0)
+            _, _, used = os.wait4(pid, 0)
+            self.user_cpu_s += used.ru_utime
+            self.system_cpu_s += used.ru_stime
+            self.peaks_kib.append(used.ru_maxrss)
         self._ended.clear()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 

@@ -240,6 +240,7 @@ def run_ended(
         reason=reason,
         reason_text=text,
         cpu_s=event.cpu_s,
+        system_cpu_s=event.system_cpu_s,
         peak_mem_mib=event.peak_mem_mib,
         suspended_s=event.suspended_s,
     )

@@ -285,6 +285,11 @@ class EndStep:
     exit_code: int | None = None
     signal: int | None = None
     is_timeout: bool = False
+    user_cpu_s: float | None = None
+    """What its tasks have used, as in `JobStep`."""
+    system_cpu_s: float | None = None
+    peak_mem_mib: float | None = None
+    mean_mem_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,6 +194,7 @@ class RunEnded(Value, tag_field="event", tag="ended"):
     gpu_oom: bool = False
     """The tail of the output shows a GPU out-of-memory error."""
     cpu_s: float | None = None
+    system_cpu_s: float | None = None
     peak_mem_mib: float | None = None
     leftovers: tuple[str, ...] = ()
     """`name(pid)` of processes that outlived the job's first process and had to be killed."""

@@ -148,6 +148,8 @@ class Run(Value):
     reason: ReasonCode | None = None
     reason_text: str | None = None
     cpu_s: float | None = None
+    system_cpu_s: float | None = None
+    """The part of `cpu_s` that the kernel spent; None where only the sum is known."""
     peak_mem_mib: float | None = None
     """Peak resident size of the run's largest process."""
     peak_vram_mib: int | None = None

@@ -42,6 +42,13 @@ class JobStep(Value):
     signal: int | None = None
     cancel_uid: int | None = None
     """Who cancelled it."""
+    user_cpu_s: float | None = None
+    """Of all its tasks and what they waited for, as `system_cpu_s`; None as long as it runs and if nobody counted."""
+    system_cpu_s: float | None = None
+    peak_mem_mib: float | None = None
+    """Peak resident size of the largest process of any task."""
+    mean_mem_mib: float | None = None
+    """The same of each task, on average."""
     pid: int | None = None
     """The process that started it: `srun`."""
     start_ticks: int | None = None

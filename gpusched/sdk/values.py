@@ -44,6 +44,8 @@ class RunInfo:
     reason: str | None = None
     reason_text: str | None = None
     cpu_s: float | None = None
+    system_cpu_s: float | None = None
+    """The part of `cpu_s` that the kernel spent."""
     peak_mem_mib: float | None = None
     peak_vram_mib: int | None = None
     mean_utilisation: float | None = None

@@ -128,6 +128,7 @@ def shape(value: Any, key: str = "") -> Any:
     if key in (
         "pid",
         "uid",
+        "system_cpu_s",
         "peak_mem_mib",
         "mem_available_mib",
         "cpu_fraction",

@@ -111,6 +111,7 @@ RICH_RUN = Run(
     reason=ReasonCode.OUT_OF_MEMORY,
     reason_text="\udc80",
     cpu_s=1.25,
+    system_cpu_s=0.5,
     peak_mem_mib=12.5,
     peak_vram_mib=100,
     mean_utilisation=0.5,

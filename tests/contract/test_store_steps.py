@@ -48,6 +48,10 @@ RICH = step(
     has_own_gpus=True,
     time_limit_s=60,
     cancel_uid=1000,
+    user_cpu_s=0.25,
+    system_cpu_s=1 / 3,
+    peak_mem_mib=12.5,
+    mean_mem_mib=0.0,
     pid=4711,
     start_ticks=99,
 )

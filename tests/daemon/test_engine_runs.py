@@ -114,7 +114,9 @@ def test_usage_of_a_run_is_measured(bench: LocalBench) -> None:
     end = bench.end_of("1.1")
     assert end.cpu_s is not None
     assert end.peak_mem_mib is not None
+    assert end.system_cpu_s is not None
     assert 0.02 < end.cpu_s < 20
+    assert 0 <= end.system_cpu_s < end.cpu_s
     assert 80 < end.peak_mem_mib < 160
 
 

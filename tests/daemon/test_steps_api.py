@@ -44,7 +44,8 @@ def answers(text: str) -> list[dict[str, Any]]:
 
 
 def test_a_process_of_a_job_begins_and_ends_a_step_of_it(daemon: Daemon) -> None:
-    end = {"step": 0, "exit_code": 3}
+    used = {"user_cpu_s": 1.5, "system_cpu_s": 0.25, "peak_mem_mib": 64.5, "mean_mem_mib": 32.25}
+    end = {"step": 0, "exit_code": 3, **used}
     job = daemon.submit(
         *asks(("POST", "/v1/steps", BEGIN), ("GET", "/v1/steps?open=1", None), ("POST", "/v1/steps/end", end))
     )
@@ -52,9 +53,11 @@ def test_a_process_of_a_job_begins_and_ends_a_step_of_it(daemon: Daemon) -> None
     begun, listed, ended = answers(daemon.output(job))
     assert (begun["step"]["step"], ended["step"]) == (0, {"step": 0, "state": "FAILED"})
     (row,) = listed["steps"]
+    assert {name: row[name] for name in used} == dict.fromkeys(used)
     assert (row["id"], row["state"], row["name"], row["command"]) == (f"{job}.0", "RUNNING", "train", "python train.py")
     (row,) = daemon.call("GET", f"/v1/steps?ids={job}")["steps"]
     assert (row["state"], row["exit_code"], row["signal"]) == ("FAILED", 3, None)
+    assert {name: row[name] for name in used} == used
     assert row["start_at"] <= row["end_at"]
     assert daemon.call("GET", "/v1/steps?open=1")["steps"] == []
 
@@ -95,6 +98,8 @@ def test_a_process_of_no_job_begins_and_ends_no_step(daemon: Daemon) -> None:
         ("/v1/steps/end", {}),
         ("/v1/steps/end", {"step": -1}),
         ("/v1/steps/end", {"step": 0, "exit_code": 256}),
+        ("/v1/steps/end", {"step": 0, "exit_code": 0, "user_cpu_s": -1}),
+        ("/v1/steps/end", {"step": 0, "exit_code": 0, "peak_mem_mib": 1 << 41}),
         ("/v1/steps/cancel", {"id": "1"}),
         ("/v1/steps/cancel", {"id": "x", "step": 0}),
     ],

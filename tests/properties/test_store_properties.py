@@ -145,6 +145,7 @@ def runs(draw: st.DrawFn, job_id: int) -> Run:
         reason=draw(maybe(st.sampled_from(ReasonCode))),
         reason_text=draw(maybe(texts)),
         cpu_s=draw(maybe(amounts)),
+        system_cpu_s=draw(maybe(amounts)),
         peak_mem_mib=draw(maybe(amounts)),
         peak_vram_mib=draw(maybe(counts)),
         mean_utilisation=draw(maybe(amounts)),

@@ -534,6 +534,57 @@ def test_shows_what_was_measured_in_the_row_of_the_script(lab: SlurmLab) -> None
     )
 
 
+def test_a_step_shows_what_its_tasks_have_used(lab: SlurmLab) -> None:
+    (lab.work / "burn.py").write_text(
+        "import os, time\nb = bytearray(b'x') * ((60 << 20) * (1 + int(os.environ['SLURM_PROCID'])))\n"
+        "while time.process_time() < 0.4: pass\n"
+    )
+    job = lab.submit("-n 2 --wrap 'srun python3 burn.py; srun -n1 dd if=/dev/zero of=/dev/null bs=1M count=2000'")
+    lab.wait(job)
+    names = "jobid,totalcpu,usercpu,systemcpu,avecpu,mincpu,maxrss,averss,maxrsstask,ntasks"
+    lines = [line.split("|") for line in lab.ok(f"sacct -n -P --units=M -j {job} -o {names}").splitlines()]
+    whole, batch, both, alone = lines
+    assert [line[0] for line in lines] == [job, f"{job}.batch", f"{job}.0", f"{job}.1"]
+    for line in lines:
+        total, used, kernel = map(seconds, line[1:4])
+        assert total == pytest.approx(used + kernel, abs=0.002)
+    assert 0.8 < seconds(both[1]) < 3
+    assert seconds(both[2]) > 0
+    assert seconds(alone[3]) > 0
+    assert seconds(whole[1]) == seconds(batch[1]) >= seconds(both[1]) + seconds(alone[1])
+    largest, mean = (float(text.removesuffix("M")) for text in both[6:8])
+    assert 120 < largest < 160
+    assert largest - 40 < mean < largest - 20
+    assert both[8:] == ["", "2"]
+    assert alone[8:] == ["0", "1"]
+    (document,) = json.loads(lab.ok(f"sacct -j {job} --json"))["jobs"]
+    time_of_step = document["steps"][1]["time"]
+    assert sum(time_of_step["user"].values()) > 0
+    usage = lab.ok(f"sacct -n -P -j {job}.0 -o tresusageintot,tresusageinmax,tresusageinmin").strip().split("|")
+    assert [[part.partition("=")[0] for part in text.split(",")] for text in usage] == [
+        ["cpu", "energy", "mem"],
+        ["energy", "mem"],
+        ["energy"],
+    ]
+
+
+def seconds(text: str) -> float:
+    """CPU time as sacct writes it."""
+    found = 0.0
+    for part in text.split(":"):
+        found = found * 60 + float(part)
+    return found
+
+
+def test_nothing_is_known_of_a_step_whose_srun_was_killed(lab: SlurmLab) -> None:
+    job = lab.submit(
+        "--wrap 'srun sleep 100 & until squeue -s -h -j $SLURM_JOB_ID | grep -q .; do :; done; kill -9 $!'"
+    )
+    lab.wait(job)
+    (line,) = lab.ok(f"sacct -n -P -j {job}.0 -o totalcpu,maxrss,averss,avecpu,mincpu").splitlines()
+    assert line == "00:00:00||||"
+
+
 def test_cuts_times_to_the_window(lab: SlurmLab, ended: dict[int, str]) -> None:
     job = ended[47]
     times = lab.ok(f"sacct -n -P -X -j {job} -o start,end").strip().split("|")

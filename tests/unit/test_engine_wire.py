@@ -40,6 +40,7 @@ def test_the_longest_end_fits_one_atomic_write() -> None:
             "launch_error": None,
             "gpu_oom": True,
             "cpu_s": 1.0e9 + 1 / 3,
+            "system_cpu_s": 1.0e9 + 1 / 3,
             "peak_mem_mib": 1.0e9 + 1 / 3,
             **changes,
         }

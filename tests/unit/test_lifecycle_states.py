@@ -253,8 +253,14 @@ def test_a_cancel_during_a_shutdown_is_kept():
 
 
 def test_measurements_are_kept():
-    _, run, _ = end(*started(), cpu_s=12.5, peak_mem_mib=300.0)
-    assert (run.cpu_s, run.peak_mem_mib, run.start_at, run.end_at) == (12.5, 300.0, NOW + 0.5, NOW + 60)
+    _, run, _ = end(*started(), cpu_s=12.5, system_cpu_s=2.5, peak_mem_mib=300.0)
+    assert (run.cpu_s, run.system_cpu_s, run.peak_mem_mib, run.start_at, run.end_at) == (
+        12.5,
+        2.5,
+        300.0,
+        NOW + 0.5,
+        NOW + 60,
+    )
 
 
 def test_processes_left_behind_are_named():

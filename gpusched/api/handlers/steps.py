@@ -21,7 +21,7 @@ from gpusched.model.job import Job, split_run_id
 from gpusched.model.option import Field
 from gpusched.model.spec import MAX_CPUS, MAX_GPUS
 from gpusched.model.step import COMMAND_LENGTH, MOST_STEPS, MOST_TASKS, NAME_LENGTH, JobStep
-from gpusched.model.units import MAX_SECONDS, printable
+from gpusched.model.units import MAX_MIB, MAX_SECONDS, printable
 
 BEGIN_FIELDS: Mapping[str, Field] = {
     "name": Field("string", "Name of the step.", most=NAME_LENGTH, nullable=False),
@@ -34,12 +34,17 @@ BEGIN_FIELDS: Mapping[str, Field] = {
     "overcommits": Field("boolean", "Its tasks may be more than the CPUs of the job.", nullable=False),
     "time_limit_s": Field("integer", "Its time limit, which `srun` keeps.", (1, MAX_SECONDS)),
 }
+_MAX_CPU_S = 10**12
 _NUMBER = Field("integer", "Number of the step in its run.", (0, MOST_STEPS), nullable=False)
 END_FIELDS: Mapping[str, Field] = {
     "step": _NUMBER,
     "exit_code": Field("integer", "Highest exit code of its tasks.", (0, 255)),
     "signal": Field("integer", "Signal that ended a task.", (1, 64)),
     "is_timeout": Field("boolean", "It reached its own time limit.", nullable=False),
+    "user_cpu_s": Field("number", "CPU time of its tasks in their own code.", (0, _MAX_CPU_S)),
+    "system_cpu_s": Field("number", "CPU time of its tasks in the kernel.", (0, _MAX_CPU_S)),
+    "peak_mem_mib": Field("number", "Peak resident size of its largest process.", (0, MAX_MIB)),
+    "mean_mem_mib": Field("number", "Peak resident size of each task's largest process, on average.", (0, MAX_MIB)),
 }
 CANCEL_FIELDS: Mapping[str, Field] = {
     "id": Field("string", "Its job.", nullable=False),
@@ -73,6 +78,10 @@ def step_json(step: JobStep, job: Job, *, is_whole: bool) -> dict[str, Any]:
         "exit_code": step.exit_code,
         "signal": step.signal,
         "cancel_uid": step.cancel_uid,
+        "user_cpu_s": step.user_cpu_s,
+        "system_cpu_s": step.system_cpu_s,
+        "peak_mem_mib": step.peak_mem_mib,
+        "mean_mem_mib": step.mean_mem_mib,
         "pid": step.pid if is_whole else None,
     }
 

@@ -236,11 +236,23 @@ class AccountingRecord:
         return str(self.job["node"]) if self.is_started and self.job["node"] else "None assigned"
 
     def figure(self, key: str) -> float | None:
-        """What was measured of the run, for the job and its script; nothing is known of single steps."""
-        if self.run is None or self.step is not None:
-            return None
-        value = self.run.get(key)
+        """What was measured of a step; of the run for the job and its script."""
+        source = self.run if self.step is None else self.step
+        value = None if source is None else source.get(key)
         return None if value is None else float(value)
+
+    @property
+    def cpu_times(self) -> tuple[float, float, float] | None:
+        """Seconds of CPU in all, in programs, and in the kernel; None if nobody counted."""
+        if self.step is not None:
+            user_s, system_s = self.figure("user_cpu_s"), self.figure("system_cpu_s")
+            return None if user_s is None or system_s is None else (user_s + system_s, user_s, system_s)
+        whole_s, system_s = self.figure("cpu_s"), self.figure("system_cpu_s") or 0.0
+        return None if whole_s is None else (whole_s, max(0.0, whole_s - system_s), system_s)
+
+    @property
+    def tasks(self) -> int:
+        return 1 if self.step is None else int(self.step["tasks"])
 
     def peak(self, key: str, scale: float = 1024) -> str:
         """A measured size in MiB, in the row of the script; like Slurm, jobs show none."""
@@ -278,21 +290,26 @@ class AccountingRecord:
             parts.update({f"license/{name}": str(number) for name, number in (job.get("licenses") or {}).items()})
         return ",".join(f"{name}={parts[name]}" for name in sorted(parts))
 
-    @property
-    def usage(self) -> str:
-        """`cpu=00:00:09,energy=1200,gres/gpumem=2G,mem=1234K` of what was measured."""
+    def usage(self, of: str) -> str:
+        """`cpu=00:00:09,energy=1200,gres/gpumem=2G,mem=1234K` of what was measured.
+
+        Args: of: Tot, or Ave, Max or Min of the tasks. Of several the most and least CPU time are not known.
+        """
         if self.is_job:
             return ""
         parts = []
-        if (cpu_s := self.figure("cpu_s")) is not None:
-            parts.append(f"cpu={long_duration(cpu_s)}")
+        is_alone = self.tasks == 1
+        cpu = self.cpu_times
+        if cpu is not None and (is_alone or of in ("Tot", "Ave")):
+            parts.append(f"cpu={long_duration(cpu[0] / (self.tasks if of == 'Ave' else 1))}")
         parts.append(f"energy={int(self.figure('energy_j') or 0)}")
         if (vram_mib := self.figure("peak_vram_mib")) is not None:
             parts.append(f"gres/gpumem={self.view.size(vram_mib * 1024)}")
         if (fraction := self.figure("mean_utilisation")) is not None:
             parts.append(f"gres/gpuutil={fraction * 100:.0f}")
-        if (mem_mib := self.figure("peak_mem_mib")) is not None:
-            parts.append(f"mem={self.view.size(mem_mib * 1024)}")
+        mem_mib = self.figure("peak_mem_mib" if is_alone or of == "Max" else "mean_mem_mib")
+        if mem_mib is not None and (is_alone or of != "Min"):
+            parts.append(f"mem={self.view.size(mem_mib * (1 if is_alone or of != 'Tot' else self.tasks) * 1024)}")
         return ",".join(parts)
 
 
@@ -416,9 +433,9 @@ KEYS = {
 }
 """JSON keys that a column reads besides the ones of every record."""
 MEASURED = frozenset(
-    "AveCPU AveRSS ConsumedEnergy ConsumedEnergyRaw MaxRSS MaxRSSNode MaxRSSTask MinCPU MinCPUNode MinCPUTask TotalCPU "
-    "TRESUsageInAve TRESUsageInMax TRESUsageInMaxNode TRESUsageInMaxTask TRESUsageInMin TRESUsageInMinNode "
-    "TRESUsageInMinTask TRESUsageInTot".split()
+    "AveCPU AveRSS ConsumedEnergy ConsumedEnergyRaw MaxRSS MaxRSSNode MaxRSSTask MinCPU MinCPUNode MinCPUTask "
+    "SystemCPU TotalCPU UserCPU TRESUsageInAve TRESUsageInMax TRESUsageInMaxNode TRESUsageInMaxTask TRESUsageInMin "
+    "TRESUsageInMinNode TRESUsageInMinTask TRESUsageInTot".split()
 )
 """Columns that read what was measured of runs."""
 
@@ -432,9 +449,14 @@ def _of_step(text: str, of_job: str = "") -> Callable[[AccountingRecord], str]:
     return lambda row: of_job if row.is_job else text
 
 
-def _measured_at(key: str, text: str = "") -> Callable[[AccountingRecord], str]:
-    """The node or task of a maximum: there is one of each."""
-    return lambda row: "" if row.is_job or row.figure(key) is None else text or row.node
+def _measured_at(key: str) -> Callable[[AccountingRecord], str]:
+    """The node of a maximum: there is one."""
+    return lambda row: "" if row.is_job or row.figure(key) is None else row.node
+
+
+def _measured_by(key: str) -> Callable[[AccountingRecord], str]:
+    """The task of a maximum: the only one; among several nobody kept which."""
+    return lambda row: "" if row.is_job or row.tasks > 1 or row.figure(key) is None else "0"
 
 
 def _limit(row: AccountingRecord, seconds: Callable[[float], str], unlimited: str) -> str:
@@ -444,13 +466,19 @@ def _limit(row: AccountingRecord, seconds: Callable[[float], str], unlimited: st
     return unlimited if limit_s is None else seconds(-(-limit_s // 60) * 60)
 
 
-def _cpu_time(row: AccountingRecord) -> str:
-    return short_cpu_time(row.figure("cpu_s") or 0)
+def _cpu_time(part: int) -> Callable[[AccountingRecord], str]:
+    """CPU time by its place in `cpu_times`."""
+    return lambda row: short_cpu_time((row.cpu_times or (0.0, 0.0, 0.0))[part])
 
 
 def _mean_cpu(row: AccountingRecord) -> str:
-    cpu_s = row.figure("cpu_s")
-    return "" if row.is_job or cpu_s is None else long_duration(cpu_s)
+    cpu = None if row.is_job else row.cpu_times
+    return "" if cpu is None else long_duration(cpu[0] / row.tasks)
+
+
+def _only_cpu(cell: Callable[[AccountingRecord], str]) -> Callable[[AccountingRecord], str]:
+    """A column about the task with the least CPU time, known if there is one task."""
+    return lambda row: "" if row.tasks > 1 or not _mean_cpu(row) else cell(row)
 
 
 def _energy(row: AccountingRecord) -> str:
@@ -478,8 +506,8 @@ def _priority(row: AccountingRecord) -> str:
     return str(int(row.job["priority"] or 0)) if row.is_job else ""
 
 
-def _used(row: AccountingRecord) -> str:
-    return row.usage
+def _used(of: str) -> Callable[[AccountingRecord], str]:
+    return lambda row: row.usage(of)
 
 
 CELLS: dict[str, Callable[[AccountingRecord], str]] = {
@@ -490,7 +518,7 @@ CELLS: dict[str, Callable[[AccountingRecord], str]] = {
     "AssocID": lambda row: "0",
     "AveCPU": _mean_cpu,
     "AveCPUFreq": _of_step("0"),
-    "AveRSS": lambda row: row.peak("peak_mem_mib"),
+    "AveRSS": lambda row: row.peak("peak_mem_mib" if row.step is None else "mean_mem_mib"),
     "Cluster": lambda row: row.view.cluster,
     "Comment": _of_job("comment"),
     "Constraints": _of_job("constraint"),
@@ -513,10 +541,10 @@ CELLS: dict[str, Callable[[AccountingRecord], str]] = {
     "Layout": _of_step("Unknown"),
     "MaxRSS": lambda row: row.peak("peak_mem_mib"),
     "MaxRSSNode": _measured_at("peak_mem_mib"),
-    "MaxRSSTask": _measured_at("peak_mem_mib", "0"),
-    "MinCPU": _mean_cpu,
-    "MinCPUNode": _measured_at("cpu_s"),
-    "MinCPUTask": _measured_at("cpu_s", "0"),
+    "MaxRSSTask": _measured_by("peak_mem_mib"),
+    "MinCPU": _only_cpu(_mean_cpu),
+    "MinCPUNode": _only_cpu(lambda row: row.node),
+    "MinCPUTask": _only_cpu(lambda row: "0"),
     "NCPUS": lambda row: str(row.cpus),
     "NNodes": lambda row: str(row.nodes),
     "NodeList": lambda row: row.node,
@@ -543,19 +571,19 @@ CELLS: dict[str, Callable[[AccountingRecord], str]] = {
     "Submit": _submitted,
     "SubmitLine": lambda row: printable(row.job.get("submit_line") or "") if row.step is None else "",
     "Suspended": lambda row: long_duration(row.job["suspended_s"] if row.step is None else 0),
-    "SystemCPU": lambda row: "00:00:00",
+    "SystemCPU": _cpu_time(2),
     "Timelimit": lambda row: _limit(row, long_duration, "UNLIMITED"),
     "TimelimitRaw": lambda row: _limit(row, lambda seconds: str(int(seconds) // 60), "UNLIMITED"),
-    "TotalCPU": _cpu_time,
-    "TRESUsageInAve": _used,
-    "TRESUsageInMax": _used,
-    "TRESUsageInMin": _used,
-    "TRESUsageInTot": _used,
+    "TotalCPU": _cpu_time(0),
+    "TRESUsageInAve": _used("Ave"),
+    "TRESUsageInMax": _used("Max"),
+    "TRESUsageInMin": _used("Min"),
+    "TRESUsageInTot": _used("Tot"),
     "TRESUsageOutAve": _of_step("energy=0"),
     "TRESUsageOutTot": _of_step("energy=0"),
     "UID": lambda row: str(row.job["uid"]) if row.is_job else "",
     "User": _of_job("user"),
-    "UserCPU": lambda row: "00:00:00",
+    "UserCPU": _cpu_time(1),
     "WCKey": _of_job("wckey"),
     "WCKeyID": _of_step("", "0"),
     "WorkDir": _of_job("work_dir"),

@@ -126,16 +126,18 @@ def _step(record: AccountingRecord) -> Json:
 
 
 def _times(record: AccountingRecord) -> Json:
-    cpu_s = record.figure("cpu_s") or 0.0
-    total = {"seconds": int(cpu_s), "microseconds": round(cpu_s % 1 * 1_000_000)}
+    total, user, system = (
+        {"seconds": round(cpu_s * 1e6) // 1_000_000, "microseconds": round(cpu_s * 1e6) % 1_000_000}
+        for cpu_s in record.cpu_times or (0.0, 0.0, 0.0)
+    )
     return {
         "elapsed": record.elapsed_s,
         "end": _instant(record.end_at),
         "start": _instant(record.start_at),
         "suspended": int(record.job["suspended_s"] or 0) if record.step is None else 0,
-        "system": {"seconds": 0, "microseconds": 0},
+        "system": system,
         "total": total,
-        "user": {"seconds": 0, "microseconds": 0},
+        "user": user,
     }
 
 

@@ -321,7 +321,7 @@ class Step:
             tasks.close()
             self.pump.finish(LINGER_S)
             sys.stderr.flush()
-            self.end()
+            self.end(tasks)
         return self.exit_code()
 
     # --- the daemon ----------------------------------------------------------------------------------
@@ -385,12 +385,19 @@ class Step:
         )
         return found
 
-    def end(self) -> None:
-        """Report how the step has ended; a job that is being ended cannot always."""
+    def end(self, tasks: Tasks) -> None:
+        """Report how the step has ended and what it has used; a job that is being ended cannot always."""
         codes = [code for _, code in self.ends]
         worst = max(codes, key=lambda code: code if code >= 0 else 128 - code, default=1)
         how = {"exit_code": worst} if worst >= 0 else {"signal": -worst}
-        body = {"step": self.number, **how, "is_timeout": self.is_timeout}
+        body: dict[str, Any] = {"step": self.number, **how, "is_timeout": self.is_timeout}
+        if peaks := tasks.peaks_kib:
+            body.update(
+                user_cpu_s=tasks.user_cpu_s,
+                system_cpu_s=tasks.system_cpu_s,
+                peak_mem_mib=max(peaks) / 1024,
+                mean_mem_mib=sum(peaks) / len(peaks) / 1024,
+            )
         try:
             self.scheduler.ask("POST", "/v1/steps/end", body, END_PATIENCE_S)
         except (UserError, NotReady, DaemonUnreachable) as error:

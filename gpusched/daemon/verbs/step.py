@@ -91,7 +91,15 @@ def end(command: EndStep, tx: TickTransaction) -> dict[str, Any]:
     step = _step(job, run, command.number, tx)
     if step.is_open:
         step = steps.ended(step, job, tx.now, command.exit_code, command.signal, is_timeout=command.is_timeout)
-        tx.put_step(step)
+        tx.put_step(
+            replace(
+                step,
+                user_cpu_s=command.user_cpu_s,
+                system_cpu_s=command.system_cpu_s,
+                peak_mem_mib=command.peak_mem_mib,
+                mean_mem_mib=command.mean_mem_mib,
+            )
+        )
     return {"step": {"step": step.number, "state": step.state.value}}
 
 

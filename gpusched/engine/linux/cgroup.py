@@ -248,6 +248,7 @@ class RunCgroup:
             facts["mem_limit_mib"] = self.limits["mem_mib"]
         if usage_us is not None:
             facts["cpu_s"] = usage_us / 1e6
+            facts["system_cpu_s"] = (number(self.path, "cpu.stat", "system_usec") or 0) / 1e6
         if peak:
             facts["peak_mem_mib"] = peak / (1 << 20)
         return facts

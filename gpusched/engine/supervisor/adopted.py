@@ -126,6 +126,7 @@ class AdoptedSupervisor(Supervisor):
             self.main_ended()
         if not found:
             self.cpu_s = sum(last - before for before, last in self.spent_s.values())
+            self.system_cpu_s = None
         return bool(found)
 
     def wait(self) -> None:

@@ -149,6 +149,7 @@ class Supervisor:
         self.started = 0.0
         self.status: int | None = None
         self.cpu_s = 0.0
+        self.system_cpu_s: float | None = 0.0
         self.peak_kib = 0
         self.stopping: str | None = None
         self.stopped_by: str | None = None
@@ -316,6 +317,7 @@ class Supervisor:
             if pid == 0:
                 return True
             self.cpu_s += usage.ru_utime + usage.ru_stime
+            self.system_cpu_s = (self.system_cpu_s or 0.0) + usage.ru_stime
             self.peak_kib = max(self.peak_kib, usage.ru_maxrss)
             if pid == self.job_pid and self.status is None:
                 self.status = status
@@ -664,7 +666,11 @@ class Supervisor:
         """Write the result, then report it."""
         status = self.status
         code, number = self.how_it_ended()
-        counted: dict[str, Any] = {"cpu_s": self.cpu_s, "peak_mem_mib": self.peak_kib / 1024}
+        counted: dict[str, Any] = {
+            "cpu_s": self.cpu_s,
+            "system_cpu_s": self.system_cpu_s,
+            "peak_mem_mib": self.peak_kib / 1024,
+        }
         if self.box is not None:
             counted.update(self.box.facts())
             self.box.close()
