@@ -7,6 +7,7 @@ from typing import Any
 
 from gpusched.config import Loaded
 from gpusched.daemon.launch.environment import LaunchSite
+from gpusched.daemon.nodes import Node
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import GpuschedError, StoreFull
@@ -84,12 +85,11 @@ class Lab:
         self.scheduler = Scheduler(
             store=self.store,
             engine=self.engine,
-            tracker=GpuTracker(self.settings.gpu),
+            head=Node(
+                site=LaunchSite("n1", "/sock"), boot_id="simulated", host=host, tracker=GpuTracker(self.settings.gpu)
+            ),
             settings=self.settings,
             clock=self.clock,
-            site=LaunchSite("n1", "/sock"),
-            boot_id="simulated",
-            host=host,
             step=self.steps.append,
             read_settings=lambda: Loaded(self.config()),
         )

@@ -48,7 +48,7 @@ class Host:
         self._lab = lab
 
     def read(self) -> Any:
-        return self._lab.scheduler.host
+        return self._lab.scheduler.head.host
 
 
 class Manager(ServiceManager):

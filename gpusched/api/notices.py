@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from gpusched.model.cluster import NodeView
 from gpusched.model.units import gpu_label
 from gpusched.ports.daemon import SchedulerState
 from gpusched.scheduler.calendar import next_window
@@ -15,10 +17,9 @@ AHEAD_S = 7 * 86400.0
 def notices(scheduler: SchedulerState) -> list[dict[str, Any]]:
     """Drains, then maintenance by start time, each with its subject and message."""
     now, world = scheduler.now(), scheduler.world
-    node = scheduler.node_name
-    indices = {view.uuid: view.index for view in scheduler.tracker.views(now)}
+    nodes = scheduler.nodes(now)
     found: list[dict[str, Any]] = [
-        {"kind": "drain", "what": _what(target, node, indices), "message": message}
+        {"kind": "drain", "what": _what(target, nodes), "message": message}
         for target, message in sorted(world.drains.items())
     ]
     coming = []
@@ -40,7 +41,11 @@ def notices(scheduler: SchedulerState) -> list[dict[str, Any]]:
     return found + sorted(coming, key=lambda one: (one["start_at"], one["name"]))
 
 
-def _what(target: str, node: str, indices: dict[str, int]) -> str:
-    if target == node:
-        return f"node {target}"
-    return f"GPU {gpu_label(indices[target])}" if target in indices else f"GPU {target}"
+def _what(target: str, nodes: Sequence[NodeView]) -> str:
+    for node in nodes:
+        if target == node.name:
+            return f"node {target}"
+        for gpu in node.gpus:
+            if target == gpu.uuid:
+                return f"GPU {gpu_label(gpu.index)}" + (f" of {node.name}" if len(nodes) > 1 else "")
+    return f"GPU {target}"

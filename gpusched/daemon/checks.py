@@ -76,7 +76,7 @@ def _planner(scheduler: Scheduler) -> Finding:
 
 
 def _isolation(scheduler: Scheduler) -> Finding:
-    found = scheduler.limiter.isolation
+    found = scheduler.head.limiter.isolation
     facts = isolation(found, scheduler.settings.isolation)
     kinds = ("memory", "tasks", "cpus", "gpus")
     text = ", ".join(f"{kind} {facts[kind]}" for kind in kinds) + f"; launcher: {found.launcher}"
@@ -85,7 +85,7 @@ def _isolation(scheduler: Scheduler) -> Finding:
     if facts["why_not"] is not None:
         hint = "until this is fixed, requests are booked but not enforced; see docs/howto/isolation.md"
         return warned(f"{text}: {facts['why_not']}", hint)
-    if scheduler.reading is not None and scheduler.reading.gpus and not facts["guard"]:
+    if scheduler.head.reading is not None and scheduler.head.reading.gpus and not facts["guard"]:
         hint = "if they should not: sudo gpusched system guard on"
         return warned(f"{text}; login sessions can open every GPU", hint)
     return passed(text)
@@ -109,9 +109,9 @@ def _access(scheduler: Scheduler) -> Finding:
 
 
 def _checkpoints(scheduler: Scheduler) -> Finding:
-    folder = scheduler.settings.life.checkpoint_dir or scheduler.site.checkpoints
+    folder = scheduler.settings.life.checkpoint_dir or scheduler.head.site.checkpoints
     try:
-        why_not = why_unsafe(folder, for_others=scheduler.limiter.isolation is not PERSONAL)
+        why_not = why_unsafe(folder, for_others=scheduler.head.limiter.isolation is not PERSONAL)
     except FileNotFoundError:
         why_not = None
     except OSError as error:
@@ -123,7 +123,7 @@ def _checkpoints(scheduler: Scheduler) -> Finding:
 
 
 def _gpus(scheduler: Scheduler) -> Finding:
-    reading = scheduler.reading
+    reading = scheduler.head.reading
     if reading is None:
         return failed("the GPUs have not been read yet", "try again in a few seconds")
     if reading.error:
@@ -135,7 +135,7 @@ def _gpus(scheduler: Scheduler) -> Finding:
     if not reading.gpus:
         return passed("no GPU on this machine; to try simulated GPUs set GPUSCHED_FAKE_GPUS=4x24GiB")
     # A GPU divided by MIG is not bookable on purpose: its instances are the GPUs.
-    views = scheduler.tracker.views(scheduler.now())
+    views = scheduler.head.tracker.views(scheduler.now())
     instances = Counter(view.mig_parent for view in views)
     broken = [view for view in views if view.why_not and not (view.is_divided and instances[view.uuid])]
     if broken:
@@ -145,7 +145,7 @@ def _gpus(scheduler: Scheduler) -> Finding:
 
 
 def _gpu_faults(scheduler: Scheduler) -> Finding:
-    reading = scheduler.reading
+    reading = scheduler.head.reading
     if reading is not None and reading.log_trouble:
         hint = "to see faults from before the daemon started, run it as root or set kernel.dmesg_restrict=0"
         return warned(reading.log_trouble, hint)
@@ -173,7 +173,7 @@ def _slurm_commands(scheduler: Scheduler) -> Finding:
     if not scheduler.settings.slurm.commands_in_jobs:
         return passed("not in the PATH of jobs: [slurm] commands_in_jobs = false")
     if scheduler.commands_problem is None:
-        return passed(f"at the end of every job's PATH: {scheduler.site.commands}")
+        return passed(f"at the end of every job's PATH: {scheduler.head.site.commands}")
     hint = "correct this and restart the daemon, or set [slurm] commands_in_jobs = false"
     return warned(f"jobs have no srun, scontrol or sbatch: {scheduler.commands_problem}", hint)
 

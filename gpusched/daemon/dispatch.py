@@ -158,7 +158,7 @@ class Dispatcher:
         if self._database is None or before is not None:
             return
         scheduler = self._scheduler
-        news = AdminEvent("database", self._database, scheduler.site.node)
+        news = AdminEvent("database", self._database, scheduler.head.name)
         alert = admin_alert(news, scheduler.now(), os.geteuid(), scheduler.settings.alert.admin, self._of_database)
         if alert is not None:
             self._fleeting[alert.key] = alert

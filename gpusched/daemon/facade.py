@@ -125,7 +125,7 @@ class DaemonFacade:
         """Findings of the last GPU reading about an open run."""
         scheduler, settings = self.scheduler, self.scheduler.settings
         return RunFindings(
-            scheduler.overuse.facts(run, scheduler.reading, settings),
+            scheduler.overuse.facts(run, scheduler.head.reading, settings),
             scheduler.overuse.why(run, settings, scheduler.now()),
             scheduler.intruders.unbooked(run.id),
             scheduler.intruders.on(run),
@@ -133,7 +133,7 @@ class DaemonFacade:
 
     def attach_path(self, job: Job) -> str:
         """Path of the attach socket of a foreground job's current run."""
-        return attach_path(self.scheduler.site.spool, run_id(job.id, job.run))
+        return attach_path(self.scheduler.head.site.spool, run_id(job.id, job.run))
 
     async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:
         """Client pid, attach time and lease end as the run reports them; None without an answer."""
@@ -153,7 +153,7 @@ class DaemonFacade:
         """Identity of the process that submits a foreground job."""
         found = proctree.read_process(pid)
         # The process may just have been killed; no process has start time 0.
-        return ClientProcess(pid, 0 if found is None else found.start_ticks, self.scheduler.host.boot_id)
+        return ClientProcess(pid, 0 if found is None else found.start_ticks, self.scheduler.head.host.boot_id)
 
     def run_of_process(self, pid: int) -> str | None:
         """Handle of the run that a process belongs to."""
@@ -222,7 +222,8 @@ class DaemonFacade:
     def adoptable(self, pid: int, caller: Caller) -> Callable[[], AdoptableProcess]:
         """Facts about a process to adopt. Raises, also when called later: NotFound, Forbidden, Refused."""
         scheduler = self.scheduler
-        is_an_admin, reading, boot_id = is_admin(caller, scheduler.settings), scheduler.reading, scheduler.host.boot_id
+        is_an_admin, reading = is_admin(caller, scheduler.settings), scheduler.head.reading
+        boot_id = scheduler.head.host.boot_id
         adopt.check_who(caller, scheduler.settings)
         # Check rights first: the error below names the job that it belongs to.
         adopt.check_rights(pid, caller, is_an_admin)
@@ -247,7 +248,7 @@ class DaemonFacade:
         """State of the daemon's own work."""
         scheduler = self.scheduler
         last_ms, p95_ms = _recent_percentiles_ms(scheduler.recent_tick_s)
-        reading = scheduler.reading
+        reading = scheduler.head.reading
         warnings = [] if reading is None else reading.remarks
         if reading is not None and reading.error:
             warnings.append(reading.error)
@@ -261,9 +262,9 @@ class DaemonFacade:
         """Checks of `gpusched doctor` that only the daemon can make."""
         return daemon_checks(self.scheduler)
 
-    def isolation(self) -> dict[str, Any]:
-        """Limits that the kernel enforces on runs, by kind."""
-        return isolation(self.scheduler.limiter.isolation, self.scheduler.settings.isolation)
+    def isolation(self, node: str) -> dict[str, Any]:
+        """Limits that a node's kernel enforces on runs, by kind."""
+        return isolation(self.scheduler.cluster[node].limiter.isolation, self.scheduler.settings.isolation)
 
     def enforcement(self, sample: GpuSample | None, limit: str | None) -> tuple[str, str]:
         """What limits a run on this GPU to its VRAM: an `Enforcement` word and its explanation."""

@@ -28,6 +28,7 @@ from gpusched.daemon.failures import CHECK_VARIABLE, VARIABLE, check_every, cras
 from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.launch.limits import PERSONAL, RunLimiter
 from gpusched.daemon.loop import Loop
+from gpusched.daemon.nodes import Node
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reload import SettingsFile
 from gpusched.daemon.service_manager import (
@@ -261,7 +262,6 @@ def _serve(
     worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()})
     engine = dispatcher = None
     try:
-        tracker = GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
         isolation = look(chosen.kind) if paths.is_system() else PERSONAL
         engine = LocalEngine(
             paths.spool_dir(),
@@ -274,23 +274,25 @@ def _serve(
         scheduler = Scheduler(
             store=store,
             engine=engine,
-            tracker=tracker,
+            head=Node(
+                site=LaunchSite(
+                    *(sample.name, paths.socket_path()),
+                    checkpoints=paths.checkpoint_dir(),
+                    spool=paths.spool_dir(),
+                    cpus=int(sample.cpus if settings.node.cpus is None else settings.node.cpus),
+                    commands=paths.slurm_commands(),
+                ),
+                boot_id=sample.boot_id,
+                host=sample,
+                tracker=GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s)),
+                limiter=RunLimiter(isolation, read_processors(), pinned_cpus),
+            ),
             settings=settings,
             clock=clock,
-            site=LaunchSite(
-                *(sample.name, paths.socket_path()),
-                checkpoints=paths.checkpoint_dir(),
-                spool=paths.spool_dir(),
-                cpus=int(sample.cpus if settings.node.cpus is None else settings.node.cpus),
-                commands=paths.slurm_commands(),
-            ),
-            boot_id=sample.boot_id,
-            host=sample,
             # For daemons in tests only: a daemon that serves others has no such hook.
             step=crash_step(None if paths.is_system() else os.environ.get(VARIABLE)),
             read_settings=file.read,
             plugins=plugins,
-            limiter=RunLimiter(isolation, read_processors(), pinned_cpus),
             check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
         )
         dispatcher = Dispatcher(scheduler)
@@ -354,7 +356,7 @@ def _first_readings(worker: GpuWorker, scheduler: Scheduler, store: SqliteStore)
         if reading.error or not reading.gpus:
             break
     else:
-        store.save_gpus(scheduler.site.node, reading)
+        store.save_gpus(scheduler.head.name, reading)
     for note in reading.notes:
         log.info("gpus: %s", note)
     if reading.error:
@@ -367,8 +369,8 @@ def tell_of_restart(scheduler: Scheduler) -> None:
         return
     counts = scheduler.world.counts()
     jobs = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no unfinished job"
-    text = f"gpuschedd {__version__} has started again on {scheduler.site.node}: {jobs}"
-    news = AdminEvent("daemon_restarted", text, scheduler.site.node)
+    text = f"gpuschedd {__version__} has started again on {scheduler.head.name}: {jobs}"
+    news = AdminEvent("daemon_restarted", text, scheduler.head.name)
     scheduler.alerts.alert_admin(news, scheduler.now(), scheduler.settings)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from gpusched.lifecycle import arrays
 from gpusched.model import series
-from gpusched.model.cluster import Allocation, GpuState, GpuView, NodeView
+from gpusched.model.cluster import Allocation, GpuReading, GpuState, GpuView, NodeView
 from gpusched.model.execution import (
     EngineEvent,
     RunEnded,
@@ -159,7 +159,7 @@ def page(scheduler: Scheduler, facts: Mapping[str, Any]) -> Page:
     found.put(series.UP, 1)
     _daemon(found, scheduler, facts)
     _queue(found, scheduler)
-    _node(found, scheduler)
+    _nodes(found, scheduler)
     _gpus(found, scheduler)
     _users(found, scheduler)
     return found
@@ -251,15 +251,22 @@ def _summed(gpus: Mapping[str, float], named: frozenset[str] | None = None) -> d
     return total
 
 
-def _node(found: Page, scheduler: Scheduler) -> None:
-    reading = scheduler.reading
-    holds = scheduler.world.holds.values()
-    (node,) = scheduler.nodes(scheduler.now())
+def _nodes(found: Page, scheduler: Scheduler) -> None:
+    views = scheduler.nodes(scheduler.now())
+    layout = ClusterLayout(views, scheduler.settings)
+    for node in views:
+        holds = [held for held in scheduler.world.holds.values() if held.node == node.name]
+        _node(found, node, holds, layout, scheduler.cluster[node.name].reading)
+
+
+def _node(
+    found: Page, node: NodeView, holds: Sequence[Allocation], layout: ClusterLayout, reading: GpuReading | None
+) -> None:
     found.put(series.NODE_DRAINED, float(node.why_not is not None), node.name)
     found.put(series.NODE_CPUS, node.cpus, node.name)
     found.put(series.NODE_CPUS_BOOKED, sum(held.cpus for held in holds), node.name)
     found.put(series.NODE_MEMORY, node.mem_mib * _MIB, node.name)
-    booked_mib = sum(map(ClusterLayout((node,), scheduler.settings).node_mem_mib, holds))
+    booked_mib = sum(map(layout.node_mem_mib, holds))
     found.put(series.NODE_MEMORY_BOOKED, booked_mib * _MIB, node.name)
     if reading is not None:
         found.put(series.GPU_READING, reading.at, node.name)
@@ -272,17 +279,17 @@ def _gpus(found: Page, scheduler: Scheduler) -> None:
     for held in scheduler.world.holds.values():
         for share in held.gpus:
             shares.setdefault(share.uuid, []).append(share)
-    (node,) = scheduler.nodes(now)
-    for view in node.gpus:
-        _gpu(found, scheduler, (node.name, gpu_label(view.index), view.uuid), view, shares.get(view.uuid, []))
+    for node in scheduler.nodes(now):
+        for view in node.gpus:
+            _gpu(found, scheduler, (node.name, gpu_label(view.index), view.uuid), view, shares.get(view.uuid, []))
 
 
 def _gpu(
     found: Page, scheduler: Scheduler, labels: tuple[str, str, str], view: GpuView, shares: Iterable[GpuShare]
 ) -> None:
     shares = list(shares)
-    now, tracker = scheduler.now(), scheduler.tracker
-    status = tracker.status(view.uuid, shares, now)
+    now, cluster = scheduler.now(), scheduler.cluster
+    status = cluster.status(view.uuid, shares, now)
     found.put(series.GPU, 1, *labels, view.name)
     for state in _GPU_STATES:
         found.put(series.GPU_STATE, float(state == status.state), *labels, state)
@@ -290,7 +297,7 @@ def _gpu(
     found.put(series.GPU_RUNS, len(shares), *labels)
     found.put(series.GPU_MEMORY, _bytes(view.vram_total_mib), *labels)
     sample = status.sample
-    if sample is None or not tracker.is_measured(view.uuid, now):
+    if sample is None or not cluster.is_measured(view.uuid, now):
         # Values from before the GPU stopped responding are stale.
         return
     found.put(series.GPU_UTILISATION, sample.utilisation, *labels)

@@ -9,12 +9,13 @@ from logging import getLogger
 from gpusched.daemon.allocations import usage_with_run
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.failures import StepFailures
+from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.verbs.admission import check_admitted
 from gpusched.daemon.verbs.step import close_steps
 from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
 from gpusched.errors import Refused
-from gpusched.gpu.tracker import DIRTY, WAITING, GpuTracker
+from gpusched.gpu.tracker import DIRTY, WAITING
 from gpusched.lifecycle import transitions
 from gpusched.lifecycle.retry import LargerRequest, NothingLarger, larger_request
 from gpusched.model.cluster import SUSPECT
@@ -44,19 +45,17 @@ class RunEvents:
 
     def __init__(
         self,
-        tracker: GpuTracker,
+        cluster: ClusterNodes,
         history: History,
         gpu_faults: GpuFaults,
         judges: Sequence[Judge],
         failures: StepFailures,
-        boot_id: str,
     ) -> None:
-        self._tracker = tracker
+        self._cluster = cluster
         self._history = history
         self._gpu_faults = gpu_faults
         self._judges = judges
         self._failures = failures
-        self._boot_id = boot_id
 
     def apply(self, tx: TickTransaction, event: EngineEvent) -> None:
         """Record one event. If the table already has the run's end, only let the engine forget it."""
@@ -85,8 +84,9 @@ class RunEvents:
         elif isinstance(event, RunLost):
             run = self._with_meter(run)
             # A reboot has cleaned the GPUs.
-            clean = not run.gpus or run.boot_id != self._boot_id
-            step = transitions.run_lost(job, run, event, tx.settings, tx.now, boot_id=self._boot_id, gpus_clean=clean)
+            boot_id = self._cluster[run.node].boot_id
+            clean = not run.gpus or run.boot_id != boot_id
+            step = transitions.run_lost(job, run, event, tx.settings, tx.now, boot_id=boot_id, gpus_clean=clean)
             self._close_run(tx, *step, clean=clean)
         else:
             step = transitions.run_never_started(job, run, event, tx.settings, tx.now)
@@ -108,7 +108,7 @@ class RunEvents:
 
     def _with_meter(self, run: Run) -> Run:
         # Read without removing: the event is repeated if this tick cannot be recorded.
-        meter = self._tracker.meter(run.id)
+        meter = self._cluster.meter(run.id)
         if meter is None:
             return run
         return replace(
@@ -124,7 +124,7 @@ class RunEvents:
         if any(DIRTY in states.values() for _, states in releases):
             tx.view_again()
         for run, states in releases:
-            if not self._tracker.is_released(run.id) or WAITING in states.values():
+            if not self._cluster.is_released(run.id) or WAITING in states.values():
                 continue
             if self._gpu_faults.may_be_unread(run, tx):
                 continue
@@ -136,13 +136,13 @@ class RunEvents:
             self._gpu_faults.hold_repeated(job, run, tx)
             for uuid, state in states.items():
                 if state == DIRTY:
-                    why = (self._tracker.status(uuid, now=tx.now).why or "see ginfo").removeprefix(SUSPECT)
+                    why = (self._cluster.status(uuid, now=tx.now).why or "see ginfo").removeprefix(SUSPECT)
                     text = f"GPU {uuid} was not given back: {why}"
                     tx.add_events(JobEvent(job.id, tx.now, "note", text, run.number))
 
     def _release_states(self, run: Run, now: float) -> dict[str, str]:
         """Release state of each GPU of an ended run, by UUID. A GPU that is given up on becomes suspect."""
-        return {share.uuid: self._tracker.release_state(share.uuid, now, run.id) for share in run.gpus}
+        return {share.uuid: self._cluster.release_state(share.uuid, now, run.id) for share in run.gpus}
 
     def _judged(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run with the cause of its failure. A judge that raises is ignored."""
@@ -165,9 +165,9 @@ class RunEvents:
 
     def stop_runs_of_lost_gpus(self, tx: TickTransaction) -> None:
         """Stop runs on GPUs that the driver has lost."""
-        lost = {gpu.uuid for gpu, _ in self._tracker.lost()}
+        lost = {gpu.uuid for gpu, _ in self._cluster.lost()}
         for run in list(tx.world.open_runs.values()):
-            shares = [share for share in run.gpus if share.uuid in lost or self._tracker.is_gone(share.uuid)]
+            shares = [share for share in run.gpus if share.uuid in lost or self._cluster.is_gone(share.uuid)]
             if not shares:
                 continue
             what = "GPU " + ", ".join(gpu_label(share.index) for share in shares)

@@ -27,21 +27,21 @@ from typing import Any
 from gpusched.config import Loaded
 from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.daemon.indexes import FRONT
-from gpusched.daemon.launch.environment import LaunchSite, checkpoint_folder, past_environment
-from gpusched.daemon.launch.limits import RunLimiter, with_limit
+from gpusched.daemon.launch.environment import checkpoint_folder, past_environment
+from gpusched.daemon.launch.limits import with_limit
 from gpusched.daemon.launch.ticket import PayloadCache, make_ticket
+from gpusched.daemon.nodes import ClusterNodes, Node
 from gpusched.daemon.planner_sync import CalendarWindows
 from gpusched.daemon.reasons import waiting_codes, waiting_reason
 from gpusched.daemon.reload import reread
 from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.daemon.watch.estimates import Estimates
-from gpusched.daemon.watch.gpus import GpuFaults, GpuWatch
+from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
 from gpusched.daemon.watch.idle import IdleWatch
 from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
 from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
-from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle import transitions
 from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
@@ -89,27 +89,20 @@ class Scheduler:
         *,
         store: Store,
         engine: Engine,
-        tracker: GpuTracker,
+        head: Node,
         settings: Settings,
         clock: Clock,
-        site: LaunchSite,
-        boot_id: str,
-        host: HostSample,
         step: Callable[[str], None] = lambda name: None,
         read_settings: Callable[[], Loaded] | None = None,
         plugins: Plugins | None = None,
-        limiter: RunLimiter | None = None,
         check_every: int = 0,
     ) -> None:
         self.store = store
         self.engine = engine
-        self.tracker = tracker
+        self.cluster = ClusterNodes(head)
         self.settings = settings
-        self.site = site
-        self.host = host
         self.plugins = Plugins() if plugins is None else plugins
         self.extensions = self.plugins.extensions()
-        self.limiter = RunLimiter() if limiter is None else limiter
         self.plan = _NO_PLAN
         self.ticks = 0
         self.recent_tick_s: deque[float] = deque(maxlen=512)
@@ -137,7 +130,6 @@ class Scheduler:
         self.commands_problem: str | None = None
         """Why jobs cannot use Slurm's commands; None when they can."""
         self._clock = clock
-        self._boot_id = boot_id
         self._step = step
         self._read_settings = read_settings
         self._queue: deque[tuple[Command | Reload, Reply]] = deque()
@@ -150,9 +142,6 @@ class Scheduler:
         self._reconciler = Reconciler(self._ticket, self.failures)
         self._carried = Changes()
         self._payloads = PayloadCache(store)
-        self._reading: GpuReading | None = None
-        self._read_at = float("-inf")
-        """Arrival of the newest reading."""
         self.awaits_reading = False
         """A job will start on GPUs once a new reading confirms that they are free."""
         self._windows = CalendarWindows()
@@ -169,9 +158,8 @@ class Scheduler:
         self.world = DaemonState.load(store, clock.now(), self.state_settings())
         self.alerts = AlertOutbox(store, self.world, settings)
         self._update_tracker()
-        self._gpu_watch = GpuWatch()
         judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge)
-        self._run_events = RunEvents(tracker, self.history, self.gpu_faults, judges, self.failures, boot_id)
+        self._run_events = RunEvents(self.cluster, self.history, self.gpu_faults, judges, self.failures)
         self._reconcile_releases(clock.now())
         self.meters.gpus.hold(clock.now(), self.world.holds.values())
 
@@ -180,6 +168,11 @@ class Scheduler:
     def submit(self, command: Command | Reload, reply: Reply) -> None:
         """Queue a client's command for the next tick; `reply` is called after its commit."""
         self._queue.append((command, reply))
+
+    @property
+    def head(self) -> Node:
+        """The node that the daemon runs on."""
+        return self.cluster.head
 
     @property
     def has_work(self) -> bool:
@@ -201,28 +194,31 @@ class Scheduler:
         """Whether the memory matches the table, and nothing awaits a tick."""
         return not (self.has_backlog or self._carried or self.trouble)
 
-    def observe_gpus(self, reading: GpuReading) -> None:
-        reading = self.tracker.identified(reading)
+    def observe_gpus(self, reading: GpuReading, node: Node | None = None) -> None:
+        """Take in a reading of the GPUs of a node, by default of the daemon's own."""
+        node = self.head if node is None else node
+        reading = node.tracker.identified(reading)
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
         jobs = {handle: self.world.name_of(run.job_id) for handle, run in self.world.open_runs.items()}
         booked: dict[str, list[tuple[str, GpuShare]]] = {}
         for handle, run in (*self.world.open_runs.items(), *self.world.releasing.items()):
             for share in run.gpus:
                 booked.setdefault(share.uuid, []).append((handle, share))
-        self.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
+        node.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
         # Only now: a reading that could not be processed must not show any GPU as free.
-        self._reading, self._read_at = reading, self.now()
+        node.reading, node.read_at = reading, self.now()
         self.awaits_reading = False
         self._look_again = True
-        self.idle.observe(reading, self.world, self.settings)
-        self.overuse.observe(reading, self.tracker, self.world, self.settings)
-        self.intruders.observe(reading, self.tracker, self.world, self.settings)
-        self.gpu_faults.observe(reading, self.tracker.lost())
-        for news in self._gpu_watch.new_faults(self.tracker, reading, self.site.node):
+        samples = self.cluster.samples()
+        self.idle.observe(node.name, reading.at, samples, self.world, self.settings)
+        self.overuse.observe(reading, node.tracker, self.world, self.settings)
+        self.intruders.observe(reading, node.tracker, self.world, self.settings)
+        self.gpu_faults.observe(node.name, reading, self.cluster.lost())
+        for news in node.gpu_watch.new_faults(node.tracker, reading, node.name):
             self.alerts.alert_admin(news, self.now(), self.settings)
 
     def observe_host(self, sample: HostSample) -> None:
-        self.host = sample
+        self.head.host = sample
         self._look_again = True
 
     def observe_checkpoints(self) -> None:
@@ -254,39 +250,22 @@ class Scheduler:
         if found is None:
             return ()
         job = self.world.jobs[found.job_id]
-        folder = checkpoint_folder(job, self.site, self.settings)
-        has_socket = job.spec.interactive is not None and self.site.spool
-        typed = attach_path(self.site.spool, run) if has_socket else None
+        folder = checkpoint_folder(job, self.head.site, self.settings)
+        has_socket = job.spec.interactive is not None and self.head.site.spool
+        typed = attach_path(self.head.site.spool, run) if has_socket else None
         paths = (found.stdout_path, found.stderr_path, folder, typed)
         return tuple(path for path in paths if path is not None)
 
     def _nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:
-        """The nodes with other settings; none while their GPUs cannot be read."""
-        if self._reading is None or self._reading.error is not None:
+        """The nodes with other settings; none while GPUs cannot be read."""
+        if any(node.reading is None or node.reading.error is not None for node in self.cluster):
             return ()
         return self.nodes(self.now(), settings)
 
     def nodes(self, now: float, settings: Settings | None = None) -> tuple[NodeView, ...]:
         """The nodes as the policy sees them now; with other `settings`, as it would see them."""
-        name = self.site.node
-        drained = self.world.drains.get(name)
-        why_not = None if drained is None else f"node {name} is drained: {drained}"
-        if self.is_going_down:
-            why_not = f"node {name} is being shut down"
-        node = (settings or self.settings).node
-        return (
-            NodeView(
-                name=name,
-                cpus=self._cpus(settings or self.settings),
-                mem_mib=node.mem_mib if node.mem_mib is not None else self.host.mem_total_mib,
-                gpus=self.tracker.views(now),
-                why_not=why_not,
-                gpu_error=self._reading.error if self._reading else None,
-                load=self.host,
-                labels=tuple(sorted(set(node.labels))),
-                resources=tuple(sorted(node.resources.items())),
-            ),
-        )
+        why_none = f"node {self.head.name} is being shut down" if self.is_going_down else None
+        return self.cluster.views(settings or self.settings, now, self.world.drains, why_none)
 
     def _nodes_of_turn(self, now: float) -> tuple[NodeView, ...]:
         """The nodes with the drains and clearances of this tick so far; a reload discards uncommitted ones."""
@@ -294,9 +273,9 @@ class Scheduler:
         return self.nodes(now)
 
     def _update_tracker(self) -> None:
-        """Pass drains and clearances to the tracker. Called where they change, not in getters that clients may call."""
-        self.tracker.set_drains(dict(self.world.drains))
-        self.tracker.set_clearances(dict(self.world.clearances))
+        """Pass drains and clearances on. Called where they change, not in getters that clients may call."""
+        self.cluster.set_drains(dict(self.world.drains))
+        self.cluster.set_clearances(dict(self.world.clearances))
 
     def _outline(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
         """The parts of the policy's input that the memory does not keep: nodes and calendar windows."""
@@ -333,7 +312,7 @@ class Scheduler:
 
     @property
     def node_name(self) -> str:
-        return self.site.node
+        return self.head.name
 
     def name_of_run(self, handle: str) -> str:
         """User-visible id of the job of a run, by the run's handle."""
@@ -395,10 +374,6 @@ class Scheduler:
 
     def now(self) -> float:
         return self._clock.now()
-
-    @property
-    def reading(self) -> GpuReading | None:
-        return self._reading
 
     # --- the tick -------------------------------------------------------------------------------
 
@@ -506,13 +481,13 @@ class Scheduler:
 
     def _reconcile_releases(self, now: float) -> None:
         """Have the tracker watch the GPUs of ended runs, according to the committed rows."""
-        self.failures.run("releases", self.tracker.reconcile_releases, self.world.releasing, now)
+        self.failures.run("releases", self.cluster.reconcile_releases, self.world.releasing, now)
 
     def _says_shutdown(self, event: EngineEvent) -> bool:
         """Whether a run of this boot was stopped because the machine is shutting down."""
         why = getattr(event, "why", None) or getattr(event, "stopped_by", None)
         run = self.world.open_runs.get(event.run)
-        return why == "shutdown" and run is not None and run.boot_id == self._boot_id
+        return why == "shutdown" and run is not None and run.boot_id == self.head.boot_id
 
     def _take_commands(self) -> list[Asked]:
         """Take the commands of this tick; new settings come into force before it begins."""
@@ -560,17 +535,17 @@ class Scheduler:
 
     def state_settings(self) -> StateSettings:
         """What the memory depends on: parts of the settings, what was learned, and the cores of the nodes."""
-        return StateSettings.of(self.settings, self.history.predict, self.history.guess, (self._cpus(self.settings),))
+        return StateSettings.of(self.settings, self.history.predict, self.history.guess, self._cpus(self.settings))
 
-    def _cpus(self, settings: Settings) -> float:
-        """Cores of this node that may be booked."""
-        return float(self.host.cpus) if settings.node.cpus is None else settings.node.cpus
+    def _cpus(self, settings: Settings) -> tuple[float, ...]:
+        """Cores of each node that may be booked."""
+        return tuple(node.cpus(settings) for node in self.cluster)
 
     def _adopt_settings(self) -> None:
         settings = self.settings
         self.world.reconfigure(self.state_settings())
         self.world.look_at_infeasible(self._clock.now())
-        self.tracker.adopt(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
+        self.cluster.adopt(settings)
         self.world.touch_dependencies()
         self.alerts.reconfigure(self.world, settings)
 
@@ -810,7 +785,8 @@ class Scheduler:
                 if job_id in self.world.fences and self.world.kept.get(job_id) != place:
                     tx.keep_place(job_id, place)
             for start in self.plan.starts:
-                if start.placement.gpus and self._is_reading_old(tx.now):
+                node = self.cluster[start.placement.node]
+                if start.placement.gpus and self._is_reading_old(node, tx.now):
                     # Until the next reading, only this plan keeps its place free.
                     self.awaits_reading = True
                     continue
@@ -820,8 +796,8 @@ class Scheduler:
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )
-                placement = with_limit(start.placement, self._reading, self.settings)
-                job, run, story = transitions.start_run(job, placement, self._boot_id, tx.now, stdout_path, stderr_path)
+                placement = with_limit(start.placement, node.reading, self.settings)
+                job, run, story = transitions.start_run(job, placement, node.boot_id, tx.now, stdout_path, stderr_path)
                 tx.put(job, run, (*story, *self._kept_to(job, run)))
                 has_starts = True
                 self.history.began(job)
@@ -835,29 +811,30 @@ class Scheduler:
                 break
         return has_starts
 
-    def _is_reading_old(self, now: float) -> bool:
+    def _is_reading_old(self, node: Node, now: float) -> bool:
         """Whether the last GPU reading, from idle time, is old enough for other processes to have started since."""
-        return now - self._read_at > self.settings.daemon.poll_s
+        return now - node.read_at > self.settings.daemon.poll_s
 
     def _kept_to(self, job: Job, run: Run) -> tuple[JobEvent, ...]:
         """Set the limits of a run; return the event that records them."""
-        samples = {gpu.uuid: gpu for gpu in (self._reading.gpus if self._reading else ())}
-        limits = self.limiter.limits_for(run, self.settings.isolation, samples, self.world.open_runs)
+        node = self.cluster[run.node]
+        limits = node.limiter.limits_for(run, self.settings.isolation, node.samples, self.world.open_runs)
         if limits is None:
             return ()
         return (JobEvent(job.id, self._clock.now(), "note", describe(limits), run.number),)
 
     def _ticket(self, job: Job, run: Run) -> Ticket:
         launch = job.spec.launch
-        index_of = {gpu.uuid: gpu.index for gpu in (self._reading.gpus if self._reading else ())}
+        node = self.cluster[run.node]
+        index_of = {uuid: sample.index for uuid, sample in node.samples.items()}
         try:
             script = None if launch.script_sha is None else self._payloads.get(launch.script_sha)
             environment = self._payloads.get(launch.env_sha)
         except KeyError:
             raise CannotStart("its script or environment is missing from the database") from None
         past = past_environment(job, run, self.store)
-        limits = self.limiter.known(run.id)
-        return make_ticket(job, run, script, environment, self.site, self.settings, index_of, past, limits)
+        limits = node.limiter.known(run.id)
+        return make_ticket(job, run, script, environment, node.site, self.settings, index_of, past, limits)
 
     # --- answers about waiting jobs ---------------------------------------------------------------
 

@@ -33,7 +33,8 @@ class PsutilHost:
         self._name = settings.name or socket.gethostname().split(".")[0] or "localhost"
         self._clock = clock
         self._monotonic = monotonic
-        self._boot_id = _boot_id()
+        self._boot_id, self._boot_at = _boot_id(), _boot_at()
+        self._kernel = os.uname()
         self._cards: tuple[frozenset[str], frozenset[str]] | None = None
         self._before: tuple[float, tuple[float, float], int | None, int | None] | None = None
 
@@ -61,6 +62,10 @@ class PsutilHost:
             disk_mib_s=disk_mib_s,
             net_mib_s=net_mib_s,
             boot_id=self._boot_id,
+            boot_at=self._boot_at,
+            load_average=os.getloadavg()[0],
+            architecture=self._kernel.machine,
+            system=f"{self._kernel.sysname} {self._kernel.release} {self._kernel.version}",
         )
 
     def _net_bytes(self) -> int | None:
@@ -98,3 +103,11 @@ def _boot_id() -> str:
             return file.read().strip()
     except OSError:
         return f"boot-{psutil.boot_time():.0f}"
+
+
+def _boot_at() -> int | None:
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("btime ")), None)
+    except (OSError, ValueError):
+        return None

@@ -186,6 +186,10 @@ class GpuTracker:
             gpus.append(gpu)
         return replace(reading, gpus=tuple(gpus))
 
+    def knows(self, uuid: str) -> bool:
+        """Whether the card has been read, or an ended run on it is being watched."""
+        return uuid in self._cards or uuid in self._early
+
     def lost(self) -> tuple[tuple[GpuSample, float], ...]:
         """Last sample of every lost card, and when its loss was first seen. Omits MIG instances, which come and go."""
         return tuple(

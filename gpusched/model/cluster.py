@@ -138,6 +138,13 @@ class HostSample(Value):
     disk_mib_s: float | None = None
     net_mib_s: float | None = None
     boot_id: str = ""
+    boot_at: int | None = None
+    load_average: float | None = None
+    """Of the last minute."""
+    architecture: str = ""
+    """`x86_64`."""
+    system: str = ""
+    """Name, release and version of the kernel."""
 
 
 class Processor(Value):

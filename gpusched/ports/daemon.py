@@ -21,7 +21,6 @@ from gpusched.model.cluster import (
     GpuReading,
     GpuSample,
     GpuStatus,
-    GpuView,
     HostSample,
     NodeView,
     ShareFacts,
@@ -179,12 +178,29 @@ class ActiveJobs(Protocol):
         """Number of jobs in each active state."""
 
 
-class GpuConditions(Protocol):
-    """The GPUs of this node by the latest readings."""
+class NodeReadings(Protocol):
+    """The newest readings of a node."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def host(self) -> HostSample: ...
+
+    @property
+    def reading(self) -> GpuReading | None: ...
+
+
+class ClusterReadings(Protocol):
+    """All nodes and their GPUs by the newest readings."""
+
+    @property
+    def head(self) -> NodeReadings:
+        """The daemon's own node."""
+
+    def __getitem__(self, name: str) -> NodeReadings: ...
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus: ...
-
-    def views(self, now: float) -> tuple[GpuView, ...]: ...
 
     def shares(self) -> dict[str, tuple[ShareUse, ...]]:
         """Observed use of each share, by GPU."""
@@ -203,13 +219,7 @@ class SchedulerState(Protocol):
     def world(self) -> ActiveJobs: ...
 
     @property
-    def tracker(self) -> GpuConditions: ...
-
-    @property
-    def host(self) -> HostSample: ...
-
-    @property
-    def reading(self) -> GpuReading | None: ...
+    def cluster(self) -> ClusterReadings: ...
 
     @property
     def plan(self) -> Plan:
@@ -338,7 +348,7 @@ class Daemon(Protocol):
 
     def checks(self) -> Sequence[Check]: ...
 
-    def isolation(self) -> dict[str, Any]: ...
+    def isolation(self, node: str) -> dict[str, Any]: ...
 
     def enforcement(self, sample: GpuSample | None, limit: str | None) -> tuple[str, str]: ...
 

@@ -23,6 +23,7 @@ from random import Random
 from typing import Any
 
 from gpusched.daemon.launch.environment import LaunchSite
+from gpusched.daemon.nodes import Node
 from gpusched.daemon.tick import Reply, Scheduler
 from gpusched.engine import simulated
 from gpusched.engine.simulated import SimulatedEngine
@@ -196,12 +197,14 @@ class DaemonRun:
         self._scheduler = Scheduler(
             store=self._store,
             engine=self._engine,
-            tracker=_WellCards(self._settings, cards),
+            head=Node(
+                site=LaunchSite(node.name, ""),
+                boot_id=self._engine.boot_id,
+                host=self._host(),
+                tracker=_WellCards(self._settings, cards),
+            ),
             settings=self._settings,
             clock=self._clock,
-            site=LaunchSite(node.name, ""),
-            boot_id=self._engine.boot_id,
-            host=self._host(),
         )
         self._scheduler.history.load()
         self._scheduler.observe_gpus(GpuReading(0.0, "simulated", tuple(map(_sample, cards))))

@@ -82,7 +82,7 @@ class Story:
             self.starts += 1
             assert lab.clock.now() - self.read_at <= lab.settings.daemon.poll_s
             for share in run.gpus:
-                state = lab.scheduler.tracker.status(share.uuid, now=lab.clock.now()).state
+                state = lab.scheduler.head.tracker.status(share.uuid, now=lab.clock.now()).state
                 assert state not in (GpuState.SUSPECT, GpuState.LOST, GpuState.DRAINED, GpuState.UNKNOWN)
                 assert share.index not in self.lost
                 if share.is_whole:

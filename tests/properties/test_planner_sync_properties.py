@@ -117,7 +117,7 @@ class PlannerStory(LabStory):
         dice, scheduler = self.dice, self.lab.scheduler
         if dice.random() < 0.2:
             # The next one finds the readings too old to start anything on GPUs by them.
-            scheduler._read_at = float("-inf")
+            scheduler.head.read_at = float("-inf")
             self.lab.clock.advance(dice.choice([0.0, 20.0]))
             for _ in range(dice.choice([1, 2])):
                 self.submit(self.command())

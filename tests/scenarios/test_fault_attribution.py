@@ -282,7 +282,7 @@ def test_a_gpu_on_which_several_users_fail_is_drained_until_cleared() -> None:
     lab.restart()
     job_id = lab.submit(request=request(gpus=1))
     assert lab.store.runs([job_id])[0].gpus[0].index == 1
-    status = lab.scheduler.tracker.status("GPU-0")
+    status = lab.scheduler.head.tracker.status("GPU-0")
     assert status.state == "suspect"
     lab.turn(5)
     lab.turn(1)
@@ -331,7 +331,7 @@ def test_a_cleared_fault_does_not_return_when_the_log_is_read_again() -> None:
     lab.restart()
     lab.turn(1)
     assert lab.store.load_drains() == {}
-    assert lab.scheduler.tracker.status("GPU-0").state == "idle"
+    assert lab.scheduler.head.tracker.status("GPU-0").state == "idle"
     lab.logged[0] = (Xid(79, lab.clock.now() - 0.5, 6),)
     lab.turn(1)
     assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 79")

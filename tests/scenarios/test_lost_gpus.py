@@ -31,7 +31,7 @@ def lab(accidents: MakeLab) -> AccidentLab:
 
 
 def state(lab: AccidentLab, gpu: int) -> str:
-    return lab.scheduler.tracker.status(f"GPU-{gpu}", now=lab.clock.now()).state
+    return lab.scheduler.head.tracker.status(f"GPU-{gpu}", now=lab.clock.now()).state
 
 
 def crash_on_first(lab: AccidentLab) -> int:
@@ -182,7 +182,7 @@ def test_a_gpu_lost_before_its_reader_restarted_keeps_its_name(lab: AccidentLab)
     lab.nvml.is_initialised = False
     lab.turn(1)
     lab.turn(11)
-    assert [view.uuid for view in lab.scheduler.tracker.views(lab.clock.now())] == ["GPU-0", "GPU-1"]
+    assert [view.uuid for view in lab.scheduler.head.tracker.views(lab.clock.now())] == ["GPU-0", "GPU-1"]
     assert state(lab, 0) == GpuState.LOST
     assert lab.store.load_drains() == {"GPU-0": LOST}
 
@@ -190,10 +190,10 @@ def test_a_gpu_lost_before_its_reader_restarted_keeps_its_name(lab: AccidentLab)
 def test_a_gpu_lost_before_the_start_loses_its_number_once_it_answers(lab: AccidentLab) -> None:
     lab.lose(0)
     lab.restart()
-    assert [view.uuid for view in lab.scheduler.tracker.views(0)] == ["GPU-unknown-at-index-0", "GPU-1"]
+    assert [view.uuid for view in lab.scheduler.head.tracker.views(0)] == ["GPU-unknown-at-index-0", "GPU-1"]
     lab.find(0)
     lab.turn(31)
-    assert [view.uuid for view in lab.scheduler.tracker.views(0)] == ["GPU-0", "GPU-1"]
+    assert [view.uuid for view in lab.scheduler.head.tracker.views(0)] == ["GPU-0", "GPU-1"]
 
 
 def test_the_admin_is_alerted_once_of_a_lost_gpu(accidents: MakeLab) -> None:

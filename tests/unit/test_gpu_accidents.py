@@ -30,7 +30,7 @@ def lab(accidents: MakeLab) -> AccidentLab:
 
 
 def state(lab: AccidentLab, gpu: int) -> str:
-    return lab.scheduler.tracker.status(f"GPU-{gpu}", now=lab.clock.now()).state
+    return lab.scheduler.head.tracker.status(f"GPU-{gpu}", now=lab.clock.now()).state
 
 
 def test_the_player_reports_run_processes_on_unbooked_gpus(lab: AccidentLab) -> None:

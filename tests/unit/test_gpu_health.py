@@ -156,7 +156,7 @@ def test_accepted_errors_stay_accepted_across_a_restart() -> None:
     lab.turn(1)
     job_id = lab.submit(request=request(gpus=1))
     assert lab.store.runs([job_id])[0].gpus[0].index == 1
-    assert lab.scheduler.tracker.status("GPU-0").state == "suspect"
+    assert lab.scheduler.head.tracker.status("GPU-0").state == "suspect"
     assert lab.store.load_drains() == {}
     lab.ask(Drain(ROOT, ("0",), None))
     job_id = lab.submit(request=request(gpus=1))
@@ -164,10 +164,10 @@ def test_accepted_errors_stay_accepted_across_a_restart() -> None:
     assert lab.store.load_clearances() == [Clearance("GPU-0", lab.clock.now(), 2)]
     lab.restart()
     lab.turn(1)
-    assert lab.scheduler.tracker.status("GPU-0").state == "allocated"
+    assert lab.scheduler.head.tracker.status("GPU-0").state == "allocated"
     lab.health[0] = {"ecc_errors": 3}
     lab.turn(1)
-    assert lab.scheduler.tracker.views(lab.clock.now())[0].why_not is not None
+    assert lab.scheduler.head.tracker.views(lab.clock.now())[0].why_not is not None
     assert lab.job(job_id).state is JobState.RUNNING
 
 

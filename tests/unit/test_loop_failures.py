@@ -124,7 +124,7 @@ def test_readings_pruning_alerts_and_checkpoints_continue_while_the_host_is_unre
 ) -> None:
     """One OSError of psutil ended all of them until a restart."""
     calls: list[str] = []
-    reading = bench.lab.scheduler.reading
+    reading = bench.lab.scheduler.head.reading
     scheduler = bench.lab.scheduler
 
     def fail() -> Any:
@@ -164,7 +164,7 @@ def test_due_steps_are_retried_with_a_pause_while_commits_fail(
 
 def test_a_recovered_step_is_no_longer_shown(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [1, 2]
-    sample = bench.lab.scheduler.host
+    sample = bench.lab.scheduler.head.host
 
     def read() -> Any:
         if left:
@@ -173,7 +173,7 @@ def test_a_recovered_step_is_no_longer_shown(bench: LoopBench, monkeypatch: pyte
         return replace(sample, at=sample.at + 1)
 
     monkeypatch.setattr(bench.host, "read", read)
-    bench.run_until(lambda: bench.lab.scheduler.host is not sample)
+    bench.run_until(lambda: bench.lab.scheduler.head.host is not sample)
     assert bench.lab.scheduler.failures.failing == ()
     assert check_of(bench.lab).text == "all working; 2 failed earlier and recovered"
     facts = {"version": "1", "started_at": 0.0, "database": "/nonexistent"}
@@ -184,7 +184,7 @@ def test_a_reading_that_fails_to_apply_stays_shown_until_one_succeeds(
     bench: LoopBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two readings there is none to take in, which proves nothing."""
-    scheduler, reading = bench.lab.scheduler, bench.lab.scheduler.reading
+    scheduler, reading = bench.lab.scheduler, bench.lab.scheduler.head.reading
     polls: list[int] = []
     monkeypatch.setattr(bench.worker, "poll", lambda: polls.append(1) or (reading if len(polls) % 2 else None))
     with monkeypatch.context() as patch:

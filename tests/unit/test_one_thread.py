@@ -225,7 +225,7 @@ def test_an_exception_of_a_call_is_returned() -> None:
 
 def state_of(lab: Lab) -> object:
     """All that getters could change by accident."""
-    tracker, windows = lab.scheduler.tracker, lab.scheduler._windows
+    tracker, windows = lab.scheduler.head.tracker, lab.scheduler._windows
     cards = {uuid: {name: repr(value) for name, value in vars(card).items()} for uuid, card in tracker._cards.items()}
     rest = {name: repr(value) for name, value in vars(tracker).items() if name != "_cards"}
     return cards, rest, windows.edge_at, repr(lab.scheduler.plan), lab.scheduler._look_again
@@ -277,12 +277,15 @@ def test_a_window_that_begins_between_ticks_is_planned_whoever_read_meanwhile() 
 
 def test_the_tracker_learns_of_drains_and_undrains_within_the_tick(lab: Lab) -> None:
     lab.ask(Drain(ROOT, ("0",), "is smoking"))
-    assert lab.scheduler.tracker.is_drained("GPU-0")
+    assert lab.scheduler.head.tracker.is_drained("GPU-0")
     lab.store.is_full = True
     lab.ask(Drain(ROOT, ("0",), None), Drain(ROOT, ("1",), "is smoking"))
-    assert (lab.scheduler.tracker.is_drained("GPU-0"), lab.scheduler.tracker.is_drained("GPU-1")) == (True, False)
+    assert (lab.scheduler.head.tracker.is_drained("GPU-0"), lab.scheduler.head.tracker.is_drained("GPU-1")) == (
+        True,
+        False,
+    )
     lab.store.is_full = False
     lab.ask(Drain(ROOT, ("0",), None))
-    assert not lab.scheduler.tracker.is_drained("GPU-0")
+    assert not lab.scheduler.head.tracker.is_drained("GPU-0")
     lab.scheduler.world.drains["GPU-1"] = "behind its back"
-    assert not lab.scheduler.tracker.is_drained("GPU-1")
+    assert not lab.scheduler.head.tracker.is_drained("GPU-1")

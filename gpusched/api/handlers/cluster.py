@@ -11,7 +11,6 @@ from gpusched.access import is_admin, user_name
 from gpusched.api.auth import caller_of
 from gpusched.api.handlers.queues import queues_and_loans
 from gpusched.api.handlers.reservations import reservations
-from gpusched.api.machine import machine_json
 from gpusched.api.requests import check_keys, read_body, respond
 from gpusched.api.schema import SPEC_FIELDS, check_fields
 from gpusched.api.service import service_of
@@ -20,7 +19,7 @@ from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.lifecycle.failures import is_hardware
 from gpusched.model import commands
-from gpusched.model.cluster import Enforcement, GpuSample, GpuStatus, GpuView
+from gpusched.model.cluster import Enforcement, GpuSample, GpuStatus, GpuView, NodeView
 from gpusched.model.commands import Adopt
 from gpusched.model.units import printable
 from gpusched.model.value import replace
@@ -36,50 +35,55 @@ async def cluster(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     service = viewer.service
     scheduler = service.scheduler
-    now = scheduler.now()
-    (node,) = scheduler.nodes(now)
-    holds = scheduler.world.holds.values()
-    layout = ClusterLayout((node,), scheduler.settings)
-    load = scheduler.host
-    reading = scheduler.reading
-    drained_by, drained_at = service.drained.get(node.name, (None, None))
-    nodes = [
-        {
-            "name": node.name,
-            "state": "drained" if node.why_not else "up",
-            "message": scheduler.world.drains.get(node.name),
-            "drained_by": drained_by,
-            "drained_at": drained_at,
-            "cpus": node.cpus,
-            "cpus_booked": sum(hold.cpus for hold in holds),
-            "mem_mib": node.mem_mib,
-            "mem_booked_mib": sum(map(layout.node_mem_mib, holds)),
-            "mem_available_mib": load.mem_available_mib,
-            "is_busy": bool(holds),
-            "why_not": node.why_not,
-            "labels": node.labels,
-            "resources": dict(node.resources),
-            **machine_json(),
-            "cpu_fraction": load.cpu_fraction,
-            "disk_mib_s": load.disk_mib_s,
-            "net_mib_s": load.net_mib_s,
-            "gpu_source": reading.source if reading else None,
-            "gpu_error": node.gpu_error,
-            "driver_version": reading.driver_version if reading else None,
-            "notes": [] if reading is None else reading.remarks,
-            "isolation": service.daemon.isolation(),
-        }
-    ]
+    views = scheduler.nodes(scheduler.now())
+    layout = ClusterLayout(views, scheduler.settings)
     queues, loans = queues_and_loans(viewer)
     return respond(
-        nodes=nodes,
-        gpus=[_gpu(viewer, node.name, card) for card in layout.cards],
+        nodes=[_node(viewer, view, layout) for view in views],
+        gpus=[_gpu(viewer, views[card.node].name, card) for card in layout.cards],
         queues=queues,
         loans=loans,
         reservations=reservations(viewer),
         preset=service.daemon.preset(),
         cluster_name=service.settings.slurm.cluster_name,
     )
+
+
+def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, Any]:
+    service = viewer.service
+    scheduler = service.scheduler
+    newest = scheduler.cluster[node.name]
+    load, reading = newest.host, newest.reading
+    holds = [held for held in scheduler.world.holds.values() if held.node == node.name]
+    drained_by, drained_at = service.drained.get(node.name, (None, None))
+    return {
+        "name": node.name,
+        "state": "drained" if node.why_not else "up",
+        "message": scheduler.world.drains.get(node.name),
+        "drained_by": drained_by,
+        "drained_at": drained_at,
+        "cpus": node.cpus,
+        "cpus_booked": sum(hold.cpus for hold in holds),
+        "mem_mib": node.mem_mib,
+        "mem_booked_mib": sum(map(layout.node_mem_mib, holds)),
+        "mem_available_mib": load.mem_available_mib,
+        "is_busy": bool(holds),
+        "why_not": node.why_not,
+        "labels": node.labels,
+        "resources": dict(node.resources),
+        "architecture": load.architecture,
+        "system": load.system,
+        "boot_at": load.boot_at,
+        "load_average": load.load_average,
+        "cpu_fraction": load.cpu_fraction,
+        "disk_mib_s": load.disk_mib_s,
+        "net_mib_s": load.net_mib_s,
+        "gpu_source": reading.source if reading else None,
+        "gpu_error": node.gpu_error,
+        "driver_version": reading.driver_version if reading else None,
+        "notes": [] if reading is None else reading.remarks,
+        "isolation": service.daemon.isolation(node.name),
+    }
 
 
 _LIMIT = ("enforcement", "enforcement_why")
@@ -99,13 +103,13 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
         for share in run.gpus
         if share.uuid == view.uuid
     ]
-    status = scheduler.tracker.status(view.uuid, [share for _, share in runs], scheduler.now())
+    status = scheduler.cluster.status(view.uuid, [share for _, share in runs], scheduler.now())
     sample = status.sample
     whole = any(share.is_whole for _, share in runs)
     booked = card.host_mib or view.vram_total_mib if whole else sum(share.vram_mib or 0 for _, share in runs)
     if whole and view.vram_total_mib is None:
         booked = None
-    held = {use.run: use.used_mib for use in scheduler.tracker.shares().get(view.uuid, ())}
+    held = {use.run: use.used_mib for use in scheduler.cluster.shares().get(view.uuid, ())}
     word, enforcement_why = _limit_of(sample, viewer, Enforcement.MPS if sample and sample.mps else None)
     shown = [(run, share) for run, share in runs if viewer.sees(world.jobs[run.job_id])]
     return {
@@ -213,7 +217,7 @@ async def foreign(request: web.Request) -> web.Response:
     scheduler = service.scheduler
     now = scheduler.now()
     found = [
-        (node.name, view, scheduler.tracker.status(view.uuid, now=now))
+        (node.name, view, scheduler.cluster.status(view.uuid, now=now))
         for node in scheduler.nodes(now)
         for view in node.gpus
     ]

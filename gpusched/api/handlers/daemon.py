@@ -47,7 +47,7 @@ async def status(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     service = viewer.service
     scheduler = service.scheduler
-    reading, health = scheduler.reading, service.daemon.health()
+    reading, health = scheduler.cluster.head.reading, service.daemon.health()
     return respond(
         daemon={
             **service.daemon.facts,

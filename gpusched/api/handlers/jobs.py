@@ -272,16 +272,17 @@ def _summary(service: ApiService, jobs: Iterable[Job]) -> dict[str, Any]:
         states[job.state.value] += job_count(job)
     scheduler = service.scheduler
     now = scheduler.now()
-    (node,) = scheduler.nodes(now)
+    nodes = scheduler.nodes(now)
     booked: dict[str, list[GpuShare]] = {}
     for held in scheduler.world.holds.values():
         for share in held.gpus:
             booked.setdefault(share.uuid, []).append(share)
     free = sum(
-        not node.why_not and scheduler.tracker.status(gpu.uuid, booked.get(gpu.uuid, []), now).state == GpuState.IDLE
+        not node.why_not and scheduler.cluster.status(gpu.uuid, booked.get(gpu.uuid, []), now).state == GpuState.IDLE
+        for node in nodes
         for gpu in node.gpus
     )
-    return {"states": states, "gpus_free": free, "gpus": len(node.gpus)}
+    return {"states": states, "gpus_free": free, "gpus": sum(len(node.gpus) for node in nodes)}
 
 
 def _missing(viewer: Viewer, ids: list[int]) -> dict[str, Any]:

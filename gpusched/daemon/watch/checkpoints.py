@@ -58,7 +58,7 @@ class CheckpointKeeper:
             return
         self._next_sweep = loop.time() + SWEEP_S
         scheduler = self._scheduler
-        base = scheduler.settings.life.checkpoint_dir or scheduler.site.checkpoints
+        base = scheduler.settings.life.checkpoint_dir or scheduler.head.site.checkpoints
         next_id = scheduler.world.next_id
 
         def look(base: str) -> None:
@@ -86,7 +86,7 @@ class CheckpointKeeper:
     def _remove(self, job: Job, keep_s: float = math.inf) -> None:
         """Remove the folder of a job that has COMPLETED or ended that long ago; of any other job only if empty."""
         scheduler = self._scheduler
-        folder = checkpoint_folder(job, scheduler.site, scheduler.settings)
+        folder = checkpoint_folder(job, scheduler.head.site, scheduler.settings)
         if folder is not None:
             before = scheduler.now() - keep_s
             only_empty = job.state is not JobState.COMPLETED and (job.end_at is None or job.end_at > before)

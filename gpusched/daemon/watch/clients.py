@@ -44,7 +44,7 @@ class ClientWatch:
             self._world = world
             self._clients.clear()
             self.changed(world.jobs)
-        boot_id = self._scheduler.host.boot_id
+        boot_id = self._scheduler.head.host.boot_id
         gone = [
             job_id
             for job_id, client in self._clients.items()

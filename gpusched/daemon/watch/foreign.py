@@ -137,7 +137,7 @@ class ForeignProcessWatch:
                 bookers.setdefault(share.uuid, set()).add(scheduler.world.jobs[run.job_id].uid)
         for node in scheduler.nodes(now):
             for view in node.gpus:
-                status = scheduler.tracker.status(view.uuid, now=now)
+                status = scheduler.cluster.status(view.uuid, now=now)
                 for process in _closing(view, status, scheduler.settings.gpu.baseline_mib):
                     idle_s = None if status.idle_since is None else max(0.0, now - status.idle_since)
                     card = ForeignGpuUse(
@@ -202,7 +202,7 @@ class ForeignProcessWatch:
             notes.first_told_at = notes.first_told_at or now
             log.info("notifying %s about process %d, which blocks %d jobs", notes.user, step.stranger.pid, step.jobs)
             others = terminals.owners() if "wall" in ways else frozenset()
-            self._scheduler.alerts.alert_users(messages(step, ways, others, self._scheduler.site.node, now))
+            self._scheduler.alerts.alert_users(messages(step, ways, others, self._scheduler.head.name, now))
 
     def _end(self, step: ForeignEnd, notes: OwnerNotes, now: float) -> None:
         """Send TERM or KILL to this process, if it is the same and still that user's."""
@@ -225,7 +225,7 @@ class ForeignProcessWatch:
         )
         if not step.is_kill:
             jobs = "1 job waits" if step.jobs == 1 else f"{step.jobs} jobs wait"
-            node = self._scheduler.site.node
+            node = self._scheduler.head.name
             news = AdminEvent("foreign_ended", f"{text}, was sent TERM: {jobs} for its GPU", node, str(stranger.pid))
             self._scheduler.alerts.alert_admin(news, now, self._scheduler.settings)
 

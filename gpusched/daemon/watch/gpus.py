@@ -57,17 +57,20 @@ class GpuFaults:
         """Number of them that the last tick acted on."""
         self._lost: dict[str, GpuFault] = {}
         """Lost GPUs, by UUID."""
-        self._read_until: float | None = None
-        """Faults before this instant are known; None without a source of faults."""
+        self._read_until: dict[str, float | None] = {}
+        """By node: faults before this instant are known; None without a source of faults."""
         self._evidence: Evidence = {}
         self._faulty: dict[str, FaultyRun] = {}
         """Runs with a hardware fault, oldest first, by handle."""
         self._drains: dict[str, str] = {}
         """Drain messages not yet seen in the table, since a commit may fail."""
 
-    def observe(self, reading: GpuReading, lost: Iterable[tuple[GpuSample, float]] = ()) -> None:
-        """Take in the faults of a reading, and the lost GPUs with the instants they were first missed."""
-        self._read_until = reading.faults_until
+    def observe(self, node: str, reading: GpuReading, lost: Iterable[tuple[GpuSample, float]] = ()) -> None:
+        """Take in the faults of a node's reading.
+
+        Args: lost: lost GPUs of all nodes, with the instants they were first missed.
+        """
+        self._read_until[node] = reading.faults_until
         # Keep the instances of a lost GPU: its runs still refer to them.
         self._parents.update((gpu.uuid, gpu.mig_parent) for gpu in reading.gpus if gpu.mig_parent is not None)
         for gpu in reading.gpus:
@@ -89,7 +92,7 @@ class GpuFaults:
 
     def may_be_unread(self, run: Run, tx: TickTransaction) -> bool:
         """Whether the next reading may explain the run's failure; its GPUs are kept until then."""
-        return awaits_faults(run, self._read_until, tx.now, tx.settings.gpu.release_wait_s)
+        return awaits_faults(run, self._read_until.get(run.node), tx.now, tx.settings.gpu.release_wait_s)
 
     def carry_out(self, tx: TickTransaction) -> None:
         """Drain GPUs because of new faults, and repeat drains that an earlier tick could not record."""

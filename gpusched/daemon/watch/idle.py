@@ -16,7 +16,7 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle import idle, transitions
 from gpusched.lifecycle.idle import Activity, GpuLoadReading, IdleStep, IdleStreak
-from gpusched.model.cluster import GpuReading, GpuSample
+from gpusched.model.cluster import GpuSample
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.settings import Settings
 from gpusched.model.spec import NICE_MAX
@@ -37,17 +37,25 @@ class IdleWatch:
     def __init__(self) -> None:
         self._watches: dict[str, IdleStreak] = {}
 
-    def observe(self, reading: GpuReading, world: DaemonState, settings: Settings) -> None:
-        """Take in a reading; skips suspended runs and runs being stopped until they continue."""
-        samples = {} if reading.error is not None else {gpu.uuid: gpu for gpu in reading.gpus}
+    def observe(
+        self, node: str, at: float, samples: Mapping[str, GpuSample], world: DaemonState, settings: Settings
+    ) -> None:
+        """Take in a reading of a node; skips suspended runs and runs being stopped until they continue.
+
+        Args: samples: newest ones of all nodes by UUID, since a run may have GPUs of several; missing ones are unknown.
+        """
         seen: dict[str, IdleStreak] = {}
         for handle, run in world.open_runs.items():
+            if run.node != node:
+                if handle in self._watches:
+                    seen[handle] = self._watches[handle]
+                continue
             job = world.jobs.get(run.job_id)
             if not run.gpus or job is None or job.state is not JobState.RUNNING or run.start_at is None:
                 continue
             if not settings.idle.after_s or idle.is_exempt(job.spec, settings):
                 continue
-            look = _look(reading.at, [samples.get(share.uuid) for share in run.gpus], settings.idle.utilisation)
+            look = _look(at, [samples.get(share.uuid) for share in run.gpus], settings.idle.utilisation)
             seen[handle] = idle.add_reading(self._watches.get(handle), look, settings.idle)
         self._watches = seen
 

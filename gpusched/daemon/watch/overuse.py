@@ -65,9 +65,10 @@ class OveruseWatch:
     def observe(self, reading: GpuReading, tracker: GpuTracker, world: DaemonState, settings: Settings) -> None:
         """Take in a reading that the tracker has processed."""
         at = reading.at
-        self._shares = {} if reading.error is not None else tracker.shares()
+        fresh = {} if reading.error is not None else tracker.shares()
+        self._shares = {uuid: shares for uuid, shares in self._shares.items() if not tracker.knows(uuid)} | fresh
         uses: dict[str, list[ShareUse]] = {}
-        for uuid, shares in self._shares.items():
+        for uuid, shares in fresh.items():
             for use in shares:
                 uses.setdefault(use.run, []).append(use)
             if shares:
@@ -77,7 +78,10 @@ class OveruseWatch:
         before, self._watches = self._watches, {}
         pause_s = gap_s(settings)
         for run in world.open_runs.values():
-            if any(not share.is_whole for share in run.gpus):
+            if not any(tracker.knows(share.uuid) for share in run.gpus):
+                if run.id in before:
+                    self._watches[run.id] = before[run.id]
+            elif any(not share.is_whole for share in run.gpus):
                 found = uses.get(run.id, [])
                 self._watches[run.id] = overuse.add_reading(before.get(run.id), at, found, settings.gpu, pause_s)
         self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
@@ -216,7 +220,8 @@ class IntruderWatch:
         if reading.error is None:
             on = tracker.intruders()
             found = {gpu.uuid: intruders_of(gpu.uuid, gpu.index, on.get(gpu.uuid, ())) for gpu in reading.gpus}
-        before, self._sightings = self._sightings, {}
+        before = self._sightings
+        self._sightings = {key: seen for key, seen in before.items() if not tracker.knows(seen.intruder.uuid)}
         shares = tracker.shares()
         for uuid, ones in found.items():
             for one in ones:

@@ -1,0 +1,189 @@
+"""The nodes as the daemon knows them: their newest readings, the histories of their GPUs, and the paths on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from gpusched.daemon.launch.environment import LaunchSite
+from gpusched.daemon.launch.limits import RunLimiter
+from gpusched.daemon.watch.gpus import GpuWatch
+from gpusched.gpu.tracker import GpuStatus, GpuTracker, RunMeter
+from gpusched.model.cluster import Clearance, GpuReading, GpuSample, HostSample, NodeView, ShareUse
+from gpusched.model.job import GpuShare, Run
+from gpusched.model.settings import NodeSettings, Settings
+from gpusched.model.value import replace
+
+T = TypeVar("T")
+
+
+class Node:
+    """One node.
+
+    Args: boot_id: of its running kernel; site: its name and paths; settings: what of it jobs may book, None for the
+    section [node] of the settings in force.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: LaunchSite,
+        boot_id: str,
+        host: HostSample,
+        tracker: GpuTracker,
+        limiter: RunLimiter | None = None,
+        settings: NodeSettings | None = None,
+    ) -> None:
+        self.site = site
+        self.boot_id = boot_id
+        self.host = host
+        self.tracker = tracker
+        self.limiter = RunLimiter() if limiter is None else limiter
+        self.gpu_watch = GpuWatch()
+        self.reading: GpuReading | None = None
+        self.read_at = float("-inf")
+        """Arrival of the newest reading."""
+        self._settings = settings
+
+    @property
+    def name(self) -> str:
+        return self.site.node
+
+    @property
+    def samples(self) -> Mapping[str, GpuSample]:
+        """Samples of the newest reading by UUID, whether or not the driver reported an error."""
+        return {gpu.uuid: gpu for gpu in (self.reading.gpus if self.reading else ())}
+
+    def cpus(self, settings: Settings) -> float:
+        """Cores that may be booked."""
+        own = self._settings or settings.node
+        return float(self.host.cpus) if own.cpus is None else own.cpus
+
+    def view(self, settings: Settings, now: float, why_not: str | None) -> NodeView:
+        """The node as the scheduler sees it. Args: why_not: why nothing can be placed on it."""
+        own = self._settings or settings.node
+        return NodeView(
+            name=self.name,
+            cpus=self.cpus(settings),
+            mem_mib=own.mem_mib if own.mem_mib is not None else self.host.mem_total_mib,
+            gpus=self.tracker.views(now),
+            why_not=why_not,
+            gpu_error=self.reading.error if self.reading else None,
+            load=self.host,
+            labels=tuple(sorted(set(own.labels))),
+            resources=tuple(sorted(own.resources.items())),
+        )
+
+
+class ClusterNodes:
+    """All nodes by name, the daemon's own one first. Answers about a GPU come from the node that has it."""
+
+    def __init__(self, head: Node) -> None:
+        self.head = head
+        self._nodes = {head.name: head}
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __getitem__(self, name: str) -> Node:
+        return self._nodes[name]
+
+    def get(self, name: str) -> Node | None:
+        return self._nodes.get(name)
+
+    def add(self, node: Node) -> None:
+        self._nodes[node.name] = node
+
+    def having(self, uuid: str) -> Node:
+        """The node of a GPU; the head for one that was never read."""
+        return next((node for node in self if node.tracker.knows(uuid)), self.head)
+
+    def views(
+        self, settings: Settings, now: float, drains: Mapping[str, str], why_none: str | None = None
+    ) -> tuple[NodeView, ...]:
+        """All nodes as the scheduler sees them. Args: drains: by node; why_none: why none accepts jobs."""
+        found = []
+        for node in self:
+            drained = drains.get(node.name)
+            why_not = why_none or (None if drained is None else f"node {node.name} is drained: {drained}")
+            found.append(node.view(settings, now, why_not))
+        return tuple(found)
+
+    def samples(self) -> dict[str, GpuSample]:
+        """Samples of the newest readings by UUID, of nodes whose driver responds."""
+        responding = [node for node in self if node.reading is not None and node.reading.error is None]
+        return {uuid: sample for node in responding for uuid, sample in node.samples.items()}
+
+    # --- GPUs -----------------------------------------------------------------------------------
+
+    def adopt(self, settings: Settings) -> None:
+        """Take over new settings."""
+        poll_s = max(settings.daemon.poll_s, settings.daemon.idle_poll_s)
+        self._each(lambda tracker: tracker.adopt(settings.gpu, poll_s))
+
+    def set_drains(self, drains: Mapping[str, str]) -> None:
+        self._each(lambda tracker: tracker.set_drains(drains))
+
+    def set_clearances(self, clearances: Mapping[str, Clearance]) -> None:
+        self._each(lambda tracker: tracker.set_clearances(clearances))
+
+    def reconcile_releases(self, ended: Mapping[str, Run], now: float) -> None:
+        """Have each node watch its GPUs of exactly these ended runs; see `GpuTracker.reconcile_releases`."""
+        if len(self._nodes) == 1:
+            self.head.tracker.reconcile_releases(ended, now)
+            return
+        of_gpu = {share.uuid: self.having(share.uuid).name for run in ended.values() for share in run.gpus}
+        for node in self:
+            mine = {
+                handle: replace(run, gpus=tuple(share for share in run.gpus if of_gpu[share.uuid] == node.name))
+                for handle, run in ended.items()
+            }
+            node.tracker.reconcile_releases(mine, now)
+
+    def is_released(self, run: str) -> bool:
+        """Whether the GPUs of an ended run are being watched; for other runs nothing is proven."""
+        return all(node.tracker.is_released(run) for node in self)
+
+    def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
+        """State of one GPU, for display; see `GpuTracker.status`."""
+        return self.having(uuid).tracker.status(uuid, shares, now)
+
+    def is_measured(self, uuid: str, now: float) -> bool:
+        """Whether the last good sample is recent enough to be valid now."""
+        return self.having(uuid).tracker.is_measured(uuid, now)
+
+    def release_state(self, uuid: str, now: float, run: str) -> str:
+        """`clean`, `waiting` or `dirty`, of one GPU after this run."""
+        return self.having(uuid).tracker.release_state(uuid, now, run)
+
+    def is_gone(self, uuid: str) -> bool:
+        """Whether a MIG instance was missing in more than one reading."""
+        return self.having(uuid).tracker.is_gone(uuid)
+
+    def lost(self) -> tuple[tuple[GpuSample, float], ...]:
+        """Last sample of every lost GPU, and when its loss was first seen."""
+        return tuple(found for node in self for found in node.tracker.lost())
+
+    def shares(self) -> dict[str, tuple[ShareUse, ...]]:
+        """By GPU UUID, what the runs that share it use."""
+        return {uuid: shares for node in self for uuid, shares in node.tracker.shares().items()}
+
+    def meter(self, run: str) -> RunMeter | None:
+        """Measured use of a run so far, on all its nodes; None when no reading fell into it."""
+        found = [meter for node in self if (meter := node.tracker.meter(run)) is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        return RunMeter(
+            peak_vram_mib=_combined(max, [meter.peak_vram_mib for meter in found]),
+            mean_utilisation=_combined(lambda means: sum(means) / len(means), [one.mean_utilisation for one in found]),
+            energy_j=_combined(sum, [meter.energy_j for meter in found]),
+        )
+
+    def _each(self, act: Callable[[GpuTracker], None]) -> None:
+        for node in self:
+            act(node.tracker)
+
+
+def _combined(how: Callable[[list[T]], T], values: list[T | None]) -> T | None:
+    known = [value for value in values if value is not None]
+    return how(known) if known else None
