@@ -7,7 +7,7 @@ from typing import Any
 
 from gpusched.config import Loaded
 from gpusched.daemon.launch.environment import LaunchSite
-from gpusched.daemon.nodes import Node
+from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import GpuschedError, StoreFull
@@ -85,7 +85,7 @@ class Lab:
         self.scheduler = Scheduler(
             store=self.store,
             engine=self.engine,
-            head=Node(
+            head=ClusterNode(
                 site=LaunchSite("n1", "/sock"), boot_id="simulated", host=host, tracker=GpuTracker(self.settings.gpu)
             ),
             settings=self.settings,

@@ -28,7 +28,7 @@ from gpusched.daemon.failures import CHECK_VARIABLE, VARIABLE, check_every, cras
 from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.launch.limits import PERSONAL, RunLimiter
 from gpusched.daemon.loop import Loop
-from gpusched.daemon.nodes import Node
+from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reload import SettingsFile
 from gpusched.daemon.service_manager import (
@@ -274,7 +274,7 @@ def _serve(
         scheduler = Scheduler(
             store=store,
             engine=engine,
-            head=Node(
+            head=ClusterNode(
                 site=LaunchSite(
                     *(sample.name, paths.socket_path()),
                     checkpoints=paths.checkpoint_dir(),

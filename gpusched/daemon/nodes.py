@@ -17,7 +17,7 @@ from gpusched.model.value import replace
 T = TypeVar("T")
 
 
-class Node:
+class ClusterNode:
     """One node.
 
     Args: boot_id: of its running kernel; site: its name and paths; settings: what of it jobs may book, None for the
@@ -78,23 +78,23 @@ class Node:
 class ClusterNodes:
     """All nodes by name, the daemon's own one first. Answers about a GPU come from the node that has it."""
 
-    def __init__(self, head: Node) -> None:
+    def __init__(self, head: ClusterNode) -> None:
         self.head = head
         self._nodes = {head.name: head}
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[ClusterNode]:
         return iter(self._nodes.values())
 
-    def __getitem__(self, name: str) -> Node:
+    def __getitem__(self, name: str) -> ClusterNode:
         return self._nodes[name]
 
-    def get(self, name: str) -> Node | None:
+    def get(self, name: str) -> ClusterNode | None:
         return self._nodes.get(name)
 
-    def add(self, node: Node) -> None:
+    def add(self, node: ClusterNode) -> None:
         self._nodes[node.name] = node
 
-    def having(self, uuid: str) -> Node:
+    def having(self, uuid: str) -> ClusterNode:
         """The node of a GPU; the head for one that was never read."""
         return next((node for node in self if node.tracker.knows(uuid)), self.head)
 

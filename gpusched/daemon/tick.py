@@ -30,7 +30,7 @@ from gpusched.daemon.indexes import FRONT
 from gpusched.daemon.launch.environment import checkpoint_folder, past_environment
 from gpusched.daemon.launch.limits import with_limit
 from gpusched.daemon.launch.ticket import PayloadCache, make_ticket
-from gpusched.daemon.nodes import ClusterNodes, Node
+from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.planner_sync import CalendarWindows
 from gpusched.daemon.reasons import waiting_codes, waiting_reason
 from gpusched.daemon.reload import reread
@@ -89,7 +89,7 @@ class Scheduler:
         *,
         store: Store,
         engine: Engine,
-        head: Node,
+        head: ClusterNode,
         settings: Settings,
         clock: Clock,
         step: Callable[[str], None] = lambda name: None,
@@ -170,7 +170,7 @@ class Scheduler:
         self._queue.append((command, reply))
 
     @property
-    def head(self) -> Node:
+    def head(self) -> ClusterNode:
         """The node that the daemon runs on."""
         return self.cluster.head
 
@@ -194,7 +194,7 @@ class Scheduler:
         """Whether the memory matches the table, and nothing awaits a tick."""
         return not (self.has_backlog or self._carried or self.trouble)
 
-    def observe_gpus(self, reading: GpuReading, node: Node | None = None) -> None:
+    def observe_gpus(self, reading: GpuReading, node: ClusterNode | None = None) -> None:
         """Take in a reading of the GPUs of a node, by default of the daemon's own."""
         node = self.head if node is None else node
         reading = node.tracker.identified(reading)
@@ -811,7 +811,7 @@ class Scheduler:
                 break
         return has_starts
 
-    def _is_reading_old(self, node: Node, now: float) -> bool:
+    def _is_reading_old(self, node: ClusterNode, now: float) -> bool:
         """Whether the last GPU reading, from idle time, is old enough for other processes to have started since."""
         return now - node.read_at > self.settings.daemon.poll_s
 

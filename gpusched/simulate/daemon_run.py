@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from gpusched.daemon.launch.environment import LaunchSite
-from gpusched.daemon.nodes import Node
+from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.tick import Reply, Scheduler
 from gpusched.engine import simulated
 from gpusched.engine.simulated import SimulatedEngine
@@ -197,7 +197,7 @@ class DaemonRun:
         self._scheduler = Scheduler(
             store=self._store,
             engine=self._engine,
-            head=Node(
+            head=ClusterNode(
                 site=LaunchSite(node.name, ""),
                 boot_id=self._engine.boot_id,
                 host=self._host(),
