@@ -249,7 +249,7 @@ def test_getters_of_the_scheduler_change_nothing(lab: Lab) -> None:
     for job in scheduler.world.jobs.values():
         scheduler.reason_for(job)
         scheduler.position(job)
-    for attribute in ("has_work", "awaits_release", "has_backlog", "is_quiet", "reading"):
+    for attribute in ("has_work", "awaits_release", "has_backlog", "is_quiet"):
         getattr(scheduler, attribute)
     scheduler.next_due()
     scheduler.files_of("5.1")
