@@ -1,4 +1,4 @@
-"""Starts, stops and reports runs on this machine.
+"""Starts, stops and reports runs: on this machine, and through agents on others.
 
 In the daemon's process:
 
@@ -10,6 +10,7 @@ In the daemon's process:
     orders           lines of a run's order file, and the orders that a run still lacks
     orphans          finds and kills what a dead supervisor left behind
     janitor          cleans up after ended runs, in quiet moments
+    remote/          the engine of another machine, and the agent there that does its work
     simulated        an engine without processes, for tests and the simulator
 
 In processes of their own:

@@ -288,6 +288,14 @@ def order_cancel(spool: str, run: str) -> None:
         os.close(fd)
 
 
+def order_mark(spool: str, run: str) -> int:
+    """A number that changes with every order written for a run."""
+    try:
+        return os.stat(order_path(spool, run)).st_size
+    except FileNotFoundError:
+        return 0
+
+
 def has_orders(spool: str, run: str) -> bool:
     return os.path.exists(order_path(spool, run))
 

@@ -87,7 +87,7 @@ class Ticket(Value):
     """Adopt this running process and its descendants as the run; start nothing."""
 
 
-class StopOrder(Value):
+class StopOrder(Value, tag_field="order", tag="stop"):
     """End a run: signal to the whole tree, grace, KILL. The end event returns `why` as `stopped_by`."""
 
     why: str
@@ -102,7 +102,7 @@ SIGNAL_SCOPES = ("tree", "main", "steps", "full")
 """Who gets a signal: see `SignalOrder.to`."""
 
 
-class SignalOrder(Value):
+class SignalOrder(Value, tag_field="order", tag="signal"):
     """Deliver one signal, without ending the run."""
 
     signal: int
@@ -111,7 +111,7 @@ class SignalOrder(Value):
     all steps. `step:N`: those of one step. `full`: all of them, whatever they are."""
 
 
-class StepStopOrder(Value):
+class StepStopOrder(Value, tag_field="order", tag="stop_step"):
     """End one step of a run: TERM, grace, KILL to its processes. The run goes on."""
 
     step: int
@@ -119,21 +119,21 @@ class StepStopOrder(Value):
     """None: the ticket's grace."""
 
 
-class LimitOrder(Value):
+class LimitOrder(Value, tag_field="order", tag="limit"):
     """Replace the time limit of a run, counted from its start; None removes it."""
 
     time_limit_s: float | None
 
 
-class SuspendOrder(Value):
+class SuspendOrder(Value, tag_field="order", tag="suspend"):
     """Suspend the whole tree of a run: TSTP as a notice, then STOP. Its time limit and notice pause, too."""
 
 
-class ResumeOrder(Value):
+class ResumeOrder(Value, tag_field="order", tag="resume"):
     """Let a run that stands still go on."""
 
 
-class NoteOrder(Value):
+class NoteOrder(Value, tag_field="order", tag="note"):
     """Show a note to the user of a foreground run; no effect on other runs."""
 
     text: str
@@ -207,7 +207,7 @@ class RunEnded(Value, tag_field="event", tag="ended"):
     mem_limit_mib: int | None = None
 
 
-class RunLost(Value):
+class RunLost(Value, tag_field="event", tag="lost"):
     """The run's supervisor disappeared without a result; its remaining processes have been killed."""
 
     run: str
@@ -215,7 +215,7 @@ class RunLost(Value):
     detail: str
 
 
-class RunNeverStarted(Value):
+class RunNeverStarted(Value, tag_field="event", tag="never_started"):
     """The claim was revoked before any supervisor took it: the run can safely return to the queue."""
 
     run: str

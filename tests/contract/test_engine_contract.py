@@ -1,4 +1,4 @@
-"""What every engine must do, run over real processes, over real ones in units of systemd, and over simulated ones."""
+"""What every engine must do: over real processes, in units of systemd, simulated, and behind an agent."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from engine_bench import ENDS, FOREVER, Bench, Does, LocalBench, SimulatedBench, StandInBench, UnitBench, open_run
+from remote_bench import LossyRemoteBench, RemoteBench
 from support import wait_until
 
 from gpusched.model.execution import (
@@ -36,7 +37,8 @@ STUBBORN = Does(lasts_s=FOREVER, ignores_stop=True)
 
 
 @pytest.fixture(
-    params=[LocalBench, StandInBench, UnitBench, SimulatedBench], ids=["local", "stand-in", "systemd", "simulated"]
+    params=[LocalBench, StandInBench, UnitBench, SimulatedBench, RemoteBench, LossyRemoteBench],
+    ids=["local", "stand-in", "systemd", "simulated", "remote", "remote-lossy"],
 )
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     if request.param is UnitBench and (why := UnitBench.missing()):

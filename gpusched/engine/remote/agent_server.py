@@ -1,0 +1,80 @@
+"""Serves an agent over a channel, on the event loop of its process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+from gpusched.engine import spool as files
+from gpusched.engine.remote.channel import Channel
+from gpusched.engine.remote.journal import AgentJournal
+from gpusched.engine.remote.node_agent import NodeAgent, NodeSources
+from gpusched.ports import Clock, Engine
+
+log = logging.getLogger(__name__)
+
+
+def agent_of_spool(
+    spool: str | os.PathLike[str],
+    make_engine: Callable[[], Engine],
+    *,
+    boot_id: str,
+    clock: Clock,
+    sources: NodeSources | None = None,
+) -> NodeAgent:
+    """Make the agent of a spool on this machine, with its journal beside it.
+
+    Args: make_engine: makes an engine on that spool.
+    Raises: as `AgentJournal`.
+    """
+    folder = os.path.abspath(spool)
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    journal = AgentJournal(f"{folder}.agent", int(clock.now() * 1000))
+    return NodeAgent(
+        make_engine,
+        journal,
+        boot_id=boot_id,
+        clock=clock,
+        order_mark=lambda run: files.order_mark(folder, run),
+        sources=sources,
+    )
+
+
+class AgentServer:
+    """Answers requests, and reports events as they happen.
+
+    Args: agent: must not have been served before; channel: to the head.
+    """
+
+    def __init__(self, agent: NodeAgent, channel: Channel) -> None:
+        self._agent = agent
+        self._channel = channel
+        self._ended = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Serve until the channel is of no more use."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._channel.fileno(), self._answer)
+        self._agent.set_waker(self._report_events)
+        try:
+            await self._ended.wait()
+        finally:
+            self._agent.set_waker(None)
+            loop.remove_reader(self._channel.fileno())
+
+    def _answer(self) -> None:
+        for frame in self._channel.receive():
+            try:
+                self._channel.send(self._agent.sync(frame))
+            except Exception:
+                # The head repeats what got no answer.
+                log.exception("a request could not be answered")
+        if self._channel.trouble() is not None:
+            self._ended.set()
+
+    def _report_events(self) -> None:
+        frame = self._agent.push()
+        if frame is not None:
+            self._channel.send(frame)

@@ -1,0 +1,131 @@
+"""How frames travel between the head and a node: the `Channel` protocol, and a channel over a connected socket."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from typing import Protocol
+
+from gpusched.engine.remote.messages import MAX_FRAME_BYTES
+
+_LENGTH = struct.Struct(">I")
+_READ_BYTES = 1 << 18
+
+
+class Channel(Protocol):
+    """Carries frames both ways without blocking. Any of them may be lost, delayed, duplicated or reordered."""
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, or drop it; never blocks and never raises."""
+
+    def receive(self) -> list[bytes]:
+        """All frames that have arrived; also sends what is still waiting to be sent."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `receive` has something to do; always the same."""
+
+    def trouble(self) -> str | None:
+        """Why the other side surely gets nothing now; None if it may."""
+
+    def close(self) -> None:
+        """Release the descriptors."""
+
+
+class StreamChannel:
+    """Frames over a connected stream socket, each behind its length; for both sides.
+
+    Args: stream: connected; None until `attach`. peer: names the other side in sentences.
+    """
+
+    def __init__(self, stream: socket.socket | None, peer: str = "the agent") -> None:
+        self._peer = peer
+        self._epoll = select.epoll()
+        self._stream: socket.socket | None = None
+        self._trouble: str | None = f"{peer} has not been reached yet"
+        if stream is not None:
+            self.attach(stream)
+
+    def attach(self, stream: socket.socket) -> None:
+        """Go on over another connection; what the old one has not delivered is lost."""
+        self._detach("")
+        stream.setblocking(False)
+        self._stream, self._trouble = stream, None
+        self._incoming, self._outgoing = bytearray(), bytearray()
+        self._epoll.register(stream, select.EPOLLIN)
+
+    def send(self, frame: bytes) -> None:
+        if self._stream is None or len(self._outgoing) > MAX_FRAME_BYTES:
+            return
+        is_waiting = bool(self._outgoing)
+        self._outgoing += _LENGTH.pack(len(frame)) + frame
+        if not is_waiting:
+            self._flush()
+
+    def receive(self) -> list[bytes]:
+        if self._outgoing:
+            self._flush()
+        frames: list[bytes] = []
+        while self._stream is not None:
+            try:
+                data = self._stream.recv(_READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._detach(f"the connection to {self._peer} failed: {error.strerror}")
+                break
+            if not data:
+                self._detach(f"{self._peer} has closed the connection")
+                break
+            self._incoming += data
+            if not self._take(frames):
+                self._detach(f"{self._peer} sent something else than frames")
+        return frames
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def trouble(self) -> str | None:
+        return self._trouble
+
+    def close(self) -> None:
+        self._detach("closed")
+        self._epoll.close()
+
+    def _take(self, frames: list[bytes]) -> bool:
+        """Move complete frames; False for a length that none can have."""
+        at, incoming = 0, self._incoming
+        while len(incoming) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(incoming, at)
+            if length > MAX_FRAME_BYTES:
+                return False
+            start = at + _LENGTH.size
+            if len(incoming) - start < length:
+                break
+            frames.append(bytes(memoryview(incoming)[start : start + length]))
+            at = start + length
+        if at:
+            del incoming[:at]
+        return True
+
+    def _flush(self) -> None:
+        if self._stream is None:
+            return
+        try:
+            while self._outgoing:
+                sent = self._stream.send(memoryview(self._outgoing)[:_READ_BYTES])
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._detach(f"the connection to {self._peer} failed: {error.strerror}")
+            return
+        self._epoll.modify(self._stream, select.EPOLLIN | (select.EPOLLOUT if self._outgoing else 0))
+
+    def _detach(self, why: str) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._trouble = why
+            self._epoll.unregister(stream)
+            stream.close()
+        self._incoming, self._outgoing = bytearray(), bytearray()

@@ -1,0 +1,227 @@
+"""Messages between the head and its nodes: one request, `SyncRequest`, and one reply, `SyncReply`.
+
+Frames may be lost, delayed, duplicated and reordered. So each request repeats everything that the node has not
+acknowledged, each reply everything that the head has not, and both are numbered: a repetition changes nothing.
+
+A frame is one line, then its parts as JSON documents of the lengths in that line:
+
+    gpusched-sync WIRE_VERSION GPUSCHED_VERSION LENGTH ...
+
+The line keeps its form in all versions, so that both sides can tell whom they are talking to. Part 0 is the request
+or the reply; those after it are the request's operations, so that a repetition is neither written nor read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpusched import __version__
+from gpusched.model.cluster import GpuReading, HostSample, Isolation, Processor
+from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
+from gpusched.model.value import Value, decode, encode
+
+MAGIC = b"gpusched-sync"
+WIRE_VERSION = 1
+"""Changes with everything that a node of the previous version would misunderstand."""
+MAX_FRAME_BYTES = 64 << 20
+MAX_OPERATION_BYTES = 32 << 20
+"""Of one operation, which is at least one run's script and environment."""
+USUAL_BYTES = 512 << 10
+"""Operations and frames are made about this large, unless a single run needs more."""
+EVENTS_PER_REPLY = 1000
+_LONGEST_LINE = 4096
+_MOST_PARTS = 300
+
+
+class AdoptRuns(Value, tag_field="operation", tag="adopt"):
+    """`Engine.adopt`."""
+
+    runs: tuple[OpenRun, ...]
+
+
+class ReconcileRuns(Value, tag_field="operation", tag="reconcile"):
+    """`Engine.reconcile`, without the runs that are to be forgotten."""
+
+    runs: tuple[OpenRun, ...]
+
+
+class StartRuns(Value, tag_field="operation", tag="start"):
+    """`Engine.start`."""
+
+    tickets: tuple[Ticket, ...]
+
+
+class OrderRun(Value, tag_field="operation", tag="order"):
+    """`Engine.order`."""
+
+    run: str
+    order: Order
+
+
+class ForgetRuns(Value, tag_field="operation", tag="forget"):
+    """`Engine.forget`."""
+
+    runs: tuple[str, ...]
+
+
+Operation = AdoptRuns | ReconcileRuns | StartRuns | OrderRun | ForgetRuns
+
+
+class Takeover(Value):
+    """What a restarted agent must know of the operations that the agent before it applied."""
+
+    as_of: int
+    """Number of the last operation that is part of it."""
+    runs: tuple[OpenRun, ...]
+
+
+class SyncRequest(Value):
+    """From the head. Its operations follow as parts of their own, numbered from `first_operation`."""
+
+    number: int
+    """Increases with every request of the session, repetitions included."""
+    session: int
+    """Of the head, larger at each of its starts; the node refuses those below the largest it has seen."""
+    epoch: int = 0
+    """Of the agent that the request is for; 0 to ask. Another agent applies nothing of it."""
+    takeover: Takeover | None = None
+    """Applied before the operations, once per epoch."""
+    first_operation: int = 1
+    acked_event: int = 0
+    """Number of the last event received; the node may drop it and those before it."""
+    acked_reading: int = 0
+    """As `acked_event`, of the last reading of the GPUs."""
+    wants_report: bool = False
+    wants_reading: bool = False
+    """Begin a reading of the GPUs; it is part of a later report."""
+    cpu_of: tuple[str, ...] = ()
+    """Runs whose CPU time the report is to contain."""
+    deadline_s: float = 1.0
+    """How long the node may work on the operations; the rest is applied when they are repeated."""
+
+
+class NodeReport(Value):
+    """State of a node and its live runs. All instants are of the node's clock."""
+
+    at: float
+    owners: dict[int, str]
+    """Runs of the processes in `gpus`, by pid."""
+    checkpoints: dict[str, float]
+    cpu_seconds: dict[str, float]
+    host: HostSample | None = None
+    gpus: GpuReading | None = None
+    """None: no reading since the last one that the head acknowledged."""
+    reading: int = 0
+    """Number of `gpus`, counted per epoch."""
+    isolation: Isolation | None = None
+    processors: tuple[Processor, ...] = ()
+
+
+class SyncReply(Value):
+    """From a node, as the answer to a request, or unasked when it has news."""
+
+    number: int
+    """Of the request; 0 if unasked."""
+    session: int
+    """Of the request."""
+    epoch: int = 0
+    """Of the agent: increases at each of its starts."""
+    serial: int = 0
+    """Increases with every reply of an epoch."""
+    boot_id: str = ""
+    at: float = 0.0
+    """The node's clock."""
+    applied: int = 0
+    """Number of the last operation applied in this session."""
+    is_ready: bool = False
+    """False: a takeover must come first."""
+    has_taken_over: bool = False
+    first_event: int = 1
+    """Number of the first of `events`, counted per session and epoch."""
+    events: tuple[EngineEvent, ...] = ()
+    report: NodeReport | None = None
+    trouble: str | None = None
+    """What the engine failed to do; it is tried again."""
+    refused: str | None = None
+    """Why nothing of the request was applied: a sentence."""
+
+
+class Frame(NamedTuple):
+    """An unpacked frame; `parts` is empty for another wire version."""
+
+    wire: int
+    version: str
+    parts: list[bytes]
+
+
+def pack(head: SyncRequest | SyncReply, operations: Sequence[bytes] = ()) -> bytes:
+    """Make a frame. Args: operations: as by `encode`."""
+    parts = [encode(head), *operations]
+    line = " ".join([MAGIC.decode(), str(WIRE_VERSION), __version__, *(str(len(part)) for part in parts)])
+    return b"".join([line.encode(), b"\n", *parts])
+
+
+def unpack(frame: bytes) -> Frame:
+    """Split a frame. Raises: ValueError when it is none."""
+    if len(frame) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {len(frame):,} bytes; at most {MAX_FRAME_BYTES:,} are accepted")
+    line, newline, _ = frame[:_LONGEST_LINE].partition(b"\n")
+    words = line.split(b" ")
+    if not newline or words[0] != MAGIC or len(words) < 3:
+        raise ValueError(f"no frame of a gpusched node: {frame[:40]!r}")
+    wire, version = int(words[1]), words[2].decode()
+    if wire != WIRE_VERSION:
+        return Frame(wire, version, [])
+    at, parts = len(line) + 1, []
+    for word in words[3:]:
+        end = at + int(word)
+        parts.append(frame[at:end])
+        at = end
+    if at != len(frame) or not parts:
+        raise ValueError(f"a frame of {len(frame):,} bytes that should have {at:,}")
+    return Frame(wire, version, parts)
+
+
+def chunks(operations: Sequence[bytes]) -> list[bytes]:
+    """The first operations that fit into one frame of the usual size; at least one if there are any."""
+    found: list[bytes] = []
+    size = 0
+    for body in operations:
+        size += len(body)
+        if found and (size > USUAL_BYTES or len(found) == _MOST_PARTS):
+            break
+        found.append(body)
+    return found
+
+
+def operation_from(body: bytes) -> Operation:
+    """Decode an operation. Raises: ValueError."""
+    wanted: Any = Operation
+    found: Operation = decode(body, wanted)
+    return found
+
+
+def about_bytes(ticket: Ticket | None) -> int:
+    """Approximate size of a ticket in a frame."""
+    if ticket is None:
+        return 200
+    texts = sum(map(len, ticket.argv)) + _length(ticket.env)
+    return 500 + texts + (len(ticket.script) * 4 // 3 if ticket.script is not None else 0)
+
+
+def _length(env: Mapping[str, str]) -> int:
+    return sum(len(key) + len(value) + 6 for key, value in env.items())
+
+
+def version_trouble(who: str, frame: Frame) -> str | None:
+    """Why the sender of this frame and this gpusched cannot talk; None when they can.
+
+    Args: who: the sender.
+    """
+    if frame.wire == WIRE_VERSION:
+        return None
+    return (
+        f"{who} runs gpusched {frame.version} (wire version {frame.wire}), this is gpusched {__version__} "
+        f"(wire version {WIRE_VERSION}); install the same version on both"
+    )

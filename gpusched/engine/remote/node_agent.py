@@ -1,0 +1,419 @@
+"""The agent of a node: applies the head's operations to the engine of its machine, each exactly once.
+
+The engine is an ordinary one on the node's spool, and knows nothing of heads. What it lost with a killed agent comes
+back in two ways: from the spool, as after a restart of a daemon, and from the head, whose `Takeover` says what the
+operations applied so far add up to.
+
+An operation is recorded as applied *before* it is: if the agent is killed in between, the takeover contains it, and
+adoption brings the run in line. A run that was about to be started is then returned to the queue, as its claim is
+revoked; never is it started twice. Signals, notes and stops of steps leave no state that could be brought in line. They
+are recorded as doubtful first, with a mark of the run that changes as soon as the order is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpusched.engine.remote.journal import AgentJournal
+from gpusched.engine.remote.messages import (
+    EVENTS_PER_REPLY,
+    AdoptRuns,
+    ForgetRuns,
+    NodeReport,
+    Operation,
+    OrderRun,
+    ReconcileRuns,
+    StartRuns,
+    SyncReply,
+    SyncRequest,
+    Takeover,
+    operation_from,
+    pack,
+    unpack,
+    version_trouble,
+)
+from gpusched.model.cluster import GpuReading, Isolation, Processor
+from gpusched.model.execution import (
+    EngineEvent,
+    NoteOrder,
+    OpenRun,
+    SignalOrder,
+    StepStopOrder,
+    StopOrder,
+)
+from gpusched.model.value import decode, replace
+from gpusched.ports import Clock, Engine, HostSource
+
+log = logging.getLogger(__name__)
+
+ONE_TIME = (SignalOrder, NoteOrder, StepStopOrder)
+"""Orders that take effect once and leave no state."""
+
+
+class GpuMonitor(Protocol):
+    """Reads the GPUs in the background, so that a hanging driver delays nothing else."""
+
+    def request(self) -> None:
+        """Begin a reading."""
+
+    def poll(self) -> GpuReading | None:
+        """A new reading since the last call, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSources:
+    """What a node's reports are made of, besides its engine."""
+
+    host: HostSource | None = None
+    gpus: GpuMonitor | None = None
+    isolation: Isolation | None = None
+    processors: tuple[Processor, ...] = ()
+
+
+class NodeAgent:
+    """See the module's docstring.
+
+    Args: make_engine: makes one on the node's spool, which knows of no run yet. boot_id: of the running kernel.
+    order_mark: a number that changes with every order written for a run, and survives the engine. sources: for reports.
+    """
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        journal: AgentJournal,
+        *,
+        boot_id: str,
+        clock: Clock,
+        order_mark: Callable[[str], int],
+        sources: NodeSources | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._make_engine = make_engine
+        self._journal = journal
+        self._boot_id = boot_id
+        self._clock = clock
+        self._order_mark = order_mark
+        self._sources = sources or NodeSources()
+        self._monotonic = monotonic
+        self._engine: Engine | None = None
+        self._wake: Callable[[], None] | None = None
+        self._serial = 0
+        self._is_ready = False
+        self._has_taken_over = False
+        self._events: deque[EngineEvent] = deque()
+        self._first_event = 1
+        self._behind: dict[str, list[Operation]] = {}
+        """By run: operations that the engine failed to apply, in order; tried again at every request."""
+        self._reading: GpuReading | None = None
+        self._reading_number = 0
+        self._trouble: str | None = None
+
+    def sync(self, frame: bytes) -> bytes:
+        """Apply what is new in a request; returns the reply. Raises: ValueError for anything but a request."""
+        unpacked = unpack(frame)
+        why = version_trouble("the head", unpacked)
+        if why is not None:
+            return pack(SyncReply(0, 0, refused=why))
+        request = decode(unpacked.parts[0], SyncRequest)
+        journal = self._journal
+        if request.session < journal.session:
+            why = (
+                f"another head has taken over this node: its session {journal.session} is newer than yours, "
+                f"{request.session}"
+            )
+            return pack(SyncReply(request.number, request.session, journal.epoch, refused=why))
+        if request.session > journal.session:
+            self._begin_session(request.session)
+        if request.epoch > journal.epoch and not journal.applied:
+            # The journal was lost, and the clock is behind that of then: the head would take us for the older agent.
+            journal.raise_epoch(request.epoch)
+        engine = self._need_engine()
+        if request.epoch == journal.epoch:
+            self._acknowledge(request.acked_event)
+            if request.takeover is not None:
+                self._take_over(engine, request.takeover)
+            if self._is_ready:
+                self._apply_all(engine, request, unpacked.parts[1:])
+            self._read_gpus(request)
+        self._collect(engine)
+        report = self._try_to_report(engine, request.cpu_of) if request.wants_report else None
+        return self._reply(request.number, request.session, report)
+
+    def push(self) -> bytes | None:
+        """An unasked reply with the events that the head has not acknowledged; None without any."""
+        if self._engine is None:
+            return None
+        self._collect(self._engine)
+        return self._reply(0, self._journal.session) if self._events else None
+
+    def set_waker(self, wake: Callable[[], None] | None) -> None:
+        """Register a callback for new events, called on the event loop's thread: `push` sends them."""
+        self._wake = wake
+        if self._engine is not None:
+            self._engine.set_waker(wake)
+
+    def close(self) -> None:
+        """Let go of the spool; runs continue."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        self._journal.close()
+
+    # --- sessions and epochs ---------------------------------------------------------------------------
+
+    def _begin_session(self, session: int) -> None:
+        """A head has restarted: let go of the engine, which a fresh one replaces, as at a restart of a daemon."""
+        self._journal.begin_session(session)
+        log.info("a head has begun session %d", session)
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        self._has_taken_over = False
+
+    def _need_engine(self) -> Engine:
+        if self._engine is None:
+            self._events.clear()
+            self._behind.clear()
+            self._first_event, self._trouble = 1, None
+            journal = self._journal
+            if journal.doubtful:
+                # Looked at before anything else can write an order for the run.
+                was_given = self._order_mark(journal.doubtful_run) != journal.mark
+                journal.note_applied(journal.doubtful if was_given else journal.applied)
+            self._engine = self._make_engine()
+            # Nothing of this session was applied: a fresh engine is in line with it.
+            self._is_ready = journal.applied == 0
+            if self._wake is not None:
+                self._engine.set_waker(self._wake)
+        return self._engine
+
+    def _take_over(self, engine: Engine, takeover: Takeover) -> None:
+        """Adopt what the operations so far add up to; once, unless the engine fails."""
+        journal = self._journal
+        if self._is_ready and (self._has_taken_over or takeover.as_of <= journal.applied):
+            return
+        journal.note_applied(max(takeover.as_of, journal.applied))
+        self._adopt(engine, takeover.runs)
+        self._has_taken_over = self._is_ready
+
+    def _adopt(self, engine: Engine, runs: Sequence[OpenRun]) -> None:
+        """Adopt runs. If that fails, the agent is not ready until a takeover succeeds."""
+        try:
+            engine.adopt(runs)
+        except Exception as error:
+            self._note_trouble("the runs of this node cannot be adopted", error)
+            self._is_ready = False
+        else:
+            self._is_ready, self._trouble = True, None
+
+    # --- operations ------------------------------------------------------------------------------------
+
+    def _apply_all(self, engine: Engine, request: SyncRequest, bodies: Sequence[bytes]) -> None:
+        self._catch_up(engine)
+        journal = self._journal
+        new = bodies[max(0, journal.applied + 1 - request.first_operation) :]
+        if request.first_operation > journal.applied + 1:
+            # Operations in between are missing: they are repeated, and these with them.
+            return
+        try:
+            operations = [operation_from(body) for body in new]
+        except ValueError as error:
+            self._note_trouble("an operation of the head cannot be understood", error)
+            return
+        until = self._monotonic() + request.deadline_s
+        for operation, stopped in zip(operations, _stopped_later(operations), strict=True):
+            self._apply(engine, journal.applied + 1, _without_tickets(operation, stopped))
+            if not self._is_ready or self._monotonic() > until:
+                break
+
+    def _apply(self, engine: Engine, number: int, operation: Operation) -> None:
+        if isinstance(operation, OrderRun) and isinstance(operation.order, ONE_TIME):
+            self._journal.note_doubtful(number, operation.run, self._order_mark(operation.run))
+            self._try(engine, operation)
+            self._journal.note_applied(number)
+            return
+        self._journal.note_applied(number)
+        if isinstance(operation, AdoptRuns):
+            self._adopt(engine, operation.runs)
+        elif self._behind or not self._try(engine, operation, may_defer=False):
+            # One by one: an error of one run must not keep the others from starting and ending.
+            for single in _singles(operation):
+                self._try(engine, single)
+
+    def _try(self, engine: Engine, operation: Operation, may_defer: bool = True) -> bool:
+        """Apply an operation, after those for the same run that failed.
+
+        Args: may_defer: on failure, try it again at every request; only for an operation on one run.
+        """
+        run = _run_of(operation) if may_defer else ""
+        if run in self._behind:
+            self._behind[run].append(operation)
+            return False
+        try:
+            _call(engine, operation)
+        except Exception as error:
+            if may_defer:
+                self._note_trouble(f"run {run} cannot be brought in line", error)
+                self._behind[run] = [operation]
+            return False
+        return True
+
+    def _catch_up(self, engine: Engine) -> None:
+        """Try the failed operations again."""
+        if not self._behind:
+            return
+        behind, self._behind = self._behind, {}
+        for operations in behind.values():
+            for operation in operations:
+                self._try(engine, operation)
+        if not self._behind:
+            self._trouble = None
+
+    def _note_trouble(self, what: str, error: Exception) -> None:
+        text = f"{what}: {type(error).__name__}: {error}"
+        if text != self._trouble:
+            log.error("%s", text, exc_info=error)
+        self._trouble = text
+
+    # --- events, reports and replies -------------------------------------------------------------------
+
+    def _read_gpus(self, request: SyncRequest) -> None:
+        gpus = self._sources.gpus
+        if gpus is None:
+            return
+        if request.acked_reading == self._reading_number:
+            self._reading = None
+        reading = gpus.poll()
+        if reading is not None:
+            self._reading = reading if self._reading is None else _with_faults_of(self._reading, reading)
+            self._reading_number += 1
+        if request.wants_reading:
+            gpus.request()
+
+    def _collect(self, engine: Engine) -> None:
+        self._events.extend(engine.events())
+
+    def _acknowledge(self, number: int) -> None:
+        while self._events and self._first_event <= number:
+            self._events.popleft()
+            self._first_event += 1
+
+    def _reply(self, number: int, session: int, report: NodeReport | None = None) -> bytes:
+        self._serial += 1
+        events = tuple(self._events)
+        return pack(
+            SyncReply(
+                number=number,
+                session=session,
+                epoch=self._journal.epoch,
+                serial=self._serial,
+                boot_id=self._boot_id,
+                at=self._clock.now(),
+                applied=self._journal.applied,
+                is_ready=self._is_ready,
+                has_taken_over=self._has_taken_over,
+                first_event=self._first_event,
+                events=events[:EVENTS_PER_REPLY],
+                report=report,
+                trouble=self._trouble,
+            )
+        )
+
+    def _try_to_report(self, engine: Engine, cpu_of: Sequence[str]) -> NodeReport | None:
+        try:
+            return self._report(engine, cpu_of)
+        except Exception as error:
+            self._note_trouble("the state of this node cannot be read", error)
+            return None
+
+    def _report(self, engine: Engine, cpu_of: Sequence[str]) -> NodeReport:
+        host, reading = self._sources.host, self._reading
+        pids = []
+        for gpu in reading.gpus if reading is not None else ():
+            pids += [process.pid for process in (*(gpu.processes or ()), *gpu.openers)]
+        return NodeReport(
+            at=self._clock.now(),
+            host=host.read() if host is not None else None,
+            gpus=reading,
+            reading=self._reading_number,
+            owners=dict(engine.owners(pids)) if pids else {},
+            checkpoints=dict(engine.checkpoints()),
+            cpu_seconds=dict(engine.cpu_seconds(cpu_of)) if cpu_of else {},
+            isolation=self._sources.isolation,
+            processors=self._sources.processors,
+        )
+
+
+def _with_faults_of(earlier: GpuReading, later: GpuReading) -> GpuReading:
+    """The later reading, with the faults of one that the head never got: each is reported once only."""
+    faults = {gpu.uuid: gpu.xids for gpu in earlier.gpus if gpu.xids}
+    if not faults:
+        return later
+    return replace(later, gpus=tuple(replace(gpu, xids=(*faults.get(gpu.uuid, ()), *gpu.xids)) for gpu in later.gpus))
+
+
+def _call(engine: Engine, operation: Operation) -> None:
+    if isinstance(operation, ReconcileRuns):
+        engine.reconcile(operation.runs)
+    elif isinstance(operation, StartRuns):
+        engine.start(operation.tickets)
+    elif isinstance(operation, OrderRun):
+        engine.order(operation.run, operation.order)
+    else:
+        assert isinstance(operation, ForgetRuns)
+        engine.forget(operation.runs)
+
+
+def _singles(operation: Operation) -> list[Operation]:
+    """The same as operations on one run each."""
+    if isinstance(operation, StartRuns):
+        return [StartRuns((ticket,)) for ticket in operation.tickets]
+    if isinstance(operation, ForgetRuns):
+        return [ForgetRuns((run,)) for run in operation.runs]
+    if isinstance(operation, ReconcileRuns):
+        return [ReconcileRuns((known,)) for known in operation.runs]
+    return [operation]
+
+
+def _run_of(operation: Operation) -> str:
+    """Of an operation on one run."""
+    if isinstance(operation, OrderRun):
+        return operation.run
+    if isinstance(operation, StartRuns):
+        return operation.tickets[0].run
+    if isinstance(operation, ForgetRuns):
+        return operation.runs[0]
+    return operation.runs[0].run
+
+
+def _stopped_later(operations: Sequence[Operation]) -> list[frozenset[str]]:
+    """For each operation: runs that a later one stops for good, so that they need not start at all."""
+    found: list[frozenset[str]] = []
+    stopped: frozenset[str] = frozenset()
+    for operation in reversed(operations):
+        found.append(stopped)
+        if isinstance(operation, ReconcileRuns):
+            stopped |= {known.run for known in operation.runs if _is_stopped(known)}
+    return found[::-1]
+
+
+def _is_stopped(known: OpenRun) -> bool:
+    # Without a ticket, a run that never started is returned to the queue.
+    return known.ticket is None and isinstance(known.pending_order, StopOrder)
+
+
+def _without_tickets(operation: Operation, stopped: frozenset[str]) -> Operation:
+    """The operation without starts of these runs: hours of silence may lie between the start and the stop."""
+    if not stopped:
+        return operation
+    if isinstance(operation, StartRuns):
+        return StartRuns(tuple(ticket for ticket in operation.tickets if ticket.run not in stopped))
+    if isinstance(operation, ReconcileRuns):
+        runs = tuple(known for known in operation.runs if known.ticket is None or known.run not in stopped)
+        return ReconcileRuns(runs)
+    return operation

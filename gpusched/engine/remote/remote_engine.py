@@ -1,0 +1,528 @@
+"""The engine of another machine, as the daemon sees it: everything is left to the `NodeAgent` there.
+
+Nothing blocks. What the daemon asks for becomes a numbered operation, which is repeated until the node acknowledges it;
+events are numbered by the node and repeated until acknowledged here. There is one request under way at a time; it
+carries all that has gathered meanwhile. A node that does not answer changes nothing: its runs stay as they
+are, and what was asked for stays asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from gpusched.engine.poller import NEVER, Poller
+from gpusched.engine.remote.channel import Channel
+from gpusched.engine.remote.messages import (
+    MAX_OPERATION_BYTES,
+    USUAL_BYTES,
+    AdoptRuns,
+    ForgetRuns,
+    NodeReport,
+    Operation,
+    OrderRun,
+    ReconcileRuns,
+    StartRuns,
+    SyncReply,
+    SyncRequest,
+    Takeover,
+    about_bytes,
+    chunks,
+    pack,
+    unpack,
+    version_trouble,
+)
+from gpusched.engine.remote.replica import NodeReplica
+from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, Ticket
+from gpusched.model.value import decode, encode, replace
+from gpusched.ports import Clock
+
+log = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPace:
+    """How often a node is asked. All in seconds."""
+
+    poll_s: float = 1.0
+    """Between requests without news."""
+    report_s: float = 1.0
+    """Between reports."""
+    retry_s: float = 0.25
+    """Until the first repetition; each one waits twice as long as the one before, ..."""
+    retry_max_s: float = 5.0
+    """... up to this."""
+    silence_s: float = 3.0
+    """After this long without an answer the node counts as unreachable."""
+
+
+@dataclass(slots=True)
+class LinkState:
+    """What is known of the connection to a node. Instants are of the head's clock."""
+
+    last_reply_at: float | None = None
+    unreachable_since: float | None = None
+    """Since when nothing was answered; None while the node answers."""
+    why: str | None = None
+    """Why it is unreachable, or refuses this head: a sentence. None: no reason is known."""
+    is_refused: bool = False
+    """The node answers, and takes no orders from this head: `why` says why."""
+    clock_skew_s: float | None = None
+    """By how much the node's clock is ahead."""
+    round_trip_s: float | None = None
+    version: str | None = None
+    epoch: int = 0
+    boot_id: str = ""
+    trouble: str | None = None
+    """What the node's engine fails to do, and tries again."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An operation that is not acknowledged."""
+
+    number: int
+    operation: Operation
+    body: bytes
+    boot_id: str = ""
+    """Of the node, when it was first sent."""
+
+
+class RemoteEngine:
+    """See `ports.Engine` and the module's docstring.
+
+    Args: channel: to the node's agent; closed with the engine. session: larger than that of any earlier head of this
+    node. node: names it in sentences. on_report: gets each new report of the node.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        session: int,
+        clock: Clock,
+        node: str = "the node",
+        on_report: Callable[[NodeReport], None] | None = None,
+        pace: LinkPace | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._channel = channel
+        self._session = session
+        self._clock = clock
+        self._node = node
+        self._on_report = on_report
+        self._pace = pace or LinkPace()
+        self._monotonic = monotonic
+        self.link = LinkState()
+        self.report: NodeReport | None = None
+        """The newest."""
+        self._pending: deque[_Pending] = deque()
+        self._last_operation = 0
+        self._sent = 0
+        """Number of the last operation that was ever sent."""
+        self._acked = 0
+        self._replica = NodeReplica()
+        self._takeover: Takeover | None = None
+        """Not yet confirmed by the agent; operations wait for it."""
+        self._is_void = False
+        """Nothing can be sent any more: another head used the session."""
+        self._serial = 0
+        self._received = 0
+        self._reading = 0
+        self._is_ack_due = False
+        self._events: list[EngineEvent] = []
+        self._number = 0
+        self._flight = 0
+        """Number of the first request of the exchange under way; 0: none."""
+        self._asked_at: dict[int, tuple[float, float]] = {}
+        """By number of a request of this exchange: when it was sent, monotonic and by the clock."""
+        self._tries = 0
+        self._fruitless = 0
+        """Exchanges in a row that achieved nothing."""
+        self._unanswered_since: float | None = None
+        self._next_at = self._monotonic()
+        """When to send, in the absence of news; for an exchange under way, when to repeat it."""
+        self._hold_until = 0.0
+        """News are not sent before: the last exchange had some, and achieved nothing."""
+        self._had_news = self._wanted_report = False
+        self._report_at = self._next_at
+        self._wants_reading = False
+        self._cpu_of: tuple[str, ...] = ()
+        self._wake: Callable[[], None] | None = None
+        self._has_fired = False
+        self._poller = Poller()
+        self._poller.watch(channel.fileno())
+        self._is_closed = False
+        self._pump()
+
+    # --- the protocol -------------------------------------------------------------------------------
+
+    def adopt(self, runs: Sequence[OpenRun]) -> None:
+        self._ask(AdoptRuns(tuple(runs)))
+        self._advance()
+
+    def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
+        gone = tuple(ended)
+        if gone:
+            self._ask(ForgetRuns(gone))
+        for known in runs:
+            started = self._replica.lost_start(known)
+            if started is not None:
+                self._events.append(started)
+        for batch in _batches(runs, lambda known: about_bytes(known.ticket)):
+            self._ask(ReconcileRuns(batch))
+        self._advance()
+
+    def start(self, tickets: Sequence[Ticket]) -> None:
+        for batch in _batches(tickets, about_bytes):
+            self._ask(StartRuns(batch))
+        self._advance()
+
+    def order(self, run: str, order: Order) -> None:
+        self._ask(OrderRun(run, order))
+        self._advance()
+
+    def events(self) -> list[EngineEvent]:
+        self._pump()
+        events, self._events = self._events, []
+        self._has_fired = False
+        for event in events:
+            self._replica.note_handed_out(event)
+        self._poller.rearm()
+        return events
+
+    def forget(self, runs: Iterable[str]) -> None:
+        gone = tuple(runs)
+        if gone:
+            self._ask(ForgetRuns(gone))
+            self._advance()
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
+        self._advance()
+        known = dict(self.report.owners) if self.report is not None else {}
+        for started in self._replica.live():
+            known[started.pid] = known[started.supervisor_pid] = started.run
+        return {pid: known[pid] for pid in pids if pid in known and self._replica.is_live(known[pid])}
+
+    def checkpoints(self) -> Mapping[str, float]:
+        self._advance()
+        found = self.report.checkpoints if self.report is not None else {}
+        return {run: at for run, at in found.items() if self._replica.is_live(run)}
+
+    def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
+        self._cpu_of = tuple(runs)
+        self._advance()
+        found = self.report.cpu_seconds if self.report is not None else {}
+        return {run: found[run] for run in self._cpu_of if run in found and self._replica.is_live(run)}
+
+    def set_waker(self, wake: Callable[[], None] | None) -> None:
+        """Must be called inside the running event loop; None detaches from it."""
+        self._wake, self._has_fired = wake, False
+        self._poller.attach(None if wake is None else self._on_news)
+        if self._events:
+            self._fire()
+
+    def close(self) -> None:
+        """Let go of the node; what it has not acknowledged follows from the table at the next start."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._wake = None
+            self._poller.close()
+            self._channel.close()
+
+    def request_reading(self) -> None:
+        """Ask for a reading of the GPUs that begins after this call; it comes with a report."""
+        self._wants_reading = True
+        self._report_at = self._monotonic()
+        self._advance()
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until `events` may have news, for callers without an event loop."""
+        if not self._events:
+            self._poller.ready(max(0.0, min(timeout_s, self.next_at() - self._monotonic())))
+
+    def next_at(self) -> float:
+        """Monotonic instant at which something is to be done without news, for callers without an event loop."""
+        if self._flight:
+            return self._next_at
+        return max(self._hold_until, 0.0 if self._has_news() else min(self._next_at, self._report_at))
+
+    # --- operations ------------------------------------------------------------------------------------
+
+    def _ask(self, operation: Operation) -> None:
+        body = encode(operation)
+        if len(body) > MAX_OPERATION_BYTES and isinstance(operation, (StartRuns, ReconcileRuns)):
+            for run in _runs_to_start(operation):
+                self._cannot_send(run, len(body))
+            return
+        self._last_operation += 1
+        self._pending.append(_Pending(self._last_operation, operation, body))
+
+    def _cannot_send(self, run: str, size: int) -> None:
+        most = MAX_OPERATION_BYTES // _MIB
+        text = (
+            f"its script and environment take {size // _MIB} MiB; at most {most} MiB can be sent to {self._node}: "
+            "put the data into a file"
+        )
+        event = RunEnded(run, None, self._clock.now(), launch_error=text)
+        if self._replica.is_news(event):
+            self._events.append(event)
+
+    def _acknowledge(self, number: int) -> bool:
+        """Take operations as applied; whether any was news."""
+        if number <= self._acked:
+            return False
+        self._acked = number
+        while self._pending and self._pending[0].number <= number:
+            pending = self._pending.popleft()
+            self._replica.apply(pending.operation, pending.boot_id)
+        return True
+
+    # --- the exchange ----------------------------------------------------------------------------------
+
+    def _on_news(self) -> None:
+        """Called by the poller: the daemon is woken for events only."""
+        self._advance()
+        self._poller.rearm()
+
+    def _advance(self) -> None:
+        """Send and receive; wake the daemon if it gets news from that."""
+        self._pump()
+        if self._events:
+            self._fire()
+        self._poller.rearm()
+
+    def _fire(self) -> None:
+        """Wake the daemon, once until it collects the events."""
+        if self._wake is not None and not self._has_fired:
+            self._has_fired = True
+            self._wake()
+
+    def _pump(self) -> None:
+        if self._is_closed:
+            return
+        for frame in self._channel.receive():
+            self._take(frame)
+        now = self._monotonic()
+        self._note_silence(now)
+        if self.next_at() <= now and not self._is_void:
+            self._send(now)
+            # An agent in this process may have answered already.
+            for frame in self._channel.receive():
+                self._take(frame)
+        self._poller.alarm_at = NEVER if self._is_void else self.next_at()
+
+    def _has_news(self) -> bool:
+        if self._takeover is not None or self._is_ack_due:
+            return True
+        return bool(self._pending) and self.link.epoch > 0
+
+    def _send(self, now: float) -> None:
+        self._number += 1
+        if not self._flight:
+            self._flight, self._tries = self._number, 0
+            self._asked_at.clear()
+        self._asked_at[self._number] = now, self._clock.now()
+        if self._unanswered_since is None:
+            self._unanswered_since = now
+        self._next_at = now + self._backoff_s(self._tries)
+        self._tries += 1
+        # Without the agent's epoch nothing is sent that could be applied in another boot of the node.
+        bodies: list[bytes] = []
+        if self.link.epoch and self._takeover is None:
+            bodies = chunks([pending.body for pending in islice(self._pending, 256)])
+            for pending in islice(self._pending, len(bodies)):
+                if pending.number > self._sent:
+                    self._sent, pending.boot_id = pending.number, self.link.boot_id
+        request = SyncRequest(
+            number=self._number,
+            session=self._session,
+            epoch=self.link.epoch,
+            takeover=self._takeover,
+            first_operation=self._acked + 1,
+            acked_event=self._received,
+            acked_reading=self._reading,
+            wants_report=now >= self._report_at,
+            wants_reading=self._wants_reading,
+            cpu_of=self._cpu_of,
+            deadline_s=self._pace.silence_s,
+        )
+        self._is_ack_due = False
+        self._had_news, self._wanted_report = bool(bodies) or self._takeover is not None, request.wants_report
+        self._channel.send(pack(request, bodies))
+
+    def _note_silence(self, now: float) -> None:
+        link = self.link
+        trouble = self._channel.trouble()
+        if self._unanswered_since is None and trouble is None:
+            return
+        since = now if self._unanswered_since is None else self._unanswered_since
+        if link.unreachable_since is None and (trouble is not None or now - since >= self._pace.silence_s):
+            link.unreachable_since = self._clock.now() - (now - since)
+            log.warning(
+                "%s does not answer%s; its runs stay as they are", self._node, f": {trouble}" if trouble else ""
+            )
+        if link.unreachable_since is not None and not link.is_refused:
+            link.why = trouble
+
+    def _take(self, frame: bytes) -> None:
+        """Handle a reply."""
+        try:
+            unpacked = unpack(frame)
+            why = version_trouble(self._node, unpacked)
+            reply = None if why is not None else decode(unpacked.parts[0], SyncReply)
+        except ValueError as error:
+            log.error("%s sent something that is no reply: %s", self._node, error)
+            return
+        self.link.version = unpacked.version
+        if reply is None:
+            self._take_refusal(why or "")
+        elif reply.session == self._session or (reply.session == 0 and reply.refused is not None):
+            if reply.refused is not None:
+                self._take_refusal(f"{self._node}: {reply.refused}")
+            elif reply.epoch >= self.link.epoch and not self._is_void:
+                # A lower epoch: of an agent that is gone.
+                self._take_reply(reply)
+
+    def _take_refusal(self, why: str) -> None:
+        link = self.link
+        if link.why != why:
+            log.error("%s", why)
+        link.is_refused, link.why = True, why
+        self._note_answer()
+        self._end_exchange(has_progress=False)
+
+    def _take_reply(self, reply: SyncReply) -> None:
+        now = self._monotonic()
+        has_progress = False
+        self.link.is_refused = False
+        self._note_answer()
+        if reply.epoch > self.link.epoch:
+            self._begin_epoch(reply)
+            has_progress = True
+        is_newest = reply.serial > self._serial
+        if is_newest:
+            self._serial = reply.serial
+            self.link.trouble = reply.trouble
+            if self._takeover is not None and reply.has_taken_over and reply.is_ready:
+                self._takeover, has_progress = None, True
+            elif self._takeover is None and not reply.is_ready and max(self._acked, reply.applied) > 0:
+                self._take_over_again(max(self._acked, reply.applied))
+        has_progress |= self._take_what_it_tells(reply, is_newest)
+        asked = self._asked_at.get(reply.number)
+        if asked is not None:
+            self._measure(reply, now - asked[0], asked[1])
+        if self._flight and reply.number >= self._flight:
+            self._end_exchange(has_progress)
+
+    def _take_what_it_tells(self, reply: SyncReply, is_newest: bool) -> bool:
+        """Take acknowledgements, events and the report; whether it brought the exchange forward."""
+        # Before the takeover the agent counts what earlier ones applied, which is part of the takeover already.
+        has_progress = self._takeover is None and self._acknowledge(reply.applied)
+        for number, event in enumerate(reply.events, reply.first_event):
+            if number == self._received + 1:
+                self._received, has_progress, self._is_ack_due = number, True, True
+                if self._replica.is_news(event):
+                    self._events.append(event)
+        if reply.report is not None and is_newest:
+            self._take_report(reply.report)
+        return has_progress
+
+    def _take_report(self, report: NodeReport) -> None:
+        if report.gpus is not None:
+            if report.reading > self._reading:
+                self._reading, self._wants_reading = report.reading, False
+            else:
+                # It was taken with an earlier report already.
+                report = replace(report, gpus=None)
+        self.report = report
+        is_reading_awaited = self._wants_reading and report.gpus is None
+        self._report_at = self._monotonic() + (self._pace.retry_s if is_reading_awaited else self._pace.report_s)
+        if self._on_report is not None:
+            self._on_report(report)
+
+    def _begin_epoch(self, reply: SyncReply) -> None:
+        """Another agent answers than before: it must learn what this session has done."""
+        link = self.link
+        is_first, other_boot = link.epoch == 0, link.boot_id != reply.boot_id
+        link.epoch, link.boot_id = reply.epoch, reply.boot_id
+        self._serial = self._received = self._reading = 0
+        self._takeover = None
+        if not is_first:
+            log.info("the agent of %s was restarted", self._node)
+            # What was under way to another boot, or to an agent whose journal is lost, may have been done there, and
+            # must not be done again.
+            is_unknown = other_boot or reply.applied < self._acked
+            self._take_over_again(max(self._acked, self._sent if is_unknown else reply.applied))
+        elif reply.applied:
+            self._is_void = link.is_refused = True
+            link.why = f"{self._node}: another head has used session {self._session}"
+            log.error("%s", link.why)
+
+    def _take_over_again(self, as_of: int) -> None:
+        self._acknowledge(as_of)
+        self._takeover = Takeover(as_of, self._replica.open_runs()) if as_of else None
+
+    def _note_answer(self) -> None:
+        link = self.link
+        self._unanswered_since = None
+        link.last_reply_at = self._clock.now()
+        if link.unreachable_since is not None:
+            log.info("%s answers again", self._node)
+            link.unreachable_since = None
+        if not link.is_refused:
+            link.why = None
+
+    def _end_exchange(self, has_progress: bool) -> None:
+        now = self._monotonic()
+        if has_progress:
+            self._fruitless, self._hold_until = 0, 0.0
+        elif self._had_news or self.link.is_refused:
+            # A node that cannot act on a request is not asked again without a pause.
+            self._hold_until = now + self._backoff_s(self._fruitless)
+            self._fruitless += 1
+        self._flight = 0
+        self._next_at = now + self._pace.poll_s
+        if self._wanted_report and self._report_at <= now:
+            # The node could not make one.
+            self._report_at = now + self._pace.retry_s
+
+    def _backoff_s(self, tries: int) -> float:
+        return min(self._pace.retry_s * 2.0 ** min(tries, 16), self._pace.retry_max_s)
+
+    def _measure(self, reply: SyncReply, round_trip_s: float, asked_at: float) -> None:
+        link = self.link
+        best_s = link.round_trip_s
+        if best_s is None or round_trip_s <= 2 * best_s:
+            # Only quick exchanges tell the clocks apart.
+            link.clock_skew_s = reply.at - (asked_at + round_trip_s / 2)
+        link.round_trip_s = round_trip_s if best_s is None else min(round_trip_s, 1.1 * best_s)
+
+
+def _runs_to_start(operation: StartRuns | ReconcileRuns) -> list[str]:
+    if isinstance(operation, StartRuns):
+        return [ticket.run for ticket in operation.tickets]
+    return [known.run for known in operation.runs]
+
+
+def _batches(items: Sequence[_Item], about: Callable[[_Item], int]) -> list[tuple[_Item, ...]]:
+    """The items in operations of about the usual size."""
+    found: list[tuple[_Item, ...]] = []
+    batch: list[_Item] = []
+    size = 0
+    for item in items:
+        bytes_of = about(item)
+        if batch and size + bytes_of > USUAL_BYTES:
+            found.append(tuple(batch))
+            batch, size = [], 0
+        batch.append(item)
+        size += bytes_of
+    return [*found, tuple(batch)] if batch else found
