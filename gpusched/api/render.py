@@ -135,6 +135,13 @@ def command_line(job: Job) -> str:
     return shlex.join(words)
 
 
+def _priority(job: Job, ctx: JobContext) -> float | None:
+    """Now while it waits, and afterwards the one with which its run was started."""
+    if job.state is JobState.PENDING:
+        return ctx.priority(job)[0]
+    return None if ctx.run is None else ctx.run.priority
+
+
 def _of_layout(name: str) -> Callable[[Job, JobContext], Any]:
     """An amount for tasks as asked for; null if nothing was said about it."""
 
@@ -190,7 +197,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "state": "state.value",
     "reason": _reason,
     "reason_text": _reason_text,
-    "priority": lambda job, ctx: ctx.priority(job)[0] if job.state is JobState.PENDING else None,
+    "priority": lambda job, ctx: _priority(job, ctx),
     "priority_parts": lambda job, ctx: ctx.priority(job)[1] if job.state is JobState.PENDING else None,
     "nice": "spec.nice",
     "hold": "hold",

@@ -797,7 +797,11 @@ class Scheduler:
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )
                 placement = with_limit(start.placement, node.reading, self.settings)
-                job, run, story = transitions.start_run(job, placement, node.boot_id, tx.now, stdout_path, stderr_path)
+                key = self.world.class_of(job.id)
+                priority = None if key is None else planner.ranking.priority(key, job.queued_at).total
+                job, run, story = transitions.start_run(
+                    job, placement, node.boot_id, tx.now, stdout_path, stderr_path, priority=priority
+                )
                 tx.put(job, run, (*story, *self._kept_to(job, run)))
                 has_starts = True
                 self.history.began(job)

@@ -127,6 +127,8 @@ def start_run(
     now: float,
     stdout_path: str | None = None,
     stderr_path: str | None = None,
+    *,
+    priority: float | None = None,
 ) -> Step:
     """Record the intent to start the job's next run on this placement."""
     if job.state is not JobState.PENDING:
@@ -143,6 +145,7 @@ def start_run(
         mem_mib=placement.mem_mib,
         stdout_path=stdout_path,
         stderr_path=stderr_path,
+        priority=priority,
     )
     job = replace(
         job,

@@ -137,6 +137,8 @@ class Run(Value):
     mem_mib: int = 0
     start_at: float | None = None
     end_at: float | None = None
+    priority: float | None = None
+    """Of the job when it was started; None for an adopted one."""
     supervisor_pid: int | None = None
     supervisor_start_ticks: int | None = None
     """Start time of the supervisor in clock ticks since boot; detects pid reuse."""

@@ -102,6 +102,7 @@ RICH_RUN = Run(
     mem_mib=4096,
     start_at=NOW + 1,
     end_at=NOW + 2,
+    priority=-1.25,
     supervisor_pid=4242,
     supervisor_start_ticks=123456789012,
     pid=4243,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from golden_cases import case, cases, check
@@ -66,6 +67,32 @@ def test_the_parts_sum_up_to_the_priority(weighted: SlurmLab) -> None:
     assert {row[0]: row[-1] for row in rows} == {1: 0, 2: 10, 3: 0}
     size = {row[0]: row[5] for row in rows}
     assert size[1] == 50, "half of the cores of the only node"
+
+
+def test_a_job_keeps_the_priority_with_which_it_was_started(tmp_path: Path) -> None:
+    lab = SlurmLab(tmp_path / "lab", config=CONFIG + WEIGHTS)
+    try:
+        first, second = (lab.submit(f"-c 8 -t 5 --nice={nice} --wrap 'sleep 600'") for nice in (0, 7))
+        lab.wait_state(first, "RUNNING")
+        waiting = {name: int(lab.ok(f"squeue -h -j {name} -o %Q")) for name in (first, second)}
+        assert waiting[first] - waiting[second] in (6, 7, 8), "one of a running job, one of a waiting one"
+        lab.ok(f"scancel {first}")
+        lab.wait_state(second, "RUNNING")
+        running = lab.ok(f"squeue -h -j {second} -o '%Q %p'")
+        number, fraction = running.split()
+        assert abs(int(number) - waiting[second]) <= 1
+        assert float(fraction) == pytest.approx(int(number) / 2**32, rel=1e-3)
+        assert f"Priority={number} " in lab.ok(f"scontrol show job {second}")
+        lab.ok("gpusched daemon stop && gq")
+        assert lab.ok(f"squeue -h -j {second} -o '%Q %p'") == running
+        lab.ok(f"scancel {second}")
+        lab.wait(second)
+        assert lab.ok(f"sacct -n -X -j {second} -o priority").split() == [number]
+        never = lab.submit("--hold --wrap true")
+        lab.ok(f"scancel {never}")
+        assert lab.ok(f"squeue -h -t all -j {never} -o %Q") == "0\n"
+    finally:
+        lab.close()
 
 
 def test_sprio_chooses_jobs(weighted: SlurmLab) -> None:

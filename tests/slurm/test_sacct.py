@@ -577,9 +577,9 @@ def seconds(text: str) -> float:
 
 
 def test_nothing_is_known_of_a_step_whose_srun_was_killed(lab: SlurmLab) -> None:
-    job = lab.submit(
-        "--wrap 'srun sleep 100 & until squeue -s -h -j $SLURM_JOB_ID | grep -q .; do :; done; kill -9 $!'"
-    )
+    # The script has a row of its own from the start.
+    is_there = "squeue -s -h -j $SLURM_JOB_ID -o %i | grep -q [.]0"
+    job = lab.submit(f"--wrap 'srun sleep 100 & until {is_there}; do sleep 0.1; done; kill -9 $!; wait'")
     lab.wait(job)
     (line,) = lab.ok(f"sacct -n -P -j {job}.0 -o totalcpu,maxrss,averss,avecpu,mincpu").splitlines()
     assert line == "00:00:00||||"

@@ -51,7 +51,7 @@ def test_a_listed_transition_passes(one, other):
 
 def test_a_start_records_the_intent():
     before = job(7, run=2, reason=ReasonCode.NON_ZERO_EXIT_CODE, reason_text="exit code 1", exit_code=1)
-    one, run, events = transitions.start_run(before, PLACE, "boot1", NOW, "/tmp/o", "/tmp/e")
+    one, run, events = transitions.start_run(before, PLACE, "boot1", NOW, "/tmp/o", "/tmp/e", priority=2.5)
     assert (one.state, one.run, one.start_at) == (JobState.RUNNING, 3, NOW)
     assert (one.reason, one.reason_text, one.exit_code) == (None, None, None)
     assert run == Run(
@@ -61,6 +61,7 @@ def test_a_start_records_the_intent():
         node="n1",
         boot_id="boot1",
         intent_at=NOW,
+        priority=2.5,
         gpus=PLACE.gpus,
         cpus=4.0,
         mem_mib=2048,

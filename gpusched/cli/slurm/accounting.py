@@ -503,7 +503,7 @@ def _submitted(row: AccountingRecord) -> str:
 
 
 def _priority(row: AccountingRecord) -> str:
-    return str(int(row.job["priority"] or 0)) if row.is_job else ""
+    return str(round(row.job["priority"] or 0)) if row.is_job else ""
 
 
 def _used(of: str) -> Callable[[AccountingRecord], str]:

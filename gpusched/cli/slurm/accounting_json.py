@@ -88,7 +88,7 @@ def _job(record: AccountingRecord) -> Json:
         "mcs": {"label": ""},
         "nodes": record.node,
         "partition": job["queue"],
-        "priority": int(job["priority"] or 0),
+        "priority": round(job["priority"] or 0),
         "qos": job["qos"] or NORMAL_QOS,
         "required": {"CPUs": record.cpus, "memory": int(job["mem_mib"] or 0)},
         "kill_request_user": _user_name(record.canceller),

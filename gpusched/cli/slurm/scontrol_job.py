@@ -207,7 +207,7 @@ def _text(value: str | None) -> str:
 
 
 def priority_of(job: Json) -> int:
-    """A whole number as Slurm's; 0 of a job that is held or no longer waits."""
+    """A whole number as Slurm's; 0 of a job that is held or never started."""
     if job["hold"] or job["priority"] is None:
         return 0
     return max(1, min(_MOST_PRIORITY, round(float(job["priority"]))))
