@@ -26,6 +26,7 @@ def world_facts(world: DaemonState) -> dict[str, Any]:
         "releasing": dict(sorted(world.releasing.items())),
         "holds": {handle: held(world, handle) for handle in sorted(world.holds)},
         "drains": dict(world.drains),
+        "drainers": dict(world.drainers),
         "clearances": dict(world.clearances),
         "usage": dict(sorted(world.usage.items())),
         "calendar": dict(world.calendar),

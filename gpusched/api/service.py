@@ -74,8 +74,6 @@ class ApiService:
     """Number of forecasts in progress, by user."""
     waiting: dict[int, int] = field(default_factory=dict)
     """Number of jobs being waited for, by user; a job counts once per request."""
-    drained: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Who drained each node, and when; unknown after a restart."""
     thinker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "look-ahead"))
     """Computes slow answers one at a time; its thread starts with the first one."""
 

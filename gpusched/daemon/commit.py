@@ -11,7 +11,7 @@ from gpusched.errors import NotFound
 from gpusched.lifecycle import arrays, transitions
 from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
-from gpusched.model.cluster import Clearance, NodeView
+from gpusched.model.cluster import Clearance, Drainer, NodeView
 from gpusched.model.commands import Caller
 from gpusched.model.execution import NoteOrder, SignalOrder, StepStopOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
@@ -175,17 +175,26 @@ class TickTransaction:
             self._nodes = self._view_nodes()
         return self._nodes
 
-    def drain(self, name: str, message: str) -> None:
-        """Record that a node, or a GPU by UUID, accepts no new work."""
+    def drain(self, name: str, message: str, by: Drainer | None = None) -> None:
+        """Record that a node, or a GPU by UUID, accepts no new work. Args: by: None for the daemon itself."""
         self.changes.drains[name] = message
         self.world.drains[name] = message
+        self._drained_by(name, by)
         self.view_again()
 
     def undrain(self, name: str) -> bool:
         """Record that a node, or a GPU by UUID, accepts new work; return whether it was drained."""
         self.changes.drains[name] = None
+        self._drained_by(name, None)
         self.view_again()
         return self.world.drains.pop(name, None) is not None
+
+    def _drained_by(self, name: str, by: Drainer | None) -> None:
+        self.changes.drainers[name] = by
+        if by is None:
+            self.world.drainers.pop(name, None)
+        else:
+            self.world.drainers[name] = by
 
     def clear(self, clearance: Clearance) -> None:
         """Record that a GPU is healthy."""

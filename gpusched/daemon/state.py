@@ -26,7 +26,7 @@ from gpusched.lifecycle.dependencies import (
     Verdict,
     parse_dependency,
 )
-from gpusched.model.cluster import Allocation, Clearance
+from gpusched.model.cluster import Allocation, Clearance, Drainer
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
@@ -118,6 +118,7 @@ class DaemonState:
         self.checkpoints: dict[str, float] = {}
         """When open runs last reported a checkpoint."""
         self.drains: dict[str, str] = {}
+        self.drainers: dict[str, Drainer] = {}
         self.clearances: dict[str, Clearance] = {}
         """GPUs that were cleared as healthy, by UUID."""
         self.usage: dict[tuple[str, str], Usage] = {}
@@ -156,6 +157,7 @@ class DaemonState:
         world.next_id = store.next_job_id()
         world.next_pipeline = store.next_pipeline()
         world.drains = store.load_drains()
+        world.drainers = store.load_drainers()
         world.clearances = {clearance.uuid: clearance for clearance in store.load_clearances()}
         world.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
         world.fences.update(store.load_fences())

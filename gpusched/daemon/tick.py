@@ -639,6 +639,7 @@ class Scheduler:
             (changes.jobs, {job.id: job for job in jobs}),
             (changes.runs, {run.id: run for run in runs}),
             (changes.drains, store.load_drains()),
+            (changes.drainers, store.load_drainers()),
             (changes.fences, store.load_fences()),
             (changes.kept_places, store.load_kept_places()),
             (changes.clearances, {clearance.uuid: clearance for clearance in store.load_clearances()}),

@@ -29,6 +29,13 @@ class Xid(Value):
     """Sequence number of its kernel log record, stable across readings; None for a fault received as an event."""
 
 
+class Drainer(Value):
+    """The user who drained a node or GPU, and when."""
+
+    user: str
+    at: float
+
+
 class Clearance(Value):
     """Confirmation by an admin that a GPU is well (`gctl undrain`): earlier faults no longer count against it."""
 

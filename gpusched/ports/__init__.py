@@ -17,7 +17,7 @@ from typing import Protocol
 
 from gpusched.errors import GpuschedError
 from gpusched.model.alerts import Alert
-from gpusched.model.cluster import Clearance, GpuReading, HostSample
+from gpusched.model.cluster import Clearance, Drainer, GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.history import UsageSum
 from gpusched.model.job import Job, JobEvent, Run
@@ -49,6 +49,8 @@ class Changes:
     """Scripts and environments by SHA-256 (hex); existing ones are left unchanged."""
     drains: dict[str, str | None] = field(default_factory=dict)
     """Node name or GPU UUID -> drain message; None undrains."""
+    drainers: dict[str, Drainer | None] = field(default_factory=dict)
+    """Who drained these; None if it was the daemon, and when they are undrained."""
     fences: dict[int, float | None] = field(default_factory=dict)
     """By job: from when on no job may pass a pending job with a reservation; None removes the fence."""
     kept_places: dict[int, Placement | None] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Changes:
             or self.events
             or self.payloads
             or self.drains
+            or self.drainers
             or self.fences
             or self.kept_places
             or self.clearances
@@ -151,6 +154,9 @@ class Store(Archive, Protocol):
 
     def load_drains(self) -> dict[str, str]:
         """Drained nodes and GPUs with their messages."""
+
+    def load_drainers(self) -> dict[str, Drainer]:
+        """Who drained nodes and GPUs, of those that a user drained."""
 
     def load_clearances(self) -> list[Clearance]:
         """The latest clearance of each GPU, by UUID."""

@@ -18,6 +18,7 @@ from gpusched.lifecycle.overuse import Intruder
 from gpusched.model.checks import Check
 from gpusched.model.cluster import (
     Allocation,
+    Drainer,
     GpuReading,
     GpuSample,
     GpuStatus,
@@ -152,6 +153,10 @@ class ActiveJobs(Protocol):
     @property
     def drains(self) -> Mapping[str, str]:
         """Messages by node name or GPU UUID."""
+
+    @property
+    def drainers(self) -> Mapping[str, Drainer]:
+        """Who drained them, of those that a user drained."""
 
     @property
     def calendar(self) -> Mapping[str, CalendarEntry]: ...

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from gpusched.errors import BrokenInvariant, GpuschedError
 from gpusched.model.alerts import Alert
-from gpusched.model.cluster import Clearance, GpuReading
+from gpusched.model.cluster import Clearance, Drainer, GpuReading
 from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.pipeline import Pipeline
@@ -38,6 +38,7 @@ class MemoryStore:
         self._events: dict[int, list[JobEvent]] = {}
         self._payloads: dict[str, bytes] = {}
         self._drains: dict[str, str] = {}
+        self._drainers: dict[str, Drainer] = {}
         self._clearances: dict[str, Clearance] = {}
         self._fences: dict[int, float] = {}
         self._kept_places: dict[int, Placement] = {}
@@ -59,6 +60,10 @@ class MemoryStore:
     def load_drains(self) -> dict[str, str]:
         """Drained nodes and GPUs with their messages."""
         return dict(sorted(self._drains.items()))
+
+    def load_drainers(self) -> dict[str, Drainer]:
+        """Who drained nodes and GPUs, of those that a user drained."""
+        return dict(sorted(self._drainers.items()))
 
     def load_clearances(self) -> list[Clearance]:
         """Newest clearance of each GPU, by UUID."""
@@ -131,6 +136,7 @@ class MemoryStore:
         for sha, body in changes.payloads.items():
             self._payloads.setdefault(sha, body)
         _put_or_drop(self._drains, changes.drains)
+        _put_or_drop(self._drainers, changes.drainers)
         _put_or_drop(self._fences, changes.fences)
         _put_or_drop(self._kept_places, changes.kept_places)
         self._clearances.update(changes.clearances)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from gpusched.errors import GpuschedError, NotReady, StoreBroken
 from gpusched.model.alerts import Alert
-from gpusched.model.cluster import Clearance, GpuReading
+from gpusched.model.cluster import Clearance, Drainer, GpuReading
 from gpusched.model.history import GROUPS, UsageSum, cards_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
 from gpusched.model.pipeline import Pipeline
@@ -97,6 +97,10 @@ class SqliteStore:
         """Drained nodes and GPUs with their messages."""
         return dict(self._rows(_texts, sql.DRAINS))
 
+    def load_drainers(self) -> dict[str, Drainer]:
+        """Who drained nodes and GPUs, of those that a user drained."""
+        return dict(self._rows(_drainer, sql.DRAINERS))
+
     def load_clearances(self) -> list[Clearance]:
         """Newest clearance of each GPU, by UUID."""
         return self._rows(rows.CLEARANCES.read, sql.CLEARANCES)
@@ -153,6 +157,13 @@ class SqliteStore:
             if changes.payloads:
                 db.executemany(sql.PUT_PAYLOAD, changes.payloads.items())
             _put_or_drop(db, changes.drains, sql.DRAIN, sql.UNDRAIN, lambda *texts: [*map(rows.pack_text, texts)])
+            _put_or_drop(
+                db,
+                changes.drainers,
+                sql.PUT_DRAINER,
+                sql.DROP_DRAINER,
+                lambda target, who: (rows.pack_text(target), rows.pack_text(who.user), who.at),
+            )
             _put_or_drop(db, changes.fences, sql.PUT_FENCE, sql.DROP_FENCE)
             _put_or_drop(
                 db, changes.kept_places, sql.PUT_KEPT_PLACE, sql.DROP_KEPT_PLACE, lambda job, at: (job, rows.pack(at))
@@ -579,6 +590,10 @@ def _kept_place(row: rows.Row) -> tuple[int, Placement]:
 def _fence(row: rows.Row) -> tuple[int, float]:
     job_id, fence_at = row
     return int(job_id), float(fence_at)
+
+
+def _drainer(row: rows.Row) -> tuple[str, Drainer]:
+    return rows.unpack_text(row[0]), Drainer(rows.unpack_text(row[1]), row[2])
 
 
 def _texts(row: rows.Row) -> tuple[str, str]:

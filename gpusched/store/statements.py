@@ -34,6 +34,8 @@ TELL = _insert("job_events", EVENT_COLUMNS)
 PUT_PAYLOAD = "INSERT INTO payloads (sha, body) VALUES (?, ?) ON CONFLICT (sha) DO NOTHING"
 DRAIN = _upsert("drains", ("target", "message"), ("target",))
 UNDRAIN = "DELETE FROM drains WHERE target = ?"
+PUT_DRAINER = _upsert("drainers", ("target", "user", "at"), ("target",))
+DROP_DRAINER = "DELETE FROM drainers WHERE target = ?"
 PUT_FENCE = _upsert("fences", ("job_id", "fence_at"), ("job_id",))
 DROP_FENCE = "DELETE FROM fences WHERE job_id = ?"
 PUT_KEPT_PLACE = _upsert("kept_places", ("job_id", "place"), ("job_id",))
@@ -71,6 +73,7 @@ STEPS_OF_JOBS = (
 )
 NEXT_STEP = "SELECT coalesce(max(number), -1) + 1 FROM steps WHERE job_id = ? AND run = ?"
 EVENTS_OF_JOB = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id = ? ORDER BY id"
+DRAINERS = "SELECT target, user, at FROM drainers ORDER BY target"
 DRAINS = "SELECT target, message FROM drains ORDER BY target"
 KNOWN_PAYLOADS = "SELECT sha FROM payloads WHERE sha IN (SELECT value FROM json_each(?))"
 PAYLOAD_BYTES_OF_USER = """

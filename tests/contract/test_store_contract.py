@@ -9,7 +9,7 @@ import pytest
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.alerts import Alert
-from gpusched.model.cluster import Clearance, GpuReading, GpuSample
+from gpusched.model.cluster import Clearance, Drainer, GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, Notice, Request, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Placement
@@ -401,6 +401,14 @@ def test_drains_are_set_replaced_and_lifted(store: Store) -> None:
     assert store.load_drains() == {"GPU-1": 'the "\udcff" fan', "n1": "", "n2": "disk"}
     store.commit(Changes(drains={"n2": "disk and memory", "GPU-1": None, "unknown": None}))
     assert store.load_drains() == {"n1": "", "n2": "disk and memory"}
+
+
+def test_who_drained_is_kept_replaced_and_forgotten(store: Store) -> None:
+    ann, bob = Drainer("ann", NOW), Drainer('"bob" \udcff', NOW + 0.5)
+    store.commit(Changes(drainers={"n2": ann, "GPU-1": bob}))
+    assert store.load_drainers() == {"GPU-1": bob, "n2": ann}
+    store.commit(Changes(drainers={"n2": bob, "GPU-1": None, "unknown": None}))
+    assert store.load_drainers() == {"n2": bob}
 
 
 def test_an_empty_commit_returns_at_once(store: Store) -> None:

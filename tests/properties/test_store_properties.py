@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.errors import BrokenInvariant
+from gpusched.model.cluster import Drainer
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Notice, Request, RetryRule, Run
 from gpusched.model.states import ACTIVE_STATES, FINAL_STATES, JobState, ReasonCode, RunState
 from gpusched.model.value import decode, replace
@@ -239,6 +240,7 @@ def commits(draw: st.DrawFn) -> Changes:
         changes.events.append(JobEvent(job_id, NOW, "note", draw(st.sampled_from(["x", "\udcff"]))))
     for target in draw(st.lists(st.sampled_from(["n1", "GPU-1"]), max_size=1)):
         changes.drains[target] = draw(st.none() | st.just("fan"))
+        changes.drainers[target] = draw(st.none() | st.builds(Drainer, texts, st.just(NOW)))
     return changes
 
 
@@ -272,6 +274,7 @@ def test_both_stores_accept_refuse_and_answer_the_same(history: list[Changes], q
                 assert disk.load_active() == memory.load_active()
                 assert disk.next_job_id() == memory.next_job_id()
             assert disk.load_drains() == memory.load_drains()
+            assert disk.load_drainers() == memory.load_drainers()
             assert disk.runs(range(9)) == memory.runs(range(9))
             assert [disk.events(n) for n in range(9)] == [memory.events(n) for n in range(9)]
             assert disk.last_job_id(1000) == memory.last_job_id(1000)

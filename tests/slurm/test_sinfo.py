@@ -15,7 +15,7 @@ import pytest
 from golden_cases import GoldenCase, Places, case, cases, check, check_table
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_lab import SlurmLab
+from slurm_lab import SlurmLab, user
 
 from gpusched.cli.slurm import sinfo
 from gpusched.cli.slurm.command import CommandError, parse
@@ -44,6 +44,21 @@ def test_agrees_with_slurm_on_an_idle_machine(idle: SlurmLab, one: GoldenCase) -
 
 def test_every_difference_is_of_a_case_that_is_compared() -> None:
     check_table("sinfo", DIFFERS, _IDLE)
+
+
+def test_who_drained_a_node_and_when_survives_a_restart(own_lab: SlurmLab) -> None:
+    lab = own_lab
+    lab.ok("scontrol update nodename=node1 state=drain reason='fan failure'")
+    asked = "sinfo -R; sinfo -h -o '%E|%u|%U|%H'; scontrol show node | grep Reason="
+    before = lab.ok(asked)
+    assert re.search(rf"fan failure \[{user()}@\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\]", before)
+    assert f"fan failure|{user()}|{user()}({os.getuid()})|2" in before
+    lab.ok("gpusched daemon stop && gq")
+    assert lab.ok(asked) == before
+    lab.ok("scontrol update nodename=node1 state=resume")
+    lab.ok("gpusched daemon stop && gq")
+    assert lab.ok("sinfo -h -R") == ""
+    assert lab.type("scontrol show node | grep Reason=").out == ""
 
 
 def test_agrees_with_slurm_on_a_full_and_a_drained_machine(own_lab: SlurmLab) -> None:

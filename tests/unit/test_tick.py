@@ -241,8 +241,9 @@ def test_devices_accept_every_usual_name() -> None:
     for target, name in (("0", "GPU-0"), ("n1:1", "GPU-1"), ("n1", "n1"), ("GPU-1", "GPU-1")):
         assert lab.ask(Drain(ROOT, (target,), "why"))[0]["changed"] == [name]
         assert lab.store.load_drains() == {name: "why"}
+        assert {drained: who.user for drained, who in lab.store.load_drainers().items()} == {name: ROOT.user}
         lab.ask(Drain(ROOT, (target,), None))
-    assert lab.store.load_drains() == {}
+    assert lab.store.load_drains() == lab.store.load_drainers() == {}
     for target in ("7", "elsewhere", ""):
         assert isinstance(lab.ask(Drain(ROOT, (target,), "why"))[0], NotFound)
 

@@ -55,13 +55,13 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
     newest = scheduler.cluster[node.name]
     load, reading = newest.host, newest.reading
     holds = [held for held in scheduler.world.holds.values() if held.node == node.name]
-    drained_by, drained_at = service.drained.get(node.name, (None, None))
+    drainer = scheduler.world.drainers.get(node.name)
     return {
         "name": node.name,
         "state": "drained" if node.why_not else "up",
         "message": scheduler.world.drains.get(node.name),
-        "drained_by": drained_by,
-        "drained_at": drained_at,
+        "drained_by": None if drainer is None else drainer.user,
+        "drained_at": None if drainer is None else drainer.at,
         "cpus": node.cpus,
         "cpus_booked": sum(hold.cpus for hold in holds),
         "mem_mib": node.mem_mib,
@@ -192,7 +192,6 @@ async def drain(request: web.Request) -> web.Response:
     if not isinstance(message, str) or len(message) > 500:
         raise UsageError("the message must be a string of at most 500 characters", "use -m 'why'")
     answer = await service.daemon.ask(commands.Drain(caller, _targets(body), printable(message)))
-    service.drained.update(dict.fromkeys(answer["changed"], (caller.user, service.scheduler.now())))
     return respond(**answer)
 
 
@@ -201,8 +200,6 @@ async def undrain(request: web.Request) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "targets")
     answer = await service.daemon.ask(commands.Drain(caller, _targets(body), None))
-    for name in (*answer["changed"], *answer["unchanged"]):
-        service.drained.pop(name, None)
     return respond(**answer)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpusched.access import check_admin
 from gpusched.daemon.commit import AuditEvent, TickTransaction
-from gpusched.model.cluster import SUSPECT, Clearance
+from gpusched.model.cluster import SUSPECT, Clearance, Drainer
 from gpusched.model.commands import (
     Drain,
 )
@@ -27,7 +27,7 @@ def apply(command: Drain, tx: TickTransaction) -> dict[str, Any]:
                 # Errors counted so far no longer count against the GPU.
                 tx.clear(Clearance(gpu.uuid, tx.now, gpu.ecc_errors))
         else:
-            tx.drain(name, command.message)
+            tx.drain(name, command.message, Drainer(command.caller.user, tx.now))
         (changed if is_change else unchanged).append(name)
         tx.audit_events.append(AuditEvent(command.caller, "undrain" if command.message is None else "drain", name))
     labels = {gpu.uuid: f"GPU {gpu_label(gpu.index)}" for node in tx.nodes for gpu in node.gpus}
