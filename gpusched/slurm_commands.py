@@ -222,6 +222,33 @@ def conf_beside(folder: str) -> str:
     return os.path.join(os.path.dirname(folder), "slurm.conf")
 
 
+def write_login_path(folder: str) -> None:
+    """Put what a login shell reads beside the folder of the commands, see `login_path_beside`. Raises: OSError."""
+    quoted = shlex.quote(folder)
+    lines = [
+        "# Written by gpusched: a login shell sets PATH anew, and this returns Slurm's commands to its end.",
+        "unset BASH_ENV",
+        f'case ":$PATH:" in *:{quoted}:*) ;; *) PATH=$PATH:{quoted} ;; esac',
+    ]
+    _write(login_path_beside(folder), os.fsencode("\n".join(lines) + "\n"), 0o644)
+
+
+def login_path_beside(folder: str) -> str:
+    """Path of the file that adds a folder of commands to the PATH of a login shell, for BASH_ENV."""
+    return os.path.join(os.path.dirname(folder), "login-path.sh")
+
+
+def is_login_bash(script: bytes) -> bool:
+    """Whether a script starts with `#!/bin/bash -l`: a bash that reads the profile, and BASH_ENV after it."""
+    words = script.partition(b"\n")[0].removeprefix(b"#!").split()
+    if words[:2] == [b"/usr/bin/env", b"-S"]:
+        del words[:2]
+    if not script.startswith(b"#!") or len(words) != 2 or os.path.basename(words[0]) != b"bash":
+        return False
+    option = words[1]
+    return option == b"--login" or (option.startswith(b"-") and not option.startswith(b"--") and b"l" in option)
+
+
 def unreachable_part(paths: list[str]) -> str | None:
     """A sentence about the first folder or file on the way to these that others than its owner cannot use, if any."""
     for path in paths:

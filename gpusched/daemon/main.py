@@ -55,7 +55,7 @@ from gpusched.model.settings import Settings
 from gpusched.paths import make_private
 from gpusched.plugins import Plugins
 from gpusched.scheduler.admission import membership_findings
-from gpusched.slurm_commands import slurm_conf, write_conf, write_for_jobs
+from gpusched.slurm_commands import slurm_conf, write_conf, write_for_jobs, write_login_path
 from gpusched.store.database_file import use_rescued
 from gpusched.store.sqlite import SqliteStore
 
@@ -340,6 +340,7 @@ def _write_slurm(scheduler: Scheduler, settings: Settings) -> None:
     )
     try:
         write_conf(folder, text)
+        write_login_path(folder)
     except OSError as error:
         problem = problem or f"{error.filename or folder}: {error.strerror}"
     scheduler.commands_problem = problem

@@ -22,8 +22,8 @@ def micros_of(fraction: float) -> int:
 
 
 def squeeze(model: str) -> str:
-    """Normalise a model name for comparing types: lower case, without blanks and dashes."""
-    return "".join(model.split()).replace("-", "").lower()
+    """Normalise a model name for comparing types: lower case, without blanks, dashes and underscores."""
+    return "".join(model.split()).replace("-", "").replace("_", "").lower()
 
 
 CardKind = tuple[bool, str, int, bool]

@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-from slurm_lab import SlurmLab
+from slurm_lab import SlurmLab, user
 from support import wait_until
 
 
@@ -398,3 +398,71 @@ def test_lightning_and_torchrun_find_their_variables(lab: SlurmLab) -> None:
     rows = sorted(line.split() for line in ranks)
     assert [row[:-1] for row in rows] == [f"2 2 1 {rank} {rank} 0 node1 node1 {job}".split() for rank in (0, 1)]
     assert len({row[-1] for row in rows}) == 2, "each task has a GPU of its own"
+
+
+def test_aiida_reads_fields_between_carets_of_the_same_job_twice(lab: SlurmLab) -> None:
+    letters = "itrBuDCRPlMSjV"
+    form = "^^^".join(f"%{letter}" for letter in letters)
+    job = lab.submit("-t 5 -J aiida-4 --get-user-env --no-requeue --wrap 'sleep 300'")
+    lab.wait_state(job, "RUNNING")
+    (line,) = lab.ok(f"squeue --noheader -o '{form}' --jobs={job},{job}").splitlines()
+    row = dict(zip(letters, line.split("^^^"), strict=True))
+    assert (row["i"], row["t"], row["r"], row["B"], row["j"]) == (job, "R", "None", "node1", "aiida-4")
+    fields = ",".join(lab.ok("sacct --helpformat").split())
+    lab.ok(f"scancel {job}")
+    lab.wait(job)
+    head, *rows = lab.ok(f"sacct --format={fields} --parsable --jobs={job}").splitlines()
+    assert {line.count("|") for line in rows} == {head.count("|")} == {len(fields.split(","))}
+    assert lab.ok(f"squeue --noheader -o '{form}' --jobs={job},{job}") == ""
+
+
+def test_fireworks_counts_rows_of_a_format_in_quotes(lab: SlurmLab) -> None:
+    script(
+        lab,
+        "FW_submit.script",
+        "#!/bin/bash -l\n\n#SBATCH --nodes=1\n#SBATCH --ntasks=2\n#SBATCH --gres=gpu:1\n#SBATCH --time=00:05:00\n"
+        "#SBATCH --signal=B:USR1@60\n#SBATCH --output=FW_job-%j.out\n#SBATCH --error=FW_job-%j.error\n\n\n"
+        f"cd {lab.work}\nsleep 300\n\n# CommonAdapter (SLURM) completed writing Template\n",
+    )
+    job = submitted(lab.ok("sbatch FW_submit.script"))
+    rows = lab.ok("""squeue '-o "%u"' -u $(id -un) -h -p main""").splitlines()
+    assert rows
+    assert set(rows) == {f' "{user()}"'}
+    lab.ok(f"scancel {job}")
+
+
+def test_reframe_finds_idle_nodes_and_the_end_of_a_job(lab: SlurmLab) -> None:
+    fields = dict(word.split("=", 1) for word in lab.ok("scontrol -a show -o nodes").split() if "=" in word)
+    assert fields["NodeName"] == "node1"
+    assert "main" in fields["Partitions"].split(",")
+    assert lab.ok("scontrol show hostname node1") == "node1\n"
+    script(lab, "rfm_job.sh", '#!/bin/bash\n#SBATCH --job-name="rfm"\n#SBATCH -p debug\nsrun false\n')
+    job = submitted(lab.ok("sbatch rfm_job.sh"))
+    lab.wait(job)
+    begin = lab.ok("date +%F").strip()
+    head, *rows = lab.ok(f"sacct -S {begin} -P -j {job} -o jobid,state,exitcode,end,nodelist").splitlines()
+    assert head == "JobID|State|ExitCode|End|NodeList"
+    assert rows[0].split("|")[:3] == [job, "FAILED", "1:0"]
+
+
+def test_slurm_gpustat_knows_a_gpu_by_the_same_word_everywhere(lab: SlurmLab) -> None:
+    word = re.compile(r"gpu:(?:(\w*?):)?(\d*)(?:\(\S*\))?\s*")
+    job = lab.submit("-t 5 --gres=gpu:2 --wrap 'sleep 300'")
+    lab.wait_state(job, "RUNNING")
+    there = word.search(lab.ok("sinfo -o '%1000N|%1000G' --noheader"))
+    used = word.search(lab.ok(f"scontrol show jobid -dd {job} | grep GRES="))
+    assert there
+    assert used
+    assert (there[1], there[2], used[1], used[2]) == ("fake", "4", "fake", "2")
+    lab.ok(f"scancel {job}")
+
+
+def test_refusals_name_the_options_of_sbatch(lab: SlurmLab) -> None:
+    for words, hint in (
+        ("-p nosuch", "name one of them: -p debug, -p main, -p over"),
+        ("--gres=gpu:9", "ask for at most that many: -G 4"),
+        ("--mem=900G", "ask for less: --mem 24105M"),
+        ("--gres=gpus:1", "leave --gres gpus out; nodes have what [node] resources in their config file says"),
+        ("--gres gpu=1", "for example: sbatch --gres scratch:2"),
+    ):
+        assert lab.type(f"sbatch {words} --wrap true").err.splitlines()[-1] == f"sbatch: hint: {hint}"

@@ -14,6 +14,7 @@ from gpusched.slurm_commands import (
     available_commands,
     executable_text,
     import_folders,
+    is_login_bash,
     unreachable_part,
 )
 
@@ -52,6 +53,39 @@ def test_are_there_with_a_path_of_the_users_own_and_with_an_empty_one(lab: Slurm
 def test_stay_where_the_user_has_put_them(lab: SlurmLab) -> None:
     own = f"{folder(lab)}:/usr/bin:/bin"
     assert path_of_a_job(lab, "own", f"--export PATH={own}") == own.split(":")
+
+
+def test_are_found_by_a_script_for_a_login_shell(lab: SlurmLab) -> None:
+    (lab.work / "fw.sh").write_text(
+        "#!/bin/bash -l\n#SBATCH -t 5\n#SBATCH -o fw.out\nsrun echo task\n"
+        "echo \"env: ${BASH_ENV-none}\"\nbash -c 'type -P srun'\n"
+    )
+    # Debian's profile sets PATH; others extend the one they find.
+    lab.wait(lab.submit("fw.sh", HOME=str(lab.work)))
+    task, env, place = lab.text("fw.out").splitlines()
+    assert (task, env) == ("task", "env: none")
+    assert place.endswith("/srun")
+
+
+@pytest.mark.parametrize(
+    ("first", "is_login"),
+    [
+        ("#!/bin/bash -l", True),
+        ("#! /usr/bin/bash --login", True),
+        ("#!/bin/bash -el", True),
+        ("#!/usr/bin/env -S bash -l", True),
+        ("#!/bin/bash", False),
+        ("#!/bin/bash --posix", False),
+        ("#!/bin/bash -e", False),
+        ("#!/bin/sh -l", False),
+        ("#!/bin/zsh -l", False),
+        ("#!", False),
+        ("", False),
+        ("bash -l", False),
+    ],
+)
+def test_a_login_bash_is_known_by_its_first_line(first: str, is_login: bool) -> None:
+    assert is_login_bash(f"{first}\necho -l\n".encode()) is is_login
 
 
 def test_a_job_submitted_by_a_job_has_them_once(lab: SlurmLab) -> None:

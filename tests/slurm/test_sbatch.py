@@ -50,7 +50,7 @@ def test_our_own_sentence_and_hint_follow_slurms(lab: SlurmLab) -> None:
         "sbatch: error: invalid partition specified: nosuch",
         "sbatch: error: Batch job submission failed: Invalid partition name specified",
         "sbatch: there is no queue 'nosuch'",
-        "sbatch: hint: name one of them: -q debug, -q main, -q over",
+        "sbatch: hint: name one of them: -p debug, -p main, -p over",
     ]
 
 

@@ -294,7 +294,7 @@ def test_the_cluster_and_the_way_of_preemption_are_those_of_the_settings() -> No
 def test_gres_has_a_word_for_each_kind_of_card() -> None:
     by_name = dict(line.split("|") for line in text(LAB, "-hN", "-o", "%N|%G").splitlines())
     assert by_name["gpu01"] == "gpu:a100-sxm4-80gb:4"
-    assert by_name["big"] == "gpu:tesla-t4:2,gpu:1g.10gb:1"
+    assert by_name["big"] == "gpu:tesla_t4:2,gpu:1g.10gb:1"
     assert by_name["gpu02"] == "(null)"
     used = dict(line.split("|") for line in text(LAB, "-hN", "-O", "nodehost:|,gresused:60").splitlines())
     assert used["gpu01"].strip() == "gpu:a100-sxm4-80gb:3(IDX:0-1,3)"
@@ -327,9 +327,10 @@ def test_maintenance_and_reservations_are_states() -> None:
 
 def test_the_type_of_a_card_is_a_word_that_gres_takes() -> None:
     for model, word in (
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("Quadro RTX 6000/8000", "quadro-rtx-6000-8000"),
-        ("A,B:C (x)", "a-b-c--x-"),
+        ("NVIDIA GeForce RTX 3090", "geforce_rtx_3090"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("Quadro RTX 6000/8000", "quadro_rtx_6000_8000"),
+        ("A,B:C (x)", "a_b_c__x_"),
     ):
         assert gpu_type(gpu("n", 0, model)) == word
 

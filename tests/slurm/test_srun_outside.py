@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 
@@ -48,6 +49,15 @@ def test_input_and_output_are_passed_on(lab: SlurmLab) -> None:
     assert (done.code, done.out) == (4, "out\n")
     assert done.err.startswith("err\n")
     assert lab.state(job_named(lab, "fed")) == "FAILED"
+
+
+def test_what_was_seen_is_left_in_no_file(lab: SlurmLab) -> None:
+    (lab.work / "tidy").mkdir()
+    lab.ok("cd tidy && srun echo seen && salloc -Q echo seen")
+    assert os.listdir(lab.work / "tidy") == []
+    lab.ok("cd tidy && srun -o own-%j.txt echo kept")
+    (own,) = (lab.work / "tidy").iterdir()
+    assert own.read_text() == "kept\n"
 
 
 def test_much_output_arrives_whole(lab: SlurmLab) -> None:

@@ -252,6 +252,8 @@ def test_the_smallest_fraction_still_counts():
 
 def test_types_are_compared_ignoring_blanks_dashes_and_case():
     assert squeeze("NVIDIA A100-SXM4 80GB") == "nvidiaa100sxm480gb"
+    # Slurm's spelling of a detected GPU.
+    assert squeeze("NVIDIA GeForce RTX 3090").endswith(squeeze("geforce_rtx_3090"))
 
 
 def test_gpus_to_avoid_are_used_last():

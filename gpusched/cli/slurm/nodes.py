@@ -175,9 +175,10 @@ def whole(cores: float) -> int:
 
 
 def gpu_type(gpu: Json) -> str:
-    """The model as `--gres=gpu:TYPE:N` takes it, `a100-sxm4-80gb`; of a MIG instance its profile."""
+    """The model as `--gres=gpu:TYPE:N` takes it, `a100-sxm4-80gb`, `geforce_rtx_3090`; of MIG its profile."""
     name = gpu["mig_profile"] or gpu["name"].lower().removeprefix("nvidia ")
-    return "".join(char if char.isalnum() or char in "._" else "-" for char in printable(name).strip()) or "gpu"
+    # Blanks become what Slurm's own detection makes of them.
+    return "".join(char if char.isalnum() or char in "._-" else "_" for char in printable(name).strip()) or "gpu"
 
 
 def ranges(numbers: Iterable[int]) -> str:

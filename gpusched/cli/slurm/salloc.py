@@ -97,7 +97,7 @@ def _spec(typed: Parsed, request: JobRequest, *, is_immediate: bool) -> dict[str
     has_shell = "no-shell" not in request.own
     argv = list(typed.operands or [os.environ.get("SHELL") or "/bin/sh"]) if has_shell else list(_HOLDER)
     name = base_name(argv[0]) if has_shell and typed.operands else "interactive"
-    spec = {"name": name, **request.spec(), "argv": argv, "umask": umask(), "slurm": True}
+    spec = {"name": name, **request.spec(), "argv": argv, "umask": umask(), "slurm": True, "stdout": os.devnull}
     spec["submit_line"] = submit_line(COMMAND)
     spec["env"], spec["env_named"] = environment(COMMAND, None)
     folder = current_folder()
@@ -106,7 +106,7 @@ def _spec(typed: Parsed, request: JobRequest, *, is_immediate: bool) -> dict[str
     if has_shell:
         spec["interactive"] = "pty" if has_terminal() else "pipes"
     else:
-        spec.update(stdout=os.devnull, requeue=False)
+        spec["requeue"] = False
     if is_immediate:
         spec["if_infeasible"] = "refuse"
     return spec

@@ -123,6 +123,8 @@ def _spec(
         **request.spec(),
         "argv": [*_ourselves(), *step, *operands],
         "work_dir": current_folder(),
+        # What it prints goes to this terminal and into no file of its own, as with Slurm.
+        "stdout": os.devnull,
         "interactive": "pty" if "pty" in request.own and has_terminal() else "pipes",
         "umask": umask(),
         "submit_line": submit_line(command),

@@ -123,6 +123,14 @@ _SENTENCES = {
     **dict.fromkeys(("cpus", "memory", "gpus", "nodes", "size", "time", "policy"), UNAVAILABLE),
 }
 """What a refusal is about, see `errors.ABOUT`, and Slurm's sentence on it."""
+_SPELLINGS = (
+    (r"(?<!\S)-g (?=\S)", "-G "),
+    (r"(?<!\S)-m (?=\S)", "--mem "),
+    (r"(?<!\S)-q (?=\S)", "-p "),
+    (r"\bgsub --res (\w+)=", r"sbatch --gres \1:"),
+    (r"--res (?=\S)", "--gres "),
+)
+"""Options of gsub in a sentence of ours, and how sbatch spells them."""
 _TOO_MANY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 
 
@@ -137,8 +145,17 @@ def refused(command: Command, error: UserError, spec: dict[str, Any], unavailabl
     found = command.error("\n".join(lines))
     own = [] if sentence is None else [printable(error.message, 2000)]
     own += [f"hint: {error.hint}"] if error.hint else []
-    found.text = "\n".join([found.text, *(f"{command.name}: {line}" for line in own)])
+    found.text = "\n".join([found.text, *(f"{command.name}: {in_slurms_letters(line)}" for line in own)])
     return found
+
+
+def in_slurms_letters(text: str) -> str:
+    """A sentence of ours with options as sbatch spells them: there -q is a QOS, and -m a distribution."""
+    import re  # refusals alone need it
+
+    for pattern, own in _SPELLINGS:
+        text = re.sub(pattern, own, text)
+    return text
 
 
 def _in_slurms_words(about: str | None, spec: dict[str, Any]) -> tuple[list[str], str | None]:
@@ -192,7 +209,7 @@ def print_forecast(command: Command, client: DaemonConnection, spec: dict[str, A
         _, sentence = _in_slurms_words(found["about"], spec)
         problem = command.error(f"allocation failure: {sentence or UNAVAILABLE}")
         own = [printable(found["text"]), *([f"hint: {found['hint']}"] if found["hint"] else [])]
-        problem.text = "\n".join([problem.text, *(f"{command.name}: {line}" for line in own)])
+        problem.text = "\n".join([problem.text, *(f"{command.name}: {in_slurms_letters(line)}" for line in own)])
         raise problem
     at = instant(found["start_at"], "unknown")
     where = f"on nodes {found['node'] or '(null)'} in partition {found['queue']}"

@@ -16,7 +16,7 @@ from gpusched.model.layout import count_tasks, spread_tasks
 from gpusched.model.settings import Settings
 from gpusched.model.states import ReasonCode
 from gpusched.ports import JobFilter, Store
-from gpusched.slurm_commands import conf_beside
+from gpusched.slurm_commands import conf_beside, is_login_bash, login_path_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,16 @@ def job_environment(
     if vram:
         env["GPUSCHED_VRAM_MIB"] = ",".join(vram)
     return env
+
+
+def add_login_path(env: dict[str, str], script: bytes | None, site: LaunchSite, settings: Settings) -> None:
+    """Return Slurm's commands to the PATH of a script for a login bash, whose profile has set it anew.
+
+    Its first line alone tells, and a BASH_ENV of the user's own stays.
+    """
+    has_commands = site.commands and settings.slurm.commands_in_jobs
+    if has_commands and script is not None and "BASH_ENV" not in env and is_login_bash(script):
+        env["BASH_ENV"] = login_path_beside(site.commands)
 
 
 def _with_commands(path: str, folder: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from gpusched.daemon.launch.environment import (
     _NO_PAST,
     LaunchSite,
+    add_login_path,
     captured,
     checkpoint_folder,
     job_environment,
@@ -48,13 +49,15 @@ def make_ticket(
     launch = spec.launch
     assert run.stdout_path is not None  # recorded with the intent to start it
     grace_s = settings.life.grace_s if launch.grace_s is None else launch.grace_s
+    env = job_environment(job, run, captured(environment), site, settings, index_of, past)
+    add_login_path(env, script, site, settings)
     return Ticket(
         run=run.id,
         uid=job.uid,
         user=job.user,
         argv=tuple(fill(word, values_of(job)) for word in launch.argv),
         script=_script(job, script),
-        env=job_environment(job, run, captured(environment), site, settings, index_of, past),
+        env=env,
         work_dir=launch.work_dir,
         snapshot=spec.snapshot,
         umask=launch.umask,
