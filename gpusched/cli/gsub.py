@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from gpusched.cli.parse import OptionTable, Values
     from gpusched.client import DaemonConnection
 
+_JOB_FILES = (".yaml", ".yml", ".json")
+"""Endings of manifests for Kubernetes."""
 _BATCH_HINT = "give --batch a file with one shell line a job"
 
 
@@ -45,6 +47,10 @@ def body(words: list[str]) -> int:
     given, operands, is_command = parse(table, words)
     if output.common(table, given):
         return 0
+    if "print" in given:
+        from gpusched.cli.jobfile.export import check_alone  # few submissions are printed
+
+        check_alone(given)
     if "dag" in given or "resume" in given:
         from gpusched.cli.dag import submit  # few submissions are pipelines
 
@@ -60,6 +66,10 @@ def body(words: list[str]) -> int:
         values = program.pop("values")
     check_key(given, values)
     spec = {**spec_of(values), **program}
+    if "print" in given:
+        from gpusched.cli.jobfile.export import print_job  # as above
+
+        return print_job(table, spec, values)
     if "resubmit" not in given:
         if "work_dir" not in spec:
             spec["work_dir"] = current_folder()
@@ -142,6 +152,8 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
 
     Args: typed: the words before the operands, for hints that repeat the line.
     """
+    if "ignore_image" in given and (is_command or not "".join(operands[:1]).endswith(_JOB_FILES)):
+        raise UsageError("--ignore-image is for a Kubernetes Job", "for example: gsub --ignore-image job.yaml")
     if "batch" in given:
         _only("--batch", operands, "wrap" in given)
         if given.get("follow"):
@@ -159,6 +171,13 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
         return {"values": over(from_environment(table), given), "argv": operands}
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
+        if path.endswith(_JOB_FILES):
+            from gpusched.cli.jobfile.manifest_reader import is_script, read_job  # few submissions are manifests
+
+            content = submission.read_file(path)
+            if not is_script(content):
+                program = read_job(content, path, arguments, ignore_image="ignore_image" in given)
+                return {**program, "values": over(over(program["values"], from_environment(table)), given)}
         content = submission.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(typed, operands))
         named = {"script_name": base_name(path), "script_path": absolute(path)}
     else:

@@ -25,6 +25,7 @@ ABOUT: dict[str, tuple[str, str, str]] = {
 gsub [OPTIONS] -- COMMAND [ARGS...]
 gsub [OPTIONS] --wrap 'shell line'
 gsub [OPTIONS] --batch FILE|-
+gsub [OPTIONS] job.yaml
 gsub [OPTIONS] < script""",
     ),
     "grun": (
@@ -66,7 +67,8 @@ grun --attach ID""",
 
 _AFTER = {
     "gsub": """A script may set options in lines such as '#GSUB -g 1' or '#SBATCH --gpus=1' before its first command.
-The command line overrides GSUB_* variables (GSUB_TIME=4h), which override the script. Unknown options are errors.""",
+The command line overrides GSUB_* variables (GSUB_TIME=4h), which override the script. Unknown options are errors.
+job.yaml is a Kubernetes Job; --print writes one, or an sbatch script.""",
     "grun": """The exit code is the command's own, or 128 plus the signal that killed it. Without --pty, standard input,
 output and error are passed through unchanged. Ctrl-C while the job is pending cancels it. Inside a job the command
 starts at once on the job's GPUs, and resource options such as -g are rejected.""",

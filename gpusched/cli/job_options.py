@@ -9,7 +9,7 @@ from gpusched.cli.parse import OptionTable, common_options, read
 from gpusched.cli.slurm_options import parsed_options
 from gpusched.model.option import Field, Option, choice, pair, whole, words, yes_or_no
 from gpusched.model.spec import FAIL, FIELDS, FILES, GPU_KEYS, LAYOUT, MANY, RES, SLURM, UPDATABLE, WHAT, WHEN, WHERE
-from gpusched.model.units import parse_duration_s
+from gpusched.model.units import parse_duration_s, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ _SECTIONS = ("Foreground", WHAT, RES, LAYOUT, WHEN, MANY, WHERE, FAIL, FILES, "O
 _OUTPUT = "Output"
 
 ONLY_TYPED = frozenset(
-    "wrap batch dry_run follow json help version completion key_again resubmit dag resume vars".split()
+    "wrap batch dry_run follow json help version completion key_again resubmit dag resume vars print "
+    "ignore_image".split()
 )
 """Values of gsub's options that have no meaning in a #GSUB line or a GSUB_* variable."""
 OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "ntasks", "quiet", "verbose"})
@@ -62,6 +63,14 @@ def grun_table() -> OptionTable:
 def _table(command: str, options: list[Option], hidden: Sequence[Option] = ()) -> OptionTable:
     """The options by section, in their given order within each."""
     return OptionTable(command, sorted(options, key=lambda option: _SECTIONS.index(option.section)), hidden)
+
+
+def _form(text: str) -> str:
+    """What --print writes; `k8s` may name the image."""
+    form, colon, image = text.partition(":")
+    if form not in ("sbatch", "k8s") or (colon and (form != "k8s" or not image)):
+        raise ValueError(f"{printable(text, 40)!r} is none of sbatch, k8s, k8s:IMAGE")
+    return text
 
 
 def _lease(text: str) -> int:
@@ -123,12 +132,22 @@ def _own_of_gsub() -> list[Option]:
             choice("auto", "git", "copy", "no"),
             sets={"snapshot": "auto"},
         ),
+        Option(
+            "--ignore-image  with a Kubernetes Job, job.yaml: run its command on this machine, without its image", WHAT
+        ),
         Option("-W --wait  wait and exit with the job's code", _OUTPUT),
         Option("-f --follow  print the job's output live, then exit with the job's code", _OUTPUT),
         Option("--parsable  print only the id", _OUTPUT, key="quiet"),
         Option(
             "--dry-run --test-only  do not submit; show whether and where the job would start now, or why not",
             _OUTPUT,
+        ),
+        Option(
+            "--print FORM  do not submit; print the job for another cluster: sbatch is a script for Slurm, k8s or "
+            "k8s:IMAGE a Job for Kubernetes",
+            _OUTPUT,
+            _form,
+            completes="sbatch k8s",
         ),
     ]
 

@@ -19,7 +19,11 @@ DOCS = ROOT / "docs"
 
 
 @pytest.mark.parametrize(
-    "name", ["cli.md", "settings.md", "metrics.md", "messages.md", "simulation.md", "slurm.md", "openapi.json"]
+    "name",
+    [
+        *("cli.md", "settings.md", "metrics.md", "messages.md", "simulation.md", "slurm.md", "job-files.md"),
+        "openapi.json",
+    ],
 )
 def test_generated_pages_are_current(name: str) -> None:
     found = (DOCS / "reference" / name).read_text(encoding="utf-8")

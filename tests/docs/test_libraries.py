@@ -26,7 +26,7 @@ LISTED = set(
         ),
     )
 )
-MODULES = {"nvidia-ml-py": "pynvml"}
+MODULES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 TESTS_ONLY = {"pytest", "hypothesis", "jsonschema", "pyte"}
 
 

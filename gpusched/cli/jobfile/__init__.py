@@ -1,0 +1,4 @@
+"""Jobs as files for other schedulers: an sbatch script or a Kubernetes Job from a submission, and a Job read back.
+
+Only `gsub --print` and `gsub job.yaml` import it. What a target cannot say is in one table, `losses`.
+"""

@@ -1,0 +1,160 @@
+"""YAML as manifests have it: written without a library, read with PyYAML's safe loader and with limits.
+
+A reader's file may come from anywhere: it is refused above a size, and so are aliases, by which a short text stands
+for a huge one, and keys that are given twice, of which kubectl would silently take the last.
+"""
+
+from __future__ import annotations
+
+import json
+
+from gpusched.errors import Refused
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+MAX_BYTES = 1 << 20
+"""As large as an object may be in a Kubernetes cluster, or nearly so."""
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-")
+_WORDS = frozenset("y n yes no on off true false null".split())
+"""Plain words that YAML 1.1 takes for something else."""
+
+
+def yaml_text(document: dict[str, Any]) -> str:
+    """The document: maps, lists, texts, whole numbers and booleans, none of the maps and lists empty."""
+    return "".join(f"{line}\n" if line is not None else "\n" for line in _map(document, ""))
+
+
+def _map(content: dict[str, Any], indent: str) -> Iterator[str]:
+    for key, value in content.items():
+        yield from _entry(f"{indent}{_scalar(key)}:", value, indent)
+
+
+def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield head
+        yield from _map(value, indent + "  ")
+    elif isinstance(value, list):
+        yield head
+        yield from _list(value, indent)
+    elif isinstance(value, str) and (mark := _block_mark(value)):
+        yield f"{head} {mark}"
+        yield from _block(value, indent + "  ")
+    else:
+        yield f"{head} {_scalar(value)}"
+
+
+def _list(items: list[Any], indent: str) -> Iterator[str]:
+    for item in items:
+        if isinstance(item, dict):
+            lines = _map(item, indent + "  ")
+            yield f"{indent}- {next(lines)[len(indent) + 2 :]}"
+            yield from lines
+        else:
+            yield from _entry(f"{indent}-", item, f"{indent}  " if isinstance(item, list) else indent)
+
+
+def _scalar(value: Any) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    is_plain = value[:1].isalpha() or value[:1] == "/"
+    if is_plain and _PLAIN.issuperset(value) and value.lower() not in _WORDS:
+        return value
+    return '"' + "".join(map(_escaped, value)) + '"'
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return "\\" + char
+    if char.isprintable():
+        return char
+    code = ord(char)
+    return {"\n": "\\n", "\t": "\\t"}.get(char) or (f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+
+
+def _block_mark(text: str) -> str:
+    """The mark before a literal block; empty for a text that is better quoted."""
+    lines = text.split("\n")
+    if len(lines) < 2 or not lines[0].strip() or lines[0][0] in " \t":
+        return ""
+    if not all(line.replace("\t", "").isprintable() for line in lines):
+        return ""
+    if text.endswith("\n\n"):
+        return "|+"
+    return "|" if text.endswith("\n") else "|-"
+
+
+def _block(text: str, indent: str) -> Iterator[str]:
+    for line in text.removesuffix("\n").split("\n"):
+        yield f"{indent}{line}" if line else ""
+
+
+# --- reading --------------------------------------------------------------------------------------------
+
+
+def read_yaml(content: bytes, name: str) -> Any:
+    """The one document of a file. Raises: Refused, naming the line of a mistake.
+
+    Args: name: of the file, for errors.
+    """
+    shown = printable(name)
+    if len(content) > MAX_BYTES:
+        raise Refused(
+            f"{shown} is larger than {MAX_BYTES >> 20} MiB", "a job file holds one Job; keep data in files of their own"
+        )
+    import yaml  # no other command reads it
+
+    try:
+        text = content.decode("utf-8-sig")
+        documents = [found for found in yaml.load_all(text, _loader()) if found is not None]
+    except UnicodeDecodeError as error:
+        raise Refused(f"{shown} is not UTF-8: byte {error.start + 1}", "save it as UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        what = printable(error.problem or error.context or "it cannot be read", 200)
+        raise Refused(f"{shown}, line {line}: {what}", _HINT) from None
+    except yaml.YAMLError as error:
+        raise Refused(f"{shown} is not YAML: {printable(str(error).partition(chr(10))[0], 200)}", _HINT) from None
+    except RecursionError:
+        raise Refused(f"{shown} is nested too deeply", _HINT) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # PyYAML's own, for a date such as 2026-99-99, a number of thousands of digits, or !!bool maybe.
+        raise Refused(f"{shown} is not YAML: {printable(str(error), 200)}", _HINT) from None
+    if len(documents) != 1:
+        found = f"holds {len(documents)} documents" if documents else "is empty"
+        raise Refused(f"{shown} {found}; gsub reads one Job", "give each Job a file of its own")
+    return documents[0]
+
+
+_HINT = "check it with: kubectl create --dry-run=client -f FILE"
+
+
+def _loader() -> Any:
+    """PyYAML's safe loader, without aliases and with each key once."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                event = self.peek_event()
+                raise yaml.MarkedYAMLError(
+                    problem=f"the alias *{event.anchor} is not supported: write the value out",
+                    problem_mark=event.start_mark,
+                )
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                if key.value in seen if isinstance(key.value, str) else False:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                    )
+                if isinstance(key.value, str):
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    return Loader
