@@ -79,6 +79,7 @@ def a_secret(ann: Any) -> tuple[str, str]:
     job = ann.submit(
         script=f"#!/bin/sh\n# {SECRET}\nexec sleep 600\n",
         name=SECRET,
+        script_path=f"/home/{SECRET}/train.sh",
         env={"PATH": "/usr/bin:/bin", "TOKEN": SECRET},
         stdout="/dev/null",
         fallback=f"echo {SECRET}",

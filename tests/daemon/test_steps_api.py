@@ -127,7 +127,8 @@ def test_users_reach_no_step_of_anothers_job(system: SystemDaemon) -> None:
     ann, bob = system.person(ANN), system.person(BOB)
     go = system.home / "go"
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])}
-    requests = (("POST", "/v1/steps", BEGIN), ("WAIT", str(go), None))
+    end = ("POST", "/v1/steps/end", {"step": 0, "exit_code": 0, "user_cpu_s": 1.5, "peak_mem_mib": 2.5})
+    requests = (("POST", "/v1/steps", BEGIN), ("WAIT", str(go), None), end)
     theirs = ann.submit(*asks(*requests, python=PYTHON), env=env, name="secret")
     wait_until(lambda: listed(ann, theirs) == [("train", "RUNNING")], what="ann's step")
     # Whatever step bob's process names, it is one of its own job.
@@ -150,6 +151,10 @@ def test_users_reach_no_step_of_anothers_job(system: SystemDaemon) -> None:
         bob.call("POST", "/v1/steps/cancel", {"id": theirs, "step": 0, "signal": 9})
     assert listed(ann, theirs) == [("train", "RUNNING")]
     go.touch()
+    wait_until(lambda: listed(ann, theirs) == [("train", "COMPLETED")], what="the end of ann's step")
+    for person, usage in ((ann, (1.5, 2.5)), (bob, (None, None))):
+        (row,) = person.call("GET", f"/v1/steps?ids={theirs}")["steps"]
+        assert (row["user_cpu_s"], row["peak_mem_mib"]) == usage
 
 
 def listed(person: Any, job: str) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -10,20 +11,23 @@ import pwd
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attacks import as_user
 from golden_cases import FOLDER, Places, case, cases, check
 from hypothesis import given
 from hypothesis import strategies as st
+from people import ANN, BOB, EVE, NEEDS_ROOT, SystemDaemon
 from slurm_lab import SlurmLab, user
 
 import gpusched
 from gpusched.cli.slurm.accounting import CELLS, KEYS, MEASURED, UNITS, WIDTHS, AccountingView, short_cpu_time
 from gpusched.cli.slurm.command import CommandError, parse
-from gpusched.cli.slurm.sacct import COMMAND, DEFAULT, SacctQuery, helpformat, main, read_columns, read_job_words
+from gpusched.cli.slurm.command import run as run_command
+from gpusched.cli.slurm.sacct import COMMAND, DEFAULT, SacctQuery, body, helpformat, main, read_columns, read_job_words
 from gpusched.client import DaemonConnection
 from gpusched.errors import UsageError
 
@@ -612,6 +616,100 @@ def test_shows_jobs_of_the_caller_unless_asked_otherwise(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert SacctQuery(parse(COMMAND, words.split()), time.time()).users == found
+
+
+# --- other users ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[[str], SystemDaemon]]:
+    made: list[SystemDaemon] = []
+
+    def of(private: str) -> SystemDaemon:
+        daemon = SystemDaemon(f'[access]\nadmin_group = "games"\nprivate_data = {private}\n')
+        made.append(daemon)
+        daemon.start()
+        return daemon
+
+    yield of
+    for daemon in made:
+        daemon.close()
+
+
+def typed(daemon: SystemDaemon, person: str, line: str) -> tuple[int, str, str]:
+    """What a user gets who types a line of sacct: exit code, stdout and stderr."""
+    # A process that has become somebody else may not be able to read this Python.
+    import grp  # noqa: F401
+
+    from gpusched.cli.slurm import accounting_json  # noqa: F401
+
+    def deed() -> tuple[int, str, str]:
+        os.environ["GPUSCHED_SOCKET"] = str(daemon.socket)
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run_command(COMMAND, body, line.split())
+        return code, out.getvalue(), err.getvalue()
+
+    return as_user(person, deed)
+
+
+SECRET = "hush-hush"
+EVERY = ",".join(WIDTHS)
+
+
+def two_jobs(daemon: SystemDaemon) -> tuple[str, str]:
+    """An ended job of ann's, with a secret wherever there is room for one, and one of bob's."""
+    script = f"#!/bin/sh\n# {SECRET}\nexit 3\n"
+    named = {"name": SECRET, "comment": SECRET, "wckey": SECRET, "submit_line": f"sbatch {SECRET}"}
+    theirs = daemon.person(ANN).submit(script=script, script_path=f"/home/{SECRET}", work_dir="/tmp", **named)
+    mine = daemon.person(BOB).submit("true", name="mine")
+    daemon.wait(theirs, mine)
+    return theirs, mine
+
+
+@NEEDS_ROOT
+def test_shows_of_other_users_only_what_everybody_may_know(make: Callable[[str], SystemDaemon]) -> None:
+    daemon = make("[]")
+    theirs, mine = two_jobs(daemon)
+    assert typed(daemon, BOB, "-n -X -P -o jobid,user,jobname") == (0, f"{mine}|{BOB}|mine\n", "")
+    seen = (0, f"{theirs}|{ANN}|-|FAILED|3:0\n{theirs}.batch||batch|FAILED|3:0\n", "")
+    for words in (f"-u {ANN}", f"-u {ANN} -S 1970-01-01 -s F", f"-j {theirs}", f"-a -s F -j {theirs}"):
+        assert typed(daemon, BOB, f"-n -P -o jobid,user,jobname,state,exitcode {words}") == seen, words
+    assert typed(daemon, BOB, "-n -X -P -a -o jobid")[1].split() == [theirs, mine]
+    # To find a job by what one may not know would tell it.
+    assert typed(daemon, BOB, f"-n -X -a --name {SECRET} -o jobid") == (0, "", "")
+    assert typed(daemon, BOB, f"-n -X -a -W {SECRET} -o jobid") == (0, "", "")
+    figures = f"-n -P -j {theirs} -o totalcpu,maxrss,workdir,submitline"
+    assert set(typed(daemon, BOB, figures)[1].split()) == {"00:00:00||-|", "00:00:00|||"}
+    for words in (f"-a -P -o {EVERY}", "-a --json", "-a --json -D", f"-a -l -j {theirs}"):
+        code, out, err = typed(daemon, BOB, words)
+        assert (code, err, SECRET in out) == (0, "", False), words
+        assert SECRET in typed(daemon, ANN, words)[1], words
+    code, out, err = typed(daemon, BOB, f"-j {theirs} -B")
+    assert (code, out, SECRET in err) == (1, "", False)
+    assert SECRET in typed(daemon, ANN, f"-j {theirs} -B")[1]
+
+
+@NEEDS_ROOT
+def test_private_jobs_are_as_unknown_ones_to_others(make: Callable[[str], SystemDaemon]) -> None:
+    daemon = make('["jobs"]')
+    theirs, mine = two_jobs(daemon)
+    for words in (
+        f"-a -u {ANN}",
+        f"-u {ANN}",
+        f"-j {theirs}",
+        f"-j {theirs},{theirs}.batch",
+        f"-a -j {theirs} --json -n",
+    ):
+        code, out, err = typed(daemon, BOB, f"-n -X -P -o jobid,user {words}")
+        assert (code, err) == (0, ""), words
+        assert theirs not in out.replace('"', "").split(), words
+        unknown = f"-n -X -P -o jobid,user {words}".replace(theirs, "99999")
+        assert (code, out, err) == typed(daemon, BOB, unknown), words
+    assert typed(daemon, BOB, "-n -X -P -a -o jobid") == (0, f"{mine}\n", "")
+    assert typed(daemon, BOB, f"-n -X -P -j {theirs},{mine} -o jobid") == (0, f"{mine}\n", "")
+    assert typed(daemon, ANN, "-n -X -P -a -o jobid,jobname") == (0, f"{theirs}|{SECRET}\n", "")
+    assert typed(daemon, EVE, "-n -X -P -a -o jobid,jobname") == (0, f"{theirs}|{SECRET}\n{mine}|mine\n", "")
 
 
 def test_the_history_gives_the_fields_that_are_asked_for(lab: SlurmLab, ended: dict[int, str]) -> None:

@@ -46,6 +46,7 @@ END_FIELDS: Mapping[str, Field] = {
     "peak_mem_mib": Field("number", "Peak resident size of its largest process.", (0, MAX_MIB)),
     "mean_mem_mib": Field("number", "Peak resident size of each task's largest process, on average.", (0, MAX_MIB)),
 }
+_USAGE = ("user_cpu_s", "system_cpu_s", "peak_mem_mib", "mean_mem_mib")
 CANCEL_FIELDS: Mapping[str, Field] = {
     "id": Field("string", "Its job.", nullable=False),
     "step": _NUMBER,
@@ -54,7 +55,7 @@ CANCEL_FIELDS: Mapping[str, Field] = {
 
 
 def step_json(step: JobStep, job: Job, *, is_whole: bool) -> dict[str, Any]:
-    """A step as visible to a caller; like those of its job, name and command are private."""
+    """A step as visible to a caller; like those of its job, name, command and usage are private."""
     return {
         "id": f"{job.shown_id}.{step.number}",
         "job": job.shown_id,
@@ -78,10 +79,7 @@ def step_json(step: JobStep, job: Job, *, is_whole: bool) -> dict[str, Any]:
         "exit_code": step.exit_code,
         "signal": step.signal,
         "cancel_uid": step.cancel_uid,
-        "user_cpu_s": step.user_cpu_s,
-        "system_cpu_s": step.system_cpu_s,
-        "peak_mem_mib": step.peak_mem_mib,
-        "mean_mem_mib": step.mean_mem_mib,
+        **{name: getattr(step, name) if is_whole else None for name in _USAGE},
         "pid": step.pid if is_whole else None,
     }
 
