@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -28,12 +29,13 @@ from gpusched.model.hostlist import expand_all, fold
 
 _ALONE = "the one user of a personal daemon may do this: he is its admin, and stands for bob as well"
 _FREE = "jobs that do not ask for memory book none, where Slurm books all of it until they start"
+_EARLY = "starts are forecast for all jobs, where Slurm plans only the first of the queue"
 DIFFERS = {
     "135-scontrol-show-job-d": "which cores a job has is known only with [isolation] pin_cpus",
-    "136-scontrol-show-job-pending": f"{_ALONE}; the start is forecast on request, by squeue --start; {_FREE}",
-    "137-scontrol-show-job-dep": _FREE,
-    "138-scontrol-show-job-array": f"{_FREE}; the output of a whole array keeps its %a",
-    "139-scontrol-show-jobid-task": _FREE,
+    "136-scontrol-show-job-pending": f"{_ALONE}; {_FREE}",
+    "137-scontrol-show-job-dep": f"{_FREE}; {_EARLY}",
+    "138-scontrol-show-job-array": f"{_FREE}; {_EARLY}; the output of a whole array keeps its %a",
+    "139-scontrol-show-jobid-task": f"{_FREE}; {_EARLY}",
     "142-scontrol-show-node": "the address is the name; when the last job ended is not kept",
     "143-scontrol-show-node-d": "the address is the name; when the last job ended is not kept",
     "149-scontrol-write-script": "the capture had another job.sh; see the test of scripts",
@@ -219,6 +221,34 @@ def test_a_job_of_somebody_else_shows_no_more_than_the_daemon_tells(lab: SlurmLa
         assert "JobName=-\n" in text
         assert "Command=-\nWorkDir=-\nStdErr=(null)\nStdIn=/dev/null\nStdOut=(null)\n" in text
         assert "None" not in text.replace("SuspendTime=None", "")
+
+
+def test_a_pending_job_shows_when_it_is_expected_to_start(busy: tuple[SlurmLab, dict[int, str]]) -> None:
+    lab, jobs = busy
+    expected = dict(line.split() for line in lab.ok("squeue -h --start -o '%F %S'").splitlines())
+    assert {at == "N/A" for at in expected.values()} == {True, False}
+    for listing in ("scontrol show job -o", *(f"scontrol show job -o {job}" for job in expected)):
+        for line in lab.ok(listing).splitlines():
+            found = dict(word.split("=", 1) for word in line.split() if "=" in word)
+            if found["JobState"] == "PENDING":
+                at = expected[found.get("ArrayJobId", found["JobId"])]
+                assert near(found["StartTime"], at), (listing, found["JobId"], found["StartTime"], at)
+                assert (found["EndTime"] == "Unknown") == (at == "N/A")
+    first = shown(lab, f"job {jobs[26]}")
+    assert seconds(first["EndTime"]) - seconds(first["StartTime"]) == 30 * 60
+    assert shown(lab, f"job {jobs[30]}")["StartTime"] == "Unknown", "held"
+    begins = shown(lab, f"job {jobs[31]}")
+    assert seconds(begins["StartTime"]) > time.time() + 1800
+    assert seconds(begins["EndTime"]) - seconds(begins["StartTime"]) == 3600
+
+
+def seconds(text: str) -> float:
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+
+
+def near(shown: str, at: str) -> bool:
+    """Whether scontrol shows the start that squeue does: each has its own forecast."""
+    return shown == "Unknown" if at == "N/A" else abs(seconds(shown) - seconds(at)) < 60
 
 
 def test_details_have_the_highest_code_of_the_steps(lab: SlurmLab) -> None:

@@ -47,6 +47,7 @@ class JobSurroundings:
         states: of jobs that others depend on, by id.
         kinds: GPU types by UUID, for details.
         derived: highest exit code of a job's steps, by id, for details.
+        starts: when pending jobs are expected to start, by id.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class JobSurroundings:
         states: Mapping[str, str] | None = None,
         kinds: Mapping[str, str] | None = None,
         derived: Mapping[str, int] | None = None,
+        starts: Mapping[str, float] | None = None,
     ) -> None:
         self.states = states or {}
         self.kinds = kinds or {}
         self.derived = derived or {}
+        self.starts = starts or {}
 
 
 def job_lines(job: Json, around: JobSurroundings, *, is_detailed: bool, now: float) -> list[str]:
@@ -81,7 +84,8 @@ def job_lines(job: Json, around: JobSurroundings, *, is_detailed: bool, now: flo
         f"RunTime={long_duration(run_time_s(job, now))} TimeLimit={long_duration(limit_s(job))} TimeMin=N/A",
         f"SubmitTime={instant(job['submit_at'])} EligibleTime={_eligible(job)}",
         f"AccrueTime={_eligible(job)}",
-        f"StartTime={_start(job, now)} EndTime={_end(job)} Deadline={instant(job['deadline_at'])}",
+        f"StartTime={instant(_start(job, around, now), UNKNOWN)} EndTime={instant(_end(job, around, now), UNKNOWN)} "
+        f"Deadline={instant(job['deadline_at'])}",
     ]
     if has_started or has_ended:
         lines.append(
@@ -285,19 +289,38 @@ def _eligible(job: Json) -> str:
     return UNKNOWN if is_waiting else instant(job["eligible_at"], UNKNOWN)
 
 
-def _start(job: Json, now: float) -> str:
+def may_start(job: Json, now: float) -> bool:
+    """Whether a start is worth a forecast: of a job that waits, and neither for its begin nor for somebody."""
+    is_due = job["eligible_at"] is None or job["eligible_at"] <= now
+    return is_due and job["state"] == "PENDING" and not job["hold"]
+
+
+def expected_at(start: Json) -> float | None:
+    """When a job starts at the latest, of an entry of /v1/starts; the earliest instant if there is no latest."""
+    found: float | None = start["start_high_at"]
+    return start["start_low_at"] if found is None else found
+
+
+def _start(job: Json, around: JobSurroundings, now: float) -> float | None:
+    """When it started, or is expected to."""
+    found: float | None = job["start_at"]
     if job["state"] != "PENDING":
-        return instant(job["start_at"] or job["end_at"], UNKNOWN)
-    is_later = job["eligible_at"] is not None and job["eligible_at"] > now
-    return instant(job["eligible_at"], UNKNOWN) if is_later else UNKNOWN
+        return found or job["end_at"]
+    eligible_at: float | None = job["eligible_at"]
+    if eligible_at is not None and eligible_at > now:
+        return eligible_at
+    return around.starts.get(job["id"]) or around.starts.get(job["id"].partition("_")[0])
 
 
-def _end(job: Json) -> str:
+def _end(job: Json, around: JobSurroundings, now: float) -> float | None:
+    """When it ended, or will at its limit."""
     if job["end_at"] is not None:
-        return instant(job["end_at"])
-    if job["state"] == "PENDING" or job["start_at"] is None or job["time_limit_s"] is None:
-        return UNKNOWN
-    return instant(job["start_at"] + (job["suspended_s"] or 0) + job["time_limit_s"])
+        found: float = job["end_at"]
+        return found
+    start_at = _start(job, around, now)
+    if start_at is None or job["time_limit_s"] is None:
+        return None
+    return start_at + float(job["suspended_s"] or 0) + float(job["time_limit_s"])
 
 
 def dependency_of(job: Json, states: Mapping[str, str] | None = None) -> str:

@@ -10,7 +10,7 @@ from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import VERSION, CommandError
 from gpusched.cli.slurm.scontrol import INVALID_ID, is_job_id
 from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NULL, instant, long_duration
-from gpusched.errors import GpuschedError, NotFound, NotReady
+from gpusched.errors import GpuschedError, NotFound, NotReady, UserError
 from gpusched.model import hostlist
 from gpusched.model.units import printable
 
@@ -134,8 +134,8 @@ def _jobs(line: ControlLine, names: list[str]) -> int:
         return int(missing)
     if not jobs and not missing:
         sys.stdout.write("No jobs in the system\n")
-    around = _surroundings(line, jobs, query)
     now = time.time()
+    around = _surroundings(line, jobs, query, now)
     for job in jobs:
         lines = scontrol_job.job_lines(job, around, is_detailed=line.is_detailed, now=now)
         sys.stdout.write(scontrol_job.block(lines, is_one_line=line.is_one_line))
@@ -145,7 +145,7 @@ def _jobs(line: ControlLine, names: list[str]) -> int:
 _MOST_PARENTS = 1000
 
 
-def _surroundings(line: ControlLine, jobs: list[Json], query: str) -> JobSurroundings:
+def _surroundings(line: ControlLine, jobs: list[Json], query: str, now: float) -> JobSurroundings:
     """Ask for what these jobs' documents do not hold, as far as it is shown."""
     from gpusched.cli.slurm.scontrol_job import JobSurroundings, gpu_kinds
 
@@ -158,13 +158,28 @@ def _surroundings(line: ControlLine, jobs: list[Json], query: str) -> JobSurroun
             states = dict(client.call("GET", f"/v1/jobs?fields=id,state&ids={ids}")["rows"])
         except NotFound:
             pass  # the only one is gone
+    starts = _starts(line, jobs, query, now)
     if not line.is_detailed:
-        return JobSurroundings(states)
+        return JobSurroundings(states, starts=starts)
     derived: dict[str, int] = {}
     for step in client.call("GET", f"/v1/steps?{query}")["steps"]:
         derived[step["job"]] = max(derived.get(step["job"], 0), step["exit_code"] or 0)
     has_gpus = any(job["gpus"] for job in jobs)
-    return JobSurroundings(states, gpu_kinds(client.call("GET", "/v1/cluster")) if has_gpus else {}, derived)
+    kinds = gpu_kinds(client.call("GET", "/v1/cluster")) if has_gpus else {}
+    return JobSurroundings(states, kinds, derived, starts)
+
+
+def _starts(line: ControlLine, jobs: list[Json], query: str, now: float) -> dict[str, float]:
+    """When the pending jobs among these are expected to start, as `squeue --start` prints it, where that is known."""
+    from gpusched.cli.slurm.scontrol_job import expected_at, may_start
+
+    if not any(may_start(job, now) for job in jobs):
+        return {}
+    try:
+        starts = line.client.call("GET", f"/v1/starts?{query}")["starts"]
+    except UserError:
+        return {}  # started or gone meanwhile, or one forecast too many at once
+    return {start["id"]: at for start in starts if (at := expected_at(start)) is not None}
 
 
 # --- nodes and partitions -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import Command, CommandError, comma_list, run
 from gpusched.cli.slurm.format import keys_of, long_pieces, percent_pieces, render
 from gpusched.cli.slurm.job_fields import ALL, NO_ORDER, ORDERS, PERCENT, exact_memory, long_fields
+from gpusched.cli.slurm.scontrol_job import expected_at
 from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NORMAL_QOS, VALID_STATES, long_state
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
@@ -353,7 +354,7 @@ def _add_starts(jobs: list[Json], selection: JobChoice, client: DaemonConnection
     for job in jobs:
         start = found.get(job["id"]) or found.get(_array(job))
         if start is not None:
-            job["expected_at"] = start["start_low_at"] if start["start_high_at"] is None else start["start_high_at"]
+            job["expected_at"] = expected_at(start)
             job["expected_nodes"] = start["nodes"]
 
 
