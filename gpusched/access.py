@@ -34,6 +34,7 @@ class Act(str, Enum):
     """See everything about it: its name, command, paths, history."""
     SCRIPT = "read the script of"
     ATTACH = "attach to"
+    ENTER = "start a process in"
     REPEAT = "repeat"
     REWRITE = "change what runs in, or who is told of,"
 
@@ -50,7 +51,8 @@ _OF_OPERATORS = frozenset(
 _OF_ADMINS = _OF_OPERATORS | {Act.SCRIPT}
 _OF_ROOT = _OF_ADMINS | {Act.ATTACH, Act.REWRITE}
 """Changing what a job runs means running code as its owner: this takes root, not just an admin. Repeating a job is
-reserved for its owner, since the repetition runs as the caller."""
+reserved for its owner, since the repetition runs as the caller, and so is starting a process in it: root becomes its
+owner for that."""
 
 
 class Hidden(NotFound):

@@ -136,6 +136,13 @@ ROUTES: tuple[Route, ...] = (
         "The socket of a foreground job's current run, for its client.",
         "attach",
     ),
+    Route(
+        "POST",
+        "/v1/jobs/{id}/enter",
+        foreground.enter,
+        "Open a door into a running job, a socket for one client of its owner; null if it is not running.",
+        "enter",
+    ),
     Route("GET", "/v1/inside", foreground.inside, "The job that the calling process belongs to, if any.", "inside"),
     Route("GET", "/v1/jobs/{id}/script", jobs.script, "The script or command as submitted.", "script, argv"),
     Route(

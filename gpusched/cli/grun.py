@@ -72,6 +72,10 @@ def body(words: list[str]) -> int:
             raise UsageError("--attach takes a job id and no other options", "for example: grun --attach 42")
         with connect() as client:
             return _attend(client, values["attach"], values)
+    if "job" in values:
+        from gpusched.cli.visit import grun_in  # few ask for it
+
+        return grun_in(values, operands)
     if not operands and values.get("pty"):
         operands = [os.environ.get("SHELL") or "/bin/sh"]
     if not operands:

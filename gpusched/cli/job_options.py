@@ -25,7 +25,7 @@ ONLY_TYPED = frozenset(
     "ignore_image".split()
 )
 """Values of gsub's options that have no meaning in a #GSUB line or a GSUB_* variable."""
-OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "ntasks", "quiet", "verbose"})
+OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "job", "ntasks", "quiet", "verbose"})
 """Values set by options that gsub does not have."""
 
 
@@ -46,6 +46,11 @@ def grun_table() -> OptionTable:
         ),
         Option("--keep  keep the job running after ~. or a lost connection; default: it ends", front),
         Option("--attach ID  reattach to a job started with --keep", front),
+        Option(
+            "--job ID  run the command, or without one a shell, in this running job of yours, to see what it does on "
+            "its GPUs, for example; it ends with its client or with the job, and ends neither",
+            front,
+        ),
         Option(
             "--lease TIME  end the job after this long without input or noticeable CPU use, after a warning: 30m; "
             "none for never; default with GPUs: [interactive] lease_s of the settings, initially 12 hours",

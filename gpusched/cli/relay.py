@@ -24,6 +24,7 @@ from gpusched.engine.attach_protocol import (
     NOTE,
     OUT,
     REFUSED,
+    RUN,
     SIGNAL,
     SIZE,
     VERSION,
@@ -31,6 +32,7 @@ from gpusched.engine.attach_protocol import (
     WINDOW,
     ack,
     frame,
+    pack_wanted,
     read_ack,
     take_frames,
 )
@@ -140,6 +142,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
 
+    from gpusched.engine.attach_protocol import Wanted
+
 PIPE_PIECE = 4096
 """Bytes that a pipe, terminal or socket accepts without blocking once it polls as writable."""
 PATIENCE = 3
@@ -169,15 +173,24 @@ class AttachClient:
     """The connection to a run.
 
     Args: keeps: the run goes on without this client. command: whose messages these are. step: a single Ctrl-C only
-        asks for a second one, which interrupts this step; empty if each is passed on.
+        asks for a second one, which interrupts this step; empty if each is passed on. wanted: what to run, at the door
+        of a job that runs already.
     """
 
-    def __init__(self, sock: _socket.socket, keeps: bool, command: str = "grun", step: str = "") -> None:
+    def __init__(
+        self,
+        sock: _socket.socket,
+        keeps: bool,
+        command: str = "grun",
+        step: str = "",
+        wanted: Wanted | None = None,
+    ) -> None:
         self._socket = sock
         self._command = command
         self._keeps = keeps
         self._inbox = bytearray()
-        self._outbox = bytearray()
+        self._outbox = bytearray() if wanted is None else bytearray(frame(RUN, pack_wanted(wanted)))
+        self._what = "job" if wanted is None else "command"
         self._pending = {OUT: bytearray(), ERR: bytearray()}
         self._input_credit = WINDOW
         self._has_input = True
@@ -386,7 +399,7 @@ class AttachClient:
             if self._interrupts >= PATIENCE:
                 return self._leave(number)
             if number == signal.SIGINT and self._interrupts == PATIENCE - 1:
-                self.say("once more detaches from the job" if self._keeps else "once more terminates the job")
+                self.say("once more detaches from the job" if self._keeps else f"once more terminates the {self._what}")
             self._outbox += frame(SIGNAL, b"%d" % number)
             self._flush()
         return True

@@ -13,7 +13,7 @@ from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.cluster import Clearance, Drainer, NodeView
 from gpusched.model.commands import Caller
-from gpusched.model.execution import NoteOrder, SignalOrder, StepStopOrder, StopOrder
+from gpusched.model.execution import EnterOrder, NoteOrder, SignalOrder, StepStopOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Plan, Preempt, PreemptMode, Usage
@@ -25,7 +25,7 @@ from gpusched.ports import Changes, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.cluster_state import ClusterLayout
 
-Signal = SignalOrder | NoteOrder | StopOrder | StepStopOrder
+Signal = SignalOrder | NoteOrder | StopOrder | StepStopOrder | EnterOrder
 """A one-time message to a run; a StopOrder only repeats a recorded stop."""
 
 

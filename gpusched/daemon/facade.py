@@ -16,7 +16,7 @@ from gpusched.daemon.meters import page
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
 from gpusched.engine.linux import proctree
-from gpusched.engine.spool import attach_path
+from gpusched.engine.spool import attach_path, door_path
 from gpusched.errors import GpuschedError
 from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle.failures import GpuFault
@@ -134,6 +134,10 @@ class DaemonFacade:
     def attach_path(self, job: Job) -> str:
         """Path of the attach socket of a foreground job's current run."""
         return attach_path(self.scheduler.head.site.spool, run_id(job.id, job.run))
+
+    def door_path(self, run: str, token: str) -> str:
+        """Path of the socket that a run opens on an `EnterOrder`."""
+        return door_path(self.scheduler.site.spool, run, token)
 
     async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:
         """Client pid, attach time and lease end as the run reports them; None without an answer."""

@@ -3,6 +3,7 @@
 A frame is one byte for its kind, four bytes for its length (little-endian), and the content:
 
     client to run   h HELLO "1 ROWS COLUMNS"     first; 0 0 without a terminal
+                    R RUN   before HELLO, on the door of a visit: what to run, see `pack_wanted`
                     0 IN    input                e EOF   end of input
                     w SIZE  "ROWS COLUMNS"       s SIGNAL "NUMBER", to all processes of the run
                     b BYE   leaves on purpose
@@ -25,7 +26,7 @@ HELLO, WELCOME, REFUSED = b"h"[0], b"H"[0], b"r"[0]
 IN, OUT, ERR = b"0"[0], b"1"[0], b"2"[0]
 EOF, CLOSED, ACK, SIZE, SIGNAL = b"e"[0], b"c"[0], b"a"[0], b"w"[0], b"s"[0]
 NOTE, EXIT, BYE = b"m"[0], b"x"[0], b"b"[0]
-QUERY, STATUS = b"q"[0], b"S"[0]
+QUERY, STATUS, RUN = b"q"[0], b"S"[0], b"R"[0]
 
 VERSION = 1
 HEAD = 5
@@ -65,3 +66,55 @@ def take_frames(buffer: bytearray) -> list[tuple[int, bytes]]:
         at = end
     del buffer[:at]
     return found
+
+
+class Wanted:
+    """What a client wants to run in a job that runs already. A plain class: supervisors must not import dataclasses."""
+
+    __slots__ = ("argv", "env", "is_terminal", "signals_to", "umask", "work_dir")
+
+    def __init__(
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        *,
+        is_terminal: bool,
+        umask: int,
+        work_dir: str,
+        signals_to: str = "tree",
+    ) -> None:
+        """Args: env: variables to add to those of the job. work_dir: empty for that of the job. signals_to: who gets
+        the client's signals, `main` for a first process that passes them on; see `SignalOrder.to`.
+        """
+        self.argv = argv
+        self.env = env
+        self.is_terminal = is_terminal
+        self.signals_to = signals_to
+        self.umask = umask
+        self.work_dir = work_dir
+
+
+def pack_wanted(wanted: Wanted) -> bytes:
+    """Content of a RUN: `pty|pipes tree|main UMASK WORDS`, folder, words of the command, variables; a NUL ends each."""
+    head = f"{'pty' if wanted.is_terminal else 'pipes'} {wanted.signals_to} {wanted.umask:o} {len(wanted.argv)}"
+    variables = (f"{name}={value}" for name, value in wanted.env.items())
+    words = (head, wanted.work_dir, *wanted.argv, *variables)
+    return b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in words)
+
+
+def read_wanted(content: bytes) -> Wanted:
+    """Reverse `pack_wanted`. Raises: ValueError."""
+    head, *words = content.decode("utf-8", "surrogateescape").split("\0")
+    kind, to, umask, count = head.split(" ")
+    number, mask = int(count), int(umask, 8)
+    if kind not in ("pty", "pipes") or to not in ("tree", "main") or not 0 <= mask <= 0o777:
+        raise ValueError("not a RUN")
+    if not 0 < number < len(words) - 1 or words[-1]:
+        raise ValueError("not a command")
+    env = {}
+    for word in words[1 + number : -1]:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise ValueError("not a variable")
+        env[name] = value
+    return Wanted(words[1 : 1 + number], env, is_terminal=kind == "pty", umask=mask, work_dir=words[0], signals_to=to)

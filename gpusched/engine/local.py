@@ -129,6 +129,7 @@ class LocalEngine:
         for run in sorted(files.runs_in(self._spool)):
             if run not in self._runs:
                 self._sweep(run)
+        files.remove_doors(self._spool, self._runs.__contains__)
         if self._events:
             self._poller.fire()
         self._poller.rearm()

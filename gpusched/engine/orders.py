@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpusched.engine.spool import SUSPEND_LINE
 from gpusched.model.execution import (
+    EnterOrder,
     LimitOrder,
     NoteOrder,
     OpenRun,
@@ -21,7 +22,7 @@ from gpusched.model.execution import (
 
 @dataclass(slots=True)
 class GivenOrders:
-    """The lasting orders last given to a run. Signals and notes take effect once and are not kept."""
+    """The lasting orders last given to a run. Signals, notes and visits take effect once and are not kept."""
 
     stop: StopOrder | None = None
     is_suspended: bool = False
@@ -67,6 +68,8 @@ def order_line(order: Order) -> str:
         return SUSPEND_LINE
     if isinstance(order, ResumeOrder):
         return "resume ."
+    if isinstance(order, EnterOrder):
+        return f"enter {order.token} ."
     if isinstance(order, NoteOrder):
         return f"note {' '.join(order.text.split())} ."
     assert isinstance(order, LimitOrder)

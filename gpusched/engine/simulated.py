@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from gpusched.engine.orders import GivenOrders
 from gpusched.model.execution import (
     EngineEvent,
+    EnterOrder,
     LimitOrder,
     NoteOrder,
     OpenRun,
@@ -112,6 +113,7 @@ class SimulatedEngine:
     boot_id: str = "simulated"
     signals: list[tuple[str, SignalOrder]] = field(default_factory=list)
     step_stops: list[tuple[str, StepStopOrder]] = field(default_factory=list)
+    entered: list[tuple[str, EnterOrder]] = field(default_factory=list)
     """Signals delivered to live runs, for tests."""
     saved_at: dict[str, float] = field(default_factory=dict)
     """When runs saved their work, set by tests."""
@@ -209,6 +211,8 @@ class SimulatedEngine:
             pass  # there is no terminal to show it
         elif isinstance(order, StepStopOrder):
             self.step_stops.append((run, order))
+        elif isinstance(order, EnterOrder):
+            self.entered.append((run, order))
         else:
             assert isinstance(order, SignalOrder)
             self.signals.append((run, order))

@@ -5,6 +5,7 @@
     JOB.RUN.order    one order a line, appended by the daemon
     JOB.RUN.script   the job's script
     JOB.RUN.attach   socket of a foreground run, for its client
+    JOB.RUN.door-TOKEN  socket for one client that wants to run something in the run, until it is attached
     JOB.RUN.checkpoint  touched by the job when it has saved its work
     JOB.RUN.progress the job's progress, as it reports it
     server.lock      share-locked by every process that may claim: fork servers, units and supervisors
@@ -33,7 +34,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 HOLE_MEANS = b"\nstop cancel - - .\n"
 SUSPEND_LINE = "suspend ."
@@ -78,6 +79,10 @@ def checkpoint_path(spool: str, run: str) -> str:
 
 def attach_path(spool: str, run: str) -> str:
     return f"{spool}/{run}.attach"
+
+
+def door_path(spool: str, run: str, token: str) -> str:
+    return f"{spool}/{run}.door-{token}"
 
 
 def progress_path(spool: str, run: str) -> str:
@@ -318,6 +323,14 @@ def runs_in(spool: str) -> set[str]:
         if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit():
             found.add(f"{parts[0]}.{parts[1]}")
     return found
+
+
+def remove_doors(spool: str, is_open: Callable[[str], bool]) -> None:
+    """Remove the doors that killed supervisors have left, of runs that are not open."""
+    for name in os.listdir(spool):
+        run, door, _ = name.rpartition(".door-")
+        if door and not is_open(run):
+            remove([f"{spool}/{name}"])
 
 
 def remove(paths: Iterable[str]) -> None:

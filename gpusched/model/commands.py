@@ -303,6 +303,16 @@ class CancelStep:
 
 
 @dataclass(frozen=True, slots=True)
+class EnterJob:
+    """Let a client of the owner start something in a running job."""
+
+    caller: Caller
+    job_id: int
+    token: str
+    """Of `EnterOrder`."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoseSteps:
     """Record that the processes of these steps are gone: job, run and number of each."""
 
@@ -338,4 +348,5 @@ Command = (
     | EndStep
     | CancelStep
     | LoseSteps
+    | EnterJob
 )

@@ -139,7 +139,14 @@ class NoteOrder(Value, tag_field="order", tag="note"):
     text: str
 
 
-Order = StopOrder | SignalOrder | StepStopOrder | LimitOrder | SuspendOrder | ResumeOrder | NoteOrder
+class EnterOrder(Value):
+    """Let one client of the run's user start something in it, see `engine.supervisor.visits`."""
+
+    token: str
+    """Names the socket for it; hexadecimal digits."""
+
+
+Order = StopOrder | SignalOrder | StepStopOrder | LimitOrder | SuspendOrder | ResumeOrder | NoteOrder | EnterOrder
 
 
 class RunStarted(Value, tag_field="event", tag="started"):

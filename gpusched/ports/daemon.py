@@ -301,6 +301,9 @@ class Daemon(Protocol):
     def attach_path(self, job: Job) -> str:
         """Socket of the current run of a foreground job."""
 
+    def door_path(self, run: str, token: str) -> str:
+        """Socket that a run opens on an `EnterOrder`."""
+
     async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:
         """Client pid, its connection time, and end of the lease, as reported by the run; None without an answer."""
 

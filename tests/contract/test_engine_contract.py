@@ -14,6 +14,7 @@ from remote_bench import LossyRemoteBench, RemoteBench
 from support import wait_until
 
 from gpusched.model.execution import (
+    EnterOrder,
     LimitOrder,
     NoteOrder,
     OpenRun,
@@ -229,6 +230,14 @@ def test_a_note_has_no_effect_on_a_background_run(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=0.3))
     bench.engine.order("1.1", NoteOrder("somebody is there?"))
     assert (bench.end_of("1.1").exit_code, bench.end_of("1.1").stopped_by) == (0, None)
+
+
+def test_a_door_that_nobody_uses_has_no_effect_on_a_run(bench: Bench) -> None:
+    bench.start("1.1", Does(lasts_s=0.5, exit_code=3))
+    bench.ready("1.1")
+    bench.engine.order("1.1", EnterOrder("a1"))
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.stopped_by, end.leftovers) == (3, None, ())
 
 
 def test_a_limit_can_be_raised_and_lifted(bench: Bench) -> None:

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.engine.attach_protocol import ACK, LARGEST, OUT, ack, frame, read_ack, take_frames
+from gpusched.engine.attach_protocol import (
+    ACK,
+    LARGEST,
+    OUT,
+    Wanted,
+    ack,
+    frame,
+    pack_wanted,
+    read_ack,
+    read_wanted,
+    take_frames,
+)
 
 FRAMES = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=300)), max_size=20)
 
@@ -37,3 +48,35 @@ def test_an_oversized_frame_is_refused() -> None:
 def test_forwarded_bytes_are_counted_by_stream() -> None:
     ((kind, content),) = take_frames(bytearray(ack(OUT, 70_000)))
     assert (kind, read_ack(content)) == (ACK, (OUT, 70_000))
+
+
+WORD = st.binary(max_size=20).map(lambda word: word.replace(b"\0", b"").decode("utf-8", "surrogateescape"))
+NAME = WORD.filter(lambda text: bool(text) and "=" not in text)
+
+
+@given(
+    st.lists(WORD, min_size=1, max_size=5),
+    st.dictionaries(NAME, WORD, max_size=5),
+    st.booleans(),
+    st.integers(0, 0o777),
+    WORD,
+    st.sampled_from(["tree", "main"]),
+)
+def test_what_is_wanted_round_trips(
+    argv: list[str], env: dict[str, str], is_terminal: bool, umask: int, work_dir: str, to: str
+) -> None:
+    wanted = Wanted(argv, env, is_terminal=is_terminal, umask=umask, work_dir=work_dir, signals_to=to)
+    found = read_wanted(pack_wanted(wanted))
+    assert [getattr(found, name) for name in Wanted.__slots__] == [getattr(wanted, name) for name in Wanted.__slots__]
+
+
+@given(st.binary() | st.text("pty iesramn0123456789-_\0=x").map(str.encode))
+def test_what_is_no_request_is_a_value_error(content: bytes) -> None:
+    try:
+        found = read_wanted(content)
+    except ValueError:
+        return
+    assert found.argv
+    assert 0 <= found.umask <= 0o777
+    assert found.signals_to in ("tree", "main")
+    assert not any("\0" in word for word in (*found.argv, found.work_dir, *found.env, *found.env.values()))

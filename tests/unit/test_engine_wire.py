@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpusched.engine.local import event_from
 from gpusched.engine.orders import order_line
 from gpusched.engine.wire import PIPE_BUF, encode_event, joined, pack_ticket, shortened, take_frame, unpack_ticket
-from gpusched.model.execution import LimitOrder, NoteOrder, RunEnded, SignalOrder, StopOrder
+from gpusched.model.execution import EnterOrder, LimitOrder, NoteOrder, RunEnded, SignalOrder, StopOrder
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
@@ -80,4 +80,5 @@ def test_orders_are_lines() -> None:
     assert order_line(SignalOrder(10)) == "signal 10 tree ."
     assert order_line(LimitOrder(90.5)) == "limit 90.5 ."
     assert order_line(LimitOrder(None)) == "limit - ."
+    assert order_line(EnterOrder("0a9f")) == "enter 0a9f ."
     assert order_line(NoteOrder("job 7: two\nlines")) == "note job 7: two lines ."

@@ -63,8 +63,8 @@ def test_rights_by_act(act: Act) -> None:
     assert not may(stranger, act, theirs, settings)
     assert not may(BOB, act, elsewhere, settings)
     is_root_only = act in (Act.ATTACH, Act.REWRITE)
-    assert may(BOB, act, theirs, settings) == (not is_root_only and act not in (Act.SCRIPT, Act.REPEAT))
-    assert may(ROOT, act, theirs, settings) == (act is not Act.REPEAT)
+    assert may(BOB, act, theirs, settings) == (not is_root_only and act not in (Act.SCRIPT, Act.REPEAT, Act.ENTER))
+    assert may(ROOT, act, theirs, settings) == (act not in (Act.REPEAT, Act.ENTER))
 
 
 def test_the_owner_cannot_release_a_hold_of_others() -> None:

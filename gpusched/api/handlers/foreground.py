@@ -1,8 +1,9 @@
-"""The client attached to a foreground job, and its lease: requested from the run itself on demand."""
+"""The client attached to a foreground job, and its lease: requested from the run itself on demand; doors into runs."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import Any
 
 from aiohttp import web
@@ -13,6 +14,7 @@ from gpusched.api.requests import respond
 from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import viewer_of
 from gpusched.errors import NotReady
+from gpusched.model.commands import EnterJob
 from gpusched.model.job import Interactive, Job, split_run_id
 from gpusched.model.layout import count_tasks
 from gpusched.model.states import JobState, RunState
@@ -74,6 +76,16 @@ async def attach(request: web.Request) -> web.Response:
             "keep": foreground is not None and foreground.keep,
         }
     )
+
+
+async def enter(request: web.Request) -> web.Response:
+    """POST /v1/jobs/{id}/enter"""
+    service, viewer = service_of(request), viewer_of(request)
+    job = viewer.read(request.match_info["id"], Act.ENTER)
+    token = secrets.token_hex(8)
+    run = (await service.daemon.ask(EnterJob(viewer.caller, job.id, token)))["run"]
+    path = None if run is None else service.daemon.door_path(run, token)
+    return respond(enter={"id": job.shown_id, "state": service.find(job.id).state.value, "path": path})
 
 
 async def run_of_process(service: ApiService, pid: int, uid: int) -> str | None:

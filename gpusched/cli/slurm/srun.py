@@ -22,7 +22,7 @@ _ROWS = """
 --gpu-bind HOW  which GPUs a task sees: none, single:N, per_task:N, map_gpu:LIST, closest
 -I --immediate [S]  give up unless the job or step starts within S seconds
 -i --input FILE  standard input of the tasks: a file, all, none, or the number of a task
---jobid ID  the job that this srun is in; others are refused
+--jobid ID  run the tasks in this running job of yours, from inside or outside of it
 -K --kill-on-bad-exit [0|1]  end the step when a task fails
 -l --label  begin each line of output with the number of its task
 --mpi TYPE  none, or list; other values have no effect

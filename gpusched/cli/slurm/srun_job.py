@@ -115,13 +115,13 @@ def _fatal(text: str) -> Exception:
 def _spec(
     command: Command, request: JobRequest, options: list[tuple[str, str | None]], operands: list[str]
 ) -> dict[str, Any]:
-    step = [_typed(name, text) for name, text in options if name not in _OF_JOB_ALONE]
+    step = [typed_again(name, text) for name, text in options if name not in _OF_JOB_ALONE]
     if operands[0].startswith("-"):
         step.append("--")
     spec: dict[str, Any] = {
         "name": base_name(operands[0]) or "srun",
         **request.spec(),
-        "argv": [*_ourselves(), *step, *operands],
+        "argv": [*ourselves(), *step, *operands],
         "work_dir": current_folder(),
         # What it prints goes to this terminal and into no file of its own, as with Slurm.
         "stdout": os.devnull,
@@ -135,11 +135,11 @@ def _spec(
     return spec
 
 
-def _typed(name: str, text: str | None) -> str:
+def typed_again(name: str, text: str | None) -> str:
     return f"--{name}" if text is None else f"--{name}={text}"
 
 
-def _ourselves() -> list[str]:
+def ourselves() -> list[str]:
     """How to start this program: by the path that it was started by, so that the job runs the same one."""
     path = os.path.abspath(sys.argv[0])
     if os.path.basename(path) == "srun" and os.access(path, os.X_OK):

@@ -71,32 +71,17 @@ def run_step(command: Command, typed: Parsed, wanted: str) -> int:
     wanted = printable(wanted)
     patience_s = BEGIN_PATIENCE_S if "GPUSCHED_RUN" in os.environ else STALE_PATIENCE_S
     job = scheduler.ask("GET", "/v1/inside", None, patience_s)["inside"]
-    if job is None:
-        if typed.has("jobid"):
-            raise command.error(
-                f"--jobid={wanted} is not supported outside of that job; use srun in its script or in salloc"
-            )
-        raise _no_allocation(command, wanted)
+    if job is None or (typed.has("jobid") and typed.get("jobid") not in (job["id"], str(job["job_id"]))):
+        from gpusched.cli.slurm.srun_enter import run_in  # most steps are of the job that they are in
+
+        return run_in(command, typed, wanted, scheduler, is_in_another=job is not None)
     for name, _ in typed.options:
         if (only := ONLY_SLURM.get(name)) is not None and only.is_refused:
             raise command.error(only.sentence, 255)
     if typed.has("test-only"):
         command.note(f"a step of job {job['id']} starts at once")
         return 0
-    if typed.has("jobid") and typed.get("jobid") not in (job["id"], str(job["job_id"])):
-        raise command.error(
-            f"--jobid={wanted} is not supported in job {job['id']}; run srun in a script or shell of job {wanted}"
-        )
     return Step(command, typed, job, scheduler).run()
-
-
-def _no_allocation(command: Command, wanted: str) -> CommandError:
-    error = command.error(f"Unable to confirm allocation for job {wanted}: Invalid job id specified")
-    error.text += (
-        f"\nsrun: Check SLURM_JOB_ID environment variable. Expired or invalid job {wanted}"
-        f"\nsrun: this process belongs to no job; run srun in a script or shell of job {wanted}, or unset SLURM_JOB_ID"
-    )
-    return error
 
 
 class PatientClient:

@@ -11,7 +11,20 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.verbs import adopt, cancel, drain, hold, pipeline, requeue, reserve, step, submit, suspend, update
+from gpusched.daemon.verbs import (
+    adopt,
+    cancel,
+    drain,
+    enter,
+    hold,
+    pipeline,
+    requeue,
+    reserve,
+    step,
+    submit,
+    suspend,
+    update,
+)
 from gpusched.model import commands
 from gpusched.model.commands import Command
 
@@ -35,6 +48,7 @@ _APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
     commands.EndStep: step.end,
     commands.CancelStep: step.cancel,
     commands.LoseSteps: step.lose,
+    commands.EnterJob: enter.apply,
 }
 
 

@@ -138,22 +138,26 @@ HANG_UP_S = 2.0
 class Session:
     """The foreground of one run. Raises: OSError when its socket cannot be created.
 
-    Args: cpu_s: returns the CPU time of the run so far.
+    Args: cpu_s: returns the CPU time of the run so far. path: its socket, by default that of the run.
     """
 
-    def __init__(self, ticket: dict[str, Any], spool: str, boot_id: str, cpu_s: Callable[[], float]) -> None:
+    def __init__(
+        self, ticket: dict[str, Any], spool: str, boot_id: str, cpu_s: Callable[[], float], path: str | None = None
+    ) -> None:
         facts = ticket["interactive"]
         self.run: str = ticket["run"]
         self.uid: int = ticket["uid"]
         self.is_terminal: bool = facts["pty"]
         self.keeps: bool = facts["keep"]
         self.lease_s: float | None = facts["lease_s"]
-        self.path = files.attach_path(spool, self.run)
+        self.path = path or files.attach_path(spool, self.run)
         self.orders: list[str] = []
         self.streams: Streams | None = None
         self.outputs = Outputs(int(ticket["log_mib"] * (1 << 20)), None if self.uid == os.geteuid() else self.uid)
         self.input = Input()
         self.size = (0, 0)
+        self.signals_to = "tree"
+        """Who gets the client's signals, see `SignalOrder.to`."""
         self.client: AttachConnection | None = None
         self.guests: list[AttachConnection] = []
         """Connected, and not attached yet."""
@@ -328,7 +332,7 @@ class Session:
             if number not in SIGNALS:
                 raise ValueError(f"there is no signal {number}")
             self.touch()
-            self.orders.append(f"signal {number} tree .")
+            self.orders.append(f"signal {number} {self.signals_to} .")
         elif kind == BYE:
             self._drop(client)
         else:
@@ -364,8 +368,11 @@ class Session:
         if self.client is not None:
             self.outputs.send_backlog(self.client)
 
-    def farewell(self, words: str, sentence: str) -> None:
-        """Send the remaining output and how the run ended; wait until the client has it all or is gone."""
+    def farewell(self, words: str, sentence: str, until: float | None = None) -> None:
+        """Send the remaining output and how the run ended; wait until the client has it all or is gone.
+
+        Args: until: when to give up, on the monotonic clock.
+        """
         self.lease = self.hang_up_at = None
         self.input.refuse()
         told = False
@@ -373,10 +380,12 @@ class Session:
             if not self.outputs.send_backlog(self.client) and not told:
                 told = True
                 self.client.say(EXIT, f"{words} .\n{sentence}".encode("utf-8", "surrogateescape"))
-            if signal.SIGTERM in self.wait(None):
+            left_s = None if until is None else until - time.monotonic()
+            if signal.SIGTERM in self.wait(left_s) or (left_s is not None and left_s <= 0):
                 break
 
     def close(self) -> None:
         files.remove([self.path])
         for guest in self.guests:
             guest.socket.close()
+        self.guests = []

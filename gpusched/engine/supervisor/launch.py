@@ -105,12 +105,8 @@ def start(
     Raises: LaunchError.
     """
     uid: int = ticket["uid"]
-    own = os.geteuid()
-    foreign = uid != own
-    if foreign and own != 0:
-        raise LaunchError(f"cannot start as user {ticket['user']} (uid {uid}): gpuschedd runs as uid {own}, not root")
-    account = account_of(uid, ticket["user"]) if foreign else None
-    owner = Owner(ticket["user"], uid, account.pw_gid) if account is not None else None
+    account, owner = _owner_of(ticket)
+    foreign = owner is not None
     complete(ticket["env"], uid, foreign, account)
     if "SLURM_JOB_ID" in ticket["env"]:
         ticket["env"]["SLURM_JOB_GID"] = str(os.getegid() if account is None else account.pw_gid)
@@ -148,6 +144,37 @@ def start(
     return pid, logs
 
 
+def start_visitor(ticket: dict[str, Any], streams: Streams, box: RunCgroup | None) -> int:
+    """Start another process in a run; returns its pid once it has become its program.
+
+    Changes this process's work dir. Args: ticket: as of the run, with the command and complete environment of the
+    process. box: that of the run. Raises: LaunchError.
+    """
+    _, owner = _owner_of(ticket)
+    argv = list(ticket["argv"])
+    if not argv[0]:
+        raise LaunchError("the command is empty")
+    if owner is None:
+        _enter_folder(ticket)
+    else:
+        streams.give_to(owner.uid)
+        as_user(owner, lambda: _enter_folder(ticket))
+    if owner is not None or box is not None:
+        return _fork_as(ticket, argv, None, None, owner, streams, box)
+    return _spawn(ticket, argv, None, None, streams)
+
+
+def _owner_of(ticket: dict[str, Any]) -> tuple[pwd.struct_passwd | None, Owner | None]:
+    """Account and identity of the run's user, None if that is our own. Raises: LaunchError."""
+    uid, own = ticket["uid"], os.geteuid()
+    if uid == own:
+        return None, None
+    if own != 0:
+        raise LaunchError(f"cannot start as user {ticket['user']} (uid {uid}): gpuschedd runs as uid {own}, not root")
+    account = account_of(uid, ticket["user"])
+    return account, Owner(ticket["user"], uid, account.pw_gid)
+
+
 def _write_script(ticket: dict[str, Any], spool: str, owner: int | None) -> str:
     path = files.script_path(spool, ticket["run"])
     script: bytes = ticket["script"]
@@ -182,6 +209,17 @@ def _make_files(spool: str, run: str, owner: int) -> None:
 
 def _enter(ticket: dict[str, Any], has_input: bool) -> tuple[Logs, int | None]:
     """Enter the work dir and open the log files and the input, if any, with this process's current rights."""
+    _enter_folder(ticket)
+    given = _open_input(ticket["stdin_path"]) if has_input else None
+    try:
+        return _open_logs(ticket), given
+    except LaunchError:
+        if given is not None:
+            os.close(given)
+        raise
+
+
+def _enter_folder(ticket: dict[str, Any]) -> None:
     work_dir: str = ticket["work_dir"]
     try:
         os.chdir(work_dir)
@@ -190,13 +228,6 @@ def _enter(ticket: dict[str, Any], has_input: bool) -> tuple[Logs, int | None]:
         if snapshot is not None and isinstance(error, FileNotFoundError):
             raise LaunchError(f"its snapshot {snapshot} is gone: there is no {work_dir}") from None
         raise LaunchError(f"cannot enter the working directory {work_dir}: {text_of(error)}") from None
-    given = _open_input(ticket["stdin_path"]) if has_input else None
-    try:
-        return _open_logs(ticket), given
-    except LaunchError:
-        if given is not None:
-            os.close(given)
-        raise
 
 
 def _open_input(path: str) -> int:
@@ -326,15 +357,21 @@ def _make_own_folder(parent: int, name: str, path: str, owner: Owner | None) -> 
         os.close(folder)
 
 
-def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs, given: int | None, streams: Streams | None) -> int:
+def _spawn(
+    ticket: dict[str, Any], argv: list[str], logs: Logs | None, given: int | None, streams: Streams | None
+) -> int:
+    """Args: logs: None with streams of a visitor."""
     env: dict[str, str] = ticket["env"]
-    output, error_output = logs.job_ends()
-    # Standard input is /dev/null in the fork server already.
-    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, error_output, 2)]
-    if given is not None:
-        actions.append((os.POSIX_SPAWN_DUP2, given, 0))
+    actions: list[Any] = []
     leads: dict[str, Any] = {"setpgroup": 0}
-    if streams is not None:
+    if streams is None:
+        assert logs is not None
+        output, error_output = logs.job_ends()
+        # Standard input is /dev/null in the fork server already.
+        actions = [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, error_output, 2)]
+        if given is not None:
+            actions.append((os.POSIX_SPAWN_DUP2, given, 0))
+    else:
         actions = streams.file_actions()
         if streams.is_terminal:
             # A terminal belongs to one session, and the supervisor keeps its own.
@@ -359,7 +396,7 @@ def _spawn(ticket: dict[str, Any], argv: list[str], logs: Logs, given: int | Non
 def _fork_as(
     ticket: dict[str, Any],
     argv: list[str],
-    logs: Logs,
+    logs: Logs | None,
     given: int | None,
     owner: Owner | None,
     streams: Streams | None,
@@ -393,6 +430,7 @@ def _fork_as(
             else:
                 os.setpgid(0, 0)
             if streams is None:
+                assert logs is not None
                 output, error_output = logs.job_ends()
                 os.dup2(output, 1)
                 os.dup2(error_output, 2)

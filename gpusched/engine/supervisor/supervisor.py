@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpusched.engine.supervisor.interactive import Session
     from gpusched.engine.supervisor.logs import Logs
     from gpusched.engine.supervisor.steps import StepEnds
+    from gpusched.engine.supervisor.visits import Visits
 else:
     import _signal as signal
 
@@ -162,6 +163,12 @@ class Supervisor:
         self.still = SuspendClock()
         self.step_ends: StepEnds | None = None
         """Steps that are being ended; None if none ever was."""
+        self.visits: Visits | None = None
+        """What was started in the run from outside; None if nothing ever was."""
+        self.env = b""
+        """The environment of the job, NUL-terminated."""
+        self.doors: list[str] = []
+        """Tokens of visits that wait for the start."""
         self.linger_until: float | None = None
         self.kills_at: float | None = None
         self.kill_pause_s = KILL_AGAIN_S[0]
@@ -295,11 +302,15 @@ class Supervisor:
             self.tell_at = started + TELL_START_AFTER_S
         else:
             self.send(b"")
-        # The environment is no longer needed, and the script may be 10 MB.
+        # The script may be 10 MB. The environment is for visits alone.
+        words = (f"{name}={value}\0" for name, value in self.ticket["env"].items())
+        self.env = "".join(words).encode("utf-8", "surrogateescape")
         self.ticket["script"] = self.ticket["env"] = None
         self.set_limit(self.ticket["time_limit_s"])
         if self.still.is_wanted:
             self.suspend()
+        while self.doors:
+            self.admit(self.doors.pop())
         return None
 
     def reap(self) -> bool:
@@ -318,6 +329,8 @@ class Supervisor:
                 return True
             self.cpu_s += usage.ru_utime + usage.ru_stime
             self.system_cpu_s = (self.system_cpu_s or 0.0) + usage.ru_stime
+            if self.visits is not None and self.visits.forget(pid):
+                continue
             self.peak_kib = max(self.peak_kib, usage.ru_maxrss)
             if pid == self.job_pid and self.status is None:
                 self.status = status
@@ -325,6 +338,8 @@ class Supervisor:
                 self.main_ended()
 
     def main_ended(self) -> None:
+        if self.visits is not None:
+            self.visits.end()
         if self.stopping is None:
             self.linger_until = time.monotonic() + LINGER_S
         elif self.only_main:
@@ -333,7 +348,8 @@ class Supervisor:
 
     def members(self, settled: Container[int] = ()) -> Iterable[proctree.Process]:
         """Yield processes of the run as they are found; see `proctree.walk`."""
-        return proctree.walk(self.home.pid, settled)
+        found = proctree.walk(self.home.pid, settled)
+        return found if self.visits is None else self.visits.without_hosts(found)
 
     def wait(self) -> None:
         """Sleep until a child ends, an order comes or something is due."""
@@ -404,6 +420,8 @@ class Supervisor:
             if self.box is not None:
                 # Including processes that fork faster than they are found.
                 self.box.kill()
+            if self.visits is not None:
+                self.visits.end()
             if self.status is not None:
                 self.name_leftovers(killed.values())
             # Again, until the kernel reports no child left: some are found only now.
@@ -528,8 +546,8 @@ class Supervisor:
         self.deliver(signal.SIGCONT)
 
     def name_leftovers(self, processes: Iterable[proctree.Process]) -> None:
-        """Keep names for the result, up to LEFTOVERS_NAMED."""
-        for process in processes:
+        """Keep names for the result, up to LEFTOVERS_NAMED. A visit ends with its run, and is none of the job's."""
+        for process in processes if self.visits is None else self.visits.without(processes):
             if len(self.leftovers) >= LEFTOVERS_NAMED:
                 return
             if process.is_alive:
@@ -589,7 +607,7 @@ class Supervisor:
 
     def handle_order(self, words: list[str]) -> None:
         """Carry out one order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER SCOPE .`, `stop-step STEP GRACE|- .`,
-        `limit SECONDS|- .`, `suspend .`, `resume .`, `note WORDS .`.
+        `limit SECONDS|- .`, `suspend .`, `resume .`, `note WORDS .`, `enter TOKEN .`.
         """
         if words[-1] != ".":
             return
@@ -603,6 +621,8 @@ class Supervisor:
                 self.deliver(number, words[2])
         elif words[0] == "stop-step" and self.start_at is not None:
             self.stop_step(int(words[1]), self.ticket["grace_s"] if words[2] == "-" else float(words[2]))
+        elif words[0] == "enter" and self.ticket.get("adopt") is None:
+            self.admit(words[1])
         elif words[0] == "suspend":
             self.suspend()
         elif words[0] == "resume":
@@ -626,6 +646,19 @@ class Supervisor:
             self.step_ends = StepEnds(self.members)
         self.thaw()
         self.step_ends.stop(number, grace_s)
+
+    def admit(self, token: str) -> None:
+        """Open a door for a client of the user, unless the run is not going on."""
+        if self.start_at is None:
+            self.doors.append(token)
+            return
+        if self.status is not None or self.stopping is not None or self.still.since is not None:
+            return
+        if self.visits is None:
+            from gpusched.engine.supervisor.visits import Visits  # most jobs have none
+
+            self.visits = Visits(self)
+        self.visits.admit(token)
 
     def set_limit(self, limit_s: float | None) -> None:
         began = self.started + self.still.total_s

@@ -1,0 +1,129 @@
+"""The client's side of a visit: a command started in a running job from outside of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from gpusched.cli.environment import umask
+from gpusched.cli.grun import FINAL, connect_to_run
+from gpusched.client import connect
+from gpusched.engine.attach_protocol import LARGEST, Wanted, pack_wanted
+from gpusched.errors import NotReady, Refused, UsageError
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable
+    from typing import Any
+
+    from gpusched.cli.parse import Values
+    from gpusched.cli.relay import RunEnding
+
+    Ask = Callable[[str, str, object], dict[str, Any]]
+
+DOOR_S = 10.0
+"""How long a job may take to open its door."""
+_ALLOWED = frozenset({"job", "pty", "quiet", "work_dir", "extra_env"})
+_OF_TERMINALS = ("TERM", "COLORTERM")
+
+
+class NotRunning(Refused):
+    """The job cannot be entered now. `state`: why."""
+
+    def __init__(self, job_id: str, state: str) -> None:
+        hint = f"see what became of it with: gshow {job_id}"
+        if state == "PENDING":
+            hint = f"see what it waits for with: gshow {job_id}"
+        elif state == "SUSPENDED":
+            hint = f"let it go on with: gctl resume {job_id}"
+        super().__init__(f"job {job_id} is {state}; a command can be started only in a running job", hint)
+        self.state = state
+        self.job_id = job_id
+
+
+def start_in(ask: Ask, job_id: str, wanted: Wanted, command: str, *, step: str = "") -> RunEnding:
+    """Run a command in a job, with this process's standard streams, until it or the job ends.
+
+    Args: ask: asks the daemon: method, path, body. command, step: as for `AttachClient`.
+    Raises: NotRunning, NotReady, Refused; UserError of the daemon.
+    """
+    if len(pack_wanted(wanted)) > LARGEST:
+        raise Refused(
+            f"the command and its environment exceed {LARGEST >> 20} MiB", "put the command into a script, for example"
+        )
+    sock = _open_door(ask, job_id)
+    from gpusched.cli.relay import AttachClient  # not needed by a job that is not running
+
+    return AttachClient(sock, keeps=False, command=command, step=step, wanted=wanted).run()
+
+
+def _open_door(ask: Ask, job_id: str) -> socket:
+    """A connection to the job's supervisor. Raises: NotRunning, NotReady."""
+    found = ask("POST", f"/v1/jobs/{job_id}/enter", {})["enter"]
+    give_up_at = time.monotonic() + DOOR_S
+    while found["path"] is not None and time.monotonic() < give_up_at:
+        if (sock := connect_to_run(found["path"])) is not None:
+            return sock
+        found["state"] = ask("GET", f"/v1/jobs/{job_id}/attach", None)["attach"]["state"]
+        if found["state"] != "RUNNING":
+            break
+    if found["state"] != "RUNNING":
+        raise NotRunning(found["id"], found["state"])
+    raise NotReady(
+        f"job {found['id']} does not let a command in: it was started by an older gpusched, or has too many of them",
+        f"end some, or see what it does with: glogs -f {found['id']}",
+    )
+
+
+def grun_in(values: Values, operands: list[str]) -> int:
+    """`grun --job`: returns the exit code of the command. Raises: UsageError, Refused, NotReady."""
+    if not values.keys() <= _ALLOWED:
+        raise UsageError(
+            "a command in a running job shares its resources and cannot request any",
+            "leave out all options but --job, --pty, -D, -E and --quiet",
+        )
+    is_terminal = bool(values.get("pty")) or (not operands and os.isatty(0) and os.isatty(1))
+    env = {name: os.environ[name] for name in _OF_TERMINALS if is_terminal and name in os.environ}
+    wanted = Wanted(
+        operands or [os.environ.get("SHELL") or "/bin/sh"],
+        {**env, **values.get("extra_env", {})},
+        is_terminal=is_terminal,
+        umask=umask(),
+        work_dir=os.path.abspath(values["work_dir"]) if "work_dir" in values else "",
+    )
+    job_id = values["job"]
+    with connect() as client:
+        end = start_in(lambda method, path, body: client.call(method, path, body), job_id, wanted, "grun")
+    return _conclude(job_id, end, is_quiet=bool(values.get("quiet")))
+
+
+def _conclude(job_id: str, end: RunEnding, *, is_quiet: bool) -> int:
+    if end.left_by is not None:
+        if end.left_by != signal.SIGPIPE and not is_quiet:
+            _say(f"left job {job_id}, which goes on; the command in it is being ended")
+        return 128 + end.left_by if end.left_by else 0
+    if not end.is_known:
+        raise NotReady(f"the connection to job {job_id} broke off", f"see: gshow {job_id}")
+    if end.sentence:
+        raise Refused(end.sentence, f"give its path, or start a shell with: grun --job {job_id}")
+    if end.signal is not None:
+        return 128 + end.signal
+    return end.code or (1 if end.stopped_by is not None else 0)
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(f"grun: {printable(text)}\n")
+        sys.stderr.flush()
+    except OSError:
+        # The terminal is closed.
+        pass
+
+
+def is_over(state: str) -> bool:
+    """Whether a job in this state will never run again."""
+    return state in FINAL

@@ -1,0 +1,28 @@
+"""Let a client of the owner start something in a running job, from outside of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusched.access import Act, check
+from gpusched.daemon.commit import TickTransaction
+from gpusched.errors import Refused
+from gpusched.model.commands import EnterJob
+from gpusched.model.execution import EnterOrder
+from gpusched.model.states import JobState
+
+
+def apply(command: EnterJob, tx: TickTransaction) -> dict[str, Any]:
+    """Order the run of a running job to open a door; `run` is its handle, None for a job that is not running."""
+    job = tx.world.jobs.get(command.job_id)
+    if job is None or job.state is not JobState.RUNNING:
+        return {"run": None}
+    check(command.caller, Act.ENTER, job, tx.settings)
+    if job.spec.adopted is not None:
+        raise Refused(
+            f"job {job.shown_id} is an adopted process, in which gpusched can start nothing",
+            "look at it with: gshow " + job.shown_id,
+        )
+    run = tx.run_of(job)
+    tx.signal(run.id, EnterOrder(command.token))
+    return {"run": run.id}

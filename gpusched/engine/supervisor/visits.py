@@ -1,0 +1,252 @@
+"""Visits: what its user starts in a running run from outside of it, with `grun --job` or `srun --jobid`.
+
+On the daemon's order the supervisor forks a host for each visit. The host opens a door, a socket in the spool, for one
+client, is told by it what to run, starts that as the run's user with the run's control group and environment, relays
+its streams, and ends all of it when the client goes. A visit neither keeps its run alive nor ends it: the result is
+that of the run's first process, and when that ends, its visits are hung up and killed. The end of a daemon concerns
+none of this.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from gpusched.engine import spool as files
+from gpusched.engine.attach_protocol import HELLO, RUN, read_wanted
+from gpusched.engine.linux.as_user import LaunchError
+from gpusched.engine.supervisor import launch
+from gpusched.engine.supervisor.interactive import Session
+from gpusched.engine.supervisor.supervisor import AWAITED, Home, Supervisor, wake_on_signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Iterable, Iterator
+    from typing import Any, NoReturn
+
+    from gpusched.engine.attach_protocol import Wanted
+    from gpusched.engine.linux.proctree import Process
+    from gpusched.engine.supervisor.attach import AttachConnection
+else:
+    import _signal as signal
+
+MOST = 32
+"""At once in one run: each has a host, a process of this size."""
+ATTACH_S = 10.0
+"""How long a door stays open."""
+ENDING_S = 0.15
+"""Between the first signal and KILL when the run has ended; less than the run's own leftovers have."""
+LEFTOVER_S = 1.0
+"""The same for what a visit leaves behind."""
+FAREWELL_S = 0.5
+"""How long the end of a run waits for a client that does not take its output, ..."""
+HOST_S = 5.0
+"""... and for a host at all."""
+OF_THE_JOB = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")
+"""Variables that a visit has from the job rather than from its client."""
+NEVER = "CUDA_MPS_"
+"""Variables that a client must not add: they select another GPU's MPS, or lift a limit."""
+
+
+class Visits:
+    """The visits of one run, as its supervisor sees them."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._hosts: set[int] = set()
+        self._kill_at: float | None = None
+
+    def admit(self, token: str) -> None:
+        """Open a door of this name; without a process to spare there is none, and the client gives up."""
+        if len(self._hosts) >= MOST:
+            return
+        # Handlers would write into the pipe of this process.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _become_host(self._supervisor, token)
+            self._hosts.add(pid)
+        except OSError:
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def forget(self, pid: int) -> bool:
+        """Note the end of a child; returns whether it was a host."""
+        is_host = pid in self._hosts
+        self._hosts.discard(pid)
+        return is_host
+
+    def without_hosts(self, processes: Iterable[Process]) -> Iterator[Process]:
+        """The run's processes, visits included: hosts are ours, and no signal to the run is for them."""
+        return (process for process in processes if process.pid not in self._hosts)
+
+    def without(self, processes: Iterable[Process]) -> Iterator[Process]:
+        """The run's processes without its visits. Args: processes: parents first."""
+        inside = set(self._hosts)
+        for process in processes:
+            if process.pid in inside or process.ppid in inside:
+                inside.add(process.pid)
+            else:
+                yield process
+
+    def end(self) -> None:
+        """Tell the hosts that the run has ended; may be repeated until they are gone."""
+        now = time.monotonic()
+        if self._kill_at is None:
+            self._kill_at = now + HOST_S
+        for pid in self._hosts:
+            os.kill(pid, signal.SIGTERM if now < self._kill_at else signal.SIGKILL)
+
+
+def _become_host(supervisor: Supervisor, token: str) -> NoReturn:
+    """Serve one visit in the child, then exit; never returns into the supervisor."""
+    code = 70
+    try:
+        # The lock of the run's record above all: it tells that the supervisor lives.
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2:
+                _close(fd)
+        os.setsid()
+        import ctypes  # a host alone needs it where systemd starts runs
+
+        from gpusched.engine.forkserver import PR_SET_CHILD_SUBREAPER
+
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if supervisor.home.oom_scores is not None:
+            _set_oom_score(supervisor.home.oom_scores.job)
+        Visit(supervisor, token).supervise()
+        code = 0
+    except BaseException:
+        # Our bug. The supervisor remains, and what is left of the visit becomes a child of it.
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        from gpusched.engine.forkserver import end_all
+
+        end_all()
+        os._exit(code)
+
+
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        # That of the listing itself.
+        pass
+
+
+def _set_oom_score(score: int) -> None:
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"%d" % score)
+        finally:
+            os.close(fd)
+    except OSError:
+        # It keeps that of the supervisor.
+        pass
+
+
+class VisitSession(Session):
+    """The door of a visit, then its foreground."""
+
+    wanted: Wanted | None = None
+
+    def _admit(self, guest: AttachConnection, kind: int, content: bytes) -> None:
+        if kind == RUN and guest.uid == self.uid and self.client is None:
+            self.wanted = read_wanted(content)
+            self.is_terminal, self.signals_to = self.wanted.is_terminal, self.wanted.signals_to
+            return
+        if kind == HELLO and self.wanted is None:
+            raise ValueError
+        super()._admit(guest, kind, content)
+
+
+class Visit(Supervisor):
+    """The host's view: a run of its own within a run, of which nothing is recorded."""
+
+    def __init__(self, host: Supervisor, token: str) -> None:
+        ticket = {
+            **host.ticket,
+            "interactive": {"pty": False, "keep": False, "lease_s": None, "client": None},
+            "script": None,
+            "notice": None,
+            "stop_signal": None,
+            "leftover_grace_s": LEFTOVER_S,
+        }
+        super().__init__(ticket, Home(host.home.spool, host.home.boot_id, -1, 0))
+        self.door = files.door_path(host.home.spool, host.run, token)
+        self.run_box = host.box
+        """Entered by what is started, and never killed as a whole from here."""
+        self.job_env = host.env
+        self.leave_by: float | None = None
+        """When the client has had time enough; None as long as the run goes on."""
+
+    def supervise(self) -> bool:
+        """Serve one client, if it comes; nothing of the visit is left afterwards."""
+        spool, boot_id = self.home.spool, self.home.boot_id
+        session = VisitSession(self.ticket, spool, boot_id, self.cpu_so_far_s, self.door)
+        self.session = session
+        try:
+            wake_on_signals(session.wake_in)
+            until = time.monotonic() + ATTACH_S
+            while session.client is None and self.stopped_by is None and (left_s := until - time.monotonic()) > 0:
+                self.listen(session, left_s)
+        finally:
+            session.close()
+        if session.client is None or self.stopped_by is not None:
+            return False
+        error = self.start_wanted(session)
+        while self.start_at is not None and self.reap():
+            self.act(time.monotonic())
+            self.wait()
+        session.drain()
+        code, number = self.how_it_ended()
+        words = f"{'-' if code is None else code} {'-' if number is None else number} {self.stopped_by or '-'}"
+        session.farewell(words, error or "", self.leave_by)
+        return False
+
+    def start_wanted(self, session: VisitSession) -> str | None:
+        """Start what the client wants; a sentence on failure."""
+        wanted = session.wanted
+        assert wanted is not None
+        ticket = self.ticket
+        ticket["argv"], ticket["umask"] = wanted.argv, wanted.umask
+        ticket["work_dir"] = wanted.work_dir or ticket["work_dir"]
+        ticket["env"] = environment(self.job_env, wanted.env)
+        try:
+            streams = session.open_streams()
+            self.job_pid = launch.start_visitor(ticket, streams, self.run_box)
+        except LaunchError as error:
+            return str(error)
+        except OSError as error:
+            return f"cannot make a terminal or pipes for it: {error.strerror}"
+        streams.release()
+        self.start_at, self.started = time.time(), time.monotonic()
+        return None
+
+    def handle_signals(self, numbers: Iterable[int]) -> None:
+        """Hang up when the run has ended; orders are for the run."""
+        if signal.SIGTERM in numbers:
+            if self.leave_by is None:
+                self.leave_by = time.monotonic() + ENDING_S + FAREWELL_S
+            self.stop("job_ended", None, ENDING_S)
+
+    def send(self, content: bytes) -> None:
+        """Do nothing: the daemon knows of no visits."""
+
+
+def environment(of_job: bytes, added: dict[str, str]) -> dict[str, Any]:
+    """Variables of a visit: those of the job, and the client's where they are not the scheduler's."""
+    found: dict[str, Any] = {}
+    for word in of_job.decode("utf-8", "surrogateescape").split("\0"):
+        name, equals, value = word.partition("=")
+        if equals:
+            found[name] = value
+    own = {name for name in found if name.startswith(OF_THE_JOB)}
+    found.update({k: v for k, v in added.items() if k not in own and not k.startswith(NEVER)})
+    return found
