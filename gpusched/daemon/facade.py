@@ -137,7 +137,7 @@ class DaemonFacade:
 
     def door_path(self, run: str, token: str) -> str:
         """Path of the socket that a run opens on an `EnterOrder`."""
-        return door_path(self.scheduler.site.spool, run, token)
+        return door_path(self.scheduler.head.site.spool, run, token)
 
     async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:
         """Client pid, attach time and lease end as the run reports them; None without an answer."""
