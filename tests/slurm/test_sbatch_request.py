@@ -150,6 +150,11 @@ def test_a_directive_means_the_same_as_the_words_typed(line: str, fields: dict[s
         ("--mem=1.5G", "Invalid --mem specification", 255),
         ("--mem=-1", "Invalid --mem specification", 255),
         ("--mem-per-cpu=x", "Invalid --mem-per-cpu specification", 255),
+        # A dash is missing.
+        ("-mem=4G", "Invalid --distribution specification", 255),
+        ("-m ''", "Invalid --distribution specification", 255),
+        ("-m block=2", "Invalid --distribution specification", 255),
+        ("-m block:block:block:block", "Invalid --distribution specification", 255),
         ("-c zero", 'Invalid numeric value "zero" for --cpus-per-task.', 1),
         ("-c 0", 'Invalid numeric value "0" for --cpus-per-task.', 1),
         ("-n -1", 'Invalid numeric value "-1" for --ntasks.', 1),
@@ -274,7 +279,8 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     "THREADS_PER_CORE TIMELIMIT USE_MIN_NODES WAIT WAIT_ALL_NODES WCKEY".split(),
 )
 def test_every_documented_variable_names_an_option(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"SBATCH_{suffix}", "append" if suffix == "OPEN_MODE" else "1")
+    values = {"OPEN_MODE": "append", "DISTRIBUTION": "block"}
+    monkeypatch.setenv(f"SBATCH_{suffix}", values.get(suffix, "1"))
     try:
         ((name, _),) = from_variables(sbatch.COMMAND, "SBATCH_", sbatch._VARIABLES)
     except CommandError as error:
@@ -328,10 +334,19 @@ def test_every_letter_of_sbatch_is_the_same_option(letter: str) -> None:
     assert sbatch.COMMAND.find_short(letter).long == SHORT[letter]
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["block", "cyclic", "*", "plane=2", "arbitrary", "block:fcyclic", "*:*:block", "cyclic,NoPack", "block:*,Pack"],
+)
+def test_every_distribution_of_slurm_is_taken(value: str) -> None:
+    assert len(read(f"-m '{value}'").notes) == 1
+
+
 @pytest.mark.parametrize("name", [name for name, one in ONLY_SLURM.items() if not one.is_refused])
 def test_an_option_without_effect_is_noted(name: str) -> None:
     request = JobRequest(sbatch.COMMAND, ())
-    request.take([(name, "1"), (name, "1")])
+    value = "block:cyclic,Pack" if name == "distribution" else "1"
+    request.take([(name, value), (name, value)])
     assert (request.values, len(request.notes)) == ({}, 1)
     assert f"--{name} has no effect: " in request.notes[0]
 

@@ -314,6 +314,13 @@ class TestInstalling:
         code, _, err = gpusched(capsys, monkeypatch, "uninstall", "")
         assert (code, err.splitlines()[0]) == (2, "gpusched: error: '' cannot be a folder of PATH")
 
+    def test_uninstall_says_that_a_folder_is_not_there(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        code, out, err = gpusched(capsys, monkeypatch, "uninstall", str(tmp_path / "typo"))
+        assert (code, out) == (2, "")
+        assert err.startswith(f"gpusched: error: there is no folder {tmp_path}/typo\n")
+
     def test_uninstall_removes_ours_alone(
         self, package: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

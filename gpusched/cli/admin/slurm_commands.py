@@ -86,6 +86,8 @@ def uninstall(folder: Folder, quiet: Quiet = False, as_json: Json = False) -> No
     example: gpusched slurm-commands uninstall ~/.local/bin
     """
     folder = _folder(folder)
+    if not os.path.isdir(folder):
+        raise UsageError(f"there is no folder {printable(folder)}", "name the one that install was given")
     try:
         done = slurm_commands.remove_commands(folder)
     except OSError as error:

@@ -467,6 +467,19 @@ def _read_priority(request: JobRequest, name: str, text: str | None) -> None:
         request.values["hold"] = True
 
 
+_METHODS = frozenset({"*", "block", "cyclic", "fcyclic"})
+
+
+def _read_distribution(request: JobRequest, name: str, text: str | None) -> None:
+    """Check a value that has no effect: `-mem=4G` is one of these to the parser, and its writer wants memory."""
+    first, *sockets = (text or "").lower().removesuffix(",pack").removesuffix(",nopack").split(":")
+    method, _, size = first.partition("=")
+    is_known = method == "plane" or (not size and (method in _METHODS or method == "arbitrary"))
+    if not is_known or len(sockets) > 2 or not _METHODS.issuperset(sockets):
+        raise request.invalid(name)
+    request.say(ONLY_SLURM[name].sentence)
+
+
 def _read_signal(request: JobRequest, name: str, text: str | None) -> None:
     from gpusched.model.syntax import notice  # needs the names of the signals
 
@@ -531,6 +544,7 @@ _READERS: Mapping[str, Callable[[JobRequest, str, str | None], None]] = {
     "cpus-per-gpu": _read_cores,
     "cpus-per-task": _read_cores,
     "deadline": _read_instant,
+    "distribution": _read_distribution,
     "exclude": _read_nodelist,
     "exclusive": _read_exclusive,
     "gid": _refuse_user,
