@@ -466,3 +466,15 @@ def test_refusals_name_the_options_of_sbatch(lab: SlurmLab) -> None:
         ("--gres gpu=1", "for example: sbatch --gres scratch:2"),
     ):
         assert lab.type(f"sbatch {words} --wrap true").err.splitlines()[-1] == f"sbatch: hint: {hint}"
+
+
+def test_matlab_puts_its_tasks_in_brackets(lab: SlurmLab) -> None:
+    job = submitted(
+        lab.ok(
+            "sbatch --job-name=Job1 --array='[1-2]' --output='matlab-%a.out' --export=PARALLEL_SERVER_CMR "
+            "--ntasks=1 --wrap 'echo $SLURM_ARRAY_TASK_ID'",
+            PARALLEL_SERVER_CMR="/opt/matlab",
+        )
+    )
+    lab.wait(job)
+    assert [lab.text(f"matlab-{task}.out") for task in (1, 2)] == ["1\n", "2\n"]

@@ -161,7 +161,6 @@ _TEXTS = {
     "qos": "qos",
     "reservation": "reservation",
     "wckey": "wckey",
-    "array": "array",
 }
 """Options kept as they are, and the field of each."""
 _NUMBERS = {
@@ -467,6 +466,14 @@ def _read_priority(request: JobRequest, name: str, text: str | None) -> None:
         request.values["hold"] = True
 
 
+def _read_array(request: JobRequest, name: str, text: str | None) -> None:
+    tasks, percent, most = request._clean(name, text or "").partition("%")
+    if tasks.startswith("[") and tasks.endswith("]"):
+        # As squeue prints it, and MATLAB submits it.
+        tasks = tasks[1:-1]
+    request.values["array"] = f"{tasks}{percent}{most}"
+
+
 _METHODS = frozenset({"*", "block", "cyclic", "fcyclic"})
 
 
@@ -539,6 +546,7 @@ def _refuse_user(request: JobRequest, name: str, text: str | None) -> None:
 
 
 _READERS: Mapping[str, Callable[[JobRequest, str, str | None], None]] = {
+    "array": _read_array,
     "begin": _read_instant,
     "chdir": _read_folder,
     "cpus-per-gpu": _read_cores,
