@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from fake_systemd import FakeSystemd
 
+from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.launchers import UnitNames
 from gpusched.engine.linux import proctree
 from gpusched.engine.local import LocalEngine
@@ -227,6 +228,23 @@ class LocalBench(Bench):
         self.engine.close()
         for process in self.processes():
             proctree.send(process, signal.SIGKILL)
+
+
+class ClusterBench(LocalBench):
+    """Real processes of one of two nodes."""
+
+    def make(self) -> Any:
+        self.local = super().make()
+        self.idle = LocalEngine(self.folder / "spool of n2", boot_id="boot of n2", clock=WallClock())
+        return ClusterEngine({"n1": self.local, "n2": self.idle}, "n1")
+
+    def wait(self, predicate: Callable[[], object], timeout_s: float = 60.0, what: str = "it") -> None:
+        deadline = time.monotonic() + timeout_s
+        self.seen += self.engine.events()
+        while not predicate():
+            assert time.monotonic() < deadline, f"after {timeout_s:g} s still not: {what}"
+            self.local.wait(0.01)
+            self.seen += self.engine.events()
 
 
 class UnitBench(LocalBench):

@@ -9,6 +9,7 @@ from gpusched.config import Loaded
 from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.tick import Scheduler
+from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import GpuschedError, StoreFull
 from gpusched.gpu.tracker import GpuTracker
@@ -47,14 +48,30 @@ class Lab:
     """A scheduler with its edges at hand. `sections` are sections of the settings beside `node` and `gpu`."""
 
     def __init__(
-        self, gpus: int = 2, cpus: float = 8, outcome: SimulatedOutcome | None = None, **sections: Any
+        self,
+        gpus: int = 2,
+        cpus: float = 8,
+        outcome: SimulatedOutcome | None = None,
+        more_nodes: tuple[str, ...] = (),
+        **sections: Any,
     ) -> None:
+        """Args: more_nodes: names of nodes like the first, `n1`, without any trouble."""
         self.clock = FakeClock()
         self.store = Recording()
         self.outcome = outcome or SimulatedOutcome(runs_s=10)
         self.outcomes: dict[str, SimulatedOutcome] = {}
         """Of single runs that end in another way."""
         self.engine = SimulatedEngine(self.clock, lambda ticket: self.outcomes.get(ticket.run, self.outcome))
+        self.more_nodes = more_nodes
+        self.engines = {"n1": self.engine}
+        """By node."""
+        for name in more_nodes:
+            self.engines[name] = SimulatedEngine(
+                self.clock,
+                lambda ticket: self.outcomes.get(
+                    f"{ticket.run}@{ticket.node}", self.outcomes.get(ticket.run, self.outcome)
+                ),
+            )
         self.gpus = gpus
         self.used: dict[int, int] = {}
         self.strangers: dict[int, int] = {}
@@ -84,7 +101,7 @@ class Lab:
         host = HostSample(self.clock.now(), "n1", 8, 65536, 60000, boot_id="simulated")
         self.scheduler = Scheduler(
             store=self.store,
-            engine=self.engine,
+            engine=ClusterEngine(self.engines, "n1") if self.more_nodes else self.engine,
             head=ClusterNode(
                 site=LaunchSite("n1", "/sock"), boot_id="simulated", host=host, tracker=GpuTracker(self.settings.gpu)
             ),
@@ -93,10 +110,21 @@ class Lab:
             step=self.steps.append,
             read_settings=lambda: Loaded(self.config()),
         )
+        for name in self.more_nodes:
+            site, tracker = LaunchSite(name, "/sock"), GpuTracker(self.settings.gpu)
+            node = ClusterNode(site=site, boot_id="simulated", host=replace(host, name=name), tracker=tracker)
+            self.scheduler.cluster.add(node)
         self.read()
         return self.scheduler
 
     def read(self) -> None:
+        for name in self.more_nodes:
+            cards = tuple(
+                GpuSample(f"GPU-{name}-{index}", index, "A100", 81920, vram_used_mib=0, utilisation=0.0, processes=())
+                for index in range(self.gpus)
+            )
+            node = self.scheduler.cluster[name]
+            self.scheduler.observe_gpus(GpuReading(self.clock.now(), "simulated", cards), node)
         samples = tuple(
             GpuSample(
                 f"GPU-{index}",

@@ -18,7 +18,7 @@ LOST = RunLost("7.1", NOW + 60, "its supervisor is gone")
 
 def started(**parts: Any) -> tuple[Job, Run]:
     """A job whose first run lives."""
-    one, run, _ = transitions.start_run(job(7, **parts), PLACE, "boot1", NOW, "out", None)
+    one, run, _ = transitions.start_run(job(7, **parts), PLACE, {"n1": "boot1"}, NOW, "out", None)
     one, run, _ = transitions.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
     return one, run
 

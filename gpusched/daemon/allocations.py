@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gpusched.lifecycle.transitions import counts_for_usage
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run
+from gpusched.model.resources import NOTHING
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.value import replace
@@ -14,14 +15,14 @@ from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.usage import charged, footprint
 
 
-def allocation_of_run(
+def allocations_of_run(
     job: Job | None,
     run: Run,
     default_grace_s: float,
     stopping_at: float | None = None,
     checkpoint_at: float | None = None,
-) -> Allocation:
-    """Resources that an open run holds.
+) -> tuple[Allocation, ...]:
+    """Resources that an open run holds on each of its nodes, by rank.
 
     Args: stopping_at: since when the run is being stopped, if it is.
 
@@ -45,13 +46,14 @@ def allocation_of_run(
     if stopping_at is not None:
         expected_end_at = stopping_at + grace_s
     request = spec.request
-    return Allocation(
+    first, *others = run.on_each_node
+    held = Allocation(
         job_id=run.job_id,
         uid=job.uid,
-        node=run.node,
-        gpus=run.gpus,
-        cpus=0.0 if gave_way else run.cpus,
-        mem_mib=run.mem_mib,
+        node=first.node,
+        gpus=first.gpus,
+        cpus=0.0 if gave_way else first.cpus,
+        mem_mib=first.mem_mib,
         start_at=start_at,
         expected_end_at=expected_end_at,
         user=job.user,
@@ -64,7 +66,7 @@ def allocation_of_run(
         reservation=spec.reservation,
         is_stopping=stopping_at is not None,
         is_suspended=stands_still and gave_way,
-        suspended_cpus=run.cpus if gave_way else 0.0,
+        suspended_cpus=first.cpus if gave_way else 0.0,
         can_requeue=spec.retry.requeue,
         # A suspended exclusive job would still keep others off its nodes.
         can_suspend=not (request.gpus or request.is_exclusive or stands_still),
@@ -72,6 +74,21 @@ def allocation_of_run(
         grace_s=grace_s,
         checkpoint_at=checkpoint_at,
         request=request,
+    )
+    return (
+        held,
+        *(
+            replace(
+                held,
+                node=part.node,
+                gpus=part.gpus,
+                cpus=0.0 if gave_way else part.cpus,
+                mem_mib=part.mem_mib,
+                suspended_cpus=part.cpus if gave_way else 0.0,
+                licenses=(),
+            )
+            for part in others
+        ),
     )
 
 
@@ -101,9 +118,12 @@ def gpus_only(held: Allocation, end_at: float) -> Allocation:
     )
 
 
-def _bare(run: Run) -> Allocation:
+def _bare(run: Run) -> tuple[Allocation, ...]:
     start_at = run.start_at if run.start_at is not None else run.intent_at
-    return Allocation(run.job_id, -1, run.node, run.gpus, run.cpus, run.mem_mib, start_at, can_requeue=False)
+    return tuple(
+        Allocation(run.job_id, -1, part.node, part.gpus, part.cpus, part.mem_mib, start_at, can_requeue=False)
+        for part in run.on_each_node
+    )
 
 
 def usage_with_run(
@@ -122,16 +142,16 @@ def usage_with_run(
         return None
     if job.suspended_at is not None or job.suspended_by is not None:
         job = replace(job, suspended_at=None, suspended_by=None)
-    held = allocation_of_run(job, run, settings.life.grace_s)
-    booking = layout.booking(job.uid, held)
-    if booking is None:
+    held = allocations_of_run(job, run, settings.life.grace_s)
+    found = [footprint(layout, booking) for one in held if (booking := layout.booking(job.uid, one)) is not None]
+    if not found:
         return None
     mark = (job.spec.account, job.user)
     return charged(
         usage.get(mark),
         *mark,
-        footprint(layout, booking),
-        held.start_at,
+        sum(found, NOTHING),
+        held[0].start_at,
         run.end_at,
         now,
         settings.priority.half_life_s,

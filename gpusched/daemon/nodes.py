@@ -50,6 +50,11 @@ class ClusterNode:
         return self.site.node
 
     @property
+    def address(self) -> str:
+        """Where other nodes reach it."""
+        return self.site.address or self.name
+
+    @property
     def samples(self) -> Mapping[str, GpuSample]:
         """Samples of the newest reading by UUID, whether or not the driver reported an error."""
         return {gpu.uuid: gpu for gpu in (self.reading.gpus if self.reading else ())}

@@ -84,6 +84,8 @@ def open_run(
         adopted=job.spec.adopted,
         limit=LimitOrder(job.spec.time_limit_s),
         ticket=make_ticket(job, run) if make_ticket is not None and is_to_start else None,
+        node=run.node,
+        peers=() if job.spec.launch.slurm else tuple((part.node, part.boot_id) for part in run.parts[1:]),
     )
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpusched.daemon.allocations import allocation_of_run, gpus_only
+from gpusched.daemon.allocations import allocations_of_run, gpus_only
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
 from gpusched.daemon.indexes import ArrayIndex, JobCounts, PendingQueues, QueueStats, Timers
 from gpusched.daemon.steps import OpenSteps
@@ -109,7 +109,8 @@ class DaemonState:
         self.jobs: dict[int, Job] = {}
         self.open_runs: dict[str, Run] = {}
         self.holds: dict[str, Allocation] = {}
-        """Resources of each run, until its end is recorded and its GPUs are proven clean."""
+        """Resources of each run, until its end is recorded and its GPUs are proven clean; by handle, on a gang's other
+        nodes by handle and rank."""
         self._changed_holds: dict[str, int] = {}
         self._charged: dict[tuple[str, str], None] = {}
         self.releasing: dict[str, Run] = {}
@@ -652,28 +653,31 @@ class DaemonState:
         """Free all resources of an ended run but its GPUs, which stay booked until they are proven clean."""
         self.open_runs.pop(run.id, None)
         self.releasing[run.id] = run
-        held = allocation_of_run(self.jobs.get(run.job_id), run, self.rules.grace_s)
-        self._set_hold(run, gpus_only(held, run.end_at if run.end_at is not None else held.start_at))
+        held = allocations_of_run(self.jobs.get(run.job_id), run, self.rules.grace_s)
+        end_at = run.end_at if run.end_at is not None else held[0].start_at
+        self._set_hold(run, [gpus_only(one, end_at) for one in held])
 
     def _hold(self, run: Run) -> None:
         stopping_at = self._stopping_at.get(run.job_id)
         job = self.jobs.get(run.job_id)
-        held = allocation_of_run(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
+        held = allocations_of_run(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
         is_limited = job is not None and job.spec.time_limit_s is not None
         guess = self.rules.guess_of(job) if is_limited else None
         planned_s = self.rules.planned_s(job) if guess is None else guess.plan_s
         if planned_s is not None:
-            held = replace(held, predicted_end_at=held.start_at + planned_s)
+            held = tuple(replace(one, predicted_end_at=one.start_at + planned_s) for one in held)
         self._set_hold(run, held)
 
-    def _set_hold(self, run: Run, held: Allocation) -> None:
-        if self.holds.get(run.id) != held:
-            self.holds[run.id] = held
-            self._changed_holds[run.id] = run.job_id
+    def _set_hold(self, run: Run, held: Iterable[Allocation]) -> None:
+        for key, one in zip(_hold_keys(run), held, strict=True):
+            if self.holds.get(key) != one:
+                self.holds[key] = one
+                self._changed_holds[key] = run.job_id
 
     def _drop_hold(self, run: Run) -> None:
-        if self.holds.pop(run.id, None) is not None:
-            self._changed_holds[run.id] = run.job_id
+        for key in _hold_keys(run):
+            if self.holds.pop(key, None) is not None:
+                self._changed_holds[key] = run.job_id
 
     def charge(self, usage: Usage) -> None:
         """Take in the usage of an account and user."""
@@ -720,3 +724,8 @@ class DaemonState:
         for (state, _), jobs in self.census.by_queue.items():
             tally[state.value.lower()] += jobs
         return tally
+
+
+def _hold_keys(run: Run) -> list[str]:
+    """Keys of what a run holds on its nodes, by rank and in their order."""
+    return [run.id, *(f"{run.id}@{rank:04}" for rank in range(1, len(run.parts)))]

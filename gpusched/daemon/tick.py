@@ -52,6 +52,7 @@ from gpusched.model.presets import under_preset
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.value import replace
 from gpusched.plugins import Plugins
 from gpusched.ports import Changes, Clock, Engine, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
@@ -800,8 +801,9 @@ class Scheduler:
                 placement = with_limit(start.placement, node.reading, self.settings)
                 key = self.world.class_of(job.id)
                 priority = None if key is None else planner.ranking.priority(key, job.queued_at).total
+                boot_ids = {one.name: one.boot_id for one in self.cluster}
                 job, run, story = transitions.start_run(
-                    job, placement, node.boot_id, tx.now, stdout_path, stderr_path, priority=priority
+                    job, placement, boot_ids, tx.now, stdout_path, stderr_path, priority=priority
                 )
                 tx.put(job, run, (*story, *self._kept_to(job, run)))
                 has_starts = True
@@ -822,24 +824,42 @@ class Scheduler:
 
     def _kept_to(self, job: Job, run: Run) -> tuple[JobEvent, ...]:
         """Set the limits of a run; return the event that records them."""
-        node = self.cluster[run.node]
-        limits = node.limiter.limits_for(run, self.settings.isolation, node.samples, self.world.open_runs)
-        if limits is None:
-            return ()
-        return (JobEvent(job.id, self._clock.now(), "note", describe(limits), run.number),)
+        found = []
+        for rank, part in enumerate(run.on_each_node):
+            node = self.cluster[part.node]
+            here = run.on(rank)
+            limits = node.limiter.limits_for(here, self.settings.isolation, node.samples, self.world.open_runs)
+            if limits is not None:
+                where = f"on {part.node}: " if run.parts else ""
+                found.append(JobEvent(job.id, self._clock.now(), "note", where + describe(limits), run.number))
+        return tuple(found)
 
     def _ticket(self, job: Job, run: Run) -> Ticket:
+        """Everything the engine needs to start a run; for a gang with the tickets of its other nodes."""
         launch = job.spec.launch
-        node = self.cluster[run.node]
-        index_of = {uuid: sample.index for uuid, sample in node.samples.items()}
         try:
             script = None if launch.script_sha is None else self._payloads.get(launch.script_sha)
             environment = self._payloads.get(launch.env_sha)
         except KeyError:
             raise CannotStart("its script or environment is missing from the database") from None
         past = past_environment(job, run, self.store)
-        limits = node.limiter.known(run.id)
-        return make_ticket(job, run, script, environment, node.site, self.settings, index_of, past, limits)
+        tickets = []
+        # As in Slurm, the first node runs a batch script, which reaches the others by srun.
+        for rank in range(1 if launch.slurm else len(run.nodes)):
+            here = run.on(rank)
+            node = self.cluster[here.node]
+            index_of = {uuid: sample.index for uuid, sample in node.samples.items()}
+            limits = node.limiter.known(run.id)
+            tickets.append(
+                make_ticket(
+                    *(job, here, script, environment, node.site, self.settings, index_of, past),
+                    limits=limits,
+                    rank=rank,
+                    master=self.cluster[run.node].address,
+                )
+            )
+        first, *peers = tickets
+        return replace(first, peers=tuple(peers)) if peers else first
 
     # --- answers about waiting jobs ---------------------------------------------------------------
 

@@ -10,8 +10,10 @@ from gpusched.lifecycle.arrays import fill, swept
 from gpusched.model.job import Job
 
 
-def expand_pattern(pattern: str, job: Job, node: str) -> str:
+def expand_pattern(pattern: str, job: Job, node: str, rank: int = 0) -> str:
     """Expand an output pattern: `%j %J %A %a %x %u %N %n %t %s %%`, numbers padded by `%5j`.
+
+    Args: rank: of the node among those of the job.
 
     Source: the filename patterns of sbatch. An unknown letter stays as it is. A slash in a name
     becomes `_`, so that a job's name cannot redirect the file.
@@ -24,7 +26,7 @@ def expand_pattern(pattern: str, job: Job, node: str) -> str:
             # Each task inserts its own value here.
             out.append("%" + letter)
         else:
-            value = _LETTERS[letter](job, node)
+            value = rank if letter in _OF_RANK else _LETTERS[letter](job, node)
             out.append(str(value).zfill(width) if isinstance(value, int) else value)
     return "".join(out)
 
@@ -34,13 +36,15 @@ _LETTERS: Mapping[str, Callable[[Job, str], str | int]] = {
     "J": lambda job, node: job.id,
     "A": lambda job, node: job.array_id or job.id,
     "a": lambda job, node: job.task or 0,
-    "n": lambda job, node: 0,
-    "t": lambda job, node: 0,
     "s": lambda job, node: "batch",
     "x": lambda job, node: job.spec.name.replace("/", "_"),
     "u": lambda job, node: job.user.replace("/", "_"),
     "N": lambda job, node: node.partition(".")[0].replace("/", "_"),
 }
+
+
+_OF_RANK = "nt"
+_OF_NODE = frozenset({*_OF_RANK, "N"})
 
 
 @lru_cache(1024)
@@ -64,7 +68,7 @@ def _pieces(pattern: str) -> tuple[tuple[str, str, int], ...]:
         letter = pattern[end : end + 1]
         if letter == "%" and end == at + 1:
             pieces.append(("%", "", 0))
-        elif letter in _LETTERS:
+        elif (letter and letter in _OF_RANK) or letter in _LETTERS:
             pieces.append(("", letter, min(int(pattern[at + 1 : end] or 0), 10)))
         else:
             pieces.append((pattern[at : end + 1], "", 0))
@@ -78,11 +82,13 @@ def _prefix(folder: str) -> str:
     return posixpath.join(posixpath.normpath(folder), "")
 
 
-def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[str, str | None]:
-    """Absolute paths of a run's stdout and stderr; None when stderr goes to stdout.
+def output_paths(job: Job, run_number: int, node: str, default: str, rank: int = 0) -> tuple[str, str | None]:
+    """Absolute paths of a run's stdout and stderr on a node; None when stderr goes to stdout.
 
     Later runs get their number as a suffix, to preserve the logs of earlier attempts;
     with `--open-mode=append` all runs write to one file, with `truncate` each run truncates it as in Slurm.
+    The other nodes of a gang get their rank as a suffix, `.n1`, unless the pattern names the node: two machines cannot
+    append to one file of a shared file system.
     """
     launch = job.spec.launch
     suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
@@ -90,11 +96,13 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
     folder = launch.submit_dir or launch.work_dir
 
     def place(pattern: str) -> str:
-        path = _filled(pattern, job, node)
+        path = _filled(pattern, job, node, rank)
+        is_shared = rank > 0 and _OF_NODE.isdisjoint(letter for _, letter, _ in _pieces(pattern))
+        ending = f".n{rank}{suffix}" if is_shared else suffix
         if "/" not in path and path not in ("", ".", ".."):
-            return f"{_prefix(folder)}{path}{suffix}"
+            return f"{_prefix(folder)}{path}{ending}"
         # A device gets no suffix, as it has no content to preserve.
-        ending = "" if path.startswith("/dev/") else suffix
+        ending = "" if path.startswith("/dev/") else ending
         return posixpath.normpath(posixpath.join(folder, path)) + ending
 
     stderr = launch.stderr
@@ -104,17 +112,18 @@ def output_paths(job: Job, run_number: int, node: str, default: str) -> tuple[st
     return place(launch.stdout or default), None if stderr is None else place(stderr)
 
 
-def input_path(job: Job, node: str) -> str | None:
-    """Absolute path of a job's standard input; None without any."""
+def input_path(job: Job, node: str, rank: int = 0) -> str | None:
+    """Absolute path of a job's standard input on a node; None without any."""
     launch = job.spec.launch
     if launch.stdin is None:
         return None
-    return posixpath.normpath(posixpath.join(launch.submit_dir or launch.work_dir, _filled(launch.stdin, job, node)))
+    path = _filled(launch.stdin, job, node, rank)
+    return posixpath.normpath(posixpath.join(launch.submit_dir or launch.work_dir, path))
 
 
-def _filled(pattern: str, job: Job, node: str) -> str:
+def _filled(pattern: str, job: Job, node: str, rank: int) -> str:
     """A pattern with its letters and, in a sweep, its placeholders replaced."""
-    path = expand_pattern(pattern, job, node)
+    path = expand_pattern(pattern, job, node, rank)
     values = {name: value.replace("/", "_") for name, value in values_of(job).items()}
     return fill(path, values) if values else path
 

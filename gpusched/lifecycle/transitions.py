@@ -17,7 +17,7 @@ one may.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpusched.errors import BrokenInvariant, Refused
 from gpusched.lifecycle.retry import LargerRequest, NothingLarger, backoff_s, failure_of, wants_retry
@@ -31,7 +31,8 @@ from gpusched.model.execution import (
     RunStopping,
     RunSuspended,
 )
-from gpusched.model.job import Job, JobEvent, JobSpec, RetryRule, Run
+from gpusched.model.hostlist import fold
+from gpusched.model.job import Job, JobEvent, JobSpec, RetryRule, Run, RunPart
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -123,26 +124,29 @@ _CANCELLED = (ReasonCode.CANCELLED_BY_USER, ReasonCode.GPU_IDLE, ReasonCode.CLIE
 def start_run(
     job: Job,
     placement: Placement,
-    boot_id: str,
+    boot_ids: Mapping[str, str],
     now: float,
     stdout_path: str | None = None,
     stderr_path: str | None = None,
     *,
     priority: float | None = None,
 ) -> Step:
-    """Record the intent to start the job's next run on this placement."""
+    """Record the intent to start the job's next run on this placement. Args: boot_ids: by node."""
     if job.state is not JobState.PENDING:
         raise BrokenInvariant(f"job {job.id} cannot start while it is {job.state} ({story_of(job)})")
+    places = (placement, *placement.others)
+    parts = tuple(RunPart(place.node, boot_ids[place.node], place.gpus, place.cpus, place.mem_mib) for place in places)
     run = Run(
         job_id=job.id,
         number=job.run + 1,
         state=RunState.STARTING,
         node=placement.node,
-        boot_id=boot_id,
+        boot_id=parts[0].boot_id,
         intent_at=now,
-        gpus=placement.gpus,
-        cpus=placement.cpus,
-        mem_mib=placement.mem_mib,
+        gpus=tuple(share for part in parts for share in part.gpus),
+        cpus=sum(part.cpus for part in parts),
+        mem_mib=sum(part.mem_mib for part in parts),
+        parts=parts if len(parts) > 1 else (),
         stdout_path=stdout_path,
         stderr_path=stderr_path,
         priority=priority,
@@ -163,9 +167,10 @@ def start_run(
 
 
 def _where(placement: Placement) -> str:
-    if not placement.gpus:
-        return placement.node
-    return f"{placement.node}, GPU {gpu_list(share.index for share in placement.gpus)}"
+    places = (placement, *placement.others)
+    if not any(place.gpus for place in places):
+        return fold([place.node for place in places])
+    return "; ".join(f"{place.node}, GPU {gpu_list(share.index for share in place.gpus)}" for place in places)
 
 
 def run_started(job: Job, run: Run, event: RunStarted) -> Step:
@@ -198,6 +203,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "lease": "was inactive for the length of its lease; is being stopped",
         "client_lost": "lost its client; is being stopped",
         "shutdown": "is being ended because the machine is being shut down",
+        "gang": "failed on one of its nodes and is being stopped on the others",
         "leftovers": "its first process ended; waiting for the processes it left behind",
     }
     text = words.get(event.why, f"is being stopped: {event.why}")

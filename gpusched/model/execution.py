@@ -85,13 +85,18 @@ class Ticket(Value):
     """Standard input, absolute; None for /dev/null. Ignored for a foreground run."""
     adopt: AdoptedProcess | None = None
     """Adopt this running process and its descendants as the run; start nothing."""
+    node: str = ""
+    """Where to start it; empty for the daemon's own node."""
+    peers: tuple[Ticket, ...] = ()
+    """For a gang: its tickets for the other nodes, by rank. All of them start, or none stays."""
 
 
 class StopOrder(Value, tag_field="order", tag="stop"):
     """End a run: signal to the whole tree, grace, KILL. The end event returns `why` as `stopped_by`."""
 
     why: str
-    """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use` or `shutdown`."""
+    """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown` or, on the other nodes of a
+    gang, `gang`."""
     signal: int | None = None
     """None: as in the ticket."""
     grace_s: float | None = None
@@ -250,6 +255,10 @@ class OpenRun(Value):
     """Desired time limit; None leaves it unchanged."""
     ticket: Ticket | None = None
     """Starts the run if the engine does not know it. Without a ticket, an unclaimed run returns to the queue."""
+    node: str = ""
+    """Where it is; empty for the daemon's own node."""
+    peers: tuple[tuple[str, str], ...] = ()
+    """For a gang: its other nodes with their boot ids, by rank."""
 
 
 def pack_environment(env: Mapping[str, str]) -> bytes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpusched.model import spec
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.tasks import tasks_of
-from gpusched.model.value import Value, declared
+from gpusched.model.value import Value, declared, replace
 
 if TYPE_CHECKING:
     from gpusched.model.spec import AdoptedProcess as AdoptedProcess
@@ -122,15 +122,26 @@ class GpuShare(Value):
         return self.vram_mib is None and self.fraction is None
 
 
+class RunPart(Value):
+    """What a gang's run books on one of its nodes."""
+
+    node: str
+    boot_id: str
+    gpus: tuple[GpuShare, ...] = ()
+    cpus: float = 0.0
+    mem_mib: int = 0
+
+
 class Run(Value):
-    """One attempt at a job: one row of the run table."""
+    """One attempt at a job: one row of the run table. GPUs, cores and memory are those of all its nodes together."""
 
     job_id: int
     number: int
     state: RunState
     node: str
+    """For a gang, its first node."""
     boot_id: str
-    """Boot id of the machine at the run's start; if it has changed since, the run cannot be alive."""
+    """Boot id of that node at the run's start; if it has changed since, the run cannot be alive."""
     intent_at: float
     gpus: tuple[GpuShare, ...] = ()
     cpus: float = 0.0
@@ -165,11 +176,30 @@ class Run(Value):
     """Start of its GPUs' idle time, set after its owner was alerted; None while they are busy."""
     idle_step: int = 0
     """Last step taken about its idle GPUs, see `lifecycle.idle`; never decreases."""
+    parts: tuple[RunPart, ...] = ()
+    """For a gang: what it books on each of its nodes, the first one included; empty for a run on one node."""
 
     @property
     def id(self) -> str:
         """The engine's handle, `JOB.RUN`; never reused."""
         return run_id(self.job_id, self.number)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Its nodes, by rank."""
+        return tuple(part.node for part in self.parts) or (self.node,)
+
+    def on(self, rank: int) -> Run:
+        """The run as it is on one of its nodes: bookings of that node only."""
+        if not self.parts:
+            return self
+        part = self.parts[rank]
+        return replace(self, node=part.node, boot_id=part.boot_id, gpus=part.gpus, cpus=part.cpus, mem_mib=part.mem_mib)
+
+    @property
+    def on_each_node(self) -> tuple[RunPart, ...]:
+        """What it books on each of its nodes, by rank."""
+        return self.parts or (RunPart(self.node, self.boot_id, self.gpus, self.cpus, self.mem_mib),)
 
 
 def run_id(job_id: int, number: int) -> str:

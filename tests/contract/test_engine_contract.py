@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_bench import ENDS, FOREVER, Bench, Does, LocalBench, SimulatedBench, StandInBench, UnitBench, open_run
+from engine_bench import (
+    ENDS,
+    FOREVER,
+    Bench,
+    ClusterBench,
+    Does,
+    LocalBench,
+    SimulatedBench,
+    StandInBench,
+    UnitBench,
+    open_run,
+)
 from remote_bench import LossyRemoteBench, RemoteBench
 from support import wait_until
 
@@ -38,8 +49,8 @@ STUBBORN = Does(lasts_s=FOREVER, ignores_stop=True)
 
 
 @pytest.fixture(
-    params=[LocalBench, StandInBench, UnitBench, SimulatedBench, RemoteBench, LossyRemoteBench],
-    ids=["local", "stand-in", "systemd", "simulated", "remote", "remote-lossy"],
+    params=[LocalBench, StandInBench, UnitBench, SimulatedBench, RemoteBench, LossyRemoteBench, ClusterBench],
+    ids=["local", "stand-in", "systemd", "simulated", "remote", "remote-lossy", "cluster"],
 )
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     if request.param is UnitBench and (why := UnitBench.missing()):

@@ -1,167 +1,190 @@
-"""Jobs on several nodes at once: all of them or none."""
+"""Gangs: one run over several nodes, from the submission to the end, with simulated engines and GPUs on each node."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from scenario import HOUR, Scenario, load, place_of, running, settings, wants
+from lab import ANN, Lab
 
-from gpusched.model.job import Request
-from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
-from gpusched.scheduler.placement import best_placement, candidates, fits
-from gpusched.scheduler.request_units import RequestUnits
-from gpusched.testing import NOW, gpu_view, node
+from gpusched.daemon.reconcile import adopt_open_runs
+from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.errors import GpuschedError
+from gpusched.model.commands import Cancel, Selection
+from gpusched.model.job import Request, RetryRule, Run
+from gpusched.model.states import JobState, RunState
+from gpusched.testing import launch
 
-GIB = 1024
-THREE = [node("n1", gpus=4), node("n2", gpus=4), node("n3", gpus=4)]
-
-
-def gangs(outcome):
-    """Job -> places of all its nodes."""
-    return {
-        start.job_id: " ".join(place_of(piece) for piece in (start.placement, *start.placement.others))
-        for start in outcome.plan.starts
-    }
+FOREVER = SimulatedOutcome(runs_s=1e9)
 
 
-PLACES = {
-    "each node has all of the request": (THREE, [], [wants(1, 2, nodes=2)], {1: "n1:0,1 n2:0,1"}),
-    "nodes without GPUs will do for a job without": (THREE, [], [wants(1, nodes=3)], {1: "n1 n2 n3"}),
-    "the fullest nodes that suffice": (
-        THREE,
-        [running(8, "n3:0,1"), running(9, "n2:0")],
-        [wants(1, 2, nodes=2)],
-        {1: "n3:2,3 n2:1,2"},
-    ),
-    "what is left of an uneven gang is on one node more": (
-        THREE,
-        [],
-        [wants(1, 4, nodes=2, tail_gpus=1)],
-        {1: "n1:0,1,2,3 n2:0,1,2,3 n3:0"},
-    ),
-    "one node too few is none at all": (THREE, [running(9, "n2:0")], [wants(1, 4, nodes=3)], {}),
-    "never twice on one node": ([node("n1", gpus=8)], [], [wants(1, 2, nodes=2)], {}),
-    "after a gang there is less for others": (
-        THREE,
-        [],
-        [wants(1, 4, nodes=2), wants(2, 4), wants(3, 1)],
-        {1: "n1:0,1,2,3 n2:0,1,2,3", 2: "n3:0,1,2,3"},
-    ),
-    "licenses are booked once": (
-        THREE,
-        [],
-        [wants(1, nodes=3, licenses=(("matlab", 2),)), wants(2, licenses=(("matlab", 1),))],
-        {1: "n1 n2 n3"},
-    ),
-    "resources are booked on each node": (
-        [node("n1", resources=(("fpga", 1),)), node("n2", resources=(("fpga", 1),))],
-        [],
-        [wants(1, nodes=2, resources=(("fpga", 1),)), wants(2, resources=(("fpga", 1),))],
-        {1: "n1 n2"},
-    ),
-    "a gang that must be alone takes empty nodes": (
-        THREE,
-        [running(9, "n2")],
-        [wants(1, 1, nodes=2, is_exclusive=True), wants(2, 1)],
-        {1: "n1:0 n3:0", 2: "n2:0"},
-    ),
-    "linked cards on each node": (
-        [node(name, [gpu_view(index, name, link_group=index // 2) for index in range(4)]) for name in ("n1", "n2")],
-        [running(9, "n2:0")],
-        [wants(1, 2, nodes=2, is_linked=True)],
-        {1: "n2:2,3 n1:0,1"},
-    ),
-    "slices on each node": (THREE, [], [wants(1, 1, nodes=2, vram_mib=GIB)], {1: "n1:0 n2:0"}),
-    "labels hold for each node": (
-        [node("n1", labels=("a",)), node("n2"), node("n3", labels=("a",))],
-        [],
-        [wants(1, nodes=2, constraint="a")],
-        {1: "n1 n3"},
-    ),
-}
+def gang(nodes: int = 2, gpus: int = 1, **parts: Any) -> dict[str, Any]:
+    return {"request": Request(nodes=nodes, gpus=gpus, cpus=2, mem_mib=1024), **parts}
 
 
-@pytest.mark.parametrize(("nodes", "held", "waiting", "starts"), PLACES.values(), ids=PLACES)
-def test_gangs_are_placed(nodes, held, waiting, starts):
-    assert gangs(Scenario(nodes, waiting, held, settings(license={"matlab": 2})).outcome()) == starts
+def run_of(lab: Lab, job_id: int) -> Run:
+    return lab.store.runs([job_id])[-1]
 
 
-def test_the_pieces_are_equal_and_only_the_first_has_the_licenses():
-    one = wants(1, 2, nodes=2, cpus=3, mem_mib=GIB, licenses=(("matlab", 1),))
-    outcome = Scenario(THREE, [one], settings=settings(license={"matlab": 1})).outcome()
-    first = outcome.plan.starts[0].placement
-    (second,) = first.others
-    assert (
-        (first.cpus, first.mem_mib, len(first.gpus)) == (second.cpus, second.mem_mib, len(second.gpus)) == (3, GIB, 2)
-    )
-    assert (first.licenses, second.licenses) == ((("matlab", 1),), ())
-    assert second.others == ()
+def tickets(lab: Lab, run: str) -> dict[str, Any]:
+    """Ticket of each node that was asked to start the run."""
+    return {name: engine._runs[run].ticket for name, engine in lab.engines.items() if run in engine._runs}
 
 
-def test_a_pending_gang_is_reserved_whole():
-    held = [running(8, "n1:0", ends_in=HOUR), running(9, "n2:0", ends_in=2 * HOUR), running(7, "n3:0")]
-    outcome = Scenario(THREE, [wants(1, 4, nodes=2)], held).outcome()
-    (kept,) = outcome.plan.reservations
-    assert kept.start_at == NOW + 2 * HOUR
-    assert [place_of(piece) for piece in (kept.placement, *kept.placement.others)] == ["n1:0,1,2,3", "n2:0,1,2,3"]
+@pytest.fixture
+def lab() -> Lab:
+    return Lab(more_nodes=("n2", "n3"), outcome=FOREVER)
 
 
-def test_no_job_that_would_delay_a_gang_passes_it():
-    held = [running(8, "n1:0", ends_in=HOUR)]
-    nodes = [node("n1", gpus=1), node("n2", gpus=1)]
-    passing = [wants(1, 1, nodes=2), wants(2, 1, limit=2 * HOUR), wants(3, 1, limit=HOUR / 2)]
-    assert Scenario(nodes, passing, held).outcome().starts == {3: "n2:0"}
+def test_a_gang_starts_on_as_many_nodes_as_it_asks_for(lab: Lab) -> None:
+    job = lab.submit(**gang(3))
+    run = run_of(lab, job)
+    assert run.nodes == ("n1", "n2", "n3")
+    assert [part.cpus for part in run.parts] == [2, 2, 2]
+    assert (len(run.gpus), run.cpus, run.mem_mib) == (3, 6, 3072)
+    assert set(tickets(lab, run.id)) == {"n1", "n2", "n3"}
+    lab.turn(1)
+    assert lab.scheduler.world.open_runs[run.id].state is RunState.RUNNING
 
 
-def test_resources_missing_for_a_gang_are_counted_in_nodes():
-    held = [running(8, "n1:0"), running(9, "n2:0")]
-    outcome = Scenario(THREE, [wants(1, 4, nodes=2)], held).outcome()
-    assert outcome.text(1).startswith("needs 2 nodes with 4 GPUs each, 1 of 3 has that free; expected when")
-    assert outcome.reasons[1].facts["needed"] == {"nodes": 2}
-    assert outcome.reasons[1].facts["free"] == {"nodes": 1}
-    cores = Scenario(THREE, [wants(1, 1, nodes=2, cpus=16)], [running(8, "n1"), running(9, "n2")]).outcome()
-    assert cores.text(1).startswith("needs 2 nodes with 1 GPU and 16 CPUs each, 1 of 3 has that free")
-    none = Scenario(THREE[:1], [wants(1, 4, nodes=1), wants(2, 4, nodes=2)]).outcome()
-    assert none.codes == {2: "ReqNodeNotAvail"}
+def test_a_gang_is_told_its_own_gpus_on_each_node(lab: Lab) -> None:
+    lab.submit(request=Request(gpus=1, nodelist=("n2",)))
+    job = lab.submit(**gang(2, 2))
+    run = run_of(lab, job)
+    assert run.nodes == ("n1", "n3")
+    seen = {name: ticket.env["CUDA_VISIBLE_DEVICES"] for name, ticket in tickets(lab, run.id).items()}
+    assert seen == {"n1": "0,1", "n3": "0,1"}
+    assert {share.uuid for share in run.parts[1].gpus} == {"GPU-n3-0", "GPU-n3-1"}
 
 
-def test_a_busy_node_takes_no_part_of_a_gang():
-    nodes = [node("n1", load=load(cpu_fraction=0.9)), node("n2", load=load()), node("n3", load=load())]
-    ceiling = settings(ceiling={"cpu_fraction": 0.5})
-    assert gangs(Scenario(nodes, [wants(1, nodes=2)], settings=ceiling).outcome()) == {1: "n2 n3"}
-    outcome = Scenario(nodes, [wants(1, nodes=3)], settings=ceiling).outcome()
-    assert outcome.codes == {1: "LoadCeiling"}
-    assert outcome.text(1) == "the CPU load of node n1 is 90%, the ceiling is 50%"
+def test_each_node_learns_its_rank_and_where_the_first_one_is(lab: Lab) -> None:
+    run = run_of(lab, lab.submit(**gang(3)))
+    names = ("SLURM_NODEID", "NODE_RANK", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURMD_NODENAME", "MASTER_ADDR")
+    seen = [[ticket.env[name] for name in names] for ticket in tickets(lab, run.id).values()]
+    assert seen == [[str(rank), str(rank), "n[1-3]", "3", f"n{rank + 1}", "n1"] for rank in range(3)]
+    assert len({ticket.env["MASTER_PORT"] for ticket in tickets(lab, run.id).values()}) == 1
 
 
-def test_all_nodes_of_a_gang_count_as_new_load():
-    nodes = [node("n1", load=load()), node("n2", load=load())]
-    ceiling = settings(ceiling={"cpu_fraction": 0.5})
-    waiting = [wants(1, nodes=2, cpus=12), wants(2, nodelist=("n2",))]
-    assert set(Scenario(nodes, waiting, settings=ceiling).outcome().starts) == {1}
+def test_a_batch_script_of_slurm_runs_on_the_first_node_alone(lab: Lab) -> None:
+    run = run_of(lab, lab.submit(**gang(2, launch=launch("true", env_sha="e", slurm=True))))
+    assert run.nodes == ("n1", "n2"), "which it holds all the same"
+    assert set(tickets(lab, run.id)) == {"n1"}
 
 
-class AtMostOneOf:
-    """Lets no gang have two of these nodes."""
-
-    def __init__(self, *nodes):
-        self.nodes = set(nodes)
-
-    def why_not(self, booking: AllocationUnits) -> str | None:
-        return "no" if len(self.nodes & {piece.node for piece in booking.pieces()}) > 1 else None
+def test_a_job_on_one_node_has_no_gang_variables(lab: Lab) -> None:
+    run = run_of(lab, lab.submit(**gang(1)))
+    (ticket,) = tickets(lab, run.id).values()
+    assert not {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"} & set(ticket.env)
 
 
-def test_a_guard_sees_the_whole_gang():
-    draft = ClusterState(ClusterLayout(THREE, settings()))
-    need = RequestUnits.of(Request(gpus=1, nodes=2), 1)
-    found = best_placement(draft, need, guard=AtMostOneOf(0, 1))
-    assert found is not None
-    assert [piece.node for piece in found.pieces()] == [0, 2]
-    assert best_placement(draft, need, guard=AtMostOneOf(0, 1, 2)) is None
+def test_each_node_of_a_gang_writes_a_file_of_its_own(lab: Lab) -> None:
+    run = run_of(lab, lab.submit(**gang(2)))
+    first, second = (ticket.stdout_path for ticket in tickets(lab, run.id).values())
+    assert second == f"{first}.n1"
 
 
-def test_a_gang_has_at_most_one_option_and_fits_where_it_is_found():
-    draft = ClusterState(ClusterLayout(THREE, settings()))
-    for nodes, count in ((2, 1), (3, 1), (4, 0)):
-        need = RequestUnits.of(Request(gpus=1, nodes=nodes), 1)
-        assert len(candidates(draft, need)) == count
-        assert fits(draft, need) is bool(count)
+def test_a_gang_holds_its_resources_on_every_node_until_it_ends(lab: Lab) -> None:
+    job = lab.submit(**gang(3, 2))
+    waiting = lab.submit(request=Request(gpus=1))
+    held = [one for one in lab.scheduler.world.holds.values() if one.job_id == job]
+    assert [one.node for one in held] == ["n1", "n2", "n3"]
+    assert lab.job(waiting).state is JobState.PENDING
+    lab.ask(Cancel(ANN, Selection(ids=(job,))))
+    for _ in range(3):
+        lab.turn(1)
+    assert lab.job(job).state is JobState.CANCELLED
+    assert lab.job(waiting).state is JobState.RUNNING
+    assert {one.job_id for one in lab.scheduler.world.holds.values()} == {waiting}
+
+
+def test_more_nodes_than_there_are_is_refused(lab: Lab) -> None:
+    with pytest.raises(GpuschedError, match="4 nodes"):
+        lab.submit(**gang(4))
+
+
+def test_a_gang_completes_when_its_last_rank_has(lab: Lab) -> None:
+    lab.outcomes = {"1.1": SimulatedOutcome(runs_s=5, cpu_s=1), "1.1@n2": SimulatedOutcome(runs_s=20, cpu_s=2)}
+    job = lab.submit(**gang(2))
+    lab.turn(10)
+    assert lab.job(job).state is JobState.RUNNING
+    for _ in range(3):
+        lab.turn(10)
+    run = run_of(lab, job)
+    assert (lab.job(job).state, run.outcome, run.exit_code) == (JobState.COMPLETED, JobState.COMPLETED, 0)
+    assert run.end_at is not None
+    assert run.start_at is not None
+    assert run.end_at - run.start_at == 20
+    assert run.cpu_s == 3
+
+
+@pytest.mark.parametrize("failing", ["n1", "n2", "n3"])
+def test_the_first_rank_that_fails_ends_the_gang_with_its_exit_code(lab: Lab, failing: str) -> None:
+    mark = "1.1" if failing == "n1" else f"1.1@{failing}"
+    lab.outcomes = {mark: SimulatedOutcome(runs_s=5, exit_code=3)}
+    if failing == "n1":
+        lab.outcomes |= {"1.1@n2": FOREVER, "1.1@n3": FOREVER}
+    job = lab.submit(**gang(3))
+    lab.turn(6)
+    for _ in range(4):
+        lab.turn(1)
+    found = lab.job(job)
+    assert (found.state, found.exit_code) == (JobState.FAILED, 3)
+    assert not lab.scheduler.world.holds
+    for engine in lab.engines.values():
+        assert not engine._runs, "forgotten on every node"
+
+
+def test_a_failed_gang_is_retried_as_a_whole(lab: Lab) -> None:
+    lab.outcomes = {"1.1@n2": SimulatedOutcome(runs_s=5, exit_code=3)}
+    job = lab.submit(**gang(2, retry=RetryRule(retries=1, backoff_s=1)))
+    for _ in range(12):
+        lab.turn(1)
+    assert (lab.job(job).state, lab.job(job).failures) == (JobState.RUNNING, 1)
+    assert run_of(lab, job).nodes == ("n1", "n2")
+    assert set(tickets(lab, "1.2")) == {"n1", "n2"}
+
+
+def test_a_gang_with_a_rank_that_nobody_starts_returns_to_the_queue(lab: Lab) -> None:
+    lab.outcomes = {"1.1@n2": SimulatedOutcome(never_starts=True)}
+    job = lab.submit(**gang(2))
+    for _ in range(12):
+        lab.turn(1)
+    first, *_ = lab.store.runs([job])
+    assert first.outcome in (JobState.NODE_FAIL, JobState.CANCELLED)
+    assert "n2" in (first.reason_text or "")
+    assert lab.job(job).state is JobState.RUNNING, "in its second run"
+
+
+def test_a_gang_whose_rank_is_lost_is_a_node_failure_of_the_whole(lab: Lab) -> None:
+    lab.outcomes = {"1.1@n2": SimulatedOutcome(runs_s=3, lost=True)}
+    job = lab.submit(**gang(2))
+    for _ in range(12):
+        lab.turn(1)
+    first, second = lab.store.runs([job])
+    assert (first.outcome, second.outcome) == (JobState.NODE_FAIL, None)
+    assert (first.reason_text or "").startswith("on n2: ")
+
+
+def test_a_new_daemon_takes_over_the_ranks_of_a_gang(lab: Lab) -> None:
+    lab.outcomes = {"1.1": SimulatedOutcome(runs_s=30), "1.1@n2": SimulatedOutcome(runs_s=40)}
+    job = lab.submit(**gang(2, 2))
+    lab.turn(1)
+    before = lab.scheduler.world.holds
+    lab.restart()
+    adopt_open_runs(lab.scheduler.world, lab.scheduler.engine, lab.settings)
+    assert lab.scheduler.world.holds == before
+    lab.turn(1)
+    assert lab.job(job).state is JobState.RUNNING
+    for _ in range(8):
+        lab.turn(10)
+    assert lab.job(job).state is JobState.COMPLETED
+    assert not lab.scheduler.world.holds
+
+
+def test_usage_counts_every_node_of_a_gang(lab: Lab) -> None:
+    lab.outcome = SimulatedOutcome(runs_s=100)
+    lab.submit(**gang(2, 2))
+    for _ in range(12):
+        lab.turn(10)
+    (usage,) = lab.scheduler.world.usage.values()
+    assert 380 < usage.used.gpus <= 400

@@ -211,7 +211,7 @@ def test_a_preempted_job_waits_at_the_front_with_its_age_and_uncounted():
     assert (after.failures, after.requeues, after.eligible_at) == (1, 2, NOW + 60.1)
     assert (run.reason, run.reason_text) == (ReasonCode.PREEMPTED, WHY)
     assert kinds(events) == ["ended", "requeued"]
-    again, _, _ = transitions.start_run(after, PLACE, "boot1", NOW + 100)
+    again, _, _ = transitions.start_run(after, PLACE, {"n1": "boot1"}, NOW + 100)
     assert (again.run, again.is_front, again.preempt_at, again.reason) == (2, False, None, None)
 
 
@@ -231,7 +231,7 @@ def test_a_cancel_during_the_grace_cancels(stopped_by):
 
 
 def test_a_job_preempted_before_it_was_started_waits_at_the_front():
-    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
+    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
     one, _ = transitions.preempt(one, NOW + 1, WHY)
     event = RunNeverStarted("7.1", NOW + 2, "the fork server ended")
     after, _, _ = transitions.run_never_started(one, run, event, SETTINGS, NOW + 2)

@@ -51,7 +51,8 @@ def test_a_listed_transition_passes(one, other):
 
 def test_a_start_records_the_intent():
     before = job(7, run=2, reason=ReasonCode.NON_ZERO_EXIT_CODE, reason_text="exit code 1", exit_code=1)
-    one, run, events = transitions.start_run(before, PLACE, "boot1", NOW, "/tmp/o", "/tmp/e", priority=2.5)
+    boots = {"n1": "boot1"}
+    one, run, events = transitions.start_run(before, PLACE, boots, NOW, "/tmp/o", "/tmp/e", priority=2.5)
     assert (one.state, one.run, one.start_at) == (JobState.RUNNING, 3, NOW)
     assert (one.reason, one.reason_text, one.exit_code) == (None, None, None)
     assert run == Run(
@@ -72,18 +73,18 @@ def test_a_start_records_the_intent():
 
 
 def test_a_start_without_gpus_names_the_node_alone():
-    _, _, events = transitions.start_run(job(7), Placement("n1", (), 1.0, 0), "boot1", NOW)
+    _, _, events = transitions.start_run(job(7), Placement("n1", (), 1.0, 0), {"n1": "boot1"}, NOW)
     assert events[0].text == "started on n1"
 
 
 @pytest.mark.parametrize("state", sorted(set(JobState) - {JobState.PENDING}))
 def test_only_a_pending_job_starts(state):
     with pytest.raises(BrokenInvariant):
-        transitions.start_run(job(7, state=state), PLACE, "boot1", NOW)
+        transitions.start_run(job(7, state=state), PLACE, {"n1": "boot1"}, NOW)
 
 
 def test_a_confirmed_start_changes_the_run_alone():
-    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
+    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
     after, lives, events = transitions.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
     assert after is one
     assert events == ()
@@ -273,7 +274,7 @@ def test_processes_left_behind_are_named():
 def test_the_start_time_is_that_of_the_run():
     one, _, _ = end(*started())
     assert one.start_at == NOW + 0.5
-    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
+    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
     one, _, _ = end(one, run, start_at=None, launch_error="no")
     assert one.start_at == NOW
 
@@ -445,7 +446,7 @@ NEVER = RunNeverStarted("7.1", NOW + 5, "the claim was revoked")
 
 
 def test_a_run_that_never_started_consumes_only_its_number():
-    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
+    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
     one, run, events = transitions.run_never_started(one, run, NEVER, SETTINGS, NOW + 5)
     assert (one.state, one.run, one.failures, one.requeues, one.start_at) == (
         JobState.PENDING,
@@ -456,19 +457,19 @@ def test_a_run_that_never_started_consumes_only_its_number():
     )
     assert (run.state, run.outcome, run.start_at) == (RunState.ENDED, JobState.CANCELLED, None)
     assert [(event.kind, event.text) for event in events] == [("requeued", "was not started: the claim was revoked")]
-    _, run, _ = transitions.start_run(one, PLACE, "boot1", NOW + 6)
+    _, run, _ = transitions.start_run(one, PLACE, {"n1": "boot1"}, NOW + 6)
     assert run.id == "7.2"
 
 
 def test_an_engine_that_cannot_start_is_asked_once_per_poll():
-    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
+    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
     soon = replace(NEVER, at=NOW + 0.01)
     one, _, _ = transitions.run_never_started(one, run, soon, SETTINGS, NOW + 0.01)
     assert one.eligible_at == NOW + SETTINGS.daemon.poll_s
 
 
 def test_cancelling_a_run_that_never_started_ends_the_job():
-    one, run, _ = transitions.start_run(job(7), PLACE, "boot1", NOW)
+    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
     one, _ = transitions.cancel(one, NOW + 1, "ann")
     one, run, _ = transitions.run_never_started(one, run, NEVER, SETTINGS, NOW + 5)
     assert (one.state, one.end_at, one.reason) == (

@@ -11,6 +11,7 @@ from gpusched.daemon.launch.slurm_variables import array_facts, is_of_a_job, slu
 from gpusched.engine.linux.as_user import DEFAULT_PATH
 from gpusched.lifecycle.arrays import swept
 from gpusched.model.execution import unpack_environment
+from gpusched.model.hostlist import fold
 from gpusched.model.job import ArraySpec, Job, Run
 from gpusched.model.layout import count_tasks, spread_tasks
 from gpusched.model.settings import Settings
@@ -33,8 +34,11 @@ class LaunchSite:
     """Cores of the node, for jobs that have it to themselves; 0 if unknown."""
     commands: str = ""
     """Folder of Slurm's commands for jobs; empty for none."""
+    address: str = ""
+    """Where other nodes reach it; empty for its name."""
 
 
+_FIRST_PORT, _PORTS = 20_000, 12_000
 _NO_PAST: Mapping[str, str] = MappingProxyType({})
 _PAST = frozenset(
     {
@@ -89,10 +93,13 @@ def job_environment(
     settings: Settings,
     index_of: Mapping[str, int],
     past: Mapping[str, str] = _NO_PAST,
+    rank: int = 0,
+    master: str = "",
 ) -> dict[str, str]:
-    """The complete environment of a run: the captured one, then gpusched's and SLURM_* variables.
+    """The complete environment of a run on one node: the captured one, then gpusched's and SLURM_* variables.
 
-    Args: base: see `captured`. past: the variables about earlier runs, see `past_environment`.
+    Args: run: as on that node. base: see `captured`. past: the variables about earlier runs, see `past_environment`.
+    rank: of the node in the run. master: address of a gang's first node.
     """
     spec = job.spec
     request = spec.request
@@ -126,7 +133,9 @@ def job_environment(
         env["SLURM_CONF"] = conf_beside(site.commands)
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
     env.update(past)
-    env.update(slurm_variables(job, run, site.node, settings, gpu_ids, site.cpus))
+    env.update(slurm_variables(job, run, site.node, settings, gpu_ids, site.cpus, rank))
+    if run.parts:
+        env.update(_gang_environment(job, run, rank, master))
     if spec.array is not None and job.task is not None:
         env.update(_array_environment(job, spec.array, job.task))
     vram = [str(share.vram_mib) for share in run.gpus if share.vram_mib is not None]
@@ -143,6 +152,20 @@ def add_login_path(env: dict[str, str], script: bytes | None, site: LaunchSite, 
     has_commands = site.commands and settings.slurm.commands_in_jobs
     if has_commands and script is not None and "BASH_ENV" not in env and is_login_bash(script):
         env["BASH_ENV"] = login_path_beside(site.commands)
+
+
+def _gang_environment(job: Job, run: Run, rank: int, master: str) -> dict[str, str]:
+    """What torchrun and its like need to find each other: one process on each node, which starts its own ranks."""
+    return {
+        "MASTER_ADDR": master,
+        # A port of this job's own among those that are neither privileged nor handed out by the kernel.
+        "MASTER_PORT": str(_FIRST_PORT + job.id % _PORTS),
+        "NODE_RANK": str(rank),
+        "GROUP_RANK": str(rank),
+        "NNODES": str(len(run.parts)),
+        "GPUSCHED_NODE_RANK": str(rank),
+        "GPUSCHED_NODELIST": fold(run.nodes),
+    }
 
 
 def _with_commands(path: str, folder: str) -> str:

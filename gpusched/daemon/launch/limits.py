@@ -97,7 +97,8 @@ class RunLimiter:
         near = {sample.numa for sample in gpus if sample is not None and sample.numa is not None}
         cpus: tuple[int, ...] = ()
         if settings.pin_cpus and self.isolation.can_pin:
-            cpus = choose_cpus(self._processors, run.cpus, self._taken(open_runs.values()), near)
+            taken = self._taken(one for one in open_runs.values() if run.node in one.nodes)
+            cpus = choose_cpus(self._processors, run.cpus, taken, near)
         limits = limits_of(run, settings, gpus, cpus)
         if self.isolation.why_not_devices is not None:
             limits = replace(limits, gpu_minors=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpusched.lifecycle.dependencies import as_typed
+from gpusched.model.hostlist import fold
 from gpusched.model.job import ArraySpec, Job, Request, Run
 from gpusched.model.layout import count_tasks, spread_tasks
 from gpusched.model.settings import Settings
@@ -40,11 +41,12 @@ _NAMES = frozenset(
 
 
 def slurm_variables(
-    job: Job, run: Run, host: str, settings: Settings, gpu_ids: str, node_cpus: int = 0
+    job: Job, run: Run, host: str, settings: Settings, gpu_ids: str, node_cpus: int = 0, rank: int = 0
 ) -> dict[str, str]:
     """All SLURM_* variables of a run but SLURM_JOB_GID and SLURM_TASK_PID, which its supervisor adds.
 
     Args: host: where the job was submitted. gpu_ids: indexes of its GPUs with commas. node_cpus: cores of its node.
+    rank: of that node in the run.
     """
     spec, request = job.spec, job.spec.request
     cpus = str(max(1, int(request.cpus), node_cpus if request.is_exclusive else 0))
@@ -64,14 +66,14 @@ def slurm_variables(
         "SLURM_UMASK": f"{spec.launch.umask:04o}",
         "SLURM_PRIO_PROCESS": "0",
         "SLURMD_NODENAME": run.node,
-        "SLURM_JOB_NODELIST": run.node,
-        "SLURM_NODELIST": run.node,
+        "SLURM_JOB_NODELIST": fold(run.nodes),
+        "SLURM_NODELIST": fold(run.nodes),
         "SLURM_JOB_NUM_NODES": str(request.nodes),
         "SLURM_NNODES": str(request.nodes),
-        "SLURM_NODEID": "0",
-        "SLURM_PROCID": "0",
+        "SLURM_NODEID": str(rank),
+        "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": "0",
-        "SLURM_GTIDS": "0",
+        "SLURM_GTIDS": str(rank),
         "SLURM_TOPOLOGY_ADDR": run.node,
         "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
         "SLURM_CPUS_ON_NODE": cpus,

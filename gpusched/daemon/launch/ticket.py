@@ -18,7 +18,7 @@ from gpusched.daemon.launch.environment import (
     job_environment,
 )
 from gpusched.lifecycle.arrays import fill
-from gpusched.lifecycle.output_paths import input_path, values_of
+from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
 from gpusched.model.execution import RunLimits, Ticket
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.settings import Settings
@@ -43,13 +43,21 @@ def make_ticket(
     index_of: Mapping[str, int],
     past: Mapping[str, str] = _NO_PAST,
     limits: RunLimits | None = None,
+    rank: int = 0,
+    master: str = "",
 ) -> Ticket:
-    """Build the ticket that an engine needs to start this run."""
+    """Build the ticket that an engine needs to start this run on one node.
+
+    Args: run: as on that node; rank: of the node in the run; master: address of a gang's first node.
+    """
     spec: JobSpec = job.spec
     launch = spec.launch
-    assert run.stdout_path is not None  # recorded with the intent to start it
+    stdout_path, stderr_path = run.stdout_path, run.stderr_path
+    if rank:
+        stdout_path, stderr_path = output_paths(job, run.number, run.node, settings.default.output, rank)
+    assert stdout_path is not None  # recorded with the intent to start it
     grace_s = settings.life.grace_s if launch.grace_s is None else launch.grace_s
-    env = job_environment(job, run, captured(environment), site, settings, index_of, past)
+    env = job_environment(job, run, captured(environment), site, settings, index_of, past, rank, master)
     add_login_path(env, script, site, settings)
     return Ticket(
         run=run.id,
@@ -61,9 +69,9 @@ def make_ticket(
         work_dir=launch.work_dir,
         snapshot=spec.snapshot,
         umask=launch.umask,
-        stdout_path=run.stdout_path,
-        stderr_path=run.stderr_path,
-        stdin_path=input_path(job, run.node),
+        stdout_path=stdout_path,
+        stderr_path=stderr_path,
+        stdin_path=input_path(job, run.node, rank),
         append=launch.open_mode == "append",
         time_limit_s=spec.time_limit_s,
         grace_s=grace_s,
@@ -82,6 +90,7 @@ def make_ticket(
         limits=limits if spec.adopted is None else None,
         slurm=run.node if launch.slurm else "",
         adopt=spec.adopted,
+        node=run.node,
     )
 
 

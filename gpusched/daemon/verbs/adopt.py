@@ -205,14 +205,16 @@ def apply(command: Adopt, tx: TickTransaction) -> dict[str, Any]:
     check_stored(command.payloads, owner, tx)
     shares = tuple(_share(card, spec, tx, caller, found) for card in found.cards)
     _check_limits(spec, found, tx)
-    (node,) = tx.nodes
+    # Processes of the daemon's own machine, the first node.
+    node = tx.nodes[0]
     placement = Placement(node.name, shares, 0.0, 0)
     _check_host_memory(placement, found, tx)
     job = new_job(tx.world.next_id, owner, spec, tx.now)
     tx.world.next_id = job.last_id + 1
     by = f"by {caller.user}" if caller.uid == found.uid else f"by {caller.user} for {found.user}"
     record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}{limit and f'; {limit}'}", tx)
-    job, run, _ = transitions.start_run(job, placement, found.process.boot_id, tx.now, found.output, None)
+    boot_ids = {node.name: found.process.boot_id}
+    job, run, _ = transitions.start_run(job, placement, boot_ids, tx.now, found.output, None)
     where = gpu_list(share.index for share in shares)
     tx.put(job, run, [JobEvent(job.id, tx.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
     tx.changes.payloads.update(command.payloads)

@@ -1,0 +1,316 @@
+"""The engine of several nodes: each run goes to the engines of its nodes, and a gang is one run to the daemon.
+
+A gang starts and ends as a whole. Its ranks have the same handle on each of its nodes, and their events become those of
+one run:
+
+    RunStarted                 every rank has started
+    RunStopping, RunResumed    the first that any rank reports
+    RunSuspended               every rank is suspended
+    RunEnded                   the last rank has ended; the verdict is that of the first rank that failed
+    RunLost                    the last rank has ended, and one was lost or never started after others had
+    RunNeverStarted            no rank was started
+
+The first rank that fails stops the others, with the notice and the grace of the job. What this module knows of a gang
+comes from the events of its ranks, which their engines deliver again after a restart of the daemon.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpusched.model.execution import (
+    EngineEvent,
+    OpenRun,
+    Order,
+    RunEnded,
+    RunLost,
+    RunNeverStarted,
+    RunStarted,
+    RunStopping,
+    RunSuspended,
+    StopOrder,
+    Ticket,
+)
+from gpusched.model.value import replace
+from gpusched.ports import Engine
+
+log = logging.getLogger(__name__)
+
+GANG_STOP = StopOrder("gang")
+_End = RunEnded | RunLost | RunNeverStarted
+_ENDS = (RunEnded, RunLost, RunNeverStarted)
+
+
+@dataclass(slots=True)
+class Gang:
+    """Ranks of one run on several nodes, by what their engines have reported."""
+
+    nodes: tuple[str, ...]
+    started: dict[str, RunStarted] = field(default_factory=dict)
+    ends: dict[str, _End] = field(default_factory=dict)
+    """In the order of their arrival."""
+    suspended: set[str] = field(default_factory=set)
+    is_stopping: bool = False
+    """A stop was reported to the daemon."""
+    is_ended: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has ended otherwise than by exit code 0."""
+        return any(not _is_success(end) for end in self.ends.values())
+
+    @property
+    def left(self) -> list[str]:
+        """Nodes whose rank has not ended."""
+        return [node for node in self.nodes if node not in self.ends]
+
+
+class ClusterEngine:
+    """Engines of several nodes as one; see `ports.Engine` and the docstring of the module.
+
+    Args: engines: by node; head: name of the daemon's own node, where runs without a node belong.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine], head: str) -> None:
+        self._engines = dict(engines)
+        self._head = head
+        self._places: dict[str, tuple[str, ...]] = {}
+        """Nodes of each run that is not forgotten."""
+        self._gangs: dict[str, Gang] = {}
+        self._wake: Callable[[], None] | None = None
+
+    def add(self, node: str, engine: Engine) -> None:
+        """Include the engine of another node, before runs on it are adopted."""
+        self._engines[node] = engine
+        engine.set_waker(self._wake)
+
+    # --- the protocol -------------------------------------------------------------------------------
+
+    def adopt(self, runs: Sequence[OpenRun]) -> None:
+        by_node = self._by_node(runs)
+        for node, engine in self._engines.items():
+            # Also without runs: the engine then clears everything that is not in the table.
+            engine.adopt(by_node.get(node, []))
+
+    def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
+        ended = list(ended)
+        by_node = self._by_node(runs)
+        forgotten: dict[str, list[str]] = {}
+        for run in ended:
+            for node in self._places.get(run, ()):
+                forgotten.setdefault(node, []).append(run)
+        for node in {**by_node, **forgotten}:
+            if (engine := self._engine(node)) is not None:
+                engine.reconcile(by_node.get(node, []), forgotten.get(node, []))
+        self._drop(ended)
+
+    def start(self, tickets: Sequence[Ticket]) -> None:
+        by_node: dict[str, list[Ticket]] = {}
+        for ticket in tickets:
+            ranks = (replace(ticket, peers=()), *ticket.peers)
+            self._place(ticket.run, tuple(rank.node or self._head for rank in ranks))
+            for rank in ranks:
+                by_node.setdefault(rank.node or self._head, []).append(rank)
+        for node, some in by_node.items():
+            if (engine := self._engine(node)) is not None:
+                engine.start(some)
+
+    def order(self, run: str, order: Order) -> None:
+        for node in self._places.get(run, ()):
+            if (engine := self._engine(node)) is not None:
+                engine.order(run, order)
+
+    def events(self) -> list[EngineEvent]:
+        found: list[EngineEvent] = []
+        for node, engine in self._engines.items():
+            for event in engine.events():
+                gang = self._gangs.get(event.run)
+                if gang is None:
+                    found.append(event)
+                else:
+                    found += self._of_gang(gang, node, event)
+        return found
+
+    def forget(self, runs: Iterable[str]) -> None:
+        runs = list(runs)
+        by_node: dict[str, list[str]] = {}
+        for run in runs:
+            for node in self._places.get(run, ()):
+                by_node.setdefault(node, []).append(run)
+        for node, some in by_node.items():
+            if (engine := self._engine(node)) is not None:
+                engine.forget(some)
+        self._drop(runs)
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
+        """Of processes of the head; other nodes name the owners with their readings."""
+        return self._engines[self._head].owners(pids)
+
+    def checkpoints(self) -> Mapping[str, float]:
+        """A gang has saved its work when its last rank has."""
+        found: dict[str, list[float]] = {}
+        for engine in self._engines.values():
+            for run, at in engine.checkpoints().items():
+                found.setdefault(run, []).append(at)
+        return {run: min(times) for run, times in found.items() if len(times) == len(self._places.get(run, times))}
+
+    def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
+        """Of a gang the sum, once every rank has data."""
+        by_node: dict[str, list[str]] = {}
+        for run in runs:
+            for node in self._places.get(run, ()):
+                by_node.setdefault(node, []).append(run)
+        found: dict[str, list[float]] = {}
+        for node, some in by_node.items():
+            if (engine := self._engine(node)) is not None:
+                for run, cpu_s in engine.cpu_seconds(some).items():
+                    found.setdefault(run, []).append(cpu_s)
+        return {run: sum(parts) for run, parts in found.items() if len(parts) == len(self._places[run])}
+
+    def set_waker(self, wake: Callable[[], None] | None) -> None:
+        self._wake = wake
+        for engine in self._engines.values():
+            engine.set_waker(wake)
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    # --- runs and nodes ------------------------------------------------------------------------------
+
+    def _engine(self, node: str) -> Engine | None:
+        """A node's engine; None for a node that is not part of the cluster now: its runs stay as they are."""
+        engine = self._engines.get(node)
+        if engine is None:
+            log.warning("node %s has runs and is not part of the cluster", node)
+        return engine
+
+    def _place(self, run: str, nodes: tuple[str, ...]) -> None:
+        self._places[run] = nodes
+        if len(nodes) > 1 and run not in self._gangs:
+            self._gangs[run] = Gang(nodes)
+
+    def _drop(self, runs: Iterable[str]) -> None:
+        for run in runs:
+            self._places.pop(run, None)
+            self._gangs.pop(run, None)
+
+    def _by_node(self, runs: Sequence[OpenRun]) -> dict[str, list[OpenRun]]:
+        """The runs as each node's engine is to know them."""
+        found: dict[str, list[OpenRun]] = {}
+        for known in runs:
+            ticket = known.ticket
+            first = replace(
+                known, peers=(), ticket=None if ticket is None or not ticket.peers else replace(ticket, peers=())
+            )
+            if ticket is not None and not ticket.peers:
+                first = replace(first, ticket=ticket)
+            self._place(known.run, (known.node or self._head, *(node for node, _ in known.peers)))
+            found.setdefault(known.node or self._head, []).append(first)
+            tickets = {} if ticket is None else {peer.node: peer for peer in ticket.peers}
+            for node, boot_id in known.peers:
+                rank = replace(
+                    first,
+                    boot_id=boot_id,
+                    # The table names the supervisor of the first rank alone; the others are in their nodes' records.
+                    supervisor_pid=None,
+                    supervisor_start_ticks=None,
+                    ticket=tickets.get(node),
+                    node=node,
+                )
+                found.setdefault(node, []).append(rank)
+        return found
+
+    # --- gangs -----------------------------------------------------------------------------------------
+
+    def _of_gang(self, gang: Gang, node: str, event: EngineEvent) -> list[EngineEvent]:
+        """What the daemon learns from an event of one rank."""
+        if gang.is_ended:
+            return []
+        if isinstance(event, RunStarted):
+            return self._rank_started(gang, node, event)
+        if isinstance(event, _ENDS):
+            return self._rank_ended(gang, node, event)
+        if isinstance(event, RunStopping):
+            # Processes that one rank left behind end on its node; the others go on.
+            is_news = not gang.is_stopping and event.why != "leftovers"
+            gang.is_stopping |= is_news
+            return [event] if is_news else []
+        if isinstance(event, RunSuspended):
+            gang.suspended.add(node)
+            return [event] if gang.suspended.issuperset(gang.left) else []
+        was_suspended, gang.suspended = bool(gang.suspended), set()
+        return [event] if was_suspended else []
+
+    def _rank_started(self, gang: Gang, node: str, event: RunStarted) -> list[EngineEvent]:
+        is_news = node not in gang.started
+        gang.started[node] = event
+        if gang.has_failed:
+            # It was on its way when another failed.
+            self._stop(gang, event.run)
+        if len(gang.started) < len(gang.nodes) or not (is_news or node == gang.nodes[0]):
+            return []
+        return [replace(gang.started[gang.nodes[0]], at=max(one.at for one in gang.started.values()))]
+
+    def _rank_ended(self, gang: Gang, node: str, event: _End) -> list[EngineEvent]:
+        gang.ends[node] = event
+        if gang.left:
+            if gang.has_failed:
+                self._stop(gang, event.run)
+            return []
+        gang.is_ended = True
+        return [_verdict(gang, event.run)]
+
+    def _stop(self, gang: Gang, run: str) -> None:
+        for node in gang.left:
+            if (engine := self._engine(node)) is not None:
+                engine.order(run, GANG_STOP)
+
+
+def _is_success(end: _End) -> bool:
+    return isinstance(end, RunEnded) and end.exit_code == 0 and end.stopped_by is None and end.launch_error is None
+
+
+def _verdict(gang: Gang, run: str) -> _End:
+    """The end of a gang whose ranks have all ended."""
+    ends = list(gang.ends.values())
+    last_at = max(_at(end) for end in ends)
+    lost = next((end for end in ends if isinstance(end, RunLost)), None)
+    if lost is not None:
+        return replace(lost, at=last_at, detail=f"on {_node_of(gang, lost)}: {lost.detail}")
+    ended = [end for end in ends if isinstance(end, RunEnded)]
+    unstarted = next((end for end in ends if isinstance(end, RunNeverStarted)), None)
+    if unstarted is not None:
+        detail = f"on {_node_of(gang, unstarted)}: {unstarted.detail}"
+        if not any(end.start_at is not None for end in ended):
+            return replace(unstarted, at=last_at, detail=detail)
+        return RunLost(run, last_at, f"a part of it was not started {detail}")
+    failed = [end for end in ended if not _is_success(end)]
+    # Those that this module stopped failed because of another.
+    own = [end for end in failed if end.stopped_by != GANG_STOP.why]
+    first = min(own or failed or ended, key=_at)
+    starts = [end.start_at for end in ended if end.start_at is not None]
+    return replace(
+        first,
+        start_at=max(starts) if len(starts) == len(ended) else first.start_at,
+        end_at=last_at,
+        cpu_s=_total([end.cpu_s for end in ended]),
+        peak_mem_mib=max((end.peak_mem_mib for end in ended if end.peak_mem_mib is not None), default=None),
+        leftovers=tuple(name for end in ended for name in end.leftovers),
+        suspended_s=max(end.suspended_s for end in ended),
+    )
+
+
+def _at(end: _End) -> float:
+    return end.end_at if isinstance(end, RunEnded) else end.at
+
+
+def _node_of(gang: Gang, end: _End) -> str:
+    return next(node for node, one in gang.ends.items() if one is end)
+
+
+def _total(parts: Sequence[float | None]) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None

@@ -1,0 +1,176 @@
+"""Whatever the order in which the ranks of a gang report, the daemon sees one run that starts and ends once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusched.engine.cluster import ClusterEngine
+from gpusched.model.execution import (
+    EngineEvent,
+    OpenRun,
+    Order,
+    RunEnded,
+    RunLost,
+    RunNeverStarted,
+    RunStarted,
+    RunStopping,
+    StopOrder,
+)
+
+ENDS = (RunEnded, RunLost, RunNeverStarted)
+NODES = ("n1", "n2", "n3")
+
+
+@dataclass
+class Scripted:
+    """An engine that reports what a test says."""
+
+    news: list[EngineEvent] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    adopted: list[OpenRun] = field(default_factory=list)
+
+    def adopt(self, runs: Sequence[OpenRun]) -> None:
+        self.adopted = list(runs)
+
+    def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
+        self.forgotten += ended
+
+    def start(self, tickets: Sequence[Any]) -> None:
+        """Nothing happens until the test says so."""
+
+    def order(self, run: str, order: Order) -> None:
+        self.orders.append(order)
+
+    def events(self) -> list[EngineEvent]:
+        found, self.news = self.news, []
+        return found
+
+    def forget(self, runs: Iterable[str]) -> None:
+        self.forgotten += runs
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
+        return {}
+
+    def checkpoints(self) -> Mapping[str, float]:
+        return {}
+
+    def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
+        return {}
+
+    def set_waker(self, wake: Any) -> None:
+        """Nobody sleeps."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def gang(engines: Mapping[str, Scripted]) -> ClusterEngine:
+    engine = ClusterEngine(engines, "n1")
+    engine.adopt([OpenRun("7.1", "b1", None, None, node="n1", peers=(("n2", "b2"), ("n3", "b3")))])
+    return engine
+
+
+def started(node: str) -> RunStarted:
+    number = NODES.index(node) + 1
+    return RunStarted("7.1", 100.0 + number, number, number, 10 + number)
+
+
+@st.composite
+def ends(draw: st.DrawFn, at: float) -> EngineEvent:
+    kind = draw(st.sampled_from(["exit", "signal", "lost", "never", "launch", "cancel"]))
+    if kind == "lost":
+        return RunLost("7.1", at, "gone")
+    if kind == "never":
+        return RunNeverStarted("7.1", at, "nobody took it")
+    if kind == "launch":
+        return RunEnded("7.1", None, at, launch_error="no such command")
+    if kind == "signal":
+        return RunEnded("7.1", 100.0, at, signal=9)
+    code = draw(st.integers(0, 3))
+    return RunEnded("7.1", 100.0, at, exit_code=code, stopped_by="cancel" if kind == "cancel" else None)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, EngineEvent]]:
+    """What the ranks report, each in its order, merged in any way, some of it twice."""
+    own = {}
+    for number, node in enumerate(NODES):
+        end = draw(ends(200.0 + draw(st.integers(0, 50)) + number / 10))
+        first: list[EngineEvent] = [] if isinstance(end, RunNeverStarted) or draw(st.booleans()) else [started(node)]
+        stopping: list[EngineEvent] = [RunStopping("7.1", 150.0, "cancel")] if draw(st.booleans()) else []
+        repeats = [one for one in first if draw(st.booleans())]
+        own[node] = [*first, *repeats, *stopping, end, *([end] if draw(st.booleans()) else [])]
+    merged = []
+    while any(own.values()):
+        node = draw(st.sampled_from([name for name in NODES if own[name]]))
+        merged.append((node, own[node].pop(0)))
+    return merged
+
+
+@given(histories(), st.booleans())
+def test_a_gang_starts_and_ends_once(history: list[tuple[str, EngineEvent]], is_batch: bool) -> None:
+    engines = {name: Scripted() for name in NODES}
+    engine = gang(engines)
+    told: list[EngineEvent] = []
+    for node, event in history:
+        engines[node].news.append(event)
+        if not is_batch:
+            told += engine.events()
+    told += engine.events()
+    assert sum(isinstance(event, ENDS) for event in told) == 1
+    assert isinstance(told[-1], ENDS)
+    assert sum(isinstance(event, RunStopping) for event in told) <= 1
+    last = {node: event for node, event in history if isinstance(event, ENDS)}
+    end = told[-1]
+    if any(isinstance(one, RunLost) for one in last.values()):
+        assert isinstance(end, RunLost)
+    elif all(isinstance(one, RunEnded) and one.exit_code == 0 and one.stopped_by is None for one in last.values()):
+        assert isinstance(end, RunEnded)
+        assert end.exit_code == 0
+        assert end.end_at == max(one.end_at for one in last.values() if isinstance(one, RunEnded))
+    elif isinstance(end, RunEnded):
+        assert (end.exit_code, end.launch_error, end.stopped_by) != (0, None, None)
+    else:
+        assert isinstance(end, RunLost) or not any(getattr(one, "start_at", None) for one in last.values())
+
+
+@given(histories())
+def test_a_failing_rank_stops_all_that_have_not_ended(history: list[tuple[str, EngineEvent]]) -> None:
+    engines = {name: Scripted() for name in NODES}
+    engine = gang(engines)
+    ended: set[str] = set()
+    failed = False
+    for node, event in history:
+        engines[node].news.append(event)
+        engine.events()
+        if isinstance(event, ENDS):
+            ended.add(node)
+            is_fine = isinstance(event, RunEnded) and event.exit_code == 0 and event.stopped_by is None
+            failed |= not is_fine
+            for name in set(NODES) - ended:
+                assert bool(engines[name].orders) is failed
+                assert all(isinstance(order, StopOrder) and order.why == "gang" for order in engines[name].orders)
+
+
+def test_every_node_adopts_and_forgets_its_rank() -> None:
+    engines = {name: Scripted() for name in NODES}
+    engine = gang(engines)
+    boots = {name: [(one.run, one.boot_id, one.peers) for one in found.adopted] for name, found in engines.items()}
+    assert boots == {name: [("7.1", f"b{number}", ())] for number, name in enumerate(NODES, 1)}
+    engine.forget(["7.1"])
+    assert {name: found.forgotten for name, found in engines.items()} == {name: ["7.1"] for name in NODES}
+
+
+def test_runs_of_a_node_that_is_not_in_the_cluster_stay_as_they_are() -> None:
+    here = Scripted()
+    engine = ClusterEngine({"n1": here}, "n1")
+    engine.adopt([OpenRun("7.1", "b2", None, None, node="n2"), OpenRun("8.1", "b1", None, None, node="n1")])
+    assert [one.run for one in here.adopted] == ["8.1"]
+    engine.order("7.1", StopOrder("cancel"))
+    assert (engine.events(), here.orders) == ([], [])
