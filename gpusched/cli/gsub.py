@@ -173,8 +173,9 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
         path, arguments = operands[0], operands[1:]
         if path.endswith(_JOB_FILES):
             from gpusched.cli.jobfile.manifest_reader import is_script, read_job  # few submissions are manifests
+            from gpusched.cli.jobfile.yaml_text import MAX_BYTES
 
-            content = submission.read_file(path)
+            content = submission.read_file(path, most=MAX_BYTES + 1)
             if not is_script(content):
                 program = read_job(content, path, arguments, ignore_image="ignore_image" in given)
                 return {**program, "values": over(over(program["values"], from_environment(table)), given)}

@@ -29,12 +29,12 @@ _INTERPRETERS = {".py": "python", ".R": "Rscript", ".r": "Rscript", ".jl": "juli
 _MARKS = (b"#GSUB", b"#SBATCH")
 
 
-def read_file(path: str, what: str = "script", hint: str = "") -> bytes:
-    """The bytes of a file, called `what` in errors. Raises: Refused."""
+def read_file(path: str, what: str = "script", hint: str = "", most: int = -1) -> bytes:
+    """The bytes of a file, called `what` in errors; no more than `most`. Raises: Refused."""
     shown = printable(path)
     try:
         with open(path, "rb") as file:
-            return file.read()
+            return file.read(most)
     except IsADirectoryError:
         raise Refused(f"{shown} is a folder, not a {what}", hint or "name a file, for example: gsub train.sh") from None
     except FileNotFoundError:

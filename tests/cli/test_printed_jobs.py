@@ -399,6 +399,7 @@ def test_output_is_as_it_was(target: str, tmp_path: Path) -> None:
         ("--print k8s -a 5-1 -- true", "ends before it begins"),
         ("--print k8s -a 1-9 -- true", "an Indexed Job counts 0, 1, 2"),
         ("--print k8s -a 0-9:2 -- true", "an Indexed Job counts 0, 1, 2"),
+        ("--print k8s -a 0-100000%5 -- true", "an Indexed Job has at most 100,000 tasks"),
         ("--print k8s -g 1 --vram 8G -m 0 -- true", "--vram cannot be said in a Kubernetes Job"),
         ("--print k8s -g 4 --gpus-per-task 2 -- true", "--ntasks cannot be said in a Kubernetes Job"),
         ("--print k8s -g 4 --gpus-per-node 2 -- true", "--nodes cannot be said in a Kubernetes Job"),

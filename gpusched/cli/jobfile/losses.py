@@ -71,6 +71,13 @@ def is_counted_from_zero(array: str) -> bool:
     return len(ranges) == 1 and ranges[0].start == 0 and ranges[0].step == 1
 
 
+def count_of_tasks(array: str) -> int:
+    """How many tasks an array has."""
+    from gpusched.model.tasks import tasks_of  # as above
+
+    return len(tasks_of(array.partition("%")[0]))
+
+
 _SLURM_EVENTS = ("begin", "end", "fail", "time_limit_80", "array_tasks", "requeue")
 
 
@@ -196,6 +203,14 @@ LOSSES = (
         "an Indexed Job counts 0, 1, 2 and so on; use -a 0-9 and compute the number in the script",
         lambda text, _: not is_counted_from_zero(text),
         "not 0, 1, 2, ...",
+    ),
+    Loss(
+        "array",
+        K8S,
+        REFUSED,
+        "an Indexed Job has at most 100,000 tasks; print it in parts",
+        lambda text, _: count_of_tasks(text) > 100_000,
+        "more than 100,000",
     ),
     Loss("sweep", "sbatch k8s", REFUSED, "use an array, -a 0-9, and choose the value in the script"),
     Loss("max_fails", SBATCH, NOTE, "the other tasks go on"),
