@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from engine_bench import FOREVER, Does, LocalBench, open_run
+from engine_bench import FOREVER, Does, LocalBench, StandInBench, open_run
 from support import is_alive, wait_until
 
 from gpusched.engine.attach_protocol import (
@@ -464,6 +464,19 @@ def test_doors_of_killed_supervisors_are_removed_by_the_next_daemon(bench: Local
     bench.restart()
     bench.engine.adopt([open_run("1.1", bench.until("1.1", RunStarted))])
     assert [door.exists() for door in doors] == [False, True]
+
+
+def test_a_run_that_systemd_started_has_visits_like_any_other(tmp_path: Path) -> None:
+    bench = StandInBench(tmp_path)
+    try:
+        started = running(bench)
+        visitor = Visitor(bench, "1.1")
+        visitor.shell("echo up $PPID; exit 5")
+        assert visitor.pid() not in (1, started.supervisor_pid)
+        assert visitor.receive(EXIT) == b"5 - - .\n"
+    finally:
+        bench.close()
+        visitor.leave()
 
 
 @AS_ROOT
