@@ -184,6 +184,10 @@ class FakeNvml:
         """Return when every listener has begun a wait, found nothing, and begun another."""
         with self._waits:
             wanted = [(one, one.waits + 2) for one in self._event_sets]
+            for one, _ in wanted:
+                # The wait that goes on now and the one begun after it are over at once.
+                one.events.put(None)
+                one.events.put(None)
             self._waits.wait_for(
                 lambda: self.is_stalled or all(one not in self._event_sets or one.waits >= at for one, at in wanted)
             )
@@ -221,13 +225,18 @@ class FakeNvml:
             self._waits.notify_all()
             self._waits.wait_for(lambda: not self.is_stalled)
         try:
-            gpu, xid = event_set.events.get(timeout=_WAIT_S)
+            event = event_set.events.get(timeout=_WAIT_S)
         except queue.Empty:
+            event = None
+        else:
+            event_set.is_busy = True
+        if event is None:
+            event_set.finish()
             with self._lock:
                 # A lost device ends the wait only after its events were handed out.
                 is_over = event_set.events.empty() and any(gpu.lost for gpu in event_set.devices)
-            raise NVMLError(15 if is_over else 10) from None
-        event_set.is_busy = True
+            raise NVMLError(15 if is_over else 10)
+        gpu, xid = event
         return SimpleNamespace(device=self.handle_of(gpu), eventType=XID_EVENT, eventData=xid)
 
     def _free(self, event_set: _EventSet) -> None:
@@ -316,7 +325,8 @@ class _EventSet:
     """What one listener is registered for, and the events that it has not fetched."""
 
     devices: list[FakeDevice] = field(default_factory=list)
-    events: queue.Queue[tuple[FakeDevice, int]] = field(default_factory=queue.Queue)
+    events: queue.Queue[tuple[FakeDevice, int] | None] = field(default_factory=queue.Queue)
+    """None ends a wait as if its time were over."""
     waits: int = 0
     """Begun so far."""
     is_busy: bool = False
