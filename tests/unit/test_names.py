@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -12,6 +13,7 @@ import gpusched
 ROOT = Path(gpusched.__file__).parent
 
 
+@functools.cache
 def classes() -> defaultdict[str, list[str]]:
     """Public class -> the modules that define it."""
     found: defaultdict[str, list[str]] = defaultdict(list)
