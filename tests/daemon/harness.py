@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from support import wait_until
+from warm import Forked, interpreter_settings, nest
 
 from gpusched.client import DaemonConnection
 
@@ -29,6 +30,9 @@ FINAL = {
 class Daemon:
     """One scheduler home. `start` and `kill` may alternate; the home stays."""
 
+    is_warm = True
+    """Whether it may be forked from a process that has imported it, see `warm`."""
+
     def __init__(self, home: Path, *, fake_gpus: str | None = None, config: str = "") -> None:
         self.home = home
         self.arguments: list[str] = []
@@ -46,7 +50,7 @@ class Daemon:
         self.env["GPUSCHED_HOME"] = str(home)
         if fake_gpus:
             self.env["GPUSCHED_FAKE_GPUS"] = fake_gpus
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
         self._client: DaemonConnection | None = None
 
     # --- life -----------------------------------------------------------------------------------
@@ -58,30 +62,30 @@ class Daemon:
 
     def try_start(self, **env: str) -> str:
         """Start the daemon; returns the line it reports, empty when it died without one."""
+        env = {**self.env, **env}
         read_fd, write_fd = os.pipe()
         try:
             with open(self.home / "daemon.out", "ab") as out:
-                self.process = subprocess.Popen(
-                    [
-                        *self.prefix,
-                        sys.executable,
-                        "-m",
-                        "gpusched.daemon",
-                        *self.arguments,
-                        "--ready-fd",
-                        str(write_fd),
-                    ],
-                    env={**self.env, **env},
-                    pass_fds=[write_fd],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,
-                )
+                if self.is_warm and not self.prefix and nest().settings == interpreter_settings(env):
+                    self.process = nest().start(self.arguments, env, out.fileno(), write_fd)
+                else:
+                    self.process = self._start_cold(env, out, write_fd)
         finally:
             os.close(write_fd)
         with os.fdopen(read_fd, encoding="utf-8") as reader:
             return reader.readline().strip()
+
+    def _start_cold(self, env: dict[str, str], out: BinaryIO, ready_fd: int) -> subprocess.Popen[bytes]:
+        command = [*self.prefix, sys.executable, "-m", "gpusched.daemon", *self.arguments, "--ready-fd", str(ready_fd)]
+        return subprocess.Popen(
+            command,
+            env=env,
+            pass_fds=[ready_fd],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
 
     def kill(self) -> None:
         """`kill -9`, and wait until the process is gone."""

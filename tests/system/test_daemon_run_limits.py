@@ -29,6 +29,8 @@ pin_cpus = true
 class CagingDaemon(SystemDaemon):
     """One with simulated GPUs that all have a node, and somebody who submits."""
 
+    is_warm = False
+
     def __init__(self, launcher: str, folder: str | None) -> None:
         super().__init__(CONFIG, fake_gpus="3x24GiB")
         text = self.settings.read_text().replace("[daemon]\n", f'[daemon]\nlauncher = "{launcher}"\n')

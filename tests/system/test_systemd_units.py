@@ -71,6 +71,7 @@ def bench(folder: Path) -> Iterator[UnitBench]:
 @pytest.fixture
 def daemon() -> Iterator[SystemDaemon]:
     made = SystemDaemon()
+    made.is_warm = False
     made.start()
     yield made
     made.close()
