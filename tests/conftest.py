@@ -7,10 +7,11 @@ time, so that a change is judged by what it changed; GPUSCHED_SEARCH=1 looks for
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,25 @@ def _forget_what_daemons_warned_of() -> Iterator[None]:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and every command that a test types would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        from rewriting import rewrite_share
+
+        rewrite_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect twelve thousand tests, none of which is garbage, nor is to be traversed with each later garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
