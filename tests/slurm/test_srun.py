@@ -472,16 +472,18 @@ def kill_daemon(lab: SlurmLab) -> None:
 def test_steps_survive_the_daemon(own_lab: SlurmLab) -> None:
     lab = own_lab
     text = """
-srun -n2 bash -c 'touch up-$SLURM_PROCID; await go; exit $((SLURM_PROCID * 6))'; echo code $?
+srun -n2 bash -c 'echo $$ > pid-$SLURM_PROCID; touch up-$SLURM_PROCID
+  await go; exit $((SLURM_PROCID * 6))'; echo code $?
 touch first-over
 srun echo second
 """
     job = started(lab, text)
     wait_until(lambda: (lab.work / "up-0").exists() and (lab.work / "up-1").exists(), what="the tasks")
+    tasks = [int(lab.text(f"pid-{number}")) for number in (0, 1)]
     kill_daemon(lab)
     # The step ends while there is no daemon, and the next one begins when there is one again.
     (lab.work / "go").touch()
-    time.sleep(0.5)
+    wait_until(lambda: not any(map(alive, tasks)), what="the tasks to end")
     assert lab.type("gpusched daemon start").code == 0
     lab.wait(job)
     assert lab.text(f"{job}.out") == f"srun: error: {HOST}: task 1: Exited with exit code 6\ncode 6\nsecond\n"
