@@ -329,6 +329,16 @@ def test_an_unwritable_file_is_named(lab: SlurmLab) -> None:
     assert (code, err) == (1, "srun: error: Could not open stdout file /proc/nosuch/x: No such file or directory\n")
 
 
+def test_a_missing_folder_is_created_for_the_job_and_not_for_a_step(lab: SlurmLab) -> None:
+    (lab.work / "fresh.sh").write_text("#!/bin/sh\necho out\nsrun -o fresh/deep/step.txt true\necho code $?\n")
+    job = lab.submit("-t 5 -o fresh/job.txt fresh.sh")
+    lab.wait(job)
+    assert lab.text("fresh/job.txt") == (
+        "out\nsrun: error: Could not open stdout file fresh/deep/step.txt: No such file or directory\ncode 1\n"
+    )
+    assert not (lab.work / "fresh" / "deep").exists()
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_all_tasks_read_the_whole_input(lab: SlurmLab, count: int) -> None:
     out = ran(

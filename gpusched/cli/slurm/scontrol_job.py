@@ -286,7 +286,9 @@ _NOT_ELIGIBLE = ("Dependency", "DependencyNeverSatisfied", "JobHeldUser", "JobHe
 
 def _eligible(job: Json) -> str:
     is_waiting = job["state"] == "PENDING" and (job["hold"] or job["reason"] in _NOT_ELIGIBLE)
-    return UNKNOWN if is_waiting else instant(job["eligible_at"], UNKNOWN)
+    return (
+        UNKNOWN if is_waiting or job["reason"] == "DependencyNeverSatisfied" else instant(job["eligible_at"], UNKNOWN)
+    )
 
 
 def may_start(job: Json, now: float) -> bool:
