@@ -171,7 +171,7 @@ def _reach_run(client: DaemonConnection, job_id: str, values: Values) -> tuple[_
                 shown = where["id"]
                 raise Refused(
                     f"job {shown} runs in the background; there is nothing to attach to",
-                    f"follow its output with: glogs -f {shown}",
+                    f"follow its output with: glogs -f {shown}   or start a shell in it: grun --job {shown}",
                 )
             if where["state"] in FINAL:
                 return None

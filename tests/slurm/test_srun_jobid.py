@@ -200,3 +200,11 @@ def test_signals_to_the_client_reach_the_tasks_once(lab: SlurmLab, held: str) ->
     client.send_signal(signal.SIGINT)
     assert client.communicate(timeout=60)[0] == b""
     assert client.returncode == 7
+
+
+def test_a_job_of_gsub_takes_steps_as_well(lab: SlurmLab) -> None:
+    job = lab.ok("gsub --parsable -g 1 -- sleep 600").strip()
+    lab.wait_state(job, "RUNNING")
+    done = lab.type(f"srun --jobid={job} sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID'")
+    assert (done.code, done.out, done.err) == (0, f"{job}.0\n", "")
+    lab.ok(f"scancel {job}")
