@@ -16,6 +16,7 @@ from gpusched.lifecycle.dependencies import as_typed, parse_dependency
 from gpusched.lifecycle.output_paths import input_path, output_paths
 from gpusched.lifecycle.overuse import Intruder
 from gpusched.model.cluster import ShareFacts
+from gpusched.model.hostlist import fold
 from gpusched.model.job import GpuShare, Job, JobEvent, Request, Run
 from gpusched.model.layout import count_tasks
 from gpusched.model.progress import ShownProgress
@@ -79,11 +80,13 @@ JobFacts = Callable[[Job], JobContext]
 
 
 def _gpus(run: Run, job: Job, ctx: JobContext) -> list[dict[str, Any]]:
-    return [_gpu(share, ctx.findings.shares.get(share.uuid)) for share in run.gpus]
+    facts = ctx.findings.shares
+    return [_gpu(part.node, share, facts.get(share.uuid)) for part in run.on_each_node for share in part.gpus]
 
 
-def _gpu(share: GpuShare, facts: ShareFacts | None) -> dict[str, Any]:
+def _gpu(node: str, share: GpuShare, facts: ShareFacts | None) -> dict[str, Any]:
     return {
+        "node": node,
         "uuid": share.uuid,
         "index": share.index,
         "vram_mib": share.vram_mib,
@@ -222,7 +225,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "time_limit_source": "spec.limit_source",
     "exit_code": "exit_code",
     "signal": "signal",
-    "node": RunField(lambda run, job, ctx: run.node),
+    "node": RunField(lambda run, job, ctx: fold(run.nodes)),
     "gpus": RunField(_gpus, []),
     "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
     "gpu_type": "spec.request.gpu_type",
@@ -334,10 +337,17 @@ def run_json(run: Run) -> dict[str, Any]:
     return {
         "run": run.number,
         "state": run.state.value,
-        "node": run.node,
+        "node": fold(run.nodes),
         "gpus": [
-            {"uuid": share.uuid, "index": share.index, "vram_mib": share.vram_mib, "fraction": share.fraction}
-            for share in run.gpus
+            {
+                "node": part.node,
+                "uuid": share.uuid,
+                "index": share.index,
+                "vram_mib": share.vram_mib,
+                "fraction": share.fraction,
+            }
+            for part in run.on_each_node
+            for share in part.gpus
         ],
         "cpus": run.cpus,
         "mem_mib": run.mem_mib,

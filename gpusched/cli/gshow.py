@@ -8,7 +8,7 @@ import time
 from gpusched.cli import output, tables
 from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
-from gpusched.cli.query import quote
+from gpusched.cli.query import places, quote
 from gpusched.client import connect
 from gpusched.instants import instant
 from gpusched.model.units import (
@@ -245,8 +245,10 @@ def _exit(job: dict[str, Any]) -> str:
 
 def _describe_run(run: dict[str, Any]) -> list[str]:
     head = f"Run {run['run']}: {run['outcome'] or run['state']} on {run['node']}"
-    if run["gpus"]:
+    if run["node"] in {gpu["node"] for gpu in run["gpus"]}:
         head += f", GPU {gpu_list(gpu['index'] for gpu in run['gpus'])}"
+    elif run["gpus"]:
+        head += f", GPUs {places(run['gpus'])}"
     if run["reason_text"]:
         head += f": {run['reason_text']}"
     times = f"{instant(run['start_at'])} to {instant(run['end_at'])}"

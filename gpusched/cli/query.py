@@ -7,7 +7,7 @@ from gpusched.model.units import format_duration, gpu_list, id_ranges, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from gpusched.cli.parse import Values
@@ -96,11 +96,25 @@ def elapsed(job: dict[str, Any], now: float) -> str:
     return format_duration(max(0.0, until - job["start_at"] - job["suspended_s"]))
 
 
+def places(gpus: Iterable[dict[str, Any]]) -> str:
+    """Nodes with their GPUs, `n1:0,1`; nodes with the same indexes share a word, `n[1-4]:0-7`."""
+    cards: dict[str, list[int]] = {}
+    for gpu in gpus:
+        cards.setdefault(gpu["node"], []).append(gpu["index"])
+    if len(cards) < 2:
+        return "".join(f"{node}:{gpu_list(indexes)}" for node, indexes in cards.items())
+    from gpusched.model.hostlist import fold  # few jobs have several nodes
+
+    nodes: dict[str, list[str]] = {}
+    for node, indexes in cards.items():
+        nodes.setdefault(gpu_list(indexes), []).append(node)
+    return " ".join(f"{fold(names)}:{indexes}" for indexes, names in nodes.items())
+
+
 def where(job: dict[str, Any], now: float, sentence: str | None = None) -> str:
     """Node and GPUs of a job that holds any, otherwise why it is pending or how it ended; `sentence` is appended."""
     if job["state"] in ("RUNNING", "COMPLETING", "SUSPENDED"):
-        cards = gpu_list(gpu["index"] for gpu in job["gpus"])
-        found = f"{job['node']}:{cards}" if cards else job["node"] or ""
+        found = places(job["gpus"]) or job["node"] or ""
         if job.get("idle_at") is not None:
             found += f" idle {format_duration(max(0.0, now - job['idle_at']))}"
     elif job["reason"] and job["reason"] != "None":

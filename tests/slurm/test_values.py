@@ -71,3 +71,17 @@ def test_limits_are_whole_minutes(limit: int | None, shown: int | None) -> None:
 def test_an_exit_status_is_code_and_signal() -> None:
     assert values.exit_status({"exit_code": None, "signal": 9}) == "0:9"
     assert values.exit_status({"exit_code": 3, "signal": None}) == "3:0"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [(None, ""), ("", ""), ("n1", "n1"), ("gpu[07-09]", "gpu07"), ("n1,lab2", "n1")]
+)
+def test_a_batch_script_runs_on_the_first_node_of_a_list(nodes: str | None, first: str) -> None:
+    assert values.first_node(nodes) == first
+
+
+def test_a_job_on_several_nodes_is_found_by_each() -> None:
+    job = {"node": "gpu[07-09]"}
+    assert values.is_on(job, {"gpu08"})
+    assert not values.is_on(job, {"gpu10", "gpu[07-09]"})
+    assert not values.is_on({"node": None}, {"gpu08"})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpusched.cli import tables
-from gpusched.cli.query import folded_ids
+from gpusched.cli.query import folded_ids, places, where
 
 TITLES = ("ID", "NAME", "ST", "NODE/REASON")
 
@@ -129,3 +129,19 @@ def test_colours_do_not_move_columns(terminal: Any, monkeypatch: pytest.MonkeyPa
 )
 def test_ids_of_folded_jobs_are_ranges(ids: list[str], shown: str) -> None:
     assert folded_ids(ids) == shown
+
+
+@pytest.mark.parametrize(
+    ("cards", "shown"),
+    [
+        ({}, ""),
+        ({"n1": [0]}, "n1:0"),
+        ({"n1": [0, 1, 2], "n2": [0, 1, 2]}, "n[1-2]:0-2"),
+        ({"n1": [0], "n2": [3], "n3": [0]}, "n[1,3]:0 n2:3"),
+    ],
+)
+def test_nodes_with_the_same_gpus_share_a_word(cards: dict[str, list[int]], shown: str) -> None:
+    gpus = [{"node": node, "index": index} for node, indexes in cards.items() for index in indexes]
+    assert places(gpus) == shown
+    job = {"state": "RUNNING", "gpus": gpus, "node": "n[1-2]", "reason": None}
+    assert where(job, 0.0) == shown or (not gpus and where(job, 0.0) == "n[1-2]")

@@ -20,7 +20,7 @@ from gpusched.cli.slurm.accounting import (
 from gpusched.cli.slurm.command import Command, Parsed, comma_list, run
 from gpusched.cli.slurm.format import AccountingColumn, render_columns, render_parsable
 from gpusched.cli.slurm.times import parse_instant
-from gpusched.cli.slurm.values import long_state
+from gpusched.cli.slurm.values import is_on, long_state
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, NotReady, UsageError
 from gpusched.model.units import printable
@@ -313,7 +313,7 @@ class SacctQuery:
             self._read_limits(parsed)
         if parsed.has("nodelist"):
             nodes = frozenset(comma_list(parsed.all("nodelist")))
-            self._add("node", lambda job: job["node"] in nodes)
+            self._add("node", lambda job: is_on(job, nodes))
 
     def _read_limits(self, parsed: Parsed) -> None:
         from gpusched.cli.slurm.times import parse_limit_s

@@ -7,7 +7,7 @@ import sys
 
 from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import Command, CommandError, comma_list, run
-from gpusched.cli.slurm.values import NORMAL_QOS, long_state
+from gpusched.cli.slurm.values import NORMAL_QOS, is_on, long_state
 from gpusched.client import connect
 from gpusched.errors import Forbidden, NotFound, Refused, UsageError
 from gpusched.model.units import printable
@@ -232,7 +232,7 @@ def _passes(job: Json, order: CancelOrder, *, is_named: bool) -> bool:
     }
     if any(filters[key] != value for key, value in wanted.items() if key in filters):
         return False
-    return "nodelist" not in filters or (job["state"] != "PENDING" and job["node"] in comma_list([filters["nodelist"]]))
+    return "nodelist" not in filters or (job["state"] != "PENDING" and is_on(job, comma_list([filters["nodelist"]])))
 
 
 def _act_on(jobs: list[Json], order: CancelOrder, client: DaemonConnection) -> None:

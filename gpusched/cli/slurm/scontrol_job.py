@@ -10,6 +10,7 @@ from gpusched.cli.slurm.values import (
     NORMAL_QOS,
     NULL,
     exit_status,
+    first_node,
     instant,
     limit_s,
     long_duration,
@@ -102,7 +103,7 @@ def job_lines(job: Json, around: JobSurroundings, *, is_detailed: bool, now: flo
         f"NodeList={'' if is_pending else nodes_of(job)}",
     ]
     if job["node"] and not is_pending:
-        lines.append(f"BatchHost={job['node']}")
+        lines.append(f"BatchHost={first_node(job['node'])}")
     lines += [
         f"NumNodes={nodes} NumCPUs={all_cpus} NumTasks={job['num_tasks']} CPUs/Task={cpus_per_task(job)} "
         "ReqB:S:C:T=0:0:*:*",
@@ -266,7 +267,7 @@ def nodes_of(job: Json) -> str:
 
 def _submit_host(job: Json) -> str:
     # Jobs are submitted where the daemon is.
-    return job["node"] or "localhost"
+    return first_node(job["node"]) or "localhost"
 
 
 def _is_batch(job: Json) -> bool:

@@ -11,7 +11,7 @@ from gpusched.cli.slurm.command import Command, CommandError, comma_list, run
 from gpusched.cli.slurm.format import keys_of, long_pieces, percent_pieces, render
 from gpusched.cli.slurm.job_fields import ALL, NO_ORDER, ORDERS, PERCENT, exact_memory, long_fields
 from gpusched.cli.slurm.scontrol_job import expected_at
-from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NORMAL_QOS, VALID_STATES, long_state
+from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NORMAL_QOS, VALID_STATES, is_on, long_state
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.units import printable
@@ -142,7 +142,7 @@ class JobChoice:
             and (self.qos is None or (job["qos"] or NORMAL_QOS) in self.qos)
             and (self.reservations is None or (job["reservation"] or "") in self.reservations)
             and (self.licenses is None or any(name in job["licenses"] for name in self.licenses))
-            and (self.nodes is None or (job["state"] != "PENDING" and job["node"] in self.nodes))
+            and (self.nodes is None or (job["state"] != "PENDING" and is_on(job, self.nodes)))
         )
 
 

@@ -19,7 +19,7 @@ from gpusched.cli.slurm.scontrol_job import (
     priority_of,
     restarts_of,
 )
-from gpusched.cli.slurm.values import NORMAL_QOS, NULL, limit_s
+from gpusched.cli.slurm.values import NORMAL_QOS, NULL, first_node, limit_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def job_document(job: Json, cluster: str) -> Json:
         "array_max_tasks": job["throttle"] or 0,
         "array_task_string": tasks_of_row(job),
         "batch_flag": not job["is_foreground"],
-        "batch_host": node,
+        "batch_host": first_node(node),
         "flags": [],
         "cluster": cluster,
         "command": "" if command == NULL else command,

@@ -8,6 +8,7 @@ from gpusched.cli.query import COMPACT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Container
     from typing import Any
 
 NULL = "(null)"
@@ -135,3 +136,17 @@ def memory(mib: float, convert: bool = True) -> str:
 def exit_status(job: dict[str, Any]) -> str:
     """`code:signal`."""
     return f"{job.get('exit_code') or 0}:{job.get('signal') or 0}"
+
+
+def first_node(nodes: str | None) -> str:
+    """The first name of a folded list, where a batch script runs; empty without any."""
+    from gpusched.model.hostlist import expand  # most jobs are on one node
+
+    return (expand(nodes)[0] if "[" in nodes or "," in nodes else nodes) if nodes else ""
+
+
+def is_on(job: dict[str, Any], nodes: Container[str]) -> bool:
+    """Whether a job has or had one of these nodes."""
+    from gpusched.model.hostlist import expand  # only filters need it
+
+    return bool(job["node"]) and any(name in nodes for name in expand(job["node"]))
