@@ -154,7 +154,7 @@ class LocalEngine:
                 tracked.start_ticks = known.supervisor_start_ticks or 0
                 tracked.adopted = known.adopted
                 self._runs.add(tracked)
-                if known.boot_id != self._boot_id:
+                if known.boot_id != self._boot_id and not self._is_of_this_boot(tracked):
                     self._resolve_other_boot(tracked)
                     continue
                 if self._lacks_records and known.supervisor_pid is None and self._has_orphans(known.run):
@@ -426,6 +426,11 @@ class LocalEngine:
             log.warning("the record of run %s is gone from the spool; its supervisor lives", tracked.run)
             tracked.phase = Phase.RUNNING
             self._follow(tracked)
+
+    def _is_of_this_boot(self, tracked: TrackedRun) -> bool:
+        """Whether its record says so, whatever the table has in mind: its head may not have known of a restart."""
+        record = self._read(tracked)
+        return record is not None and record.boot_id == self._boot_id
 
     def _resolve_other_boot(self, tracked: TrackedRun) -> None:
         if not self._take_result(tracked):

@@ -144,7 +144,7 @@ class NoteOrder(Value, tag_field="order", tag="note"):
     text: str
 
 
-class EnterOrder(Value):
+class EnterOrder(Value, tag_field="order", tag="enter"):
     """Let one client of the run's user start something in it, see `engine.supervisor.visits`."""
 
     token: str

@@ -559,6 +559,17 @@ def test_a_run_of_an_earlier_boot_is_lost(bench: Bench) -> None:
     assert "restarted" in end.detail
 
 
+def test_a_run_of_this_boot_is_adopted_whatever_boot_the_table_names(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    first = bench.ready("1.1")
+    bench.restart()
+    bench.seen.clear()
+    bench.engine.adopt([open_run("1.1", boot="boot-0")])
+    assert bench.until("1.1", RunStarted) == first
+    bench.engine.order("1.1", StopOrder("cancel"))
+    assert bench.end_of("1.1").stopped_by == "cancel"
+
+
 def test_a_recorded_stop_is_sent_again_on_adoption(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     first = bench.ready("1.1")

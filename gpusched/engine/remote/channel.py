@@ -42,6 +42,7 @@ class StreamChannel:
         self._peer = peer
         self._epoll = select.epoll()
         self._stream: socket.socket | None = None
+        self._incoming, self._outgoing = bytearray(), bytearray()
         self._trouble: str | None = f"{peer} has not been reached yet"
         if stream is not None:
             self.attach(stream)
@@ -51,7 +52,6 @@ class StreamChannel:
         self._detach("")
         stream.setblocking(False)
         self._stream, self._trouble = stream, None
-        self._incoming, self._outgoing = bytearray(), bytearray()
         self._epoll.register(stream, select.EPOLLIN)
 
     def send(self, frame: bytes) -> None:

@@ -207,7 +207,8 @@ def about_bytes(ticket: Ticket | None) -> int:
     if ticket is None:
         return 200
     texts = sum(map(len, ticket.argv)) + _length(ticket.env)
-    return 500 + texts + (len(ticket.script) * 4 // 3 if ticket.script is not None else 0)
+    script = len(ticket.script) * 4 // 3 if ticket.script is not None else 0
+    return 500 + texts + script + sum(map(about_bytes, ticket.peers))
 
 
 def _length(env: Mapping[str, str]) -> int:

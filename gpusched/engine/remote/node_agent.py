@@ -6,7 +6,7 @@ operations applied so far add up to.
 
 An operation is recorded as applied *before* it is: if the agent is killed in between, the takeover contains it, and
 adoption brings the run in line. A run that was about to be started is then returned to the queue, as its claim is
-revoked; never is it started twice. Signals, notes and stops of steps leave no state that could be brought in line. They
+revoked; never is it started twice. Signals, notes and the like leave no state that could be brought in line. They
 are recorded as doubtful first, with a mark of the run that changes as soon as the order is written.
 """
 
@@ -40,19 +40,19 @@ from gpusched.engine.remote.messages import (
 from gpusched.model.cluster import GpuReading, Isolation, Processor
 from gpusched.model.execution import (
     EngineEvent,
-    NoteOrder,
+    LimitOrder,
     OpenRun,
-    SignalOrder,
-    StepStopOrder,
+    ResumeOrder,
     StopOrder,
+    SuspendOrder,
 )
 from gpusched.model.value import decode, replace
 from gpusched.ports import Clock, Engine, HostSource
 
 log = logging.getLogger(__name__)
 
-ONE_TIME = (SignalOrder, NoteOrder, StepStopOrder)
-"""Orders that take effect once and leave no state."""
+LASTING = (StopOrder, LimitOrder, SuspendOrder, ResumeOrder)
+"""Orders that leave a state, with which a run can be brought in line. All others take effect once."""
 
 
 class GpuMonitor(Protocol):
@@ -232,7 +232,7 @@ class NodeAgent:
                 break
 
     def _apply(self, engine: Engine, number: int, operation: Operation) -> None:
-        if isinstance(operation, OrderRun) and isinstance(operation.order, ONE_TIME):
+        if isinstance(operation, OrderRun) and not isinstance(operation.order, LASTING):
             self._journal.note_doubtful(number, operation.run, self._order_mark(operation.run))
             self._try(engine, operation)
             self._journal.note_applied(number)

@@ -425,8 +425,7 @@ class RemoteEngine:
 
     def _take_what_it_tells(self, reply: SyncReply, is_newest: bool) -> bool:
         """Take acknowledgements, events and the report; whether it brought the exchange forward."""
-        # Before the takeover the agent counts what earlier ones applied, which is part of the takeover already.
-        has_progress = self._takeover is None and self._acknowledge(reply.applied)
+        has_progress = self._acknowledge(reply.applied)
         for number, event in enumerate(reply.events, reply.first_event):
             if number == self._received + 1:
                 self._received, has_progress, self._is_ack_due = number, True, True
