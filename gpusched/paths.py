@@ -203,7 +203,7 @@ def make_private(folder: str) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     if found.st_uid != os.geteuid():
         raise NotReady(
-            f"the scheduler's folder {folder} belongs to uid {found.st_uid}, who could read all that is in it",
+            f"the scheduler's folder {folder} belongs to uid {found.st_uid}, who could read everything in it",
             "set GPUSCHED_HOME to a folder of your own",
         )
     mode = stat.S_IMODE(found.st_mode)
@@ -212,7 +212,7 @@ def make_private(folder: str) -> None:
     names = set(os.listdir(folder))
     if "gpusched.db" not in names and not names <= _OURS | _FOLDERS:
         raise NotReady(
-            f"others can look into the scheduler's folder {folder} (mode {mode:o}), and it holds other things, too",
+            f"other users can look into the scheduler's folder {folder} (mode {mode:o}), and it holds other files too",
             f"chmod 700 {folder}, or set GPUSCHED_HOME to a folder of its own",
         )
     os.chmod(folder, 0o700)

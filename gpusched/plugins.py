@@ -99,12 +99,12 @@ class OneThread:
             # Checked after adding it: a loop that closes from now on cancels it.
             loop = self._loop
             if loop is None:
-                raise NotReady("plug-ins are not asked any more: the daemon stops")
+                raise NotReady("plug-ins are no longer called: the daemon is stopping")
             loop.call_soon_threadsafe(answer)
             return future.result()
         except (CancelledError, RuntimeError):
             if self._loop is None:
-                raise NotReady("plug-ins are not asked any more: the daemon stops") from None
+                raise NotReady("plug-ins are no longer called: the daemon is stopping") from None
             raise
         finally:
             self._awaited.discard(future)
@@ -222,11 +222,11 @@ def _number(answer: Any) -> float:
     if answer is None:
         return 0.0
     if isinstance(answer, bool) or not isinstance(answer, (int, float)) or answer != answer:
-        raise TypeError(f"answered {answer!r}, which is no number")
+        raise TypeError(f"answered {answer!r}, which is not a number")
     return float(answer)
 
 
 def _sentence(answer: Any) -> str | None:
     if answer is None or (isinstance(answer, str) and answer):
         return answer
-    raise TypeError(f"answered {answer!r}, which is no sentence")
+    raise TypeError(f"answered {answer!r}, which is not a sentence")

@@ -200,7 +200,7 @@ def slurm_conf(
     Args: partitions: name -> longest time limit in seconds.
     """
     lines = [
-        "# Written by gpusched for programs that look into Slurm's settings; its own are elsewhere.",
+        "# Written by gpusched for programs that read slurm.conf; changing it has no effect.",
         f"ClusterName={cluster}",
         f"SlurmctldHost={node}",
         f"NodeName={node} CPUs={cpus} RealMemory={mem_mib} State=UNKNOWN",

@@ -50,7 +50,7 @@ def read_array(values: Mapping[str, Any]) -> ArraySpec | None:
         highest = wanted.ranges[-1][-1]
         if highest >= combinations:
             raise UsageError(
-                f"task {highest} is asked for, but the sweep has {combinations} combinations, tasks 0 to "
+                f"task {highest} is requested, but the sweep has {combinations} combinations, tasks 0 to "
                 f"{combinations - 1}",
                 "leave -a out to run all of them",
             )
@@ -70,17 +70,15 @@ def _check_places(values: Mapping[str, Any], names: list[str]) -> None:
     for place in islice(strange, MOST_PLACES):
         if near := get_close_matches(place.lower(), known, 1):
             raise UsageError(
-                f"{{{place}}} is no place for a value: the sweep is of {', '.join(names)}",
-                f"write {{{known[near[0]]}}}; braces with another meaning go into a script of their own",
+                f"{{{place}}} does not name a swept value; the names are {', '.join(names)}",
+                f"write {{{known[near[0]]}}}; put braces with another meaning into a script",
             )
 
 
 def _read_tasks(text: str) -> tuple[TaskSet, int | None]:
     numbers, percent, limit = text.partition("%")
     if percent and not (limit.isascii() and limit.isdigit() and 0 < len(limit) <= 7 and int(limit) > 0):
-        raise UsageError(
-            f"{printable(limit, 40)!r} is no number of tasks that may run at once", "write it as -a 0-99%4"
-        )
+        raise UsageError(f"{printable(limit, 40)!r} is not a number of concurrent tasks", "write it as -a 0-99%4")
     try:
         return parse_tasks(numbers), int(limit) if percent else None
     except ValueError as error:
@@ -89,12 +87,12 @@ def _read_tasks(text: str) -> tuple[TaskSet, int | None]:
 
 def _read_sweeps(lines: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if len(lines) > MOST_NAMES:
-        raise UsageError(f"the sweep has {len(lines)} names; at most {MOST_NAMES} are taken", "sweep fewer")
+        raise UsageError(f"the sweep has {len(lines)} names; at most {MOST_NAMES} are accepted", "sweep fewer")
     # Counted before expansion: twenty characters can stand for millions of values.
     combinations = prod(max(1, _count(line.partition("=")[2])) for line in lines)
     if combinations > MAX_TASK:
         raise UsageError(
-            f"the sweep has {combinations} combinations; at most {MAX_TASK} are taken", "name fewer values"
+            f"the sweep has {combinations} combinations; at most {MAX_TASK} are accepted", "name fewer values"
         )
     return tuple(_read_sweep(line) for line in lines)
 
@@ -133,7 +131,7 @@ def _values(text: str) -> Iterator[str]:
             continue
         low, high, step = int(span[1]), int(span[2]), int(span[3] or 1)
         if step < 1 or abs(high - low) // step > MAX_TASK:
-            raise UsageError(f"{word!r} is no range of values", "for example: seed=0..4, or 0..100..10")
+            raise UsageError(f"{word!r} is not a range of values", "for example: seed=0..4, or 0..100..10")
         sign = 1 if high >= low else -1
         yield from map(str, range(low, high + sign, sign * step))
 
@@ -151,7 +149,7 @@ def task_ids(text: str, find: Callable[[int], Job]) -> list[int] | None:
         return None
     array = find(parse_job_id(match[1]))
     if not array.is_array:
-        raise NotFound(f"job {array.shown_id} is no array and has no tasks", f"see it with: gshow {array.shown_id}")
+        raise NotFound(f"job {array.shown_id} is not an array and has no tasks", f"see it with: gshow {array.shown_id}")
     try:
         wanted = parse_tasks(match[2] or match[3])
     except ValueError as error:
@@ -159,7 +157,7 @@ def task_ids(text: str, find: Callable[[int], Job]) -> list[int] | None:
     there = arrays.all_tasks(array)
     if len(wanted) > MOST_IDS:
         raise UsageError(
-            f"{printable(text, 60)} is {len(wanted)} tasks; at most {MOST_IDS} are taken at once",
+            f"{printable(text, 60)} is {len(wanted)} tasks; at most {MOST_IDS} are accepted at once",
             f"name the whole array, {array.id}, or ask in parts",
         )
     for number in wanted:
@@ -172,10 +170,10 @@ def resolve_tasks(dependency: str, find: Callable[[int], Job]) -> str:
     """A dependency with its task names replaced by ids: `afterok:42_7=50`. Raises: NotFound, UsageError."""
     if len(dependency) > (most := FIELDS["dependency"].most):
         raise UsageError(
-            f"the dependency has {len(dependency)} characters; at most {most} are taken", "name fewer jobs"
+            f"the dependency has {len(dependency)} characters; at most {most} are accepted", "name fewer jobs"
         )
     if "=" in dependency:
-        raise UsageError(f"{dependency!r} is no dependency", "write it as afterok:41 or afterok:41:42_7,afterany:43")
+        raise UsageError(f"{dependency!r} is not a dependency", "write it as afterok:41 or afterok:41:42_7,afterany:43")
 
     def id_of(match: re.Match[str]) -> str:
         ids = task_ids(match[0], find)

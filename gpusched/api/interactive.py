@@ -35,7 +35,7 @@ def read_interactive(
             raise UsageError(f"a job in the foreground has no {words}", "submit it to the background with: gsub")
     if retry.retries:
         raise UsageError(
-            f"{retry.retries} retries are asked for, but a job in the foreground runs once",
+            f"{retry.retries} retries are requested, but a job in the foreground runs once",
             "submit it to the background with: gsub",
         )
     lease_s = values.get("lease_s", settings.interactive.lease_s if request.gpus else 0)

@@ -51,7 +51,7 @@ def _with_parts_of_cards(values: Mapping[str, Any], fraction: float | None) -> M
     if fraction not in (None, 1) and nodes > 1 and values.get(_PER_NODE) is None:
         raise UsageError(
             f"a share of one card, {fraction:g}, cannot be spread over {nodes} nodes",
-            f"for so much on each of them: --gpus-per-node {fraction:g}",
+            f"to request this share on each node: --gpus-per-node {fraction:g}",
         )
     if is_stated or (fraction is None and values.get("vram_mib") is None):
         return values

@@ -94,7 +94,7 @@ def _check_length(name: str, value: Any, field: Field) -> None:
     else:
         return
     if size > field.most:
-        raise UsageError(f"{name} has {size} characters; at most {field.most} are taken", "write it shorter")
+        raise UsageError(f"{name} has {size} characters; at most {field.most} are accepted", "write it shorter")
 
 
 def _check(name: str, value: Any, field: Field) -> Any:
@@ -146,7 +146,7 @@ def _check(name: str, value: Any, field: Field) -> Any:
 
 def check_text(name: str, value: str) -> None:
     if not _stands_for_bytes(value):
-        raise UsageError(f"{printable(name, 60)} holds a text that stands for no bytes", "remove it")
+        raise UsageError(f"{printable(name, 60)} holds characters that cannot be encoded", "remove it")
 
 
 def _stands_for_bytes(text: str) -> bool:

@@ -56,7 +56,7 @@ def read_submission(
             raise UsageError("batch must be a list of shell lines", "see gsub --help")
         if len(batch) > settings.limit.batch:
             raise Refused(
-                f"{len(batch)} jobs in one submission; at most {settings.limit.batch} are taken at once",
+                f"{len(batch)} jobs in one submission; at most {settings.limit.batch} are accepted at once",
                 "split the file, for example with: split -l 100000",
             )
         if "key" in values:
@@ -261,7 +261,7 @@ def _script_bytes(script: str, settings: Settings) -> bytes:
     if b"\0" in body:
         raise UsageError("the script holds a NUL byte; it is not a text", "submit a program with: gsub -- ./program")
     if not body.startswith(b"#!"):
-        raise UsageError("the script does not begin with #!", "let its first line be #!/bin/bash")
+        raise UsageError("the script does not begin with #!", "make #!/bin/bash its first line")
     return body
 
 
@@ -291,7 +291,7 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
     resets = {"cpus": settings.default.cpus, "queue": settings.default.queue}
     for key in (key for key, value in given.items() if value is None):
         if key == "name":
-            raise UsageError("a job cannot be without a name", "for example: gctl update 42 name=train")
+            raise UsageError("the job name is empty", "for example: gctl update 42 name=train")
         changes[request_name(key)] = resets.get(key, UPDATE_FIELDS[key].default)
     return {**changes, **limit_values(changes)}
 

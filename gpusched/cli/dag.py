@@ -297,7 +297,7 @@ class _Reader:
                 if wanted not in steps:
                     near = closest(wanted, steps)
                     hint = f"did you mean {near}?" if near else f"steps: {', '.join(list(steps)[:20])}"
-                    self._refuse(("step", name, "needs"), f"step {name} needs {wanted}, which is no step", hint)
+                    self._refuse(("step", name, "needs"), f"step {name} needs {wanted}, which is not a step", hint)
         left = dict(needs)
         while circle := find_circle(left):
             # Without these steps, look for further cycles, to report all of them at once.

@@ -55,7 +55,7 @@ def current_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise Refused("the current folder does not exist any more", "go to another one, or use -D DIR") from None
+        raise Refused("the current folder no longer exists", "change to another folder, or use -D DIR") from None
 
 
 def absolute(path: str) -> str:

@@ -100,7 +100,7 @@ def _own_of_both() -> list[Option]:
 def _own_of_gsub() -> list[Option]:
     """Options of gsub alone that are not derived from the job's fields."""
     return [
-        Option("--wrap LINE  run this shell line", WHAT),
+        Option("--wrap LINE  run this shell command instead of a script", WHAT),
         Option(
             "--batch FILE  one job per shell line of this file; - reads standard input; one transaction, ids in order",
             WHAT,

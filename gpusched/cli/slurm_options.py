@@ -41,8 +41,8 @@ class OnlySlurm:
         return f"{self.names[-1]} {'is not supported' if self.is_refused else 'has no effect'}: {self.why}"
 
 
-_CORES = "cores are booked by number, and the kernel chooses which"
-_ONE_NETWORK = "there is no network of the cluster to choose"
+_CORES = "cores are booked by count; the kernel chooses which ones"
+_ONE_NETWORK = "there is no cluster network to choose"
 
 _IGNORED = {
     # where tasks run on a node
@@ -56,50 +56,50 @@ _IGNORED = {
     "-m --distribution ARG": _CORES,
     "--cpu-bind ARG": _CORES,
     "--mem-bind ARG": "the kernel places memory",
-    "--gpu-bind ARG": "every task sees the GPUs of the job, or its own with --gpus-per-task",
+    "--gpu-bind ARG": "tasks see all GPUs of the job, or only their own with --gpus-per-task",
     "--gres-flags ARG": _CORES,
     "-O --overcommit": "tasks may always share the cores of their job",
-    "-s --oversubscribe": "what a job books is its own, and the rest of the node is shared anyway",
+    "-s --oversubscribe": "a job has what it books to itself; the rest of the node is always shared",
     "--contiguous": _ONE_NETWORK,
     "--switches ARG": _ONE_NETWORK,
     "--network ARG": _ONE_NETWORK,
-    "--spread-job": "nodes are chosen by the strategy of the settings",
-    "--use-min-nodes": "the fewest nodes of a range are taken anyway",
+    "--spread-job": "the configured placement strategy chooses the nodes",
+    "--use-min-nodes": "a range of nodes always gets the fewest that can hold the job",
     # of the nodes and their daemons
-    "-k --no-kill [ARG]": "a job ends with the first of its nodes that fails",
-    "--wait-all-nodes ARG": "a job starts when all of its nodes are ready",
+    "-k --no-kill [ARG]": "a job ends when one of its nodes fails",
+    "--wait-all-nodes ARG": "a job always starts on all of its nodes together",
     "--delay-boot ARG": "nodes are not booted for jobs",
     "--power ARG": "power is not managed",
-    "--cpu-freq ARG": "the frequency of cores is not managed",
-    "--gpu-freq ARG": "the frequency of GPUs is not managed",
-    "--profile ARG": "the use of every job is measured anyway: ghist --efficiency",
-    "--acctg-freq ARG": "the use of every job is measured anyway: ghist --efficiency",
-    "--tmp ARG": "the size of temporary folders is not known; see df -h /tmp in the job",
-    "--propagate [ARG]": "jobs have the limits of [isolation] and of their account",
-    "--get-user-env [ARG]": "the job has the environment of the submission, or with --export=NONE a minimal one",
-    "--ignore-pbs": "#PBS lines are comments here anyway",
-    "--priority ARG": "priorities are computed; lower one with --nice, or ask an admin for a QOS",
+    "--cpu-freq ARG": "frequencies of cores are not managed",
+    "--gpu-freq ARG": "frequencies of GPUs are not managed",
+    "--profile ARG": "the usage of every job is recorded; see ghist --efficiency",
+    "--acctg-freq ARG": "the usage of every job is recorded; see ghist --efficiency",
+    "--tmp ARG": "temporary disk space is not tracked; run df -h /tmp in the job",
+    "--propagate [ARG]": "limits come from [isolation] and from the user's account",
+    "--get-user-env [ARG]": "the job gets the environment of its submission, or a minimal one with --export=NONE",
+    "--ignore-pbs": "#PBS lines are always comments",
+    "--priority ARG": "priorities are computed; lower yours with --nice, or ask an administrator for a QOS",
     "--mcs-label ARG": "there are no security labels",
     "--time-min ARG": "the time limit is never lowered; see -t auto",
     "--bcast [ARG]": "programs are not copied to nodes",
     "--compress [ARG]": "programs are not copied to nodes",
-    "--thread-spec ARG": "no threads are set aside for the system",
-    "-S --core-spec ARG": "no cores are set aside for the system",
+    "--thread-spec ARG": "no threads are reserved for the system",
+    "-S --core-spec ARG": "no cores are reserved for the system",
 }
 _REFUSED = {
-    "--gpus-per-socket ARG": "sockets are not told apart; use --gpus-per-node",
+    "--gpus-per-socket ARG": "sockets are not distinguished; use --gpus-per-node",
     "--mincpus ARG": "use -c, or --ntasks-per-node with -c",
     "--uid ARG": "a job runs as the user who submits it; run the command as that user",
     "--gid ARG": "a job runs with the groups of its user; see newgrp(1)",
-    "-F --nodefile ARG": "name the nodes with -w",
-    "--batch ARG": "name features with --constraint",
+    "-F --nodefile ARG": "list the nodes with -w",
+    "--batch ARG": "request features with --constraint",
     "--bb ARG": "there are no burst buffers; copy the data in the script",
     "--bbf ARG": "there are no burst buffers; copy the data in the script",
     "--cluster-constraint ARG": "there is one cluster; use --constraint",
     "--reboot": "nodes are not rebooted for jobs",
-    "--container ARG": "start the container in the script, as in: apptainer exec IMAGE COMMAND",
-    "--het-group ARG": "jobs of several unlike parts are not supported; submit one job for each",
-    "--export-file ARG": "name the variables with --export",
+    "--container ARG": "start the container in the script: apptainer exec IMAGE COMMAND",
+    "--het-group ARG": "heterogeneous jobs are not supported; submit one job for each component",
+    "--export-file ARG": "list the variables with --export",
 }
 
 ONLY_SLURM: dict[str, OnlySlurm] = {

@@ -174,11 +174,11 @@ def from_environment(table: OptionTable) -> Values:
             elif text not in ("", "0"):
                 found.update(option.sets or {})
         except UsageError as error:
-            mistakes.add(error, f"{shown}: ", f"take it away with: unset {printable(name)}")
+            mistakes.add(error, f"{shown}: ", f"remove it with: unset {printable(name)}")
             continue
         if ONLY_TYPED & found.keys():
             said = f"{shown} makes no sense: {option.long} is for the command line only"
-            mistakes.add(UsageError(said, f"take it away with: unset {printable(name)}"))
+            mistakes.add(UsageError(said, f"remove it with: unset {printable(name)}"))
         values.update(found)
     mistakes.check()
     return values

@@ -324,7 +324,7 @@ class AutoPreset:
         has_ended = child.poll() is not None
         self._collect(child)
         if len(self._answer) > _LARGEST_ANSWER:
-            self._end("the process that replays the last weeks says what makes no sense")
+            self._end("the process that replays the last weeks wrote invalid output")
         elif has_ended:
             self._conclude(child.returncode)
         elif self._monotonic() > self._deadline:
@@ -358,7 +358,7 @@ class AutoPreset:
             self._end(f"the last weeks could not be replayed: {result.error}", took_too_much)
             return
         if result is None or not result.makes_sense(judged):
-            self._end("the process that replays the last weeks says what makes no sense")
+            self._end("the process that replays the last weeks wrote invalid output")
             return
         self._let_go()
         now = self._scheduler.now()

@@ -138,7 +138,7 @@ def crash_step(text: str | None) -> Callable[[str], None]:
         raises = how[-1:] == ["raise"]
         count = ":".join(how[: len(how) - raises]) or "1"
         if wanted not in STEPS or not count.isdigit():
-            raise UsageError(f"{VARIABLE}={text!r} is no step", "steps: " + ", ".join(STEPS))
+            raise UsageError(f"{VARIABLE}={text!r} is not a step", "steps: " + ", ".join(STEPS))
         moments.append(_Moment(wanted, int(count), raises))
 
     def step(name: str) -> None:
@@ -161,5 +161,5 @@ def check_every(text: str | None) -> int:
     if not text:
         return 0
     if not text.isdigit():
-        raise UsageError(f"{CHECK_VARIABLE}={text!r} is no number of ticks", "give a whole number, 1 for every tick")
+        raise UsageError(f"{CHECK_VARIABLE}={text!r} is not a number of ticks", "give a whole number, 1 for every tick")
     return int(text)

@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpuschedd",
         description="The scheduler daemon, in the foreground. Usually the first gsub starts it for you.",
-        epilog="example: gpuschedd   (stop it with Ctrl-C or: gpusched daemon stop; jobs go on)",
+        epilog="example: gpuschedd   (stop it with Ctrl-C or: gpusched daemon stop; jobs keep running)",
     )
     parser.add_argument("--version", action="version", version=f"gpuschedd {__version__}")
     parser.add_argument(
@@ -83,10 +83,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--system",
         action="store_true",
-        help=f"serve everybody on this machine, as root: settings in {paths.SYSTEM_CONFIG}, state in "
+        help=f"serve all users of this machine, as root: settings in {paths.SYSTEM_CONFIG}, state in "
         f"{paths.SYSTEM_STATE}, socket {paths.SYSTEM_SOCKET}",
     )
-    parser.add_argument("--root", metavar="DIR", help="with --system: keep all of that below DIR, to try it out")
+    parser.add_argument("--root", metavar="DIR", help="with --system: keep all of these below DIR, for testing")
     return parser
 
 

@@ -110,7 +110,7 @@ def _named(section: Any) -> Mapping[str, Any]:
 
 log = getLogger("gpusched.daemon")
 _RELOAD = "then: sudo systemctl reload gpusched"
-_HINT = f"fix the config file (gpusched config check says all of it), {_RELOAD}"
+_HINT = f"fix the config file (gpusched config check lists all errors), {_RELOAD}"
 RUNNING_PER_USER = 1000
 """Limit of the system daemon: jobs without cores could otherwise mean a hundred thousand supervisors."""
 

@@ -159,9 +159,9 @@ def _watched(sample: GpuSample | None, settings: GpuSettings) -> tuple[str, str]
     if settings.vram_over == "ignore":
         return Enforcement.NONE, "[gpu] vram_over is ignore"
     if sample is None or sample.processes is None:
-        return Enforcement.NONE, "the driver does not tell which process holds how much"
+        return Enforcement.NONE, "the driver does not report how much each process holds"
     if any(process.vram_mib is None for process in sample.processes):
-        return Enforcement.NONE, "the driver does not tell how much some process holds"
+        return Enforcement.NONE, "the driver does not report how much some process holds"
     if settings.vram_over == "warn":
         return Enforcement.WATCHED, "jobs that hold more are warned, and go on"
     return (

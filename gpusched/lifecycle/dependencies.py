@@ -153,7 +153,7 @@ def _parse_job(word: str, kind: str, text: str) -> Condition:
         delay_s = int(digits) * 60
     task, equals, number = given.rpartition("=")
     if bool(equals) != ("_" in given) or (equals and not _TASK.fullmatch(task)):
-        raise ValueError(f"{word!r} in the dependency {text!r} is no job; tasks of arrays are written as 42_7")
+        raise ValueError(f"{word!r} in the dependency {text!r} is not a job; array tasks are written as 42_7")
     try:
         return Condition(kind, parse_job_id(number.strip()), delay_s, task)
     except ValueError as error:

@@ -258,7 +258,7 @@ def intruder_text(intruder: Intruder, name_of: Callable[[str], str]) -> str:
         known = printable(intruder.process.name or "?", _NAME)
         user = printable(intruder.process.user or "unknown user")
         return f"{mark} ({known}, of {user}) holds {intruder.held} of what this job booked"
-    return f"{mark} holds {intruder.held} of it; its owner is told"
+    return f"{mark} holds {intruder.held} of it; its owner is notified"
 
 
 def _named(process: GpuProcess) -> str:

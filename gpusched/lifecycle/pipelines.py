@@ -35,7 +35,7 @@ def parse_needs(text: str) -> StepNeeds:
         head, colon, rest = term.strip().partition(":")
         kind, words = (head.strip().lower(), rest.split(":")) if colon else ("afterok", [head])
         if kind not in KINDS:
-            raise ValueError(f"{kind!r} in {text!r} is none of {', '.join(KINDS)}")
+            raise ValueError(f"{kind!r} in {text!r} is not one of {', '.join(KINDS)}")
         found.extend(_parse_need(kind, word.strip(), text) for word in words)
     return StepNeeds(tuple(dict.fromkeys(found)), "?" in text)
 
@@ -49,7 +49,7 @@ def _parse_need(kind: str, word: str, text: str) -> StepNeed:
             raise ValueError(f"{word!r} in {text!r} cannot be read; only after: takes minutes, as in after:server+5")
         delay_s = int(minutes) * 60
     if not STEP_NAME.fullmatch(step):
-        raise ValueError(f"{step!r} in {text!r} is no name of a step: {STEP_NAMES}")
+        raise ValueError(f"{step!r} in {text!r} is not a step name: {STEP_NAMES}")
     return StepNeed(kind, step, delay_s)
 
 

@@ -620,7 +620,7 @@ def refuse_to_repeat(job: Job) -> None:
     """Reject adopted jobs, whose process cannot be restarted. Raises: Refused."""
     if job.spec.adopted is not None:
         raise Refused(
-            f"job {job.shown_id} was adopted while it ran: how to start it, with which environment, is not known",
+            f"job {job.shown_id} was adopted while running, so its command and environment are unknown",
             "submit it as a job: gsub",
         )
 

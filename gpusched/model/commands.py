@@ -269,7 +269,7 @@ class BeginStep:
     is_exact: bool = False
     """Its CPUs are its own as well."""
     overlaps: bool = False
-    """What it asks for may be in use by other steps."""
+    """Share CPUs and GPUs with other steps."""
     overcommits: bool = False
     """It may ask for more CPUs than there are."""
     time_limit_s: int | None = None

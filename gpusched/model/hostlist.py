@@ -118,7 +118,7 @@ def _numbers(part: str, text: str) -> list[str]:
         last = first
     for digits in (first, last):
         if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS):
-            raise ValueError(f"{_shown(part)} in {_shown(text)} is no number and no range; write gpu[01-03,7]")
+            raise ValueError(f"{_shown(part)} in {_shown(text)} is neither a number nor a range; write gpu[01-03,7]")
     low, high = int(first), int(last)
     if high < low:
         raise ValueError(f"the range {part} in {_shown(text)} goes down; write {last}-{first}")

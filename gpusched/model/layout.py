@@ -81,10 +81,10 @@ _PAIRS = (
 def _check_pairs(given: Mapping[str, Any]) -> None:
     for one, what, other, also in _PAIRS:
         if given.get(one) and given.get(other):
-            raise ValueError(f"{what} and {also} were both asked for")
+            raise ValueError(f"{what} and {also} cannot be combined")
     for key, what in (("ntasks_per_gpu", "tasks per GPU"), ("gpus_per_task", "GPUs per task")):
         if given.get(key) and (given.get("gpus") == 0 or given.get("gpus_per_node") == 0):
-            raise ValueError(f"{what} are asked for, but no GPU")
+            raise ValueError(f"{what} are requested, but no GPUs")
 
 
 def _nodes_and_tasks(given: Mapping[str, Any]) -> tuple[int, int]:
@@ -100,18 +100,18 @@ def _nodes_and_tasks(given: Mapping[str, Any]) -> tuple[int, int]:
         if total:
             ntasks = _tasks_of_gpus(given, total)
         elif given.get("ntasks_per_gpu"):
-            raise ValueError("tasks per GPU are asked for, but neither a number of tasks nor of GPUs")
+            raise ValueError("tasks per GPU are requested, but neither tasks nor GPUs")
     if ntasks is None:
         ntasks = nodes * (per_node or 1)
     most = given.get("nodes_max")
     if most is not None and most < nodes:
-        raise ValueError(f"at least {plural(nodes, 'node')} and at most {most} are asked for")
+        raise ValueError(f"the minimum of {plural(nodes, 'node')} exceeds the maximum of {most}")
     if ntasks < nodes:
-        raise ValueError(f"{plural(nodes, 'node')} are asked for, but only {plural(ntasks, 'task')} to run on them")
+        raise ValueError(f"{plural(nodes, 'node')} are requested for only {plural(ntasks, 'task')}")
     if per_node is not None and ntasks > nodes * per_node:
         there = "1 node" if nodes == 1 else f"{nodes} nodes"
         raise ValueError(
-            f"{plural(ntasks, 'task')} are asked for, but {there} with {per_node} each "
+            f"{plural(ntasks, 'task')} are requested, but {there} with {per_node} each "
             f"{'has' if nodes == 1 else 'have'} room for {nodes * per_node}"
         )
     return nodes, ntasks
@@ -145,14 +145,14 @@ def _gpus_on_each(given: Mapping[str, Any], nodes: int, ntasks: int, most: int) 
     else:
         return stated
     if stated is not None and stated != each:
-        raise ValueError(f"{plural(stated * nodes, 'GPU')} and {all_tasks} do not agree")
+        raise ValueError(f"{plural(stated * nodes, 'GPU')} and {all_tasks} contradict each other")
     return each
 
 
 def _cpus_on_each(given: Mapping[str, Any], most: int, gpus: int, default: float) -> float:
     if per_gpu := given.get("cpus_per_gpu"):
         if not gpus:
-            raise ValueError("cores per GPU are asked for, but no GPU")
+            raise ValueError("cores per GPU are requested, but no GPUs")
         has_tasks = any(given.get(key) for key in ("ntasks", "ntasks_per_node", "ntasks_per_gpu"))
         return float(max(gpus * per_gpu, most if has_tasks else 0))
     return float(most * given.get("cpus", default))
@@ -161,7 +161,7 @@ def _cpus_on_each(given: Mapping[str, Any], most: int, gpus: int, default: float
 def _mem_on_each(given: Mapping[str, Any], cpus: float, gpus: int) -> int | None:
     if per_gpu := given.get("mem_per_gpu_mib"):
         if not gpus:
-            raise ValueError("memory per GPU is asked for, but no GPU")
+            raise ValueError("memory per GPU is requested, but no GPUs")
         return int(gpus * per_gpu)
     if per_cpu := given.get("mem_per_cpu_mib"):
         return int(-(-per_cpu * max(1.0, cpus) // 1))

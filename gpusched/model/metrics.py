@@ -90,7 +90,7 @@ class Page:
             or marks in rows
             or isinstance(value, Histogram) != (family.kind == "histogram")
         ):
-            raise BrokenInvariant(f"{family.name}{list(marks)} is no series, or one that is there already")
+            raise BrokenInvariant(f"{family.name}{list(marks)} is not a series, or it already exists")
         rows[marks] = value
 
     def text(self, form: str) -> str:

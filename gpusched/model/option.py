@@ -228,7 +228,7 @@ def choice(*known: str) -> Reader:
 
     def read(text: str) -> str:
         if text not in known:
-            raise ValueError(f"{printable(text, 40)!r} is none of {', '.join(known)}")
+            raise ValueError(f"{printable(text, 40)!r} is not one of {', '.join(known)}")
         return text
 
     read.choices = known  # type: ignore[attr-defined]  # completion offers them

@@ -119,7 +119,7 @@ class _Document(Value):
 def decode(document: Any) -> Recording:
     """Restore a recording from its document. Raises: BadRecording with the invalid location, or the version."""
     if type(document) is not dict or "snapshot_version" not in document:
-        raise BadRecording("that is no snapshot of gpusched", _HINT)
+        raise BadRecording("this is not a gpusched snapshot", _HINT)
     version, release = document["snapshot_version"], document.get("release")
     if version != VERSION or type(version) is not int:
         by = f" (gpusched {printable(release, 40)})" if type(release) is str and release else ""
@@ -156,13 +156,13 @@ def _check_numbers(part: Any) -> None:
         for item in part:
             _check_numbers(item)
     elif not (isfinite(part) if isinstance(part, float) else not isinstance(part, int) or abs(part) <= _LARGEST):
-        raise ValueError(f"{printable(repr(part), 40)} is no number that a snapshot can hold")
+        raise ValueError(f"{printable(repr(part), 40)} cannot be stored in a snapshot")
 
 
 def _check(snapshot: Snapshot) -> None:
     """Check the policy's preconditions. Raises: ValueError."""
     if not 0 <= snapshot.now < _LATEST:
-        raise ValueError(f"now is {snapshot.now:g}, which is no instant")
+        raise ValueError(f"now is {snapshot.now:g}, which is not an instant")
     nodes = [node.name for node in snapshot.nodes]
     if len(set(nodes)) < len(nodes):
         raise ValueError("it has two nodes of one name")

@@ -116,7 +116,7 @@ class Request(Value):
     )
     cpus: float = field(
         "number",
-        "Cores for each task, of which a node has one unless there are more; 0 books none.",
+        "Cores per task, one task per node by default; 0 books none.",
         (0, MAX_CPUS),
         "-c --cpus --cpus-per-task N  cores, with -n for each task; 0 books none, fractions are allowed; default 1",
         default=1.0,
@@ -135,10 +135,10 @@ class Request(Value):
     )
     nodes: int = field(
         "integer",
-        "Nodes, all at once.",
+        "Number of nodes, allocated together.",
         (1, MAX_NODES),
         (
-            "-N --nodes N  number of nodes, or a range, 1-2, of which the smallest that can hold the job is taken; -g "
+            "-N --nodes N  number of nodes, or a range such as 1-2 for the fewest that can hold the job; -g "
             "is the total over all nodes, -c and -m are per node; default 1"
         ),
         read=nodes,
@@ -150,7 +150,7 @@ class Request(Value):
     """A gang: this many nodes at once, each with all of the above."""
     gpus_per_node: ClassVar[int | None] = field(
         "integer",
-        "GPUs on each node; in place of `gpus`.",
+        "GPUs on each node; instead of `gpus`.",
         (0, MAX_GPUS),
         ("--gpus-per-node N  GPUs per node, instead of -g; with -g and without -N it determines the number of nodes"),
         read=gpus_of_node,
@@ -202,7 +202,7 @@ class Request(Value):
     exclude: tuple[str, ...] = field(
         "strings",
         "Exclude these nodes; a text may name several.",
-        option="-x --exclude NODES  none of these nodes",
+        option="-x --exclude NODES  do not use these nodes",
         read=hosts,
         section=WHERE,
         most=MAX_LIST,
@@ -249,9 +249,9 @@ class Request(Value):
         """A sentence on the contradiction between fields, regardless of the machines; None without one."""
         if self.gpu_fraction is not None and self.gpus != 1:
             fraction = format_amount(self.gpu_fraction)
-            return f"a fraction of {fraction} is of one card, but {self.gpus} GPUs were asked for"
+            return f"a fraction of {fraction} refers to one card, but {self.gpus} GPUs were requested"
         if self.gpu_fraction is not None and self.vram_mib is not None:
-            return "a fraction of a card and an amount of VRAM were both asked for"
+            return "a fraction of a card and an amount of VRAM cannot be combined"
         if not self.gpus:
             for name, value in (
                 ("VRAM", self.vram_mib),
@@ -259,19 +259,19 @@ class Request(Value):
                 ("the type " + repr(self.gpu_type), self.gpu_type),
             ):
                 if value is not None:
-                    return f"{name} is asked for, but no GPU"
+                    return f"{name} is requested, but no GPU"
             if self.is_linked:
-                return "linked GPUs are asked for, but no GPU"
+                return "linked GPUs are requested, but no GPU"
         return self._contradiction_of_nodes()
 
     def _contradiction_of_nodes(self) -> str | None:
         if self.nodelist:
             left = [name for name in self.nodelist if name not in self.exclude]
             if not left:
-                return "every node that is asked for is excluded as well"
+                return "every requested node is also excluded"
             if len(left) < self.nodes:
                 named = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
-                return f"{self.nodes} nodes are asked for, but only {len(left)} may be used: {named}"
+                return f"{self.nodes} nodes are requested, but only {len(left)} may be used: {named}"
         return None
 
 
@@ -291,7 +291,7 @@ def gpus_of_each_node(total: int | None, per_node: int | None, nodes: int) -> in
     each = total // nodes
     if per_node not in (None, each):
         where = f"each of {nodes} nodes" if nodes > 1 else "one node"
-        raise ValueError(f"{plural(total, 'GPU')} in all and {per_node} on {where} do not agree")
+        raise ValueError(f"{plural(total, 'GPU')} in all and {per_node} on {where} contradict each other")
     return each
 
 
@@ -302,9 +302,9 @@ class TaskLayout(Value):
 
     ntasks: int | None = field(
         "integer",
-        "Tasks in all, the processes that srun starts; cores and GPUs may be stated for each.",
+        "Total number of tasks, the processes that srun starts; cores and GPUs can be given per task.",
         (1, MAX_TASKS),
-        "-n --ntasks N  number of tasks, which srun starts; -c is for each; default: one on each node",
+        "-n --ntasks N  number of tasks for srun to start; -c is for each; default: one on each node",
         default=None,
         update=PENDING,
         is_shared=False,
@@ -313,7 +313,7 @@ class TaskLayout(Value):
         "integer",
         "Tasks on each node; with `ntasks` the most on each.",
         (1, MAX_TASKS),
-        "--ntasks-per-node --tasks-per-node N  tasks on each node; with -n at most this many",
+        "--ntasks-per-node --tasks-per-node N  tasks per node; with -n at most this many",
         default=None,
         update=PENDING,
         is_shared=False,
@@ -332,40 +332,40 @@ class TaskLayout(Value):
         "integer",
         "Tasks on each GPU; determines their number, or the number of GPUs.",
         (1, MAX_TASKS),
-        "--ntasks-per-gpu N  tasks on each GPU; determines the number of tasks, or with -n that of GPUs",
+        "--ntasks-per-gpu N  tasks per GPU; determines the number of tasks, or with -n that of GPUs",
         default=None,
         update=PENDING,
         is_shared=False,
     )
     cpus_per_gpu: int | None = field(
         "integer",
-        "Cores for each GPU; in place of `cpus`.",
+        "Cores for each GPU; instead of `cpus`.",
         (1, MAX_CPUS),
-        "--cpus-per-gpu N  cores for each GPU, in place of -c",
+        "--cpus-per-gpu N  cores for each GPU, instead of -c",
         default=None,
         update=PENDING,
     )
     mem_per_gpu_mib: int | None = field(
         "integer",
-        "Host memory for each GPU in MiB; in place of `mem_mib`.",
+        "Host memory for each GPU in MiB; instead of `mem_mib`.",
         (1, MAX_MIB),
-        "--mem-per-gpu SIZE  host memory for each GPU, in place of -m",
+        "--mem-per-gpu SIZE  host memory for each GPU, instead of -m",
         read=memory_per_gpu,
         default=None,
         update=PENDING,
     )
     mem_per_cpu_mib: int | None = field(
         "integer",
-        "Host memory for each core in MiB; in place of `mem_mib`.",
+        "Host memory for each core in MiB; instead of `mem_mib`.",
         (1, MAX_MIB),
-        "--mem-per-cpu SIZE  host memory for each core, in place of -m",
+        "--mem-per-cpu SIZE  host memory for each core, instead of -m",
         read=memory_per_core,
         default=None,
         update=PENDING,
     )
     nodes_max: int | None = field(
         "integer",
-        "Of a range of nodes that begins with `nodes`: the most.",
+        "Upper end of a range of nodes that begins with `nodes`.",
         (1, MAX_NODES),
         default=None,
         update=PENDING,
@@ -428,7 +428,7 @@ class RetryRule(Value):
     """Error classes: exit, signal, oom, timeout, node_fail; an exit code `3` or range `10-20`; a signal `SIGSEGV`."""
     requeue: bool = field(
         "boolean",
-        "Repeat for free a run lost to the machine.",
+        "Repeat a run lost to a machine failure without using a retry.",
         option="--requeue  repeat runs lost to a machine failure without using a retry (default)",
         also=(Option("--no-requeue  do not", FAIL, sets={"requeue": False}, is_shared=False),),
         default=True,
@@ -458,7 +458,7 @@ class Launch(Value):
         "string", "Text of the script, beginning with #!.", name="script", most=MAX_OWN, keyword=None
     )
     """SHA-256 of the script's text in the payload table; None for a plain command."""
-    script_name: str | None = field("string", "What the user calls the script.", keyword=None)
+    script_name: str | None = field("string", "Name of the script.", keyword=None)
     """Name of the script as submitted: file name, `stdin` or `wrap`."""
     env_sha: str = field("map", "Captured environment.", name="env", most=MAX_OWN, keyword=None)
     """SHA-256 of the captured environment in the payload table."""
@@ -597,7 +597,7 @@ class ArraySpec(Value):
         "string",
         "Tasks in Slurm's words, 0-9,20-30:2%4; %4 lets four of them run at once.",
         option=(
-            "-a --array TASKS  one task for each number: 0-9, 1,3,5 or 0-30:2; 0-99%4 runs at most 4 at once; the "
+            "-a --array TASKS  one task per index: 0-9, 1,3,5 or 0-30:2; 0-99%4 runs at most 4 at once; the "
             "number is in GPUSCHED_ARRAY_TASK_ID and SLURM_ARRAY_TASK_ID"
         ),
         name="array",
@@ -712,7 +712,7 @@ class Interactive(Value):
     )
     keep: bool = field(
         "boolean",
-        "It goes on when its client is gone; else it ends with that, and with the submitting process while it waits.",
+        "Keep running when its client is gone; else it ends with the client, or while pending with its submitter.",
         default=False,
         keyword=None,
     )
@@ -748,7 +748,7 @@ class JobSpec(Value):
     comment: str | None = field(
         "string",
         "Text of the user about the job.",
-        option="--comment TEXT  a text of your own about the job, shown by gshow",
+        option="--comment TEXT  a comment to store with the job, shown by gshow",
         section=WHAT,
         default=None,
         update=RUNNING,
@@ -757,7 +757,7 @@ class JobSpec(Value):
     wckey: str | None = field(
         "string",
         "Slurm's workload characterisation key: kept with the job and shown, without any effect.",
-        option="--wckey NAME  a word kept with the job, without any effect",
+        option="--wckey NAME  workload key to store with the job, without any effect",
         section=SLURM,
         most=MAX_NAME,
         default=None,
@@ -817,7 +817,7 @@ class JobSpec(Value):
     """Slurm's syntax, `afterok:1:2,afterany:3`, or with tasks, `afterok:42_7=50`; checked at submission."""
     never_satisfied: str | None = field(
         "string",
-        "What becomes of it when its dependency can never come true.",
+        "What happens when its dependency can never be satisfied.",
         option=(
             "--kill-on-invalid-dep yes|no  cancel the job when its dependency can never be satisfied, or keep it; "
             "default: [life] never_satisfied of the config"
@@ -831,7 +831,7 @@ class JobSpec(Value):
     """`cancel` or `wait`, for a dependency that can never be satisfied; None for the setting `life.never_satisfied`."""
     if_infeasible: str | None = field(
         "string",
-        "What becomes of a job that asks for more cores, nodes or time than there are, or depends on an unknown job: "
+        "What to do with a job that requests more cores, nodes or time than exist, or depends on an unknown job: "
         "refuse (default), or wait, as in Slurm.",
         choices=("refuse", "wait"),
         default=None,
@@ -869,7 +869,7 @@ class JobSpec(Value):
     )
     deadline_at: float | None = field(
         "number",
-        "To have ended by this instant, UTC epoch seconds.",
+        "Must have ended by this instant, UTC epoch seconds.",
         (0, MAX_INSTANT),
         "--deadline WHEN  must end by then, same formats as --begin; a job that can no longer make it ends as DEADLINE",
         default=None,
@@ -892,7 +892,7 @@ class JobSpec(Value):
     )
     ignore_idle: bool = field(
         "boolean",
-        "Its GPUs may be idle for as long as it likes.",
+        "Its GPUs may stay idle for any length of time.",
         option="--ignore-idle  do not alert about or act on idle GPUs, see [idle] in the config",
         section=FAIL,
         default=False,
@@ -902,7 +902,7 @@ class JobSpec(Value):
     interactive: Interactive | None = None
     key: str | None = field(
         "string",
-        "Submitting the same key again, by the same user, finds the job of the first time.",
+        "A second submission with this key by the same user returns the first job.",
         option=(
             "--key TEXT  a second submission with the same key by the same user returns the first job, ended or not"
         ),

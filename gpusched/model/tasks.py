@@ -95,7 +95,7 @@ def parse_tasks(text: str, most: int = MAX_TASK) -> TaskSet:
         return TaskSet(tuple(parts))
     if sum(map(len, parts)) > most + 1:
         # Otherwise parsing a short text could take hours.
-        raise ValueError(f"the list names some tasks again and again, in all more than {most + 1}")
+        raise ValueError(f"the list repeats tasks and is longer than {most + 1}")
     return TaskSet.of(number for part in parts for number in part)
 
 
@@ -106,12 +106,12 @@ def _range(word: str, text: str, most: int) -> range:
     if not all(number.isascii() and number.isdigit() and len(number) <= 9 for number in numbers) or (
         colon and not dash
     ):
-        raise ValueError(f"{text!r} is no list of tasks; write 0-9, 1,3,5 or 0-30:2")
+        raise ValueError(f"{text!r} is not a list of tasks; write 0-9, 1,3,5 or 0-30:2")
     low, high, by = int(first), int(last or first), int(step or 1)
     if high < low:
         raise ValueError(f"{word!r} ends before it begins")
     if by < 1:
-        raise ValueError(f"{word!r} goes on by nothing; the step is at least 1")
+        raise ValueError(f"{word!r} has a step of 0; it must be at least 1")
     if high > most:
         raise ValueError(f"task {high} is above {most}, the highest number that a task may have")
     return range(low, low + (high - low) // by * by + 1, by)

@@ -498,7 +498,11 @@ def unknown_members(
         for key, noun, names in (("users", "user", users), ("groups", "group", groups)):
             if names:
                 text = f"account {name} lists {name_some(noun, names, MOST_CHOICES)}, unknown on this machine"
-                yield f"account.{name}.{key}", text, f"add the {noun}, or mend the name: getent {_DATABASES[noun]} NAME"
+                yield (
+                    f"account.{name}.{key}",
+                    text,
+                    f"add the {noun}, or correct the name: getent {_DATABASES[noun]} NAME",
+                )
 
 
 _DATABASES = {"user": "passwd", "group": "group"}

@@ -176,7 +176,7 @@ def read_cell(queue: str, text: str) -> Cell:
     """Parse a cell, `4` or `n1:4`. Raises: ValueError with a sentence."""
     node, colon, size = text.strip().rpartition(":")
     if not (size.isascii() and size.isdigit()) or not 1 <= int(size[:6]) <= 1024 or (colon and not node):
-        raise ValueError(f"{text!r} is no group of GPUs; write 4, or n1:4 for one on node n1")
+        raise ValueError(f"{text!r} is not a group of GPUs; write 4, or n1:4 for one on node n1")
     return Cell(queue, int(size), node or None)
 
 
@@ -349,7 +349,7 @@ def cell_problems(settings: Settings, layout: ClusterLayout | None = None) -> li
         groups = groups_of(layout, as_built=True)
         left = Counter(cells) - Counter(givable(groups, {}, cells))
         for cell in sorted(left.elements(), key=hardest_first):
-            text = f"the group {cell.text} of queue {cell.queue} is not there beside all others that are promised"
+            text = f"the group {cell.text} of queue {cell.queue} is not available beside all other promised groups"
             found.append((f"queue.{cell.queue}.cells", text))
     return found
 

@@ -90,7 +90,7 @@ class _Reader:
 
     def _one(self, depth: int) -> Tree:
         if depth > _MOST_NESTED:
-            raise self.error(f"more than {_MOST_NESTED} brackets in each other are not read")
+            raise self.error(f"more than {_MOST_NESTED} nested brackets are not supported")
         word = self.next
         if not word or word in "&|)":
             after = f"after {self.last!r}" if self.last else "at its beginning"
@@ -108,7 +108,7 @@ class _Reader:
         return ("label", (word,))
 
     def error(self, problem: str) -> ValueError:
-        return ValueError(f"{self._text!r} is no constraint: {problem}")
+        return ValueError(f"{self._text!r} is not a constraint: {problem}")
 
 
 def _words(text: str) -> list[str]:
@@ -118,7 +118,7 @@ def _words(text: str) -> list[str]:
         if character.isspace():
             is_open = False
         elif character in _RESERVED:
-            raise ValueError(f"{text!r} is no constraint: {character!r} cannot be in a label")
+            raise ValueError(f"{text!r} is not a constraint: {character!r} cannot be in a label")
         elif character in _OPERATORS:
             words.append(character)
             is_open = False
@@ -158,10 +158,10 @@ class Rejection(str, Enum):
     GPUS = "not enough GPUs"
     LINKED = "not enough linked GPUs"
     CARD_TYPE = "GPU of another type"
-    CARD_SMALL = "GPU with less VRAM than asked"
+    CARD_SMALL = "GPU with less VRAM than requested"
     CARD_LOST = "GPU lost"
     CARD_DIVIDED = "GPU divided by MIG"
-    CARD_INSTANCE = "MIG instance, of which a job can have one"
+    CARD_INSTANCE = "MIG instance; a job can use only one"
     CARD_NOT_AVAILABLE = "GPU not available"
     CARD_FOREIGN = "GPU used without a booking"
     CARD_UNSHARABLE = "GPU cannot be shared"

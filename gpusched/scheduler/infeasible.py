@@ -206,7 +206,7 @@ def _refuse_gpus(need: RequestUnits, layout: ClusterLayout) -> Refusal | None:
         single = RequestUnits.of(replace(request, gpus=1, is_linked=False), 0)
         if not _cards(need, layout) and any(card.view.mig_profile is not None for card in _cards(single, layout)):
             return Refusal(
-                f"{asked}; only MIG instances would do, and a job can have one of those",
+                f"{asked}; only MIG instances would do, and a job can use only one",
                 f"ask for one: {_count_option(request, 1).removesuffix(' --gpus-linked')}; see them with: ginfo",
             )
     of_type = _cards(RequestUnits.of(replace(request, min_vram_mib=None, vram_mib=None, gpu_fraction=None), 0), layout)

@@ -83,7 +83,7 @@ def _check_card(name: str, view: GpuView | None, booked: list[tuple[Allocation, 
     problems = []
     jobs = ", ".join(str(allocation.job_id) for allocation, _ in booked)
     if len(booked) > 1 and any(share.is_whole for _, share in booked):
-        problems.append(f"{name} is booked whole and shared at once, by jobs {jobs}")
+        problems.append(f"{name} is booked both whole and shared, by jobs {jobs}")
     if len({allocation.uid for allocation, _ in booked}) > 1:
         problems.append(f"{name} is shared by several users, by jobs {jobs}")
     fractions = sum(micros_of(share.fraction) for _, share in booked if share.fraction is not None)

@@ -64,7 +64,7 @@ def describe(limits: RunLimits) -> str:
         parts.append("the GPUs that it was given" if limits.gpu_minors else "no GPU")
     if limits.private_tmp:
         parts.append("a /tmp of its own")
-    return "kept to " + ", ".join(parts) if parts else "kept to nothing but its part of the processors"
+    return "kept to " + ", ".join(parts) if parts else "kept to its share of the processors only"
 
 
 def as_list(ids: Iterable[int]) -> str:

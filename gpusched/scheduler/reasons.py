@@ -327,7 +327,7 @@ class Explainer:
         for name, count in need.request.licenses:
             total = self._draft.layout.licenses.get(name, 0)
             if count > total:
-                there = f"{'is' if total == 1 else 'are'} {total} in all" if total else "are none any more"
+                there = f"{'is' if total == 1 else 'are'} {total} in all" if total else "are no longer any"
                 return Reason(ReasonCode.LICENSES, f"needs {license_text(name, count)}; there {there}", facts)
         obstacles = list(self._obstacles(need))
         what = f"needs {describe(need.request)}"
@@ -392,7 +392,7 @@ def _why_not(card: LayoutGpu, need: RequestUnits) -> str | None:
     if rejection is Rejection.CARD_DIVIDED:
         return card.view.why_not or "MIG is on"
     if rejection is Rejection.CARD_INSTANCE:
-        return f"it is a MIG instance ({card.view.mig_profile}), and a job sees one of those only"
+        return f"it is a MIG instance ({card.view.mig_profile}), and a job can use only one"
     if rejection is Rejection.CARD_NOT_AVAILABLE:
         return card.view.why_not
     if rejection is Rejection.CARD_FOREIGN:

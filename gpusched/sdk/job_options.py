@@ -26,13 +26,13 @@ class JobOptions(TypedDict, total=False):
     min_vram: str | int
     """Least VRAM of each card, in MiB."""
     cpus: float
-    """Cores for each task, of which a node has one unless there are more; 0 books none."""
+    """Cores per task, one task per node by default; 0 books none."""
     mem: str | int
     """Host memory on each node in MiB; 0 books none, all the whole node's."""
     nodes: int
-    """Nodes, all at once."""
+    """Number of nodes, allocated together."""
     gpus_per_node: int
-    """GPUs on each node; in place of `gpus`."""
+    """GPUs on each node; instead of `gpus`."""
     gpus_linked: bool
     """The cards of each node must be linked with each other."""
     resources: Mapping[str, int]
@@ -50,7 +50,7 @@ class JobOptions(TypedDict, total=False):
     exclusive: bool
     """Nothing else runs on the job's nodes."""
     ntasks: int
-    """Tasks in all, the processes that srun starts; cores and GPUs may be stated for each."""
+    """Total number of tasks, the processes that srun starts; cores and GPUs can be given per task."""
     ntasks_per_node: int
     """Tasks on each node; with `ntasks` the most on each."""
     gpus_per_task: int
@@ -58,13 +58,13 @@ class JobOptions(TypedDict, total=False):
     ntasks_per_gpu: int
     """Tasks on each GPU; determines their number, or the number of GPUs."""
     cpus_per_gpu: int
-    """Cores for each GPU; in place of `cpus`."""
+    """Cores for each GPU; instead of `cpus`."""
     mem_per_gpu: str | int
-    """Host memory for each GPU in MiB; in place of `mem_mib`."""
+    """Host memory for each GPU in MiB; instead of `mem_mib`."""
     mem_per_cpu: str | int
-    """Host memory for each core in MiB; in place of `mem_mib`."""
+    """Host memory for each core in MiB; instead of `mem_mib`."""
     nodes_max: int
-    """Of a range of nodes that begins with `nodes`: the most."""
+    """Upper end of a range of nodes that begins with `nodes`."""
     retries: int
     """Attempts after the first."""
     backoff: str | timedelta | float
@@ -76,7 +76,7 @@ class JobOptions(TypedDict, total=False):
     retry_on: Sequence[str]
     """Classes of failure that are retried."""
     requeue: bool
-    """Repeat for free a run lost to the machine."""
+    """Repeat a run lost to a machine failure without using a retry."""
     name: str
     """Name of the job."""
     comment: str
@@ -94,9 +94,9 @@ class JobOptions(TypedDict, total=False):
     dependency: str
     """Slurm's syntax, afterok:41,afterany:42."""
     never_satisfied: str
-    """What becomes of it when its dependency can never come true."""
+    """What happens when its dependency can never be satisfied."""
     if_infeasible: str
-    """What becomes of a job that asks for more cores, nodes or time than there are, or depends on an unknown job:
+    """What to do with a job that requests more cores, nodes or time than exist, or depends on an unknown job:
     refuse (default), or wait, as in Slurm."""
     begin: str | datetime | float
     """Not before this instant, UTC epoch seconds."""
@@ -107,13 +107,13 @@ class JobOptions(TypedDict, total=False):
     reservation: str
     """Runs inside this reservation only."""
     deadline: str | datetime | float
-    """To have ended by this instant, UTC epoch seconds."""
+    """Must have ended by this instant, UTC epoch seconds."""
     fallback: str
     """Shell line that runs once after the last failure, as a job of its own."""
     ignore_idle: bool
-    """Its GPUs may be idle for as long as it likes."""
+    """Its GPUs may stay idle for any length of time."""
     key: str
-    """Submitting the same key again, by the same user, finds the job of the first time."""
+    """A second submission with this key by the same user returns the first job."""
     snapshot: bool | str
     """Name of the copy of the code that the working directory is in."""
     array: str

@@ -122,7 +122,7 @@ def _read_table(path: Path) -> tuple[NodeView, ...]:
 def _node(name: str, cpus: float, mem_mib: int, gpus: int, model: str) -> NodeView:
     """Raises: ValueError for a negative number or a missing name."""
     if not (name and isinstance(name, str) and isinstance(model, str)):
-        raise ValueError("a node has no name, or a model that is no word")
+        raise ValueError("a node has no name, or a model that is not a single word")
     if not (0 <= cpus < inf and mem_mib >= 0 and 0 <= gpus <= _MOST_GPUS):
         raise ValueError(
             f"node {printable(name, 40)} has {plural(cpus, 'CPU')}, {format_size_mib(mem_mib)}, {plural(gpus, 'GPU')}"

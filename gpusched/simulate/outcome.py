@@ -178,7 +178,7 @@ class RunLog:
         for place in (placement, *placement.others):
             node = self._nodes.get(place.node)
             if node is None:
-                raise BrokenInvariant(f"a run was placed on {place.node}, which is no node of the simulation")
+                raise BrokenInvariant(f"a run was placed on {place.node}, which is not a node of the simulation")
             made += (node, round(place.cpus * 1000), place.mem_mib, len(place.gpus))
             for share in place.gpus:
                 micros = 0 if share.fraction is None else max(1, round(share.fraction * WHOLE_CARD))

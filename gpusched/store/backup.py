@@ -157,7 +157,7 @@ def _refuse_target(database: str, target: str) -> None:
 def _check_trusted(source: str, found: os.stat_result) -> None:
     """Refuse a file that others wrote, or could have: its jobs run as any user it names, including root."""
     if not stat.S_ISREG(found.st_mode):
-        raise Refused(f"{source} is no file", "name a backup that was made with: gpusched backup FILE")
+        raise Refused(f"{source} is not a file", "name a backup that was made with: gpusched backup FILE")
     if found.st_uid not in (0, os.geteuid()):
         who = f"belongs to user {found.st_uid}"
     elif found.st_mode & 0o022:

@@ -112,8 +112,8 @@ def test_config_check_names_closed_accounts_and_unknown_members(lab: Shell) -> N
     assert found["problems"] == []
     assert [one["hint"] for one in found["warnings"]] == [
         'list them, such as users = ["ann"], or open it: users = "*"',
-        "add the user, or mend the name: getent passwd NAME",
-        "add the group, or mend the name: getent group NAME",
+        "add the user, or correct the name: getent passwd NAME",
+        "add the group, or correct the name: getent group NAME",
     ]
 
 

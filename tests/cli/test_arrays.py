@@ -109,7 +109,7 @@ def test_a_waited_task_is_shown_by_its_number(sh: Shell) -> None:
     )
     sh.ok("gctl", "update", again, f"dependency=afterok:{array}_3")
     assert f"dependency=afterok:{array}_3 by" in sh.ok("gshow", again)
-    assert "is no dependency" in sh.type("gctl", "update", again, f"dependency=afterok:{array}_3=1").err
+    assert "is not a dependency" in sh.type("gctl", "update", again, f"dependency=afterok:{array}_3=1").err
 
 
 def test_slurm_directives_make_arrays(sh: Shell) -> None:
@@ -126,15 +126,15 @@ def test_slurm_directives_make_arrays(sh: Shell) -> None:
     ("words", "says"),
     [
         (["-a", "5-2"], "'5-2' ends before it begins"),
-        (["-a", "0-9%0"], "'0' is no number of tasks that may run at once"),
-        (["-a", "x"], "'x' is no list of tasks"),
+        (["-a", "0-9%0"], "'0' is not a number of concurrent tasks"),
+        (["-a", "x"], "'x' is not a list of tasks"),
         (["--max-fails", "3"], "max_fails is for arrays, and this job is none"),
         (["--sweep", "3=2"], "'3=2' is no NAME=VALUES"),
         (["--sweep", "lr="], "the sweep lr has no values"),
         (["--sweep", "a=1", "--sweep", "a=2"], "the sweep names a twice"),
-        (["--sweep", "a=1,2", "-a", "0-5"], "task 5 is asked for, but the sweep has 2 combinations"),
+        (["--sweep", "a=1,2", "-a", "0-5"], "task 5 is requested, but the sweep has 2 combinations"),
         (["-a", "0-9999999"], "is above 4000000"),
-        (["--sweep", "lr=1,2", "-o", "{lrr}.out"], "{lrr} is no place for a value: the sweep is of lr"),
+        (["--sweep", "lr=1,2", "-o", "{lrr}.out"], "{lrr} does not name a swept value; the names are lr"),
         (["--sweep", "CUDA_VISIBLE_DEVICES=0,1"], "CUDA_VISIBLE_DEVICES cannot be swept"),
         (["--sweep", "SLURM_JOB_ID=0,1"], "SLURM_JOB_ID cannot be swept"),
     ],
@@ -163,6 +163,6 @@ def test_unknown_ids_are_named(sh: Shell) -> None:
     array = sh.submit("-c", "0", "-a", "0-1", "--", "true")
     plain = sh.submit("-c", "0", "--", "true")
     assert f"array {array} has no task 2; it has 0-1" in sh.type("gcancel", f"{array}_2").err
-    assert f"job {plain} is no array and has no tasks" in sh.type("gshow", f"{plain}_0").err
+    assert f"job {plain} is not an array and has no tasks" in sh.type("gshow", f"{plain}_0").err
     assert "names more than one job" in sh.type("gshow", f"{array}_[0-1]").err
     sh.type("gwait", array, plain)

@@ -241,9 +241,9 @@ def test_an_update_changes_requests_and_describes_them(sh: Shell) -> None:
     [
         ("-N 2 -g 3", "3 GPUs cannot be spread evenly over 2 nodes; the nearest that can: 2 or 4", "--gpus-per-node"),
         ("-N 2 -g 0.5", "a share of one card, 0.5, cannot be spread over 2 nodes", "--gpus-per-node 0.5"),
-        ("-g 4 --gpus-per-node 3", "4 GPUs in all and 3 on one node do not agree", "-g for all nodes"),
-        ("-w lab1 -x lab1", "every node that is asked for is excluded as well", "gsub --help"),
-        ("--gpus-linked", "linked GPUs are asked for, but no GPU", "gsub --help"),
+        ("-g 4 --gpus-per-node 3", "4 GPUs in all and 3 on one node contradict each other", "-g for all nodes"),
+        ("-w lab1 -x lab1", "every requested node is also excluded", "gsub --help"),
+        ("--gpus-linked", "linked GPUs are requested, but no GPU", "gsub --help"),
         ("-C a&&b", "constraint", "--constraint"),
         ("-L a|b:2", "'a|b' is not a name for licenses", "-L matlab:2,ansys"),
         ("--qos rush", "there is no QOS 'rush', because none is configured", "without --qos"),

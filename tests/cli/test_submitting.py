@@ -294,7 +294,7 @@ def test_a_missing_working_folder_is_reported(sh: Shell, tmp_path: Path) -> None
     argv = ["/bin/sh", "-c", line, "sh", *sh.argv("gsub", "--", "true")]
     done = subprocess.run(argv, env={**sh.env, "PYTHONSAFEPATH": "1"}, cwd=gone, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "does not exist any more" in done.stderr
+    assert "no longer exists" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_snapshot_can_be_requested_by_environment_and_script(sh: Shell, code: 
 @pytest.mark.parametrize(
     ("words", "code_wanted", "says"),
     [
-        (["--snapshot=tar"], 2, "'tar' is none of auto, git, copy, no"),
+        (["--snapshot=tar"], 2, "'tar' is not one of auto, git, copy, no"),
         (["--snapshot=git"], 1, "cannot be read by git"),
         (["--snapshot", "-D", "/no/such/folder"], 1, "there is no folder /no/such/folder"),
         (["--snapshot", "--snapshot=no", "--hold"], 0, ""),

@@ -71,7 +71,7 @@ def test_impossible_actions_are_refused_with_an_alternative(sh: Shell) -> None:
     for action, job_id, says, hint in (
         ("suspend", held, "is PENDING", f"gctl hold {held}"),
         ("resume", held, "is PENDING, not suspended", f"gq --why {held}"),
-        ("requeue", held, "it waits already", f"gq --why {held}"),
+        ("requeue", held, "it is already pending", f"gq --why {held}"),
         ("requeue", once, "--no-requeue", f"gcancel {once}"),
         ("suspend", "99999", "there is no job 99999", "gq -a"),
     ):

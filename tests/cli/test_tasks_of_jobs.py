@@ -29,9 +29,9 @@ def test_a_script_with_tasks_input_and_comment_runs_as_in_slurm(own: Shell) -> N
     done = own.type("gsub", "-W", "job.sh")
     assert (done.code, done.out) == (0, "Submitted job 1\n")
     assert done.err.splitlines() == [
-        "gsub: --hint has no effect: cores are booked by number, and the kernel chooses which",
-        "gsub: --get-user-env has no effect: the job has the environment of the submission, or with --export=NONE "
-        "a minimal one",
+        "gsub: --hint has no effect: cores are booked by count; the kernel chooses which ones",
+        "gsub: --get-user-env has no effect: the job gets the environment of its submission, or a minimal one with "
+        "--export=NONE",
     ]
     assert (own.work / "out.txt").read_text() == "given\n2 1 2 10 \n"
     job = shown(own, "1")

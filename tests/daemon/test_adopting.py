@@ -313,10 +313,10 @@ def test_an_adopted_job_runs_only_once(lab: Daemon, foreign_processes: ForeignPr
     job = adopt(lab, process.pid)
     lab.wait_state(job, "RUNNING")
     for path, body, words in (
-        ("/v1/jobs/requeue", {"ids": [job]}, "was adopted while it ran"),
-        ("/v1/jobs/update", {"ids": [job], "changes": {"retries": 2}}, "was adopted while it ran"),
-        ("/v1/jobs/update", {"ids": [job], "changes": {"fallback": "true"}}, "was adopted while it ran"),
-        ("/v1/jobs", {"resubmit": [job], "spec": {}}, "was adopted while it ran"),
+        ("/v1/jobs/requeue", {"ids": [job]}, "was adopted while running"),
+        ("/v1/jobs/update", {"ids": [job], "changes": {"retries": 2}}, "was adopted while running"),
+        ("/v1/jobs/update", {"ids": [job], "changes": {"fallback": "true"}}, "was adopted while running"),
+        ("/v1/jobs", {"resubmit": [job], "spec": {}}, "was adopted while running"),
     ):
         with pytest.raises(GpuschedError) as caught:
             lab.call("POST", path, body)

@@ -36,7 +36,7 @@ def test_a_job_gets_one_instance_and_sees_it_by_uuid(make_daemon: Callable[..., 
     assert gpus[daemon.job(large)["gpus"][0]["uuid"]]["mig_profile"] == "3g.40gb"
     (event,) = [event for event in daemon.job(any_one)["events"] if event["kind"] == "started"]
     assert event["text"].endswith(", GPU 0:1")
-    with pytest.raises(Refused, match="only MIG instances would do, and a job can have one of those"):
+    with pytest.raises(Refused, match="only MIG instances would do, and a job can use only one"):
         daemon.submit("/bin/true", gpus=2)
 
 

@@ -205,8 +205,8 @@ def change(**more):
 @pytest.mark.parametrize(
     ("document", "text"),
     [
-        ([], "that is no snapshot of gpusched"),
-        ({"schema_version": 1, "jobs": []}, "that is no snapshot of gpusched"),
+        ([], "this is not a gpusched snapshot"),
+        ({"schema_version": 1, "jobs": []}, "this is not a gpusched snapshot"),
         (change(snapshot_version=2), "version 2 (gpusched 0.1.0), and this release reads version 1"),
         (change(snapshot_version=True), "version True"),
         (change(snapshot_version="1\x1b[2J"), r"version '1\x1b[2J'"),
@@ -218,7 +218,7 @@ def change(**more):
         (change(snapshot__nodes=[{"name": "a", "cpus": 1, "mem_mib": 1}] * 2), "two nodes of one name"),
         (change(snapshot__nodes__0__gpus__0__index="0"), "snapshot.nodes[0].gpus[0].index: expected `int`, got `str`"),
         (change(snapshot__now="soon"), "snapshot.now: expected `float`, got `str`"),
-        (change(snapshot__now=float("nan")), "nan is no number that a snapshot can hold"),
+        (change(snapshot__now=float("nan")), "nan cannot be stored in a snapshot"),
         (change(settings__priority=None), "settings.priority: expected `object`, got `null`"),
     ],
 )

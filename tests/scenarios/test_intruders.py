@@ -211,7 +211,7 @@ def test_the_owner_is_notified_of_a_job_that_did_not_book_its_gpu(lab: AccidentL
     lab.use(astray, 1, 20 * GIB)
     live(lab, 60)
     assert told(lab, booker, "intruder") == [
-        f"job {astray}, which did not book GPU 1, holds 20G of it; its owner is told"
+        f"job {astray}, which did not book GPU 1, holds 20G of it; its owner is notified"
     ]
     assert told(lab, booker, "unbooked") == []
     assert told(lab, astray, "intruder") == []

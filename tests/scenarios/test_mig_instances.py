@@ -66,12 +66,12 @@ def test_instances_are_assigned(name: str) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "two GPUs": (
         {"gpus": 2},
-        "asked for 2 GPUs; only MIG instances would do, and a job can have one of those",
+        "asked for 2 GPUs; only MIG instances would do, and a job can use only one",
         "-g 1;",
     ),
     "two of a profile": (
         {"gpus": 2, "gpu_type": "1g.10gb"},
-        "asked for 2 1g.10gb GPUs; only MIG instances would do, and a job can have one of those",
+        "asked for 2 1g.10gb GPUs; only MIG instances would do, and a job can use only one",
         "-g 1g.10gb:1;",
     ),
 }
@@ -91,7 +91,7 @@ def test_a_pending_job_says_why_it_cannot_have_instances() -> None:
     seen = snapshot(node("n1", cards), waiting=[job(1, request=request(gpus=2))])
     reason = decide(seen, Settings()).reasons
     (found,) = reason.values()
-    assert "GPU 0:0 of node n1: it is a MIG instance (3g.40gb), and a job sees one of those only" in found.text
+    assert "GPU 0:0 of node n1: it is a MIG instance (3g.40gb), and a job can use only one" in found.text
 
 
 def test_a_partitioned_gpu_has_no_capacity_and_each_instance_is_one_gpu() -> None:

@@ -178,7 +178,7 @@ def test_every_filter_that_excluded_a_node_is_counted():
         "GPU not available": 1,
         "GPU of another type": 1,
         "GPU of unknown VRAM": 1,
-        "GPU with less VRAM than asked": 1,
+        "GPU with less VRAM than requested": 1,
         "not enough GPUs": 1,
     }
 

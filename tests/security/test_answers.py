@@ -150,7 +150,7 @@ def test_foreign_jobs_on_unbooked_gpus_have_no_number() -> None:
             viewer = Viewer(service, caller)
             assert viewer.job_of(f"{astray}.1") == ("-" if caller is BOB else str(astray))
             (text,) = [event.text for event in lab.store.events(booker) if event.kind == "intruder"]
-            assert viewer.text(text) == f"{name}, which did not book GPU 1, holds 20G of it; its owner is told"
+            assert viewer.text(text) == f"{name}, which did not book GPU 1, holds 20G of it; its owner is notified"
         found = Viewer(service, BOB).job_json(lab.job(booker), service.facts_of([lab.job(booker)])(lab.job(booker)))
         assert [(one["index"], one["job"], one["vram_mib"]) for one in found["intruders"]] == [(1, "-", 20480)]
         facts = {"unavailable": [{"why": f"GPU 1: unbooked use of 20G: job {astray}, which did not book it"}]}

@@ -105,7 +105,7 @@ def test_an_impossible_run_is_refused():
     runs = RunLog(cluster.nodes_of("1x1"))
     with pytest.raises(BrokenInvariant, match="before it begins"):
         runs.add(0, 3, 2, whole("node0", 0))
-    with pytest.raises(BrokenInvariant, match="no node of the simulation"):
+    with pytest.raises(BrokenInvariant, match="not a node of the simulation"):
         runs.add(0, 3, 4, whole("elsewhere", 0))
 
 

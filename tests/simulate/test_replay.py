@@ -283,7 +283,7 @@ def test_an_impossible_instant_is_refused(tmp_path, monkeypatch, capsys, now):
     path.write_text(quickjson.dumps(document))
     code, shown = typed(monkeypatch, capsys, path)
     assert code == 1
-    assert f"the snapshot is damaged: now is {now:g}, which is no instant" in shown.err
+    assert f"the snapshot is damaged: now is {now:g}, which is not an instant" in shown.err
 
 
 def test_any_change_of_a_file_is_answered_in_a_sentence(tmp_path, monkeypatch, capsys):

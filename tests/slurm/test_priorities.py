@@ -123,7 +123,7 @@ def test_sprio_says_when_another_order_counts(lab: SlurmLab) -> None:
     done = lab.type("sprio")
     assert done.code == 0
     assert done.err == (
-        "sprio: the queue is ordered by response_ratio, not by the sum of these parts; see: gq --priority\n"
+        "sprio: the queue is ordered by response_ratio, not by the sum of these factors; see: gq --priority\n"
     )
 
 

@@ -325,7 +325,7 @@ REFUSALS = [
     ("-g nosuchgroup", "sacct: error: Invalid group id: nosuchgroup\n"),
     ("--units=Q", "sacct: error: Invalid --units specified: Q\n"),
     ("-i many", "sacct: error: Invalid --nnodes specified: many\n"),
-    ("-K 10", "sacct: error: --timelimit-max needs --timelimit-min\n"),
+    ("-K 10", "sacct: error: --timelimit-max requires --timelimit-min\n"),
     ("-k x", "sacct: error: Invalid time limit specified: x\n"),
     ("-c", "sacct: error: --completion: "),
     ("-x 3", "sacct: error: --associations: "),

@@ -270,7 +270,7 @@ class TestInstalling:
         code, out, err = gpusched(capsys, monkeypatch, "install", str(folder))
         assert (code, out) == (1, "")
         assert err == (
-            f"gpusched: error: {folder}/sinfo is not gpusched's: it may be a real Slurm's\n"
+            f"gpusched: error: {folder}/sinfo is not gpusched's; it may belong to a real Slurm\n"
             "gpusched: hint: choose a folder of your own: gpusched slurm-commands install ~/.local/bin\n"
         )
         assert names_in(folder) == ["sinfo"]
@@ -291,7 +291,7 @@ class TestInstalling:
         code, _, err = gpusched(capsys, monkeypatch, "install", "-q", str(folder))
         assert code == 0
         assert err == (
-            f"gpusched: warning: {real}/squeue is another Slurm's command: the first in PATH is the one that runs\n"
+            f"gpusched: warning: {real}/squeue belongs to another Slurm: the first in PATH is the one that runs\n"
         )
 
     def test_warns_root_of_an_interpreter_that_nobody_else_can_run(
@@ -328,7 +328,7 @@ class TestInstalling:
         (folder / "sinfo").write_text("#!/bin/sh\n")
         (folder / "mine").touch()
         assert gpusched(capsys, monkeypatch, "uninstall", str(folder)) == (
-            *(0, f"removed 2 commands from {folder}: squeue srun\nleft what is not gpusched's: sinfo\n"),
+            *(0, f"removed 2 commands from {folder}: squeue srun\nleft in place, not written by gpusched: sinfo\n"),
             "",
         )
         assert names_in(folder) == ["mine", "sinfo"]

@@ -237,7 +237,7 @@ def test_invalid_output_changes_nothing_and_the_next_night_retries(night: Night,
     night.processes.says = says
     night.falls()
     assert night.auto.in_force == "fair"
-    assert night.auto.state.problem == "the process that replays the last weeks says what makes no sense"
+    assert night.auto.state.problem == "the process that replays the last weeks wrote invalid output"
     assert night.auto.state.judgement is None
     night.processes.answer(result())
     night.falls()
@@ -265,7 +265,7 @@ def test_impossible_values_are_invalid_output(night: Night, parts: dict[str, Any
     night.falls()
     night.falls()
     assert night.auto.in_force == "fair"
-    assert "makes no sense" in (night.auto.state.problem or "")
+    assert "invalid output" in (night.auto.state.problem or "")
 
 
 def test_an_error_of_the_process_is_passed_on(night: Night) -> None:

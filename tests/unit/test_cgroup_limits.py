@@ -77,7 +77,7 @@ def test_a_cgroup_is_described_in_words() -> None:
     )
     assert describe(limits_of(booked(), SETTINGS, ())) == "kept to 16384 tasks, no GPU"
     free = replace(SETTINGS, tasks=0, devices=False)
-    assert describe(limits_of(booked(), free, ())) == "kept to nothing but its part of the processors"
+    assert describe(limits_of(booked(), free, ())) == "kept to its share of the processors only"
 
 
 @given(st.sets(st.integers(0, 300)))

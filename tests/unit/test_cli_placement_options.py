@@ -70,7 +70,7 @@ def test_a_deadline_is_an_instant_like_begin() -> None:
         ("-w a]", "do not pair"),
         ("-w a[[1]]", "do not pair"),
         ("-w a[3-1]", "the range 3-1 in 'a[3-1]' goes down; write 1-3"),
-        ("-w a[x]", "'x' in 'a[x]' is no number and no range"),
+        ("-w a[x]", "'x' in 'a[x]' is neither a number nor a range"),
         ("-w ,", "no node is named"),
         ("-x n[1-100000]", "names more than 4096 nodes"),
         ("-x n[1-99]m[1-99]", "names more than 4096 nodes"),

@@ -144,7 +144,7 @@ def test_bad_defaults_and_bad_directives_are_reported_together(submit: Submit) -
         "the variable GSUB_WRAP makes no sense: --wrap is for the command line only",
     ]
     assert {one.hint for one in raised.value.mistakes[2:]} == {
-        f"take it away with: unset GSUB_{name}" for name in ("COLOUR", "MEM", "WRAP")
+        f"remove it with: unset GSUB_{name}" for name in ("COLOUR", "MEM", "WRAP")
     }
 
 

@@ -157,7 +157,7 @@ def test_a_started_task_cannot_get_a_dependency() -> None:
     array = lab.submit(array=THREE, retry={"retries": 1, "backoff_s": 100.0})
     lab.turn(1)
     answer = update(lab, array + 1, dependency=f"afterok:{other}")
-    assert answer.message == f"task {array}_0 has already been started and depends on no other job any more"
+    assert answer.message == f"task {array}_0 has already started and no longer depends on other jobs"
 
 
 # --- others of the same name, task by task ------------------------------------------------------------

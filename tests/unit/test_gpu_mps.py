@@ -168,7 +168,7 @@ WORDS: dict[str, tuple[GpuSample | None, str | None, str, str]] = {
         "watched",
         "jobs that hold more are warned, and ended",
     ),
-    "no list of processes": (sample(processes=None), None, "none", "which process holds how much"),
+    "no list of processes": (sample(processes=None), None, "none", "how much each process holds"),
     "an amount that is not told": (sample(processes=[(7, None)]), None, "none", "how much some process holds"),
     "not read": (None, "MPS", "none", "its MPS control daemon is gone"),
     "an instance": (sample(mig_parent="GPU-9", mig_profile="1g.10gb"), None, "MIG", "a MIG instance 1g.10gb"),

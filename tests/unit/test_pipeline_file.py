@@ -162,11 +162,11 @@ MISTAKES = {
     "a name that is none": ('[step."a b"]\nrun = "x"\n', "p.toml, line 1: 'a b' is not a valid step name"),
     "a need that is no step": (
         '[step.prep]\nrun = "x"\n[step.b]\nrun = "x"\nneeds = ["perp"]\n',
-        "p.toml, line 5: step b needs perp, which is no step | did you mean prep?",
+        "p.toml, line 5: step b needs perp, which is not a step | did you mean prep?",
     ),
     "a kind of need that there is not": (
         '[step.a]\nrun = "x"\n[step.b]\nrun = "x"\nneeds = ["afterwards:a"]\n',
-        "p.toml, line 5: step b: 'afterwards' in 'afterwards:a' is none of after, afterany",
+        "p.toml, line 5: step b: 'afterwards' in 'afterwards:a' is not one of after, afterany",
     ),
     "all and any": ('[step.a]\nrun = "x"\nneeds = "a,b?c"\n', "p.toml, line 3: step a: 'a,b?c' mixes"),
     "any, and a dependency": (

@@ -164,7 +164,7 @@ def test_the_check_reports_failing_commits() -> None:
 
 def test_a_number_of_ticks_is_whole() -> None:
     assert [check_every(None), check_every(""), check_every("20")] == [0, 0, 20]
-    with pytest.raises(UsageError, match="no number of ticks"):
+    with pytest.raises(UsageError, match="not a number of ticks"):
         check_every("often")
 
 

@@ -87,9 +87,9 @@ def _exits(key):
 BROKEN = {
     "one that raises": (_raises, "RuntimeError: no such table"),
     "one that exits": (_exits, "SystemExit: 3"),
-    "one that answers nonsense": (lambda key: "many", "answered 'many', which is no number"),
-    "one that answers with no number at all": (lambda key: float("nan"), "which is no number"),
-    "one that answers true": (lambda key: True, "answered True, which is no number"),
+    "one that answers nonsense": (lambda key: "many", "answered 'many', which is not a number"),
+    "one that answers with no number at all": (lambda key: float("nan"), "which is not a number"),
+    "one that answers true": (lambda key: True, "answered True, which is not a number"),
 }
 
 

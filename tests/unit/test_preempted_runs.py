@@ -358,7 +358,7 @@ def test_hold_of_a_running_job_says_that_it_keeps_running() -> None:
 REFUSED = {
     "suspend a job that waits": (Suspend, "held", Refused, "job 2 is PENDING"),
     "resume a job that waits": (Resume, "held", Refused, "job 2 is PENDING"),
-    "requeue a job that waits": (Requeue, "held", Refused, "it waits already"),
+    "requeue a job that waits": (Requeue, "held", Refused, "it is already pending"),
     "requeue a job that must not run again": (Requeue, "once", Refused, "--no-requeue"),
     "suspend a job that is being ended": (Suspend, "ending", Refused, "job 4 is COMPLETING"),
     "requeue a job that is being ended": (Requeue, "ending", Refused, "job 4 is COMPLETING"),

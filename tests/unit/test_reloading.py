@@ -95,7 +95,7 @@ def test_an_invalid_gpu_group_is_refused() -> None:
     lab = Lab()
     answer = reload(lab, queue={"vision": QueueSettings("vision", cells=("four",))})
     assert isinstance(answer, UsageError)
-    assert "queue.vision.cells: 'four' is no group of GPUs" in answer.message
+    assert "queue.vision.cells: 'four' is not a group of GPUs" in answer.message
     assert lab.scheduler.settings.queue == {}
 
 

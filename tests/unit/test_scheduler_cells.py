@@ -305,14 +305,14 @@ def test_a_cell_is_parsed(text, size, where):
 
 @pytest.mark.parametrize("text", ["", "four", "0", "-4", ":4", "n1:", "n1:0", "4.5", "99999", "4:n1"])
 def test_an_invalid_cell_is_refused(text):
-    with pytest.raises(ValueError, match="is no group of GPUs"):
+    with pytest.raises(ValueError, match="is not a group of GPUs"):
         read_cell("q", text)
 
 
 PROBLEMS = {
     "cells that are there": (TWO_FOURS, queues(vision="4", nlp="2 n1:2"), []),
     "a way that only trying finds": ((7, 6), queues(vision="4 3", nlp="3 3"), []),
-    "no cell": (TWO_FOURS, queues(vision="four"), [("queue.vision.cells", "is no group of GPUs")]),
+    "no cell": (TWO_FOURS, queues(vision="four"), [("queue.vision.cells", "is not a group of GPUs")]),
     "a node that is not there": (TWO_FOURS, queues(vision="n9:2"), [("queue.vision.cells", "which is none of n1")]),
     "larger than any group": (TWO_FOURS, queues(vision="8"), [("queue.vision.cells", "any node has at most 4")]),
     "larger than any group of the node": (
@@ -323,7 +323,7 @@ PROBLEMS = {
     "more than there are": (
         TWO_FOURS,
         queues(vision="4 4", nlp="4"),
-        [("queue.vision.cells", "the group 4 of queue vision is not there beside all others")],
+        [("queue.vision.cells", "the group 4 of queue vision is not available beside all other promised groups")],
     ),
     "small ones that the large ones leave no room for": (
         TWO_FOURS,

@@ -60,12 +60,12 @@ REFUSED = {
     ),
     "labels that cannot be read": (
         request(constraint="a100&"),
-        "asked for labels that cannot be read: 'a100&' is no constraint: a label is missing after '&'",
+        "asked for labels that cannot be read: 'a100&' is not a constraint: a label is missing after '&'",
         "for example: -C 'a100&nvlink|h100'",
     ),
     "a preference that cannot be read": (
         request(prefer="(a"),
-        "asked for labels that cannot be read: '(a' is no constraint: a ')' is missing",
+        "asked for labels that cannot be read: '(a' is not a constraint: a ')' is missing",
         "for example: -C 'a100&nvlink|h100'",
     ),
     "a node that is not there": (

@@ -55,8 +55,8 @@ REFUSED = {
     "[a|b]": "'[' cannot be in a label",
     "a*2": "'*' cannot be in a label",
     "a,b": "',' cannot be in a label",
-    "(" * 60 + "a" + ")" * 60: "more than 50 brackets in each other are not read",
-    "!" * 60 + "a": "more than 50 brackets in each other are not read",
+    "(" * 60 + "a" + ")" * 60: "more than 50 nested brackets are not supported",
+    "!" * 60 + "a": "more than 50 nested brackets are not supported",
 }
 
 
@@ -64,7 +64,7 @@ REFUSED = {
 def test_an_unreadable_constraint_names_the_problem(text, problem):
     with pytest.raises(ValueError) as caught:
         parse_constraint(text)
-    assert str(caught.value) == f"{text!r} is no constraint: {problem}"
+    assert str(caught.value) == f"{text!r} is not a constraint: {problem}"
 
 
 def test_an_oversized_constraint_is_refused():

@@ -352,10 +352,10 @@ def test_an_end_without_a_limit_is_infinitely_far():
 # --- invariants -------------------------------------------------------------------------------------
 
 BROKEN = {
-    "a card with two whole jobs": ([allocation(1, gpus=[0]), allocation(2, gpus=[0])], "booked whole and shared"),
+    "a card with two whole jobs": ([allocation(1, gpus=[0]), allocation(2, gpus=[0])], "booked both whole and shared"),
     "a whole job beside a slice": (
         [allocation(1, gpus=[0]), allocation(2, gpus=[share(0, vram_mib=5)])],
-        "booked whole and shared",
+        "booked both whole and shared",
     ),
     "slices of two users": (
         [
@@ -378,7 +378,7 @@ BROKEN = {
     "a node that is not known": ([allocation(1, "n9")], "job 1 holds part of node n9, which is not known"),
     "a card that left the machine, twice": (
         [allocation(number, gpus=[GpuShare("GPU-gone", 7)]) for number in (1, 2)],
-        "GPU GPU-gone of node n1 is booked whole and shared",
+        "GPU GPU-gone of node n1 is booked both whole and shared",
     ),
 }
 

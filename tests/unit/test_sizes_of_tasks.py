@@ -69,7 +69,7 @@ def test_an_update_of_cores_is_for_each_task() -> None:
     assert job.spec.request.mem_mib == 0
     assert job.spec.layout is not None
     assert (job.spec.layout.mem_per_cpu_mib, job.spec.layout.is_all_mem) == (None, False)
-    with pytest.raises(Refused, match="only 1 task to run on them"):
+    with pytest.raises(Refused, match="for only 1 task"):
         update(lab, job, nodes=2)
     with pytest.raises(Refused, match="asked for 9 CPUs"):
         update(lab, job, ntasks=3)

@@ -82,4 +82,4 @@ def test_none_of_them_is_an_option_of_gsub_in_its_own_right() -> None:
 def test_rows_are_those_of_a_command_of_slurm() -> None:
     found = rows(without=("hint",)).splitlines()
     assert len(found) == len(ONLY_SLURM) - 1
-    assert "-k --no-kill [ARG]  --no-kill has no effect: a job ends with the first of its nodes that fails" in found
+    assert "-k --no-kill [ARG]  --no-kill has no effect: a job ends when one of its nodes fails" in found

@@ -161,9 +161,9 @@ def test_exact_steps_share_no_cpus(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"tasks": 5}, "asks for 5 CPUs, and job 1 has 4"),
-        ({"tasks": 2, "cpus_per_task": 3}, "asks for 6 CPUs"),
-        ({"gpus": 3}, "asks for 3 GPUs, and job 1 has 2"),
+        ({"tasks": 5}, "requests 5 CPUs, but job 1 has 4"),
+        ({"tasks": 2, "cpus_per_task": 3}, "requests 6 CPUs"),
+        ({"gpus": 3}, "requests 3 GPUs, but job 1 has 2"),
     ],
 )
 def test_what_the_job_can_never_give_is_refused(lab: Lab, parts: dict[str, Any], words: str) -> None:
@@ -184,7 +184,7 @@ def test_the_number_of_steps_is_bounded(lab: Lab, monkeypatch: pytest.MonkeyPatc
     for pid in (1, 2):
         begin(lab, job_id, pid)
         end(lab, job_id, pid - 1)
-    with pytest.raises(Refused, match="has had 2 steps"):
+    with pytest.raises(Refused, match="maximum of 2 steps"):
         begin(lab, job_id, 3)
     assert model_step.MOST_STEPS == 40_000
 

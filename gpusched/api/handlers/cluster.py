@@ -180,7 +180,7 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
 def _targets(body: dict[str, Any]) -> tuple[str, ...]:
     targets = body.get("targets")
     if not isinstance(targets, list) or not targets or not all(isinstance(word, str) for word in targets):
-        raise UsageError("no node or GPU is named", "for example: gctl drain 3 -m 'fan is broken'")
+        raise UsageError("no node or GPU given", "for example: gctl drain 3 -m 'fan is broken'")
     return tuple(targets)
 
 

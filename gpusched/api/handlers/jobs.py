@@ -470,7 +470,7 @@ async def cancel(request: web.Request) -> web.Response:
     others = [word for word, number in named.items() if number is None]
     filters = _filters(body)
     if not (named or filters):
-        raise UsageError("no jobs are named", "give ids, a filter such as -n NAME, or --all")
+        raise UsageError("no jobs given", "give ids, a filter such as -n NAME, or --all")
     selection = replace(
         filters or Selection(),
         ids=tuple(_ids(service, {"ids": others}, caller)),
@@ -534,7 +534,7 @@ def _ids(service: ApiService, body: dict[str, Any], caller: Caller) -> list[int]
 def _named_ids(service: ApiService, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
     ids = _ids(service, body, caller)
     if not ids:
-        raise UsageError("no jobs are named", "list the jobs with: gq")
+        raise UsageError("no jobs given", "list the jobs with: gq")
     return tuple(ids)
 
 
@@ -598,7 +598,7 @@ async def wait(request: web.Request) -> web.Response:
     named = {word: service.named(word, caller) for word in split_ids(request.query.get("ids", ""))}
     ids = _each_once(named)
     if not ids:
-        raise UsageError("no jobs are named", "list the jobs with: gq")
+        raise UsageError("no jobs given", "list the jobs with: gq")
     timeout_s = number(request, "timeout_s", 30.0, 0, MAX_WAIT_S) or 0.0
     state_not = request.query.get("state_not")
     run_not = request.query.get("run_not")

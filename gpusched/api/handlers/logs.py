@@ -53,7 +53,7 @@ async def logs(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     ids = service.job_ids(request.query.get("ids", ""), viewer.caller)
     if not ids:
-        raise UsageError("no jobs are named", "list the jobs with: gq")
+        raise UsageError("no jobs given", "list the jobs with: gq")
     timeout_s = number(request, "timeout_s", 0.0, 0, MAX_WAIT_S) or 0.0
     are_named = frozenset(ids)
     known = LogVersion.read(request.query.get("since", ""))

@@ -24,7 +24,7 @@ from gpusched.scheduler.calendar import next_window
 MAX_WINDOW_S = 366 * 86400
 
 FIELDS: Mapping[str, Field] = {
-    "name": Field("string", "Name of the reservation; jobs ask for it by this.", nullable=False),
+    "name": Field("string", "Name of the reservation, by which jobs request it.", nullable=False),
     "start_at": Field("number", "When its first window begins, UTC epoch seconds.", (0, MAX_INSTANT), nullable=False),
     "duration_s": Field("integer", "How long a window is, in seconds.", (1, MAX_WINDOW_S), nullable=False),
     "every_s": Field("integer", "From one window to the next, in seconds; absent for a single one.", (1, MAX_WINDOW_S)),
@@ -36,9 +36,9 @@ FIELDS: Mapping[str, Field] = {
     "mem_mib": Field("integer", "Host memory in MiB; absent: in proportion to the cards.", (0, MAX_MIB)),
     "users": Field("strings", "Users who may use it."),
     "accounts": Field("strings", "Accounts whose jobs may use it."),
-    "is_maintenance": Field("boolean", "The whole node, for nobody.", nullable=False),
-    "message": Field("string", "Why, for all to see.", nullable=False),
-    "ignore_jobs": Field("boolean", "Also when running jobs may reach into it.", nullable=False),
+    "is_maintenance": Field("boolean", "The whole node, closed to all jobs.", nullable=False),
+    "message": Field("string", "Reason, shown to all users.", nullable=False),
+    "ignore_jobs": Field("boolean", "Allow overlap with running jobs.", nullable=False),
 }
 _NEEDED = ("name", "start_at", "duration_s")
 _LISTS = ("cards", "users", "accounts")
@@ -117,7 +117,7 @@ async def unreserve(request: web.Request) -> web.Response:
     check_keys(body, "names")
     names = body.get("names")
     if not isinstance(names, list) or not names or not all(isinstance(word, str) for word in names):
-        raise UsageError("no reservation is named", "for example: gctl unreserve course")
+        raise UsageError("no reservation given", "for example: gctl unreserve course")
     answer = await service.daemon.ask(Unreserve(caller, tuple(names)))
     return respond(
         changed=answer["changed"], waiting=[service.scheduler.world.name_of(job_id) for job_id in answer["waiting"]]

@@ -25,14 +25,14 @@ from gpusched.model.units import MAX_MIB, MAX_SECONDS, printable
 
 BEGIN_FIELDS: Mapping[str, Field] = {
     "name": Field("string", "Name of the step.", most=NAME_LENGTH, nullable=False),
-    "command": Field("string", "What it runs, for people.", most=COMMAND_LENGTH, nullable=False),
-    "tasks": Field("integer", "Number of its tasks.", (1, MOST_TASKS), nullable=False),
-    "cpus_per_task": Field("number", "CPUs of each task.", (0, MAX_CPUS), nullable=False),
-    "gpus": Field("integer", "GPUs of its own, of those of the job; absent: it uses those of the job.", (0, MAX_GPUS)),
-    "is_exact": Field("boolean", "No other such step gets its CPUs meanwhile.", nullable=False),
-    "overlaps": Field("boolean", "What it asks for may be in use by other steps.", nullable=False),
-    "overcommits": Field("boolean", "Its tasks may be more than the CPUs of the job.", nullable=False),
-    "time_limit_s": Field("integer", "Its time limit, which `srun` keeps.", (1, MAX_SECONDS)),
+    "command": Field("string", "Command line, for display.", most=COMMAND_LENGTH, nullable=False),
+    "tasks": Field("integer", "Number of tasks.", (1, MOST_TASKS), nullable=False),
+    "cpus_per_task": Field("number", "CPUs per task.", (0, MAX_CPUS), nullable=False),
+    "gpus": Field("integer", "GPUs of the job to reserve for the step; absent: it shares all of them.", (0, MAX_GPUS)),
+    "is_exact": Field("boolean", "Reserve its CPUs: no other exclusive step gets them.", nullable=False),
+    "overlaps": Field("boolean", "Share CPUs and GPUs with other steps.", nullable=False),
+    "overcommits": Field("boolean", "Allow more tasks than the job has CPUs.", nullable=False),
+    "time_limit_s": Field("integer", "Time limit, enforced by `srun`.", (1, MAX_SECONDS)),
 }
 _MAX_CPU_S = 10**12
 _NUMBER = Field("integer", "Number of the step in its run.", (0, MOST_STEPS), nullable=False)
@@ -40,9 +40,9 @@ END_FIELDS: Mapping[str, Field] = {
     "step": _NUMBER,
     "exit_code": Field("integer", "Highest exit code of its tasks.", (0, 255)),
     "signal": Field("integer", "Signal that ended a task.", (1, 64)),
-    "is_timeout": Field("boolean", "It reached its own time limit.", nullable=False),
-    "user_cpu_s": Field("number", "CPU time of its tasks in their own code.", (0, _MAX_CPU_S)),
-    "system_cpu_s": Field("number", "CPU time of its tasks in the kernel.", (0, _MAX_CPU_S)),
+    "is_timeout": Field("boolean", "The step reached its own time limit.", nullable=False),
+    "user_cpu_s": Field("number", "User CPU time of its tasks.", (0, _MAX_CPU_S)),
+    "system_cpu_s": Field("number", "System CPU time of its tasks.", (0, _MAX_CPU_S)),
     "peak_mem_mib": Field("number", "Peak resident size of its largest process.", (0, MAX_MIB)),
     "mean_mem_mib": Field("number", "Peak resident size of each task's largest process, on average.", (0, MAX_MIB)),
 }
@@ -149,6 +149,6 @@ async def cancel(request: web.Request) -> web.Response:
 
 def _number(values: dict[str, Any]) -> int:
     if "step" not in values:
-        raise UsageError("no step is named", "see GET /v1/openapi.json")
+        raise UsageError("step is required", "see GET /v1/openapi.json")
     number: int = values.pop("step")
     return number

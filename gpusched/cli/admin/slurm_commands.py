@@ -15,12 +15,12 @@ from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import plural, printable
 
 app = typer.Typer(
-    help="Install and remove sbatch, squeue and Slurm's other commands. Jobs have them without this.",
+    help="Install and remove sbatch, squeue and Slurm's other commands. Jobs always have them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Folder = Annotated[str, typer.Argument(metavar="DIR", help="A folder in your PATH, or for everybody: /usr/local/bin.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="A folder in your PATH; for all users /usr/local/bin.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but problems.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
 
@@ -41,7 +41,7 @@ def install(folder: Folder, quiet: Quiet = False, as_json: Json = False) -> None
         foreign = slurm_commands.foreign_commands(folder)
         if foreign:
             raise Refused(
-                f"{printable(os.path.join(folder, foreign[0]))} is not gpusched's: it may be a real Slurm's",
+                f"{printable(os.path.join(folder, foreign[0]))} is not gpusched's; it may belong to a real Slurm",
                 "choose a folder of your own: gpusched slurm-commands install ~/.local/bin",
             )
         done = slurm_commands.write_commands(folder)
@@ -50,7 +50,7 @@ def install(folder: Folder, quiet: Quiet = False, as_json: Json = False) -> None
     is_on_path = slurm_commands.is_on(folder, search)
     other = slurm_commands.other_slurm(folder, search)
     if other is not None:
-        text = f"{printable(other)} is another Slurm's command: the first in PATH is the one that runs"
+        text = f"{printable(other)} belongs to another Slurm: the first in PATH is the one that runs"
         output.note("gpusched", f"warning: {text}")
     if os.geteuid() == 0:
         doubt = slurm_commands.unreachable_part([sys.executable, *slurm_commands.import_folders()])
@@ -100,7 +100,7 @@ def uninstall(folder: Folder, quiet: Quiet = False, as_json: Json = False) -> No
     names = f": {' '.join(done.changed)}" if done.changed else ""
     sys.stdout.write(f"removed {plural(len(done.changed), 'command')} from {printable(folder)}{names}\n")
     if done.kept:
-        sys.stdout.write(f"left what is not gpusched's: {' '.join(done.kept)}\n")
+        sys.stdout.write(f"left in place, not written by gpusched: {' '.join(done.kept)}\n")
 
 
 def _folder(text: str) -> str:

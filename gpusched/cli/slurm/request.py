@@ -27,44 +27,44 @@ MOST_NICE = 10_000
 
 JOB_ROWS = """
 -A --account NAME  account to charge
--b --begin TIME  start no earlier: now+1hour, 18:00, 2026-12-24T18:00
+-b --begin TIME  earliest start: now+1hour, 18:00, 2026-12-24T18:00
 -M --clusters --cluster NAMES  this cluster's name, or all
---comment TEXT  a text of your own about the job
+--comment TEXT  a comment to store with the job
 -C --constraint LABELS  only nodes with these labels: 'nvlink&!old|h100'
---cpus-per-gpu N  cores for each GPU, in place of -c
--c --cpus-per-task N  cores for each task
---deadline TIME  the time by which the job must have ended
--d --dependency LIST  afterok:41,afterany:42:43, afternotok, after:41+10, aftercorr, singleton; ? in place of , is any
--x --exclude NODES  none of these nodes
---exclusive [WORD]  no other job on the job's nodes
--G --gpus LIST  GPUs in all: 2, or a100:2
---gpus-per-node LIST  GPUs on each node: 2, or a100:2
---gpus-per-task LIST  GPUs for each task: 1, or a100:1
---gres LIST  resources on each node: gpu:2, gpu:a100:1,scratch:10; mps:50 is half a GPU
--H --hold  hold the job until scontrol release
--J --job-name NAME  name of the job, by default the script's or command's
+--cpus-per-gpu N  cores per GPU, instead of -c
+-c --cpus-per-task N  cores per task
+--deadline TIME  time by which the job must have ended
+-d --dependency LIST  afterok:41,afterany:42:43, afternotok, after:41+10, aftercorr, singleton; , for all, ? for any
+-x --exclude NODES  do not use these nodes
+--exclusive [WORD]  run no other job on the same nodes
+-G --gpus LIST  total number of GPUs: 2, or a100:2
+--gpus-per-node LIST  GPUs per node: 2, or a100:2
+--gpus-per-task LIST  GPUs per task: 1, or a100:1
+--gres LIST  resources per node: gpu:2, gpu:a100:1,scratch:10; mps:50 is half a GPU
+-H --hold  submit the job on hold; scontrol release releases it
+-J --job-name NAME  name of the job (default: that of the script or command)
 --kill-on-invalid-dep WORD  yes: cancel the job once its dependency can never be satisfied
 -L --licenses LIST  licenses: matlab:2,ansys
---mail-type LIST  BEGIN, END, FAIL, REQUEUE, TIME_LIMIT_80, ARRAY_TASKS, ALL or NONE; sent as your alerts are
---mail-user ADDRESS  a mail address, or one of your alert targets
---mem SIZE  memory on each node: 8G, or 8192 for MiB; 0 is all of it
---mem-per-cpu SIZE  memory for each core
---mem-per-gpu SIZE  memory for each GPU
---nice [N]  lower the priority by N, at most 10000; 100 if left out
+--mail-type LIST  BEGIN, END, FAIL, REQUEUE, TIME_LIMIT_80, ARRAY_TASKS, ALL or NONE; sent like your alerts
+--mail-user ADDRESS  an email address, or one of your alert targets
+--mem SIZE  memory per node: 8G, or 8192 for MiB; 0 is all of it
+--mem-per-cpu SIZE  memory per core
+--mem-per-gpu SIZE  memory per GPU
+--nice [N]  lower the priority by N (default 100, at most 10000)
 -F --nodefile FILE  only the nodes listed in this file
 -w --nodelist NODES  only these nodes: lab1,gpu[01-03]; with a slash, a file that lists them
 -N --nodes N  number of nodes, or a range: 1-2
--n --ntasks N  number of tasks, which srun starts
---ntasks-per-gpu N  tasks on each GPU
---ntasks-per-node --tasks-per-node N  tasks on each node
--p --partition NAME  partition, which is a queue; of several the first is used
+-n --ntasks N  number of tasks for srun to start
+--ntasks-per-gpu N  tasks per GPU
+--ntasks-per-node --tasks-per-node N  tasks per node
+-p --partition NAME  partition, a queue here; only the first of several is used
 --prefer LABELS  prefer nodes with these labels
 --priority N  0 holds the job; other values have no effect
 -q --qos NAME  quality of service
 --reservation NAME  run inside this reservation
---signal SIGNAL  USR1@90: send it 90 seconds before the time limit to the steps; B:USR1@90: to the batch shell
--t --time TIME  time limit: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; 0 for none
---wckey NAME  a word kept with the job
+--signal SIGNAL  USR1@90: signal the steps 90 seconds before the time limit; B:USR1@90: the batch shell
+-t --time TIME  time limit: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; 0 for no limit
+--wckey NAME  workload key to store with the job
 """
 """Options of the job, as rows of a `Command`; a metavar in brackets is an optional value there."""
 _COMMON_VARIABLES = {
@@ -506,7 +506,7 @@ def _read_partition(request: JobRequest, name: str, text: str | None) -> None:
             "invalid partition specified: (null)\nBatch job submission failed: Invalid partition name specified"
         )
     if comma:
-        request.say(f"of several partitions the first is used: {printable(first)}")
+        request.say(f"only the first of several partitions is used: {printable(first)}")
     request.values["queue"] = first
 
 

@@ -56,60 +56,60 @@ COMMAND = Command(
     -a --allusers  jobs of all users; the default for root
     -A --accounts --account LIST  jobs of these accounts
     -b --brief  job id, state and exit code only
-    -B --batch-script  print the scripts of the jobs of -j
+    -B --batch-script  print the scripts of the jobs given with -j
     -c --completion  records of job completion; refused
-    -C --constraints LIST  jobs that asked for these features
-    --delimiter TEXT  between the columns of -p and -P
-    -D --duplicates  every run of a job that ran several times
-    -e --helpformat --helpfields  names of all columns
-    -E --endtime TIME  jobs from before this time
-    --env-vars  print the environments of the jobs of -j; refused
+    -C --constraints LIST  jobs that requested these features
+    --delimiter TEXT  column separator of -p and -P
+    -D --duplicates  all runs of jobs that ran several times
+    -e --helpformat --helpfields  list all columns
+    -E --endtime TIME  jobs that existed before this time
+    --env-vars  print the environments of the jobs given with -j; refused
     --federation  accepted: there is one cluster
     -f --file FILE  read records from a file; refused
-    -F --flags LIST  jobs with these flags of the scheduler; none has any
-    -g --gid --group LIST  jobs of users of these groups
+    -F --flags LIST  jobs with these scheduler flags; no job has any
+    -g --gid --group LIST  jobs of users in these groups
     -h --help  show this help
-    -i --nnodes MIN[-MAX]  jobs on so many nodes
-    -I --ncpus MIN[-MAX]  jobs with so many CPUs
+    -i --nnodes MIN[-MAX]  jobs on MIN to MAX nodes
+    -I --ncpus MIN[-MAX]  jobs with MIN to MAX CPUs
     -j --jobs LIST  these jobs and steps: 42, 42_7, 42.batch, 42.0
     --json  print a JSON document
-    -k --timelimit-min TIME  jobs with this time limit or, with -K, a longer one
-    -K --timelimit-max TIME  upper bound of -k
-    -l --long  many columns
+    -k --timelimit-min TIME  jobs with this time limit, or with -K at least this one
+    -K --timelimit-max TIME  with -k: jobs with at most this time limit
+    -l --long  print many more columns
     -L --allclusters  accepted: there is one cluster
     --local  accepted: there is one cluster
     -M --clusters --cluster LIST  `all` or the name of this cluster
-    --name LIST  jobs of these names
-    -n --noheader  no header line
-    --noconvert  amounts in the unit in which they are known
+    --name LIST  jobs with these names
+    -n --noheader  print no header
+    --noconvert  do not convert units
     -N --nodelist --node LIST  jobs that ran on these nodes
-    -o --format LIST  columns, as NAME or NAME%WIDTH; see --helpformat
-    -p --parsable  columns separated by |, also after the last one
-    -P --parsable2  columns separated by |
-    -q --qos LIST  jobs of these qualities of service
-    -r --partition LIST  jobs of these partitions, which are queues
-    -R --reason LIST  jobs that waited for these reasons
-    -s --state LIST  jobs in one of these states during the time given
-    -S --starttime TIME  jobs that had not ended before this time
-    -T --truncate  show no start before -S and no end after -E
+    -o --format LIST  columns: NAME or NAME%WIDTH; see --helpformat
+    -p --parsable  separate columns by |, with one at the end of the line
+    -P --parsable2  separate columns by |
+    -q --qos LIST  jobs with one of these QOS
+    -r --partition LIST  jobs in these partitions, which are queues here
+    -R --reason LIST  jobs that were pending for one of these reasons
+    -s --state LIST  jobs in one of these states between -S and -E
+    -S --starttime TIME  jobs that had not ended by this time
+    -T --truncate  clip start times to -S and end times to -E
     -u --uid --user LIST  jobs of these users, by name or uid
-    --units UNIT  show memory in K, M, G, T or P
+    --units UNIT  print memory in K, M, G, T or P
     --use-local-uid  accepted: users are always those of this machine
     -v --verbose  accepted
     -W --wckeys LIST  jobs with these workload keys
     --whole-hetjob [yes|no]  accepted: there are no heterogeneous jobs
     -x --associations LIST  jobs of these associations; refused
-    -X --allocations  jobs only, without their scripts and steps
+    -X --allocations  print jobs only, without their scripts and steps
     --yaml  print a YAML document
     """,
     permutes=True,
     has_h=True,
 )
 _REFUSED = {
-    "completion": "there is no separate log of job completion; leave --completion out",
-    "env-vars": "environments of jobs are private to the scheduler; see what a job has with: srun --jobid ID env",
-    "file": "records are kept by the scheduler only; leave --file out",
-    "associations": "associations have no numbers here; choose with -A ACCOUNT and -u USER",
+    "completion": "there is no separate job completion log; omit --completion",
+    "env-vars": "job environments are not stored for display; run env in the job's script",
+    "file": "records are available only from the scheduler; omit --file",
+    "associations": "associations have no ids here; select with -A ACCOUNT and -u USER",
 }
 _WINDOW_OPEN = float("inf")
 _ACTIVE = "PENDING,RUNNING,SUSPENDED,COMPLETING"
@@ -127,7 +127,7 @@ def body(parsed: Parsed) -> int:
     if parsed.operands:
         raise COMMAND.error(
             f"Unknown arguments: {' '.join(printable(word, 40) for word in parsed.operands)}\n"
-            "name jobs with -j, users with -u"
+            "give jobs with -j, users with -u"
         )
     if parsed.has("helpformat"):
         sys.stdout.write(helpformat(list(WIDTHS)))
@@ -326,7 +326,7 @@ class SacctQuery:
                 raise COMMAND.error(f"Invalid time limit specified: {printable(parsed.get(long), 60)}") from None
         low, high = found
         if low is None:
-            raise COMMAND.error("--timelimit-max needs --timelimit-min")
+            raise COMMAND.error("--timelimit-max requires --timelimit-min")
         self._add("time_limit_s", _between("time_limit_s", low, low if high is None else high))
 
     def _add(self, key: str, accepts: Callable[[Json], bool]) -> None:
@@ -610,7 +610,7 @@ def _cluster(client: DaemonConnection, wanted: SacctQuery, shows_it: bool) -> st
 
 def _print_scripts(client: DaemonConnection, wanted: SacctQuery) -> int:
     if not wanted.jobs:
-        raise COMMAND.error("--batch-script needs the jobs: -j ID")
+        raise COMMAND.error("--batch-script requires -j ID")
     for job_id in wanted.jobs:
         try:
             text = client.call("GET", f"/v1/jobs/{quote(job_id)}/script")["script"]

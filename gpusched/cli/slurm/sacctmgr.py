@@ -26,14 +26,14 @@ COMMAND = Command(
     "sacctmgr [OPTIONS] show|list ENTITY [NAME...] [where KEY=VALUE...] [format=LIST]",
     """
     -h --help  show this help
-    -i --immediate  accepted: nothing is changed
-    -n --noheader  no header line
-    -o --oneliner  accepted: a record is one line
-    -p --parsable  columns separated by |, also after the last one
-    -P --parsable2  columns separated by |
+    -i --immediate  accepted: sacctmgr changes nothing here
+    -n --noheader  print no header
+    -o --oneliner  accepted: a record is always one line
+    -p --parsable  separate columns by |, with one at the end of the line
+    -P --parsable2  separate columns by |
     -Q --quiet  accepted
-    -r --readonly  accepted: nothing is changed
-    -s --associations  with the associations of the users or accounts
+    -r --readonly  accepted: sacctmgr changes nothing here
+    -s --associations  include the associations of users or accounts
     -v --verbose  accepted
     """,
     permutes=True,

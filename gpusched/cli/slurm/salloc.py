@@ -31,13 +31,13 @@ _ROWS = """
 --bell  ring the terminal's bell when the job starts
 -D --chdir DIR  working directory
 -I --immediate [S]  give up unless the job starts within S seconds
--K --kill-command [SIGNAL]  has no effect: the command ends with its job
+-K --kill-command [SIGNAL]  accepted: the command always ends with its job
 --no-bell  do not ring the bell
---no-shell  start no command; the job stays until scancel or its time limit
--Q --quiet  print nothing but errors
---test-only  do not submit; print when the job would start
--v --verbose  print the options that were given
---x11 [WHICH]  has no effect: a job is on this machine, and DISPLAY is passed on
+--no-shell  start no command; the job holds its resources until scancel or its time limit
+-Q --quiet  print only errors
+--test-only  print when the job would start, without submitting it
+-v --verbose  print the options in effect
+--x11 [WHICH]  accepted: jobs run on this machine and inherit DISPLAY
 """
 _OWN = (
     *("bell", "clusters", "immediate", "kill-command", "no-bell", "no-shell", "quiet", "test-only", "verbose"),

@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from gpusched.client import DaemonConnection
 
 _ROWS = """
--a --array TASKS  one task for each number: 0-9, 1,3,5, 0-30:2; 0-99%4 runs at most 4 at once
+-a --array TASKS  one task per index: 0-9, 1,3,5, 0-30:2; 0-99%4 runs at most 4 at once
 -D --chdir DIR  working directory
--e --error FILE  file of the error output, by default that of the output
---export LIST  environment of the job: ALL, NONE, or names and NAME=VALUE
---export-file FILE  variables for the job, NAME=VALUE with NUL bytes between them; a number is a file descriptor
--i --input FILE  file of the standard input
---no-requeue  do not repeat the job after a failure of the machine
---open-mode MODE  append to files that exist, or truncate them
--o --output FILE  file of the output, by default slurm-%j.out, of an array slurm-%A_%a.out
---parsable  print the id alone; with -M the cluster follows it
--Q --quiet  print nothing but errors
---requeue  repeat the job after a failure of the machine
---test-only  do not submit; print when the job would start
--v --verbose  print the options that were given
--W --wait  wait for the end of the job, and exit with its code
---wrap LINE  run this shell line
+-e --error FILE  file for standard error (default: that of --output)
+--export LIST  variables to pass to the job: ALL, NONE, or a list of NAME and NAME=VALUE
+--export-file FILE  read variables from a file or file descriptor: NAME=VALUE separated by NUL bytes
+-i --input FILE  file to read standard input from
+--no-requeue  do not requeue the job after a node failure
+--open-mode MODE  append to existing files, or truncate them
+-o --output FILE  file for standard output (default: slurm-%j.out; for arrays slurm-%A_%a.out)
+--parsable  print only the job id, with -M followed by the cluster
+-Q --quiet  print only errors
+--requeue  requeue the job after a node failure
+--test-only  print when the job would start, without submitting it
+-v --verbose  print the options in effect
+-W --wait  wait until the job ends, and exit with its exit code
+--wrap LINE  run this shell command instead of a script
 """
 _OWN = ("clusters", "export", "export-file", "parsable", "quiet", "test-only", "verbose", "wait", "wrap")
 _ONLY_TYPED = ("wrap", "help", "usage", "version")
@@ -158,7 +158,7 @@ def _program(typed: Parsed, request: JobRequest) -> dict[str, Any]:
         return {"script": text, "script_name": "wrap", "name": "wrap"}
     path = typed.operands[0] if typed.operands else ""
     if path == ":":
-        raise COMMAND.error("jobs of several unlike parts are not supported; submit one job for each", BAD_VALUE)
+        raise COMMAND.error("heterogeneous jobs are not supported; submit one job for each component", BAD_VALUE)
     named = {"script_name": "stdin", "name": "sbatch"}
     if path:
         found, content = _read(path)

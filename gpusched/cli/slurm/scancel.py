@@ -27,27 +27,27 @@ COMMAND = Command(
     """
 -A --account NAME  only jobs of this account
 -b --batch  signal the batch shell only
---ctld  accepted: signals always take this way
+--ctld  accepted: signals always go through the daemon
 -c --cron  accepted: there are no cron jobs
 -f --full  signal the batch shell and all steps
--H --hurry  accepted: nothing is staged out
--i --interactive  ask about each job
+-H --hurry  accepted: there are no burst buffers
+-i --interactive  ask before acting on each job
 -M --clusters NAMES  the name of this cluster, or all
---cluster NAMES  as --clusters
+--cluster NAMES  same as --clusters
 --me  only your own jobs
 -n --name NAME  only jobs with this name
---jobname NAME  as --name
+--jobname NAME  same as --name
 -p --partition NAME  only jobs in this partition
 -q --qos NAME  only jobs with this QOS
--Q --quiet  print no errors about jobs
+-Q --quiet  do not report errors about jobs
 -R --reservation NAME  only jobs in this reservation
 --sibling NAME  accepted: there is one cluster
--s --signal SIGNAL  send this signal, a name or a number, in place of ending the job
+-s --signal SIGNAL  send this signal, by name or number, instead of ending the job
 -t --state STATE  only jobs in this state: PENDING, RUNNING or SUSPENDED
 -u --user NAME  only jobs of this user
--v --verbose  say what is done
+-v --verbose  report each action
 -w --nodelist NODES  only jobs on these nodes
---wckey KEY  only jobs with this key
+--wckey KEY  only jobs with this workload key
 """,
     permutes=True,
 )

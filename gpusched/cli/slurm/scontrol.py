@@ -29,15 +29,15 @@ COMMAND = Command(
 -F --future  accepted: there are no future nodes
 -h --help  show this help
 --hide  accepted: nothing is hidden
---json  with show job and show node: as JSON
+--json  with show job and show node: print JSON
 --local  accepted: there is one cluster
 -M --clusters --cluster NAMES  this cluster's name, or all
--o --oneliner  one line for each entry
+-o --oneliner  one line per entry
 -Q --quiet  print no errors
 --sibling  accepted: there is one cluster
--u --uid NAME  refused: rights come from the account that runs the command
+-u --uid NAME  refused: permissions are those of the user who runs the command
 -v --verbose  explain errors in full
---yaml  with show job: as YAML
+--yaml  with show job: print YAML
 """,
     permutes=True,
 )
@@ -107,7 +107,7 @@ def main() -> int:
 
 def body(options: Parsed) -> int:
     if options.has("uid"):
-        raise COMMAND.error("--uid is not supported: rights come from the account that runs the command")
+        raise COMMAND.error("--uid is not supported: permissions are those of the user who runs the command")
     line = ControlLine(options)
     if options.get("clusters"):
         from gpusched.cli.slurm.submission import cluster_suffix  # rarely used
@@ -253,7 +253,7 @@ def _without_state(words: list[str]) -> list[str]:
         return words
     key, _, value = words[0].partition("=")
     if key.lower() == "state" and value.lower() == "specialexit":
-        raise COMMAND.error("State=SpecialExit is not supported; leave it out to hold the job after its requeue")
+        raise COMMAND.error("State=SpecialExit is not supported; omit it to hold the job after the requeue")
     return words
 
 

@@ -53,7 +53,7 @@ def show(line: ControlLine, texts: list[str]) -> int:
 def _hostnames(line: ControlLine, names: list[str]) -> int:
     text = names[0] if names else os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST")
     if text is None:
-        line.complain("scontrol: error: no host list is given, and SLURM_JOB_NODELIST is not set")
+        line.complain("scontrol: error: no host list given, and SLURM_JOB_NODELIST is not set")
         return 1
     try:
         found = hostlist.expand_all(text)

@@ -206,7 +206,7 @@ def _limit(text: str, line: ControlLine, word: str) -> str:
         raise ValueError(text)
     found = line.client.call("GET", f"/v1/jobs?fields=time_limit_s&ids={quote(word)}")["rows"]
     if not found or found[0][0] is None:
-        raise ValueError("the job has no time limit to change by an amount")
+        raise ValueError("the job has no time limit to extend or reduce")
     return f"{max(60, int(found[0][0] + (more_s if text[0] == '+' else -more_s)))}s"
 
 
@@ -219,7 +219,7 @@ def _gpus(text: str, *_: object) -> str:
     word = text.lower().removeprefix("gres:").removeprefix("gres/")
     kind, sign, rest = word.replace("=", ":").partition(":")
     if kind != "gpu":
-        raise ValueError(f"{text!r} is no number of GPUs")
+        raise ValueError(f"{text!r} is not a number of GPUs")
     return rest if sign else "1"
 
 

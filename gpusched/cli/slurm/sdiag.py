@@ -22,14 +22,14 @@ COMMAND = Command(
     "sdiag",
     "sdiag [options]",
     """
--a --all  accepted: there is nothing more to tell
+-a --all  accepted: there is nothing more to print
 -h --help  show this help
--i --sort-by-id  accepted: requests are not counted by kind
---json  as JSON
+-i --sort-by-id  accepted: requests are not counted by type
+--json  print JSON
 -M --cluster --clusters NAMES  this cluster's name, or all
--r --reset  refused: the counters start with the daemon
--t --sort-by-time  accepted: requests are not counted by kind
--T --sort-by-time2  accepted: requests are not counted by kind
+-r --reset  refused: counters are reset when the daemon starts
+-t --sort-by-time  accepted: requests are not counted by type
+-T --sort-by-time2  accepted: requests are not counted by type
 """,
 )
 _LINE = "*" * 55
@@ -44,7 +44,7 @@ def body(options: Parsed) -> int:
     if options.operands:
         raise COMMAND.refuse(f"unexpected argument '{printable(options.operands[0])}'")
     if options.has("reset"):
-        raise COMMAND.error("--reset is not supported: the counters start with the daemon")
+        raise COMMAND.error("--reset is not supported: counters are reset when the daemon starts")
     with connect() as client:
         if options.has("cluster"):
             from gpusched.cli.slurm.submission import cluster_suffix  # rarely used

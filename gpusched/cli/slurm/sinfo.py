@@ -27,31 +27,31 @@ COMMAND = Command(
     "sinfo",
     "sinfo [options]",
     """
--a --all  hidden partitions as well; there are none
+-a --all  no effect: no partition is hidden
 -d --dead  only nodes that do not respond
--e --exact  a row for each number of CPUs, memory and disk
+-e --exact  combine only nodes with equal CPUs, memory and disk
 --federation  accepted: there is one cluster
 -F --future  accepted: there are no future nodes
--h --noheader  no line of titles
+-h --noheader  print no header
 --hide  accepted: nothing is hidden
--i --iterate SECONDS  print again and again
---json  the nodes, as JSON
+-i --iterate SECONDS  repeat at this interval
+--json  print the nodes as JSON
 --local  accepted: there is one cluster
 -l --long  more columns
 -M --clusters --cluster NAMES  this cluster's name, or all
 -n --nodes NODES  only these nodes
---noconvert  accepted: memory is in MiB anyway
--N --Node  a row for each node and partition
+--noconvert  accepted: memory is always in MiB
+-N --Node  one line per node and partition
 -o --format FORMAT  columns such as '%P %t %N'
 -O --Format FIELDS  columns such as partition:10,statelong
 -p --partition NAMES  only these partitions
 -r --responding  only nodes that respond
 -R --list-reasons  why nodes are drained
--s --summarize  a row for each partition
--S --sort FIELDS  order of the rows, letters of --format
+-s --summarize  one line per partition
+-S --sort FIELDS  sort order, by letters of --format
 -t --states STATES  only nodes in these states
--T --reservation  reservations
--v --verbose  accepted: there is nothing more to tell
+-T --reservation  show reservations
+-v --verbose  accepted: there is nothing more to print
 """,
 )
 _DEFAULT = "%9P %.5a %.10l %.6D %.6t %N"

@@ -25,19 +25,19 @@ COMMAND = Command(
     "sprio [options]",
     """
 --federation  accepted: there is one cluster
--h --noheader  no line of titles
+-h --noheader  print no header
 -j --jobs IDS  only these jobs
--l --long  all parts, with nice
+-l --long  all factors, including nice
 --local  accepted: there is one cluster
 -M --clusters --cluster NAMES  this cluster's name, or all
--n --norm  parts from 0 to 1, without their weights
+-n --norm  normalized factors, from 0 to 1
 -o --format FORMAT  columns such as '%i %Y %A'
 -p --partition NAMES  only jobs in these partitions
 --sibling  accepted: there is one cluster
--S --sort FIELDS  order of the rows, letters of --format
+-S --sort FIELDS  sort order, by letters of --format
 -u --user NAMES  only jobs of these users
--v --verbose  accepted: there is nothing more to tell
--w --weights  the weights of the parts
+-v --verbose  accepted: there is nothing more to print
+-w --weights  the weights of the factors
 """,
 )
 _DEFAULT = "%.15i %9r %.10Y %.10S %.10A %.10F %.10J %.10P %.10Q"
@@ -161,7 +161,7 @@ def body(options: Parsed) -> int:
     _sort(rows, options.get("sort"))
     sys.stdout.write(render(pieces, rows, header=not options.has("noheader")))
     if answer["order"] != "multifactor":
-        COMMAND.note(f"the queue is ordered by {answer['order']}, not by the sum of these parts; see: gq --priority")
+        COMMAND.note(f"the queue is ordered by {answer['order']}, not by the sum of these factors; see: gq --priority")
     return 0
 
 

@@ -32,28 +32,28 @@ COMMAND = Command(
     "squeue [options]",
     """
 -A --account NAMES  only jobs of these accounts
--U NAMES  as -A
--a --all  jobs of all partitions, as without it
--r --array  one line for each task of an array
+-U NAMES  same as -A
+-a --all  jobs in all partitions (the default)
+-r --array  one line per array task
 -h --noheader  print no header
---hide  as without it: no partition is hidden
--i --iterate SECONDS  print again and again
+--hide  no effect: no partition is hidden
+-i --iterate SECONDS  repeat at this interval
 -j --jobs [IDS]  only these jobs: 42, 42_7
--l --long  longer lines
--L --licenses NAMES  only jobs that ask for one of these licenses
+-l --long  more columns
+-L --licenses NAMES  only jobs that request one of these licenses
 -M --clusters NAMES  the name of this cluster, or all
 --me  only your own jobs
 -n --name NAMES  only jobs with these names
---noconvert  memory always in the unit M
--o --format FORMAT  what to print: %i %j, %.18i is right-aligned and cut at 18
--O --Format FIELDS  what to print, by names: jobid:10,name
+--noconvert  always print memory in M
+-o --format FORMAT  columns: %i %j; %.18i is right-aligned and cut at 18 characters
+-O --Format FIELDS  columns by name and width: jobid:10,name
 -p --partition NAMES  only jobs in these partitions
--P --priority  as without it: a job has one partition
--q --qos NAMES  only jobs with these QOS
+-P --priority  no effect: a job has one partition
+-q --qos NAMES  only jobs with one of these QOS
 -R --reservation NAMES  only jobs in these reservations
--S --sort LETTERS  order, as letters of -o: P,t,-p
+-S --sort LETTERS  sort order, by letters of -o: P,t,-p
 -s --steps [IDS]  the steps of running jobs: 42, 42.0
---start  when waiting jobs are expected to start
+--start  expected start times of pending jobs
 -t --states STATES  only jobs in these states, or all: PD,R
 -u --user NAMES  only jobs of these users
 -v --verbose  accepted

@@ -15,39 +15,39 @@ if TYPE_CHECKING:
 _ROWS = """
 -D --chdir DIR  working directory of the tasks
 --cpu-bind HOW  bind tasks to cores: none, rank, cores, threads, map_cpu:0,1, mask_cpu:0x3; q and v are accepted
--e --error FILE  file of the error output; %t task, %s step, %j job, %N node
+-e --error FILE  file for standard error; %t is the task, %s the step, %j the job, %N the node
 --epilog PROGRAM  accepted: no program runs around a step
---exact  the step gets only the cores that it asks for, and no other such step has them meanwhile
---export LIST  environment of the tasks: ALL, NONE, or names and NAME=VALUE
+--exact  give the step only the cores it requests, and no other step with --exact the same ones
+--export LIST  variables to pass to the tasks: ALL, NONE, or a list of NAME and NAME=VALUE
 --gpu-bind HOW  which GPUs a task sees: none, single:N, per_task:N, map_gpu:LIST, closest
 -I --immediate [S]  give up unless the job or step starts within S seconds
--i --input FILE  standard input of the tasks: a file, all, none, or the number of a task
+-i --input FILE  standard input of the tasks: a file, all, none, or a task number
 --jobid ID  run the tasks in this running job of yours, from inside or outside of it
 -K --kill-on-bad-exit [0|1]  end the step when a task fails
--l --label  begin each line of output with the number of its task
+-l --label  prefix each line of output with its task number
 --mpi TYPE  none, or list; other values have no effect
---multi-prog  refused: start each program with an srun of its own
---open-mode MODE  append to files that exist, or truncate them
--o --output FILE  file of the output, in place of srun's own; %t task, %s step, %j job, %N node
+--multi-prog  refused: start each program with its own srun
+--open-mode MODE  append to existing files, or truncate them
+-o --output FILE  file for standard output instead of srun's own; %t, %s, %j and %N as in --error
 -O --overcommit  more tasks than cores
 --overlap  share cores and GPUs with other steps of the job
--E --preserve-env  accepted: the step's variables are always its own
+-E --preserve-env  accepted: a step always sets its own variables
 --prolog PROGRAM  accepted: no program runs around a step
 --pty [FD]  run task 0 at a terminal
--Q --quiet  print nothing but errors
--X --disable-status  the first Ctrl-C goes to the tasks, not the second
+-Q --quiet  print only errors
+-X --disable-status  pass the first Ctrl-C to the tasks instead of asking for a second
 --quit-on-interrupt  end the step at the first Ctrl-C
--r --relative N  begin at this node of the allocation
+-r --relative N  first node to use, counted within the allocation
 --slurmd-debug LEVEL  accepted: there is no slurmd
 --task-epilog PROGRAM  accepted: no program runs around a task
 --task-prolog PROGRAM  accepted: no program runs around a task
---test-only  do not submit; print when the job would start
--T --threads N  accepted: tasks are started one after the other
--u --unbuffered  accepted: output is never held back, but for the lines of --label
--v --verbose  print the options that were given
--W --wait S  end the step S seconds after its first task has ended
---whole  accepted: a step may use all cores of its job anyway
---x11 [WHICH]  accepted: a job is on this machine, and DISPLAY is passed on
+--test-only  print when the job would start, without submitting it
+-T --threads N  accepted: tasks are started one by one
+-u --unbuffered  accepted: output is never buffered, except for complete lines with --label
+-v --verbose  print the options in effect
+-W --wait S  end the step S seconds after its first task ends
+--whole  accepted: a step may always use all cores of its job
+--x11 [WHICH]  accepted: jobs run on this machine and inherit DISPLAY
 """
 _OTHERS = ("cpu-bind", "gpu-bind", "overcommit", "export-file", "ignore-pbs", "batch")
 COMMAND = Command(
@@ -69,11 +69,11 @@ def body(typed: Parsed) -> int:
         return 0
     if ":" in typed.operands:
         raise COMMAND.error(
-            "jobs of several unlike parts (COMMAND : COMMAND) are not supported; start each with an srun of its own",
+            "heterogeneous steps (COMMAND : COMMAND) are not supported; start each command with its own srun",
             255,
         )
     if typed.has("multi-prog"):
-        raise COMMAND.error("--multi-prog is not supported; start each program with an srun of its own", 255)
+        raise COMMAND.error("--multi-prog is not supported; start each program with its own srun", 255)
     if not typed.operands:
         raise CommandError("srun: fatal: No command given to execute.")
     job_id = typed.get("jobid") or os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID")

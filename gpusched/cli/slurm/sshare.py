@@ -23,18 +23,18 @@ COMMAND = Command(
     """
 -a --all  all users
 -A --accounts NAMES  only these accounts
--e --helpformat  the names of the columns
+-e --helpformat  list all columns
 -h --help  show this help
 -l --long  more columns
 -m --partition  accepted: shares do not depend on partitions
 -M --clusters --cluster NAMES  this cluster's name, or all
--n --noheader  no titles
--o --format NAMES  these columns, as in Account,User,FairShare%20
--p --parsable  values between bars, with one at the end
--P --parsable2  values between bars
+-n --noheader  print no header
+-o --format NAMES  columns, such as Account,User,FairShare%20
+-p --parsable  separate columns by |, with one at the end of the line
+-P --parsable2  separate columns by |
 -u --users NAMES  only these users
--U --Users  only users, no accounts
--v --verbose  accepted: there is nothing more to tell
+-U --Users  only users, without accounts
+-v --verbose  accepted: there is nothing more to print
 """,
 )
 _ROOT = "root"

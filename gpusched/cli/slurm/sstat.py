@@ -30,15 +30,15 @@ COMMAND = Command(
     "sstat [OPTIONS] -j LIST",
     """
     -a --allsteps  all running steps of the jobs, and their scripts
-    -e --helpformat --helpfields  names of all columns
+    -e --helpformat --helpfields  list all columns
     -h --help  show this help
     -i --pidformat  the columns JobID, Nodelist and Pids
     -j --jobs LIST  these jobs and steps: 42, 42_7, 42.batch, 42.0
-    --noconvert  amounts in the unit in which they are known
-    -n --noheader  no header line
-    -o --format --fields LIST  columns, as NAME or NAME%WIDTH; see --helpformat
-    -p --parsable  columns separated by |, also after the last one
-    -P --parsable2  columns separated by |
+    --noconvert  do not convert units
+    -n --noheader  print no header
+    -o --format --fields LIST  columns: NAME or NAME%WIDTH; see --helpformat
+    -p --parsable  separate columns by |, with one at the end of the line
+    -P --parsable2  separate columns by |
     -v --verbose  accepted
     """,
     permutes=True,

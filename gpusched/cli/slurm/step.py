@@ -79,7 +79,7 @@ def run_step(command: Command, typed: Parsed, wanted: str) -> int:
         if (only := ONLY_SLURM.get(name)) is not None and only.is_refused:
             raise command.error(only.sentence, 255)
     if typed.has("test-only"):
-        command.note(f"a step of job {job['id']} starts at once")
+        command.note(f"a step of job {job['id']} would start immediately")
         return 0
     return Step(command, typed, job, scheduler).run()
 
@@ -103,7 +103,7 @@ class PatientClient:
                     raise (
                         error
                         if isinstance(error, DaemonUnreachable)
-                        else NotReady("the daemon broke off the connection", "see: gpusched daemon status")
+                        else NotReady("the daemon closed the connection", "see: gpusched daemon status")
                     ) from None
             except NotReady:
                 # A full disk, for example.
@@ -111,7 +111,7 @@ class PatientClient:
                     raise
             if not is_told and time.monotonic() > began + NOTE_AFTER_S:
                 is_told = True
-                sys.stderr.write("srun: the scheduler does not answer; waiting for it\n")
+                sys.stderr.write("srun: the scheduler is not responding; waiting for it\n")
             time.sleep(_RETRY_S)
 
 
@@ -362,7 +362,7 @@ class Step:
             why = "More processors requested than permitted"
         elif "GPUs" in error.message:
             why = "Invalid generic resource (gres) specification"
-        elif "starts no more steps" in error.message:
+        elif "accepts no more steps" in error.message:
             why = "Job/step already completing or completed"
         found = self.command.error(f"Unable to create step for job {job_id}: {why}")
         found.text += f"\nsrun: {printable(error.message, 2000)}" + (

@@ -331,6 +331,6 @@ def check_changes(job: Job, changes: dict[str, Any]) -> None:
     for name in ("retries", "fallback"):
         if changes.get(name):
             raise Refused(
-                f"job {job.shown_id} was adopted while it ran and cannot be started again, so {name} does not apply",
+                f"job {job.shown_id} was adopted while running and cannot be started again, so {name} does not apply",
                 f"see it with: gshow {job.shown_id}",
             )

@@ -38,7 +38,7 @@ def _check(job: Job, command: Requeue) -> None:
     shown = job.shown_id
     if job.state is JobState.PENDING:
         instead = "keep it from starting with: gctl hold" if command.hold else "see why with: gq --why"
-        raise Refused(f"job {shown} is {job.state}: it waits already", f"{instead} {shown}")
+        raise Refused(f"job {shown} is {job.state}: it is already pending", f"{instead} {shown}")
     if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
         raise Refused(f"job {shown} is {job.state} and cannot be requeued", f"see it with: gshow {shown}")
     if job.spec.interactive is not None:

@@ -31,11 +31,11 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
             # Asked again: the answer was lost with a daemon.
             return {"step": _answer(step, job, run, tx)}
     if job.state is not JobState.RUNNING:
-        raise Refused(f"job {job.shown_id} is {job.state} and starts no more steps", f"see: gshow {job.shown_id}")
+        raise Refused(f"job {job.shown_id} is {job.state} and accepts no more steps", f"see: gshow {job.shown_id}")
     number = tx.world.steps.next_number(run.id, lambda: tx.store.next_step(run.job_id, run.number))
     if number >= MOST_STEPS:
         raise Refused(
-            f"job {job.shown_id} has had {MOST_STEPS} steps, the maximum", "start several commands in one step"
+            f"job {job.shown_id} has reached the maximum of {MOST_STEPS} steps", "run several commands in one step"
         )
     cpus = command.tasks * command.cpus_per_task
     _check_size(command, cpus, job, run)
@@ -75,13 +75,13 @@ def _check_size(command: BeginStep, cpus: float, job: Job, run: Run) -> None:
     have = max(1, int(run.cpus))
     if not command.overcommits and cpus > have:
         raise Refused(
-            f"the step asks for {cpus:g} CPUs, and job {job.shown_id} has {have}",
-            "ask for more when you submit the job, or let tasks share CPUs with --overcommit",
+            f"the step requests {cpus:g} CPUs, but job {job.shown_id} has {have}",
+            "request more when you submit the job, or let tasks share CPUs with --overcommit",
         )
     if command.gpus is not None and command.gpus > len(run.gpus):
         raise Refused(
-            f"the step asks for {command.gpus} GPUs, and job {job.shown_id} has {len(run.gpus)}",
-            "ask for more when you submit the job",
+            f"the step requests {command.gpus} GPUs, but job {job.shown_id} has {len(run.gpus)}",
+            "request more when you submit the job",
         )
 
 
@@ -108,7 +108,7 @@ def cancel(command: CancelStep, tx: TickTransaction) -> dict[str, Any]:
     job = tx.world.jobs.get(command.job_id)
     run = None if job is None else tx.world.open_runs.get(f"{job.id}.{job.run}")
     if job is None or run is None:
-        raise NotFound(f"job {command.job_id} has no steps now", "list running steps with: squeue -s")
+        raise NotFound(f"job {command.job_id} has no running steps", "list running steps with: squeue -s")
     check(command.caller, Act.CANCEL if command.signal is None else Act.SIGNAL, job, tx.settings)
     step = _step(job, run, command.number, tx)
     shown = f"{job.shown_id}.{step.number}"

@@ -27,7 +27,7 @@ def suspend(command: Suspend, tx: TickTransaction) -> dict[str, Any]:
             )
         if job.suspended_by == "policy":
             raise Refused(
-                f"job {job.shown_id} is suspended already, to make room, and resumes by itself",
+                f"job {job.shown_id} is already suspended to make room, and resumes by itself",
                 f"see for which job with: gshow {job.shown_id}",
             )
     suspended = [job for job in jobs if job.state is not JobState.SUSPENDED]

@@ -114,7 +114,7 @@ def _check(job: Job, changes: dict[str, Any]) -> None:
         )
     if "dependency" in changes and job.array_id is not None and job.run:
         raise Refused(
-            f"task {job.shown_id} has already been started and depends on no other job any more",
+            f"task {job.shown_id} has already started and no longer depends on other jobs",
             f"keep it from starting with: gctl hold {job.shown_id}",
         )
 

@@ -216,7 +216,7 @@ class ForeignProcessWatch:
             return
         word = "KILL" if step.is_kill else "TERM"
         held = held_by(stranger)
-        text = f"process {stranger.pid} ({printable(stranger.name)}) of {stranger.user} on {held}, which is no job"
+        text = f"process {stranger.pid} ({printable(stranger.name)}) of {stranger.user} on {held}, outside any job"
         log.warning("%s was sent %s", text, word)
         # Wait another grace before the next KILL, so as not to signal an unkillable process all the time.
         notes.ending_at = now

@@ -187,7 +187,7 @@ class RotatedFile:
             os.umask(mask)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "something that is no file has its name now")
+            raise OSError(errno.EINVAL, "something that is not a file now has its name")
         os.set_blocking(fd, True)
         return fd
 
