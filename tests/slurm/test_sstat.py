@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -99,8 +100,32 @@ def test_bad_input_is_refused(lab: SlurmLab, words: str, message: str) -> None:
 
 
 def test_the_process_of_the_test_is_in_no_step() -> None:
-    from gpusched.cli.slurm.sstat import _step_of, _tree
+    from gpusched.cli.slurm import processes
+    from gpusched.cli.slurm.sstat import _step_of
 
     assert _step_of(os.getpid()) is None
-    assert os.getpid() in _tree(os.getpid())
-    assert _tree(2**22 + 1) == {2**22 + 1: None}
+    assert os.getpid() in processes.tree(os.getpid())
+    assert processes.tree(2**22 + 1) == [2**22 + 1]
+
+
+def test_processes_are_listed_parents_first_with_the_environment_that_they_began_with() -> None:
+    from gpusched.cli.slurm import processes
+
+    code = "import os, sys; os.environ['SLURM_STEP_ID'] = '9'; print(flush=True); sys.stdin.read()"
+    given = {**os.environ, "SLURM_STEP_ID": "3", "EQUALS": "a=b=c", "EMPTY": ""}
+    child = subprocess.Popen(
+        ["sh", "-c", 'python3 -c "$0"; :', code], env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        family = processes.tree(child.pid)
+        assert (family[0], len(family)) == (child.pid, 2)
+        assert family[1] in processes.tree(os.getpid())
+        found = processes.variables(family[1])
+        assert (found["SLURM_STEP_ID"], found["EQUALS"], found["EMPTY"]) == ("3", "a=b=c", "")
+    assert (processes.stat(child.pid), processes.variables(child.pid), processes.tree(child.pid)) == (
+        [],
+        {},
+        [child.pid],
+    )

@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
+    from gpusched.cli.slurm.command import Parsed
+
     Row = Any
     Cell = Callable[[Row], str]
 
@@ -180,6 +182,15 @@ def render_columns(columns: Sequence[AccountingColumn], rows: Iterable[Row], hea
         lines.append("".join("-" * abs(column.width) + " " for column in columns))
     lines.extend("".join(_fixed(column.cell(row), column.width) + " " for column in columns) for row in rows)
     return "".join(f"{line}\n" for line in lines)
+
+
+def render_table(typed: Parsed, columns: Sequence[AccountingColumn], rows: Iterable[Row], delimiter: str = "|") -> str:
+    """The table that --parsable, --parsable2 (the last of them counts) and --noheader ask for."""
+    forms = [name for name, _ in typed.options if name in ("parsable", "parsable2")]
+    header = not typed.has("noheader")
+    if not forms:
+        return render_columns(columns, rows, header)
+    return render_parsable(columns, rows, delimiter, ends_with_delimiter=forms[-1] == "parsable", header=header)
 
 
 def _fixed(text: str, width: int) -> str:

@@ -18,7 +18,7 @@ from gpusched.cli.slurm.accounting import (
     records_of,
 )
 from gpusched.cli.slurm.command import Command, Parsed, comma_list, run
-from gpusched.cli.slurm.format import AccountingColumn, render_columns, render_parsable
+from gpusched.cli.slurm.format import AccountingColumn, render_table
 from gpusched.cli.slurm.times import parse_instant
 from gpusched.cli.slurm.values import is_on, long_state
 from gpusched.client import connect
@@ -151,21 +151,8 @@ def body(parsed: Parsed) -> int:
         for piece in pieces(records):
             sys.stdout.write(piece)
         return 0
-    has_header = not parsed.has("noheader")
-    ends = parsed.has("parsable") and not _is_last(parsed, "parsable2", "parsable")
-    if parsed.has("parsable") or parsed.has("parsable2"):
-        delimiter = parsed.get("delimiter", "|")
-        text = render_parsable(columns, records, delimiter, ends_with_delimiter=ends, header=has_header)
-    else:
-        text = render_columns(columns, records, has_header)
-    sys.stdout.write(text)
+    sys.stdout.write(render_table(parsed, columns, records, parsed.get("delimiter", "|")))
     return 0
-
-
-def _is_last(parsed: Parsed, one: str, other: str) -> bool:
-    """Whether `one` was given after `other`."""
-    names = [name for name, _ in parsed.options if name in (one, other)]
-    return bool(names) and names[-1] == one
 
 
 def _form(parsed: Parsed) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli.slurm.command import Command, Parsed, run
-from gpusched.cli.slurm.format import AccountingColumn, render_columns, render_parsable
+from gpusched.cli.slurm.format import AccountingColumn, render_table
 from gpusched.cli.slurm.values import long_duration
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotReady
@@ -94,13 +94,7 @@ def body(parsed: Parsed) -> int:
     except GpuschedError as error:
         raise COMMAND.error(printable(error.message, 400)) from None
     columns = _columns(table, where)
-    has_header = not parsed.has("noheader")
-    if parsed.has("parsable") or parsed.has("parsable2"):
-        last = [name for name, _ in parsed.options if name.startswith("parsable")][-1]
-        text = render_parsable(columns, rows, ends_with_delimiter=last == "parsable", header=has_header)
-    else:
-        text = render_columns(columns, rows, has_header)
-    sys.stdout.write(text)
+    sys.stdout.write(render_table(parsed, columns, rows))
     return 0
 
 

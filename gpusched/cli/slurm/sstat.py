@@ -7,9 +7,10 @@ import sys
 import time
 
 from gpusched.cli.query import quote
+from gpusched.cli.slurm import processes
 from gpusched.cli.slurm.accounting import WIDTHS, AccountingRecord, AccountingView, empty
 from gpusched.cli.slurm.command import Command, Parsed, run
-from gpusched.cli.slurm.format import render_columns, render_parsable
+from gpusched.cli.slurm.format import render_table
 from gpusched.cli.slurm.sacct import helpformat, read_columns, read_job_words, split_words
 from gpusched.cli.slurm.values import long_duration
 from gpusched.client import connect
@@ -62,7 +63,6 @@ _DEFAULT = (
     "tresusageoutmax,tresusageoutmaxnode,tresusageoutmaxtask,tresusageoutmin,tresusageoutminnode,"
     "tresusageoutmintask,tresusageouttot"
 )
-_STEP_VARIABLE = b"SLURM_STEP_ID="
 
 
 def main() -> int:
@@ -96,13 +96,7 @@ def body(parsed: Parsed) -> int:
         raise
     except GpuschedError as error:
         raise COMMAND.error(printable(error.message, 400)) from None
-    has_header = not parsed.has("noheader")
-    if parsed.has("parsable") or parsed.has("parsable2"):
-        last = [name for name, _ in parsed.options if name.startswith("parsable")][-1]
-        text = render_parsable(columns, rows, ends_with_delimiter=last == "parsable", header=has_header)
-    else:
-        text = render_columns(columns, rows, has_header)
-    sys.stdout.write(text)
+    sys.stdout.write(render_table(parsed, columns, rows))
     return 1 if has_failed and not rows else 0
 
 
@@ -138,60 +132,24 @@ def _running(
             if row.raw_id.partition(".")[2] in asked or ("" in steps and at == min(1, len(rows) - 1))
         ]
     main_pid = job["runs"][-1]["pid"] if job["runs"] else None
-    everybody = _tree(main_pid) if main_pid else {}
-    by_step = {pid: _step_of(pid) for pid in everybody}
+    by_step = {pid: _step_of(pid) for pid in (processes.tree(main_pid) if main_pid else ())}
     for row in rows:
         number = None if row.step is None else str(row.step["step"])
         _measure(row, [pid for pid, step in by_step.items() if step == number])
     return rows
 
 
-def _tree(pid: int) -> dict[int, None]:
-    """A process and its descendants."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = _stat(int(name))
-            if fields:
-                children.setdefault(int(fields[1]), []).append(int(name))
-    found: dict[int, None] = {}
-    left = [pid]
-    while left:
-        one = left.pop()
-        if one not in found:
-            found[one] = None
-            left += children.get(one, ())
-    return found
-
-
-def _stat(pid: int) -> list[bytes]:
-    """Fields of /proc/PID/stat from the state on; empty if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
-
-
 def _step_of(pid: int) -> str | None:
     """The number of the step whose task a process was started as; None for the script."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
-    except OSError:
-        return None
-    for variable in variables:
-        if variable.startswith(_STEP_VARIABLE):
-            text = variable[len(_STEP_VARIABLE) :].decode("ascii", "replace")
-            return text if text.isascii() and text.isdigit() and len(text) < 6 else None
-    return None
+    text = processes.variables(pid).get("SLURM_STEP_ID", "")
+    return text if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
 def _measure(row: _Running, pids: Iterable[int]) -> None:
     ticks_s = 1 / os.sysconf("SC_CLK_TCK")
     there = []
     for pid in pids:
-        fields = _stat(pid)
+        fields = processes.stat(pid)
         sizes = _sizes(pid)
         if not fields or sizes is None:
             continue
