@@ -90,7 +90,7 @@ def test_an_end_by_a_finished_shutdown_stops_nothing() -> None:
     lab.turn()
     lab.engine.order(f"{job_id}.1", StopOrder("shutdown", grace_s=30.0))
     lab.clock.advance(6)
-    lab.scheduler._boot_id = "the next one"
+    lab.scheduler.head.boot_id = "the next one"
     lab.turn()
     lab.turn()
     assert not lab.scheduler.is_going_down
