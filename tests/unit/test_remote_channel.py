@@ -53,6 +53,18 @@ def test_a_frame_larger_than_the_sockets_buffer_is_sent_in_turns(pair: tuple[Str
     assert not is_readable(left), "nothing is left to send, so nobody may be woken for it"
 
 
+def test_repetitions_do_not_pile_up_on_a_slow_connection(pair: tuple[StreamChannel, StreamChannel]) -> None:
+    left, right = pair
+    frame = bytes(USUAL_BYTES)
+    for _ in range(20):
+        left.send(frame)
+    got: list[bytes] = []
+    while is_readable(left) or is_readable(right):
+        got += right.receive()
+        left.receive()
+    assert 1 <= len(got) <= 4
+
+
 @settings(max_examples=50)
 @given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(1, 60), min_size=1, max_size=30))
 def test_frames_are_found_in_any_pieces(frames: list[bytes], sizes: list[int]) -> None:

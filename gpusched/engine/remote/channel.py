@@ -7,10 +7,11 @@ import socket
 import struct
 from typing import Protocol
 
-from gpusched.engine.remote.messages import MAX_FRAME_BYTES
+from gpusched.engine.remote.messages import MAX_FRAME_BYTES, USUAL_BYTES
 
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 18
+_MOST_WAITING_BYTES = 2 * USUAL_BYTES
 
 
 class Channel(Protocol):
@@ -55,7 +56,8 @@ class StreamChannel:
         self._epoll.register(stream, select.EPOLLIN)
 
     def send(self, frame: bytes) -> None:
-        if self._stream is None or len(self._outgoing) > MAX_FRAME_BYTES:
+        if self._stream is None or len(self._outgoing) > _MOST_WAITING_BYTES:
+            # On a slow connection, repetitions would only delay what they repeat.
             return
         is_waiting = bool(self._outgoing)
         self._outgoing += _LENGTH.pack(len(frame)) + frame

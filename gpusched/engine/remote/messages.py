@@ -93,8 +93,8 @@ class SyncRequest(Value):
     acked_reading: int = 0
     """As `acked_event`, of the last reading of the GPUs."""
     wants_report: bool = False
-    wants_reading: bool = False
-    """Begin a reading of the GPUs; it is part of a later report."""
+    wanted_reading: int = 0
+    """Counts the readings of the GPUs asked for in this session. A new number begins one, part of a later report."""
     cpu_of: tuple[str, ...] = ()
     """Runs whose CPU time the report is to contain."""
     deadline_s: float = 1.0

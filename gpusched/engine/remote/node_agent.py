@@ -111,6 +111,7 @@ class NodeAgent:
         """By run: operations that the engine failed to apply, in order; tried again at every request."""
         self._reading: GpuReading | None = None
         self._reading_number = 0
+        self._wanted_reading = 0
         self._trouble: str | None = None
 
     def sync(self, frame: bytes) -> bytes:
@@ -174,6 +175,7 @@ class NodeAgent:
             self._engine.close()
             self._engine = None
         self._has_taken_over = False
+        self._wanted_reading = 0
 
     def _need_engine(self) -> Engine:
         if self._engine is None:
@@ -292,7 +294,8 @@ class NodeAgent:
         if reading is not None:
             self._reading = reading if self._reading is None else _with_faults_of(self._reading, reading)
             self._reading_number += 1
-        if request.wants_reading:
+        if request.wanted_reading > self._wanted_reading:
+            self._wanted_reading = request.wanted_reading
             gpus.request()
 
     def _collect(self, engine: Engine) -> None:

@@ -154,7 +154,8 @@ class RemoteEngine:
         """News are not sent before: the last exchange had some, and achieved nothing."""
         self._had_news = self._wanted_report = False
         self._report_at = self._next_at
-        self._wants_reading = False
+        self._wanted_reading = 0
+        self._is_reading_awaited = False
         self._cpu_of: tuple[str, ...] = ()
         self._wake: Callable[[], None] | None = None
         self._has_fired = False
@@ -240,7 +241,8 @@ class RemoteEngine:
 
     def request_reading(self) -> None:
         """Ask for a reading of the GPUs that begins after this call; it comes with a report."""
-        self._wants_reading = True
+        self._wanted_reading += 1
+        self._is_reading_awaited = True
         self._report_at = self._monotonic()
         self._advance()
 
@@ -351,7 +353,7 @@ class RemoteEngine:
             acked_event=self._received,
             acked_reading=self._reading,
             wants_report=now >= self._report_at,
-            wants_reading=self._wants_reading,
+            wanted_reading=self._wanted_reading,
             cpu_of=self._cpu_of,
             deadline_s=self._pace.silence_s,
         )
@@ -438,13 +440,12 @@ class RemoteEngine:
     def _take_report(self, report: NodeReport) -> None:
         if report.gpus is not None:
             if report.reading > self._reading:
-                self._reading, self._wants_reading = report.reading, False
+                self._reading, self._is_reading_awaited = report.reading, False
             else:
                 # It was taken with an earlier report already.
                 report = replace(report, gpus=None)
         self.report = report
-        is_reading_awaited = self._wants_reading and report.gpus is None
-        self._report_at = self._monotonic() + (self._pace.retry_s if is_reading_awaited else self._pace.report_s)
+        self._report_at = self._monotonic() + (self._pace.retry_s if self._is_reading_awaited else self._pace.report_s)
         if self._on_report is not None:
             self._on_report(report)
 
