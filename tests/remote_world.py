@@ -528,6 +528,8 @@ class Lab:
     def reboot(self, is_wiped: bool) -> None:
         self.node.kill()
         self.machine.reboot(is_wiped)
+        # Without its journal, only the time that this takes tells the next agent from the one before.
+        self.clock.at += 1.0
         if is_wiped:
             self.is_wiped = True
             self.node.journal.unlink(missing_ok=True)
