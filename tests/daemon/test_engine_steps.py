@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from engine_bench import LocalBench
-from support import is_alive
+from support import is_alive, wait_until
 
 from gpusched.engine.supervisor.steps import step_of
 from gpusched.model.execution import SignalOrder, StepStopOrder, StopOrder
@@ -183,12 +184,17 @@ def test_a_job_of_sbatch_is_told_of_its_end_in_slurms_words(bench: LocalBench, w
     assert after[19:] == f"{tail} ***"
 
 
+def is_of_step(pid: int, step: int | None) -> bool:
+    return step_of(pid) == step
+
+
 def test_only_a_number_is_a_step() -> None:
     for value, step in (("3", 3), ("0", 0), ("", None), ("batch", None), ("-1", None), ("9" * 30, None), ("1\n", None)):
         env = {"A": "x", "SLURM_STEP_ID": value, "XSLURM_STEP_ID": "9"}
         with subprocess.Popen(["/bin/sleep", "60"], env=env) as process:
             try:
-                assert step_of(process.pid) == step, value
+                # The kernel shows the environment a moment after the program has begun.
+                wait_until(partial(is_of_step, process.pid, step), what=repr(value))
             finally:
                 process.kill()
     with subprocess.Popen(["/bin/sleep", "60"], env={"XSLURM_STEP_ID": "9"}) as process:

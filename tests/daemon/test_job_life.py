@@ -291,7 +291,7 @@ def test_a_batch_is_recorded_atomically_and_in_order(daemon: Daemon) -> None:
         ({"argv": ["true"], "time_limit_s": 0}, "at least 1"),
         ({"argv": ["true"], "nice": 10001}, "at most"),
         ({"argv": ["true"], "work_dir": "relative"}, "absolute"),
-        ({"argv": ["true"], "gpu_fraction": 0.5, "vram_mib": 5}, "both"),
+        ({"argv": ["true"], "gpu_fraction": 0.5, "vram_mib": 5}, "cannot be combined"),
         ({"argv": ["true"], "env": {"A=B": "x"}}, "cannot be passed on"),
         ({"argv": ["true"], "name": "x" * 1000}, "1000 characters"),
         ({"script": "echo no shebang\n"}, "#!"),

@@ -68,7 +68,7 @@ class JobLife(RuleBasedStateMachine):
     def start(self) -> None:
         assert not self.cancelled
         placement = Placement("n1", (share(0),), 1.0, 0)
-        after, run, events = transitions.start_run(self.job, placement, "boot", self.now)
+        after, run, events = transitions.start_run(self.job, placement, {"n1": "boot"}, self.now)
         self.numbers.append(run.number)
         self.become(after, events, run)
 
