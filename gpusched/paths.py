@@ -107,6 +107,11 @@ def preset_file() -> str:
     return os.path.join(folder, "preset.json")
 
 
+def session_file() -> str:
+    """Number of the daemon's last start as the head of a cluster."""
+    return os.path.join(state_dir(), "session")
+
+
 def spool_dir() -> str:
     """Claims and results of runs."""
     return os.path.join(state_dir(), "spool")

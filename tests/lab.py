@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusched.config import Loaded
-from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.cluster import ClusterEngine
@@ -15,7 +14,7 @@ from gpusched.errors import GpuschedError, StoreFull
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample, Xid
 from gpusched.model.commands import Caller, Command, Reload, Submit
-from gpusched.model.execution import pack_environment
+from gpusched.model.execution import LaunchSite, pack_environment
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import GpuSettings, NodeSettings, Settings
 from gpusched.model.value import replace

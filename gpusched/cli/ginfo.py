@@ -66,7 +66,7 @@ _NODES = (
     Column("MEMORY", lambda node: f"{format_size_mib(node['mem_booked_mib'])}/{format_size_mib(node['mem_mib'])}"),
     Column("LOAD", lambda node: _percent(node["cpu_fraction"])),
     Column("AVAILABLE", lambda node: format_size_mib(node["mem_available_mib"])),
-    Column("NOTE", lambda node: printable(node["message"] or node["gpu_error"] or "")),
+    Column("NOTE", lambda node: printable(node["message"] or _why_down(node) or node["gpu_error"] or "")),
 )
 _GPUS = (
     Column("GPU", lambda gpu: gpu_label(gpu["index"]), right=True),
@@ -116,13 +116,20 @@ _HARDWARE_FAULTS = (
 )
 
 
+def _why_down(node: dict[str, Any]) -> str | None:
+    return node["why_not"] if node["state"] == "down" else None
+
+
 def _print(cluster: dict[str, Any]) -> None:
     nodes, gpus = cluster["nodes"], cluster["gpus"]
     sys.stdout.write(tables.listing(_NODES, nodes))
+    where = "" if len(nodes) == 1 else "{node}: "
     for node in nodes:
-        sys.stdout.write(f"enforced limits: {_limits(node['isolation'])}\n")
+        on = printable(where.format(node=node["name"]))
+        if node["isolation"]:
+            sys.stdout.write(f"{on}enforced limits: {_limits(node['isolation'])}\n")
         for remark in node["notes"]:
-            sys.stdout.write(f"note: {printable(remark)}\n")
+            sys.stdout.write(f"{on}note: {printable(remark)}\n")
     from gpusched.cli.preset import line_of
 
     sys.stdout.write(f"preset: {line_of(cluster['preset'])}\n")
@@ -130,13 +137,14 @@ def _print(cluster: dict[str, Any]) -> None:
         sys.stdout.write(without_gpus(nodes))
         return
     broken = {node["gpu_error"] for node in nodes if node["gpu_error"] and not node["message"]}
+    columns = _GPUS if len(nodes) == 1 else (Column("NODE", lambda gpu: printable(gpu["node"])), *_GPUS)
     if sys.stdout.isatty():
         # Sentences in a column of their own would leave too little width for all of them.
-        sys.stdout.write("\n" + tables.listing(_GPUS, gpus))
+        sys.stdout.write("\n" + tables.listing(columns, gpus))
         whys = ((gpu_label(gpu["index"]), gpu["state"], _why(gpu, broken)) for gpu in gpus)
         sys.stdout.write("".join(f"GPU {label} {state}: {why}\n" for label, state, why in whys if why))
     else:
-        sys.stdout.write("\n" + tables.listing([*_GPUS, Column("WHY", lambda gpu: _why(gpu, broken))], gpus))
+        sys.stdout.write("\n" + tables.listing([*columns, Column("WHY", lambda gpu: _why(gpu, broken))], gpus))
     of_host = [gpu_label(gpu["index"]) for gpu in gpus if gpu["unified_memory"]]
     if of_host:
         which = f"GPU {of_host[0]} uses" if len(of_host) == 1 else f"GPUs {', '.join(of_host)} use"

@@ -14,6 +14,7 @@ from typing import Any
 
 from gpusched.daemon.auto_preset import AutoPreset
 from gpusched.daemon.dispatch import Dispatcher
+from gpusched.daemon.remote_nodes import RemoteNodes
 from gpusched.daemon.service_manager import ServiceManager
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.watch.checkpoints import CheckpointKeeper
@@ -76,6 +77,8 @@ class Loop:
         scheduler.listeners.append(self._clients.changed)
         scheduler.listeners.append(self._checkpoints.changed)
         self.auto_preset: AutoPreset | None = None
+        self.remote: RemoteNodes | None = None
+        self._nodes_due: asyncio.Handle | None = None
         self._export: asyncio.TimerHandle | None = None
         """Set while the history is exported for `auto_preset`."""
         self._timer: asyncio.TimerHandle | None = None
@@ -376,6 +379,25 @@ class Loop:
     def _request_gpus(self) -> None:
         self._last_gpu_poll = asyncio.get_running_loop().time()
         self._worker.request()
+        if self.remote is not None:
+            self.remote.request_readings()
+
+    def _poll_nodes(self) -> None:
+        self._nodes_due = None
+        if self.remote is not None and self._failures.run("nodes", self.remote.poll):
+            self.wake()
+
+    def follow_nodes(self, remote: RemoteNodes) -> None:
+        """Take in the reports of other nodes as they arrive, and at each poll what did not arrive."""
+        self.remote = remote
+        loop = asyncio.get_running_loop()
+
+        def on_report() -> None:
+            if self._nodes_due is None:
+                self._nodes_due = loop.call_soon(self._poll_nodes)
+
+        remote.wake = on_report
+        self.observers["nodes"] = remote.poll
 
     def _take_reading(self) -> None:
         reading = self._worker.poll()

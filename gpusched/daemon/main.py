@@ -25,12 +25,12 @@ from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.failures import CHECK_VARIABLE, VARIABLE, check_every, crash_step
-from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.launch.limits import PERSONAL, RunLimiter
 from gpusched.daemon.loop import Loop
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reload import SettingsFile
+from gpusched.daemon.remote_nodes import RemoteNodes, next_session
 from gpusched.daemon.service_manager import (
     JournalFormatter,
     LineFormatter,
@@ -42,6 +42,7 @@ from gpusched.daemon.service_manager import (
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.progress import ProgressReader
+from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.launchers import LauncherChoice, choose
 from gpusched.engine.linux.isolation import look, pinned_cpus, read_processors
 from gpusched.engine.local import LocalEngine
@@ -51,9 +52,11 @@ from gpusched.gpu.source import SOCKET
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
 from gpusched.lifecycle.alerts import AdminEvent
+from gpusched.model.execution import LaunchSite
 from gpusched.model.settings import Settings
 from gpusched.paths import make_private
 from gpusched.plugins import Plugins
+from gpusched.ports import Engine
 from gpusched.scheduler.admission import membership_findings
 from gpusched.slurm_commands import slurm_conf, write_conf, write_for_jobs, write_login_path
 from gpusched.store.database_file import use_rescued
@@ -61,6 +64,8 @@ from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
 
+_JOIN_S = 5.0
+"""How long a start waits for the other nodes of the cluster."""
 _OWN_FILES = 4096
 """Files that the daemon may need beside connections: a few per run."""
 
@@ -260,7 +265,8 @@ def _serve(
         log.warning("%s was deleted while the last daemon ran; going on with its copy", paths.database())
     store = SqliteStore.open(paths.database())
     worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()})
-    engine = dispatcher = None
+    engine: Engine | None = None
+    dispatcher = None
     try:
         isolation = look(chosen.kind) if paths.is_system() else PERSONAL
         engine = LocalEngine(
@@ -271,6 +277,10 @@ def _serve(
             pam=paths.is_system(),
             run_cgroups=isolation.folder,
         )
+        remote = None
+        if settings.cluster.nodes:
+            remote = _remote_nodes(settings, sample.name, clock)
+            engine = ClusterEngine({sample.name: engine, **remote.engines}, sample.name)
         scheduler = Scheduler(
             store=store,
             engine=engine,
@@ -303,6 +313,9 @@ def _serve(
         scheduler.settings_listeners.append(lambda settings: _write_slurm(scheduler, settings))
         # Adopt runs first: processes of continuing runs are not foreign.
         adopt_open_runs(scheduler.world, engine, scheduler.settings)
+        if remote is not None:
+            remote.attach(scheduler)
+            remote.await_reports(_JOIN_S)
         _first_readings(worker, scheduler, store)
         log.info("gpusched %s serves %s", __version__, paths.state_dir())
         for _, text, hint in membership_findings(settings):
@@ -315,7 +328,7 @@ def _serve(
             file.accept(settings)
         auto_preset = AutoPreset(scheduler, paths.preset_file(), file.choose)
         log.info("preset: %s", sentence(auto_preset.document()))
-        asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, auto_preset, chosen.text))
+        asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, auto_preset, chosen.text, remote))
         scheduler.flush()
         log.info("stopped%s", "" if scheduler.is_going_down else "; runs go on")
     finally:
@@ -325,6 +338,13 @@ def _serve(
             engine.close()
         worker.close()
         store.close()
+
+
+def _remote_nodes(settings: Settings, head: str, clock: SystemClock) -> RemoteNodes:
+    """Links to the other nodes of the cluster. Raises: NotReady."""
+    if head in settings.cluster.nodes:
+        raise NotReady(f"[cluster] nodes names {head}, the daemon's own node", "name the other nodes only")
+    return RemoteNodes(settings.cluster, clock, next_session(paths.session_file(), clock))
 
 
 def _write_slurm(scheduler: Scheduler, settings: Settings) -> None:
@@ -384,9 +404,12 @@ async def _loop(
     manager: ServiceManager,
     auto_preset: AutoPreset,
     launcher: str,
+    remote: RemoteNodes | None,
 ) -> None:
     loop = Loop(scheduler, worker, host, dispatcher, manager)
     loop.auto_preset = auto_preset
+    if remote is not None:
+        loop.follow_nodes(remote)
     facts = _facts(manager.unit, launcher)
     audit = foreign = None
     if paths.is_system():

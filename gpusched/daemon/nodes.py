@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.launch.limits import RunLimiter
 from gpusched.daemon.watch.gpus import GpuWatch
 from gpusched.gpu.tracker import GpuStatus, GpuTracker, RunMeter
 from gpusched.model.cluster import Clearance, GpuReading, GpuSample, HostSample, NodeView, ShareUse
+from gpusched.model.execution import LaunchSite
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.value import replace
@@ -43,6 +43,8 @@ class ClusterNode:
         self.reading: GpuReading | None = None
         self.read_at = float("-inf")
         """Arrival of the newest reading."""
+        self.why_not: str | None = None
+        """Why nothing can be started on it now; None while it can be reached."""
         self._settings = settings
 
     @property
@@ -86,6 +88,8 @@ class ClusterNodes:
     def __init__(self, head: ClusterNode) -> None:
         self.head = head
         self._nodes = {head.name: head}
+        self.absent: dict[str, str] = {}
+        """Nodes of the cluster that have not joined since the daemon's start, and why."""
 
     def __iter__(self) -> Iterator[ClusterNode]:
         return iter(self._nodes.values())
@@ -97,11 +101,17 @@ class ClusterNodes:
         return self._nodes.get(name)
 
     def add(self, node: ClusterNode) -> None:
-        self._nodes[node.name] = node
+        others = sorted([*list(self)[1:], node], key=lambda one: one.name)
+        self._nodes = {one.name: one for one in (self.head, *others)}
+        self.absent.pop(node.name, None)
 
     def having(self, uuid: str) -> ClusterNode:
         """The node of a GPU; the head for one that was never read."""
         return next((node for node in self if node.tracker.knows(uuid)), self.head)
+
+    def has_all_of(self, run: Run) -> bool:
+        """Whether every node of a run is here."""
+        return self._nodes.keys() >= set(run.nodes)
 
     def views(
         self, settings: Settings, now: float, drains: Mapping[str, str], why_none: str | None = None
@@ -110,7 +120,8 @@ class ClusterNodes:
         found = []
         for node in self:
             drained = drains.get(node.name)
-            why_not = why_none or (None if drained is None else f"node {node.name} is drained: {drained}")
+            why_drained = None if drained is None else f"node {node.name} is drained: {drained}"
+            why_not = why_none or node.why_not or why_drained
             found.append(node.view(settings, now, why_not))
         return tuple(found)
 
@@ -137,12 +148,11 @@ class ClusterNodes:
         if len(self._nodes) == 1:
             self.head.tracker.reconcile_releases(ended, now)
             return
-        of_gpu = {share.uuid: self.having(share.uuid).name for run in ended.values() for share in run.gpus}
         for node in self:
-            mine = {
-                handle: replace(run, gpus=tuple(share for share in run.gpus if of_gpu[share.uuid] == node.name))
-                for handle, run in ended.items()
-            }
+            mine = {}
+            for handle, run in ended.items():
+                here = (share for part in run.on_each_node if part.node == node.name for share in part.gpus)
+                mine[handle] = replace(run, gpus=tuple(here))
             node.tracker.reconcile_releases(mine, now)
 
     def is_released(self, run: str) -> bool:

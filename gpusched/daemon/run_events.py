@@ -84,7 +84,9 @@ class RunEvents:
         elif isinstance(event, RunLost):
             run = self._with_meter(run)
             # A reboot has cleaned the GPUs.
-            boot_id = self._cluster[run.node].boot_id
+            node = self._cluster.get(run.node)
+            # A node that has not reported yet has not been restarted, for all that is known.
+            boot_id = run.boot_id if node is None else node.boot_id
             clean = not run.gpus or run.boot_id != boot_id
             step = transitions.run_lost(job, run, event, tx.settings, tx.now, boot_id=boot_id, gpus_clean=clean)
             self._close_run(tx, *step, clean=clean)
@@ -124,7 +126,8 @@ class RunEvents:
         if any(DIRTY in states.values() for _, states in releases):
             tx.view_again()
         for run, states in releases:
-            if not self._cluster.is_released(run.id) or WAITING in states.values():
+            is_watched = self._cluster.has_all_of(run) and self._cluster.is_released(run.id)
+            if not is_watched or WAITING in states.values():
                 continue
             if self._gpu_faults.may_be_unread(run, tx):
                 continue

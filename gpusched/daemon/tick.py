@@ -195,8 +195,13 @@ class Scheduler:
         """Whether the memory matches the table, and nothing awaits a tick."""
         return not (self.has_backlog or self._carried or self.trouble)
 
-    def observe_gpus(self, reading: GpuReading, node: ClusterNode | None = None) -> None:
-        """Take in a reading of the GPUs of a node, by default of the daemon's own."""
+    def observe_gpus(
+        self, reading: GpuReading, node: ClusterNode | None = None, owners: Mapping[int, str] | None = None
+    ) -> None:
+        """Take in a reading of the GPUs of a node, by default of the daemon's own.
+
+        Args: owners: runs of the processes in the reading, by pid; None: ask the engine.
+        """
         node = self.head if node is None else node
         reading = node.tracker.identified(reading)
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
@@ -205,7 +210,9 @@ class Scheduler:
         for handle, run in (*self.world.open_runs.items(), *self.world.releasing.items()):
             for share in run.gpus:
                 booked.setdefault(share.uuid, []).append((handle, share))
-        node.tracker.observe(reading, self.engine.owners(pids) if pids else {}, booked, jobs)
+        if owners is None:
+            owners = self.engine.owners(pids) if pids else {}
+        node.tracker.observe(reading, owners, booked, jobs)
         # Only now: a reading that could not be processed must not show any GPU as free.
         node.reading, node.read_at = reading, self.now()
         self.awaits_reading = False
@@ -217,6 +224,16 @@ class Scheduler:
         self.gpu_faults.observe(node.name, reading, self.cluster.lost())
         for news in node.gpu_watch.new_faults(node.tracker, reading, node.name):
             self.alerts.alert_admin(news, self.now(), self.settings)
+
+    def look_again(self) -> None:
+        """Plan in the next tick even if no job changes."""
+        self._look_again = True
+
+    def node_joined(self) -> None:
+        """Take a new node of `cluster` into everything that depends on the nodes."""
+        self._update_tracker()
+        self._is_behind |= not self.failures.run("settings", self._adopt_settings)
+        self._look_again = True
 
     def observe_host(self, sample: HostSample) -> None:
         self.head.host = sample

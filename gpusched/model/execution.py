@@ -31,6 +31,23 @@ class RunLimits(Value):
     """Mount a private empty /tmp and /var/tmp, removed after the run."""
 
 
+class LaunchSite(Value):
+    """A node and its paths, as the environment of jobs shows them."""
+
+    node: str
+    socket: str
+    checkpoints: str = ""
+    """Parent of the checkpoint folders, unless the settings name one; empty for none."""
+    spool: str = ""
+    """Folder of the sockets of foreground runs; empty for none."""
+    cpus: int = 0
+    """Cores of the node, for jobs that have it to themselves; 0 if unknown."""
+    commands: str = ""
+    """Folder of Slurm's commands for jobs; empty for none."""
+    address: str = ""
+    """Where other nodes reach it; empty for its name."""
+
+
 class Ticket(Value):
     """Everything that an engine needs to start one run; only the job's own exec interprets the contents.
 

@@ -393,6 +393,17 @@ class SlurmSettings(Value):
     """Name of the cluster as Slurm's commands show it, and in SLURM_CLUSTER_NAME."""
 
 
+class ClusterSettings(Value):
+    """Other machines whose jobs this daemon runs; see [several machines](../howto/several-machines.md)."""
+
+    nodes: Annotated[tuple[str, ...], Texts("node names"), AT_START] = ()
+    """Names of the other nodes."""
+    connect: Annotated[str, Text(), AT_START] = (
+        "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 {node} gpusched agent {node}"
+    )
+    """Command that starts an agent on a node, `{node}`, and talks to it by its input and output."""
+
+
 class LifeSettings(Value):
     """How runs are stopped and requeued."""
 
@@ -684,6 +695,7 @@ class Settings(Value):
     history: HistorySettings = HistorySettings()
     interactive: InteractiveSettings = InteractiveSettings()
     slurm: SlurmSettings = SlurmSettings()
+    cluster: ClusterSettings = ClusterSettings()
     alert: AlertSettings = AlertSettings()
     foreign: ForeignSettings = ForeignSettings()
     placement: PlacementSettings = PlacementSettings()

@@ -195,6 +195,10 @@ class NodeReadings(Protocol):
     @property
     def reading(self) -> GpuReading | None: ...
 
+    @property
+    def why_not(self) -> str | None:
+        """Why the node cannot be reached; None while it can."""
+
 
 class ClusterReadings(Protocol):
     """All nodes and their GPUs by the newest readings."""
@@ -204,6 +208,10 @@ class ClusterReadings(Protocol):
         """The daemon's own node."""
 
     def __getitem__(self, name: str) -> NodeReadings: ...
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Nodes that have not joined since the daemon's start, and why."""
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus: ...
 

@@ -22,7 +22,6 @@ from math import inf
 from random import Random
 from typing import Any
 
-from gpusched.daemon.launch.environment import LaunchSite
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.tick import Reply, Scheduler
 from gpusched.engine import simulated
@@ -31,7 +30,7 @@ from gpusched.errors import GpuschedError, UsageError, UserError
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, GpuSample, GpuView, HostSample, NodeView
 from gpusched.model.commands import Caller, Submit
-from gpusched.model.execution import Ticket
+from gpusched.model.execution import LaunchSite, Ticket
 from gpusched.model.job import Job, JobSpec, Launch, RetryRule, Run, split_run_id
 from gpusched.model.settings import CeilingSettings, Settings
 from gpusched.model.snapshot import Placement

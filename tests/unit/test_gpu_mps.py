@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from gpu_builders import UUID, reading, sample, slices
 
-from gpusched.daemon.launch.environment import LaunchSite, job_environment
+from gpusched.daemon.launch.environment import job_environment
 from gpusched.daemon.launch.limits import with_limit
 from gpusched.gpu.simulated import SimulatedSource, simulated_uuid
 from gpusched.gpu.source import MPS_PID_FILE, WithMps, is_mps_running
 from gpusched.gpu.tracker import CLEAN, GpuTracker
 from gpusched.gpu.usage import enforcement
 from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.execution import LaunchSite
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import GpuSettings, Settings
 from gpusched.model.snapshot import Placement

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.launch.environment import LaunchSite, captured, job_environment, visible_devices
+from gpusched.daemon.launch.environment import captured, job_environment, visible_devices
 from gpusched.daemon.launch.ticket import make_ticket
 from gpusched.lifecycle.output_paths import expand_pattern, output_paths
-from gpusched.model.execution import pack_environment, unpack_environment
+from gpusched.model.execution import LaunchSite, pack_environment, unpack_environment
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState, RunState

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpusched.api.resources import read_request
-from gpusched.daemon.launch.environment import LaunchSite, captured, job_environment
+from gpusched.daemon.launch.environment import captured, job_environment
 from gpusched.daemon.launch.slurm_variables import is_of_a_job, slurm_variables
-from gpusched.model.execution import pack_environment
+from gpusched.model.execution import LaunchSite, pack_environment
 from gpusched.model.job import ArraySpec, GpuShare, Job, Run
 from gpusched.model.settings import Settings, SlurmSettings
 from gpusched.model.states import JobState, RunState

@@ -39,7 +39,7 @@ async def cluster(request: web.Request) -> web.Response:
     layout = ClusterLayout(views, scheduler.settings)
     queues, loans = queues_and_loans(viewer)
     return respond(
-        nodes=[_node(viewer, view, layout) for view in views],
+        nodes=[*(_node(viewer, view, layout) for view in views), *map(_absent, scheduler.cluster.absent.items())],
         gpus=[_gpu(viewer, views[card.node].name, card) for card in layout.cards],
         queues=queues,
         loans=loans,
@@ -58,7 +58,7 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
     drainer = scheduler.world.drainers.get(node.name)
     return {
         "name": node.name,
-        "state": "drained" if node.why_not else "up",
+        "state": "down" if newest.why_not else "drained" if node.why_not else "up",
         "message": scheduler.world.drains.get(node.name),
         "drained_by": None if drainer is None else drainer.user,
         "drained_at": None if drainer is None else drainer.at,
@@ -83,6 +83,26 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
         "driver_version": reading.driver_version if reading else None,
         "notes": [] if reading is None else reading.remarks,
         "isolation": service.daemon.isolation(node.name),
+    }
+
+
+def _absent(absent: tuple[str, str]) -> dict[str, Any]:
+    """A node of which nothing is known but its name."""
+    name, why_not = absent
+    amounts = ("cpus", "cpus_booked", "mem_mib", "mem_booked_mib", "mem_available_mib")
+    unknown = ("load_average", "cpu_fraction", "disk_mib_s", "net_mib_s", "boot_at", "gpu_source", "gpu_error")
+    return {
+        "name": name,
+        "state": "down",
+        "why_not": why_not,
+        **dict.fromkeys(amounts, 0),
+        **dict.fromkeys((*unknown, "driver_version", "message", "drained_by", "drained_at", "isolation")),
+        "is_busy": False,
+        "labels": [],
+        "resources": {},
+        "architecture": "",
+        "system": "",
+        "notes": [],
     }
 
 

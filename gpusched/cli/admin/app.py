@@ -307,6 +307,19 @@ def replay(
 
 
 @app.command()
+def agent(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of this machine in the cluster.")],
+) -> None:
+    """Run jobs on this machine for a daemon on another one, which starts this command; see [cluster].
+
+    example: ssh lab2 gpusched agent lab2
+    """
+    from gpusched.daemon.agent import serve  # a daemon's code, which no other command needs
+
+    raise typer.Exit(serve(node))
+
+
+@app.command()
 def metrics(
     output_file: Annotated[
         str | None,

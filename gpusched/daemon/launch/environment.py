@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
 from gpusched.daemon.launch.slurm_variables import array_facts, is_of_a_job, slurm_variables
 from gpusched.engine.linux.as_user import DEFAULT_PATH
 from gpusched.lifecycle.arrays import swept
-from gpusched.model.execution import unpack_environment
+from gpusched.model.execution import LaunchSite, unpack_environment
 from gpusched.model.hostlist import fold
 from gpusched.model.job import ArraySpec, Job, Run
 from gpusched.model.layout import count_tasks, spread_tasks
@@ -18,25 +17,6 @@ from gpusched.model.settings import Settings
 from gpusched.model.states import ReasonCode
 from gpusched.ports import JobFilter, Store
 from gpusched.slurm_commands import conf_beside, is_login_bash, login_path_beside
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchSite:
-    """The node and its paths, as the environment of jobs shows them."""
-
-    node: str
-    socket: str
-    checkpoints: str = ""
-    """Parent of the checkpoint folders, unless the settings name one; empty for none."""
-    spool: str = ""
-    """Folder of the sockets of foreground runs; empty for none."""
-    cpus: int = 0
-    """Cores of the node, for jobs that have it to themselves; 0 if unknown."""
-    commands: str = ""
-    """Folder of Slurm's commands for jobs; empty for none."""
-    address: str = ""
-    """Where other nodes reach it; empty for its name."""
-
 
 _FIRST_PORT, _PORTS = 20_000, 12_000
 _NO_PAST: Mapping[str, str] = MappingProxyType({})

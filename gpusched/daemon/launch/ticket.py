@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from gpusched.daemon.launch.environment import (
     _NO_PAST,
-    LaunchSite,
     add_login_path,
     captured,
     checkpoint_folder,
@@ -19,7 +18,7 @@ from gpusched.daemon.launch.environment import (
 )
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
-from gpusched.model.execution import RunLimits, Ticket
+from gpusched.model.execution import LaunchSite, RunLimits, Ticket
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.settings import Settings
 from gpusched.ports import Store

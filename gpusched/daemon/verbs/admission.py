@@ -15,7 +15,7 @@ from gpusched.model.job import Job, JobSpec
 from gpusched.model.layout import count_tasks, rearranged
 from gpusched.model.settings import Settings
 from gpusched.model.spec import AUTO, DEFAULT
-from gpusched.model.units import format_duration, printable
+from gpusched.model.units import format_duration, name_some, printable
 from gpusched.model.value import replace
 from gpusched.predict import limits
 from gpusched.scheduler.admission import (
@@ -41,7 +41,29 @@ def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
 
 
 def sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
-    """The submission with what only the nodes tell: all of a node's memory, and how many nodes of a range."""
+    """The submission with what only the nodes tell: all of a node's memory, how many nodes of a range, and where its
+    client can reach it. Raises: Refused.
+    """
+    return _where_it_is_reached(_sized(spec, tx), tx)
+
+
+def _where_it_is_reached(spec: JobSpec, tx: TickTransaction) -> JobSpec:
+    """The submission, placed on the daemon's own node if it needs the daemon while it runs. Raises: Refused."""
+    if len(tx.nodes) == 1 or not (spec.interactive is not None or spec.launch.slurm):
+        return spec
+    head, request = tx.nodes[0].name, spec.request
+    what = "a foreground job" if spec.interactive is not None else "a job of Slurm's commands"
+    if request.nodes > 1 or (request.nodelist and head not in request.nodelist):
+        asked = f"{request.nodes} nodes" if request.nodes > 1 else name_some("node", list(request.nodelist))
+        raise Refused(
+            f"asked for {asked}; {what} can run on the daemon's own node {head} only",
+            "submit it with gsub",
+            about="nodes",
+        )
+    return spec if request.nodelist == (head,) else replace(spec, request=replace(request, nodelist=(head,)))
+
+
+def _sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
     layout = spec.layout
     if layout is None or not (layout.is_all_mem or layout.nodes_max):
         return spec
@@ -69,8 +91,10 @@ def _all_sized(specs: Sequence[JobSpec], tx: TickTransaction) -> list[JobSpec]:
         mark = id(spec.request), id(spec.layout)
         made = known.get(mark)
         if made is None:
-            made = known[mark] = sized(spec, tx)
-        done.append(spec if made.request is spec.request else replace(spec, request=made.request))
+            made = known[mark] = _sized(spec, tx)
+        done.append(
+            _where_it_is_reached(spec if made.request is spec.request else replace(spec, request=made.request), tx)
+        )
     return done
 
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from gpusched import __version__
 from gpusched.model.cluster import GpuReading, HostSample, Isolation, Processor
-from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
+from gpusched.model.execution import EngineEvent, LaunchSite, OpenRun, Order, Ticket
+from gpusched.model.settings import NodeSettings
 from gpusched.model.value import Value, decode, encode
 
 MAGIC = b"gpusched-sync"
@@ -116,6 +117,9 @@ class NodeReport(Value):
     """Number of `gpus`, counted per epoch."""
     isolation: Isolation | None = None
     processors: tuple[Processor, ...] = ()
+    site: LaunchSite | None = None
+    settings: NodeSettings | None = None
+    """Section [node] of its own settings."""
 
 
 class SyncReply(Value):

@@ -40,12 +40,14 @@ from gpusched.engine.remote.messages import (
 from gpusched.model.cluster import GpuReading, Isolation, Processor
 from gpusched.model.execution import (
     EngineEvent,
+    LaunchSite,
     LimitOrder,
     OpenRun,
     ResumeOrder,
     StopOrder,
     SuspendOrder,
 )
+from gpusched.model.settings import NodeSettings
 from gpusched.model.value import decode, replace
 from gpusched.ports import Clock, Engine, HostSource
 
@@ -73,6 +75,8 @@ class NodeSources:
     gpus: GpuMonitor | None = None
     isolation: Isolation | None = None
     processors: tuple[Processor, ...] = ()
+    site: LaunchSite | None = None
+    settings: NodeSettings | None = None
 
 
 class NodeAgent:
@@ -349,6 +353,8 @@ class NodeAgent:
             cpu_seconds=dict(engine.cpu_seconds(cpu_of)) if cpu_of else {},
             isolation=self._sources.isolation,
             processors=self._sources.processors,
+            site=self._sources.site,
+            settings=self._sources.settings,
         )
 
 

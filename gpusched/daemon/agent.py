@@ -1,0 +1,119 @@
+"""The agent of a node: starts and watches runs there for a daemon on another machine, to which its streams lead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+from filelock import FileLock, Timeout
+
+from gpusched import paths
+from gpusched.daemon.auto_preset import read_state
+from gpusched.daemon.launch.limits import PERSONAL
+from gpusched.daemon.main import SystemClock
+from gpusched.daemon.reload import SettingsFile
+from gpusched.engine.launchers import choose
+from gpusched.engine.linux import proctree
+from gpusched.engine.linux.isolation import look, read_processors
+from gpusched.engine.local import LocalEngine
+from gpusched.engine.remote.agent_server import AgentServer, agent_of_spool
+from gpusched.engine.remote.command_channel import standard_streams
+from gpusched.engine.remote.node_agent import NodeSources
+from gpusched.errors import DaemonBusy
+from gpusched.gpu.host import PsutilHost
+from gpusched.gpu.worker import GpuWorker
+from gpusched.model.execution import LaunchSite
+from gpusched.model.value import replace
+from gpusched.paths import make_private
+
+log = logging.getLogger("gpusched.agent")
+
+_LET_GO_S = 1.0
+"""An agent whose head has hung up ends within this time."""
+_DIE_S = 10.0
+
+
+def _take_over(folder: str, node: str) -> FileLock:
+    """The lock of an agent's folder. An agent that still has it has lost its head, and hangs. Raises: DaemonBusy."""
+    lock, holder = FileLock(os.path.join(folder, "lock")), os.path.join(folder, "agent.pid")
+    try:
+        lock.acquire(timeout=_LET_GO_S)
+    except Timeout:
+        _kill_holder(holder)
+        try:
+            lock.acquire(timeout=_DIE_S)
+        except Timeout:
+            hint = f"see: pgrep -af 'gpusched agent {node}'"
+            raise DaemonBusy(f"another agent of {node} serves {folder}", hint) from None
+    own = proctree.read_process(os.getpid())
+    assert own is not None
+    with open(holder, "w", encoding="ascii") as file:
+        file.write(f"{own.pid} {own.start_ticks}\n")
+    return lock
+
+
+def _kill_holder(path: str) -> None:
+    try:
+        with open(path, encoding="ascii") as file:
+            pid, start_ticks = map(int, file.read().split())
+    except (FileNotFoundError, ValueError):
+        return
+    process = proctree.read_process(pid)
+    if process is not None and process.start_ticks == start_ticks:
+        # It may be killed at any moment; the next one goes on from its journal.
+        proctree.send(process, signal.SIGKILL)
+
+
+def serve(node: str) -> int:
+    """Serve the head at the other end of standard input and output until it hangs up. Raises: DaemonBusy, NotReady.
+
+    Its spool is a folder of the node's own, since a home may be that of several machines.
+    """
+    logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(message)s", force=True)
+    os.umask(0o077)
+    # A daemon of this machine decides for its GPUs, and two would book them twice.
+    folder = os.path.join(paths.state_dir(), f"agent-{node}")
+    make_private(paths.state_dir())
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    lock = _take_over(folder, node)
+    settings = SettingsFile(read_state(paths.preset_file()).in_force).at_start()
+    chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
+    isolation = look(chosen.kind) if paths.is_system() else PERSONAL
+    own = replace(settings.node, name=node)
+    host, clock = PsutilHost(own), SystemClock()
+    sample = host.read()
+    spool = os.path.join(folder, "spool")
+    worker = GpuWorker(settings.gpu, dict(os.environ))
+    site = LaunchSite(
+        *(node, ""),
+        checkpoints=os.path.join(folder, "checkpoints"),
+        spool=spool,
+        cpus=int(sample.cpus if own.cpus is None else own.cpus),
+        address=node,
+    )
+    os.makedirs(site.checkpoints, mode=0o700, exist_ok=True)
+
+    def make_engine() -> LocalEngine:
+        return LocalEngine(
+            spool,
+            boot_id=sample.boot_id,
+            clock=clock,
+            launcher=chosen.make,
+            pam=paths.is_system(),
+            run_cgroups=isolation.folder,
+        )
+
+    sources = NodeSources(host, worker, isolation, tuple(read_processors()), site, own)
+    agent = agent_of_spool(spool, make_engine, boot_id=sample.boot_id, clock=clock, sources=sources)
+    channel = standard_streams()
+    try:
+        asyncio.run(AgentServer(agent, channel).serve())
+    finally:
+        agent.close()
+        worker.close()
+        channel.close()
+        lock.release()
+    return 0

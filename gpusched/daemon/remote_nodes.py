@@ -1,0 +1,175 @@
+"""The other machines of the cluster: their engines, and what their reports change in the scheduler."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from logging import getLogger
+from typing import TYPE_CHECKING
+
+from gpusched.daemon.launch.limits import RunLimiter
+from gpusched.daemon.nodes import ClusterNode
+from gpusched.engine.remote.channel import Channel
+from gpusched.engine.remote.command_channel import CommandChannel
+from gpusched.engine.remote.messages import NodeReport
+from gpusched.engine.remote.remote_engine import RemoteEngine
+from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.settings import ClusterSettings, Settings
+from gpusched.model.value import replace
+from gpusched.ports import Clock
+
+if TYPE_CHECKING:
+    from gpusched.daemon.tick import Scheduler
+
+log = getLogger("gpusched.daemon")
+
+SKEW_S = 5.0
+"""Clocks that differ by more are a warning."""
+
+
+class RemoteNodes:
+    """Links to the nodes that the settings name.
+
+    Args: connect: makes the channel to a node; default: by the command of the settings.
+    """
+
+    def __init__(
+        self, settings: ClusterSettings, clock: Clock, session: int, connect: Callable[[str], Channel] | None = None
+    ) -> None:
+        self._clock = clock
+        self._reports: deque[tuple[str, NodeReport]] = deque()
+        self._scheduler: Scheduler | None = None
+        self._warned: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
+        """Why nodes could not be reached, until they answer."""
+        self.wake: Callable[[], None] | None = None
+        """Called when a report has arrived."""
+        make = connect or (lambda node: CommandChannel(settings.connect.replace("{node}", node), node))
+        self.engines = {
+            node: RemoteEngine(make(node), session=session, clock=clock, node=node, on_report=partial(self._keep, node))
+            for node in settings.nodes
+        }
+
+    def attach(self, scheduler: Scheduler) -> None:
+        """Pass reports on to this scheduler from now on."""
+        self._scheduler = scheduler
+
+    def _keep(self, node: str, report: NodeReport) -> None:
+        # Taken in between ticks: an engine may hear of it in the middle of one.
+        self._reports.append((node, report))
+        if self.wake is not None:
+            self.wake()
+
+    def request_readings(self) -> None:
+        """Ask every node for a reading of its GPUs."""
+        for engine in self.engines.values():
+            engine.request_reading()
+
+    def await_reports(self, timeout_s: float) -> None:
+        """Give the nodes this long to join, before the first job is considered."""
+        scheduler = self._scheduler
+        assert scheduler is not None
+        until = time.monotonic() + timeout_s
+        while (missing := [name for name in self.engines if scheduler.cluster.get(name) is None]) and (
+            time.monotonic() < until
+        ):
+            for name in missing:
+                self.engines[name].wait(0.02)
+                # Takes in what has arrived; events of runs stay for the first tick.
+                self.engines[name].checkpoints()
+            self.poll()
+
+    def poll(self) -> None:
+        """Take in what has arrived, and note which nodes do not answer."""
+        scheduler = self._scheduler
+        assert scheduler is not None
+        while self._reports:
+            self._take(scheduler, *self._reports.popleft())
+        for name, engine in self.engines.items():
+            why = self._why_not(name, engine)
+            node = scheduler.cluster.get(name)
+            if node is None:
+                scheduler.cluster.absent[name] = why or f"node {name} has not been reached yet"
+            elif node.why_not != why:
+                node.why_not = why
+                scheduler.look_again()
+            self._warn(name, why)
+
+    def _take(self, scheduler: Scheduler, name: str, report: NodeReport) -> None:
+        if report.host is None or report.site is None:
+            return
+        host = replace(report.host, name=name)
+        boot_id = self.engines[name].link.boot_id
+        node = scheduler.cluster.get(name)
+        if node is None:
+            settings = scheduler.settings
+            node = ClusterNode(
+                site=report.site,
+                boot_id=boot_id,
+                host=host,
+                tracker=_tracker(settings),
+                limiter=RunLimiter(report.isolation, report.processors) if report.isolation else None,
+                settings=report.settings,
+            )
+            scheduler.cluster.add(node)
+            scheduler.node_joined()
+            log.info("node %s has joined: %g CPUs", name, node.cpus(settings))
+        node.host, node.site, node.boot_id = host, report.site, boot_id
+        if report.gpus is not None:
+            # Its instants are of the node's clock, and age by the daemon's.
+            skew_s = self.engines[name].link.clock_skew_s or 0.0
+            reading = replace(report.gpus, at=report.gpus.at - skew_s)
+            scheduler.observe_gpus(reading, node, report.owners)
+        scheduler.look_again()
+
+    def _why_not(self, name: str, engine: RemoteEngine) -> str | None:
+        link = engine.link
+        if link.unreachable_since is None and not link.is_refused:
+            self._reasons.pop(name, None)
+            return None
+        # While another attempt is under way, the last one is still why.
+        if link.why:
+            self._reasons[name] = link.why
+        if link.is_refused:
+            return f"node {name} takes no jobs from this daemon: {link.why}"
+        since = time.strftime("%H:%M:%S", time.localtime(link.unreachable_since))
+        return f"node {name} has not answered since {since}" + (
+            f": {self._reasons[name]}" if name in self._reasons else ""
+        )
+
+    def _warn(self, name: str, why: str | None) -> None:
+        skew_s = self.engines[name].link.clock_skew_s
+        if why is None and skew_s is not None and abs(skew_s) > SKEW_S:
+            why = f"the clock of node {name} differs from the daemon's by {abs(skew_s):.0f} s; run NTP on both"
+        if why == self._warned.get(name):
+            return
+        if why is not None:
+            log.warning("%s", why)
+        elif name in self._warned:
+            log.info("node %s answers again", name)
+        self._warned[name] = why or ""
+
+
+def _tracker(settings: Settings) -> GpuTracker:
+    return GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
+
+
+def next_session(path: str, clock: Clock) -> int:
+    """A number above that of every earlier head with this file; durable before it is used. Raises: OSError."""
+    try:
+        with open(path, encoding="ascii") as file:
+            before = int(file.read())
+    except (FileNotFoundError, ValueError):
+        before = 0
+    # A restored folder may hold an old number: the clock is ahead of that.
+    session = max(before + 1, int(clock.now()))
+    temporary = f"{path}.new"
+    with open(temporary, "w", encoding="ascii") as file:
+        file.write(f"{session}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    return session

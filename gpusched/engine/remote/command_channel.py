@@ -1,0 +1,142 @@
+"""A channel to the agent that a command starts on a node, such as ssh, over the command's input and output."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+
+from gpusched.engine.remote.channel import StreamChannel
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+"""Between the end of a command and its next start: the first time, and at most."""
+SILENCE_S = 30.0
+"""A connection over which nothing came for this long is given up: what hangs behind it never ends by itself."""
+_STABLE_S = 60.0
+"""A command that has lasted this long is started again without delay."""
+_TAIL_BYTES = 2000
+_COPY_BYTES = 1 << 16
+
+
+class CommandChannel(StreamChannel):
+    """Starts the command, and again when it has ended; the agent ends with it, and its runs go on.
+
+    Args: command: as a shell would split it. node: names the other side in sentences.
+    """
+
+    def __init__(self, command: str, node: str, silence_s: float = SILENCE_S) -> None:
+        super().__init__(None, node)
+        self._silence_s = silence_s
+        self._heard_at = float("-inf")
+        self._argv = shlex.split(command)
+        self._node = node
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the channel
+        self._began = float("-inf")
+        self._start_at = 0.0
+        self._wait_s = 0.0
+        self._why: str | None = None
+
+    def receive(self) -> list[bytes]:
+        frames = super().receive()
+        now = time.monotonic()
+        if frames:
+            self._heard_at = now
+        elif super().trouble() is None and now - max(self._began, self._heard_at) > self._silence_s:
+            self._detach(f"nothing came from {self._node} for {self._silence_s:g} s")
+        if super().trouble() is not None:
+            self._look_after()
+        return frames
+
+    def trouble(self) -> str | None:
+        return super().trouble() and (self._why or super().trouble())
+
+    def close(self) -> None:
+        super().close()
+        self._end()
+        self._errors.close()
+
+    def _look_after(self) -> None:
+        """Start the command if it is time."""
+        now = time.monotonic()
+        if self._process is not None:
+            # Without a connection it is of no use.
+            self._why = self._end()
+            log.warning("%s", self._why)
+            self._wait_s = FIRST_WAIT_S if now - self._began > _STABLE_S else self._wait_s
+            self._start_at = now + self._wait_s
+            self._wait_s = min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * self._wait_s))
+        if now >= self._start_at:
+            self._start(now)
+
+    def _start(self, now: float) -> None:
+        ours, theirs = socket.socketpair()
+        self._errors.seek(0)
+        self._errors.truncate()
+        try:
+            self._process = subprocess.Popen(
+                self._argv, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors, start_new_session=True
+            )
+        except OSError as error:
+            ours.close()
+            self._why = f"{self._argv[0]} cannot be started to reach {self._node}: {error.strerror}"
+            self._start_at = now + LONGEST_WAIT_S
+            return
+        finally:
+            theirs.close()
+        self._began = now
+        self.attach(ours)
+
+    def _end(self) -> str:
+        """End the command; returns a sentence about it."""
+        process, self._process = self._process, None
+        if process is None:
+            return ""
+        try:
+            code = process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            threading.Thread(target=process.wait, daemon=True).start()
+            return f"the connection to {self._node} was lost"
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        words = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        last = f": {words[-1][:200]}" if words else ""
+        return f"{self._argv[0]} to {self._node} ended with {code}{last}"
+
+
+def standard_streams() -> StreamChannel:
+    """The agent's side: frames over standard input and output; ends when the input does."""
+    ours, relayed = socket.socketpair()
+    source, sink = os.dup(0), os.dup(1)
+    # Nothing else may write between frames.
+    os.dup2(2, 1)
+    threading.Thread(target=_copy_in, args=(source, relayed), daemon=True).start()
+    threading.Thread(target=_copy_out, args=(relayed, sink), daemon=True).start()
+    return StreamChannel(ours, "the head")
+
+
+def _copy_in(source: int, to: socket.socket) -> None:
+    try:
+        while data := os.read(source, _COPY_BYTES):
+            to.sendall(data)
+    except OSError:
+        pass
+    # Both ways: the head is gone.
+    to.shutdown(socket.SHUT_RDWR)
+
+
+def _copy_out(source: socket.socket, sink: int) -> None:
+    try:
+        while data := source.recv(_COPY_BYTES):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(sink, view) :]
+    except OSError:
+        pass

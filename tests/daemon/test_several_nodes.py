@@ -1,0 +1,270 @@
+"""A real daemon with two agents, as on machines of their own: each has its spool and GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Daemon
+from support import is_alive, wait_until
+
+from gpusched.errors import GpuschedError
+
+CONNECT = """#!/bin/sh
+[ -e {root}/cut-$1 ] && {{ echo "ssh: connect to host $1: No route to host" >&2; exit 255; }}
+export GPUSCHED_HOME={root}/$1 GPUSCHED_FAKE_GPUS={root}/$1/gpus.json
+echo $$ > {root}/$1.new && mv {root}/$1.new {root}/$1.pid
+exec {python} -c 'import sys; sys.argv[0] = "gpusched"; from gpusched.cli.admin import main; sys.exit(main())' agent $1
+"""
+CONFIG = """
+[node]
+name = "n1"
+cpus = 4
+[daemon]
+poll_s = 0.2
+[gpu]
+free_polls = 1
+[cluster]
+nodes = ["n2", "n3"]
+connect = "{root}/connect {{node}}"
+"""
+
+
+class Cluster:
+    """The head `n1`, and two nodes whose connection can be cut."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("n1", "n2", "n3"):
+            folder = root / name
+            folder.mkdir(mode=0o700)
+            gpus = [{"vram": "24GiB", "uuid": f"GPU-{name}-{index}"} for index in range(2)]
+            (folder / "gpus.json").write_text(json.dumps({"gpus": gpus}))
+            (folder / "config.toml").write_text(f'[node]\ncpus = 4\nlabels = ["{name}"]\n')
+        connect = root / "connect"
+        connect.write_text(CONNECT.format(root=root, python=sys.executable))
+        connect.chmod(0o755)
+        gpus_of_head = str(root / "n1" / "gpus.json")
+        self.head = Daemon(root / "home", fake_gpus=gpus_of_head, config=CONFIG.format(root=root))
+        self.head.start()
+        self.all_up()
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        return {node["name"]: node for node in self.head.call("GET", "/v1/cluster")["nodes"]}
+
+    def all_up(self) -> None:
+        def is_up() -> bool:
+            cluster = self.head.call("GET", "/v1/cluster")
+            states = [gpu["state"] for gpu in cluster["gpus"]]
+            return len(states) == 6 and all(node["state"] == "up" for node in cluster["nodes"])
+
+        wait_until(is_up, what="all nodes to be there")
+
+    def agent(self, node: str) -> int:
+        return int((self.root / f"{node}.pid").read_text())
+
+    def kill_agent(self, node: str) -> None:
+        os.kill(self.agent(node), signal.SIGKILL)
+
+    def cut(self, node: str) -> None:
+        """Nothing gets through any more; what runs there goes on."""
+        (self.root / f"cut-{node}").touch()
+        self.kill_agent(node)
+        wait_until(lambda: self.nodes()[node]["state"] == "down", what=f"{node} to be down")
+
+    def heal(self, node: str) -> None:
+        (self.root / f"cut-{node}").unlink(missing_ok=True)
+        self.all_up()
+
+    def on(self, node: str, *argv: str, **spec: Any) -> str:
+        return self.head.submit(*argv, nodelist=[node], **spec)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield made
+    made.head.close()
+
+
+@pytest.fixture
+def cluster(started: Cluster) -> Iterator[Cluster]:
+    """The same for all tests, without jobs and with every node there."""
+    yield started
+    for node in ("n2", "n3"):
+        started.heal(node)
+    jobs = [job["id"] for job in started.head.call("GET", "/v1/jobs")["jobs"]]
+    if jobs:
+        started.head.call("POST", "/v1/jobs/cancel", {"ids": jobs})
+        started.head.wait(*jobs)
+    (started.head.home / "go").unlink(missing_ok=True)
+    started.all_up()
+
+
+def sh(text: str) -> tuple[str, ...]:
+    return ("sh", "-c", text)
+
+
+def test_nodes_join_with_what_their_own_settings_say(cluster: Cluster) -> None:
+    nodes = cluster.nodes()
+    assert list(nodes) == ["n1", "n2", "n3"]
+    assert [nodes[name]["labels"] for name in nodes] == [[], ["n2"], ["n3"]]
+    assert [nodes[name]["cpus"] for name in nodes] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_job_runs_on_the_node_it_names(cluster: Cluster, node: str) -> None:
+    job = cluster.on(node, *sh("echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES; exit 7"), gpus=2)
+    (ended,) = cluster.head.wait(job)
+    assert (ended["state"], ended["exit_code"], ended["node"]) == ("FAILED", 7, node)
+    assert cluster.head.output(job) == f"{node} 0,1\n"
+    assert {gpu["uuid"] for gpu in ended["runs"][0]["gpus"]} == {f"GPU-{node}-0", f"GPU-{node}-1"}
+
+
+def test_one_queue_fills_all_nodes(cluster: Cluster) -> None:
+    jobs = [cluster.head.submit("sleep", "600", gpus=1) for _ in range(7)]
+    wait_until(lambda: [cluster.head.state(job) for job in jobs].count("RUNNING") == 6, what="six to run")
+    places = {(cluster.head.job(job)["node"], tuple(g["index"] for g in cluster.head.job(job)["gpus"])) for job in jobs}
+    assert len(places - {(None, ())}) == 6
+    assert cluster.head.job(jobs[-1])["reason"] == "Resources"
+
+
+def test_a_gang_runs_on_all_its_nodes(cluster: Cluster) -> None:
+    job = cluster.head.submit(*sh("echo $NODE_RANK of $NNODES at $MASTER_ADDR:$MASTER_PORT"), nodes=3, gpus=6)
+    (ended,) = cluster.head.wait(job)
+    assert (ended["state"], ended["node"]) == ("COMPLETED", "n[1-3]")
+    first = Path(ended["stdout_path"])
+    outputs = [first.read_text(), *(Path(f"{first}.n{rank}").read_text() for rank in (1, 2))]
+    port = outputs[0].rpartition(":")[2]
+    assert outputs == [f"{rank} of 3 at n1:{port}" for rank in range(3)]
+
+
+def test_a_failing_rank_ends_the_gang(cluster: Cluster) -> None:
+    text = "echo $$ > pid.$NODE_RANK; [ $NODE_RANK = 1 ] && sleep 1 && exit 3; exec sleep 600"
+    job = cluster.head.submit(*sh(text), nodes=3, gpus=3)
+    (ended,) = cluster.head.wait(job)
+    assert (ended["state"], ended["exit_code"]) == ("FAILED", 3)
+    pids = [int((cluster.head.home / f"pid.{rank}").read_text()) for rank in range(3)]
+    assert not any(map(is_alive, pids))
+
+
+def test_a_killed_agent_costs_no_job_and_no_exit_code(cluster: Cluster) -> None:
+    long = cluster.on("n2", *sh("until [ -e go ]; do sleep 0.05; done; exit 5"), gpus=1)
+    pid = cluster.head.pid_of(long)
+    for _ in range(3):
+        before = cluster.agent("n2")
+        cluster.kill_agent("n2")
+        wait_until(lambda before=before: cluster.agent("n2") != before, what="another agent")
+    assert is_alive(pid)
+    (cluster.head.home / "go").touch()
+    (ended,) = cluster.head.wait(long)
+    assert (ended["exit_code"], len(ended["runs"])) == (5, 1)
+
+
+def test_a_killed_head_takes_over_what_runs_elsewhere(cluster: Cluster) -> None:
+    long = cluster.head.submit(
+        *sh("until [ -e go ]; do sleep 0.05; done; exit 5"), nodes=2, gpus=2, nodelist=["n2", "n3"]
+    )
+    short = cluster.on("n3", *sh("sleep 0.5; exit 6"))
+    cluster.head.pid_of(long)
+    cluster.head.pid_of(short)
+    cluster.head.kill()
+    cluster.head.start()
+    (ended,) = cluster.head.wait(short)
+    assert (ended["exit_code"], len(ended["runs"])) == (6, 1)
+    assert cluster.head.state(long) == "RUNNING"
+    (cluster.head.home / "go").touch()
+    (ended,) = cluster.head.wait(long)
+    assert (ended["exit_code"], len(ended["runs"])) == (5, 1)
+
+
+def test_a_node_that_cannot_be_reached_keeps_its_runs_and_gets_no_new_ones(cluster: Cluster) -> None:
+    long = cluster.on("n2", *sh("until [ -e go ]; do sleep 0.05; done; exit 5"), gpus=2)
+    pid = cluster.head.pid_of(long)
+    cluster.cut("n2")
+    why = cluster.nodes()["n2"]["why_not"]
+    assert why.startswith("node n2 has not answered since ")
+    assert "No route to host" in why
+    assert cluster.head.state(long) == "RUNNING", "its GPUs stay booked, since it may well be alive"
+    waiting = cluster.on("n2", "true")
+    elsewhere = cluster.head.submit("true", gpus=2)
+    cluster.head.wait(elsewhere)
+    assert cluster.head.state(waiting) == "PENDING"
+    (cluster.head.home / "go").touch()
+    wait_until(lambda: not is_alive(pid), what="the job to end while nobody can hear of it")
+    cluster.heal("n2")
+    ended, after = cluster.head.wait(long, waiting)
+    assert (ended["exit_code"], len(ended["runs"]), after["state"]) == (5, 1, "COMPLETED")
+
+
+def test_a_cancel_reaches_a_node_that_comes_back(cluster: Cluster) -> None:
+    long = cluster.on("n3", "sleep", "600", gpus=1)
+    pid = cluster.head.pid_of(long)
+    cluster.cut("n3")
+    cluster.head.call("POST", "/v1/jobs/cancel", {"ids": [long]})
+    assert cluster.head.state(long) == "COMPLETING"
+    assert is_alive(pid)
+    cluster.heal("n3")
+    (ended,) = cluster.head.wait(long)
+    assert (ended["state"], is_alive(pid)) == ("CANCELLED", False)
+
+
+def test_a_drained_node_gets_no_new_jobs(cluster: Cluster) -> None:
+    cluster.head.call("POST", "/v1/drain", {"targets": ["n2"], "message": "fan"})
+    job = cluster.on("n2", "true")
+    wait_until(lambda: bool(cluster.head.job(job)["reason"]), what="a reason")
+    assert "n2" in cluster.head.job(job)["reason_text"]
+    cluster.head.call("POST", "/v1/undrain", {"targets": ["n2"]})
+    cluster.head.wait(job)
+
+
+@pytest.mark.parametrize("asked", [{"nodelist": ["n2"]}, {"nodes": 2}])
+def test_a_job_that_needs_the_daemon_while_it_runs_stays_on_its_node(cluster: Cluster, asked: dict[str, Any]) -> None:
+    with pytest.raises(GpuschedError, match="own node n1 only"):
+        cluster.head.submit("true", slurm=True, **asked)
+    (ended,) = cluster.head.wait(*[cluster.head.submit("true", slurm=True, gpus=2)])
+    assert ended["node"] == "n1"
+
+
+def test_the_own_node_is_not_one_of_the_others(make_daemon: Callable[..., Daemon]) -> None:
+    config = '[node]\nname = "n1"\n[cluster]\nnodes = ["n1"]\n'
+    daemon = make_daemon(start=False, config=config)
+    line = daemon.try_start()
+    daemon.reap()
+    assert "[cluster] nodes names n1, the daemon's own node" in line
+
+
+def test_a_new_agent_takes_over_from_one_that_hangs(cluster: Cluster) -> None:
+    job = cluster.on("n2", *sh("until [ -e go ]; do sleep 0.05; done; exit 4"))
+    cluster.head.pid_of(job)
+    hanging = cluster.agent("n2")
+    os.kill(hanging, signal.SIGSTOP)
+    # As the head starts one once it has given the connection up.
+    argv = [cluster.root / "connect", "n2"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as another:
+        wait_until(lambda: not is_alive(hanging), what="the one that hangs to be gone")
+        another.communicate(timeout=60)
+    cluster.all_up()
+    (cluster.head.home / "go").touch()
+    (ended,) = cluster.head.wait(job)
+    assert (ended["exit_code"], len(ended["runs"])) == (4, 1)
+
+
+def test_a_node_that_was_never_reached_is_shown_with_the_reason(make_daemon: Callable[..., Daemon]) -> None:
+    connect = "sh -c 'echo Host key verification failed. >&2; exit 255' {node}"
+    config = f'[node]\nname = "n1"\n[cluster]\nnodes = ["n2"]\nconnect = "{connect}"\n'
+    daemon = make_daemon(config=config)
+
+    def found() -> dict[str, Any]:
+        return {node["name"]: node for node in daemon.call("GET", "/v1/cluster")["nodes"]}["n2"]
+
+    wait_until(lambda: "Host key verification failed." in found()["why_not"], what="the reason")
+    assert found()["state"] == "down"
+    daemon.wait(daemon.submit("true"))

@@ -1,0 +1,106 @@
+"""The channel over a command's input and output: it starts the command again, and says why it must."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import wait_until
+
+from gpusched.engine.remote import command_channel
+from gpusched.engine.remote.command_channel import CommandChannel
+
+ECHO = """
+import os, sys
+from gpusched.engine.remote.command_channel import standard_streams
+print("words of the program", flush=True)
+channel = standard_streams()
+print("more of them", flush=True)
+import select
+while channel.trouble() is None:
+    select.select([channel.fileno()], [], [])
+    for frame in channel.receive():
+        channel.send(frame[::-1] + str(os.getpid()).encode())
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_channel, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(command_channel, "LONGEST_WAIT_S", 0.05)
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Iterator[CommandChannel]:
+    program = tmp_path / "echo.py"
+    program.write_text(ECHO.replace('print("words of the program", flush=True)\n', ""))
+    channel = CommandChannel(f"{shlex.quote(sys.executable)} {program}", "n2")
+    yield channel
+    channel.close()
+
+
+def answer(channel: CommandChannel, frame: bytes) -> bytes:
+    """The first answer; sent again until there is one, as frames may be lost."""
+    found: list[bytes] = []
+
+    def has_answer() -> bool:
+        channel.send(frame)
+        found.extend(channel.receive())
+        return bool(found)
+
+    wait_until(has_answer, what="an answer")
+    return found[0]
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, 5_000_000])
+def test_frames_of_any_size_go_both_ways(echo: CommandChannel, size: int) -> None:
+    body = os.urandom(size)
+    found = answer(echo, body)
+    assert found[:size] == body[::-1]
+
+
+def test_a_command_that_ends_is_started_again(echo: CommandChannel) -> None:
+    first = int(answer(echo, b""))
+    os.kill(first, 9)
+    wait_until(lambda: int(answer(echo, b"")) != first, what="another one")
+
+
+def until_trouble(channel: CommandChannel, words: str) -> None:
+    def is_told() -> bool:
+        channel.receive()
+        return words in (channel.trouble() or "")
+
+    wait_until(is_told, what=words)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            "sh -c 'echo first >&2; echo Permission denied, please try again. >&2; exit 255'",
+            "ended with 255: Permission denied",
+        ),
+        ("no-such-command-at-all x", "no-such-command-at-all cannot be started to reach n2: No such file"),
+        ("true", "true to n2 ended with 0"),
+        ("echo hello", "to n2 ended with 0"),
+        ("sh -c 'kill -9 $$'", "sh to n2 ended with -9"),
+    ],
+)
+def test_a_command_that_cannot_reach_the_node_is_quoted(command: str, words: str) -> None:
+    channel = CommandChannel(command, "n2")
+    try:
+        until_trouble(channel, words)
+    finally:
+        channel.close()
+
+
+def test_a_connection_over_which_nothing_comes_is_given_up() -> None:
+    channel = CommandChannel("sleep 600", "n2", silence_s=0.05)
+    try:
+        until_trouble(channel, "the connection to n2 was lost")
+    finally:
+        channel.close()
