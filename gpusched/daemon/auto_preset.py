@@ -195,7 +195,15 @@ class AutoPreset:
         """Evaluate the presets now. Raises: Refused while an evaluation is under way."""
         if self.is_judging:
             raise Refused("the presets are being evaluated", "see the result with: gctl preset")
+        self._check_nodes()
         self._is_asked = True
+
+    def _check_nodes(self) -> None:
+        """Raise Refused where the daemon cannot be replayed: with several nodes."""
+        nodes = len(self._scheduler.nodes(self._scheduler.now()))
+        if nodes > 1:
+            text = f"presets are compared for a single node, and this cluster has {nodes}"
+            raise Refused(text, "name one under [priority] preset")
 
     # --- what the loop calls --------------------------------------------------------------------
 
@@ -254,6 +262,7 @@ class AutoPreset:
     def _steps(self) -> Generator[None, None, bool]:
         """Write the export in small steps; return whether there is enough to replay."""
         now, window_s = self._scheduler.now(), WINDOW_S
+        self._check_nodes()
         while not (yield from self._write(now, now - window_s)):
             window_s /= 2
         count, first_at, last_at = self._exported

@@ -429,3 +429,13 @@ def test_an_unsaved_choice_holds_until_the_restart(night: Night, tmp_path: Path)
 def test_the_state_is_world_readable(night: Night) -> None:
     night.auto.poll()
     assert Path(night.path).stat().st_mode & 0o777 == 0o644
+
+
+def test_several_nodes_are_not_judged(tmp_path: Path) -> None:
+    lab = Lab(more_nodes=("n2",), priority=PrioritySettings(preset="auto"))
+    night = Night(tmp_path, lab)
+    with pytest.raises(Refused, match="this cluster has 2"):
+        night.auto.judge_now()
+    night.falls()
+    assert not night.processes.started
+    assert "this cluster has 2" in str(night.auto.document()["problem"])
