@@ -400,7 +400,8 @@ def test_a_run_that_is_suspended_or_stopping_lets_nobody_in(bench: LocalBench) -
 def test_a_visit_is_suspended_with_its_run(bench: LocalBench) -> None:
     running(bench)
     visitor = Visitor(bench, "1.1")
-    visitor.shell("echo up $$; while :; do sleep 0.05; done")
+    # One that starts nothing: while a child between vfork and exec is stopped, its parent waits in the kernel.
+    visitor.shell("echo up $$; exec sleep 600")
     pid = visitor.pid()
     bench.engine.order("1.1", SuspendOrder())
     bench.until("1.1", RunSuspended)
