@@ -64,8 +64,7 @@ def test_version_is_printed_and_unknown_options_are_refused(sh: Shell, command: 
     assert done.code == 2, done
     assert "--colour" in done.err
     assert "Traceback" not in done.err
-    if command != "gpusched":
-        assert re.fullmatch(rf"{command} \d+\.\d+\.\d+\n", sh.ok(command, "--version"))
+    assert re.fullmatch(rf"{command} \d+\.\d+\.\d+\n", sh.ok(command, "--version"))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -83,6 +83,21 @@ def _command_of(error: Exception) -> str:
     return " ".join(["gpusched", *words])
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"gpusched {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
