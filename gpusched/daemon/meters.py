@@ -255,6 +255,8 @@ def _nodes(found: Page, scheduler: Scheduler) -> None:
     views = scheduler.nodes(scheduler.now())
     layout = ClusterLayout(views, scheduler.settings)
     for node in views:
+        if node.is_unknown:
+            continue
         holds = [held for held in scheduler.world.holds.values() if held.node == node.name]
         _node(found, node, holds, layout, scheduler.cluster[node.name].reading)
 

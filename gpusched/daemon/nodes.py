@@ -8,7 +8,7 @@ from typing import TypeVar
 from gpusched.daemon.launch.limits import RunLimiter
 from gpusched.daemon.watch.gpus import GpuWatch
 from gpusched.gpu.tracker import GpuStatus, GpuTracker, RunMeter
-from gpusched.model.cluster import Clearance, GpuReading, GpuSample, HostSample, NodeView, ShareUse
+from gpusched.model.cluster import GPUS_NOT_READ, Clearance, GpuReading, GpuSample, HostSample, NodeView, ShareUse
 from gpusched.model.execution import LaunchSite
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import NodeSettings, Settings
@@ -75,7 +75,7 @@ class ClusterNode:
             mem_mib=own.mem_mib if own.mem_mib is not None else self.host.mem_total_mib,
             gpus=self.tracker.views(now),
             why_not=why_not,
-            gpu_error=self.reading.error if self.reading else None,
+            gpu_error=self.reading.error if self.reading else GPUS_NOT_READ,
             load=self.host,
             labels=tuple(sorted(set(own.labels))),
             resources=tuple(sorted(own.resources.items())),
@@ -123,6 +123,8 @@ class ClusterNodes:
             why_drained = None if drained is None else f"node {node.name} is drained: {drained}"
             why_not = why_none or node.why_not or why_drained
             found.append(node.view(settings, now, why_not))
+        for name, why_absent in sorted(self.absent.items()):
+            found.append(NodeView(name, 0.0, 0, why_not=why_absent, gpu_error=GPUS_NOT_READ, is_unknown=True))
         return tuple(found)
 
     def samples(self) -> dict[str, GpuSample]:

@@ -17,6 +17,7 @@ from gpusched.engine.remote.command_channel import CommandChannel
 from gpusched.engine.remote.messages import NodeReport
 from gpusched.engine.remote.remote_engine import RemoteEngine
 from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.cluster import GpuReading
 from gpusched.model.settings import ClusterSettings, Settings
 from gpusched.model.value import replace
 from gpusched.ports import Clock
@@ -45,6 +46,8 @@ class RemoteNodes:
         self._warned: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
         """Why nodes could not be reached, until they answer."""
+        self._readings_due: dict[str, int] = {}
+        """Readings of its GPUs that a node which has just joined needs before they can be used."""
         self.wake: Callable[[], None] | None = None
         """Called when a report has arrived."""
         make = connect or (lambda node: CommandChannel(settings.connect.replace("{node}", node), node))
@@ -69,11 +72,11 @@ class RemoteNodes:
             engine.request_reading()
 
     def await_reports(self, timeout_s: float) -> None:
-        """Give the nodes this long to join, before the first job is considered."""
+        """Give the nodes this long to join and to read their GPUs, before the first job is considered."""
         scheduler = self._scheduler
         assert scheduler is not None
         until = time.monotonic() + timeout_s
-        while (missing := [name for name in self.engines if scheduler.cluster.get(name) is None]) and (
+        while (missing := [name for name in self.engines if self._is_awaited(scheduler, name)]) and (
             time.monotonic() < until
         ):
             for name in missing:
@@ -81,6 +84,9 @@ class RemoteNodes:
                 # Takes in what has arrived; events of runs stay for the first tick.
                 self.engines[name].checkpoints()
             self.poll()
+
+    def _is_awaited(self, scheduler: Scheduler, name: str) -> bool:
+        return scheduler.cluster.get(name) is None or name in self._readings_due
 
     def poll(self) -> None:
         """Take in what has arrived, and note which nodes do not answer."""
@@ -94,6 +100,8 @@ class RemoteNodes:
             if node is None:
                 scheduler.cluster.absent[name] = why or f"node {name} has not been reached yet"
             elif node.why_not != why:
+                if why is None:
+                    self._read_anew(name, scheduler.settings)
                 node.why_not = why
                 scheduler.look_again()
             self._warn(name, why)
@@ -116,6 +124,7 @@ class RemoteNodes:
             )
             scheduler.cluster.add(node)
             scheduler.node_joined()
+            self._read_anew(name, scheduler.settings)
             log.info("node %s has joined: %g CPUs", name, node.cpus(settings))
         node.host, node.site, node.boot_id = host, report.site, boot_id
         if report.gpus is not None:
@@ -123,7 +132,20 @@ class RemoteNodes:
             skew_s = self.engines[name].link.clock_skew_s or 0.0
             reading = replace(report.gpus, at=report.gpus.at - skew_s)
             scheduler.observe_gpus(reading, node, report.owners)
+            self._note_reading(name, reading)
         scheduler.look_again()
+
+    def _read_anew(self, name: str, settings: Settings) -> None:
+        """Have the GPUs read as often as it takes to use them: the daemon's polls may be far apart."""
+        self._readings_due[name] = settings.gpu.free_polls
+        self.engines[name].request_reading()
+
+    def _note_reading(self, name: str, reading: GpuReading) -> None:
+        left = self._readings_due.pop(name, 0) - 1
+        # As at the start of the daemon, an error is not asked for again at once.
+        if left > 0 and reading.gpus and reading.error is None:
+            self._readings_due[name] = left
+            self.engines[name].request_reading()
 
     def _why_not(self, name: str, engine: RemoteEngine) -> str | None:
         link = engine.link

@@ -273,6 +273,10 @@ class ShareUse(Value):
         return self.left_mib is not None and self.left_mib < self.booked_mib
 
 
+GPUS_NOT_READ = "its GPUs have not been read yet"
+"""`NodeView.gpu_error` of a node without a first reading."""
+
+
 class NodeView(Value):
     """A node as the policy sees it."""
 
@@ -283,12 +287,14 @@ class NodeView(Value):
     why_not: str | None = None
     """Set when no job can be placed on the node: drained or down."""
     gpu_error: str | None = None
-    """Set when the driver is broken: GPU jobs wait, other jobs still start."""
+    """Set while its GPUs are unknown, as when the driver is broken: GPU jobs wait, other jobs still start."""
     load: HostSample | None = None
     labels: tuple[str, ...] = ()
     """Features and data sets that the node offers; sorted."""
     resources: tuple[tuple[str, int], ...] = ()
     """Custom resources for allocation, as names and numbers, sorted by name."""
+    is_unknown: bool = False
+    """Nothing but its name is known: it belongs to the cluster and has not been reached yet."""
 
 
 class Allocation(Value):

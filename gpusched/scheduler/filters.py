@@ -259,7 +259,7 @@ def reject_name(node: NodeView, where: Where) -> Rejection | None:
         return Rejection.NODE_NOT_ASKED_FOR
     if node.name in exclude:
         return Rejection.NODE_EXCLUDED
-    if constraint is not None and not _admits(constraint, node):
+    if constraint is not None and not node.is_unknown and not _admits(constraint, node):
         return Rejection.NODE_LABELS
     return None
 

@@ -109,28 +109,41 @@ _FAKE = "to try it without one, restart the daemon with GPUSCHED_FAKE_GPUS=4x24G
 def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> Refusal | None:
     """Refuse what no node could hold even if idle and healthy; None if some node could.
 
-    Bookings, drains and foreign use do not count, being temporary. A lost card counts as absent. While a node's
-    driver is broken its GPUs are unknown, so requests for GPUs are accepted and wait.
+    Bookings, drains and foreign use do not count, being temporary. A lost card counts as absent. A node whose GPUs
+    are unknown, since its driver is broken or was not asked yet, may have any; one that was never reached may have
+    anything.
     """
     built = [_as_built(node) for node in nodes]
     layout = ClusterLayout(built, settings)
     refused = refuse_conditions(request, layout)
     if refused is not None:
         return refused
-    if request.gpus and any(node.gpu_error is not None for node in built):
-        request = replace(
-            request, gpus=0, gpu_fraction=None, gpu_type=None, vram_mib=None, min_vram_mib=None, is_linked=False
-        )
     need = RequestUnits.of(request, uid=0)
     draft = ClusterState(layout)
-    if fits(draft, need):
+    unknown = sum(_may_do(node, need) for node in built)
+    if unknown < request.nodes and fits(draft, need):
         return on("memory", _over_ceiling(request, layout, settings))
-    able = sum(1 for _ in hosts(draft, need))
+    able = sum(1 for _ in hosts(draft, need)) + unknown
+    blind = [number for number in pool(layout, need).asked if layout.nodes[number].gpu_error is not None]
+    if request.gpus and blind:
+        bare = replace(
+            request, gpus=0, gpu_fraction=None, gpu_type=None, vram_mib=None, min_vram_mib=None, is_linked=False
+        )
+        able += len({*hosts(draft, RequestUnits.of(bare, uid=0))}.intersection(blind))
+        if not able:
+            request, need = bare, RequestUnits.of(bare, uid=0)
+    if able >= request.nodes:
+        return None if unknown else on("memory", _over_ceiling(request, layout, settings))
     if able:
         return on("nodes", _refuse_nodes(request, able))
     # One node's part is too large for any node: the refusal is about the part.
     refused = on("gpus", _refuse_gpus(need, layout)) if request.gpus else None
     return refused or on("size", _refuse_rest(need, layout))
+
+
+def _may_do(node: NodeView, need: RequestUnits) -> bool:
+    """Whether nothing is known that speaks against a node, except that it was not reached yet."""
+    return node.is_unknown and reject_name(node, need.where) is None
 
 
 def whole_memory_mib(request: Request, nodes: Iterable[NodeView], settings: Settings) -> int:
@@ -404,7 +417,7 @@ def _refuse_labels(request: Request, nodes: Sequence[NodeView]) -> Refusal | Non
         constraint = None if request.constraint is None else parse_constraint(request.constraint)
     except ValueError as error:
         return Refusal(f"asked for labels that cannot be read: {error}", "for example: -C 'a100&nvlink|h100'")
-    if constraint is None or any(constraint.admits(node.labels) for node in nodes):
+    if constraint is None or any(node.is_unknown or constraint.admits(node.labels) for node in nodes):
         return None
     there = {label for node in nodes for label in node.labels}
     unknown = [label for label in constraint.labels if label not in there]
@@ -424,7 +437,7 @@ def _refuse_labels(request: Request, nodes: Sequence[NodeView]) -> Refusal | Non
 def _refuse_resources(request: Request, nodes: Sequence[NodeView]) -> Refusal | None:
     there = {name for node in nodes for name, _ in node.resources}
     for name, _ in request.resources:
-        if name not in there:
+        if name not in there and not any(node.is_unknown for node in nodes):
             known = _listed(there)
             return Refusal(
                 f"asked for resource {name}; " + (f"those here are {known}" if known else "there are none here"),

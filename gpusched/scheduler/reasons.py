@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from gpusched.model.cluster import NodeView
+from gpusched.model.cluster import GPUS_NOT_READ, NodeView
 from gpusched.model.job import Request
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Window
 from gpusched.model.states import ReasonCode
@@ -349,7 +349,8 @@ class Explainer:
             if node.why_not is not None:
                 yield {"node": node.name, "why": node.why_not}
             elif need.request.gpus and node.gpu_error is not None:
-                why = f"the GPU driver of node {node.name} does not work: {node.gpu_error}"
+                works = f"the GPU driver of node {node.name} does not work: {node.gpu_error}"
+                why = f"node {node.name}: {GPUS_NOT_READ}" if node.gpu_error == GPUS_NOT_READ else works
                 yield {"node": node.name, "why": why}
             elif need.request.gpus:
                 for card in cards:

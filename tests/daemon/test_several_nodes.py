@@ -99,7 +99,8 @@ def cluster(started: Cluster) -> Iterator[Cluster]:
     """The same for all tests, without jobs and with every node there."""
     yield started
     for node in ("n2", "n3"):
-        started.heal(node)
+        (started.root / f"cut-{node}").unlink(missing_ok=True)
+    started.all_up()
     jobs = [job["id"] for job in started.head.call("GET", "/v1/jobs")["jobs"]]
     if jobs:
         started.head.call("POST", "/v1/jobs/cancel", {"ids": jobs})
@@ -189,9 +190,8 @@ def test_a_node_that_cannot_be_reached_keeps_its_runs_and_gets_no_new_ones(clust
     long = cluster.on("n2", *sh("until [ -e go ]; do sleep 0.05; done; exit 5"), gpus=2)
     pid = cluster.head.pid_of(long)
     cluster.cut("n2")
-    why = cluster.nodes()["n2"]["why_not"]
-    assert why.startswith("node n2 has not answered since ")
-    assert "No route to host" in why
+    wait_until(lambda: "No route to host" in cluster.nodes()["n2"]["why_not"], what="the reason of another attempt")
+    assert cluster.nodes()["n2"]["why_not"].startswith("node n2 has not answered since ")
     assert cluster.head.state(long) == "RUNNING", "its GPUs stay booked, since it may well be alive"
     waiting = cluster.on("n2", "true")
     elsewhere = cluster.head.submit("true", gpus=2)
@@ -239,6 +239,53 @@ def test_the_own_node_is_not_one_of_the_others(make_daemon: Callable[..., Daemon
     line = daemon.try_start()
     daemon.reap()
     assert "[cluster] nodes names n1, the daemon's own node" in line
+
+
+def test_a_head_that_has_just_started_refuses_no_job_that_its_nodes_can_hold(cluster: Cluster) -> None:
+    cluster.head.stop()
+    cluster.head.start()
+    # At once: the GPUs of the others have only just been read.
+    job = cluster.head.submit("true", nodes=2, gpus=4, nodelist=["n2", "n3"])
+    (ended,) = cluster.head.wait(job)
+    assert (ended["state"], ended["node"]) == ("COMPLETED", "n[2-3]")
+
+
+def test_a_job_for_a_node_that_was_never_reached_waits_for_it(cluster: Cluster) -> None:
+    cluster.head.stop()
+    (cluster.root / "cut-n3").touch()
+    cluster.head.start()
+    job = cluster.on("n3", "true", gpus=2, cpus=3, constraint="n3")
+    gang = cluster.head.submit("true", nodes=3, gpus=6)
+    with pytest.raises(GpuschedError, match="asked for 3 nodes not on node n3; there are 2"):
+        cluster.head.submit("true", nodes=3, cpus=3, exclude=["n3"])
+    found = cluster.head.job(job)
+    assert (found["state"], found["reason"]) == ("PENDING", "ReqNodeNotAvail")
+    assert "node n3 has not" in found["reason_text"]
+    (cluster.root / "cut-n3").unlink()
+    assert [one["state"] for one in cluster.head.wait(job, gang)] == ["COMPLETED", "COMPLETED"]
+
+
+def test_a_node_may_come_back_with_more_or_fewer_gpus(cluster: Cluster) -> None:
+    gpus = cluster.root / "n3" / "gpus.json"
+    as_before = gpus.read_text()
+    four = [{"vram": "24GiB", "uuid": f"GPU-n3-{index}"} for index in range(4)]
+    try:
+        for there in (four, four[:1]):
+            cluster.cut("n3")
+            gpus.write_text(json.dumps({"gpus": there}))
+            (cluster.root / "cut-n3").unlink()
+            job = cluster.on("n3", "true", gpus=1)
+            cluster.head.wait(job)
+            if len(there) == 4:
+                cluster.head.wait(cluster.on("n3", "true", gpus=4))
+        shown = {gpu["uuid"]: gpu["state"] for gpu in cluster.head.call("GET", "/v1/cluster")["gpus"]}
+        assert [shown[gpu["uuid"]] for gpu in four] == ["idle", "lost", "lost", "lost"]
+        with pytest.raises(GpuschedError, match="the largest this scheduler can give"):
+            cluster.on("n3", "true", gpus=2)
+    finally:
+        cluster.head.stop()
+        gpus.write_text(as_before)
+        cluster.head.start()
 
 
 def test_a_new_agent_takes_over_from_one_that_hangs(cluster: Cluster) -> None:

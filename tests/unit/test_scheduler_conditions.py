@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.model.cluster import HostSample
+from gpusched.model.cluster import GPUS_NOT_READ, HostSample, NodeView
 from gpusched.model.settings import CeilingSettings, OversubscribeSettings, Settings
 from gpusched.model.value import replace
 from gpusched.scheduler.infeasible import refusal
@@ -156,6 +156,47 @@ def test_impossible_conditions_are_refused(wanted, text, hint):
     found = refusal(wanted, LAB, SETTINGS)
     assert found is not None
     assert (found.text, found.hint) == (text, hint)
+
+
+UNREAD = node("n4", gpu_error=GPUS_NOT_READ)
+UNREACHED = NodeView("n5", 0.0, 0, why_not="node n5 has not answered", gpu_error=GPUS_NOT_READ, is_unknown=True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes"),
+    [
+        (request(8, nodelist=("n4",)), [UNREAD]),
+        (request(8, nodes=2), [UNREAD]),
+        (request(9, nodes=2), [UNREAD, UNREACHED]),
+        (request(9, nodes=2, cpus=16), [UNREAD, UNREACHED]),
+        (request(nodelist=("n5",)), [UNREACHED]),
+        (request(cpus=1000, mem_mib=1 << 30), [UNREACHED]),
+        (request(constraint="h100", gpu_type="h100", gpus=1), [UNREACHED]),
+        (request(resources=(("fpga", 1),)), [UNREACHED]),
+        (request(nodes=4), [UNREACHED]),
+    ],
+)
+def test_nodes_whose_hardware_is_not_known_yet_may_have_what_a_job_needs(wanted, nodes):
+    assert refusal(wanted, [*LAB, *nodes], SETTINGS) is None
+    assert refusal(wanted, LAB, SETTINGS) is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        (request(9, exclude=("n4", "n5")), "the largest this scheduler can give on one node is -g 8"),
+        (request(9, nodelist=("n1",)), "the largest this scheduler can give on one node is -g 8"),
+        (request(1, nodelist=("n3",)), "asked for 1 GPU on node n3; there is no GPU"),
+        (request(9, nodes=3), "only 2 nodes have that"),
+        (request(nodes=6), "asked for 6 nodes; this scheduler has 5"),
+        (request(cpus=1000, exclude=("n5",)), "asked for 1000 CPUs not on node n5; the most any node can give"),
+        (request(1, cpus=1000, nodelist=("n4",)), "asked for 1000 CPUs on node n4; the most any node can give is 16"),
+    ],
+)
+def test_a_node_that_is_not_known_yet_excuses_no_job_that_others_must_hold(wanted, text):
+    found = refusal(wanted, [*LAB, UNREAD, UNREACHED], SETTINGS)
+    assert found is not None
+    assert text in found.text
 
 
 def test_missing_licenses_labels_and_resources_are_reported():

@@ -39,7 +39,7 @@ async def cluster(request: web.Request) -> web.Response:
     layout = ClusterLayout(views, scheduler.settings)
     queues, loans = queues_and_loans(viewer)
     return respond(
-        nodes=[*(_node(viewer, view, layout) for view in views), *map(_absent, scheduler.cluster.absent.items())],
+        nodes=[_absent(view) if view.is_unknown else _node(viewer, view, layout) for view in views],
         gpus=[_gpu(viewer, views[card.node].name, card) for card in layout.cards],
         queues=queues,
         loans=loans,
@@ -86,15 +86,14 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
     }
 
 
-def _absent(absent: tuple[str, str]) -> dict[str, Any]:
+def _absent(node: NodeView) -> dict[str, Any]:
     """A node of which nothing is known but its name."""
-    name, why_not = absent
     amounts = ("cpus", "cpus_booked", "mem_mib", "mem_booked_mib", "mem_available_mib")
     unknown = ("load_average", "cpu_fraction", "disk_mib_s", "net_mib_s", "boot_at", "gpu_source", "gpu_error")
     return {
-        "name": name,
+        "name": node.name,
         "state": "down",
-        "why_not": why_not,
+        "why_not": node.why_not,
         **dict.fromkeys(amounts, 0),
         **dict.fromkeys((*unknown, "driver_version", "message", "drained_by", "drained_at", "isolation")),
         "is_busy": False,
