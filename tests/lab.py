@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from gpusched.config import Loaded
@@ -52,9 +53,13 @@ class Lab:
         cpus: float = 8,
         outcome: SimulatedOutcome | None = None,
         more_nodes: tuple[str, ...] = (),
+        labels: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        node_settings: Mapping[str, NodeSettings] = MappingProxyType({}),
+        models: Mapping[str, str] = MappingProxyType({}),
         **sections: Any,
     ) -> None:
-        """Args: more_nodes: names of nodes like the first, `n1`, without any trouble."""
+        """Args: more_nodes: names of nodes like the first, `n1`, without any trouble; labels: of these, by name;
+        node_settings: their own settings instead; models: of GPUs where they are no A100, by node."""
         self.clock = FakeClock()
         self.store = Recording()
         self.outcome = outcome or SimulatedOutcome(runs_s=10)
@@ -62,6 +67,8 @@ class Lab:
         """Of single runs that end in another way."""
         self.engine = SimulatedEngine(self.clock, lambda ticket: self.outcomes.get(ticket.run, self.outcome))
         self.more_nodes = more_nodes
+        self.node_settings = {name: NodeSettings(labels=some) for name, some in labels.items()} | dict(node_settings)
+        self.models = models
         self.engines = {"n1": self.engine}
         """By node."""
         for name in more_nodes:
@@ -111,7 +118,13 @@ class Lab:
         )
         for name in self.more_nodes:
             site, tracker = LaunchSite(name, "/sock"), GpuTracker(self.settings.gpu)
-            node = ClusterNode(site=site, boot_id="simulated", host=replace(host, name=name), tracker=tracker)
+            node = ClusterNode(
+                site=site,
+                boot_id="simulated",
+                host=replace(host, name=name),
+                tracker=tracker,
+                settings=self.node_settings.get(name),
+            )
             self.scheduler.cluster.add(node)
         self.read()
         return self.scheduler
@@ -119,7 +132,15 @@ class Lab:
     def read(self) -> None:
         for name in self.more_nodes:
             cards = tuple(
-                GpuSample(f"GPU-{name}-{index}", index, "A100", 81920, vram_used_mib=0, utilisation=0.0, processes=())
+                GpuSample(
+                    f"GPU-{name}-{index}",
+                    index,
+                    self._model(name),
+                    81920,
+                    vram_used_mib=0,
+                    utilisation=0.0,
+                    processes=(),
+                )
                 for index in range(self.gpus)
             )
             node = self.scheduler.cluster[name]
@@ -128,7 +149,7 @@ class Lab:
             GpuSample(
                 f"GPU-{index}",
                 index,
-                "A100",
+                self._model("n1"),
                 vram_total_mib=81920,
                 vram_used_mib=self.used.get(index, 0)
                 + sum(process.vram_mib or 0 for process in self._processes(index)),
@@ -143,6 +164,9 @@ class Lab:
             for index in range(self.gpus)
         )
         self.scheduler.observe_gpus(GpuReading(self.clock.now(), "simulated", samples, self.gpu_error))
+
+    def _model(self, node: str) -> str:
+        return self.models.get(node, "A100")
 
     def _processes(self, index: int) -> tuple[GpuProcess, ...]:
         strangers = (GpuProcess(1, self.strangers[index]),) if index in self.strangers else ()

@@ -221,7 +221,8 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
 
 
 FIELDS = (
-    "start_at duration_s every_s until_at gpus cards is_node cpus mem_mib is_maintenance users accounts ignore_jobs"
+    "start_at duration_s every_s until_at gpus cards is_node nodelist cpus mem_mib is_maintenance users accounts "
+    "ignore_jobs"
 ).split()
 """Fields of the request that the options of `gctl reserve` set."""
 

@@ -79,7 +79,7 @@ _GPUS = (
     Column("JOBS", lambda gpu: ",".join(gpu["jobs"]) or "-"),
 )
 _UNBOOKED = (
-    Column("GPU", lambda row: gpu_label(row["gpu"]), right=True),
+    Column("GPU", lambda row: str(row["label"]), right=True),
     Column("PID", lambda row: str(row["pid"]), right=True),
     Column("USER", lambda row: printable(row["user"] or "?")),
     Column("VRAM", lambda row: format_size_mib(row["vram_mib"])),
@@ -99,7 +99,7 @@ _FOREIGN_USE = (
     ),
 )
 _BOOKED_BY = (
-    Column("GPU", lambda row: gpu_label(row[0]["index"]), right=True),
+    Column("GPU", lambda row: str(row[0]["label"]), right=True),
     Column("JOB", lambda row: str(row[1]["job"]), right=True),
     Column("USER", lambda row: printable(row[1]["user"])),
     # A MIG instance belongs to its job as a whole.
@@ -109,7 +109,7 @@ _BOOKED_BY = (
     Column("MEANING", lambda row: str(row[1]["enforcement_why"])),
 )
 _HARDWARE_FAULTS = (
-    Column("GPU", lambda fault: gpu_label(fault["gpu"]), right=True),
+    Column("GPU", lambda fault: str(fault["label"]), right=True),
     Column("AT", lambda fault: instant(fault["at"])),
     Column("XID", lambda fault: str(fault["xid"]), right=True),
     Column("MEANING", lambda fault: fault["meaning"] or "-"),
@@ -123,9 +123,12 @@ def _why_down(node: dict[str, Any]) -> str | None:
 def _print(cluster: dict[str, Any]) -> None:
     nodes, gpus = cluster["nodes"], cluster["gpus"]
     sys.stdout.write(tables.listing(_NODES, nodes))
+    _set_labels(gpus, is_alone=len(nodes) == 1)
     where = "" if len(nodes) == 1 else "{node}: "
     for node in nodes:
         on = printable(where.format(node=node["name"]))
+        if node["labels"]:
+            sys.stdout.write(f"{on}labels: {printable(', '.join(node['labels']))}\n")
         if node["isolation"]:
             sys.stdout.write(f"{on}enforced limits: {_limits(node['isolation'])}\n")
         for remark in node["notes"]:
@@ -141,11 +144,11 @@ def _print(cluster: dict[str, Any]) -> None:
     if sys.stdout.isatty():
         # Sentences in a column of their own would leave too little width for all of them.
         sys.stdout.write("\n" + tables.listing(columns, gpus))
-        whys = ((gpu_label(gpu["index"]), gpu["state"], _why(gpu, broken)) for gpu in gpus)
+        whys = ((gpu["label"], gpu["state"], _why(gpu, broken)) for gpu in gpus)
         sys.stdout.write("".join(f"GPU {label} {state}: {why}\n" for label, state, why in whys if why))
     else:
         sys.stdout.write("\n" + tables.listing([*columns, Column("WHY", lambda gpu: _why(gpu, broken))], gpus))
-    of_host = [gpu_label(gpu["index"]) for gpu in gpus if gpu["unified_memory"]]
+    of_host = [gpu["label"] for gpu in gpus if gpu["unified_memory"]]
     if of_host:
         which = f"GPU {of_host[0]} uses" if len(of_host) == 1 else f"GPUs {', '.join(of_host)} use"
         sys.stdout.write(f"{which} the host's memory: GPU memory booked there counts as host memory\n")
@@ -159,17 +162,24 @@ def _print(cluster: dict[str, Any]) -> None:
         sys.stdout.write("\nshared GPUs and how each job's GPU memory is enforced:\n")
         sys.stdout.write(tables.listing(_BOOKED_BY, shared))
     faults = [
-        {**fault, "gpu": gpu["index"]}
+        {**fault, "label": gpu["label"]}
         for gpu in gpus
         for fault in [fault for fault in gpu["faults"] if fault["is_hardware"]][-_FAULTS:]
     ]
     if faults:  # faults of programs are in --json only
         sys.stdout.write("\nhardware faults since boot:\n" + tables.listing(_HARDWARE_FAULTS, faults))
-    foreign = [{**process, "gpu": gpu["index"]} for gpu in gpus for process in gpu["foreign"]]
+    foreign = [{**process, "label": gpu["label"]} for gpu in gpus for process in gpu["foreign"]]
     if foreign:
         sys.stdout.write("\nprocesses on GPUs without a booking:\n" + tables.listing(_UNBOOKED, foreign[:_FOREIGN]))
     if len(foreign) > _FOREIGN:
         sys.stdout.write(f"and {len(foreign) - _FOREIGN} more; all of them, and the jobs they delay: ginfo --foreign\n")
+
+
+def _set_labels(rows: list[dict[str, Any]], *, is_alone: bool) -> None:
+    """Give each row the name of its GPU as typed in commands: index, behind the node's name if there are several."""
+    for row in rows:
+        label = gpu_label(row["index"] if "index" in row else row["gpu"])
+        row["label"] = label if is_alone else printable(f"{row['node']}:{label}")
 
 
 def _percent(fraction: float | None) -> str:
@@ -248,6 +258,7 @@ def show_foreign(values: Values) -> int:
     if not rows:
         sys.stdout.write("no processes on GPUs without a booking\n")
         return 0
+    _set_labels(rows, is_alone=len(found["nodes"]) == 1)
     columns = [*_FOREIGN_USE]
     if any(row["job"] is not None for row in rows):
         columns.append(Column("OF", lambda row: owner_of(row["job"])))

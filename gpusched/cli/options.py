@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpusched.cli.parse import STATES, OptionTable, common_options, pager_option, selection_options
 from gpusched.model.option import Option, choice, decimal, whole, words
-from gpusched.model.syntax import signal_number
+from gpusched.model.syntax import hosts, signal_number
 from gpusched.model.units import parse_duration_s, parse_size_mib, split_ids
 
 TYPE_CHECKING = False
@@ -172,6 +172,7 @@ def _reserve_options() -> list[Option]:
         ),
         Option("--gpu LIST  these GPUs: 0,1 or UUIDs", what, words, key="cards"),
         Option("--node  the whole node", what, key="is_node"),
+        Option("-w --nodelist NODES  on each of these nodes: lab2,gpu[01-03]; default: one that suits", what, hosts),
         Option("-c --cpus N  cores; default: the same fraction as of the GPUs", what, decimal(0, 65536)),
         Option(
             "--mem SIZE  host memory; default: the same fraction as of the GPUs", what, parse_size_mib, key="mem_mib"

@@ -19,7 +19,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Plan, Preempt, PreemptMode, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.step import JobStep
-from gpusched.model.units import gpu_label
+from gpusched.model.units import gpu_label, name_some
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
@@ -405,9 +405,13 @@ class TickTransaction:
         if target in self.world.drains:
             # A lost card can still be released by its UUID.
             return target
+        if matches:
+            named = sorted(
+                f"{node.name}:{gpu_label(gpu.index)}" for node in self.nodes for gpu in node.gpus if gpu.uuid in matches
+            )
+            raise NotFound(f"{target!r} is more than one GPU here", f"name one of them: {name_some('', named)}")
         nodes = ", ".join(node.name for node in self.nodes)
-        problem = "is more than one GPU" if matches else "is neither a node nor a GPU"
-        raise NotFound(f"{target!r} {problem} here ({nodes})", "list them with: ginfo")
+        raise NotFound(f"{target!r} is neither a node nor a GPU here ({nodes})", "list them with: ginfo")
 
 
 def _asked(job: Job) -> tuple[object, ...]:

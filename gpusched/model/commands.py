@@ -151,6 +151,8 @@ class Reserve(Value):
     gpus: int | None = None
     cards: tuple[str, ...] = ()
     is_node: bool = False
+    nodelist: tuple[str, ...] = ()
+    """Nodes on each of which to reserve this; empty: one node of the scheduler's choice."""
     cpus: float | None = None
     mem_mib: int | None = None
     users: tuple[str, ...] = ()

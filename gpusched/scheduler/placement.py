@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _NOTHING: frozenset[int] = frozenset()
 _UNKNOWN_SIZE = 1 << 60
-_SCORE = attrgetter("score")
+_SCORE, _NODE = attrgetter("score"), attrgetter("node")
 
 SCARCE_AT = 3
 """Index in an option's score of the number of scarce cards it takes, if any request insists on cards."""
@@ -208,8 +208,10 @@ def _gang(found: list[Candidate], nodes: int, guard: PlacementVeto | None) -> li
         best = sorted(found, key=_SCORE)[:nodes]
         if len(best) < nodes:
             return []
-        others = tuple(replace(one.booking, licenses=()) for one in best[1:])
-        return [Candidate(best[-1].score, replace(best[0].booking, others=others))]
+        # In order of the nodes, so that ranks follow the names that people read.
+        first, *rest = sorted((one.booking for one in best), key=_NODE)
+        others = tuple(replace(one, licenses=()) for one in rest)
+        return [Candidate(best[-1].score, replace(first, others=others))]
     chosen: AllocationUnits | None = None
     count = 0
     for option in sorted(found, key=_SCORE):
@@ -220,7 +222,8 @@ def _gang(found: list[Candidate], nodes: int, guard: PlacementVeto | None) -> li
             continue
         chosen, count = wider, count + 1
         if count == nodes:
-            return [Candidate(option.score, chosen)]
+            first, *rest = sorted((replace(one, others=(), licenses=()) for one in chosen.pieces()), key=_NODE)
+            return [Candidate(option.score, replace(first, others=tuple(rest), licenses=chosen.licenses))]
     return []
 
 

@@ -256,7 +256,11 @@ async def foreign(request: web.Request) -> web.Response:
         # The answer must not reveal how many other users' jobs wait.
         for row in rows:
             row["jobs_kept_waiting"] = None
-    return respond(foreign=rows, jobs_kept_waiting=None if viewer.is_restricted else together)
+    return respond(
+        foreign=rows,
+        jobs_kept_waiting=None if viewer.is_restricted else together,
+        nodes=[node.name for node in scheduler.nodes(now)],
+    )
 
 
 def _told(viewer: Viewer, pid: int) -> dict[str, Any]:

@@ -29,9 +29,10 @@ FIELDS: Mapping[str, Field] = {
     "duration_s": Field("integer", "How long a window is, in seconds.", (1, MAX_WINDOW_S), nullable=False),
     "every_s": Field("integer", "From one window to the next, in seconds; absent for a single one.", (1, MAX_WINDOW_S)),
     "until_at": Field("number", "No window begins at or after this instant.", (0, MAX_INSTANT)),
-    "gpus": Field("integer", "This many GPUs of one node.", (1, MAX_GPUS)),
+    "gpus": Field("integer", "This many GPUs of a node.", (1, MAX_GPUS)),
     "cards": Field("strings", "These cards: index, node:index or UUID."),
     "is_node": Field("boolean", "A whole node.", nullable=False),
+    "nodelist": Field("strings", "On each of these nodes; absent: on one node of the scheduler's choice."),
     "cpus": Field("number", "Cores; absent: in proportion to the cards.", (0, MAX_CPUS)),
     "mem_mib": Field("integer", "Host memory in MiB; absent: in proportion to the cards.", (0, MAX_MIB)),
     "users": Field("strings", "Users who may use it."),
@@ -41,7 +42,7 @@ FIELDS: Mapping[str, Field] = {
     "ignore_jobs": Field("boolean", "Allow overlap with running jobs.", nullable=False),
 }
 _NEEDED = ("name", "start_at", "duration_s")
-_LISTS = ("cards", "users", "accounts")
+_LISTS = ("cards", "nodelist", "users", "accounts")
 
 
 def reservations(viewer: Viewer) -> list[dict[str, Any]]:

@@ -30,6 +30,11 @@ def apply(command: Drain, tx: TickTransaction) -> dict[str, Any]:
             tx.drain(name, command.message, Drainer(command.caller.user, tx.now))
         (changed if is_change else unchanged).append(name)
         tx.audit_events.append(AuditEvent(command.caller, "undrain" if command.message is None else "drain", name))
-    labels = {gpu.uuid: f"GPU {gpu_label(gpu.index)}" for node in tx.nodes for gpu in node.gpus}
+    is_alone = len(tx.nodes) == 1
+    labels = {
+        gpu.uuid: f"GPU {gpu_label(gpu.index)}" if is_alone else f"GPU {node.name}:{gpu_label(gpu.index)}"
+        for node in tx.nodes
+        for gpu in node.gpus
+    }
     labels = {name: label for name, label in labels.items() if name in changed or name in unchanged}
     return {"changed": changed, "unchanged": unchanged, "labels": labels}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from gpusched.access import check_admin
 from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.errors import NotFound, Refused
+from gpusched.model.cluster import NodeView
 from gpusched.model.commands import Reserve, Unreserve
-from gpusched.model.snapshot import CalendarEntry
+from gpusched.model.hostlist import fold
+from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.model.states import JobState
-from gpusched.model.units import format_duration, plural
+from gpusched.model.units import format_duration, name_some, plural
 from gpusched.model.value import replace
 from gpusched.scheduler.calendar import Conflict, ReservationRequest, choose_placement, conflicts, next_window, overlaps
 
@@ -132,19 +135,40 @@ def _with_place(bare: CalendarEntry, command: Reserve, tx: TickTransaction) -> C
     wish = ReservationRequest(
         command.gpus, cards, command.is_node or command.is_maintenance, command.cpus, command.mem_mib
     )
-    world = tx.world
-    place = choose_placement(wish, bare, tx.nodes, world.calendar.values(), world.holds.values(), tx.now)
-    if place is not None:
-        return replace(bare, held=(place,))
-    most = max(
-        (sum(view.is_present and view.mig_profile is None for view in node.gpus) for node in tx.nodes), default=0
-    )
+    if command.nodelist:
+        return replace(bare, held=tuple(_place(wish, bare, [node], tx) for node in _named_nodes(command, tx)))
+    if wish.is_node and len(tx.nodes) > 1:
+        names = sorted(node.name for node in tx.nodes)
+        raise Refused(f"there are {len(names)} nodes, and none is named", f"name those to reserve: -w {fold(names)}")
+    return replace(bare, held=(_place(wish, bare, tx.nodes, tx),))
+
+
+def _named_nodes(command: Reserve, tx: TickTransaction) -> list[NodeView]:
+    """Nodes of the node list, by name. Raises: Refused."""
     if command.cards:
+        raise Refused("--gpu names the node of each card already", "leave out -w, or use --gpus")
+    known = {node.name: node for node in tx.nodes}
+    unknown = [name for name in command.nodelist if name not in known]
+    if unknown:
+        here = name_some("", sorted(known))
+        raise Refused(f"asked to reserve node {unknown[0]}; the nodes here are {here}", "see the nodes with: ginfo")
+    return [known[name] for name in sorted(set(command.nodelist))]
+
+
+def _place(wish: ReservationRequest, bare: CalendarEntry, nodes: Sequence[NodeView], tx: TickTransaction) -> Placement:
+    """The best place on one of these nodes. Raises: Refused."""
+    world = tx.world
+    place = choose_placement(wish, bare, nodes, world.calendar.values(), world.holds.values(), tx.now)
+    if place is not None:
+        return place
+    most = max((sum(view.is_present and view.mig_profile is None for view in node.gpus) for node in nodes), default=0)
+    on = f" on node {nodes[0].name}" if len(nodes) < len(tx.nodes) else ""
+    if wish.cards:
         raise Refused("the cards are on different nodes", "make one reservation for each node")
-    if command.gpus is not None and command.gpus > most:
-        raise Refused(f"asked to reserve {plural(command.gpus, 'GPU')}; there are {most}", "see them with: ginfo")
+    if wish.gpus is not None and wish.gpus > most:
+        raise Refused(f"asked to reserve {plural(wish.gpus, 'GPU')}; there are {most}{on}", "see them with: ginfo")
     raise Refused(
-        f"other reservations leave fewer than {command.gpus} of the {plural(most, 'GPU')} at that time",
+        f"other reservations leave fewer than {wish.gpus} of the {plural(most, 'GPU')}{on} at that time",
         f"choose another time; {_LIST}",
     )
 
