@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from gpusched import paths
 from gpusched.daemon.auto_preset import read_state
 from gpusched.daemon.launch.limits import PERSONAL
-from gpusched.daemon.main import SystemClock
+from gpusched.daemon.main import SystemClock, make_folders
 from gpusched.daemon.reload import SettingsFile
 from gpusched.engine.launchers import choose
 from gpusched.engine.linux import proctree
@@ -22,12 +22,11 @@ from gpusched.engine.local import LocalEngine
 from gpusched.engine.remote.agent_server import AgentServer, agent_of_spool
 from gpusched.engine.remote.command_channel import standard_streams
 from gpusched.engine.remote.node_agent import NodeSources
-from gpusched.errors import DaemonBusy
+from gpusched.errors import DaemonBusy, NotReady
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.execution import LaunchSite
 from gpusched.model.value import replace
-from gpusched.paths import make_private
 
 log = logging.getLogger("gpusched.agent")
 
@@ -67,18 +66,38 @@ def _kill_holder(path: str) -> None:
         proctree.send(process, signal.SIGKILL)
 
 
+def _keep_daemon_out() -> FileLock | None:
+    """Hold the lock of this machine's system daemon, which would book its GPUs a second time. Raises: NotReady.
+
+    A personal daemon's lock says nothing: a home may be that of several machines, the head's among them.
+    """
+    if not paths.is_system():
+        return None
+    lock = FileLock(paths.lock_file())
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise NotReady(
+            "a system daemon of its own decides for the GPUs of this machine",
+            "once its jobs have ended: sudo systemctl disable --now gpusched",
+        ) from None
+    return lock
+
+
 def serve(node: str) -> int:
     """Serve the head at the other end of standard input and output until it hangs up. Raises: DaemonBusy, NotReady.
 
     Its spool is a folder of the node's own, since a home may be that of several machines.
     """
     logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(message)s", force=True)
-    os.umask(0o077)
-    # A daemon of this machine decides for its GPUs, and two would book them twice.
+    make_folders()
     folder = os.path.join(paths.state_dir(), f"agent-{node}")
-    make_private(paths.state_dir())
     os.makedirs(folder, mode=0o700, exist_ok=True)
+    if paths.is_system():
+        # Users run their scripts in the spool, and write to their checkpoint folders.
+        os.chmod(folder, 0o711)
     lock = _take_over(folder, node)
+    daemon_lock = _keep_daemon_out()
     settings = SettingsFile(read_state(paths.preset_file()).in_force).at_start()
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
     isolation = look(chosen.kind) if paths.is_system() else PERSONAL
@@ -95,6 +114,9 @@ def serve(node: str) -> int:
         address=node,
     )
     os.makedirs(site.checkpoints, mode=0o700, exist_ok=True)
+    if paths.is_system():
+        # Only root creates folders in it: a user who could might take another job's.
+        os.chmod(site.checkpoints, 0o711)
 
     def make_engine() -> LocalEngine:
         return LocalEngine(
@@ -115,5 +137,7 @@ def serve(node: str) -> int:
         agent.close()
         worker.close()
         channel.close()
+        if daemon_lock is not None:
+            daemon_lock.release()
         lock.release()
     return 0

@@ -154,8 +154,7 @@ class _Report:
 
 
 def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
-    os.umask(0o077)
-    _make_folders()
+    make_folders()
     lock = FileLock(paths.lock_file())
     try:
         lock.acquire(timeout=0)
@@ -184,7 +183,9 @@ def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
         lock.release()
 
 
-def _make_folders() -> None:
+def make_folders() -> None:
+    """Create the folders of a daemon, or of an agent, and leave a private umask. Raises: NotReady, OSError."""
+    os.umask(0o077)
     folders = (
         *(paths.state_dir(), paths.spool_dir(), paths.checkpoint_dir()),
         *(os.path.dirname(paths.log_file()), paths.runtime_dir()),

@@ -10,6 +10,7 @@ from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING
 
+from gpusched import paths
 from gpusched.daemon.launch.limits import RunLimiter
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.engine.remote.channel import Channel
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 log = getLogger("gpusched.daemon")
 
+_SSH = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 {node}"
 SKEW_S = 5.0
 """Clocks that differ by more are a warning."""
 
@@ -50,7 +52,8 @@ class RemoteNodes:
         """Readings of its GPUs that a node which has just joined needs before they can be used."""
         self.wake: Callable[[], None] | None = None
         """Called when a report has arrived."""
-        make = connect or (lambda node: CommandChannel(settings.connect.replace("{node}", node), node))
+        command = settings.connect or f"{_SSH} gpusched agent {'--system ' if paths.is_system() else ''}{{node}}"
+        make = connect or (lambda node: CommandChannel(command.replace("{node}", node), node))
         self.engines = {
             node: RemoteEngine(make(node), session=session, clock=clock, node=node, on_report=partial(self._keep, node))
             for node in settings.nodes

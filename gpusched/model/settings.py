@@ -398,10 +398,10 @@ class ClusterSettings(Value):
 
     nodes: Annotated[tuple[str, ...], Texts("node names"), AT_START] = ()
     """Names of the other nodes."""
-    connect: Annotated[str, Text(), AT_START] = (
-        "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 {node} gpusched agent {node}"
-    )
-    """Command that starts an agent on a node, `{node}`, and talks to it by its input and output."""
+    connect: Annotated[str | None, Text(), AT_START] = None
+    """Command that starts an agent on a node, `{node}`, and talks to it by its input and output; default:
+    `ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 {node} gpusched agent {node}`, with
+    `agent --system` for the daemon of all users."""
 
 
 class LifeSettings(Value):

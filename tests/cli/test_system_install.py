@@ -55,6 +55,37 @@ def test_the_system_service_is_installed_once_and_removed(own: Shell, root: Path
     assert not (root / "etc/gpusched").exists()
 
 
+def test_a_node_gets_no_daemon_and_is_removed_in_the_same_way(own: Shell, root: Path) -> None:
+    words = ("--root", str(root), "--yes")
+    told = own.ok("gpusched", "system", "install", "--node", *words)
+    assert "runs jobs of another machine's scheduler:\n" in told
+    assert "[cluster] nodes = [" in told
+    assert not (root / "etc/systemd").exists()
+    assert {path.name for path in (root / "etc").rglob("*") if path.is_file()} == {"gpusched", "config.toml"}
+    assert (root / "usr/local/bin/gpusched").is_symlink()
+    assert own.ok("gpusched", "system", "install", "--node", *words) == "nothing to do\n"
+    own.ok("gpusched", "system", "uninstall", "--purge", *words)
+    assert not [path for path in root.rglob("*") if path.is_file() or path.is_symlink()]
+
+
+def test_a_machine_with_a_scheduler_does_not_become_a_node(own: Shell, root: Path) -> None:
+    words = ("--root", str(root), "--yes")
+    own.ok("gpusched", "system", "install", *words)
+    done = own.type("gpusched", "system", "install", "--node", *words)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "gpusched: error: this machine has a scheduler of its own, which would book its GPUs a second time\n"
+        "gpusched: hint: remove it first, its settings stay: sudo gpusched system uninstall\n"
+    )
+
+
+def test_a_node_has_no_default_time_limit(own: Shell, root: Path) -> None:
+    done = own.type("gpusched", "system", "install", "--node", "--default-time", "1d", "--root", str(root))
+    assert (done.code, done.out) == (2, "")
+    assert "--default-time is a setting of the scheduler" in done.err
+    assert not root.exists()
+
+
 def test_a_default_time_limit_is_offered_and_written_into_a_new_config_file(own: Shell, root: Path) -> None:
     words = ("gpusched", "system", "install", "--root", str(root), "--yes")
     config = root / "etc/gpusched/config.toml"

@@ -66,9 +66,11 @@ def test_much_output_arrives_whole(lab: SlurmLab) -> None:
 
 
 def test_the_job_has_sruns_options_and_the_name_of_the_command(lab: SlurmLab) -> None:
-    running = started(lab, "srun -p debug -t 5 -c 2 --gres=gpu:1 --comment=hello sleep 101")
-    job = lab.job(job_named(lab, "sleep"))
-    assert (job["name"], job["queue"], job["time_limit_s"]) == ("sleep", "debug", 300)
+    # Jobs named sleep are those of other tests, too.
+    lab.ok("ln -s $(command -v sleep) long-sleep")
+    running = started(lab, "srun -p debug -t 5 -c 2 --gres=gpu:1 --comment=hello ./long-sleep 101")
+    job = lab.job(job_named(lab, "long-sleep"))
+    assert (job["queue"], job["time_limit_s"]) == ("debug", 300)
     assert (job["request"]["cpus"], job["request"]["gpus"]) == (2, 1)
     assert job["spec"]["comment"] == "hello"
     running.terminate()

@@ -324,11 +324,23 @@ def replay(
 @app.command()
 def agent(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Name of this machine in the cluster.")],
+    is_system: Annotated[
+        bool, typer.Option("--system", help="Run jobs of all users, as root, for a system's daemon.")
+    ] = False,
+    root: Annotated[
+        str | None, typer.Option("--root", metavar="DIR", help="With --system: keep all files below DIR, for testing.")
+    ] = None,
 ) -> None:
     """Run jobs on this machine for a daemon on another one, which starts this command; see [cluster].
 
     example: ssh lab2 gpusched agent lab2
     """
+    if root is not None and not is_system:
+        raise UsageError(f"--root {root} is for jobs of all users", "add --system")
+    if is_system:
+        if os.geteuid() != 0:
+            raise NotReady("jobs of all users are started by root alone", f"sudo gpusched agent --system {node}")
+        paths.serve_system(root or "")
     from gpusched.daemon.agent import serve  # a daemon's code, which no other command needs
 
     raise typer.Exit(serve(node))

@@ -19,12 +19,15 @@ from gpusched import __version__, paths
 from gpusched.cli.admin.guard import app as guard_app
 from gpusched.cli.admin.system_plan import (
     CONFIG,
+    UNIT,
+    UNITS,
     InstallTarget,
     PlanStep,
     ServiceState,
     commands_folder,
     install_plan,
     look,
+    node_plan,
     uninstall_plan,
 )
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
@@ -56,6 +59,13 @@ Upgrade:    install the new release in the same place, then run this command aga
 """
 
 
+_NODE_NEXT = """\
+This machine can become a node. On the head:
+    sudo ssh {node} gpusched --version      must answer without a password
+    [cluster] nodes = ["{node}"]            in /etc/gpusched/config.toml, then: sudo systemctl restart gpusched
+What this machine offers ([node] cpus, mem_mib, labels):   {config}
+"""
+
 _NO_DEFAULT_TIME = (
     "Jobs submitted without a time limit will have none, so their end is unknown. To set a default, which -t "
     "overrides: --default-time 1d, or later [default] time_limit_s in the config file. See docs/howto/time-limits.md."
@@ -75,6 +85,9 @@ def install(
             help="Default time limit of jobs, such as 1d, written to a new config file; default: none.",
         ),
     ] = None,
+    is_node: Annotated[
+        bool, typer.Option("--node", help="Prepare a node of another machine's scheduler; nothing is started here.")
+    ] = False,
 ) -> None:
     """Install the system scheduler.
 
@@ -92,6 +105,9 @@ def install(
         _needs_systemd()
         _check_trust(folder)
     site = _site(folder, below)
+    if is_node:
+        _install_node(site, limit_s, yes=yes, plan=plan)
+        return
     service = ServiceState() if below else look(os.environ, _running_version)
     steps = install_plan(site, service, limit_s)
     title = f"gpusched {__version__} in {os.path.dirname(folder)} becomes the system scheduler:"
@@ -102,6 +118,21 @@ def install(
     if _carry_out(steps, title, notes, yes=yes, plan=plan) and not below:
         config = f"{paths.SYSTEM_CONFIG}/config.toml"
         sys.stdout.write(_NEXT.format(config=config, example=example_for(_ask("/v1/cluster"))))
+
+
+def _install_node(site: InstallTarget, limit_s: int | None, *, yes: bool, plan: bool) -> None:
+    """Raises: UsageError, Refused."""
+    if limit_s is not None:
+        raise UsageError("--default-time is a setting of the scheduler, not of a node", "set it on the head")
+    if os.path.exists(site.at(f"{UNITS}/{UNIT}")):
+        raise Refused(
+            "this machine has a scheduler of its own, which would book its GPUs a second time",
+            "remove it first, its settings stay: sudo gpusched system uninstall",
+        )
+    title = f"gpusched {__version__} in {os.path.dirname(site.folder)} runs jobs of another machine's scheduler:"
+    notes = ["Nothing is started: the head's daemon reaches this machine as root, by ssh."]
+    if _carry_out(node_plan(site), title, notes, yes=yes, plan=plan):
+        sys.stdout.write(_NODE_NEXT.format(config=site.at(CONFIG), node=os.uname().nodename))
 
 
 @app.command()

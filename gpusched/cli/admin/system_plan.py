@@ -124,6 +124,12 @@ def install_plan(site: InstallTarget, service: ServiceState, default_time_s: int
     return [*files, *_links(site), *_systemd(site, service, reload=bool(units))]
 
 
+def node_plan(site: InstallTarget) -> list[PlanStep]:
+    """The same for a machine that runs jobs of another machine's daemon: no daemon of its own, so no unit."""
+    pam = _once(site, PAM, source("pam.d-gpusched"), "applies limits.conf to jobs")
+    return [*pam, *_config(site, None), *_links(site)]
+
+
 def _sandbox(site: InstallTarget) -> Iterator[PlanStep]:
     """Keep runs that are children of the daemon out of its sandbox."""
     if site.launcher == "fork":

@@ -1,0 +1,134 @@
+"""A system's daemon with jobs of several users on another node, whose agent runs as root."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from people import ANN, BOB, NEEDS_ROOT, SystemDaemon
+from support import wait_until
+
+from gpusched.cli import admin
+
+pytestmark = NEEDS_ROOT
+
+AGENT = (
+    sys.executable,
+    *("-c", 'import sys; sys.argv[0] = "gpusched"; from gpusched.cli.admin import main; sys.exit(main())', "agent"),
+)
+CONNECT = """#!/bin/sh
+export GPUSCHED_FAKE_GPUS=2x24GiB
+exec "$@"
+"""
+
+
+class TwoServers(SystemDaemon):
+    """The head, and the node `n2` with files of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node = Path(tempfile.mkdtemp(prefix="gpusched-node-"))
+        self.node.chmod(0o755)
+        settings = self.node / "etc" / "gpusched" / "config.toml"
+        settings.parent.mkdir(parents=True)
+        settings.write_text("[node]\ncpus = 4\n")
+        connect = self.node / "connect"
+        connect.write_text(CONNECT)
+        connect.chmod(0o755)
+        words = [str(connect), *AGENT, "--system", "--root", str(self.node), "{node}"]
+        command = " ".join(f"'{word}'" for word in words).replace('"', '\\"')
+        self.configure(f'[gpu]\nfree_polls = 1\n[cluster]\nnodes = ["n2"]\nconnect = "{command}"\n')
+
+    @property
+    def agent_folder(self) -> Path:
+        """What the agent keeps."""
+        return self.node / "var" / "lib" / "gpusched" / "agent-n2"
+
+    def close(self) -> None:
+        super().close()
+        wait_until(lambda: not self.agents(), what="the agent to end")
+        shutil.rmtree(self.node)
+
+    def agents(self) -> list[str]:
+        found = subprocess.run(["pgrep", "-f", f"agent --system --root {self.node}"], capture_output=True, text=True)
+        return found.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[TwoServers]:
+    made = TwoServers()
+    made.start()
+    wait_until(lambda: len(made.call("GET", "/v1/cluster")["gpus"]) == 4, what="the node with its GPUs")
+    yield made
+    made.close()
+
+
+def test_a_job_on_another_node_runs_as_its_owner(servers: TwoServers, tmp_path: Path) -> None:
+    for user in (ANN, BOB):
+        folder = tmp_path / user
+        folder.mkdir()
+        found = pwd.getpwnam(user)
+        os.chown(folder, found.pw_uid, found.pw_gid)
+        for parent in folder.parents:
+            if parent != Path("/tmp") and parent.stat().st_uid == os.getuid():
+                parent.chmod(0o755)
+        script = (
+            "#!/bin/sh\nid -un; id -Gn; echo $SLURMD_NODENAME\n"
+            'echo saved > "$GPUSCHED_CHECKPOINT_DIR/weights" && ls "$GPUSCHED_CHECKPOINT_DIR"\n'
+            "ls -d /var/lib/gpusched 2>/dev/null; exit 3\n"
+        )
+        job = servers.person(user).submit(
+            script=script, nodelist=["n2"], gpus=1, work_dir=str(folder), stdout=str(folder / "out")
+        )
+        (ended,) = servers.wait(job)
+        assert (ended["state"], ended["exit_code"], ended["node"]) == ("FAILED", 3, "n2")
+        said = (folder / "out").read_text().splitlines()
+        assert said[0] == user
+        assert said[2:4] == ["n2", "weights"]
+        assert (folder / "out").stat().st_uid == found.pw_uid
+
+
+def test_nobody_else_reads_what_the_node_keeps_of_a_run(servers: TwoServers) -> None:
+    job = servers.person(ANN).submit("sleep", "600", nodelist=["n2"], env={"SECRET": "x", "PATH": "/usr/bin:/bin"})
+    wait_until(lambda: servers.state(job) == "RUNNING", what="it to run")
+    (record,) = [path for path in (servers.agent_folder / "spool").iterdir() if path.name.startswith(f"{job}.")][:1]
+    folders = [servers.agent_folder / name for name in ("", "spool", "checkpoints")]
+    for words in [*(["ls", folder] for folder in folders), ["cat", record]]:
+        seen = subprocess.run(words, user=BOB, capture_output=True, text=True)
+        assert (seen.stdout, "Permission denied" in seen.stderr) == ("", True)
+    servers.person(ANN).call("POST", "/v1/jobs/cancel", {"ids": [job]})
+    servers.wait(job)
+
+
+def test_a_daemon_and_an_agent_never_share_the_gpus_of_a_machine(tmp_path: Path) -> None:
+    state = tmp_path / "var" / "lib" / "gpusched"
+    state.mkdir(parents=True)
+    with FileLock(state / "daemon.lock"):
+        done = subprocess.run([*AGENT, "--system", "--root", str(tmp_path), "n2"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "a system daemon of its own decides for the GPUs of this machine" in done.stderr
+    assert "systemctl disable --now gpusched" in done.stderr
+
+
+def test_an_agent_for_all_users_is_started_by_root_alone(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["gpusched", "agent", "--system", "n2"])
+    assert admin.main() == 1
+    assert "hint: sudo gpusched agent --system n2" in capfd.readouterr().err
+
+
+def test_a_root_is_for_a_system_agent_alone() -> None:
+    done = subprocess.run([*AGENT, "--root", "/tmp/x", "n2"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--root /tmp/x is for jobs of all users" in done.stderr
+    assert "add --system" in done.stderr
