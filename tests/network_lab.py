@@ -220,6 +220,20 @@ class Machine:
                     found.append(int(name))
         return sorted(found)
 
+    def pid_outside(self, pid: int) -> int | None:
+        """The id by which the test knows a process of the machine."""
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError, ValueError):
+                    lines = Path(f"/proc/{name}/status").read_text().splitlines()
+                    ids = next(line for line in lines if line.startswith("NSpid:")).split()[1:]
+                    if len(ids) > 1 and int(ids[-1]) == pid and self._is_of(int(name)):
+                        return int(name)
+        return None
+
+    def _is_of(self, pid: int) -> bool:
+        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink(f"/proc/{self._first}/ns/pid")
+
     def kill(self, *pids: int, number: int = signal.SIGKILL) -> None:
         """Send a signal to processes by their ids on the machine."""
         if pids:

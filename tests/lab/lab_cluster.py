@@ -98,6 +98,9 @@ class Cluster:
     def nodes(self) -> dict[str, dict[str, Any]]:
         return {node["name"]: node for node in self.head.call("GET", "/v1/cluster")["nodes"]}
 
+    def gpus(self, name: str) -> list[dict[str, Any]]:
+        return [gpu for gpu in self.head.call("GET", "/v1/cluster")["gpus"] if gpu["node"] == name]
+
     def wait_node(self, name: str, state: str, timeout_s: float = 90.0) -> dict[str, Any]:
         wait_until(lambda: self.nodes()[name]["state"] == state, timeout_s, what=f"{name} to be {state}")
         return self.nodes()[name]
