@@ -45,7 +45,7 @@ class RemoteNodes:
         self._clock = clock
         self._reports: deque[tuple[str, NodeReport]] = deque()
         self._scheduler: Scheduler | None = None
-        self._warned: dict[str, str] = {}
+        self._warned: dict[str, str | None] = {}
         self._reasons: dict[str, str] = {}
         """Why nodes could not be reached, until they answer."""
         self._readings_due: dict[str, int] = {}
@@ -166,16 +166,14 @@ class RemoteNodes:
         )
 
     def _warn(self, name: str, why: str | None) -> None:
-        skew_s = self.engines[name].link.clock_skew_s
-        if why is None and skew_s is not None and abs(skew_s) > SKEW_S:
+        """Log what keeps a node away, or a clock that is off, once each; the engine logs that a node answers again."""
+        skew_s, subject = self.engines[name].link.clock_skew_s or 0.0, why
+        if why is None and abs(skew_s) - self.engines[name].link.clock_error_s > SKEW_S:
+            subject = "clock"
             why = f"the clock of node {name} differs from the daemon's by {abs(skew_s):.0f} s; run NTP on both"
-        if why == self._warned.get(name):
-            return
-        if why is not None:
+        if why is not None and subject != self._warned.get(name):
             log.warning("%s", why)
-        elif name in self._warned:
-            log.info("node %s answers again", name)
-        self._warned[name] = why or ""
+        self._warned[name] = subject
 
 
 def _tracker(settings: Settings) -> GpuTracker:

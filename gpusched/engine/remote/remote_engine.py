@@ -77,6 +77,8 @@ class LinkState:
     """The node answers, and takes no orders from this head: `why` says why."""
     clock_skew_s: float | None = None
     """By how much the node's clock is ahead."""
+    clock_error_s: float = 0.0
+    """By how much that may be wrong."""
     round_trip_s: float | None = None
     version: str | None = None
     epoch: int = 0
@@ -504,6 +506,7 @@ class RemoteEngine:
         if best_s is None or round_trip_s <= 2 * best_s:
             # Only quick exchanges tell the clocks apart.
             link.clock_skew_s = reply.at - (asked_at + round_trip_s / 2)
+            link.clock_error_s = round_trip_s / 2
         link.round_trip_s = round_trip_s if best_s is None else min(round_trip_s, 1.1 * best_s)
 
 
