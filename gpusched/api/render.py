@@ -61,7 +61,7 @@ class JobContext:
     run: Run | None
     """The current or last run, if known without one query per job."""
     reason: Reason | None
-    """Why a pending job is waiting."""
+    """Why a pending job is waiting, or why nothing is known of a running one."""
     priority: Callable[[Job], tuple[float, dict[str, float]]]
     """Priority of a pending job, and the weighted factors it is the sum of."""
     progress: ShownProgress | None = None

@@ -314,7 +314,7 @@ class ApiService:
 
         def context(job: Job) -> JobContext:
             run = runs.get(job.id)
-            reason = scheduler.reason_for(job) if job.state is JobState.PENDING else None
+            reason = None if job.state.is_final else scheduler.reason_for(job)
             found = JobContext(settings, node, run, reason, priority, name_of_run=scheduler.name_of_run)
             if run is not None and run.outcome is None:
                 found.findings = self.daemon.findings(run)

@@ -117,6 +117,8 @@ def where(job: dict[str, Any], now: float, sentence: str | None = None) -> str:
         found = places(job["gpus"]) or job["node"] or ""
         if job.get("idle_at") is not None:
             found += f" idle {format_duration(max(0.0, now - job['idle_at']))}"
+        if job["reason"] == "NodeUnreachable":
+            found += " (NodeUnreachable)"
     elif job["reason"] and job["reason"] != "None":
         found = f"({job['reason']})"
     else:

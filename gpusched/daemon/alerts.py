@@ -136,6 +136,11 @@ class AlertOutbox:
         if "vram_over" in alerts.wanted_of(job):
             self.alert_owner(turn, job, AlertCause("vram_over", message, job.run))
 
+    def node_unreachable(self, turn: TickTransaction, job: Job, message: str) -> None:
+        """Alert the owner, once per run, that a node of the job's run does not answer."""
+        if "node_unreachable" in alerts.wanted_of(job):
+            self.alert_owner(turn, job, AlertCause("node_unreachable", message, job.run))
+
     def intrusion(self, turn: TickTransaction, job: Job, event: str, about: str, message: str) -> None:
         """Alert the owner of a job to unbooked use or an intruder, once per run and subject.
 

@@ -62,6 +62,7 @@ class RemoteNodes:
     def attach(self, scheduler: Scheduler) -> None:
         """Pass reports on to this scheduler from now on."""
         self._scheduler = scheduler
+        scheduler.outages.be_members({scheduler.head.name, *self.engines})
 
     def _keep(self, node: str, report: NodeReport) -> None:
         # Taken in between ticks: an engine may hear of it in the middle of one.
@@ -101,12 +102,13 @@ class RemoteNodes:
             why = self._why_not(name, engine)
             node = scheduler.cluster.get(name)
             if node is None:
-                scheduler.cluster.absent[name] = why or f"node {name} has not been reached yet"
+                why = scheduler.cluster.absent[name] = why or f"node {name} has not been reached yet"
             elif node.why_not != why:
                 if why is None:
                     self._read_anew(name, scheduler.settings)
                 node.why_not = why
                 scheduler.look_again()
+            scheduler.outages.see(name, why, scheduler.now(), engine.link.unreachable_since)
             self._warn(name, why)
 
     def _take(self, scheduler: Scheduler, name: str, report: NodeReport) -> None:

@@ -39,6 +39,7 @@ from gpusched.daemon.watch.estimates import Estimates
 from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
 from gpusched.daemon.watch.idle import IdleWatch
+from gpusched.daemon.watch.outages import OutageWatch
 from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
 from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
@@ -47,7 +48,7 @@ from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.commands import Command, Reload
 from gpusched.model.execution import EngineEvent, Ticket
-from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, split_run_id
+from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, run_id, split_run_id
 from gpusched.model.presets import under_preset
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
@@ -120,6 +121,7 @@ class Scheduler:
         self.overuse = OveruseWatch()
         self.intruders = IntruderWatch()
         self.gpu_faults = GpuFaults()
+        self.outages = OutageWatch()
         self.record_audit: Callable[[AuditEvent], None] = lambda event: None
         """Called after a commit with each of its audit events."""
         self.on_release: Callable[[], None] | None = None
@@ -419,8 +421,8 @@ class Scheduler:
         if not self._is_behind:
             self._reconcile_releases(now)
         self._enter("signal")
-        for run_id, order in tx.signals if tx is not None else ():
-            self.failures.run("signal", self.engine.order, run_id, order)
+        for handle, order in tx.signals if tx is not None else ():
+            self.failures.run("signal", self.engine.order, handle, order)
         if failure is not None:
             raise failure
         self.ticks += 1
@@ -604,6 +606,7 @@ class Scheduler:
         self.idle.carry_out(tx, self.alerts.gpu_idle)
         self.overuse.carry_out(tx, self.alerts.vram_over)
         self.intruders.carry_out(tx, self.alerts.intrusion)
+        self.outages.carry_out(tx, self.alerts.node_unreachable)
         self.alerts.fire(tx, self.plan)
 
         self._step("decide")
@@ -881,9 +884,10 @@ class Scheduler:
     # --- answers about waiting jobs ---------------------------------------------------------------
 
     def reason_for(self, job: Job) -> Reason | None:
-        """Why a pending job is waiting; None for any other job."""
+        """Why a pending job is waiting, or why nothing is known of a running one; None for any other job."""
         if job.state is not JobState.PENDING:
-            return None
+            run = self.world.open_runs.get(run_id(job.id, job.run))
+            return None if run is None else self.outages.reason(run)
         return waiting_reason(job, self.world, self.plan, self._clock.now())
 
     def reason_codes(self) -> Callable[[Job], ReasonCode]:

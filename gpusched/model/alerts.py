@@ -21,6 +21,7 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "vram_over": "a run holds more of a shared GPU's memory than it booked",
         "gpu_unbooked": "a run uses a GPU it did not book",
         "gpu_intruder": "a foreign process, or a job that did not book it, uses a GPU of a run",
+        "node_unreachable": "a node of a run has not answered for `[alert] unreachable_s`",
         "queue_empty": "all your jobs have ended",
     }
 )
@@ -36,6 +37,7 @@ ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
         "gpu_lost": "a GPU, or the driver for all of them, no longer answers",
         "gpu_suspect": "a GPU is suspect and gets no jobs",
         "gpu_drained": "a GPU or a node was drained",
+        "node_down": "a node has not answered for `[alert] unreachable_s`",
         "job_held": "jobs were held because their runs hit the same GPU fault repeatedly",
         "daemon_restarted": "the daemon has restarted with an existing job table",
         "database": "the job table cannot be written",
@@ -47,7 +49,9 @@ ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
 EACH_TASK = "array_tasks"
 """A modifier, not an event: alert for each array task, not for the array as a whole."""
 
-ONCE = frozenset({"time_limit_80", "pending", "gpu_idle", "vram_over", "gpu_unbooked", "gpu_intruder"})
+ONCE = frozenset(
+    {"time_limit_80", "pending", "gpu_idle", "vram_over", "gpu_unbooked", "gpu_intruder", "node_unreachable"}
+)
 """Events that a restart would detect again: kept in the table until the job ends, so that each is sent once."""
 
 _GROUPS: Mapping[str, tuple[str, ...]] = {"all": tuple(EVENTS), "requeue": ("preempt", "retry"), "none": ()}

@@ -550,10 +550,12 @@ class AlertSettings(Value):
     """Admin targets, and how often alerts are retried. Users' targets are in their own `notify.toml`."""
 
     admin: Annotated[tuple[str, ...], Texts("names of targets")] = ()
-    """Targets of the daemon's own `notify.toml` for lost, suspect and drained GPUs, restarts, database problems and
-    foreign processes killed by `[foreign]`."""
+    """Targets of the daemon's own `notify.toml` for lost, suspect and drained GPUs, nodes that do not answer, restarts,
+    database problems and foreign processes killed by `[foreign]`."""
     pending_s: Annotated[float, SOME_TIME] = 86400.0
     """Time a job is pending before `--notify pending` sends an alert, in seconds."""
+    unreachable_s: Annotated[float, SOME_TIME] = 300.0
+    """Time a node does not answer before `--notify node_unreachable` and the admin targets are alerted, in seconds."""
     timeout_s: Annotated[float, Range(0, 3600, above=True)] = 20.0
     """Timeout of one attempt to reach a target, in seconds."""
     backoff_s: Annotated[float, Range(0.01, MAX_SECONDS)] = 5.0

@@ -66,7 +66,8 @@ FAIL, FILES, SLURM = "Failure and end", "Files", "Slurm spellings"
 """Help sections."""
 
 _EVENTS = (
-    "begin end fail retry preempt time_limit_80 held pending gpu_idle vram_over gpu_unbooked gpu_intruder queue_empty"
+    "begin end fail retry preempt time_limit_80 held pending gpu_idle vram_over gpu_unbooked gpu_intruder "
+    "node_unreachable queue_empty"
 )
 """Copied from `model.alerts`, which few submissions import."""
 

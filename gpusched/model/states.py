@@ -96,6 +96,8 @@ class ReasonCode(str, Enum):
     QOS_MAX_TIME = "QOSMaxWallDurationPerJobLimit"
     QOS_MAX_JOBS_PER_USER = "QOSMaxJobsPerUserLimit"
     PLUGIN = "Plugin"
+    # reason of running jobs
+    NODE_UNREACHABLE = "NodeUnreachable"
     # reasons of ended jobs
     EXIT_UNKNOWN = "ExitUnknown"
     NON_ZERO_EXIT_CODE = "NonZeroExitCode"

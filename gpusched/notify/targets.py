@@ -42,6 +42,7 @@ TITLES: Mapping[str, str] = {
     "vram_over": "job {job} ({name}) uses more GPU memory than it booked",
     "gpu_unbooked": "job {job} ({name}) uses a GPU that it did not book",
     "gpu_intruder": "job {job} ({name}) is not alone on its GPU",
+    "node_unreachable": "the node of job {job} ({name}) does not answer",
     "queue_empty": "all jobs of {user} have ended",
     "test": "a test",
     "gpu_foreign": "a foreign process on GPU {gpus} of {node}",

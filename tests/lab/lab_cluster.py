@@ -32,6 +32,8 @@ poll_s = 0.2
 free_polls = 1
 [life]
 grace_s = 1
+[alert]
+unreachable_s = 0.5
 [cluster]
 nodes = {nodes}
 connect = {connect}

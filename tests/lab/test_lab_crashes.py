@@ -124,6 +124,33 @@ def test_ends_and_cancels_during_a_cut_arrive_after_it(cluster: Cluster) -> None
     assert not cluster.lab["n2"].is_alive(pids[2]), "the first bad rank ends the others"
 
 
+def test_users_see_which_jobs_are_out_of_reach(cluster: Cluster) -> None:
+    job = cluster.on("n2", LONG, gpus=1)
+    gang = cluster.head.submit("sh", "-c", LONG, nodes=2, nodelist=["n2", "n3"])
+    other = cluster.on("n3", LONG)
+    for one in (job, gang, other):
+        cluster.head.pid_of(one)
+    cluster.lab["n2"].cut()
+    cluster.wait_node("n2", "down")
+    found = {one["id"]: one for one in cluster.head.call("GET", "/v1/jobs")["jobs"]}
+    assert [found[one]["reason"] for one in (job, gang, other)] == ["NodeUnreachable", "NodeUnreachable", None]
+    table = {line.split()[0]: line for line in cluster.command("gq").stdout.splitlines()[1:] if line}
+    assert "n2:0 (NodeUnreachable)" in table[job]
+    assert "n[2-3] (NodeUnreachable)" in table[gang]
+    assert "NodeUnreachable" not in table[other]
+    for text in (cluster.command("gq", "--why", job).stdout, cluster.command("gshow", job).stdout):
+        assert "RUNNING (NodeUnreachable): node n2 has not answered since " in text
+        assert "the job may be running there, so its GPUs stay booked" in text
+    why = cluster.head.call("GET", f"/v1/jobs/{gang}/why")["why"]
+    assert (why["reason"], why["facts"]["unreachable"]) == ("NodeUnreachable", ["n2"])
+    wait_until(lambda: "has not answered" in cluster.command("gshow", job).stdout.split("RUNNING", 1)[1], what="a note")
+    cluster.lab["n2"].heal()
+    cluster.wait_node("n2", "up")
+    wait_until(lambda: cluster.head.job(job)["reason"] is None, what="the job to be within reach")
+    let_go(cluster)
+    ended_once(cluster, job, gang, other)
+
+
 # --- power ---------------------------------------------------------------------------------------------------
 
 

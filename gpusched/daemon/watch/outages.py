@@ -1,0 +1,103 @@
+"""Nodes that do not answer: what becomes of the runs on them is not known, and their owners are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gpusched.daemon.commit import TickTransaction
+from gpusched.lifecycle.alerts import AdminEvent
+from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.snapshot import Reason
+from gpusched.model.states import ReasonCode
+from gpusched.model.units import format_duration, name_some
+
+Tell = Callable[[TickTransaction, Job, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Since when a node does not answer, or takes no orders, and why: a sentence that names it."""
+
+    since: float
+    why: str
+
+
+class OutageWatch:
+    """Compares the runs with the nodes that answer. Runs stay as they are: they may well be alive."""
+
+    def __init__(self) -> None:
+        self.outages: dict[str, Outage] = {}
+        """By node, as seen now."""
+        self._members: frozenset[str] | None = None
+        self._told: set[tuple[str, float]] = set()
+        """Runs and outages whose owners were told, and nodes whose outage the administrators were."""
+
+    def see(self, node: str, why: str | None, now: float, since: float | None = None) -> None:
+        """Note whether a node answers. Args: why: None if it does; since: None if that is not known."""
+        before = self.outages.get(node)
+        if why is None:
+            self.outages.pop(node, None)
+            return
+        at = since if since is not None else now if before is None else before.since
+        self.outages[node] = Outage(at if before is None else min(at, before.since), why)
+
+    def be_members(self, nodes: Iterable[str]) -> None:
+        """Set the nodes of the cluster: runs on any other cannot be reached at all."""
+        self._members = frozenset(nodes)
+
+    def of(self, run: Run) -> Mapping[str, Outage]:
+        """The nodes of a run that do not answer."""
+        found = {}
+        for node in run.nodes:
+            if node in self.outages:
+                found[node] = self.outages[node]
+            elif self._members is not None and node not in self._members:
+                why = f"node {node} is no longer part of the cluster; name it again in [cluster] nodes"
+                found[node] = Outage(run.intent_at, why)
+        return found
+
+    def reason(self, run: Run) -> Reason | None:
+        """Why nothing is known of a run now; None if its nodes answer."""
+        found = self.of(run)
+        if not found:
+            return None
+        text = "; ".join(outage.why for outage in found.values())
+        what = "its GPUs stay booked" if run.gpus else "its resources stay booked"
+        return Reason(
+            ReasonCode.NODE_UNREACHABLE,
+            f"{text}; the job may be running there, so {what}",
+            {"unreachable": sorted(found), "unreachable_at": min(outage.since for outage in found.values())},
+        )
+
+    def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
+        """Tell owners and administrators of outages that have lasted for [alert] unreachable_s."""
+        if not self.outages:
+            self._told.clear()
+            return
+        late = tx.now - tx.settings.alert.unreachable_s
+        lasting = {node: outage for node, outage in self.outages.items() if outage.since <= late}
+        if not lasting:
+            return
+        hit: dict[str, list[str]] = {node: [] for node in lasting}
+        for handle, run in list(tx.world.open_runs.items()):
+            for node in lasting.keys() & set(run.nodes):
+                job = tx.world.jobs[run.job_id]
+                hit[node].append(job.shown_id)
+                self._tell(tx, job, handle, node, lasting[node], tell)
+        for node, outage in lasting.items():
+            if self._is_news(node, outage):
+                runs = f"; running there: {name_some('job', hit[node])}" if hit[node] else ""
+                tx.news.append(AdminEvent("node_down", f"{outage.why}{runs}", node))
+
+    def _tell(self, tx: TickTransaction, job: Job, handle: str, node: str, outage: Outage, tell: Tell) -> None:
+        if self._is_news(handle, outage):
+            text = f"{outage.why}, for {format_duration(tx.now - outage.since)}; the job may be running there"
+            tx.put_job(job, JobEvent(job.id, tx.now, "note", text, job.run))
+            tell(tx, job, text)
+
+    def _is_news(self, name: str, outage: Outage) -> bool:
+        mark = name, outage.since
+        is_news = mark not in self._told
+        self._told.add(mark)
+        return is_news
