@@ -33,6 +33,8 @@ class Act(str, Enum):
     READ = "read"
     """See everything about it: its name, command, paths, history."""
     SCRIPT = "read the script of"
+    OUTPUT = "read the output of"
+    """Where the daemon reads it, with the owner's rights; elsewhere the permissions of the file decide."""
     ATTACH = "attach to"
     ENTER = "start a process in"
     REPEAT = "repeat"
@@ -49,7 +51,7 @@ _OF_OPERATORS = frozenset(
     }
 )
 _OF_ADMINS = _OF_OPERATORS | {Act.SCRIPT}
-_OF_ROOT = _OF_ADMINS | {Act.ATTACH, Act.REWRITE}
+_OF_ROOT = _OF_ADMINS | {Act.OUTPUT, Act.ATTACH, Act.REWRITE}
 """Changing what a job runs means running code as its owner: this takes root, not just an admin. Repeating a job is
 reserved for its owner, since the repetition runs as the caller, and so is starting a process in it: root becomes its
 owner for that."""

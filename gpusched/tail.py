@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 
+from gpusched import quickjson
 from gpusched.model.units import put_aside
 
 TYPE_CHECKING = False
@@ -77,6 +78,27 @@ class Tail:
             lines -= found
             if lines <= 0:
                 return
+
+    @property
+    def cursor(self) -> str:
+        """Where it stands, for `resume` in another process; empty before a file was found."""
+        if self._fd is None:
+            return ""
+        return f"{os.fstat(self._fd).st_ino}.{self._at}.{self._before.hex()}"
+
+    def resume(self, cursor: str) -> None:
+        """Go on from a cursor, or with the oldest output if its file is gone. Raises: ValueError when it is none."""
+        inode, at, before = cursor.split(".")
+        wanted, place, known = int(inode), int(at), bytes.fromhex(before)
+        if place < len(known) or len(known) > KNOWN_BYTES:
+            raise ValueError("no cursor")
+        for number in range(self._keep + 1):
+            if self._open(number) and self._fd is not None and os.fstat(self._fd).st_ino == wanted:
+                self._at, self._before = place, known
+                return
+        self.close()
+        self.skipped = bool(self._keep)
+        self.begin_whole()
 
     def copy(self, sink: Sink, most: int | None = None) -> int:
         """Copy new output, about `most` bytes at most; returns the number of bytes."""
@@ -159,6 +181,57 @@ class Tail:
         self._fd, self._at, self._before = fd, 0, b""
         self.was_found = True
         return True
+
+
+class NodeTail:
+    """As `Tail`, for output on another node, which the daemon reads there.
+
+    Args: ask: sends a GET request; returns the bytes of its answer, and raises its errors. query: path of the request,
+    with its first parameters.
+    """
+
+    def __init__(self, ask: Callable[[str], bytes | bytearray], query: str) -> None:
+        self._ask = ask
+        self.query = query
+        self._begin = ""
+        self.cursor = ""
+        self.was_found = False
+        self.skipped = False
+        self.path: str | None = None
+        """Where the output is, if not where it was wanted."""
+
+    def begin_whole(self) -> None:
+        """Start with the oldest rotated file."""
+
+    def begin_last(self, lines: int) -> None:
+        """Start with the last `lines` lines of the available output."""
+        self._begin = f"&lines={lines}"
+
+    def probe(self) -> None:
+        """Find out whether the node answers. Raises: as `ask`."""
+        self._ask(f"{self.query}&lines=0")
+
+    def read(self, wait_s: float = 0.0) -> bytes:
+        """New output, in pieces of limited size; waits for some, and returns none if there is none."""
+        place = f"&cursor={self.cursor}" if self.cursor else self._begin
+        line, _, data = bytes(self._ask(f"{self.query}{place}&wait_s={wait_s:g}")).partition(b"\n")
+        facts = quickjson.loads(line)
+        self.cursor = facts["cursor"]
+        self.was_found = self.was_found or facts["is_found"]
+        self.skipped = self.skipped or facts["is_skipped"]
+        self.path = facts["path"]
+        return data
+
+    def copy(self, sink: Sink, most: int | None = None) -> int:
+        """Copy new output, about `most` bytes at most; returns the number of bytes."""
+        copied = 0
+        while (most is None or copied < most) and (data := self.read()):
+            copied += len(data)
+            sink(data)
+        return copied
+
+    def close(self) -> None:
+        """Nothing is open between two requests."""
 
 
 def _identity(path: str) -> Identity | None:

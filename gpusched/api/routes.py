@@ -239,6 +239,23 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET",
+        "/v1/jobs/{id}/output",
+        logs.output,
+        "Output of a run on another node: a line of JSON with the cursor behind it, then its bytes; none if nothing "
+        "new was written. Runs on the daemon's own node are read from their files.",
+        "cursor, is_found, is_skipped, path",
+        query={
+            "run": "number of the run; the last one unless given",
+            "rank": "number of the node in the run, from 0",
+            "err": "1: its error output",
+            "cursor": "of the answer before, to go on behind it",
+            "lines": "begin at the last this many lines; with the oldest output unless given",
+            "wait_s": "wait this long for new output; at most 20",
+        },
+        content="application/octet-stream",
+    ),
+    Route(
+        "GET",
         "/v1/steps",
         steps.listing,
         "Steps of jobs, as started by srun; without filters those of active jobs.",

@@ -6,20 +6,22 @@ import os
 import select
 import sys
 import threading
+import time
 from collections import deque
 
 from gpusched.cli import output
-from gpusched.cli.gwait import call_patiently, ending
+from gpusched.cli.gwait import call_patiently, ending, patiently
 from gpusched.cli.query import quote
-from gpusched.errors import GpuschedError, NotFound
+from gpusched.client import DaemonConnection
+from gpusched.errors import GpuschedError, NotFound, NotReady
 from gpusched.model.units import printable
-from gpusched.tail import Tail
+from gpusched.tail import NodeTail, Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpusched.client import DaemonConnection
+    from gpusched.tail import Sink
 
 
 ASK_S = 0.05
@@ -127,6 +129,8 @@ def printer_for(job: dict[str, Any], place: int, has_prefix: bool) -> PrefixedOu
     )
 
 
+NODE_WAIT_S, TRY_AGAIN_S = 10.0, 1.0
+"""How long a request waits for output on another node, and the pause after one that failed."""
 LOOK_S = (0.02, 0.25)
 """Minimum and maximum interval between reads of the files; the minimum applies while they grow."""
 ROUND_BYTES = 1 << 20
@@ -169,7 +173,7 @@ def follow(client: DaemonConnection, ids: list[str], wish: OutputRequest) -> int
 
     Returns: of one job its own exit code, of several 0 only if all COMPLETED, as gwait.
     """
-    following = Follower(wish, len(ids) > 1)
+    following = Follower(wish, len(ids) > 1, client.socket_path)
     try:
         following.until_done(client, ids)
     except KeyboardInterrupt:
@@ -200,7 +204,109 @@ def path_of(run: dict[str, Any], wish: OutputRequest) -> str:
     return str(run["stderr_path"] if wish.err else run["stdout_path"])
 
 
-def begin(tail: Tail, lines: int | None) -> None:
+def node_query(job: dict[str, Any], run: dict[str, Any], wish: OutputRequest) -> str:
+    """Path of the request for the output of a run on another node."""
+    return f"/v1/jobs/{quote(job['id'])}/output?run={run['run']}&err={int(wish.err)}"
+
+
+def open_tail(
+    client: DaemonConnection, job: dict[str, Any], run: dict[str, Any], wish: OutputRequest
+) -> Tail | NodeTail:
+    """The output of a run, wherever it is. Raises: NotReady when its node does not answer."""
+    path = path_of(run, wish)
+    if not run["is_remote"]:
+        return Tail(path, job["log_keep"])
+    tail = NodeTail(client.raw, node_query(job, run, wish))
+    try:
+        tail.probe()
+    except NotReady:
+        # With a shared file system, the same file is here.
+        if not os.path.isfile(path):
+            raise
+        return Tail(path, job["log_keep"])
+    return tail
+
+
+class FollowedNodeOutput:
+    """Output of a run on another node, read in a thread; takes the place of a `Tail` that is followed.
+
+    Args: path: of the output there, and here if the machines share a file system.
+    """
+
+    def __init__(self, socket_path: str, query: str, path: str, keep: int, lines: int | None) -> None:
+        self._socket_path, self._query = socket_path, query
+        self._path, self._keep, self._lines = path, keep, lines
+        self._here: Tail | None = None
+        self._pieces: deque[tuple[str, bytes]] = deque()
+        """Output, and the cursor behind it."""
+        self._cursor = ""
+        self._trouble: str | None = None
+        self._is_over = False
+        self.skipped = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def take_trouble(self) -> str | None:
+        """Why nothing can be read, once."""
+        trouble, self._trouble = self._trouble, None
+        return trouble
+
+    def copy(self, sink: Sink, most: int | None = None) -> int:
+        """Copy output that has arrived; as `Tail.copy`."""
+        copied = 0
+        while self._pieces and (most is None or copied < most):
+            self._cursor, data = self._pieces.popleft()
+            copied += len(data)
+            sink(data)
+        if self._here is None and not self._cursor and self._trouble is not None and os.path.isfile(self._path):
+            # A shared file system: the same file is here.
+            self._is_over, self._trouble = True, None
+            self._here = Tail(self._path, self._keep)
+            begin(self._here, self._lines)
+        return copied + (0 if self._here is None else self._here.copy(sink, most))
+
+    def copy_rest(self, sink: Sink) -> None:
+        """Copy everything, once the run has ended."""
+        self.copy(sink)
+        self._is_over = True
+        if self._here is not None:
+            return
+        # What the thread still waits for is left to it.
+        with DaemonConnection(self._socket_path) as client:
+            rest = self._tail(client)
+            rest.cursor = self._cursor
+            try:
+                rest.copy(sink)
+            except GpuschedError as error:
+                self._trouble = error.message
+                self.copy(sink)
+        self.skipped = self.skipped or rest.skipped
+
+    def close(self) -> None:
+        self._is_over = True
+        if self._here is not None:
+            self._here.close()
+
+    def _tail(self, client: DaemonConnection) -> NodeTail:
+        tail = NodeTail(lambda query: patiently(lambda: client.raw(query)), self._query)
+        begin(tail, self._lines)
+        return tail
+
+    def _read(self) -> None:
+        with DaemonConnection(self._socket_path) as client:
+            tail = self._tail(client)
+            while not self._is_over:
+                try:
+                    data = tail.read(NODE_WAIT_S)
+                except (GpuschedError, OSError) as error:
+                    self._trouble = error.message if isinstance(error, GpuschedError) else str(error)
+                    time.sleep(TRY_AGAIN_S)
+                    continue
+                self.skipped = tail.skipped
+                if data:
+                    self._pieces.append((tail.cursor, data))
+
+
+def begin(tail: Tail | NodeTail, lines: int | None) -> None:
     """Start at the last N lines, or at the beginning of what is kept."""
     if lines is None:
         tail.begin_whole()
@@ -209,13 +315,15 @@ def begin(tail: Tail, lines: int | None) -> None:
 
 
 class FollowedJob:
-    def __init__(self, printer: PrefixedOutput, wish: OutputRequest, is_one_of_several: bool) -> None:
+    def __init__(self, printer: PrefixedOutput, wish: OutputRequest, is_one_of_several: bool, socket_path: str) -> None:
+        self._socket_path = socket_path
         self.job: dict[str, Any] = {}
         self._wish = wish
         self._lines = wish.lines
         self._is_one_of_several = is_one_of_several
         self._printer = printer
-        self._tail: Tail | None = None
+        self._tail: Tail | FollowedNodeOutput | None = None
+        self._troubles: set[str] = set()
         self._run = 0
         self._waiting: deque[dict[str, Any]] = deque()
         self._known = 0
@@ -246,9 +354,15 @@ class FollowedJob:
                 if copied >= ROUND_BYTES:
                     return copied
                 if not self._has_run_ended():
+                    if isinstance(self._tail, FollowedNodeOutput):
+                        self._tell_trouble(self._tail)
                     return copied
                 # All output was in the file before the end was reported; this reads what came since the last read.
-                self._tail.copy(self._printer.write)
+                if isinstance(self._tail, FollowedNodeOutput):
+                    self._tail.copy_rest(self._printer.write)
+                    self._tell_trouble(self._tail)
+                else:
+                    self._tail.copy(self._printer.write)
                 self._close()
             if not self._waiting:
                 self.is_done = self.is_done or self._is_over()
@@ -259,9 +373,20 @@ class FollowedJob:
         if self._run:
             self._note(f"run {self._run} ended; run {run['run']} started")
         self._run = run["run"]
-        self._tail = Tail(path_of(run, self._wish), self.job["log_keep"])
-        begin(self._tail, self._lines)
+        path, keep = path_of(run, self._wish), self.job["log_keep"]
+        if run["is_remote"]:
+            query = node_query(self.job, run, self._wish)
+            self._tail = FollowedNodeOutput(self._socket_path, query, path, keep, self._lines)
+        else:
+            self._tail = Tail(path, keep)
+            begin(self._tail, self._lines)
         self._lines = None
+
+    def _tell_trouble(self, tail: FollowedNodeOutput) -> None:
+        trouble = tail.take_trouble()
+        if trouble is not None and trouble not in self._troubles:
+            self._troubles.add(trouble)
+            self._note(trouble)
 
     def _close(self) -> None:
         assert self._tail is not None
@@ -320,7 +445,8 @@ class FollowedJob:
 class Follower:
     """All followed jobs, with the daemon's news about them."""
 
-    def __init__(self, wish: OutputRequest, is_several: bool) -> None:
+    def __init__(self, wish: OutputRequest, is_several: bool, socket_path: str) -> None:
+        self._socket_path = socket_path
         self._wish = wish
         self._is_several = is_several
         self._jobs: dict[str, FollowedJob] = {}
@@ -365,7 +491,7 @@ class Follower:
             one = self._jobs.get(job["id"])
             if one is None:
                 printer = printer_for(job, len(self._jobs), self._is_several and self._wish.has_prefix)
-                one = self._jobs[job["id"]] = FollowedJob(printer, self._wish, self._is_several)
+                one = self._jobs[job["id"]] = FollowedJob(printer, self._wish, self._is_several, self._socket_path)
             one.learn(job)
         self._is_complete = answer["done"] or self._is_past(self._wish.run)
         self._tell_waits()

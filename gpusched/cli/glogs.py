@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.follow import FINAL, OutputRequest, begin, follow, path_of, printer_for, selected_runs
+from gpusched.cli.follow import FINAL, OutputRequest, begin, follow, open_tail, path_of, printer_for, selected_runs
 from gpusched.cli.options import glogs_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, Refused, UsageError
 from gpusched.model.units import printable
-from gpusched.tail import Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from gpusched.client import DaemonConnection
 
 
 def main() -> int:
@@ -57,7 +58,7 @@ def body(words: list[str]) -> int:
     problem: GpuschedError | None = None
     for place, job in enumerate(jobs.values()):
         try:
-            _print_job(job, place, wish, is_several)
+            _print_job(client, job, place, wish, is_several)
         except GpuschedError as error:
             if not is_several:
                 raise
@@ -70,7 +71,9 @@ def body(words: list[str]) -> int:
     return 0
 
 
-def _print_job(job: dict[str, Any], place: int, wish: OutputRequest, is_several: bool) -> None:
+def _print_job(
+    client: DaemonConnection, job: dict[str, Any], place: int, wish: OutputRequest, is_several: bool
+) -> None:
     """Print the stored output of one job.
 
     Raises: NotFound for an unknown run; Refused if there is no output.
@@ -86,7 +89,7 @@ def _print_job(job: dict[str, Any], place: int, wish: OutputRequest, is_several:
     printer = printer_for(job, place, is_several and wish.has_prefix)
     is_missing = True
     for run in runs:
-        tail = Tail(path_of(run, wish), job["log_keep"])
+        tail = open_tail(client, job, run, wish)
         try:
             begin(tail, wish.lines)
             tail.copy(printer.write)

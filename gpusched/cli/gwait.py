@@ -15,9 +15,12 @@ from gpusched.model.units import printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, TypeVar
 
     from gpusched.client import DaemonConnection
+
+    T = TypeVar("T")
 
 _POLL_S = 60
 _RECONNECT_S = 0.2
@@ -132,10 +135,15 @@ def _wait_until_done(client: DaemonConnection, ids: list[str], deadline: float |
 
 def call_patiently(client: DaemonConnection, path: str) -> dict[str, Any]:
     """GET that survives a restart of the daemon. Raises: DaemonUnreachable if it stays down."""
+    return patiently(lambda: client.call("GET", path))
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Ask again while the daemon restarts; the question must be safe to repeat. Raises: DaemonUnreachable."""
     away_since = None
     while True:
         try:
-            return client.call("GET", path)
+            return ask()
         except (DaemonUnreachable, ConnectionError):
             # Counted from the first failure: the daemon may have held the request for longer than that.
             away_since = away_since or time.monotonic()

@@ -22,6 +22,7 @@ from gpusched.engine.local import LocalEngine
 from gpusched.engine.remote.agent_server import AgentServer, agent_of_spool
 from gpusched.engine.remote.command_channel import standard_streams
 from gpusched.engine.remote.node_agent import NodeSources
+from gpusched.engine.remote.services import StreamServices
 from gpusched.errors import DaemonBusy, NotReady
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.worker import GpuWorker
@@ -132,7 +133,7 @@ def serve(node: str) -> int:
     agent = agent_of_spool(spool, make_engine, boot_id=sample.boot_id, clock=clock, sources=sources)
     channel = standard_streams()
     try:
-        asyncio.run(AgentServer(agent, channel).serve())
+        asyncio.run(AgentServer(agent, channel, StreamServices()).serve())
     finally:
         agent.close()
         worker.close()

@@ -16,11 +16,13 @@ from gpusched.daemon.meters import page
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
 from gpusched.engine.linux import proctree
+from gpusched.engine.remote.messages import OutputWanted
 from gpusched.engine.spool import attach_path, door_path
 from gpusched.errors import GpuschedError
 from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle.failures import GpuFault
 from gpusched.lifecycle.foreign import OwnerNotes
+from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.checks import Check
 from gpusched.model.cluster import GpuSample
 from gpusched.model.commands import AdoptableProcess, Caller, Command, Reload
@@ -40,6 +42,7 @@ from .auto_preset import AutoPreset
 from .checks import broken_promises, daemon_checks, failing_steps
 from .commit import AuditEvent
 from .launch.limits import isolation
+from .node_reach import PIECE_BYTES, NodeReach
 from .tick import Scheduler
 from .verbs import adopt
 from .watch.progress import ProgressReader
@@ -67,6 +70,7 @@ class DaemonFacade:
         audit: Audit | None = None,
         foreign: ForeignProcessWatch | None = None,
         serves_all: bool = False,
+        reach: NodeReach | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.stop = stop
@@ -77,6 +81,7 @@ class DaemonFacade:
         self._progress = progress
         self._audit = audit
         self._foreign = foreign
+        self._reach = NodeReach({}) if reach is None else reach
 
     # --- commands and events ----------------------------------------------------------------------
 
@@ -130,6 +135,30 @@ class DaemonFacade:
             scheduler.intruders.unbooked(run.id),
             scheduler.intruders.on(run),
         )
+
+    async def read_output(
+        self, job: Job, run: Run, rank: int, *, is_error: bool, cursor: str, lines: int | None, wait_s: float
+    ) -> tuple[dict[str, Any], bytes]:
+        """A piece of what a run on another node wrote, and where it ends. Raises: NotReady, Refused, TooMany."""
+        part, launch = run.on_each_node[rank], job.spec.launch
+        output, error = run.stdout_path, run.stderr_path
+        if rank:
+            output, error = output_paths(job, run.number, part.node, self.scheduler.settings.default.output, rank)
+        wanted = OutputWanted(
+            run.id,
+            job.user,
+            job.uid,
+            (error if is_error else None) or output or "",
+            keep=launch.log_keep if launch.log_max_mib is not None else 0,
+            is_error=is_error,
+            cursor=cursor,
+            lines=lines,
+            most=PIECE_BYTES,
+            wait_s=wait_s,
+        )
+        piece, data = await self._reach.output(part.node, wanted)
+        facts = {"cursor": piece.cursor, "is_found": piece.is_found, "is_skipped": piece.is_skipped, "path": piece.path}
+        return facts, data
 
     def attach_path(self, job: Job) -> str:
         """Path of the attach socket of a foreground job's current run."""

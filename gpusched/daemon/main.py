@@ -27,6 +27,7 @@ from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.failures import CHECK_VARIABLE, VARIABLE, check_every, crash_step
 from gpusched.daemon.launch.limits import PERSONAL, RunLimiter
 from gpusched.daemon.loop import Loop
+from gpusched.daemon.node_reach import NodeReach
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reload import SettingsFile
@@ -420,6 +421,7 @@ async def _loop(
         dispatcher.listeners.append(foreign.heard)
         loop.observers |= {"foreign processes": foreign.poll, "audit": audit.poll}
         _allow_connections(scheduler.settings.limit.connections)
+    reach = NodeReach(remote.engines if remote is not None else {})
     daemon = DaemonFacade(
         scheduler,
         wake=loop.wake,
@@ -430,11 +432,13 @@ async def _loop(
         audit=audit,
         foreign=foreign,
         serves_all=paths.is_system(),
+        reach=reach,
     )
     server = HttpServer(ApiService(daemon))
     try:
         await loop.run(server, paths.socket_path(), report.ready)
     finally:
+        reach.close()
         if audit is not None:
             audit.close()
 

@@ -306,6 +306,13 @@ class Daemon(Protocol):
 
     def findings(self, run: Run) -> RunFindings: ...
 
+    async def read_output(
+        self, job: Job, run: Run, rank: int, *, is_error: bool, cursor: str, lines: int | None, wait_s: float
+    ) -> tuple[dict[str, Any], bytes]:
+        """A piece of what a rank of a run on another node wrote: `cursor` behind it, `is_found`, `is_skipped`, `path`;
+        and its bytes. Raises: NotReady, Refused, TooMany.
+        """
+
     def attach_path(self, job: Job) -> str:
         """Socket of the current run of a foreground job."""
 

@@ -10,9 +10,9 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import quote, urlencode
 
 from gpusched import client as plain
@@ -20,13 +20,15 @@ from gpusched.errors import DaemonUnreachable, NotFound, NotReady, Refused, Usag
 from gpusched.model.units import plural
 from gpusched.sdk.options import changes_of, spec_of
 from gpusched.sdk.values import JobDetails, JobInfo, read_details, read_job
-from gpusched.tail import Tail
+from gpusched.tail import NodeTail, Tail
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from gpusched.sdk.job_options import JobOptions
 
+
+T = TypeVar("T")
 
 PATIENCE_S = 30.0
 """How long repeatable requests tolerate an unreachable daemon."""
@@ -55,6 +57,13 @@ class Link:
         Raises: as gpusched.client.DaemonConnection.call; NotReady if it is unknown whether it was carried out.
         """
         may_repeat = method == "GET" if again is None else again
+        return self._send(f"{method} {path}", may_repeat, lambda client: client.call(method, path, body))
+
+    def raw(self, path: str) -> bytearray:
+        """The bytes of the answer to a GET. Raises: as `call`."""
+        return self._send(f"GET {path}", True, lambda client: client.raw(path))
+
+    def _send(self, what: str, may_repeat: bool, send: Callable[[plain.DaemonConnection], T]) -> T:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -67,7 +76,7 @@ class Link:
                 continue
             try:
                 with self._in_use(client):
-                    return client.call(method, path, body)
+                    return send(client)
             except (DaemonUnreachable, ConnectionError) as error:
                 self._drop()
                 # If no daemon listens, nothing was sent yet.
@@ -78,7 +87,7 @@ class Link:
                     raise
                 else:
                     raise NotReady(
-                        f"the daemon went away during {method} {path}, which may or may not have taken effect",
+                        f"the daemon went away during {what}, which may or may not have taken effect",
                         "look with client.jobs(); a submission with key= is safe to repeat",
                     ) from error
 
@@ -461,7 +470,7 @@ def read_logs(link: Link, job_id: str, *, follow: bool, run: int | None, err: bo
             raise Refused(f"job {job['id']} has no output: {why}", f"see: gshow {job['id']}")
         raise Refused(f"job {job['id']} has not started: {why}", "wait for it with follow=True")
     path = _path(runs[number], err)
-    reader = _Reader(path, job["log_keep"])
+    reader = _Reader(_tail_of(link, job, runs[number], err))
     if not reader.begin(lines):
         raise Refused(f"there is no file {path}; it was moved, removed or never created", f"see: gshow {job['id']}")
     return _all_of(reader)
@@ -482,6 +491,22 @@ def _no_run(job: dict[str, Any], run: int) -> NotFound:
 
 def _path(run: dict[str, Any], err: bool) -> str:
     return str(run["stderr_path" if err else "stdout_path"])
+
+
+def _tail_of(link: Link, job: dict[str, Any], run: dict[str, Any], err: bool) -> Tail | NodeTail:
+    """The output of a run, wherever it is."""
+    path = _path(run, err)
+    if not run["is_remote"]:
+        return Tail(path, job["log_keep"])
+    tail = NodeTail(link.raw, f"/v1/jobs/{quote(job['id'], safe='')}/output?run={run['run']}&err={int(err)}")
+    try:
+        tail.probe()
+    except NotReady:
+        # The node does not answer; with a shared file system, the same file is here.
+        if not os.path.isfile(path):
+            raise
+        return Tail(path, job["log_keep"])
+    return tail
 
 
 def _all_of(reader: _Reader) -> Iterator[str]:
@@ -506,7 +531,7 @@ def _followed(link: Link, answer: dict[str, Any], err: bool, lines: int | None, 
                     yield from reader.rest()
                     reader.close()
                 number = run["run"]
-                reader = _Reader(_path(run, err), job["log_keep"])
+                reader = _Reader(_tail_of(link, job, run, err))
                 reader.begin(lines)
                 lines = None
             is_over = answer["done"] or any(run["run"] == only and run["outcome"] for run in job["runs"])
@@ -531,8 +556,8 @@ def _followed(link: Link, answer: dict[str, Any], err: bool, lines: int | None, 
 class _Reader:
     """Reads whole lines of a file that may grow, be truncated or be rotated."""
 
-    def __init__(self, path: str, keep: int) -> None:
-        self._tail = Tail(path, keep)
+    def __init__(self, tail: Tail | NodeTail) -> None:
+        self._tail = tail
         self._pieces: list[bytes] = []
         self._begun = b""
 

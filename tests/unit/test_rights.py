@@ -62,7 +62,7 @@ def test_rights_by_act(act: Act) -> None:
     assert may(ANN, act, theirs, settings)
     assert not may(stranger, act, theirs, settings)
     assert not may(BOB, act, elsewhere, settings)
-    is_root_only = act in (Act.ATTACH, Act.REWRITE)
+    is_root_only = act in (Act.OUTPUT, Act.ATTACH, Act.REWRITE)
     assert may(BOB, act, theirs, settings) == (not is_root_only and act not in (Act.SCRIPT, Act.REPEAT, Act.ENTER))
     assert may(ROOT, act, theirs, settings) == (act not in (Act.REPEAT, Act.ENTER))
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from aiohttp import web
 
+from gpusched.access import Act
 from gpusched.api.handlers.completions import FEED, UsersCompletions
 from gpusched.api.requests import MAX_WAIT_S, number, respond
 from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import Viewer, viewer_of
-from gpusched.errors import UsageError
+from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.lifecycle.arrays import all_tasks, task_number
 from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
 
+LONGEST_WAIT_S = 20.0
+"""Longest wait for output on another node."""
+_LONGEST_CURSOR = 300
+_CURSOR = re.compile(r"\d{1,20}\.\d{1,20}\.[0-9a-f]*")
 TASKS_AT_ONCE = 1000
 """Tasks of arrays in one answer: building a larger one would delay other requests."""
 
@@ -90,6 +97,35 @@ async def logs(request: web.Request) -> web.Response:
         arrays=[_head(viewer, job) for job in arrays],
         jobs=[_job_json(viewer, job, runs.get(job.id, [])) for job in shown],
     )
+
+
+async def output(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}/output"""
+    service, viewer = service_of(request), viewer_of(request)
+    job = viewer.read(request.match_info["id"], Act.OUTPUT)
+    wanted = number(request, "run", float(job.run), 1, 1e9)
+    run = next((one for one in _runs_of(service, [job]).get(job.id, ()) if one.number == wanted), None)
+    if run is None or run.stdout_path is None:
+        raise NotFound(f"job {job.shown_id} has no run {wanted:g}", f"list its runs with: gshow {job.shown_id}")
+    rank = int(number(request, "rank", 0.0, 0, len(run.on_each_node) - 1) or 0)
+    lines = number(request, "lines", None, 0, 1e9)
+    cursor = request.query.get("cursor", "")
+    if len(cursor) > _LONGEST_CURSOR or (cursor and _CURSOR.fullmatch(cursor) is None):
+        raise UsageError("cursor is none of an answer before", "leave it out to begin")
+    node = run.on_each_node[rank].node
+    if node == service.scheduler.cluster.head.name:
+        raise Refused(f"run {run.number} of job {job.shown_id} writes on the daemon's own node {node}", "read its file")
+    facts, data = await service.daemon.read_output(
+        job,
+        run,
+        rank,
+        is_error=request.query.get("err") == "1",
+        cursor=cursor,
+        lines=None if lines is None else int(lines),
+        wait_s=number(request, "wait_s", 0.0, 0, LONGEST_WAIT_S) or 0.0,
+    )
+    body = json.dumps(facts, separators=(",", ":")).encode() + b"\n" + data
+    return web.Response(body=body, content_type="application/octet-stream")
 
 
 def _find(viewer: Viewer, ids: list[int]) -> list[Job]:
@@ -202,6 +238,8 @@ def _job_json(viewer: Viewer, job: Job, runs: list[Run]) -> dict[str, Any]:
                 "reason_text": viewer.text(run.reason_text),
                 "stdout_path": run.stdout_path,
                 "stderr_path": run.stderr_path or run.stdout_path,
+                "node": run.node,
+                "is_remote": run.node != viewer.service.scheduler.cluster.head.name,
             }
             for run in runs
         ],

@@ -11,6 +11,10 @@ from gpusched.engine import spool as files
 from gpusched.engine.remote.channel import Channel
 from gpusched.engine.remote.journal import AgentJournal
 from gpusched.engine.remote.node_agent import NodeAgent, NodeSources
+from gpusched.engine.remote.relay import MuxTimer
+from gpusched.engine.remote.services import StreamServices
+from gpusched.engine.remote.streams import MAGIC as STREAM_MAGIC
+from gpusched.engine.remote.streams import StreamMux
 from gpusched.ports import Clock, Engine
 
 log = logging.getLogger(__name__)
@@ -43,31 +47,39 @@ def agent_of_spool(
 
 
 class AgentServer:
-    """Answers requests, and reports events as they happen.
+    """Answers requests, serves streams, and reports events as they happen.
 
-    Args: agent: must not have been served before; channel: to the head.
+    Args: agent: must not have been served before; channel: to the head. services: what the head's streams are for;
+    None: there are none.
     """
 
-    def __init__(self, agent: NodeAgent, channel: Channel) -> None:
+    def __init__(self, agent: NodeAgent, channel: Channel, services: StreamServices | None = None) -> None:
         self._agent = agent
         self._channel = channel
         self._ended = asyncio.Event()
+        self._streams = StreamMux(channel.send, is_head=False, on_open=None if services is None else services.serve)
 
     async def serve(self) -> None:
         """Serve until the channel is of no more use."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._channel.fileno(), self._answer)
+        timer = MuxTimer(self._streams)
         self._agent.set_waker(self._report_events)
         try:
             await self._ended.wait()
         finally:
             self._agent.set_waker(None)
+            timer.close()
             loop.remove_reader(self._channel.fileno())
 
     def _answer(self) -> None:
         for frame in self._channel.receive():
             try:
+                if frame.startswith(STREAM_MAGIC):
+                    self._streams.take(frame)
+                    continue
                 self._channel.send(self._agent.sync(frame))
+                self._streams.associate(*self._agent.association)
             except Exception:
                 # The head repeats what got no answer.
                 log.exception("a request could not be answered")

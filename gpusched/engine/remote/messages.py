@@ -151,6 +151,43 @@ class SyncReply(Value):
     """Why nothing of the request was applied: a sentence."""
 
 
+class OutputWanted(Value, tag_field="stream", tag="output"):
+    """Header of a stream from the head, on which the node answers with an `OutputPiece` on a line, then bytes."""
+
+    run: str
+    user: str
+    uid: int
+    path: str
+    keep: int = 0
+    """How many rotated files there may be."""
+    is_error: bool = False
+    cursor: str = ""
+    """Of the piece before; empty to begin."""
+    lines: int | None = None
+    """Begin at the last lines; None: with the oldest output."""
+    most: int = 0
+    """Bytes of the piece."""
+    wait_s: float = 0.0
+    """How long to wait for more output."""
+
+
+class OutputPiece(Value):
+    """What was found of a run's output; its bytes follow."""
+
+    cursor: str
+    is_found: bool = False
+    """Whether there is a file."""
+    is_skipped: bool = False
+    """Whether output was rotated away before it could be read."""
+    path: str | None = None
+    """Where the output is, if not where it was wanted."""
+    refused: str | None = None
+    """Why it cannot be read: a sentence."""
+
+
+StreamHeader = OutputWanted
+
+
 class Frame(NamedTuple):
     """An unpacked frame; `parts` is empty for another wire version."""
 
@@ -203,6 +240,13 @@ def operation_from(body: bytes) -> Operation:
     """Decode an operation. Raises: ValueError."""
     wanted: Any = Operation
     found: Operation = decode(body, wanted)
+    return found
+
+
+def header_from(body: bytes) -> StreamHeader:
+    """Decode the header of a stream. Raises: ValueError."""
+    wanted: Any = StreamHeader
+    found: StreamHeader = decode(body, wanted)
     return found
 
 

@@ -162,6 +162,11 @@ class NodeAgent:
         if self._engine is not None:
             self._engine.set_waker(wake)
 
+    @property
+    def association(self) -> tuple[int, int]:
+        """Session of the head that it obeys, 0 for none, and its own epoch."""
+        return self._journal.session if self._engine is not None else 0, self._journal.epoch
+
     def close(self) -> None:
         """Let go of the spool; runs continue."""
         if self._engine is not None:

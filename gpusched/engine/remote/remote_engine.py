@@ -38,6 +38,8 @@ from gpusched.engine.remote.messages import (
     version_trouble,
 )
 from gpusched.engine.remote.replica import NodeReplica
+from gpusched.engine.remote.streams import MAGIC as STREAM_MAGIC
+from gpusched.engine.remote.streams import StreamMux
 from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, Ticket
 from gpusched.model.value import decode, encode, replace
 from gpusched.ports import Clock
@@ -161,6 +163,8 @@ class RemoteEngine:
         self._cpu_of: tuple[str, ...] = ()
         self._wake: Callable[[], None] | None = None
         self._has_fired = False
+        self.streams = StreamMux(channel.send, is_head=True, monotonic=monotonic)
+        """For what is no matter of runs' states: output, sockets."""
         self._poller = Poller()
         self._poller.watch(channel.fileno())
         self._is_closed = False
@@ -378,7 +382,10 @@ class RemoteEngine:
             link.why = trouble
 
     def _take(self, frame: bytes) -> None:
-        """Handle a reply."""
+        """Handle a reply, or a segment of a stream."""
+        if frame.startswith(STREAM_MAGIC):
+            self._take_segment(frame)
+            return
         try:
             unpacked = unpack(frame)
             why = version_trouble(self._node, unpacked)
@@ -395,6 +402,12 @@ class RemoteEngine:
             elif reply.epoch >= self.link.epoch and not self._is_void:
                 # A lower epoch: of an agent that is gone.
                 self._take_reply(reply)
+
+    def _take_segment(self, frame: bytes) -> None:
+        try:
+            self.streams.take(frame)
+        except ValueError as error:
+            log.error("%s sent something that is no segment: %s", self._node, error)
 
     def _take_refusal(self, why: str) -> None:
         link = self.link
@@ -456,6 +469,7 @@ class RemoteEngine:
         link = self.link
         is_first, other_boot = link.epoch == 0, link.boot_id != reply.boot_id
         link.epoch, link.boot_id = reply.epoch, reply.boot_id
+        self.streams.associate(self._session, reply.epoch)
         self._serial = self._received = self._reading = 0
         self._takeover = None
         if not is_first:

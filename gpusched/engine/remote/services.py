@@ -1,0 +1,152 @@
+"""What a node does for the streams that its head opens: it reads the output of jobs, as their users."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from gpusched.engine.linux.as_user import LaunchError, Owner, text_of
+from gpusched.engine.remote.messages import OutputPiece, OutputWanted, header_from
+from gpusched.engine.remote.relay import SocketRelay
+from gpusched.engine.remote.streams import Stream
+from gpusched.model.value import encode
+from gpusched.tail import Tail
+
+log = logging.getLogger(__name__)
+
+MOST_READERS = 64
+"""Processes that read output at the same time."""
+MOST_PIECE_BYTES = 256 << 10
+LONGEST_WAIT_S = 30.0
+_LOOK_S = (0.02, 0.25)
+_SPARE_S = 10
+
+
+class StreamServices:
+    """Serves streams of the head on the running event loop."""
+
+    def __init__(self) -> None:
+        self._readers = 0
+
+    def serve(self, stream: Stream) -> None:
+        """Serve a stream that was just opened, or break it off."""
+        try:
+            header = header_from(stream.header)
+        except ValueError as error:
+            log.error("the head opened a stream that cannot be understood: %s", error)
+            stream.break_off()
+            return
+        self._read_output(stream, header)
+
+    def _read_output(self, stream: Stream, wanted: OutputWanted) -> None:
+        if self._readers >= MOST_READERS:
+            _answer(stream, f"{MOST_READERS} readers of output are at work on this node already")
+            return
+        ours, theirs = socket.socketpair()
+        try:
+            _fork_reader(theirs, wanted)
+        except OSError as error:
+            ours.close()
+            _answer(stream, f"no process can be started to read the output: {error.strerror}")
+            return
+        finally:
+            theirs.close()
+        self._readers += 1
+        SocketRelay(stream, ours, self._reader_ended)
+
+    def _reader_ended(self) -> None:
+        self._readers -= 1
+
+
+def _answer(stream: Stream, refused: str) -> None:
+    stream.write(encode(OutputPiece("", refused=refused)) + b"\n")
+    stream.finish()
+
+
+def _fork_reader(sock: socket.socket, wanted: OutputWanted) -> None:
+    """Start a process that answers on the socket. Whatever it hangs on, a file server say, it hangs alone."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        # Its parent is init, so nobody has to wait for it.
+        if os.fork() == 0:
+            fd = os.dup2(sock.fileno(), 3)
+            # The agent's locks and connections must end with the agent.
+            os.closerange(0, 3)
+            os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(wanted.wait_s) + _SPARE_S)
+            _write_piece(fd, wanted)
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
+
+
+def _write_piece(fd: int, wanted: OutputWanted) -> None:
+    data = bytearray()
+    try:
+        _become(wanted)
+        piece = read_piece(wanted, data, lambda pause_s: _is_hung_up(fd, pause_s))
+    except (LaunchError, OSError, ValueError) as error:
+        piece = OutputPiece("", refused=text_of(error))
+    rest = encode(piece) + b"\n" + data
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _is_hung_up(fd: int, pause_s: float) -> bool:
+    """Pause; whether the agent is gone, or wants no answer any more."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(pause_s * 1000))
+
+
+def _become(wanted: OutputWanted) -> None:
+    """Take on the identity of the run's user for good. Raises: LaunchError."""
+    own = os.geteuid()
+    if own == wanted.uid:
+        return
+    if own != 0:
+        raise LaunchError(f"uid {own} cannot read the output of a job of {wanted.user} (uid {wanted.uid})")
+    try:
+        account = pwd.getpwuid(wanted.uid)
+    except KeyError:
+        raise LaunchError(f"there is no account with uid {wanted.uid} here") from None
+    if account.pw_name != wanted.user:
+        raise LaunchError(f"uid {wanted.uid} belongs to account {account.pw_name} here, not to {wanted.user}")
+    owner = Owner(wanted.user, wanted.uid, account.pw_gid)
+    os.setgroups(owner.groups)
+    os.setresgid(owner.gid, owner.gid, owner.gid)
+    os.setresuid(owner.uid, owner.uid, owner.uid)
+
+
+def read_piece(wanted: OutputWanted, data: bytearray, is_hung_up: Callable[[float], bool]) -> OutputPiece:
+    """Read output behind the cursor into `data`; wait for some as long as wanted. Raises: OSError, ValueError.
+
+    Args: is_hung_up: pauses for so many seconds; returns whether nobody waits any more.
+    """
+    until = time.monotonic() + min(wanted.wait_s, LONGEST_WAIT_S)
+    most = max(1, min(wanted.most, MOST_PIECE_BYTES))
+    pause_s = _LOOK_S[0]
+    tail = Tail(wanted.path, wanted.keep)
+    try:
+        if wanted.cursor:
+            tail.resume(wanted.cursor)
+        elif wanted.lines is None:
+            tail.begin_whole()
+        else:
+            tail.begin_last(wanted.lines)
+        while not tail.copy(data.extend, most) and time.monotonic() < until and not is_hung_up(pause_s):
+            pause_s = min(_LOOK_S[1], 2 * pause_s)
+        return OutputPiece(tail.cursor or wanted.cursor, tail.was_found, tail.skipped)
+    finally:
+        tail.close()

@@ -1,0 +1,209 @@
+"""What is reached on another node that shares no folder with the head: a real head, and an agent behind a mount."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Daemon
+from support import wait_until
+
+UNSHARE = ["unshare", *(() if os.geteuid() == 0 else ("--map-current-user", "--keep-caps")), "-m"]
+CONNECT = """#!/bin/sh
+[ -e {root}/cut ] && {{ echo "ssh: connect to host $1: No route to host" >&2; exit 255; }}
+export GPUSCHED_HOME={root}/$1 GPUSCHED_FAKE_GPUS={root}/$1/gpus.json
+echo $$ > {root}/$1.new && mv {root}/$1.new {root}/$1.pid
+exec {unshare} sh -c 'mount --bind {root}/disk {root}/work && exec "$@"' sh \\
+    {python} -c 'import sys; sys.argv[0] = "gpusched"; from gpusched.cli.admin import main; sys.exit(main())' agent $1
+"""
+CONFIG = """
+[node]
+name = "n1"
+cpus = 4
+[daemon]
+poll_s = 0.2
+[gpu]
+free_polls = 1
+[cluster]
+nodes = ["n2"]
+connect = "{root}/connect {{node}}"
+"""
+
+
+def can_mount() -> bool:
+    try:
+        return subprocess.run([*UNSHARE, "true"], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not can_mount(), reason="no mount namespaces for this user")
+
+
+class Pair:
+    """The head `n1` and a node `n2`, to which the folder `work` is another one than to the head."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("n1", "n2"):
+            (root / name).mkdir(mode=0o700)
+            gpus = [{"vram": "24GiB", "uuid": f"GPU-{name}-{index}"} for index in range(2)]
+            (root / name / "gpus.json").write_text(json.dumps({"gpus": gpus}))
+            (root / name / "config.toml").write_text("[node]\ncpus = 4\n")
+        self.work, self.disk = root / "work", root / "disk"
+        self.work.mkdir()
+        self.disk.mkdir()
+        connect = root / "connect"
+        connect.write_text(CONNECT.format(root=root, python=sys.executable, unshare=" ".join(UNSHARE)))
+        connect.chmod(0o755)
+        self.head = Daemon(root / "home", fake_gpus=str(root / "n1" / "gpus.json"), config=CONFIG.format(root=root))
+        self.head.start()
+        self.up()
+
+    def node(self) -> dict[str, Any]:
+        return {node["name"]: node for node in self.head.call("GET", "/v1/cluster")["nodes"]}["n2"]
+
+    def up(self) -> None:
+        (self.root / "cut").unlink(missing_ok=True)
+        wait_until(lambda: self.node()["state"] == "up", what="n2 to be up")
+
+    def agent(self) -> int:
+        return int((self.root / "n2.pid").read_text())
+
+    def kill_agent(self) -> None:
+        os.kill(self.agent(), signal.SIGKILL)
+
+    def cut(self) -> None:
+        (self.root / "cut").touch()
+        self.kill_agent()
+        wait_until(lambda: self.node()["state"] == "down", what="n2 to be down")
+
+    def there(self, text: str, **spec: Any) -> str:
+        """Submit a shell line to n2."""
+        found = {"work_dir": str(self.work), "nodelist": ["n2"], **spec}
+        return self.head.submit("sh", "-c", text, **found)
+
+    def run(self, command: str, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """A command as users type it on the head."""
+        return subprocess.run(
+            self.argv(command, *words), env=self.head.env, text=True, capture_output=True, timeout=60, **options
+        )
+
+    def start(self, command: str, *words: str, **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.argv(command, *words), env=self.head.env, text=True, stdout=subprocess.PIPE, **options
+        )
+
+    @staticmethod
+    def argv(command: str, *words: str) -> list[str]:
+        return [str(Path(sys.executable).parent / command), *words]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    made = Pair(tmp_path_factory.mktemp("reach"))
+    yield made
+    made.head.close()
+
+
+@pytest.fixture
+def pair(started: Pair) -> Iterator[Pair]:
+    """The same for all tests, without jobs and connected."""
+    yield started
+    started.up()
+    jobs = [job["id"] for job in started.head.call("GET", "/v1/jobs")["jobs"]]
+    if jobs:
+        started.head.call("POST", "/v1/jobs/cancel", {"ids": jobs})
+        started.head.wait(*jobs)
+    for entry in started.disk.iterdir():
+        if entry.is_file():
+            entry.unlink()
+
+
+GO = "until [ -e {work}/go ]; do sleep 0.05; done"
+
+
+def test_output_is_read_where_it_is(pair: Pair) -> None:
+    job = pair.there("seq 1 5; echo oops >&2", stderr=str(pair.work / "err-%j"))
+    (ended,) = pair.head.wait(job)
+    assert ended["state"] == "COMPLETED"
+    assert not list(pair.work.iterdir()), "the head has nothing of it"
+    assert pair.run("glogs", job).stdout == "1\n2\n3\n4\n5\n"
+    assert pair.run("glogs", "-n", "2", job).stdout == "4\n5\n"
+    assert pair.run("glogs", "--err", job).stdout == "oops\n"
+    assert pair.run("glogs", "-f", job).stdout == "1\n2\n3\n4\n5\n"
+
+
+def test_large_output_arrives_as_it_was_written(pair: Pair) -> None:
+    job = pair.there("seq 1 400000")
+    pair.head.wait(job)
+    assert pair.run("glogs", job).stdout == "".join(f"{number}\n" for number in range(1, 400_001))
+
+
+def test_rotated_output_is_read_from_its_oldest_file_on(pair: Pair) -> None:
+    job = pair.there("seq 1 300000", log_max_mib=1, log_keep=3)
+    pair.head.wait(job)
+    found = pair.run("glogs", job).stdout.split()
+    assert len(list(pair.disk.iterdir())) > 1
+    assert found[-1] == "300000"
+    assert [int(word) for word in found[1:]] == list(range(int(found[1]), 300_001))
+
+
+def test_following_survives_the_death_of_agent_and_head(pair: Pair) -> None:
+    job = pair.there(f"echo one; {GO.format(work=pair.work)}; echo two; exit 3")
+    follow = pair.start("glogs", "-f", job)
+    assert follow.stdout is not None
+    assert follow.stdout.readline() == "one\n"
+    before = pair.agent()
+    pair.kill_agent()
+    wait_until(lambda: pair.agent() != before, what="another agent")
+    pair.up()
+    pair.head.kill()
+    pair.head.start()
+    pair.up()
+    (pair.disk / "go").touch()
+    rest, _ = follow.communicate(timeout=60)
+    assert (rest, follow.returncode) == ("two\n", 3)
+
+
+def test_a_node_that_does_not_answer_is_named_with_the_place_of_the_output(pair: Pair) -> None:
+    job = pair.there("echo one")
+    (ended,) = pair.head.wait(job)
+    pair.cut()
+    result = pair.run("glogs", job)
+    assert result.returncode != 0
+    assert "node n2 does not answer" in result.stderr
+    assert f"its output is at {ended['stdout_path']} there" in result.stderr
+
+
+def test_on_a_shared_file_system_the_file_here_is_read_when_the_node_is_silent(pair: Pair) -> None:
+    job = pair.there("echo one", stdout=str(pair.root / "shared-%j"))
+    pair.head.wait(job)
+    pair.cut()
+    assert pair.run("glogs", job).stdout == "one\n"
+    assert pair.run("glogs", "-f", job).stdout == "one\n"
+
+
+def test_a_missing_output_is_a_sentence(pair: Pair) -> None:
+    job = pair.there("rm $PWD/*")
+    pair.head.wait(job)
+    result = pair.run("glogs", job)
+    assert result.returncode != 0
+    assert "cannot open" in result.stderr
+
+
+def test_the_client_for_python_reads_it_too(pair: Pair) -> None:
+    job = pair.there("seq 1 3")
+    pair.head.wait(job)
+    code = f"import gpusched; c = gpusched.Client(); print(list(c.logs('{job}')), list(c.logs('{job}', follow=True)))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=pair.head.env, text=True, capture_output=True, check=True, timeout=60
+    )
+    assert result.stdout == "['1\\n', '2\\n', '3\\n'] ['1\\n', '2\\n', '3\\n']\n"
