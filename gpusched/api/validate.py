@@ -185,6 +185,8 @@ def _read_launch(
     env_sha = env_sha or store_environment(values.get("env", {}), settings, payloads)
     rest = {
         "script_name": None,
+        # A job of Slurm's commands starts its tasks itself, with srun.
+        "ranks": not values.get("slurm") and values.get("interactive") is None,
         **given_of(declared.Launch, values),
         "argv": tuple(argv),
         "script_sha": script_sha,

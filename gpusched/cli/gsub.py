@@ -24,6 +24,7 @@ from gpusched.cli.submission import (
 )
 from gpusched.client import connect
 from gpusched.errors import NotReady, Refused, UsageError
+from gpusched.model.spec import TASK_KEYS
 from gpusched.model.units import format_duration, printable
 
 TYPE_CHECKING = False
@@ -197,6 +198,9 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
     environment = mistakes.gather(lambda: from_environment(table))
     mistakes.check()
     values = over(over(directives, environment), given)
+    if submission.is_for_slurm(content) and not TASK_KEYS.isdisjoint(values):
+        # It starts its tasks itself, with srun.
+        values.setdefault("ranks", False)
     text = content.decode("utf-8", "surrogateescape")
     return {"values": values, "script": text, **named, "argv": arguments}
 

@@ -16,7 +16,7 @@ from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from gpusched.cli.parse import OptionTable, Values
@@ -85,18 +85,28 @@ def directives(table: OptionTable, body: bytes, name: str) -> Values:
     """
     values: Values = {}
     mistakes = UsageErrors()
+    for number, _, text in _marked_lines(body):
+        _read_line(table, text, f"{printable(name)}, line {number}: ", values, mistakes)
+    mistakes.check()
+    return values
+
+
+def is_for_slurm(body: bytes) -> bool:
+    """Whether a script has #SBATCH lines before the first command."""
+    return any(mark == b"#SBATCH" for _, mark, _ in _marked_lines(body))
+
+
+def _marked_lines(body: bytes) -> Iterator[tuple[int, bytes, str]]:
+    """Number, mark and options of each #GSUB and #SBATCH line before the first command."""
     for number, line in enumerate(body.split(b"\n"), 1):
         stripped = line.strip()
         if not stripped:
             continue
         if not stripped.startswith(b"#"):
-            break
+            return
         for mark in _MARKS:
             if line.startswith(mark) and line[len(mark) : len(mark) + 1].strip() == b"":
-                text = line[len(mark) :].decode("utf-8", "surrogateescape")
-                _read_line(table, text, f"{printable(name)}, line {number}: ", values, mistakes)
-    mistakes.check()
-    return values
+                yield number, mark, line[len(mark) :].decode("utf-8", "surrogateescape")
 
 
 def _read_line(table: OptionTable, text: str, where: str, values: Values, mistakes: UsageErrors) -> None:

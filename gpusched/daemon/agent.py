@@ -112,7 +112,7 @@ def serve(node: str) -> int:
         checkpoints=os.path.join(folder, "checkpoints"),
         spool=spool,
         cpus=int(sample.cpus if own.cpus is None else own.cpus),
-        address=node,
+        address=own.address or node,
     )
     os.makedirs(site.checkpoints, mode=0o700, exist_ok=True)
     if paths.is_system():

@@ -293,6 +293,7 @@ def _serve(
                     spool=paths.spool_dir(),
                     cpus=int(sample.cpus if settings.node.cpus is None else settings.node.cpus),
                     commands=paths.slurm_commands(),
+                    address=settings.node.address or "",
                 ),
                 boot_id=sample.boot_id,
                 host=sample,

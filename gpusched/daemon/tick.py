@@ -44,6 +44,7 @@ from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
 from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.lifecycle import transitions
+from gpusched.lifecycle.master_ports import choose_port, needs_port, taken_ports
 from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
 from gpusched.model.commands import Command, Reload
@@ -814,6 +815,11 @@ class Scheduler:
                     continue
                 job = self.world.find(start.job_id)
                 assert job is not None
+                port = None
+                if needs_port(job, start.placement):
+                    port = self._master_port(job, start.placement.node)
+                    if port is None:
+                        continue
                 tx.waited.append((job.spec.queue, tx.now - self.world.free_at(job)))
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
@@ -823,7 +829,7 @@ class Scheduler:
                 priority = None if key is None else planner.ranking.priority(key, job.queued_at).total
                 boot_ids = {one.name: one.boot_id for one in self.cluster}
                 job, run, story = transitions.start_run(
-                    job, placement, boot_ids, tx.now, stdout_path, stderr_path, priority=priority
+                    job, placement, boot_ids, tx.now, stdout_path, stderr_path, priority=priority, master_port=port
                 )
                 tx.put(job, run, (*story, *self._kept_to(job, run)))
                 has_starts = True
@@ -837,6 +843,17 @@ class Scheduler:
                 # The next reading triggers another plan for this start and the rest.
                 break
         return has_starts
+
+    def _master_port(self, job: Job, node: str) -> int | None:
+        """A port for the ranks of the job's next run, which begins on this node; None while all are taken."""
+        ports = self.settings.cluster.ports
+        port = choose_port(ports, taken_ports(node, self.world.open_runs.values()), job)
+        if port is None:
+            text = f"job {job.shown_id} has to wait: all {len(ports)} ports of [cluster] master_ports are reserved"
+            self.failures.note("ports", NotReady(f"{text} on {node}", "widen [cluster] master_ports"))
+        else:
+            self.failures.recovered("ports")
+        return port
 
     def _is_reading_old(self, node: ClusterNode, now: float) -> bool:
         """Whether the last GPU reading, from idle time, is old enough for other processes to have started since."""

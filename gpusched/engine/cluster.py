@@ -10,8 +10,12 @@ one run:
     RunLost                    the last rank has ended, and one was lost or never started after others had
     RunNeverStarted            no rank was started
 
-The first rank that fails stops the others, with the notice and the grace of the job. What this module knows of a gang
-comes from the events of its ranks, which their engines deliver again after a restart of the daemon.
+Here a rank is what one node runs. The first that fails stops the others, with the notice and the grace of the job. What
+this module knows of a gang comes from the events of its ranks, which their engines deliver again after a restart of the
+daemon.
+
+The ticket of the first rank may say that a port must be free there. Then the others are started once the first has: if
+another program has the port, nothing of the gang was started anywhere, and it can be given another.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from gpusched.model.execution import (
     EngineEvent,
@@ -54,6 +59,10 @@ class Gang:
     suspended: set[str] = field(default_factory=set)
     is_stopping: bool = False
     """A stop was reported to the daemon."""
+    is_failing: bool = False
+    """The ranks were told to end, since one has failed."""
+    held: list[Callable[[], None]] = field(default_factory=list)
+    """Starts the other ranks, which wait until the first has been started."""
     is_ended: bool = False
 
     @property
@@ -109,15 +118,18 @@ class ClusterEngine:
     def start(self, tickets: Sequence[Ticket]) -> None:
         by_node: dict[str, list[Ticket]] = {}
         for ticket in tickets:
-            ranks = (replace(ticket, peers=()), *ticket.peers)
-            self._place(ticket.run, tuple(rank.node or self._head for rank in ranks))
-            for rank in ranks:
-                by_node.setdefault(rank.node or self._head, []).append(rank)
+            first, *others = replace(ticket, peers=()), *ticket.peers
+            self._place(ticket.run, tuple(rank.node or self._head for rank in (first, *others)))
+            by_node.setdefault(first.node or self._head, []).append(first)
+            if not self._hold(ticket.run, ticket, [partial(self._start_on, rank.node, [rank]) for rank in others]):
+                for rank in others:
+                    by_node.setdefault(rank.node, []).append(rank)
         for node, some in by_node.items():
-            if (engine := self._engine(node)) is not None:
-                engine.start(some)
+            self._start_on(node, some)
 
     def order(self, run: str, order: Order) -> None:
+        if (gang := self._gangs.get(run)) is not None:
+            self._release(gang)
         for node in self._places.get(run, ()):
             if (engine := self._engine(node)) is not None:
                 engine.order(run, order)
@@ -180,6 +192,14 @@ class ClusterEngine:
 
     # --- runs and nodes ------------------------------------------------------------------------------
 
+    def _start_on(self, node: str, tickets: Sequence[Ticket]) -> None:
+        if (engine := self._engine(node)) is not None:
+            engine.start(tickets)
+
+    def _reconcile_on(self, node: str, runs: Sequence[OpenRun]) -> None:
+        if (engine := self._engine(node)) is not None:
+            engine.reconcile(runs)
+
     def _engine(self, node: str) -> Engine | None:
         """A node's engine; None for a node that is not part of the cluster now: its runs stay as they are."""
         engine = self._engines.get(node)
@@ -210,6 +230,7 @@ class ClusterEngine:
             self._place(known.run, (known.node or self._head, *(node for node, _ in known.peers)))
             found.setdefault(known.node or self._head, []).append(first)
             tickets = {} if ticket is None else {peer.node: peer for peer in ticket.peers}
+            others: list[tuple[str, OpenRun]] = []
             for node, boot_id in known.peers:
                 rank = replace(
                     first,
@@ -220,10 +241,28 @@ class ClusterEngine:
                     ticket=tickets.get(node),
                     node=node,
                 )
-                found.setdefault(node, []).append(rank)
+                others.append((node, rank))
+            if not self._hold(known.run, ticket, [partial(self._reconcile_on, node, [rank]) for node, rank in others]):
+                for node, rank in others:
+                    found.setdefault(node, []).append(rank)
         return found
 
     # --- gangs -----------------------------------------------------------------------------------------
+
+    def _hold(self, run: str, ticket: Ticket | None, others: list[Callable[[], None]]) -> bool:
+        """Whether the other ranks wait for the first one. Args: ticket: None where nothing is to be started."""
+        gang = self._gangs.get(run)
+        if gang is None:
+            return False
+        is_held = ticket is not None and ticket.master_port is not None and not (gang.started or gang.ends)
+        gang.held = others if is_held else []
+        return is_held
+
+    def _release(self, gang: Gang) -> None:
+        """Start the ranks that have waited for the first one."""
+        held, gang.held = gang.held, []
+        for begin in held:
+            begin()
 
     def _of_gang(self, gang: Gang, node: str, event: EngineEvent) -> list[EngineEvent]:
         """What the daemon learns from an event of one rank."""
@@ -234,6 +273,9 @@ class ClusterEngine:
         if isinstance(event, _ENDS):
             return self._rank_ended(gang, node, event)
         if isinstance(event, RunStopping):
+            if event.why == GANG_STOP.why:
+                # One of several processes has failed; the end of its node follows when the others have had their grace.
+                self._stop(gang, event.run, spared=node)
             # Processes that one rank left behind end on its node; the others go on.
             is_news = not gang.is_stopping and event.why != "leftovers"
             gang.is_stopping |= is_news
@@ -247,6 +289,7 @@ class ClusterEngine:
     def _rank_started(self, gang: Gang, node: str, event: RunStarted) -> list[EngineEvent]:
         is_news = node not in gang.started
         gang.started[node] = event
+        self._release(gang)
         if gang.has_failed:
             # It was on its way when another failed.
             self._stop(gang, event.run)
@@ -256,6 +299,9 @@ class ClusterEngine:
 
     def _rank_ended(self, gang: Gang, node: str, event: _End) -> list[EngineEvent]:
         gang.ends[node] = event
+        if gang.held:
+            # Nothing was asked of the others, and nothing will be.
+            gang.held, gang.nodes = [], (node,)
         if gang.left:
             if gang.has_failed:
                 self._stop(gang, event.run)
@@ -263,9 +309,14 @@ class ClusterEngine:
         gang.is_ended = True
         return [_verdict(gang, event.run)]
 
-    def _stop(self, gang: Gang, run: str) -> None:
+    def _stop(self, gang: Gang, run: str, spared: str = "") -> None:
+        """Order the ranks that have not ended to end. Args: spared: a node that ends by itself."""
+        if spared and gang.is_failing:
+            # Each of them reports that it obeys.
+            return
+        gang.is_failing = True
         for node in gang.left:
-            if (engine := self._engine(node)) is not None:
+            if node != spared and (engine := self._engine(node)) is not None:
                 engine.order(run, GANG_STOP)
 
 
@@ -290,10 +341,11 @@ def _verdict(gang: Gang, run: str) -> _End:
     failed = [end for end in ended if not _is_success(end)]
     # Those that this module stopped failed because of another.
     own = [end for end in failed if end.stopped_by != GANG_STOP.why]
-    first = min(own or failed or ended, key=_at)
+    first = min(own or failed or ended, key=_failed_at)
     starts = [end.start_at for end in ended if end.start_at is not None]
     return replace(
         first,
+        failed_on=_node_of(gang, first) if failed else "",
         start_at=max(starts) if len(starts) == len(ended) else first.start_at,
         end_at=last_at,
         cpu_s=_total([end.cpu_s for end in ended]),
@@ -305,6 +357,10 @@ def _verdict(gang: Gang, run: str) -> _End:
 
 def _at(end: _End) -> float:
     return end.end_at if isinstance(end, RunEnded) else end.at
+
+
+def _failed_at(end: RunEnded) -> float:
+    return end.end_at if end.failed_at is None else end.failed_at
 
 
 def _node_of(gang: Gang, end: _End) -> str:

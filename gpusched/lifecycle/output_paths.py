@@ -10,10 +10,10 @@ from gpusched.lifecycle.arrays import fill, swept
 from gpusched.model.job import Job
 
 
-def expand_pattern(pattern: str, job: Job, node: str, rank: int = 0) -> str:
+def expand_pattern(pattern: str, job: Job, node: str, rank: int = 0, task: int | None = None) -> str:
     """Expand an output pattern: `%j %J %A %a %x %u %N %n %t %s %%`, numbers padded by `%5j`.
 
-    Args: rank: of the node among those of the job.
+    Args: rank: of the node among those of the job. task: number of the process among all; None for one on each node.
 
     Source: the filename patterns of sbatch. An unknown letter stays as it is. A slash in a name
     becomes `_`, so that a job's name cannot redirect the file.
@@ -26,7 +26,11 @@ def expand_pattern(pattern: str, job: Job, node: str, rank: int = 0) -> str:
             # Each task inserts its own value here.
             out.append("%" + letter)
         else:
-            value = rank if letter in _OF_RANK else _LETTERS[letter](job, node)
+            value: str | int
+            if letter == "t" and task is not None:
+                value = task
+            else:
+                value = rank if letter in _OF_RANK else _LETTERS[letter](job, node)
             out.append(str(value).zfill(width) if isinstance(value, int) else value)
     return "".join(out)
 
@@ -82,13 +86,15 @@ def _prefix(folder: str) -> str:
     return posixpath.join(posixpath.normpath(folder), "")
 
 
-def output_paths(job: Job, run_number: int, node: str, default: str, rank: int = 0) -> tuple[str, str | None]:
+def output_paths(
+    job: Job, run_number: int, node: str, default: str, rank: int = 0, task: int | None = None
+) -> tuple[str, str | None]:
     """Absolute paths of a run's stdout and stderr on a node; None when stderr goes to stdout.
 
     Later runs get their number as a suffix, to preserve the logs of earlier attempts;
     with `--open-mode=append` all runs write to one file, with `truncate` each run truncates it as in Slurm.
     The other nodes of a gang get their rank as a suffix, `.n1`, unless the pattern names the node: two machines cannot
-    append to one file of a shared file system.
+    append to one file of a shared file system. All processes of one node may.
     """
     launch = job.spec.launch
     suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
@@ -96,7 +102,7 @@ def output_paths(job: Job, run_number: int, node: str, default: str, rank: int =
     folder = launch.submit_dir or launch.work_dir
 
     def place(pattern: str) -> str:
-        path = _filled(pattern, job, node, rank)
+        path = _filled(pattern, job, node, rank, task)
         is_shared = rank > 0 and _OF_NODE.isdisjoint(letter for _, letter, _ in _pieces(pattern))
         ending = f".n{rank}{suffix}" if is_shared else suffix
         if "/" not in path and path not in ("", ".", ".."):
@@ -112,18 +118,18 @@ def output_paths(job: Job, run_number: int, node: str, default: str, rank: int =
     return place(launch.stdout or default), None if stderr is None else place(stderr)
 
 
-def input_path(job: Job, node: str, rank: int = 0) -> str | None:
+def input_path(job: Job, node: str, rank: int = 0, task: int | None = None) -> str | None:
     """Absolute path of a job's standard input on a node; None without any."""
     launch = job.spec.launch
     if launch.stdin is None:
         return None
-    path = _filled(launch.stdin, job, node, rank)
+    path = _filled(launch.stdin, job, node, rank, task)
     return posixpath.normpath(posixpath.join(launch.submit_dir or launch.work_dir, path))
 
 
-def _filled(pattern: str, job: Job, node: str, rank: int) -> str:
+def _filled(pattern: str, job: Job, node: str, rank: int, task: int | None) -> str:
     """A pattern with its letters and, in a sweep, its placeholders replaced."""
-    path = expand_pattern(pattern, job, node, rank)
+    path = expand_pattern(pattern, job, node, rank, task)
     values = {name: value.replace("/", "_") for name, value in values_of(job).items()}
     return fill(path, values) if values else path
 

@@ -130,6 +130,7 @@ def start_run(
     stderr_path: str | None = None,
     *,
     priority: float | None = None,
+    master_port: int | None = None,
 ) -> Step:
     """Record the intent to start the job's next run on this placement. Args: boot_ids: by node."""
     if job.state is not JobState.PENDING:
@@ -150,6 +151,7 @@ def start_run(
         stdout_path=stdout_path,
         stderr_path=stderr_path,
         priority=priority,
+        master_port=master_port,
     )
     job = replace(
         job,
@@ -203,7 +205,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "lease": "was inactive for the length of its lease; is being stopped",
         "client_lost": "lost its client; is being stopped",
         "shutdown": "is being ended because the machine is being shut down",
-        "gang": "failed on one of its nodes and is being stopped on the others",
+        "gang": "one of its ranks failed; the others are being stopped",
         "leftovers": "its first process ended; waiting for the processes it left behind",
     }
     text = words.get(event.why, f"is being stopped: {event.why}")
@@ -237,7 +239,7 @@ def run_ended(
     `grow`: see there.
     """
     check_open(job, run)
-    outcome, reason, text = _judge(job, event)
+    outcome, reason, text = _judge(job, run, event)
     run = replace(
         run,
         state=RunState.ENDED,
@@ -270,7 +272,7 @@ def run_ended(
     return job, run, tuple(events)
 
 
-def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
+def _judge(job: Job, run: Run, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     """Outcome, reason and sentence for a run's end.
 
     The cause of a stop outweighs the exit status, except for a run that was preempted or shut down and
@@ -315,11 +317,11 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     if job.spec.adopted is not None:
         return JobState.COMPLETED, ReasonCode.EXIT_UNKNOWN, "ended by itself; exit status unknown, since it was adopted"
     if event.signal is not None:
-        how = f"signal {event.signal}"
+        how = f"signal {event.signal}{_which_rank(run, event)}"
     elif event.exit_code == 0:
         return JobState.COMPLETED, ReasonCode.NONE, "exit code 0"
     else:
-        how = f"exit code {event.exit_code}"
+        how = f"exit code {event.exit_code}{_which_rank(run, event)}"
     if event.oom_kills:
         reason, text = _out_of_host_memory(event)
         return JobState.OUT_OF_MEMORY, reason, f"{text} ({how})"
@@ -328,6 +330,14 @@ def _judge(job: Job, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     if event.signal is not None:
         return JobState.FAILED, ReasonCode.RAISED_SIGNAL, f"ended by {how}"
     return JobState.FAILED, ReasonCode.NON_ZERO_EXIT_CODE, how
+
+
+def _which_rank(run: Run, event: RunEnded) -> str:
+    """Which process of several an exit code is of, for a sentence."""
+    node = event.failed_on or run.node
+    if event.rank is not None:
+        return f" of rank {event.rank} on {node}"
+    return f" on {node}" if run.parts else ""
 
 
 def _out_of_host_memory(event: RunEnded) -> tuple[ReasonCode, str]:

@@ -48,6 +48,18 @@ class LaunchSite(Value):
     """Where other nodes reach it; empty for its name."""
 
 
+class RankLaunch(Value):
+    """One of several processes that a ticket starts; what is not given is as in the ticket."""
+
+    env: Mapping[str, str]
+    """Its own variables: RANK, LOCAL_RANK and the like."""
+    number: int
+    """Among all ranks of the run."""
+    stdout_path: str
+    stderr_path: str | None
+    stdin_path: str | None
+
+
 class Ticket(Value):
     """Everything that an engine needs to start one run; only the job's own exec interprets the contents.
 
@@ -104,6 +116,10 @@ class Ticket(Value):
     """Adopt this running process and its descendants as the run; start nothing."""
     node: str = ""
     """Where to start it; empty for the daemon's own node."""
+    ranks: tuple[RankLaunch, ...] = ()
+    """Start these processes instead of one. The first that fails ends the others, and its end is that of the run."""
+    master_port: int | None = None
+    """On the first node of a run whose ranks meet: start nothing unless this port is free there."""
     peers: tuple[Ticket, ...] = ()
     """For a gang: its tickets for the other nodes, by rank. All of them start, or none stays."""
 
@@ -112,8 +128,8 @@ class StopOrder(Value, tag_field="order", tag="stop"):
     """End a run: signal to the whole tree, grace, KILL. The end event returns `why` as `stopped_by`."""
 
     why: str
-    """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown` or, on the other nodes of a
-    gang, `gang`."""
+    """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown` or, when another rank has
+    failed, `gang`."""
     signal: int | None = None
     """None: as in the ticket."""
     grace_s: float | None = None
@@ -188,7 +204,7 @@ class RunStopping(Value, tag_field="event", tag="stopping"):
     at: float
     why: str
     """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown`, `timeout`, `lease`,
-    `client_lost` or `leftovers`."""
+    `client_lost`, `gang` or `leftovers`."""
 
 
 class RunSuspended(Value, tag_field="event", tag="suspended"):
@@ -234,6 +250,12 @@ class RunEnded(Value, tag_field="event", tag="ended"):
     at_mem_limit: bool = False
     """The kills were due to the run's own limit, not to a machine out of memory."""
     mem_limit_mib: int | None = None
+    rank: int | None = None
+    """The first rank that failed, whose exit code or signal this is; None if there are no ranks or none failed."""
+    failed_at: float | None = None
+    """When it did; the others ended later."""
+    failed_on: str = ""
+    """For a gang: the node whose end this is, if it failed."""
 
 
 class RunLost(Value, tag_field="event", tag="lost"):

@@ -178,6 +178,8 @@ class Run(Value):
     """Last step taken about its idle GPUs, see `lifecycle.idle`; never decreases."""
     parts: tuple[RunPart, ...] = ()
     """For a gang: what it books on each of its nodes, the first one included; empty for a run on one node."""
+    master_port: int | None = None
+    """Reserved on its first node as long as it is open, for its ranks to meet at; None if they need not."""
 
     @property
     def id(self) -> str:

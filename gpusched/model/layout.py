@@ -16,7 +16,7 @@ from gpusched.model.units import plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpusched.model.job import Request, TaskLayout
+    from gpusched.model.job import JobSpec, Request, TaskLayout
 
 LAYOUT_KEYS = frozenset({*fields_of(Declared), "cpus", "mem_mib", "nodes", "gpus", "gpus_per_node"})
 """Keys of a submission that an arrangement is computed from."""
@@ -212,6 +212,20 @@ def count_tasks(request: Request, layout: TaskLayout | None) -> int:
     if layout.gpus_per_task is not None:
         return request.gpus * request.nodes // layout.gpus_per_task
     return request.nodes
+
+
+def states_tasks(layout: TaskLayout | None, request: Request) -> bool:
+    """Whether a number of tasks was asked for, in itself or by GPUs for each."""
+    if layout is None:
+        return False
+    are_stated = (layout.ntasks, layout.ntasks_per_node, layout.ntasks_per_gpu) != (None, None, None)
+    return are_stated or (layout.gpus_per_task is not None and count_tasks(request, layout) != request.nodes)
+
+
+def starts_ranks(spec: JobSpec) -> bool:
+    """Whether each task of the job is a process that its engine starts; otherwise one is started on each node."""
+    launch = spec.launch
+    return launch.ranks and not launch.slurm and spec.interactive is None and states_tasks(spec.layout, spec.request)
 
 
 _RIVALS = (

@@ -92,6 +92,24 @@ class SomeOf(Value):
         return all(word in self.words for word in value)
 
 
+class Ports(Value):
+    """A range of port numbers, as `LOW-HIGH`."""
+
+    low: int
+    least: int
+    """How many there are at the least."""
+
+    def __str__(self) -> str:
+        return f"a range such as '20000-31999' of {self.least} or more ports from {self.low} to 65535"
+
+    def admits(self, value: str) -> bool:
+        """Whether both ends are numbers of ports, far enough apart."""
+        if re.fullmatch(r"[1-9]\d{0,4}-[1-9]\d{0,4}", value) is None:
+            return False
+        low, high = map(int, value.split("-"))
+        return self.low <= low and high <= 65535 and high - low + 1 >= self.least
+
+
 class Cells(Value):
     """A list of cells, as `SIZE` or `NODE:SIZE`."""
 
@@ -159,7 +177,7 @@ class Modules(Value):
 AT_START = "at start"
 """Marks a setting that takes effect only at the daemon's start; a reload does not apply it."""
 
-Rule = Modules | SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Cells | Amounts | MemberShares
+Rule = Modules | SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Ports | Cells | Amounts | MemberShares
 
 WEIGHT = Range(0, 1e12)
 FRACTION = Range(0, 1, above=True)

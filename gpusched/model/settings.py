@@ -35,6 +35,7 @@ from gpusched.model.rules import (
     Modules,
     Numbers,
     OneOf,
+    Ports,
     Range,
     SomeOf,
     Text,
@@ -200,6 +201,9 @@ class NodeSettings(Value):
     """Features and data sets of the node, for -C and --prefer."""
     resources: Annotated[Mapping[str, int], Amounts(0)] = field(default_factory=dict)
     """Custom resources to allocate with --res, by name."""
+    address: Annotated[str | None, WORD, AT_START] = None
+    """Name or IP address at which the other nodes of a job reach this one, in MASTER_ADDR; default: its name. For nodes
+    whose name is known to ssh alone."""
 
 
 class GpuSettings(Value):
@@ -402,6 +406,14 @@ class ClusterSettings(Value):
     """Command that starts an agent on a node, `{node}`, and talks to it by its input and output; default:
     `ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 {node} gpusched agent {node}`, with
     `agent --system` for the daemon of all users."""
+    master_ports: Annotated[str, Ports(1024, 16)] = "20000-31999"
+    """Ports that MASTER_PORT is chosen from: of the runs that begin on a node each gets another."""
+
+    @property
+    def ports(self) -> range:
+        """The numbers of `master_ports`."""
+        low, _, high = self.master_ports.partition("-")
+        return range(int(low), int(high) + 1)
 
 
 class LifeSettings(Value):

@@ -303,9 +303,9 @@ class TaskLayout(Value):
 
     ntasks: int | None = field(
         "integer",
-        "Total number of tasks, the processes that srun starts; cores and GPUs can be given per task.",
+        "Total number of tasks, each a process of its own, see ranks; cores and GPUs can be given per task.",
         (1, MAX_TASKS),
-        "-n --ntasks N  number of tasks for srun to start; -c is for each; default: one on each node",
+        "-n --ntasks N  start N tasks, as ranks that find each other by RANK, MASTER_ADDR and the like; -c is for each",
         default=None,
         update=PENDING,
         is_shared=False,
@@ -314,7 +314,7 @@ class TaskLayout(Value):
         "integer",
         "Tasks on each node; with `ntasks` the most on each.",
         (1, MAX_TASKS),
-        "--ntasks-per-node --tasks-per-node N  tasks per node; with -n at most this many",
+        "--ntasks-per-node --tasks-per-node N  start N tasks on each node, as -n; with -n at most this many",
         default=None,
         update=PENDING,
         is_shared=False,
@@ -559,6 +559,23 @@ class Launch(Value):
         default=False,
         keyword=None,
     )
+    ranks: bool = field(
+        "boolean",
+        "Start each task that is asked for as a rank, a process of its own; otherwise srun in the job starts them.",
+        option="--ranks  start each task as a process of its own (default, unless a script has #SBATCH lines)",
+        section=LAYOUT,
+        also=(
+            Option(
+                "--no-ranks  start the program once on each node; srun in it starts the tasks",
+                LAYOUT,
+                sets={"ranks": False},
+                is_shared=False,
+            ),
+        ),
+        default=False,
+        is_shared=False,
+    )
+    """Whether the engine starts the tasks; see `model.layout.starts_ranks`."""
     submit_dir: str | None = field(
         "string", "Folder of relative outputs, absolute; the working directory unless it is given.", default=None
     )
@@ -946,3 +963,5 @@ FIELDS: dict[str, Field] = {name: one for kind in PARTS for name, one in fields_
 UPDATABLE: dict[str, Field] = {name: one for name, one in FIELDS.items() if one.update}
 GPU_KEYS = frozenset({"gpus", "gpus_per_node", "gpus_per_task", "gpu_fraction", "gpu_type"})
 """Keys that together form one request for GPUs: setting any of them again resets the others."""
+TASK_KEYS = frozenset({"ntasks", "ntasks_per_node", "ntasks_per_gpu", "gpus_per_task"})
+"""Keys that ask for a number of tasks, by themselves or together with others."""

@@ -50,7 +50,7 @@ class JobOptions(TypedDict, total=False):
     exclusive: bool
     """Nothing else runs on the job's nodes."""
     ntasks: int
-    """Total number of tasks, the processes that srun starts; cores and GPUs can be given per task."""
+    """Total number of tasks, each a process of its own, see ranks; cores and GPUs can be given per task."""
     ntasks_per_node: int
     """Tasks on each node; with `ntasks` the most on each."""
     gpus_per_task: int
@@ -140,6 +140,8 @@ class JobOptions(TypedDict, total=False):
     """Between the first signal and KILL, in seconds."""
     gpu_ids: str
     """Form of CUDA_VISIBLE_DEVICES."""
+    ranks: bool
+    """Start each task that is asked for as a rank, a process of its own; otherwise srun in the job starts them."""
     submit_dir: str
     """Folder of relative outputs, absolute; the working directory unless it is given."""
     log_max: str | int

@@ -127,6 +127,7 @@ EACH_FIELD = {
     "notice": "--signal B:USR1@90",
     "grace_s": "--grace 2m",
     "gpu_ids": "-g 1 --gpu-ids uuid",
+    "ranks": "-n 2 --ranks",
     "log_max_mib": "--log-max 10M",
     "log_keep": "--log-max 10M:5",
     "snapshot": "--snapshot",
@@ -413,10 +414,12 @@ def test_output_is_as_it_was(target: str, tmp_path: Path) -> None:
         ("--print sbatch -w lab1,lab2 -- true", "Slurm would take all of these nodes"),
         ("--print sbatch -g 0.333 -- true", "whole percents"),
         ("--print sbatch -- true --print", None),
+        ("--print sbatch -n 2 job.sh", "the tasks of job.sh cannot be said in an sbatch script, which Slurm runs once"),
         ("--ignore-image -- true", "--ignore-image is for a Kubernetes Job"),
     ],
 )
 def test_what_cannot_be_printed_is_a_sentence(words: str, message: str | None, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
     done = Shell(tmp_path / "no-daemon", tmp_path).type("gsub", *shlex.split(words))
     assert "Traceback" not in done.err
     if message is None:
@@ -425,6 +428,18 @@ def test_what_cannot_be_printed_is_a_sentence(words: str, message: str | None, t
     assert done.code in (1, 2)
     assert done.out == ""
     assert message in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("-n 2 -- train 'a b'", "exec srun train 'a b'"),
+        ("--tasks-per-node 2 --wrap 'train; report'", "exec srun /bin/sh -c 'train; report'"),
+        ("-g 2 --no-ranks -n 2 -- train", "exec train"),
+    ],
+)
+def test_ranks_are_started_by_srun_in_a_printed_script(words: str, line: str, printed: Callable[..., str]) -> None:
+    assert printed(SBATCH, *shlex.split(words)).splitlines()[-1] == line
 
 
 @pytest.mark.parametrize("target", ["sbatch", "k8s"])

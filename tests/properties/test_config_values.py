@@ -23,6 +23,7 @@ from gpusched.model.rules import (
     Modules,
     Numbers,
     OneOf,
+    Ports,
     Range,
     SomeOf,
     Text,
@@ -73,6 +74,8 @@ def right(path: str, setting: Setting) -> st.SearchStrategy[Any]:
         return WORDS if rule.is_word else TEXTS
     if isinstance(rule, Texts):
         return st.lists(WORDS, max_size=3)
+    if isinstance(rule, Ports):
+        return st.integers(rule.low, 65535 - rule.least).map(lambda low: f"{low}-{low + rule.least}")
     if isinstance(rule, Amounts):
         return st.dictionaries(WORDS, st.integers(1, 9), max_size=3)
     if isinstance(rule, MemberShares):
@@ -109,6 +112,8 @@ def out_of_range(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from(blank if rule.may_be_empty else ["", *blank])
     if isinstance(rule, Texts):
         return st.sampled_from([[""], ["a", "b c"], ["a\n"]])
+    if isinstance(rule, Ports):
+        return st.sampled_from(["", "20000", "1000-2000", "20000-20001", "30000-20000", "65000-65536", "a-b", "-", 3])
     if isinstance(rule, Cells):
         return st.sampled_from([["0"], ["4", "-1"], ["n1:"], [":4"], ["n 1:4"], ["four"], ["1.5"], ["4 "]])
     if isinstance(rule, Folder):
@@ -260,5 +265,6 @@ def test_a_single_value_out_of_range_is_refused_with_its_line(
 
 def test_every_kind_of_rule_is_covered() -> None:
     known = [*SETTINGS.values(), *(one for table in TABLE_SETTINGS.values() for one in table.values())]
-    drawn = {Range, OneOf, SomeOf, Text, Texts, Cells, Amounts, MemberShares, Modules, Folder, Numbers, type(None)}
+    plain = {Range, OneOf, SomeOf, Text, Texts, Ports, Folder, Numbers, type(None)}
+    drawn = plain | {Cells, Amounts, MemberShares, Modules}
     assert {type(one.rule) for one in known} == drawn

@@ -150,9 +150,9 @@ def test_a_spared_process_stays_spared_when_the_others_end_at_the_signal(monkeyp
     shell, program = Process(50, "bash", "S", 1, 1, 7), Process(51, "train", "S", 50, 1, 8)
     told: list[int] = []
     monkeypatch.setattr(proctree, "send", lambda process, number: told.append(process.pid))
-    proctree.signal_all(lambda settled: [shell] if told else [shell, program], signal.SIGUSR1, spared=50)
+    proctree.signal_all(lambda settled: [shell] if told else [shell, program], signal.SIGUSR1, spared=(50,))
     assert told == [51]
-    proctree.signal_all(lambda settled: [shell], signal.SIGUSR1, spared=50)
+    proctree.signal_all(lambda settled: [shell], signal.SIGUSR1, spared=(50,))
     assert told == [51, 50], "alone, it is the program"
 
 
@@ -161,18 +161,20 @@ def test_a_process_that_ended_between_two_scans_does_not_spare_the_shell(monkeyp
     scans = [[shell, program], [shell]]
     told: list[int] = []
     monkeypatch.setattr(proctree, "send", lambda process, number: told.append(process.pid))
-    assert not proctree.signal_all(lambda settled: scans.pop(0), signal.SIGUSR1, spared=50)
+    assert not proctree.signal_all(lambda settled: scans.pop(0), signal.SIGUSR1, spared=(50,))
     assert 50 in told
 
 
-@pytest.mark.parametrize("spared", [None, 0, 50])
-def test_what_a_handler_starts_does_not_get_the_signal(monkeypatch: pytest.MonkeyPatch, spared: int | None) -> None:
+@pytest.mark.parametrize("spared", [None, (), (50,)])
+def test_what_a_handler_starts_does_not_get_the_signal(
+    monkeypatch: pytest.MonkeyPatch, spared: tuple[int, ...] | None
+) -> None:
     shell, program = Process(50, "bash", "S", 1, 1, 7, group=50), Process(51, "train", "S", 50, 1, 8, group=51)
     requeue = Process(52, "scontrol", "R", 51, 1, 9, group=51)
     told: list[int] = []
     monkeypatch.setattr(proctree, "send", lambda process, number: told.append(process.pid))
     proctree.signal_all(lambda settled: [shell, program, *([requeue] if told else [])], signal.SIGUSR2, spared)
-    assert told == ([51] if spared == 50 else [50, 51])
+    assert told == ([51] if spared else [50, 51])
 
 
 def test_a_process_that_only_the_second_scan_shows_gets_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:

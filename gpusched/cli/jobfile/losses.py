@@ -250,6 +250,8 @@ LOSSES = (
     Loss("stdin", K8S, REFUSED, "a pod has no input file; redirect it in the command: < FILE"),
     Loss("open_mode", K8S, NOTHING, "there is no output file"),
     Loss("log_max_mib", "sbatch k8s", NOTE, "output files are rotated by gpusched alone"),
+    Loss("ranks", SBATCH, NOTHING, "tasks of a command are started by srun, which the script runs"),
+    Loss("ranks", K8S, NOTHING, "there is one task"),
     Loss("log_keep", "sbatch k8s", NOTHING, "it is said of --log-max"),
     Loss("key", "sbatch k8s", NOTE, "submitting the file twice makes two jobs"),
     Loss("snapshot", "sbatch k8s", NOTE, "the job starts in the folder as it then is"),

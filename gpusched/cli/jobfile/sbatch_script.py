@@ -11,6 +11,7 @@ from gpusched.cli.jobfile.program import first_words, is_shell, job_name
 from gpusched.cli.parse import parse, split_words
 from gpusched.cli.slurm_options import NOTES
 from gpusched.errors import Refused
+from gpusched.model.spec import TASK_KEYS
 from gpusched.model.units import format_duration, printable
 
 TYPE_CHECKING = False
@@ -52,9 +53,19 @@ def sbatch_script(table: OptionTable, spec: Spec, values: Values, nodes: int) ->
     lines = [_line(name, text) for name, text in _directives(spec, values, nodes)]
     argv = spec.get("argv") or []
     script = spec.get("script")
+    starts_ranks = spec.get("ranks", True) and any(spec.get(key) for key in TASK_KEYS)
     if script is None:
-        return "\n".join(["#!/bin/sh", *lines, f"exec {_quoted(argv)}", ""]), set()
+        program = ["srun", *argv] if starts_ranks else argv
+        return "\n".join(["#!/bin/sh", *lines, f"exec {_quoted(program)}", ""]), set()
     first, _, rest = script.partition("\n")
+    if starts_ranks and spec.get("script_name") == "wrap":
+        return "\n".join(["#!/bin/sh", *lines, f"exec {_quoted(['srun', '/bin/sh', '-c', rest.rstrip()])}", ""]), set()
+    if starts_ranks:
+        name = printable(str(spec.get("script_name") or "a script"))
+        raise Refused(
+            f"the tasks of {name} cannot be said in an sbatch script, which Slurm runs once",
+            f"print it as a command, gsub --print sbatch -- ./{name}, or start its tasks with srun and add --no-ranks",
+        )
     kept, rest = _without_directives(table, rest)
     lines += kept
     said = {sentence for sentences in kept.values() for sentence in sentences}

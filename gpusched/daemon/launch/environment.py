@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
+from gpusched.daemon.launch.ranks import node_environment, without_ranks
 from gpusched.daemon.launch.slurm_variables import array_facts, is_of_a_job, slurm_variables
 from gpusched.engine.linux.as_user import DEFAULT_PATH
 from gpusched.lifecycle.arrays import swept
 from gpusched.model.execution import LaunchSite, unpack_environment
-from gpusched.model.hostlist import fold
 from gpusched.model.job import ArraySpec, Job, Run
 from gpusched.model.layout import count_tasks, spread_tasks
 from gpusched.model.settings import Settings
@@ -18,7 +18,6 @@ from gpusched.model.states import ReasonCode
 from gpusched.ports import JobFilter, Store
 from gpusched.slurm_commands import conf_beside, is_login_bash, login_path_beside
 
-_FIRST_PORT, _PORTS = 20_000, 12_000
 _NO_PAST: Mapping[str, str] = MappingProxyType({})
 _PAST = frozenset(
     {
@@ -114,8 +113,7 @@ def job_environment(
     env["GPUSCHED_GPUS"] = str(len(run.gpus))
     env.update(past)
     env.update(slurm_variables(job, run, site.node, settings, gpu_ids, site.cpus, rank))
-    if run.parts:
-        env.update(_gang_environment(job, run, rank, master))
+    env.update(node_environment(job, run, rank, master))
     if spec.array is not None and job.task is not None:
         env.update(_array_environment(job, spec.array, job.task))
     vram = [str(share.vram_mib) for share in run.gpus if share.vram_mib is not None]
@@ -132,20 +130,6 @@ def add_login_path(env: dict[str, str], script: bytes | None, site: LaunchSite, 
     has_commands = site.commands and settings.slurm.commands_in_jobs
     if has_commands and script is not None and "BASH_ENV" not in env and is_login_bash(script):
         env["BASH_ENV"] = login_path_beside(site.commands)
-
-
-def _gang_environment(job: Job, run: Run, rank: int, master: str) -> dict[str, str]:
-    """What torchrun and its like need to find each other: one process on each node, which starts its own ranks."""
-    return {
-        "MASTER_ADDR": master,
-        # A port of this job's own among those that are neither privileged nor handed out by the kernel.
-        "MASTER_PORT": str(_FIRST_PORT + job.id % _PORTS),
-        "NODE_RANK": str(rank),
-        "GROUP_RANK": str(rank),
-        "NNODES": str(len(run.parts)),
-        "GPUSCHED_NODE_RANK": str(rank),
-        "GPUSCHED_NODELIST": fold(run.nodes),
-    }
 
 
 def _with_commands(path: str, folder: str) -> str:
@@ -165,7 +149,7 @@ def captured(environment: bytes) -> Mapping[str, str]:
 
     Cached: jobs submitted together share one environment.
     """
-    found = unpack_environment(environment).items()
+    found = without_ranks(unpack_environment(environment)).items()
     return MappingProxyType({key: value for key, value in found if key not in _PAST and not is_of_a_job(key)})
 
 

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gpusched.lifecycle.dependencies import as_typed
 from gpusched.model.hostlist import fold
 from gpusched.model.job import ArraySpec, Job, Request, Run
-from gpusched.model.layout import count_tasks, spread_tasks
+from gpusched.model.layout import count_tasks, spread_tasks, states_tasks
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
 from gpusched.scheduler.admission import NORMAL_QOS
@@ -78,7 +78,7 @@ def slurm_variables(
         "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
         "SLURM_CPUS_ON_NODE": cpus,
         "SLURM_JOB_CPUS_PER_NODE": _folded([cpus] * request.nodes),
-        "SLURM_TASKS_PER_NODE": _folded(list(map(str, tasks))),
+        "SLURM_TASKS_PER_NODE": folded_counts(tasks),
     }
     env.update(_of_time(job, run))
     env.update(_of_layout(job))
@@ -111,6 +111,11 @@ def array_facts(job: Job, array: ArraySpec, task: int) -> Mapping[str, str]:
     }
 
 
+def folded_counts(counts: Iterable[int]) -> str:
+    """Numbers of tasks on each node: `4(x2),3`."""
+    return _folded(list(map(str, counts)))
+
+
 def _folded(numbers: list[str]) -> str:
     """Equal numbers in a row together: `4(x2),3`."""
     groups: list[tuple[str, int]] = []
@@ -135,8 +140,7 @@ def _of_layout(job: Job) -> dict[str, str]:
     if layout is None:
         return {"SLURM_MEM_PER_NODE": str(request.mem_mib)} if request.mem_mib else {}
     tasks = count_tasks(request, layout)
-    are_stated = (layout.ntasks, layout.ntasks_per_node, layout.ntasks_per_gpu) != (None, None, None)
-    is_counted = are_stated or (layout.gpus_per_task is not None and tasks != request.nodes)
+    is_counted = states_tasks(layout, request)
     kind = f"{request.gpu_type}:" if request.gpu_type else ""
     is_per_node = layout.mem_per_cpu_mib is None and layout.mem_per_gpu_mib is None
     found = {

@@ -15,7 +15,9 @@ from gpusched.daemon.launch.environment import (
     captured,
     checkpoint_folder,
     job_environment,
+    visible_words,
 )
+from gpusched.daemon.launch.ranks import launches
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
 from gpusched.model.execution import LaunchSite, RunLimits, Ticket
@@ -52,8 +54,10 @@ def make_ticket(
     spec: JobSpec = job.spec
     launch = spec.launch
     stdout_path, stderr_path = run.stdout_path, run.stderr_path
+    ranks = launches(job, run, rank, settings.default.output, _devices(job, run, settings, index_of))
     if rank:
-        stdout_path, stderr_path = output_paths(job, run.number, run.node, settings.default.output, rank)
+        first = ranks[0].number if ranks else None
+        stdout_path, stderr_path = output_paths(job, run.number, run.node, settings.default.output, rank, first)
     assert stdout_path is not None  # recorded with the intent to start it
     grace_s = settings.life.grace_s if launch.grace_s is None else launch.grace_s
     env = job_environment(job, run, captured(environment), site, settings, index_of, past, rank, master)
@@ -70,7 +74,7 @@ def make_ticket(
         umask=launch.umask,
         stdout_path=stdout_path,
         stderr_path=stderr_path,
-        stdin_path=input_path(job, run.node, rank),
+        stdin_path=None if ranks else input_path(job, run.node, rank),
         append=launch.open_mode == "append",
         time_limit_s=spec.time_limit_s,
         grace_s=grace_s,
@@ -90,7 +94,13 @@ def make_ticket(
         slurm=run.node if launch.slurm else "",
         adopt=spec.adopted,
         node=run.node,
+        ranks=ranks,
+        master_port=None if rank else run.master_port,
     )
+
+
+def _devices(job: Job, run: Run, settings: Settings, index_of: Mapping[str, int]) -> list[str]:
+    return visible_words(run, job.spec.launch.gpu_ids or settings.gpu.ids, index_of)
 
 
 _KEEP = 32

@@ -12,6 +12,7 @@ from gpusched.lifecycle import steps
 from gpusched.model.commands import BeginStep, Caller, CancelStep, EndStep, LoseSteps
 from gpusched.model.execution import SignalOrder, StepStopOrder
 from gpusched.model.job import GpuShare, Job, Run
+from gpusched.model.layout import starts_ranks
 from gpusched.model.states import JobState
 from gpusched.model.step import MOST_STEPS, JobStep
 from gpusched.model.value import replace
@@ -32,7 +33,9 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
             return {"step": _answer(step, job, run, tx)}
     if job.state is not JobState.RUNNING:
         raise Refused(f"job {job.shown_id} is {job.state} and accepts no more steps", f"see: gshow {job.shown_id}")
-    number = tx.world.steps.next_number(run.id, lambda: tx.store.next_step(run.job_id, run.number))
+    # Step 0 is the job's own ranks, where they were started with it.
+    first = 1 if starts_ranks(job.spec) else 0
+    number = tx.world.steps.next_number(run.id, lambda: max(first, tx.store.next_step(run.job_id, run.number)))
     if number >= MOST_STEPS:
         raise Refused(
             f"job {job.shown_id} has reached the maximum of {MOST_STEPS} steps", "run several commands in one step"

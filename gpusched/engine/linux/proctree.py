@@ -10,7 +10,7 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable, Container, Iterable, Iterator
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator
 
     Find = Callable[[Container[int]], Iterable["Process"]]
     """Finds processes, parents first; those whose pid is in the argument are stopped or dead, and are skipped."""
@@ -188,13 +188,13 @@ def kill_tree(root: int) -> dict[int, Process]:
     return kill_all(lambda settled: walk(root, settled))
 
 
-def signal_all(find: Find, number: int, spared: int | None = None) -> bool:
+def signal_all(find: Find, number: int, spared: Collection[int] | None = None) -> bool:
     """Send a signal once to every process found, but to none that starts because of it.
 
     A handler that saves and requeues its job runs other programs; the signal is not theirs, and most would die of it.
     So nobody is looked for after the first signal.
 
-    Args: spared: left out, unless it is the only one at the beginning. Returns: whether it was left out.
+    Args: spared: left out, unless there is nothing else at the beginning. Returns: whether they were left out.
     """
     found: dict[tuple[int, int], Process] = {}
     for _ in range(SIGNAL_SCANS):
@@ -204,16 +204,17 @@ def signal_all(find: Find, number: int, spared: int | None = None) -> bool:
         found |= fresh
         if is_settled:
             break
-    left_out = spared if sum(process.is_alive for process in fresh.values()) > 1 else None
+    others = sum(process.is_alive for process in fresh.values()) - len(spared or ())
+    left_out = spared if spared and others > 0 else ()
     groups = _Groups(number)
     if spared is None:
         # Groups before single processes: a process signalled with its group is signalled once.
         for process in found.values():
             groups.reach(process)
     for process in found.values():
-        if process.is_alive and process.pid != left_out and process.group not in groups.reached:
+        if process.is_alive and process.pid not in left_out and process.group not in groups.reached:
             send(process, number)
-    return left_out is not None
+    return bool(left_out)
 
 
 def freeze_all(find: Find) -> bool:

@@ -16,10 +16,12 @@ from gpusched.engine.supervisor.logs import Logs, open_log
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Container
     from typing import Any
 
     from gpusched.engine.linux.cgroup import RunCgroup
     from gpusched.engine.supervisor.pty import Streams
+    from gpusched.engine.supervisor.ranks import Ranks
 else:
     import _signal as signal
 
@@ -97,8 +99,10 @@ def start(
     checkpoints: CheckpointBase,
     streams: Streams | None = None,
     box: RunCgroup | None = None,
-) -> tuple[int, Logs]:
+) -> tuple[int, Logs, Ranks | None]:
     """Start the job's first process; returns its pid and log files once it has become the job's program.
+
+    For a ticket with ranks it starts all of them, and returns the first one's pid and all of them.
 
     Changes this process's work dir. Args: checkpoints: creates the job's checkpoint folder. streams: replace the log
     files and /dev/null. box: entered before anything of the job runs.
@@ -120,7 +124,8 @@ def start(
         if streams is not None:
             streams.give_to(uid)
     no_folder = checkpoints.make_folder(ticket, owner)
-    has_input = streams is None and ticket.get("stdin_path") is not None
+    with_ranks = bool(ticket.get("ranks"))
+    has_input = streams is None and not with_ranks and ticket.get("stdin_path") is not None
     logs, given = _enter(ticket, has_input) if owner is None else as_user(owner, lambda: _enter(ticket, has_input))
     try:
         if ticket["log_max_mib"] is not None and streams is None:
@@ -130,10 +135,14 @@ def start(
         logs.owner = owner
         if no_folder is not None:
             logs.say(f"job {ticket['run'].partition('.')[0]} has no checkpoint folder: {no_folder}")
-        if owner is not None or box is not None:
-            pid = _fork_as(ticket, argv, logs, given, owner, streams, box)
+        ranks = None
+        if with_ranks:
+            from gpusched.engine.supervisor.ranks import start_ranks  # few jobs have any
+
+            ranks = start_ranks(ticket, argv, logs, owner, box)
+            pid = next(iter(ranks.alive))
         else:
-            pid = _spawn(ticket, argv, logs, given, streams)
+            pid = start_process(ticket, argv, logs, given, owner, box, streams)
     except LaunchError:
         logs.close()
         raise
@@ -141,7 +150,22 @@ def start(
         if given is not None:
             os.close(given)
     logs.begin()
-    return pid, logs
+    return pid, logs, ranks
+
+
+def start_process(
+    ticket: dict[str, Any],
+    argv: list[str],
+    logs: Logs | None,
+    given: int | None,
+    owner: Owner | None,
+    box: RunCgroup | None,
+    streams: Streams | None = None,
+) -> int:
+    """Start one process of a run; returns its pid once it has become its program. Raises: LaunchError."""
+    if owner is not None or box is not None:
+        return _fork_as(ticket, argv, logs, given, owner, streams, box)
+    return _spawn(ticket, argv, logs, given, streams)
 
 
 def start_visitor(ticket: dict[str, Any], streams: Streams, box: RunCgroup | None) -> int:
@@ -159,9 +183,7 @@ def start_visitor(ticket: dict[str, Any], streams: Streams, box: RunCgroup | Non
     else:
         streams.give_to(owner.uid)
         as_user(owner, lambda: _enter_folder(ticket))
-    if owner is not None or box is not None:
-        return _fork_as(ticket, argv, None, None, owner, streams, box)
-    return _spawn(ticket, argv, None, None, streams)
+    return start_process(ticket, argv, None, None, owner, box, streams)
 
 
 def _owner_of(ticket: dict[str, Any]) -> tuple[pwd.struct_passwd | None, Owner | None]:
@@ -210,9 +232,9 @@ def _make_files(spool: str, run: str, owner: int) -> None:
 def _enter(ticket: dict[str, Any], has_input: bool) -> tuple[Logs, int | None]:
     """Enter the work dir and open the log files and the input, if any, with this process's current rights."""
     _enter_folder(ticket)
-    given = _open_input(ticket["stdin_path"]) if has_input else None
+    given = open_input(ticket["stdin_path"]) if has_input else None
     try:
-        return _open_logs(ticket), given
+        return open_logs(ticket), given
     except LaunchError:
         if given is not None:
             os.close(given)
@@ -230,7 +252,7 @@ def _enter_folder(ticket: dict[str, Any]) -> None:
         raise LaunchError(f"cannot enter the working directory {work_dir}: {text_of(error)}") from None
 
 
-def _open_input(path: str) -> int:
+def open_input(path: str) -> int:
     """Open the job's standard input. Raises: LaunchError."""
     try:
         # Not waiting for the writer of a pipe: the job does so itself.
@@ -241,15 +263,20 @@ def _open_input(path: str) -> int:
     return fd
 
 
-def _open_logs(ticket: dict[str, Any]) -> Logs:
+def open_logs(ticket: dict[str, Any], opened: Container[str | None] = ()) -> Logs:
+    """Open the log files with this process's current rights. Args: opened: paths that are not to be truncated again.
+
+    Raises: LaunchError.
+    """
     before = os.umask(ticket["umask"])
+    again = {**ticket, "append": True}
     try:
-        output = open_log(ticket["stdout_path"], ticket, "output")
-        error_path = ticket["stderr_path"]
-        if error_path is None or error_path == ticket["stdout_path"]:
+        path, error_path = ticket["stdout_path"], ticket["stderr_path"]
+        output = open_log(path, again if path in opened else ticket, "output")
+        if error_path is None or error_path == path:
             return Logs(output, output)
         try:
-            return Logs(output, open_log(error_path, ticket, "error output"))
+            return Logs(output, open_log(error_path, again if error_path in opened else ticket, "error output"))
         except LaunchError:
             os.close(output)
             raise

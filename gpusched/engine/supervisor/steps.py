@@ -93,6 +93,6 @@ def signal_each(tasks: proctree.Find, number: int) -> bool:
     """Signal every process found, one by one: others may share its group. Returns whether there was any."""
     if not any(process.is_alive for process in tasks(())):
         return False
-    # No process has this pid, so none is left out, and no group is signalled as a whole.
-    proctree.signal_all(tasks, number, spared=0)
+    # None is left out, and no group is signalled as a whole.
+    proctree.signal_all(tasks, number, spared=())
     return True

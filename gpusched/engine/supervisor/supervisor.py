@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpusched.engine.linux.cgroup import RunCgroup
     from gpusched.engine.supervisor.interactive import Session
     from gpusched.engine.supervisor.logs import Logs
+    from gpusched.engine.supervisor.ranks import Ranks
     from gpusched.engine.supervisor.steps import StepEnds
     from gpusched.engine.supervisor.visits import Visits
 else:
@@ -104,6 +105,7 @@ BECAUSE = {
     "unbooked_use": " DUE TO USE OF A GPU THAT IT DID NOT BOOK",
     "client_lost": " DUE TO LOSS OF ITS CLIENT",
     "shutdown": " DUE TO SHUTDOWN OF THE MACHINE",
+    "gang": " DUE TO FAILURE OF A RANK",
 }
 
 
@@ -146,6 +148,7 @@ class Supervisor:
         self.order_offset = 0
         self.logs: Logs | None = None
         self.job_pid = 0
+        self.ranks: Ranks | None = None
         self.start_at: float | None = None
         self.started = 0.0
         self.status: int | None = None
@@ -184,6 +187,13 @@ class Supervisor:
     def supervise(self) -> bool:
         """Supervise the run; True when the daemon surely knows its end, so that this process may serve another."""
         home = self.home
+        if (port := self.ticket.get("master_port")) is not None:
+            from gpusched.engine.supervisor.ranks import why_taken  # few runs have one
+
+            if (why := why_taken(port)) is not None:
+                # Not claimed, so that it returns to the queue and gets another port.
+                self.notify("refused", detail=why)
+                return False
         try:
             whose = home.pid, home.start_ticks, self.ticket["uid"], home.boot_id
             fd = files.take_claim(home.spool, self.run, *whose, self.ticket.get("spare"))
@@ -276,7 +286,9 @@ class Supervisor:
             if home.oom_scores is not None:
                 home.oom_scores.begin_start()
             try:
-                self.job_pid, self.logs = launch.start(self.ticket, home.spool, home.checkpoints, streams, self.box)
+                self.job_pid, self.logs, self.ranks = launch.start(
+                    self.ticket, home.spool, home.checkpoints, streams, self.box
+                )
             finally:
                 if home.oom_scores is not None:
                     home.oom_scores.end_start()
@@ -305,7 +317,7 @@ class Supervisor:
         # The script may be 10 MB. The environment is for visits alone.
         words = (f"{name}={value}\0" for name, value in self.ticket["env"].items())
         self.env = "".join(words).encode("utf-8", "surrogateescape")
-        self.ticket["script"] = self.ticket["env"] = None
+        self.ticket["script"] = self.ticket["env"] = self.ticket["ranks"] = None
         self.set_limit(self.ticket["time_limit_s"])
         if self.still.is_wanted:
             self.suspend()
@@ -332,10 +344,29 @@ class Supervisor:
             if self.visits is not None and self.visits.forget(pid):
                 continue
             self.peak_kib = max(self.peak_kib, usage.ru_maxrss)
-            if pid == self.job_pid and self.status is None:
+            if self.ranks is not None:
+                if pid in self.ranks.alive:
+                    self.rank_ended(self.ranks, pid, status)
+            elif pid == self.job_pid and self.status is None:
                 self.status = status
                 self.notice_at = self.still.look_at = None
                 self.main_ended()
+
+    def rank_ended(self, ranks: Ranks, pid: int, status: int) -> None:
+        """The first rank that fails ends the others, and the last one that ends is the end of the job's processes."""
+        is_first = ranks.take(pid, status)
+        if not ranks.alive:
+            self.status = ranks.status
+            self.notice_at = self.still.look_at = None
+            self.main_ended()
+        elif is_first and self.stopping is None:
+            if self.logs is not None:
+                code, signalled = exit_of(status)
+                how = f"exit code {code}" if signalled is None else f"signal {signalled}"
+                self.logs.say(f"rank {ranks.failed} ended with {how}; ending the other ranks")
+            self.stop("gang", None, None)
+            # The verdict is the failed rank's, also if the others need longer than the time limit.
+            self.stopped_by = self.limit_at = self.notice_at = None
 
     def main_ended(self) -> None:
         if self.visits is not None:
@@ -579,19 +610,26 @@ class Supervisor:
         if to == "full":
             return proctree.signal_all(self.members, number)
         if to != "main":
-            spared = self.job_pid if number in NOTICES and self.is_script and self.is_spared(number) else None
+            spared = None
+            if number in NOTICES and self.is_script:
+                spared = [pid for pid in self.first_pids() if self.is_spared(pid, number)] or None
             return proctree.signal_all(self.members, number, spared)
         if self.status is None:
-            # Not reaped yet, so the pid is still its own.
-            try:
-                os.kill(self.job_pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass
+            # Not reaped yet, so the pids are still their own.
+            for pid in self.first_pids():
+                try:
+                    os.kill(pid, number)
+                except (ProcessLookupError, PermissionError):
+                    pass
         return False
 
-    def is_spared(self, number: int) -> bool:
-        """Whether a notice to all leaves out the job's first process, a script."""
-        return proctree.is_shell(self.job_pid) or not proctree.catches(self.job_pid, number)
+    def first_pids(self) -> tuple[int, ...]:
+        """The process that was started, or every rank that has not ended."""
+        return (self.job_pid,) if self.ranks is None else tuple(self.ranks.alive)
+
+    def is_spared(self, pid: int, number: int) -> bool:
+        """Whether a notice to all leaves out this first process, a script."""
+        return proctree.is_shell(pid) or not proctree.catches(pid, number)
 
     # --- orders -----------------------------------------------------------------------------------
 
@@ -694,6 +732,8 @@ class Supervisor:
         os.close(self.record_fd)
         if self.logs is not None:
             self.logs.close()
+        if self.ranks is not None:
+            self.ranks.close()
 
     def finish(self, launch_error: str | None) -> None:
         """Write the result, then report it."""
@@ -719,6 +759,7 @@ class Supervisor:
             gpu_oom=bool(status) and self.stopped_by is None and self.ran_out_of_vram(),
             leftovers=joined(list(self.leftovers.values())),
             suspended_s=self.still.so_far_s(time.monotonic()),
+            **({} if self.ranks is None else {"rank": self.ranks.failed, "failed_at": self.ranks.failed_at}),
             **({} if status is None else counted),
         )
         self.record_fd = files.restore_record(self.home.spool, self.run, self.record_fd)
@@ -740,11 +781,7 @@ class Supervisor:
 
     def how_it_ended(self) -> tuple[int | None, int | None]:
         """Exit code of the job's first process, or the signal that ended it."""
-        if self.status is None:
-            return None, None
-        if os.WIFSIGNALED(self.status):
-            return None, os.WTERMSIG(self.status)
-        return os.WEXITSTATUS(self.status), None
+        return (None, None) if self.status is None else exit_of(self.status)
 
     def cpu_so_far_s(self) -> float:
         """CPU time of all processes of the run, ended and alive."""
@@ -757,13 +794,19 @@ class Supervisor:
             return False
 
         def look() -> bool:
-            return any(tail_shows_oom(fd, begin) for fd, begin in logs.tails())
+            tails = [*logs.tails(), *(() if self.ranks is None else self.ranks.tails())]
+            return any(tail_shows_oom(fd, begin) for fd, begin in tails)
 
         # The file may be where root has no rights: on a disk of another machine.
         try:
             return look() if logs.owner is None else as_user(logs.owner, look)
         except LaunchError:
             return False
+
+
+def exit_of(status: int) -> tuple[int | None, int | None]:
+    """Exit code of a process, or the signal that ended it, of its wait status."""
+    return (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
 
 
 def supervisor_of(ticket: dict[str, Any], home: Home) -> Supervisor:
