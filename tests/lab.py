@@ -126,6 +126,7 @@ class Lab:
                 settings=self.node_settings.get(name),
             )
             self.scheduler.cluster.add(node)
+            self.scheduler.node_joined()
         self.read()
         return self.scheduler
 

@@ -256,6 +256,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "exclude": "spec.request.exclude",
     "constraint": "spec.request.constraint",
     "prefer": "spec.request.prefer",
+    "near": "spec.request.near",
     "exclusive": "spec.request.is_exclusive",
     "licenses": lambda job, ctx: dict(job.spec.request.licenses),
     "resources": lambda job, ctx: dict(job.spec.request.resources),

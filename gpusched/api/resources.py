@@ -78,6 +78,10 @@ def request_name(key: str) -> str:
     return key if field is None else field.attribute
 
 
+MAX_DATA = 64
+"""Maximum number of data sets of one job."""
+
+
 def request_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Checked JSON fields under their names in a Request; `gpus` still counts all nodes.
 
@@ -128,6 +132,15 @@ def _labels(key: str, text: str) -> str | None:
     return "".join(text.split())
 
 
+def _data(key: str, names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if not name or not name.isprintable() or " " in name or "," in name or len(name) > MAX_NAME:
+            raise UsageError(f"{key}: {printable(repr(name), 60)} is not a data set", "write --near data=imagenet")
+    if len(names) > MAX_DATA:
+        raise UsageError(f"{key} names {len(names)} data sets; at most {MAX_DATA} are read", "name the largest")
+    return tuple(sorted(set(names)))
+
+
 _READERS: tuple[tuple[str, str, Callable[[str, Any], Any]], ...] = (
     ("nodelist", "node", _nodes),
     ("exclude", "node", _nodes),
@@ -135,5 +148,6 @@ _READERS: tuple[tuple[str, str, Callable[[str, Any], Any]], ...] = (
     ("resources", "resource", _counts),
     ("constraint", "constraint", _labels),
     ("prefer", "constraint", _labels),
+    ("near", "data", _data),
 )
 """Readers of texts and counts, and what their mistakes are about."""

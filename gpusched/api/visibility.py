@@ -63,6 +63,7 @@ MASKED: dict[str, Any] = {
     "notify_to": [],
     **dict.fromkeys(("fallback", "fallback_id", "fallback_of")),
     "depends_on": [],
+    "near": [],
     "intruders": [],
 }
 """Values shown to these users in place of the other keys."""

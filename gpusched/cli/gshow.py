@@ -226,6 +226,7 @@ def _where(job: dict[str, Any]) -> str:
         f"not on {','.join(job['exclude'])}" if job["exclude"] else "",
         f"requires {job['constraint']}" if job["constraint"] else "",
         f"prefers {job['prefer']}" if job["prefer"] else "",
+        f"near data {', '.join(job['near'])}" if job["near"] else "",
         "exclusive" if job["exclusive"] else "",
     ]
     return "; ".join(part for part in parts if part)

@@ -45,7 +45,7 @@ class TickTransaction:
     """Collects changes and applies them to the memory, so that later steps see earlier ones.
 
     Args: view_nodes: returns the current nodes. advise_limit: returns the time limit that similar jobs of a
-    user keep to.
+    user keep to. has_read: whether a job of a user near a data set has completed lately.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class TickTransaction:
         view_nodes: Callable[[], tuple[NodeView, ...]],
         now: float,
         advise_limit: Callable[[str, JobSpec], LimitAdvice | None] = lambda user, spec: None,
+        has_read: Callable[[str, str], bool] = lambda user, data: False,
     ) -> None:
+        self.has_read = has_read
         self.advise_limit = advise_limit
         self.world = world
         self.store = store

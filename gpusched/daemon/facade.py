@@ -12,6 +12,7 @@ from typing import Any
 from gpusched.access import is_admin
 from gpusched.client import reach
 from gpusched.daemon.forecast import QueueForecast, dry_run, limit_hint
+from gpusched.daemon.leanings import leanings
 from gpusched.daemon.meters import page
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
@@ -27,6 +28,7 @@ from gpusched.model.checks import Check
 from gpusched.model.cluster import GpuSample
 from gpusched.model.commands import AdoptableProcess, Caller, Command, Reload
 from gpusched.model.job import ClientProcess, Job, JobSpec, Run, run_id
+from gpusched.model.leaning import LeaningReason
 from gpusched.model.metrics import Page
 from gpusched.model.progress import ShownProgress
 from gpusched.model.snapshot import VramSeen
@@ -34,6 +36,7 @@ from gpusched.model.value import replace
 from gpusched.ports.daemon import DaemonHealth, Forecast, JobOutlook, LimitHint, RunFindings
 from gpusched.predict.calibration import Calibration
 from gpusched.predict.predictor import ExpectedRunTime, PredictionError
+from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.forecast import Accuracy, StartRange
 from gpusched.scheduler.whatif import Left, starts_without
 
@@ -237,6 +240,12 @@ class DaemonFacade:
             return self.scheduler.history.expectation(job)
         limit_s = job.spec.time_limit_s
         return ExpectedRunTime(limit_s, "unknown" if limit_s is None else "limit")
+
+    def leanings(self, job: Job) -> list[LeaningReason]:
+        """What speaks for and against nodes for a job, apart from room, by node."""
+        scheduler = self.scheduler
+        scheduler.history.load_some()
+        return leanings(job, ClusterLayout(scheduler.nodes(scheduler.now()), scheduler.settings), scheduler.history)
 
     def prediction_error(self, user: str | None = None) -> PredictionError:
         """Error of past run time predictions, for all jobs or one user's."""

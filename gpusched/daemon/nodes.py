@@ -78,6 +78,7 @@ class ClusterNode:
             gpu_error=self.reading.error if self.reading else GPUS_NOT_READ,
             load=self.host,
             labels=tuple(sorted(set(own.labels))),
+            data=tuple(sorted(set(own.data))),
             resources=tuple(sorted(own.resources.items())),
         )
 

@@ -28,6 +28,7 @@ from gpusched.lifecycle.dependencies import (
 )
 from gpusched.model.cluster import Allocation, Clearance, Drainer
 from gpusched.model.job import Job, Run, run_id
+from gpusched.model.leaning import NodeLeaning
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
@@ -57,6 +58,8 @@ class StateSettings:
     """Planned run time of a job without a time limit; None leaves it open."""
     guess: Callable[[Job], RunTimeGuess | None] | None = None
     """Run time of a job; None goes by its limit, or leaves it open."""
+    lean: Callable[[Job], NodeLeaning | None] | None = None
+    """What earlier runs say about nodes for a job; None: they are not asked."""
     cpus: tuple[float, ...] = ()
     """Cores of each node."""
     limits: Settings | None = field(default=None, compare=False)
@@ -69,11 +72,21 @@ class StateSettings:
         predict: Callable[[Job], Prediction | None] | None = None,
         guess: Callable[[Job], RunTimeGuess | None] | None = None,
         cpus: tuple[float, ...] = (),
+        lean: Callable[[Job], NodeLeaning | None] | None = None,
     ) -> StateSettings:
         """Extract them from the settings; `predict` and `guess` are used only if the settings ask for it."""
         tiers = {name: qos.tier for name, qos in settings.qos.items()}
         is_on = settings.priority.predict
-        return cls(settings.life.grace_s, tiers, predict if is_on else None, guess if is_on else None, cpus, settings)
+        leans = settings.placement.by_history and len(cpus) > 1
+        return cls(
+            settings.life.grace_s,
+            tiers,
+            predict if is_on else None,
+            guess if is_on else None,
+            lean if leans else None,
+            cpus,
+            settings,
+        )
 
     def why_infeasible(self, job: Job) -> Reason | None:
         """Why a job that was accepted nevertheless cannot start as things are; None for any other."""
@@ -96,9 +109,13 @@ class StateSettings:
         guess = self.guess_of(job)
         return (self.planned_s(job), None) if guess is None else (guess.expected_s, guess.plan_s)
 
+    def leaning(self, job: Job) -> NodeLeaning | None:
+        """What earlier runs say about nodes for a pending job."""
+        return None if self.lean is None else self.lean(job)
+
     def alike(self, job: Job) -> Family | None:
         """Family of jobs whose ends change the predictions of this one; None without predictions."""
-        return None if self.predict is None and self.guess is None else family(job)
+        return None if self.predict is None and self.guess is None and self.lean is None else family(job)
 
 
 class DaemonState:
@@ -199,7 +216,8 @@ class DaemonState:
         self._inheritance = Inheritance(self._urgency_of, rules.tiers)
         for job_id in self._dependents:
             self._pass_on(self.jobs[job_id], self._dependents.state(job_id))
-        self._reorder(self._dependents.parents() if before.predict == rules.predict else list(self.jobs))
+        is_same = (before.predict, before.lean) == (rules.predict, rules.lean)
+        self._reorder(self._dependents.parents() if is_same else list(self.jobs))
         for run in self.open_runs.values():
             self._hold(run)
 
@@ -296,7 +314,7 @@ class DaemonState:
         self.lined_up += 1
         if job.is_array and not self.arrays.line(job.id):
             return
-        key = class_key(job, self._inheritance.inherited(job.id), *self.rules.learned(job))
+        key = class_key(job, self._inheritance.inherited(job.id), *self.rules.learned(job), self.rules.leaning(job))
         tasks = self.arrays.line(job.id) if job.is_array else None
         self._lines.add(job, key, tasks, self.rules.alike(job))
 
@@ -316,9 +334,12 @@ class DaemonState:
             )
         for one in changed:
             for key, job_id in self._lines.classes_alike(one):
-                predicted_s, plan_s = self.rules.learned(self.jobs[job_id])
-                if (predicted_s, plan_s) != (key.predicted_s, key.plan_s):
-                    self._lines.move(one, key, replace(key, predicted_s=predicted_s, plan_s=plan_s))
+                job = self.jobs[job_id]
+                predicted_s, plan_s = self.rules.learned(job)
+                leaning = self.rules.leaning(job)
+                if (predicted_s, plan_s, leaning) != (key.predicted_s, key.plan_s, key.leaning):
+                    after = replace(key, predicted_s=predicted_s, plan_s=plan_s, leaning=leaning)
+                    self._lines.move(one, key, after)
                     found = True
         return found
 
@@ -440,7 +461,7 @@ class DaemonState:
 
     def key_of(self, job: Job) -> ClassKey:
         """The class that a job would be in, given its predicted run time."""
-        return class_key(job, None, *self.rules.learned(job))
+        return class_key(job, None, *self.rules.learned(job), self.rules.leaning(job))
 
     def position_in_class(self, job: Job) -> int:
         """Number of jobs of its class ahead of an eligible job."""

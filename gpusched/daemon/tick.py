@@ -30,6 +30,7 @@ from gpusched.daemon.indexes import FRONT
 from gpusched.daemon.launch.environment import checkpoint_folder, past_environment
 from gpusched.daemon.launch.limits import with_limit
 from gpusched.daemon.launch.ticket import PayloadCache, make_ticket
+from gpusched.daemon.leanings import with_leanings
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.planner_sync import CalendarWindows
 from gpusched.daemon.reasons import waiting_codes, waiting_reason
@@ -451,7 +452,13 @@ class Scheduler:
             events, self._backlog = self._backlog, []
             queue = self._take_commands()
             tx = TickTransaction(
-                self.world, self.store, self.settings, lambda: self._nodes_of_turn(now), now, self.advise_limit
+                self.world,
+                self.store,
+                self.settings,
+                lambda: self._nodes_of_turn(now),
+                now,
+                self.advise_limit,
+                self.has_read,
             )
             tx.changes, self._carried = self._carried, Changes()
             answers = self._prepare(tx, events, queue)
@@ -470,6 +477,11 @@ class Scheduler:
         """The time limit that similar jobs of a user keep to; None when too few have ended."""
         self.history.load()
         return self.history.limit_advice(user, spec)
+
+    def has_read(self, user: str, data: str) -> bool:
+        """Whether a job of this user near this data set has completed lately."""
+        self.history.load()
+        return self.history.has_read(user, data)
 
     def _need_table(self) -> None:
         """Accept and start nothing while the table is lost. Raises: NotReady.
@@ -556,7 +568,10 @@ class Scheduler:
 
     def state_settings(self) -> StateSettings:
         """What the memory depends on: parts of the settings, what was learned, and the cores of the nodes."""
-        return StateSettings.of(self.settings, self.history.predict, self.history.guess, self._cpus(self.settings))
+        history = self.history
+        return StateSettings.of(
+            self.settings, history.predict, history.guess, self._cpus(self.settings), history.leaning
+        )
 
     def _cpus(self, settings: Settings) -> tuple[float, ...]:
         """Cores of each node that may be booked."""
@@ -831,7 +846,8 @@ class Scheduler:
                 job, run, story = transitions.start_run(
                     job, placement, boot_ids, tx.now, stdout_path, stderr_path, priority=priority, master_port=port
                 )
-                tx.put(job, run, (*story, *self._kept_to(job, run)))
+                told = with_leanings(story, job, start.placement, planner.layout, self.history)
+                tx.put(job, run, (*told, *self._kept_to(job, run)))
                 has_starts = True
                 self.history.began(job)
                 if (estimate := self.estimates.started(job.id, tx.now)) is not None:

@@ -290,7 +290,9 @@ class NodeView(Value):
     """Set while its GPUs are unknown, as when the driver is broken: GPU jobs wait, other jobs still start."""
     load: HostSample | None = None
     labels: tuple[str, ...] = ()
-    """Features and data sets that the node offers; sorted."""
+    """Features that the node offers; sorted."""
+    data: tuple[str, ...] = ()
+    """Data sets that the node declares; sorted."""
     resources: tuple[tuple[str, int], ...] = ()
     """Custom resources for allocation, as names and numbers, sorted by name."""
     is_unknown: bool = False

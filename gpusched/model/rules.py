@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import inf
 
 from gpusched.model.units import MAX_MIB, MAX_SECONDS
 from gpusched.model.value import Value
@@ -126,15 +127,18 @@ class Amounts(Value):
 
     low: float
     above: bool = False
+    high: float = inf
 
     def __str__(self) -> str:
+        if self.high < inf:
+            return f"a table of names and numbers, each from {self.low:g} to {self.high:g}"
         return f"a table of names and numbers, each {'above' if self.above else 'at least'} {self.low:g}"
 
     def admits(self, value: Mapping[str, float]) -> bool:
         """Whether every name is a word and every number at least the minimum."""
         named = Text(is_word=True)
         return all(
-            named.admits(name) and (count > self.low if self.above else count >= self.low)
+            named.admits(name) and (count > self.low if self.above else count >= self.low) and count <= self.high
             for name, count in value.items()
         )
 

@@ -149,6 +149,9 @@ class PlacementSettings(Value):
     request with what is free, `fgd` leaves the fewest GPUs that typical jobs cannot use, `outlook` keeps the most
     capacity for typical jobs, `first` takes the first node and GPU that fit. `pack` and `outlook` keep scarce GPUs for
     jobs that require them."""
+    by_history: bool = True
+    """Prefer nodes where the user's jobs have read the data sets of --near, and on which similar jobs of the user have
+    neither failed nor taken longer than elsewhere. Never keeps a job waiting."""
 
 
 class OversubscribeSettings(Value):
@@ -198,7 +201,9 @@ class NodeSettings(Value):
     mem_mib: Annotated[int | None, SOME_MIB] = None
     """Host memory to allocate, in MiB; default: all of it."""
     labels: Annotated[tuple[str, ...], Texts("labels")] = ()
-    """Features and data sets of the node, for -C and --prefer."""
+    """Features of the node, for -C and --prefer."""
+    data: Annotated[tuple[str, ...], Texts("data sets")] = ()
+    """Data sets on the node's own disks, for --near."""
     resources: Annotated[Mapping[str, int], Amounts(0)] = field(default_factory=dict)
     """Custom resources to allocate with --res, by name."""
     address: Annotated[str | None, WORD, AT_START] = None
@@ -215,6 +220,10 @@ class GpuSettings(Value):
     """Simulated GPUs, as in GPUSCHED_FAKE_GPUS: `4x24GiB` or a JSON file."""
     ids: Annotated[str, OneOf(("index", "uuid"))] = "index"
     """Form of CUDA_VISIBLE_DEVICES in jobs: `index` or `uuid`."""
+    speed: Annotated[Mapping[str, float], Amounts(0.01, high=100)] = field(default_factory=dict)
+    """Speed of GPU models relative to each other, `{A100 = 1.0, V100 = 0.5}`: at half the speed, jobs are expected to
+    run twice as long. A model is a part of the name, as in -g; the longest that matches counts. Others have speed
+    1."""
     deadline_s: Annotated[float, Range(0, 3600, above=True)] = 3.0
     """Timeout of one reading, in seconds; then the last reading is stale."""
     free_polls: Annotated[int, Range(1, 1000)] = 2

@@ -8,6 +8,7 @@ from msgspec import field
 
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import GpuShare, Request
+from gpusched.model.leaning import NodeLeaning
 from gpusched.model.resources import Resources
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import Value
@@ -41,6 +42,8 @@ class ClassKey(Value, cache_hash=True):
     can_suspend: bool = False
     throttle: tuple[int, int] | None = None
     """For tasks of an array with a limit: the array's id, and the maximum number of running tasks."""
+    leaning: NodeLeaning | None = None
+    """What earlier runs say about nodes for these jobs."""
     predicted_s: int | None = None
     """Run time predicted from earlier jobs, used to plan jobs without a time limit."""
     plan_s: int | None = None

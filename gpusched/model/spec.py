@@ -25,6 +25,7 @@ from gpusched.model.syntax import (
     memory,
     memory_per_core,
     memory_per_gpu,
+    near,
     nodes,
     notice,
     time_limit,
@@ -230,6 +231,20 @@ class Request(Value):
         default=None,
         update=PENDING,
     )
+    near: tuple[str, ...] = field(
+        "strings",
+        "Data sets; nodes that have them are preferred, others accepted.",
+        option=(
+            "--near data=NAMES  prefer nodes that have these data sets, by [node] data in the config or since a job of "
+            "yours with the same option has lately completed there"
+        ),
+        read=near,
+        section=WHERE,
+        most=MAX_LIST,
+        default=(),
+        update=PENDING,
+    )
+    """Data sets, sorted."""
     is_exclusive: bool = field(
         "boolean",
         "Nothing else runs on the job's nodes.",

@@ -108,6 +108,17 @@ def hosts(text: str) -> tuple[str, ...]:
     return tuple(expand(text))
 
 
+def near(text: str) -> tuple[str, ...]:
+    """What a job wants to be near to: `data=imagenet,coco`."""
+    kind, equals, names = text.partition("=")
+    if kind.strip() != "data" or not equals:
+        raise ValueError(f"{printable(text, 60)!r} does not say near to what; write data=imagenet")
+    found = sorted({name.strip() for name in names.split(",")} - {""})
+    if not found:
+        raise ValueError("no data set is named; write data=imagenet")
+    return tuple(found)
+
+
 def time_limit(text: str) -> int | str:
     """Slurm's words for no limit, `auto`, or a duration."""
     word = text.strip().lower()

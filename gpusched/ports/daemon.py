@@ -29,6 +29,7 @@ from gpusched.model.cluster import (
 )
 from gpusched.model.commands import AdoptableProcess, Caller, Command, Reload
 from gpusched.model.job import ClientProcess, GpuShare, Job, JobSpec, Run
+from gpusched.model.leaning import LeaningReason
 from gpusched.model.metrics import Page
 from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
@@ -348,6 +349,8 @@ class Daemon(Protocol):
     def vram_seen(self, job: Job) -> VramSeen | None: ...
 
     def expectation(self, job: Job) -> ExpectedRunTime: ...
+
+    def leanings(self, job: Job) -> list[LeaningReason]: ...
 
     def prediction_error(self, user: str | None = None) -> PredictionError: ...
 

@@ -6,15 +6,29 @@ exactly the previous state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
+from gpusched.model.leaning import points_of
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import Value
 from gpusched.scheduler.request_units import WHOLE_CARD, GpuDemand, RequestUnits, micros_of, millicpus_of, squeeze
+
+
+class GpuSpeeds:
+    """Speeds of GPU models by [gpu] speed."""
+
+    def __init__(self, speeds: Mapping[str, float]) -> None:
+        # The longest name first: "a100sxm" says more than "a100".
+        self._speeds = sorted(((squeeze(name), speed) for name, speed in speeds.items()), key=lambda one: -len(one[0]))
+
+    def of(self, model: str) -> float:
+        """Speed of a model, given by its normalised name; 1 if none is set."""
+        return next((speed for name, speed in self._speeds if name in model), 1.0)
+
 
 Counts = tuple[tuple[str, int], ...]
 """Names and counts, sorted by name."""
@@ -35,6 +49,9 @@ class LayoutGpu:
     """Number of its node."""
     host_mib: int = 0
     """Node memory that belongs to a card without memory of its own; 0 for any other card."""
+    speed: float = 1.0
+    speed_cost: int = 0
+    """Points that its speed costs, see `node_costs`."""
 
     def is_of_type(self, model: str) -> bool:
         """Whether a requested type matches this card. The parent's type does not match an instance."""
@@ -85,9 +102,12 @@ class ClusterLayout:
     __slots__ = (
         "_card_numbers",
         "_node_numbers",
+        "by_history",
         "cards",
         "cards_of",
         "has_host_memory",
+        "has_leanings",
+        "has_speeds",
         "is_oversubscribed",
         "licenses",
         "mem_mib",
@@ -118,6 +138,10 @@ class ClusterLayout:
         """Typical jobs with their frequency, for strategies that use them; see `fragmentation.typical_of`."""
         self.wanted: GpuDemand | None = None
         """Demand, for strategies that leave cards to jobs that insist on them; see `scarcity`."""
+        self.has_leanings = settings.priority.backfill_elsewhere
+        """Whether jobs may lean towards nodes. Not where each waits for its best placement: they would wait for it."""
+        self.by_history = settings.placement.by_history
+        """Whether earlier runs say anything about nodes."""
         over = settings.oversubscribe
         self.is_oversubscribed = max(over.cpus, over.mem, over.vram) > 1
         self.licenses: dict[str, int] = dict(settings.license)
@@ -125,6 +149,7 @@ class ClusterLayout:
         """Bookable cores per node; with oversubscription more than there are."""
         self.mem_mib = [int(node.mem_mib * settings.oversubscribe.mem) for node in self.nodes]
         headroom_mib = settings.gpu.share_headroom_mib
+        speeds = GpuSpeeds(settings.gpu.speed)
         for number, node in enumerate(self.nodes):
             first = len(self.cards)
             # Cards without memory of their own share the node's equally.
@@ -138,11 +163,15 @@ class ClusterLayout:
                 self._card_numbers[number, view.uuid] = len(self.cards)
                 parent = squeeze(view.name.rpartition(" MIG ")[0]) if view.mig_profile is not None else ""
                 of_host = host_mib if view.has_host_memory else 0
-                self.cards.append(LayoutGpu(len(self.cards), view, squeeze(view.name), total, parent, number, of_host))
+                model = squeeze(view.name)
+                speed = speeds.of(model)
+                cost = points_of(1 / speed) if self.has_leanings else 0
+                self.cards.append(LayoutGpu(len(self.cards), view, model, total, parent, number, of_host, speed, cost))
                 # The headroom is for contexts; use by runs beyond it reduces the room of the next job.
                 taken_mib = view.foreign_mib + max(0, view.over_mib - headroom_mib)
                 self.slice_limits.append(-1 if total is None else total - taken_mib)
             self.cards_of.append(tuple(self.cards[first:]))
+        self.has_speeds = any(card.speed != 1.0 for card in self.cards)
         self.has_host_memory = any(card.host_mib for card in self.cards)
         self.whole_parts = tuple(CardShare(card.number, True) for card in self.cards)
         """All of each card."""

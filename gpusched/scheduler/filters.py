@@ -246,10 +246,10 @@ def _sift(cards: tuple[LayoutGpu, ...], kind: CardKind, rejected: Tally) -> tupl
     return tuple(sorted(passed, key=_by_size))
 
 
-def _by_size(card: LayoutGpu) -> tuple[bool, int, int]:
-    """Smallest sufficient card first, so that large ones stay free; unknown sizes last."""
+def _by_size(card: LayoutGpu) -> tuple[int, bool, int, int]:
+    """Fastest card first, then the smallest sufficient, so that large ones stay free; unknown sizes last."""
     total = card.view.vram_total_mib
-    return total is None, total or 0, card.number
+    return card.speed_cost, total is None, total or 0, card.number
 
 
 def reject_name(node: NodeView, where: Where) -> Rejection | None:

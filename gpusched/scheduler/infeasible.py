@@ -132,7 +132,7 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
         able += len({*hosts(draft, RequestUnits.of(bare, uid=0))}.intersection(blind))
         if not able:
             request, need = bare, RequestUnits.of(bare, uid=0)
-    if able >= request.nodes:
+    if able >= request.nodes and (unknown or blind):
         return None if unknown else on("memory", _over_ceiling(request, layout, settings))
     if able:
         return on("nodes", _refuse_nodes(request, able))

@@ -24,6 +24,7 @@ from gpusched.scheduler.filters import (
     slice_of,
 )
 from gpusched.scheduler.load_limits import LoadLimits
+from gpusched.scheduler.node_costs import OF_SCARCE, card_cost, node_costs
 from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.strategies.scarce_gpus import scarce_of, scarcity_of
 from gpusched.scheduler.strategies.scores import STRATEGIES, PlacementFeatures, Score, Strategy
@@ -38,7 +39,7 @@ _NOTHING: frozenset[int] = frozenset()
 _UNKNOWN_SIZE = 1 << 60
 _SCORE, _NODE = attrgetter("score"), attrgetter("node")
 
-SCARCE_AT = 3
+SCARCE_AT = 4
 """Index in an option's score of the number of scarce cards it takes, if any request insists on cards."""
 
 
@@ -124,7 +125,7 @@ def _unlike(
     ):
         return places
     twins = twins_of(draft.layout)
-    scarcity = scarcity_of(draft.layout)
+    scarcity, costs = scarcity_of(draft.layout), node_costs(draft.layout, need)
     free, shared, millicpus, mem_mib = draft.free_cards, draft.shared_cards, draft.free_millicpus, draft.free_mem_mib
     seen: dict[object, int] = {}
     found = []
@@ -133,6 +134,8 @@ def _unlike(
         twin = twins[node]
         if twin is not None and not shared[node]:
             state: tuple[object, ...] = twin, free[node], millicpus[node], mem_mib[node], place.is_second
+            if costs is not None:
+                state = *state, costs[node]
             if scarcity is not None and place.cards:
                 state = *state, scarcity.class_of[place.cards[0].number]
             times = seen.get(state, 0)
@@ -247,7 +250,7 @@ def _has_cards(draft: ClusterState, need: RequestUnits, place: NodeCandidates) -
 class NodeSearch:
     """Search for one need, node by node."""
 
-    __slots__ = ("_avoid", "_ceilings", "_closed", "_draft", "_need", "_strategy", "_tally", "scarce")
+    __slots__ = ("_avoid", "_ceilings", "_closed", "_costs", "_draft", "_need", "_strategy", "_tally", "scarce")
 
     def __init__(
         self,
@@ -264,6 +267,7 @@ class NodeSearch:
         self._avoid = avoid
         self._tally = tally
         self._strategy: Strategy = STRATEGIES[draft.layout.strategy]
+        self._costs = node_costs(draft.layout, need)
         self.scarce = scarce_of(draft)
         """State of the draft when the search began; None if no job insists on anything."""
 
@@ -336,7 +340,7 @@ class NodeSearch:
 
     def _cost_of_whole(self, card: LayoutGpu) -> tuple[int, ...]:
         total_mib = card.view.vram_total_mib
-        return *self._reluctance(card), _UNKNOWN_SIZE if total_mib is None else total_mib
+        return *self._reluctance(card), card.speed_cost, _UNKNOWN_SIZE if total_mib is None else total_mib
 
     def _reluctance(self, card: LayoutGpu) -> tuple[int, ...]:
         """Leading part of the cost of this card, compared before anything else."""
@@ -369,7 +373,7 @@ class NodeSearch:
                 rejection = Rejection.CARD_BUSY
             else:
                 cost = self._strategy.card_cost(self._draft, card, left_mib)
-                fitting.append(CardCandidate(card, (*self._reluctance(card), *cost)))
+                fitting.append(CardCandidate(card, (*self._reluctance(card), card.speed_cost, *cost)))
                 found[card.number] = part, left_mib
                 continue
             if self._tally is not None:
@@ -432,9 +436,15 @@ class NodeSearch:
         choice = PlacementFeatures(booking, free, largest_mib, opened, left_mib)
         avoided = sum(part.card in self._avoid for part in parts) if self._avoid else 0
         score = self._strategy.score(self._draft, need, choice)
+        cost = 0
+        if self._costs is not None or self._draft.layout.has_speeds:
+            cost = card_cost(self._draft.layout, parts) + (0 if self._costs is None else self._costs[place.node])
         if self.scarce is not None:
-            score = self.scarce.count(parts), *score
-        return Candidate((avoided, place.is_second, split, *score, place.node), booking)
+            scarce = self.scarce.count(parts)
+            if scarce and (self._costs is not None or self._draft.layout.has_speeds):
+                cost += OF_SCARCE
+            score = scarce, *score
+        return Candidate((avoided, place.is_second, cost, split, *score, place.node), booking)
 
 
 def _other_cards(

@@ -40,6 +40,7 @@ from math import inf, log2
 from typing import Protocol
 
 from gpusched.model.job import Job, Request
+from gpusched.model.leaning import NodeLeaning
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Urgency
@@ -118,7 +119,11 @@ class Priority(Value):
 
 
 def class_key(
-    job: Job, inherited: Urgency | None = None, predicted_s: int | None = None, plan_s: int | None = None
+    job: Job,
+    inherited: Urgency | None = None,
+    predicted_s: int | None = None,
+    plan_s: int | None = None,
+    leaning: NodeLeaning | None = None,
 ) -> ClassKey:
     """Class of a job; `inherited` is the priority passed on by jobs that depend on it."""
     spec = job.spec
@@ -141,6 +146,7 @@ def class_key(
         throttle=None if limit is None else (job.array_id or job.id, limit),
         predicted_s=predicted_s,
         plan_s=plan_s,
+        leaning=leaning,
     )
 
 

@@ -216,7 +216,7 @@ class PendingQueue:
 
     def own_class(self, key: ClassKey) -> JobClass:
         """A private class, whatever the key: its predicted run time can change."""
-        need = RequestUnits.of(key.request, key.uid)
+        need = RequestUnits.of(key.request, key.uid, key.leaning)
         shape = self._shapes.get(need.signature)
         if shape is None:
             if len(self._shapes) >= _MOST_SHAPES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpusched.model.job import Request
+from gpusched.model.leaning import NodeLeaning
 from gpusched.model.value import replace
 
 WHOLE_CARD = 1_000_000
@@ -46,9 +47,10 @@ class RequestUnits:
     """Inputs of the fixed card filters."""
     where: Where
     """Inputs of the fixed node filters."""
+    leaning: NodeLeaning | None = None
 
     @classmethod
-    def of(cls, request: Request, uid: int) -> RequestUnits:
+    def of(cls, request: Request, uid: int, leaning: NodeLeaning | None = None) -> RequestUnits:
         """The need of this user's request. A request for whole cards does not depend on the user."""
         is_slice = request.shares_cards
         return cls(
@@ -59,18 +61,21 @@ class RequestUnits:
             is_slice=is_slice,
             kind=(is_slice, squeeze(request.gpu_type or ""), request.min_vram_mib or 0, request.gpus == 1),
             where=(bool(request.gpus), request.constraint, request.prefer, request.nodelist, request.exclude),
+            leaning=leaning,
         )
 
     def of_tail(self) -> RequestUnits:
         """Need of the last node of an uneven gang."""
         return RequestUnits.of(
-            replace(self.request, gpus=self.request.tail_gpus, tail_gpus=0, nodes=1, licenses=()), self.uid
+            replace(self.request, gpus=self.request.tail_gpus, tail_gpus=0, nodes=1, licenses=()),
+            self.uid,
+            self.leaning,
         )
 
     @property
-    def signature(self) -> tuple[Request, int]:
-        """Equal for needs that fit in exactly the same placements."""
-        return self.request, self.uid if self.is_slice else -1
+    def signature(self) -> tuple[Request, int, NodeLeaning | None]:
+        """Equal for needs that fit in exactly the same placements, and prefer the same."""
+        return self.request, self.uid if self.is_slice else -1, self.leaning
 
 
 class GpuDemand:

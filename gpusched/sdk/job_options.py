@@ -47,6 +47,8 @@ class JobOptions(TypedDict, total=False):
     """Labels a node must have: a100&nvlink, imagenet|coco, !old."""
     prefer: str
     """As constraint, but nodes without them will do."""
+    near: Sequence[str]
+    """Data sets; nodes that have them are preferred, others accepted."""
     exclusive: bool
     """Nothing else runs on the job's nodes."""
     ntasks: int

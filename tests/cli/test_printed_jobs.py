@@ -82,6 +82,7 @@ EACH_FIELD = {
     "exclude": "-x lab2",
     "constraint": "-C nvlink&h100",
     "prefer": "--prefer nvlink",
+    "near": "--near data=imagenet",
     "exclusive": "--exclusive",
     "ntasks": "-n 4",
     "ntasks_per_node": "--ntasks-per-node 2",

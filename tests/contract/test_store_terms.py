@@ -28,6 +28,7 @@ FULL = Request(
     is_exclusive=True,
     constraint="a&!b",
     prefer="zoë",
+    near=("coco", "zoë"),
     nodelist=("lab1", "lab2", "lab3"),
     exclude=("lab4",),
     licenses=(("ansys", 1), ("matlab", 2)),

@@ -94,3 +94,46 @@ def test_a_reservation_of_a_whole_node_says_which(sh: Terminal) -> None:
 def test_gq_shows_the_nodes_of_a_gang_as_a_host_list(sh: Terminal) -> None:
     job = sh.submit("-N", "3", "-g", "6", "--", "sleep", "600")
     wait_until(lambda: "n[1-3]:0,1" in sh.ok("gq", "-j", job), what="the gang to run")
+
+
+def test_a_job_goes_to_its_data_and_away_from_where_it_failed(started: Cluster, sh: Terminal) -> None:
+    """By what nodes declare and what has run there; a killed head forgets neither."""
+    failing = "test $SLURMD_NODENAME != n2"
+    first = sh.submit("-w", "n2", "-g", "1", "-J", "picky", "--", "sh", "-c", failing)
+    assert started.head.wait(first)[0]["state"] == "FAILED"
+    near = sh.submit("--near", "data=wiki", "-w", "n3", "--", "true")
+    assert started.head.wait(near)[0]["state"] == "COMPLETED"
+    started.head.kill()
+    started.head.start()
+    started.all_up()
+
+    def story(*words: str) -> str:
+        job = sh.submit(*words)
+        (ended,) = started.head.wait(job)
+        assert ended["state"] == "COMPLETED"
+        return next(line for line in sh.ok("gshow", job).splitlines() if "started on" in line)
+
+    wait_until(
+        lambda: "started on n3 (n3 your job read wiki there" in story("--near", "data=wiki", "--", "true"),
+        what="the history to be read again",
+    )
+    told = story("-x", "n1", "-g", "1", "-J", "picky", "--", "sh", "-c", failing)
+    assert "started on n3, GPU 0 (n2 1 of 1 runs like it failed there" in told
+
+
+def test_why_says_what_nodes_suit_a_job(started: Cluster, sh: Terminal) -> None:
+    done = sh.type("gsub", "--near", "data=imagenet", "-H", "--", "true")
+    assert done.stdout.startswith("Submitted job ")
+    assert done.stderr == (
+        "gsub: no node has data imagenet, and no job of yours near it has completed lately; "
+        "--near data=imagenet has no effect yet (no node names any in [node] data)\n"
+    )
+    job = done.stdout.split()[-1]
+    assert "Where:      near data imagenet" in sh.ok("gshow", job)
+    sh.ok("gctl", "update", job, "near=data=wiki")
+    assert "node n3 is preferred: your job read wiki there" in sh.ok("gq", "--why", job)
+    done = sh.type("gsub", "--near", "imagenet", "--", "true")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2,
+        "gsub: error: --near: 'imagenet' does not say near to what; write data=imagenet",
+    )

@@ -27,6 +27,8 @@ def read(line: str) -> dict[str, Any]:
         ("-C a100&nvlink", {"constraint": "a100&nvlink"}),
         ("--constraint=a|b", {"constraint": "a|b"}),
         ("--prefer nvlink", {"prefer": "nvlink"}),
+        ("--near data=imagenet", {"near": ("imagenet",)}),
+        ("--near data=coco,imagenet,coco", {"near": ("coco", "imagenet")}),
         ("-w a,b[1-3]", {"nodelist": ("a", "b1", "b2", "b3")}),
         ("-w a --nodelist=c[08-10],c08", {"nodelist": ("c08", "c09", "c10")}),
         ("-x b[1,3]x", {"exclude": ("b1x", "b3x")}),
@@ -83,6 +85,9 @@ def test_a_deadline_is_an_instant_like_begin() -> None:
         ("--exclusive=me", "'me' is neither user nor mcs"),
         ("--gres=mps:1", "'mps:1' is a share of a GPU; ask for a fraction, -g 0.5, or for memory, --vram 8G"),
         ("--gpus-per-node 1.5", "neither a number of GPUs nor a share of one"),
+        ("--near imagenet", "'imagenet' does not say near to what; write data=imagenet"),
+        ("--near disk=fast", "'disk=fast' does not say near to what; write data=imagenet"),
+        ("--near data=,", "no data set is named; write data=imagenet"),
         ("--deadline soon", "'soon' is not an instant"),
     ],
 )

@@ -85,7 +85,7 @@ async def limit(request: web.Request) -> web.Response:
 async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     """Predictions for a job; empty unless it is pending."""
     nothing: dict[str, Any] = {"place": None, "of": None, "start": None, "alternatives": []}
-    nothing |= {"accuracy": None, "predictions": None, "expected": None}
+    nothing |= {"accuracy": None, "predictions": None, "expected": None, "leanings": []}
     if job.state is not JobState.PENDING:
         return nothing
     service, daemon = viewer.service, viewer.service.daemon
@@ -104,6 +104,8 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
         "accuracy": accuracy_json(daemon.accuracy(), calibration),
         "predictions": prediction_json(measure, service.scheduler.settings),
         "expected": expected_json(job, daemon, is_whole=is_whole),
+        # What earlier runs did is private to their owners.
+        "leanings": [plain(one) for one in daemon.leanings(job)] if is_whole else [],
     }
 
 

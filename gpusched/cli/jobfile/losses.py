@@ -157,6 +157,7 @@ LOSSES = (
     Loss("constraint", SBATCH, REFUSED, "Slurm has no word for not, !", lambda text, _: "!" in text, "with !"),
     Loss("constraint", K8S, REFUSED, "nodes of a Kubernetes cluster have other labels; add a nodeSelector"),
     Loss("prefer", K8S, NOTE, "nodes of a Kubernetes cluster have other labels"),
+    Loss("near", "sbatch k8s", NOTE, "only gpusched knows which nodes have a data set"),
     Loss("exclusive", K8S, REFUSED, "a Job shares its node; ask for all of its cores"),
     Loss(
         "time_limit_s",

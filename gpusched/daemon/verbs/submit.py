@@ -7,6 +7,7 @@ from typing import Any
 
 from gpusched.access import is_private, is_root
 from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.leanings import data_notes
 from gpusched.daemon.verbs.admission import (
     check_nice,
     check_submission,
@@ -70,6 +71,9 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     tx.changes.payloads.update(command.payloads)
     notes = [f"{name_some('job', names)} {text}" for text, names in doomed.items()]
     notes += queue_notes((spec.queue for spec in specs), settings)
+    near = [(command.caller.user, spec.request.near) for spec in specs if spec.request.near]
+    if near:
+        notes += data_notes(near, tx.nodes, tx.has_read)
     said = list(dict.fromkeys(filter(None, limits)))
     return {"ids": ids, "notes": notes, **({"limits": said} if said else {})}
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable, Sequence
 from math import inf
 
 from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.leaning import LeaningReason, NodeLeaning
 from gpusched.model.snapshot import Prediction, VramSeen
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.ports import JobFilter, Store
@@ -23,6 +24,7 @@ from gpusched.predict.family import (
     predict,
 )
 from gpusched.predict.limits import LimitAdvice, advise
+from gpusched.predict.nodes import NodeHistory, NodeRun
 from gpusched.predict.predictor import (
     EndedRun,
     ExpectedRunTime,
@@ -41,6 +43,8 @@ MOST_JOBS = 5000
 """Number of newest jobs from which the ended ones are read from the table."""
 _CHUNK = 500
 MOST_FAMILIES = 5000
+AGED_EVERY_S = 3600.0
+"""How often runs that speak for and against nodes grow older."""
 
 
 class History:
@@ -56,6 +60,9 @@ class History:
         self._past = RunTimes()
         self._judge = PredictionJudge()
         self._overruns = Overruns()
+        self._nodes = NodeHistory()
+        self._aged_at = 0.0
+        """Instant from which the age of their runs counts."""
         self._said: dict[int, int] = {}
         """Guessed run times of running jobs with a time limit, as of their start."""
         self._learned: set[str] = set()
@@ -93,10 +100,13 @@ class History:
 
     def _read(self, ids: frozenset[int]) -> None:
         jobs = {job.id: job for job in self._store.jobs(JobFilter(ids=ids, states=_TELLING))}
+        on_nodes: list[tuple[Family, NodeRun]] = []
         older: dict[Family, list[float]] = {}
         ended: list[tuple[Job, float, bool]] = []
         peaks: dict[Family, list[int]] = {}
         for run in sorted(self._store.runs(jobs), key=lambda run: run.end_at or 0.0):
+            job = jobs[run.job_id]
+            on_nodes += [(family(job), one) for one in _on_nodes(job, run)]
             run_s = _run_s(run)
             if run_s is None:
                 continue
@@ -108,7 +118,8 @@ class History:
             if (peak_mib := peak_vram_mib(run)) is not None:
                 peaks.setdefault(family(jobs[run.job_id]), []).append(peak_mib)
         self._look_back(ended)
-        self._changed |= dict.fromkeys(older)
+        self._nodes.learn_older(on_nodes)
+        self._changed |= dict.fromkeys((*older, *(kind for kind, _ in on_nodes)))
         for kind, run_times_s in older.items():
             self._run_times_s[kind] = (*run_times_s, *self._run_times_s.get(kind, ()))[-SAMPLES:]
         for kind, peaks_mib in peaks.items():
@@ -124,7 +135,13 @@ class History:
         self._learned.add(run.id)
         said_s = self._said.pop(job.id, None)
         run_s = _run_s(run)
-        if self._unread is None or job.id in self._unread or run_s is None:
+        if self._unread is None or job.id in self._unread:
+            return
+        for one in _on_nodes(job, run):
+            self._changed[family(job)] = None
+            if self._nodes.learn(family(job), one):
+                self._turned[job.user] = None
+        if run_s is None:
             return
         limit_s = _stated_limit_s(job)
         if limit_s is not None:
@@ -160,11 +177,26 @@ class History:
 
         Empty if called again for the same instant.
         """
+        if as_of - self._aged_at >= AGED_EVERY_S:
+            self._aged_at = as_of - as_of % AGED_EVERY_S
+            self._changed |= dict.fromkeys(self._nodes.families())
         if not self._changed or as_of == self._looked_at:
             return (), ()
         found = self._changed, self._turned
         self._changed, self._turned, self._looked_at = {}, {}, as_of
         return found
+
+    def leaning(self, job: Job) -> NodeLeaning | None:
+        """What earlier runs of its user say about nodes for a job; None: nothing."""
+        return self._nodes.leaning(family(job), job.spec.request.near, self._aged_at)
+
+    def leaning_reasons(self, job: Job) -> list[LeaningReason]:
+        """The same as sentences, by node."""
+        return self._nodes.reasons(family(job), job.spec.request.near, self._aged_at)
+
+    def has_read(self, user: str, data: str) -> bool:
+        """Whether a job of this user near this data set has lately completed."""
+        return self._nodes.is_known_data(user, data, self._aged_at)
 
     def vram_seen(self, job: Job) -> VramSeen | None:
         """VRAM per GPU that similar jobs used; None when too few have ended."""
@@ -270,8 +302,10 @@ _OWN = 3
 """The first marks of `_marks` that cover one user; beside a limit they say more than other users' runs."""
 _CUT = 1
 """The first marks of `_marks` that learn from a run ended at its limit: those with the same limit."""
-_TELLING = frozenset({JobState.COMPLETED, JobState.TIMEOUT})
-"""Job states that say something about run times."""
+_FAILURES = frozenset({JobState.FAILED, JobState.NODE_FAIL, JobState.OUT_OF_MEMORY})
+"""Outcomes that may be the fault of a node."""
+_TELLING = frozenset({JobState.COMPLETED, JobState.TIMEOUT, *_FAILURES})
+"""States of jobs whose runs say something about run times or nodes."""
 
 
 def _is_cut(run: Run) -> bool:
@@ -281,6 +315,23 @@ def _is_cut(run: Run) -> bool:
 def _goes_on(job: Job) -> bool:
     """Whether the job asked to be requeued at its limit, as jobs that resume from a checkpoint do."""
     return "timeout" in job.spec.retry.retry_on
+
+
+def _on_nodes(job: Job, run: Run) -> list[NodeRun]:
+    """What an ended run says about its nodes. Which node of a gang has failed is not recorded, so only success counts.
+
+    The ends that an administrator or another job caused say nothing.
+    """
+    if run.outcome is None or run.start_at is None or run.end_at is None:
+        return []
+    data = job.spec.request.near
+    if run.outcome is JobState.COMPLETED:
+        run_s = (_run_s(run) or 0.0) if len(run.nodes) == 1 else 0.0
+        return [NodeRun(node, run.end_at, run_s, None, data) for node in run.nodes]
+    if run.outcome not in _FAILURES or len(run.nodes) > 1:
+        return []
+    cause = run.outcome.value, run.exit_code, run.signal
+    return [NodeRun(run.node, run.end_at, 0.0, cause)]
 
 
 def _run_s(run: Run) -> float | None:
