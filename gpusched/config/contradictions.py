@@ -29,6 +29,7 @@ def contradictions(settings: Settings) -> Iterator[Contradiction]:
     yield from _in_defaults(settings)
     yield from _unknown_accounts(settings)
     yield from _in_foreign(settings)
+    yield from _in_cluster(settings)
 
 
 def _in_tree(section: str, tree: Mapping[str, QueueSettings | AccountSettings]) -> Iterator[Contradiction]:
@@ -196,3 +197,9 @@ def _unknown_accounts(settings: Settings) -> Iterator[Contradiction]:
 def _meant(name: str, known: Iterable[str], otherwise: str) -> str:
     near = closest(name, known)
     return f"did you mean {near}?" if near else otherwise
+
+
+def _in_cluster(settings: Settings) -> Iterator[Contradiction]:
+    if settings.cluster.engine == "ray" and settings.cluster.nodes:
+        text = 'with engine = "ray" the nodes are those that have joined, and none can be named'
+        yield ("cluster", "nodes"), text, "leave nodes out, and on each of them: gpusched cluster join HEAD"

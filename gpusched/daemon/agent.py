@@ -85,8 +85,10 @@ def _keep_daemon_out() -> FileLock | None:
     return lock
 
 
-def serve(node: str) -> int:
+def serve(node: str, address: str | None = None) -> int:
     """Serve the head at the other end of standard input and output until it hangs up. Raises: DaemonBusy, NotReady.
+
+    Args: address: where other nodes reach this one; default: its name.
 
     Its spool is a folder of the node's own, since a home may be that of several machines.
     """
@@ -112,7 +114,7 @@ def serve(node: str) -> int:
         checkpoints=os.path.join(folder, "checkpoints"),
         spool=spool,
         cpus=int(sample.cpus if own.cpus is None else own.cpus),
-        address=own.address or node,
+        address=own.address or address or node,
     )
     os.makedirs(site.checkpoints, mode=0o700, exist_ok=True)
     if paths.is_system():

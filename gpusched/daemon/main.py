@@ -13,6 +13,7 @@ import os
 import resource
 import sys
 import time
+from functools import partial
 
 from filelock import FileLock, Timeout
 
@@ -31,7 +32,7 @@ from gpusched.daemon.node_reach import NodeReach
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reload import SettingsFile
-from gpusched.daemon.remote_nodes import RemoteNodes, next_session
+from gpusched.daemon.remote_nodes import RemoteNodes, next_session, open_bridge
 from gpusched.daemon.service_manager import (
     JournalFormatter,
     LineFormatter,
@@ -47,6 +48,7 @@ from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.launchers import LauncherChoice, choose
 from gpusched.engine.linux.isolation import look, pinned_cpus, read_processors
 from gpusched.engine.local import LocalEngine
+from gpusched.engine.ray.site import RayFolder
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.source import SOCKET
@@ -268,6 +270,8 @@ def _serve(
     store = SqliteStore.open(paths.database())
     worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()})
     engine: Engine | None = None
+    cluster: ClusterEngine | None = None
+    remote: RemoteNodes | None = None
     dispatcher = None
     try:
         isolation = look(chosen.kind) if paths.is_system() else PERSONAL
@@ -279,10 +283,10 @@ def _serve(
             pam=paths.is_system(),
             run_cgroups=isolation.folder,
         )
-        remote = None
-        if settings.cluster.nodes:
-            remote = _remote_nodes(settings, sample.name, clock)
-            engine = ClusterEngine({sample.name: engine, **remote.engines}, sample.name)
+        address = ""
+        if settings.cluster.nodes or settings.cluster.engine == "ray":
+            remote, address = _remote_nodes(settings, sample.name, clock)
+            engine = cluster = ClusterEngine({sample.name: engine, **remote.engines}, sample.name)
         scheduler = Scheduler(
             store=store,
             engine=engine,
@@ -293,7 +297,7 @@ def _serve(
                     spool=paths.spool_dir(),
                     cpus=int(sample.cpus if settings.node.cpus is None else settings.node.cpus),
                     commands=paths.slurm_commands(),
-                    address=settings.node.address or "",
+                    address=settings.node.address or address,
                 ),
                 boot_id=sample.boot_id,
                 host=sample,
@@ -314,10 +318,11 @@ def _serve(
         scheduler.settings_problem = lambda: file.problem
         _write_slurm(scheduler, settings)
         scheduler.settings_listeners.append(lambda settings: _write_slurm(scheduler, settings))
+        if remote is not None and cluster is not None:
+            remote.attach(scheduler, cluster)
         # Adopt runs first: processes of continuing runs are not foreign.
         adopt_open_runs(scheduler.world, engine, scheduler.settings)
         if remote is not None:
-            remote.attach(scheduler)
             remote.await_reports(_JOIN_S)
         _first_readings(worker, scheduler, store)
         log.info("gpusched %s serves %s", __version__, paths.state_dir())
@@ -339,15 +344,22 @@ def _serve(
             dispatcher.close()
         if engine is not None:
             engine.close()
+        if remote is not None:
+            remote.close()
         worker.close()
         store.close()
 
 
-def _remote_nodes(settings: Settings, head: str, clock: SystemClock) -> RemoteNodes:
-    """Links to the other nodes of the cluster. Raises: NotReady."""
+def _remote_nodes(settings: Settings, head: str, clock: SystemClock) -> tuple[RemoteNodes, str]:
+    """Links to the other nodes of the cluster, and where these reach the head. Raises: NotReady."""
+    session = partial(next_session, paths.session_file(), clock)
+    if settings.cluster.engine == "ray":
+        folder = RayFolder(paths.state_dir())
+        member, bridge = open_bridge(folder, is_system=paths.is_system())
+        return RemoteNodes(settings.cluster, clock, session(), bridge, folder.known), member.address
     if head in settings.cluster.nodes:
         raise NotReady(f"[cluster] nodes names {head}, the daemon's own node", "name the other nodes only")
-    return RemoteNodes(settings.cluster, clock, next_session(paths.session_file(), clock))
+    return RemoteNodes(settings.cluster, clock, session()), ""
 
 
 def _write_slurm(scheduler: Scheduler, settings: Settings) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,10 +15,22 @@ from typing import TYPE_CHECKING
 from gpusched import paths
 from gpusched.daemon.launch.limits import RunLimiter
 from gpusched.daemon.nodes import ClusterNode
+from gpusched.engine.cluster import ClusterEngine
+from gpusched.engine.ray.link import RayBridge, RayChannel
+from gpusched.engine.ray.site import (
+    RayFolder,
+    RayMember,
+    check_ray,
+    check_token,
+    ray_environment,
+    read_known,
+    write_known,
+)
 from gpusched.engine.remote.channel import Channel
 from gpusched.engine.remote.command_channel import CommandChannel
 from gpusched.engine.remote.messages import NodeReport
 from gpusched.engine.remote.remote_engine import RemoteEngine
+from gpusched.errors import NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading
 from gpusched.model.settings import ClusterSettings, Settings
@@ -29,20 +43,33 @@ if TYPE_CHECKING:
 log = getLogger("gpusched.daemon")
 
 _SSH = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 {node}"
+BRIDGE_VARIABLE = "GPUSCHED_RAY_BRIDGE"
+"""Command in place of the bridge to Ray."""
 SKEW_S = 5.0
 """Clocks that differ by more are a warning."""
 
 
 class RemoteNodes:
-    """Links to the nodes that the settings name.
+    """Links to the nodes that the settings name, or to those that Ray has.
 
-    Args: connect: makes the channel to a node; default: by the command of the settings.
+    Args: bridge: to Ray; known: file with the nodes that Ray has ever had, which are then `down` and not forgotten.
     """
 
     def __init__(
-        self, settings: ClusterSettings, clock: Clock, session: int, connect: Callable[[str], Channel] | None = None
+        self,
+        settings: ClusterSettings,
+        clock: Clock,
+        session: int,
+        bridge: RayBridge | None = None,
+        known: str | None = None,
     ) -> None:
+        self._settings = settings
         self._clock = clock
+        self._session = session
+        self._bridge = bridge
+        self._known_file = known
+        self._known = read_known(known) if known is not None else {}
+        self._cluster: ClusterEngine | None = None
         self._reports: deque[tuple[str, NodeReport]] = deque()
         self._scheduler: Scheduler | None = None
         self._warned: dict[str, str | None] = {}
@@ -52,17 +79,59 @@ class RemoteNodes:
         """Readings of its GPUs that a node which has just joined needs before they can be used."""
         self.wake: Callable[[], None] | None = None
         """Called when a report has arrived."""
-        command = settings.connect or f"{_SSH} gpusched agent {'--system ' if paths.is_system() else ''}{{node}}"
-        make = connect or (lambda node: CommandChannel(command.replace("{node}", node), node))
-        self.engines = {
-            node: RemoteEngine(make(node), session=session, clock=clock, node=node, on_report=partial(self._keep, node))
-            for node in settings.nodes
-        }
+        self.engines = {node: self._engine(node) for node in (*settings.nodes, *self._known)}
 
-    def attach(self, scheduler: Scheduler) -> None:
-        """Pass reports on to this scheduler from now on."""
-        self._scheduler = scheduler
+    def _engine(self, node: str) -> RemoteEngine:
+        channel: Channel
+        if self._bridge is not None:
+            channel = RayChannel(self._bridge, node)
+        else:
+            agent = f"gpusched agent {'--system ' if paths.is_system() else ''}{{node}}"
+            command = self._settings.connect or f"{_SSH} {agent}"
+            channel = CommandChannel(command.replace("{node}", node), node)
+        return RemoteEngine(
+            channel, session=self._session, clock=self._clock, node=node, on_report=partial(self._keep, node)
+        )
+
+    def attach(self, scheduler: Scheduler, cluster: ClusterEngine) -> None:
+        """Pass reports on to this scheduler, and nodes that join to this engine, before runs are adopted."""
+        self._scheduler, self._cluster = scheduler, cluster
+        if self._bridge is not None:
+            # A lost file of known nodes costs none that has runs.
+            parts = (part.node for run in scheduler.world.open_runs.values() for part in run.on_each_node)
+            for name in sorted(set(parts) - self.engines.keys() - {scheduler.head.name}):
+                self.engines[name] = self._engine(name)
+                cluster.add(name, self.engines[name])
         scheduler.outages.be_members({scheduler.head.name, *self.engines})
+
+    def close(self) -> None:
+        """End the bridge; the engines are closed by the cluster's."""
+        if self._bridge is not None:
+            self._bridge.close()
+
+    def _follow_ray(self, scheduler: Scheduler, bridge: RayBridge) -> None:
+        """Include nodes that have joined Ray's cluster."""
+        bridge.poll()
+        cluster = self._cluster
+        assert cluster is not None
+        for node in bridge.nodes.values():
+            if node.name == scheduler.head.name:
+                if node.name not in self._warned:
+                    self._warned[node.name] = "name"
+                    log.warning("the node at %s has the daemon's own name, %s: left out", node.address, node.name)
+                continue
+            if node.name not in self.engines:
+                self.engines[node.name] = engine = self._engine(node.name)
+                cluster.add(node.name, engine)
+                # As at a start: what runs there and is in no row is cleared away.
+                engine.adopt(())
+                scheduler.outages.be_members({scheduler.head.name, *self.engines})
+            if self._known.get(node.name) != node.address and self._known_file is not None:
+                self._known[node.name] = node.address
+                write_known(self._known_file, self._known)
+        for engine in self.engines.values():
+            if engine.link.unreachable_since is not None:
+                engine.look()
 
     def _keep(self, node: str, report: NodeReport) -> None:
         # Taken in between ticks: an engine may hear of it in the middle of one.
@@ -85,8 +154,7 @@ class RemoteNodes:
         ):
             for name in missing:
                 self.engines[name].wait(0.02)
-                # Takes in what has arrived; events of runs stay for the first tick.
-                self.engines[name].checkpoints()
+                self.engines[name].look()
             self.poll()
 
     def _is_awaited(self, scheduler: Scheduler, name: str) -> bool:
@@ -96,6 +164,8 @@ class RemoteNodes:
         """Take in what has arrived, and note which nodes do not answer."""
         scheduler = self._scheduler
         assert scheduler is not None
+        if self._bridge is not None:
+            self._follow_ray(scheduler, self._bridge)
         while self._reports:
             self._take(scheduler, *self._reports.popleft())
         for name, engine in self.engines.items():
@@ -180,6 +250,23 @@ class RemoteNodes:
 
 def _tracker(settings: Settings) -> GpuTracker:
     return GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
+
+
+def open_bridge(folder: RayFolder, *, is_system: bool) -> tuple[RayMember, RayBridge]:
+    """What this machine is in Ray's cluster, and the bridge to it. Raises: NotReady unless it is the head of one."""
+    member = folder.load()
+    if member is None or not member.is_head:
+        what = "in no cluster" if member is None else f"a node of the cluster of {member.head}, not its head"
+        hint = "make one: gpusched cluster init" if member is None else "leave it first: gpusched cluster leave"
+        raise NotReady(f'[cluster] engine is "ray", and this machine is {what}', hint)
+    check_token(folder.token)
+    # For daemons in tests only: a daemon that serves others has no such hook.
+    stand_in = None if is_system else os.environ.get(BRIDGE_VARIABLE)
+    if stand_in is not None:
+        return member, RayBridge([*shlex.split(stand_in)])
+    check_ray()
+    argv = [sys.executable, "-m", "gpusched.engine.ray.bridge", os.path.dirname(folder.path)]
+    return member, RayBridge(argv, ray_environment(folder, os.environ))
 
 
 def next_session(path: str, clock: Clock) -> int:

@@ -409,8 +409,11 @@ class SlurmSettings(Value):
 class ClusterSettings(Value):
     """Other machines whose jobs this daemon runs; see [several machines](../howto/several-machines.md)."""
 
+    engine: Annotated[str, OneOf(("command", "ray")), AT_START] = "command"
+    """How other nodes are reached: `command` runs `connect` for each of `nodes`; `ray` takes the nodes that have joined
+    the cluster made by `gpusched cluster init`, see [several machines](../howto/several-machines.md#with-ray)."""
     nodes: Annotated[tuple[str, ...], Texts("node names"), AT_START] = ()
-    """Names of the other nodes."""
+    """Names of the other nodes, with `engine = "command"`."""
     connect: Annotated[str | None, Text(), AT_START] = None
     """Command that starts an agent on a node, `{node}`, and talks to it by its input and output; default:
     `ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 {node} gpusched agent {node}`, with

@@ -137,7 +137,7 @@ def test_without_systemd_the_start_command_is_shown(monkeypatch: pytest.MonkeyPa
 
 def test_running_jobs_prevent_removal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(system, "_needs_systemd", lambda: None)
+    monkeypatch.setattr(system, "needs_systemd", lambda: None)
     counts = Lab().scheduler.world.counts()
     assert counts.keys() >= {"pending", "running", "completing"}
     jobs = {**counts, "pending": 3, "running": 1, "completing": 1}
@@ -148,23 +148,23 @@ def test_running_jobs_prevent_removal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_daemon_supervisors_reveal_running_jobs(tmp_path: Path) -> None:
     spool = str(tmp_path / "spool")
-    assert system._held_runs(spool) == 0
+    assert system.held_runs(spool) == 0
     os.mkdir(spool)
     ours = take_claim(spool, "7.1", os.getpid(), 1, os.geteuid(), "boot")
     other = take_claim(spool, "8.1", os.getpid(), 1, os.geteuid(), "boot")
     assert ours is not None
     assert other is not None
     os.close(other)
-    assert system._held_runs(spool) == 1
+    assert system.held_runs(spool) == 1
     os.close(ours)
-    assert system._held_runs(spool) == 0
+    assert system.held_runs(spool) == 0
 
 
 def test_files_that_root_would_run_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpusched.cli.admin import system
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(system, "_needs_systemd", lambda: None)
+    monkeypatch.setattr(system, "needs_systemd", lambda: None)
     monkeypatch.setattr(system, "commands_folder", lambda: "/home/ann/venv/bin")
     monkeypatch.setattr(system, "first_doubt", lambda paths: "/home/ann belongs to ann")
     with pytest.raises(Refused, match="root must not run this installation: /home/ann belongs to ann") as caught:

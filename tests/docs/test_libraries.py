@@ -36,7 +36,8 @@ def named(requirements: list[str]) -> set[str]:
 
 EXTRAS = PROJECT["optional-dependencies"]
 # tomli is the standard library's tomllib for Python 3.10.
-NEEDED = named(PROJECT["dependencies"]) - {"tomli"} | named([*EXTRAS["notify"], *EXTRAS["plot"], *EXTRAS["executor"]])
+OPTIONAL = [*EXTRAS["notify"], *EXTRAS["plot"], *EXTRAS["executor"], *EXTRAS["ray"]]
+NEEDED = named(PROJECT["dependencies"]) - {"tomli"} | named(OPTIONAL)
 
 
 def imported() -> set[str]:

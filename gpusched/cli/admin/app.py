@@ -14,6 +14,7 @@ import typer
 from gpusched import __version__, paths
 from gpusched.cli import output, tables
 from gpusched.cli import tune as options
+from gpusched.cli.admin.cluster import app as cluster_app
 from gpusched.cli.admin.slurm_commands import app as slurm_commands_app
 from gpusched.cli.admin.system import app as system_app
 from gpusched.cli.parse import read
@@ -44,6 +45,7 @@ app.add_typer(daemon_app, name="daemon")
 app.add_typer(config_app, name="config")
 app.add_typer(notify_app, name="notify")
 app.add_typer(system_app, name="system")
+app.add_typer(cluster_app, name="cluster")
 app.add_typer(slurm_commands_app, name="slurm-commands")
 app.add_typer(debug_app, name="debug")
 
@@ -324,6 +326,9 @@ def replay(
 @app.command()
 def agent(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Name of this machine in the cluster.")],
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="IP", help="Where other nodes reach it; default: its name.")
+    ] = None,
     is_system: Annotated[
         bool, typer.Option("--system", help="Run jobs of all users, as root, for a system's daemon.")
     ] = False,
@@ -343,7 +348,7 @@ def agent(
         paths.serve_system(root or "")
     from gpusched.daemon.agent import serve  # a daemon's code, which no other command needs
 
-    raise typer.Exit(serve(node))
+    raise typer.Exit(serve(node, address))
 
 
 @app.command()
@@ -500,11 +505,15 @@ def daemon_start() -> None:
 @daemon_app.command("stop")
 def daemon_stop() -> None:
     """Stop the daemon; running jobs keep running, and the next daemon takes them over."""
+    typer.echo("stopped; jobs keep running" if stop_daemon() else "not running")
+
+
+def stop_daemon() -> bool:
+    """Stop the personal daemon and wait until it is gone; False if none runs. Raises: Refused, NotReady."""
     try:
         client = connect(autostart=False)
     except DaemonUnreachable:
-        typer.echo("not running")
-        return
+        return False
     with client:
         daemon = client.call("GET", "/v1/status")["daemon"]
         pid = int(daemon["pid"])
@@ -519,7 +528,7 @@ def daemon_stop() -> None:
         if time.monotonic() > deadline:
             raise NotReady(f"the daemon (pid {pid}) is still running after 30 s", f"kill it with: kill {pid}")
         time.sleep(0.01)
-    typer.echo("stopped; jobs keep running")
+    return True
 
 
 def _is_alive(pid: int) -> bool:
@@ -709,6 +718,13 @@ def admin_help() -> dict[str, str]:
         ["debug", "snapshot"],
         ["system", "install"],
         ["system", "uninstall"],
+        ["cluster", "init"],
+        ["cluster", "join"],
+        ["cluster", "leave"],
+        ["cluster", "status"],
+        ["cluster", "doctor"],
+        ["cluster", "token"],
+        ["cluster", "run"],
         ["system", "guard", "on"],
         ["system", "guard", "off"],
         ["system", "guard", "status"],

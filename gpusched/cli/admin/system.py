@@ -102,8 +102,8 @@ def install(
     _needs_root(below)
     folder = commands_folder()
     if not below:
-        _needs_systemd()
-        _check_trust(folder)
+        needs_systemd()
+        check_trust(folder)
     site = _site(folder, below)
     if is_node:
         _install_node(site, limit_s, yes=yes, plan=plan)
@@ -115,7 +115,7 @@ def install(
     if limit_s is None and any(step.word == "write" and step.target == site.at(CONFIG) for step in steps):
         notes.append(_NO_DEFAULT_TIME)
     notes += [] if below else _personal_daemons()
-    if _carry_out(steps, title, notes, yes=yes, plan=plan) and not below:
+    if carry_out(steps, title, notes, yes=yes, plan=plan) and not below:
         config = f"{paths.SYSTEM_CONFIG}/config.toml"
         sys.stdout.write(_NEXT.format(config=config, example=example_for(_ask("/v1/cluster"))))
 
@@ -131,7 +131,7 @@ def _install_node(site: InstallTarget, limit_s: int | None, *, yes: bool, plan: 
         )
     title = f"gpusched {__version__} in {os.path.dirname(site.folder)} runs jobs of another machine's scheduler:"
     notes = ["Nothing is started: the head's daemon reaches this machine as root, by ssh."]
-    if _carry_out(node_plan(site), title, notes, yes=yes, plan=plan):
+    if carry_out(node_plan(site), title, notes, yes=yes, plan=plan):
         sys.stdout.write(_NODE_NEXT.format(config=site.at(CONFIG), node=os.uname().nodename))
 
 
@@ -152,7 +152,7 @@ def uninstall(
     below = _below(root)
     _needs_root(below)
     if not below:
-        _needs_systemd()
+        needs_systemd()
         running = _running_jobs()
         if running and not force:
             raise Refused(
@@ -161,10 +161,10 @@ def uninstall(
             )
     site = _site(commands_folder(), below)
     steps = uninstall_plan(site, ServiceState() if below else look(os.environ, lambda: None), purge=purge)
-    _carry_out(steps, "Removing the system scheduler:", [], yes=yes, plan=plan)
+    carry_out(steps, "Removing the system scheduler:", [], yes=yes, plan=plan)
 
 
-def _carry_out(steps: list[PlanStep], title: str, notes: list[str], *, yes: bool, plan: bool) -> bool:
+def carry_out(steps: list[PlanStep], title: str, notes: list[str], *, yes: bool, plan: bool) -> bool:
     """Show the steps, ask, carry them out. False if nothing was done. Raises: Refused without a terminal."""
     if not any(step.act for step in steps):
         sys.stdout.write("nothing to do\n")
@@ -230,12 +230,12 @@ def _needs_root(below: str) -> None:
         )
 
 
-def _needs_systemd() -> None:
+def needs_systemd() -> None:
     if not os.path.isdir("/run/systemd/system"):
         raise NotReady("this machine does not run systemd", "start the daemon yourself, as root: gpuschedd --system")
 
 
-def _check_trust(folder: str) -> None:
+def check_trust(folder: str) -> None:
 
     if not is_plain(folder):
         raise Refused(f"systemd cannot use the path {folder!r}", "install it in a path of letters and digits")
@@ -281,10 +281,10 @@ def _running_jobs() -> int:
     status = _status()
     if status is not None:
         return sum(count for state, count in status["jobs"].items() if state != "pending")
-    return _held_runs(f"{paths.SYSTEM_STATE}/spool")
+    return held_runs(f"{paths.SYSTEM_STATE}/spool")
 
 
-def _held_runs(spool: str) -> int:
+def held_runs(spool: str) -> int:
     """Number of live supervisors, read from the spool without a daemon."""
     from gpusched.engine.spool import read_record, runs_in
 

@@ -115,25 +115,25 @@ def install_plan(site: InstallTarget, service: ServiceState, default_time_s: int
     Args: default_time_s: default time limit of jobs, for a new config file.
     """
     units = [
-        *_written(site, f"{UNITS}/{UNIT}", unit_text(UNIT, site), "the scheduler"),
-        *_written(site, f"{UNITS}/{METRICS}", unit_text(METRICS, site), "metrics for Prometheus; not enabled"),
+        *write_changed(site, f"{UNITS}/{UNIT}", unit_text(UNIT, site), "the scheduler"),
+        *write_changed(site, f"{UNITS}/{METRICS}", unit_text(METRICS, site), "metrics for Prometheus; not enabled"),
         *_sandbox(site),
     ]
-    files = [*units, *_once(site, PAM, source("pam.d-gpusched"), "applies limits.conf to jobs")]
+    files = [*units, *write_once(site, PAM, source("pam.d-gpusched"), "applies limits.conf to jobs")]
     files += _config(site, default_time_s)
     return [*files, *_links(site), *_systemd(site, service, reload=bool(units))]
 
 
 def node_plan(site: InstallTarget) -> list[PlanStep]:
     """The same for a machine that runs jobs of another machine's daemon: no daemon of its own, so no unit."""
-    pam = _once(site, PAM, source("pam.d-gpusched"), "applies limits.conf to jobs")
+    pam = write_once(site, PAM, source("pam.d-gpusched"), "applies limits.conf to jobs")
     return [*pam, *_config(site, None), *_links(site)]
 
 
 def _sandbox(site: InstallTarget) -> Iterator[PlanStep]:
     """Keep runs that are children of the daemon out of its sandbox."""
     if site.launcher == "fork":
-        yield from _written(site, FORK_CONF, source("gpusched-fork.conf"), 'no sandbox, for launcher = "fork"')
+        yield from write_changed(site, FORK_CONF, source("gpusched-fork.conf"), 'no sandbox, for launcher = "fork"')
     elif os.path.exists(site.at(FORK_CONF)):
         yield _removal(site, FORK_CONF, "systemd starts the runs, so the daemon is sandboxed")
 
@@ -146,15 +146,16 @@ def _config(site: InstallTarget, default_time_s: int | None) -> Iterator[PlanSte
     if default_time_s is not None:
         text = text.replace(_COMMENTED_LIMIT, f"[default]\ntime_limit_s = {default_time_s}  ", 1)
         why = f"settings: a time limit of {format_duration(default_time_s)} for jobs that give none"
-    return _once(site, CONFIG, text, why)
+    return write_once(site, CONFIG, text, why)
 
 
-def _written(site: InstallTarget, path: str, text: str, why: str) -> Iterator[PlanStep]:
+def write_changed(site: InstallTarget, path: str, text: str, why: str) -> Iterator[PlanStep]:
+    """Write a file unless it has this text."""
     if read_text(site.at(path)) != text:
         yield PlanStep("write", site.at(path), why, lambda: write_text(site.at(path), text))
 
 
-def _once(site: InstallTarget, path: str, text: str, why: str) -> Iterator[PlanStep]:
+def write_once(site: InstallTarget, path: str, text: str, why: str) -> Iterator[PlanStep]:
     """Write a file once; from then on it belongs to the administrator."""
     found = read_text(site.at(path))
     if found is None:
@@ -185,14 +186,14 @@ def _systemd(site: InstallTarget, service: ServiceState, *, reload: bool) -> Ite
     if site.root:
         return
     if reload:
-        yield _command("systemctl", "daemon-reload")
+        yield system_command("systemctl", "daemon-reload")
     if not service.is_enabled:
-        yield _command("systemctl", "enable", "--quiet", UNIT, why="starts at boot")
+        yield system_command("systemctl", "enable", "--quiet", UNIT, why="starts at boot")
     if not service.is_active:
-        yield _command("systemctl", "start", UNIT, why="and waits until it answers")
+        yield system_command("systemctl", "start", UNIT, why="and waits until it answers")
     elif reload or service.version != __version__:
         other = f"{service.version} runs; " if service.version not in (None, __version__) else ""
-        yield _command("systemctl", "restart", UNIT, why=f"{other}jobs keep running")
+        yield system_command("systemctl", "restart", UNIT, why=f"{other}jobs keep running")
 
 
 def uninstall_plan(site: InstallTarget, service: ServiceState, *, purge: bool) -> list[PlanStep]:
@@ -202,15 +203,15 @@ def uninstall_plan(site: InstallTarget, service: ServiceState, *, purge: bool) -
     # systemctl fails each time for a unit that was removed by hand.
     there = [name for name in (UNIT, METRICS) if f"{UNITS}/{name}" in units]
     if there and not site.root:
-        steps.append(_command("systemctl", "disable", "--quiet", "--now", *there, why="jobs keep running"))
+        steps.append(system_command("systemctl", "disable", "--quiet", "--now", *there, why="jobs keep running"))
     if service.is_active and UNIT not in there:
-        steps.append(_command("systemctl", "stop", UNIT, why="jobs keep running"))
+        steps.append(system_command("systemctl", "stop", UNIT, why="jobs keep running"))
     if os.path.exists(site.at(f"{UNITS}/{GUARD}")) and not site.root:
         steps.append(PlanStep("run", "gpusched system guard off", "logins can use the GPUs again", _lift_guard))
     if service.slice_tasks:
         steps.append(PlanStep("keep", SLICE, "jobs run in it; it disappears at the next reboot"))
     elif service.slice_tasks is not None:
-        steps.append(_command("systemctl", "stop", SLICE, why="no job is in it"))
+        steps.append(system_command("systemctl", "stop", SLICE, why="no job is in it"))
     steps += [_removal(site, path, "") for path in units]
     if read_text(site.at(PAM)) == source("pam.d-gpusched"):
         steps.append(_removal(site, PAM, ""))
@@ -219,7 +220,7 @@ def uninstall_plan(site: InstallTarget, service: ServiceState, *, purge: bool) -
         if site.folder != LINKS and os.path.islink(site.at(link)) and _is_ours(site.at(link)):
             steps.append(_removal(site, link, ""))
     if units and not site.root:
-        steps.append(_command("systemctl", "daemon-reload"))
+        steps.append(system_command("systemctl", "daemon-reload"))
     for path, what in ((paths.SYSTEM_CONFIG, "settings"), (paths.SYSTEM_STATE, "job table, logs of the daemon")):
         if purge and os.path.exists(site.at(path)):
             steps.append(_removal(site, path, f"{what}, deleted"))
@@ -254,7 +255,8 @@ def _removal(site: InstallTarget, path: str, why: str) -> PlanStep:
     return PlanStep("remove", site.at(path), why, lambda: remove(site.at(path)))
 
 
-def _command(*words: str, why: str = "") -> PlanStep:
+def system_command(*words: str, why: str = "") -> PlanStep:
+    """A step that runs a command of the system's."""
     return PlanStep("run", " ".join(words), why, lambda: run_command(*words))
 
 

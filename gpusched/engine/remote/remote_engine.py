@@ -168,6 +168,8 @@ class RemoteEngine:
         self._poller = Poller()
         self._poller.watch(channel.fileno())
         self._is_closed = False
+        self._has_way = False
+        """Whether frames could travel when last looked."""
         self._pump()
 
     # --- the protocol -------------------------------------------------------------------------------
@@ -252,6 +254,10 @@ class RemoteEngine:
         self._report_at = self._monotonic()
         self._advance()
 
+    def look(self) -> None:
+        """Take in what has arrived, and whether there is a way; events stay for `events`."""
+        self._advance()
+
     def wait(self, timeout_s: float) -> None:
         """Block until `events` may have news, for callers without an event loop."""
         if not self._events:
@@ -321,6 +327,10 @@ class RemoteEngine:
             self._take(frame)
         now = self._monotonic()
         self._note_silence(now)
+        had_way, self._has_way = self._has_way, self._channel.trouble() is None
+        if self._has_way and not had_way:
+            # What was sent before is lost, and there is a way again.
+            self._next_at = min(self._next_at, now)
         if self.next_at() <= now and not self._is_void:
             self._send(now)
             # An agent in this process may have answered already.

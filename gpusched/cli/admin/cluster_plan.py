@@ -1,0 +1,237 @@
+"""Plans for making, joining and leaving a cluster on Ray: the steps, and what they change in the settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from gpusched.cli.admin.system_plan import (
+    UNITS,
+    InstallTarget,
+    PlanStep,
+    commands_folder,
+    node_plan,
+    read_text,
+    remove,
+    system_command,
+    unit_text,
+    write_changed,
+    write_text,
+)
+from gpusched.engine.ray.keeper import end_leftovers, keeper_pid, last_problem
+from gpusched.engine.ray.site import RayFolder, RayMember
+from gpusched.errors import NotReady, Refused, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HEAD_UNIT = "gpusched-head.service"
+NODE_UNIT = "gpusched-node.service"
+_STOP_S = 20.0
+_SECTION = re.compile(r"\s*\[cluster\]\s*(#.*)?$")
+_ANY_SECTION = re.compile(r"\s*\[")
+_ENGINE = re.compile(r"\s*engine\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlace:
+    """Where the commands work: for all users of this machine, or for one."""
+
+    folder: RayFolder
+    is_system: bool
+    config: str
+
+    def unit(self, member: RayMember) -> str:
+        return HEAD_UNIT if member.is_head else NODE_UNIT
+
+
+def with_engine(text: str, engine: str | None) -> str:
+    """Settings with `engine` in [cluster], or without it for None; every other line stays as it is."""
+    lines = text.splitlines(keepends=True)
+    at = next((number for number, line in enumerate(lines) if _SECTION.match(line)), None)
+    if at is None:
+        if engine is None:
+            return text
+        gap = "" if not text or text.endswith("\n") else "\n"
+        return f'{text}{gap}\n[cluster]\nengine = "{engine}"\n' if text else f'[cluster]\nengine = "{engine}"\n'
+    end = next((n for n in range(at + 1, len(lines)) if _ANY_SECTION.match(lines[n])), len(lines))
+    kept = [line for line in lines[at + 1 : end] if not _ENGINE.match(line)]
+    header = lines[at] if lines[at].endswith("\n") else lines[at] + "\n"
+    added = [f'engine = "{engine}"\n'] if engine is not None else []
+    return "".join([*lines[:at], header, *added, *kept, *lines[end:]])
+
+
+def own_address(towards: str | None) -> str:
+    """IP address at which other machines reach this one. Args: towards: one of them. Raises: UsageError."""
+    # Connecting such a socket sends nothing; it only asks for the route.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((towards or "192.0.2.1", 9))
+            found = str(probe.getsockname()[0])
+            if not found.startswith("127."):
+                return found
+        except OSError:
+            pass
+    own = sorted(
+        one.address
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family == socket.AF_INET and not one.address.startswith("127.")
+    )
+    if len(own) != 1:
+        many = f"it has {', '.join(own)}" if own else "it has none but that of itself"
+        raise UsageError(f"no telling at which address other machines reach this one: {many}", "name it: --address IP")
+    return own[0]
+
+
+def check_ports(member: RayMember, option: str) -> None:
+    """Raises: NotReady when something listens on one of the ports."""
+    for port in member.ports:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                one.bind(("", port))
+            except OSError as error:
+                first = member.first_port + 100
+                raise NotReady(
+                    f"port {port} cannot be used: {error.strerror}; Ray needs {member.ports.start} to "
+                    f"{member.ports.stop - 1}",
+                    f"choose others: {option} {first}",
+                ) from None
+
+
+def keep_running(place: ClusterPlace, member: RayMember) -> Iterator[PlanStep]:
+    """Start Ray here, and keep it running."""
+    if not place.is_system:
+        target = f"gpusched cluster run > {place.folder.log}"
+        yield PlanStep(
+            "start", target, "in the background; keeps Ray running until this machine restarts", _start(place)
+        )
+        return
+    unit, site = place.unit(member), InstallTarget(commands_folder())
+    yield from write_changed(site, f"{UNITS}/{unit}", unit_text(unit, site), "keeps Ray running")
+    if not member.is_head:
+        yield from node_plan(site)
+    yield system_command("systemctl", "daemon-reload")
+    yield system_command("systemctl", "enable", "--quiet", "--now", unit, why="now and at boot")
+
+
+def _start(place: ClusterPlace) -> Callable[[], None]:
+    def start() -> None:
+        place.folder.make()
+        if os.path.exists(place.folder.problem):
+            os.unlink(place.folder.problem)
+        argv = [os.path.join(commands_folder(), "gpusched"), "cluster", "run"]
+        with open(place.folder.log, "ab") as log:
+            subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True, close_fds=True
+            )
+
+    return start
+
+
+def stop_running(place: ClusterPlace, member: RayMember) -> Iterator[PlanStep]:
+    """End Ray here; jobs keep running."""
+    if place.is_system:
+        unit = place.unit(member)
+        if os.path.exists(f"{UNITS}/{unit}"):
+            yield system_command("systemctl", "disable", "--quiet", "--now", unit, why="jobs keep running")
+            yield PlanStep("remove", f"{UNITS}/{unit}", "", lambda: remove(f"{UNITS}/{unit}"))
+            yield system_command("systemctl", "daemon-reload")
+    pid = keeper_pid(place.folder)
+    if pid is not None or not place.is_system:
+        yield PlanStep("stop", "Ray on this machine", "jobs keep running", lambda: stop_keeper(place.folder))
+
+
+def stop_keeper(folder: RayFolder) -> None:
+    """End the keeper and what it keeps running. Raises: NotReady."""
+    pid = keeper_pid(folder)
+    if pid is not None:
+        os.kill(pid, 15)
+        until = time.monotonic() + _STOP_S
+        while keeper_pid(folder) is not None:
+            if time.monotonic() > until:
+                raise NotReady(f"the process that keeps Ray running (pid {pid}) does not end", f"kill -9 {pid}")
+            time.sleep(0.05)
+    end_leftovers(folder)
+
+
+def change_engine(place: ClusterPlace, engine: str | None) -> Iterator[PlanStep]:
+    """Set or remove the setting [cluster] engine. Raises: Refused where the file cannot be changed safely."""
+    text = read_text(place.config) or ""
+    changed = with_engine(text, engine)
+    if changed == text:
+        return
+    what = f'[cluster] engine = "{engine}"' if engine is not None else "without [cluster] engine"
+    why = "is a link" if os.path.islink(place.config) else None
+    if not text and os.path.exists(place.config) and os.path.getsize(place.config):
+        why = "cannot be read as text"
+    elif _engine_in(changed) != engine:
+        why = "says it in a form that this command cannot change"
+    if why is not None:
+        raise Refused(f"{place.config} {why}", f"change the file yourself, and run this command again: {what}")
+    yield PlanStep("change", place.config, what, lambda: _rewrite(place.config, changed))
+
+
+def _engine_in(text: str) -> str | None:
+    """The setting in a file's text; empty where the text is no TOML."""
+    try:
+        cluster = tomllib.loads(text).get("cluster", {})
+    except tomllib.TOMLDecodeError:
+        return ""
+    return str(cluster["engine"]) if "engine" in cluster else None
+
+
+def _rewrite(path: str, text: str) -> None:
+    """Replace a settings file; its mode and owner stay."""
+    before = os.stat(path) if os.path.exists(path) else None
+    if before is None:
+        write_text(path, text)
+        return
+    write_text(path, text)
+    os.chmod(path, before.st_mode & 0o7777)
+    os.chown(path, before.st_uid, before.st_gid)
+
+
+def forget_files(place: ClusterPlace, member: RayMember) -> Iterator[PlanStep]:
+    """Remove what this machine knows of the cluster; the token only if no other machine shares the folder."""
+    folder = place.folder
+
+    def forget() -> None:
+        shutil.rmtree(os.path.dirname(folder.session()), ignore_errors=True)
+        for path in (folder.member_file, folder.problem, folder.log, folder.keeper, f"{folder.keeper}.lock"):
+            if os.path.exists(path):
+                os.unlink(path)
+        if member.is_head:
+            shutil.rmtree(folder.storage, ignore_errors=True)
+            if os.path.exists(folder.known):
+                os.unlink(folder.known)
+        others = [name for name in os.listdir(folder.path) if name.endswith(".json") and name != "nodes.json"]
+        if not others and os.path.exists(folder.token):
+            os.unlink(folder.token)
+
+    yield PlanStep("remove", folder.member_file, "this machine's part in the cluster, and the token", forget)
+
+
+def agent_command(place: ClusterPlace, member: RayMember) -> list[str]:
+    """Command of this node's agent."""
+    command = [os.path.join(commands_folder(), "gpusched"), "agent", member.name, "--address", member.address]
+    return [*command, "--system"] if place.is_system else command
+
+
+def why_not_up(place: ClusterPlace) -> str:
+    """What is known of a raylet that does not come up."""
+    if keeper_pid(place.folder) is None and not place.is_system:
+        return "the process that keeps it running has ended"
+    return last_problem(place.folder) or "it is still starting"

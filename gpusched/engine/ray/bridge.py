@@ -1,0 +1,254 @@
+"""The Ray driver: membership and streams for the daemon, which started it and can do without it at any moment.
+
+Ray's core ends the process that it is loaded into when the raylet of the machine dies, and a call to it may block while
+the head's directory of nodes is away. Neither may happen to the daemon. See the package for what is said on the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+import uuid
+from typing import Any, NamedTuple
+
+from gpusched.engine.ray import relay as relay_module
+from gpusched.engine.ray.probe import check_token_is_required
+from gpusched.engine.ray.relay import CHUNK_BYTES, RELAY_VERSION, AgentRelay
+from gpusched.engine.ray.site import RayFolder, RayMember
+from gpusched.errors import NotReady
+
+log = logging.getLogger("gpusched.ray")
+
+NAMESPACE = "gpusched"
+PERIOD_S = 1.0
+_PATIENCE_S = 5.0
+"""A membership that takes longer to read is a trouble; the streams go on."""
+_OPEN_S = 30.0
+_PACKET_BYTES = 1 << 16
+_MOST_PACKET_BYTES = 1 << 17
+
+
+class _Node(NamedTuple):
+    name: str
+    address: str
+    id: str
+
+
+class Bridge:
+    """Args: control: socket of packets to the daemon. ray: the connected Ray; member: this machine."""
+
+    def __init__(self, control: socket.socket, ray: Any, member: RayMember) -> None:
+        self._control = control
+        self._ray = ray
+        self._member = member
+        self._nodes: dict[str, _Node] = {}
+        self._streams: dict[str, asyncio.Task[None]] = {}
+        self._actors: dict[str, Any] = {}
+        """By node id."""
+        self._trouble: str | None = None
+
+    async def run(self) -> None:
+        """Serve until the daemon hangs up."""
+        asyncio.get_running_loop().add_reader(self._control, self._obey)
+        reading: asyncio.Task[list[_Node]] | None = None
+        while True:
+            if reading is None:
+                reading = asyncio.create_task(asyncio.to_thread(self._read_nodes))
+            done, _ = await asyncio.wait([reading], timeout=_PATIENCE_S)
+            if done:
+                self._take_nodes(reading)
+                reading = None
+                await asyncio.sleep(PERIOD_S)
+            else:
+                self._tell_trouble(f"the head of Ray, {self._member.gcs}, does not say which nodes there are")
+
+    # --- membership -----------------------------------------------------------------------------------
+
+    def _read_nodes(self) -> list[_Node]:
+        """Nodes that Ray believes alive, without the head's own; the longest there first."""
+        own = self._ray.get_runtime_context().get_node_id()
+        alive = [one for one in self._ray.nodes() if one["Alive"] and one["NodeID"] != own]
+        return [_Node(one["NodeName"], one["NodeManagerAddress"], one["NodeID"]) for one in alive]
+
+    def _take_nodes(self, reading: asyncio.Task[list[_Node]]) -> None:
+        error = reading.exception()
+        if error is not None:
+            self._tell_trouble(f"Ray does not say which nodes there are: {first_line(error)}")
+            return
+        self._tell_trouble(None)
+        found: dict[str, _Node] = {}
+        for node in reading.result():
+            known = self._nodes.get(node.name)
+            if node.name not in found or (known is not None and node.id == known.id):
+                found[node.name] = node
+        for name, node in self._nodes.items():
+            if found.get(name) != node and name in self._streams:
+                self._streams.pop(name).cancel()
+                self._tell({"closed": name, "why": f"Ray has lost {name}"})
+        self._nodes = found
+        self._actors = {id_: one for id_, one in self._actors.items() if any(id_ == n.id for n in found.values())}
+        self._tell({"nodes": [[*node] for node in found.values()]})
+
+    # --- the daemon -------------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            # The daemon is gone. Ray's own way to end takes long, and may hang.
+            os._exit(0)
+        name = json.loads(data)["open"]
+        stream = socket.socket(fileno=fds[0])
+        stream.setblocking(False)
+        before = self._streams.pop(name, None)
+        if before is not None:
+            before.cancel()
+        self._streams[name] = asyncio.create_task(self._connect(name, stream))
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        data = json.dumps(message).encode()
+        try:
+            if len(data) <= _MOST_PACKET_BYTES:
+                self._control.send(data)
+        except BlockingIOError:
+            pass  # the daemon is slow; all of this is said again
+        except OSError:
+            os._exit(0)
+
+    def _tell_trouble(self, trouble: str | None) -> None:
+        if trouble is not None or self._trouble is not None:
+            self._tell({"trouble": trouble})
+        self._trouble = trouble
+
+    # --- streams ----------------------------------------------------------------------------------------
+
+    async def _connect(self, name: str, stream: socket.socket) -> None:
+        try:
+            why = await self._relay(name, stream)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            why = first_line(error)
+        finally:
+            stream.close()
+        if self._streams.get(name) is asyncio.current_task():
+            del self._streams[name]
+            self._tell({"closed": name, "why": f"{name}: {why}"})
+
+    async def _relay(self, name: str, stream: socket.socket) -> str:
+        """Pass streams on until one side ends; returns why."""
+        node = self._nodes.get(name)
+        if node is None:
+            return "Ray does not know this node"
+        connection = uuid.uuid4().hex
+        actor = await asyncio.wait_for(self._actor(node), _OPEN_S)
+        await asyncio.wait_for(_result(actor.open.remote(connection)), _OPEN_S)
+        ways = [
+            asyncio.create_task(_send_all(stream, actor, connection)),
+            asyncio.create_task(_receive_all(stream, actor, connection)),
+        ]
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for way in ways:
+                way.cancel()
+            actor.close.remote(connection)
+
+    async def _actor(self, node: _Node) -> Any:
+        """The relay of a node. One that is pinned to an earlier life of the node never runs again."""
+        if node.id not in self._actors:
+            self._actors[node.id] = await asyncio.to_thread(self._find_actor, node)
+        return self._actors[node.id]
+
+    def _find_actor(self, node: _Node) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        relay = self._ray.remote(AgentRelay).options(
+            name=f"agent-{node.name}-{node.id}-{RELAY_VERSION}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=100,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+        )
+        return relay.remote()
+
+
+async def _result(reference: Any) -> Any:
+    return await reference
+
+
+async def _send_all(stream: socket.socket, actor: Any, connection: str) -> str:
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(stream, CHUNK_BYTES):
+        await actor.write.remote(connection, data)
+    return "the daemon has closed the connection"
+
+
+async def _receive_all(stream: socket.socket, actor: Any, connection: str) -> str:
+    loop = asyncio.get_running_loop()
+    while True:
+        data, ended = await actor.read.remote(connection)
+        if ended is not None:
+            return str(ended)
+        await loop.sock_sendall(stream, data)
+
+
+def first_line(error: BaseException) -> str:
+    """A sentence about an error of Ray's."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # A failed call quotes a traceback, whose last line says what happened.
+    text = lines[-1] if lines and "Traceback" in str(error) else (lines[0] if lines else "")
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def main(argv: list[str]) -> int:
+    """Args: argv: state folder and name of this machine. The environment is that of `site.ray_environment`."""
+    logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(message)s", force=True)
+    control = socket.socket(fileno=os.dup(0))
+    control.setblocking(False)
+    folder = RayFolder(*argv)
+    member = folder.load()
+    if member is None:
+        sys.stderr.write("this machine is in no cluster\n")
+        return 1
+    try:
+        check_token_is_required(member.gcs)
+    except NotReady as error:
+        sys.stderr.write(f"{error.message}; {error.hint}\n")
+        return 1
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(relay_module)
+    try:
+        ray.init(
+            member.gcs,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            configure_logging=False,
+            _node_ip_address=member.address,
+        )
+    except Exception as error:
+        sys.stderr.write(f"{first_line(error)}\n")
+        return 1
+    asyncio.run(Bridge(control, ray, member).run())
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Ray's own way to end takes long, and may hang.
+    os._exit(code)
