@@ -246,7 +246,7 @@ ROUTES: tuple[Route, ...] = (
         "cursor, is_found, is_skipped, path",
         query={
             "run": "number of the run; the last one unless given",
-            "rank": "number of the node in the run, from 0",
+            "file": "number of the file among outputs (with err, errors) of the run in /v1/logs, from 0",
             "err": "1: its error output",
             "cursor": "of the answer before, to go on behind it",
             "lines": "begin at the last this many lines; with the oldest output unless given",

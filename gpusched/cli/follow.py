@@ -13,7 +13,7 @@ from gpusched.cli import output
 from gpusched.cli.gwait import call_patiently, ending, patiently
 from gpusched.cli.query import quote
 from gpusched.client import DaemonConnection
-from gpusched.errors import GpuschedError, NotFound, NotReady
+from gpusched.errors import GpuschedError, NotFound, NotReady, Refused
 from gpusched.model.units import printable
 from gpusched.tail import NodeTail, Tail
 
@@ -119,14 +119,17 @@ class PrefixedOutput:
         return self._prefix + line + b"\n"
 
 
-def printer_for(job: dict[str, Any], place: int, has_prefix: bool) -> PrefixedOutput:
-    """A printer with the job's prefix: `[42 train] `, in a colour of its own on a terminal."""
-    if not has_prefix:
+def printer_for(job: dict[str, Any], place: int, has_prefix: bool, label: str = "") -> PrefixedOutput:
+    """A printer with the job's prefix, `[42 train] `, in a colour of its own on a terminal.
+
+    Args: label: of one file of several, behind it: `[lab2] `, or for a rank `[3] `.
+    """
+    prefix = f"[{job['id']} {printable(job['name'], 24)}] " if has_prefix else ""
+    prefix += f"[{printable(label)}] " if label else ""
+    if not prefix:
         return PrefixedOutput()
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return PrefixedOutput(
-        f"[{job['id']} {printable(job['name'], 24)}] ", COLOURS[place % len(COLOURS)] if is_coloured else 0
-    )
+    return PrefixedOutput(prefix, COLOURS[place % len(COLOURS)] if is_coloured else 0)
 
 
 NODE_WAIT_S, TRY_AGAIN_S = 10.0, 1.0
@@ -141,7 +144,7 @@ FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_F
 class OutputRequest:
     """The part of the output to print, and its form."""
 
-    __slots__ = ("command", "err", "has_prefix", "is_quiet", "lines", "run", "since_run")
+    __slots__ = ("command", "err", "has_prefix", "is_quiet", "lines", "rank", "run", "since_run")
 
     def __init__(
         self,
@@ -152,8 +155,12 @@ class OutputRequest:
         since_run: int | None = None,
         is_quiet: bool = False,
         has_prefix: bool = True,
+        rank: int | None = None,
     ) -> None:
-        """Args: lines: start at the last N lines; run: this run only; since_run: this run and all later ones."""
+        """Args: lines: start at the last N lines; run: this run only; since_run: this run and all later ones.
+
+        rank: what this rank wrote, of a job with several.
+        """
         self.command = command
         self.err = err
         self.lines = lines
@@ -161,6 +168,7 @@ class OutputRequest:
         self.since_run = since_run
         self.is_quiet = is_quiet
         self.has_prefix = has_prefix
+        self.rank = rank
 
 
 def follow_job(client: DaemonConnection, job_id: str, command: str) -> int:
@@ -204,19 +212,61 @@ def path_of(run: dict[str, Any], wish: OutputRequest) -> str:
     return str(run["stderr_path"] if wish.err else run["stdout_path"])
 
 
-def node_query(job: dict[str, Any], run: dict[str, Any], wish: OutputRequest) -> str:
+class RunFile:
+    """One of the files that a run writes to. Args: place: its number in the answer of /v1/logs."""
+
+    __slots__ = ("is_remote", "label", "path", "place")
+
+    def __init__(self, place: int, path: str, label: str, is_remote: bool) -> None:
+        self.place = place
+        self.path = path
+        self.label = label
+        """For its lines; empty for the only one."""
+        self.is_remote = is_remote
+
+
+def files_of(job: dict[str, Any], run: dict[str, Any], wish: OutputRequest) -> list[RunFile]:
+    """The files of a run to print.
+
+    Raises: NotFound for a rank that it does not have; Refused for one that shares its file with others.
+    """
+    found = run["errors" if wish.err else "outputs"]
+    if not found:
+        if wish.rank:
+            raise NotFound(f"job {job['id']} has no rank {wish.rank}", f"it has only one process: glogs {job['id']}")
+        return [RunFile(0, path_of(run, wish), "", run["is_remote"])]
+    files = []
+    for place, one in enumerate(found):
+        if wish.rank is None or wish.rank in one["ranks"]:
+            files.append(RunFile(place, one["path"], one["label"], one["is_remote"]))
+        if wish.rank in one["ranks"] and len(one["ranks"]) > 1:
+            first, last = one["ranks"][0], one["ranks"][-1]
+            raise Refused(
+                f"rank {wish.rank} of job {job['id']} writes to one file with ranks {first} to {last} of {one['node']}",
+                "give each rank a file with %t: gsub -o gpusched-%j.%t.out",
+            )
+    if not files:
+        last = found[-1]["ranks"][-1]
+        raise NotFound(f"job {job['id']} has no rank {wish.rank}", f"its ranks are 0 to {last}")
+    if len(files) == 1 or not wish.has_prefix:
+        for one in files:
+            one.label = ""
+    return files
+
+
+def node_query(job: dict[str, Any], run: dict[str, Any], file: RunFile, wish: OutputRequest) -> str:
     """Path of the request for the output of a run on another node."""
-    return f"/v1/jobs/{quote(job['id'])}/output?run={run['run']}&err={int(wish.err)}"
+    return f"/v1/jobs/{quote(job['id'])}/output?run={run['run']}&file={file.place}&err={int(wish.err)}"
 
 
 def open_tail(
-    client: DaemonConnection, job: dict[str, Any], run: dict[str, Any], wish: OutputRequest
+    client: DaemonConnection, job: dict[str, Any], run: dict[str, Any], file: RunFile, wish: OutputRequest
 ) -> Tail | NodeTail:
-    """The output of a run, wherever it is. Raises: NotReady when its node does not answer."""
-    path = path_of(run, wish)
-    if not run["is_remote"]:
+    """A file of a run, wherever it is. Raises: NotReady when its node does not answer."""
+    path = file.path
+    if not file.is_remote:
         return Tail(path, job["log_keep"])
-    tail = NodeTail(client.raw, node_query(job, run, wish))
+    tail = NodeTail(client.raw, node_query(job, run, file, wish))
     try:
         tail.probe()
     except NotReady:
@@ -315,14 +365,17 @@ def begin(tail: Tail | NodeTail, lines: int | None) -> None:
 
 
 class FollowedJob:
-    def __init__(self, printer: PrefixedOutput, wish: OutputRequest, is_one_of_several: bool, socket_path: str) -> None:
+    """One job. Args: place: among all jobs, for its colour."""
+
+    def __init__(self, place: int, wish: OutputRequest, is_one_of_several: bool, socket_path: str) -> None:
         self._socket_path = socket_path
         self.job: dict[str, Any] = {}
         self._wish = wish
         self._lines = wish.lines
         self._is_one_of_several = is_one_of_several
-        self._printer = printer
-        self._tail: Tail | FollowedNodeOutput | None = None
+        self._place = place
+        self._tails: list[tuple[Tail | FollowedNodeOutput, PrefixedOutput]] = []
+        """The files of the current run."""
         self._troubles: set[str] = set()
         self._run = 0
         self._waiting: deque[dict[str, Any]] = deque()
@@ -349,20 +402,23 @@ class FollowedJob:
         """Print new output; returns its size."""
         copied = 0
         while True:
-            if self._tail is not None:
-                copied += self._tail.copy(self._printer.write, ROUND_BYTES)
-                if copied >= ROUND_BYTES:
+            if self._tails:
+                # What each has now, so that none of them keeps the others waiting.
+                pieces = [tail.copy(printer.write, ROUND_BYTES) for tail, printer in self._tails]
+                copied += sum(pieces)
+                if any(piece >= ROUND_BYTES for piece in pieces):
                     return copied
                 if not self._has_run_ended():
-                    if isinstance(self._tail, FollowedNodeOutput):
-                        self._tell_trouble(self._tail)
+                    for tail, _ in self._tails:
+                        self._tell_trouble(tail)
                     return copied
-                # All output was in the file before the end was reported; this reads what came since the last read.
-                if isinstance(self._tail, FollowedNodeOutput):
-                    self._tail.copy_rest(self._printer.write)
-                    self._tell_trouble(self._tail)
-                else:
-                    self._tail.copy(self._printer.write)
+                # All output was in the files before the end was reported; this reads what came since the last read.
+                for tail, printer in self._tails:
+                    if isinstance(tail, FollowedNodeOutput):
+                        tail.copy_rest(printer.write)
+                        self._tell_trouble(tail)
+                    else:
+                        tail.copy(printer.write)
                 self._close()
             if not self._waiting:
                 self.is_done = self.is_done or self._is_over()
@@ -373,28 +429,32 @@ class FollowedJob:
         if self._run:
             self._note(f"run {self._run} ended; run {run['run']} started")
         self._run = run["run"]
-        path, keep = path_of(run, self._wish), self.job["log_keep"]
-        if run["is_remote"]:
-            query = node_query(self.job, run, self._wish)
-            self._tail = FollowedNodeOutput(self._socket_path, query, path, keep, self._lines)
-        else:
-            self._tail = Tail(path, keep)
-            begin(self._tail, self._lines)
+        keep = self.job["log_keep"]
+        for file in files_of(self.job, run, self._wish):
+            tail: Tail | FollowedNodeOutput
+            if file.is_remote:
+                query = node_query(self.job, run, file, self._wish)
+                tail = FollowedNodeOutput(self._socket_path, query, file.path, keep, self._lines)
+            else:
+                tail = Tail(file.path, keep)
+                begin(tail, self._lines)
+            has_prefix = self._is_one_of_several and self._wish.has_prefix
+            self._tails.append((tail, printer_for(self.job, self._place, has_prefix, file.label)))
         self._lines = None
 
-    def _tell_trouble(self, tail: FollowedNodeOutput) -> None:
-        trouble = tail.take_trouble()
+    def _tell_trouble(self, tail: Tail | FollowedNodeOutput) -> None:
+        trouble = tail.take_trouble() if isinstance(tail, FollowedNodeOutput) else None
         if trouble is not None and trouble not in self._troubles:
             self._troubles.add(trouble)
             self._note(trouble)
 
     def _close(self) -> None:
-        assert self._tail is not None
-        self._printer.finish()
-        if self._tail.skipped:
-            self._note("some of the output was rotated away before it could be read")
-        self._tail.close()
-        self._tail = None
+        for tail, printer in self._tails:
+            printer.finish()
+            if tail.skipped:
+                self._note("some of the output was rotated away before it could be read")
+            tail.close()
+        self._tails = []
 
     def _has_run_ended(self) -> bool:
         if self._waiting or self._is_over():
@@ -416,7 +476,7 @@ class FollowedJob:
         """Say why there is no output, once for each reason."""
         job = self.job
         reason = job["reason"] or "None"
-        if job["state"] != "PENDING" or self._tail is not None or reason in ("None", self._told):
+        if job["state"] != "PENDING" or self._tails or reason in ("None", self._told):
             return
         self._told = reason
         self._note(f"job {job['id']} is pending ({job['reason']}): {printable(job['reason_text'] or '')}")
@@ -490,8 +550,8 @@ class Follower:
         for job in answer["jobs"]:
             one = self._jobs.get(job["id"])
             if one is None:
-                printer = printer_for(job, len(self._jobs), self._is_several and self._wish.has_prefix)
-                one = self._jobs[job["id"]] = FollowedJob(printer, self._wish, self._is_several, self._socket_path)
+                place = len(self._jobs)
+                one = self._jobs[job["id"]] = FollowedJob(place, self._wish, self._is_several, self._socket_path)
             one.learn(job)
         self._is_complete = answer["done"] or self._is_past(self._wish.run)
         self._tell_waits()

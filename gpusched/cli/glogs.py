@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.follow import FINAL, OutputRequest, begin, follow, open_tail, path_of, printer_for, selected_runs
+from gpusched.cli.follow import FINAL, OutputRequest, begin, files_of, follow, open_tail, printer_for, selected_runs
 from gpusched.cli.options import glogs_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
@@ -41,6 +41,7 @@ def body(words: list[str]) -> int:
         since_run=values.get("since_run"),
         is_quiet=bool(values.get("quiet")),
         has_prefix=not values.get("no_prefix"),
+        rank=values.get("rank"),
     )
     with connect() as client:
         if values.get("follow"):
@@ -86,20 +87,33 @@ def _print_job(
     if not runs:
         is_over = job["state"] in FINAL
         raise Refused(_why_nothing(job), f"{'see: gshow' if is_over else 'wait for it with: glogs -f'} {job['id']}")
-    printer = printer_for(job, place, is_several and wish.has_prefix)
     is_missing = True
+    paths: list[str] = []
+    problem: GpuschedError | None = None
     for run in runs:
-        tail = open_tail(client, job, run, wish)
-        try:
-            begin(tail, wish.lines)
-            tail.copy(printer.write)
-        finally:
-            tail.close()
-        is_missing = is_missing and not tail.was_found
-    printer.finish()
+        for file in files_of(job, run, wish):
+            printer = printer_for(job, place, is_several and wish.has_prefix, file.label)
+            try:
+                tail = open_tail(client, job, run, file, wish)
+            except GpuschedError as error:
+                # Its node does not answer; others may.
+                if problem is not None:
+                    output.fail("glogs", problem)
+                problem = error
+                continue
+            try:
+                begin(tail, wish.lines)
+                tail.copy(printer.write)
+            finally:
+                tail.close()
+            printer.finish()
+            paths.append(file.path)
+            is_missing = is_missing and not tail.was_found
     sys.stdout.flush()
+    if problem is not None:
+        raise problem
     if is_missing:
-        path = printable(path_of(runs[-1], wish))
+        path = printable(paths[0])
         raise Refused(
             f"cannot open {path}: it was moved or removed, is not a regular file, or the job could not create it",
             f"see where it writes with: gshow {job['id']}",

@@ -96,10 +96,13 @@ def glogs_table() -> OptionTable:
                 "-n --lines N  only the last N lines of each job; with -f, start with those of its current run",
                 read=whole(0, 1_000_000_000),
             ),
-            Option("--no-prefix  do not prefix lines with their job"),
+            Option("--no-prefix  do not prefix lines with their job, node or rank"),
             Option("--quiet  only the output, no messages on stderr"),
             Option("--run N  only this attempt; default: the last one, with -f all", which, whole(1, 1_000_000)),
             Option("--since-run N  this attempt and all later ones; 1 for all", which, whole(1, 1_000_000)),
+            Option(
+                "--rank N  only this rank, of a job on several nodes or with several tasks", which, whole(0, 65_535)
+            ),
             Option("--err  the error file instead of the output", which),
             *common_options("--json", "--quiet"),
         ],

@@ -23,7 +23,7 @@ from gpusched.errors import GpuschedError
 from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle.failures import GpuFault
 from gpusched.lifecycle.foreign import OwnerNotes
-from gpusched.lifecycle.output_paths import output_paths
+from gpusched.lifecycle.output_paths import OutputFile
 from gpusched.model.checks import Check
 from gpusched.model.cluster import GpuSample
 from gpusched.model.commands import AdoptableProcess, Caller, Command, Reload
@@ -140,18 +140,15 @@ class DaemonFacade:
         )
 
     async def read_output(
-        self, job: Job, run: Run, rank: int, *, is_error: bool, cursor: str, lines: int | None, wait_s: float
+        self, job: Job, run: Run, file: OutputFile, *, is_error: bool, cursor: str, lines: int | None, wait_s: float
     ) -> tuple[dict[str, Any], bytes]:
         """A piece of what a run on another node wrote, and where it ends. Raises: NotReady, Refused, TooMany."""
-        part, launch = run.on_each_node[rank], job.spec.launch
-        output, error = run.stdout_path, run.stderr_path
-        if rank:
-            output, error = output_paths(job, run.number, part.node, self.scheduler.settings.default.output, rank)
+        launch = job.spec.launch
         wanted = OutputWanted(
             run.id,
             job.user,
             job.uid,
-            (error if is_error else None) or output or "",
+            file.path,
             keep=launch.log_keep if launch.log_max_mib is not None else 0,
             is_error=is_error,
             cursor=cursor,
@@ -159,7 +156,7 @@ class DaemonFacade:
             most=PIECE_BYTES,
             wait_s=wait_s,
         )
-        piece, data = await self._reach.output(part.node, wanted)
+        piece, data = await self._reach.output(file.node, wanted)
         facts = {"cursor": piece.cursor, "is_found": piece.is_found, "is_skipped": piece.is_skipped, "path": piece.path}
         return facts, data
 

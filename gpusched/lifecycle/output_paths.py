@@ -5,9 +5,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 from gpusched.lifecycle.arrays import fill, swept
-from gpusched.model.job import Job
+from gpusched.model.job import Job, Run
+from gpusched.model.layout import ranks_on_nodes, starts_ranks
 
 
 def expand_pattern(pattern: str, job: Job, node: str, rank: int = 0, task: int | None = None) -> str:
@@ -116,6 +118,36 @@ def output_paths(
         # As in Slurm, so that the tasks of an array are adjacent in a listing.
         default = default.replace("%j", "%A_%a")
     return place(launch.stdout or default), None if stderr is None else place(stderr)
+
+
+class OutputFile(NamedTuple):
+    """One of the files that a run writes its output, or its errors, to."""
+
+    node: str
+    ranks: range
+    """Of the processes that write to it."""
+    label: str
+    """What tells its lines from those of the others: the node, or the rank if each has a file."""
+    path: str
+
+
+def output_files(job: Job, run: Run, default: str, *, is_error: bool = False) -> tuple[OutputFile, ...]:
+    """All files of one stream of a run, by rank; empty before its start is recorded. Args: default: of the settings."""
+    launch = job.spec.launch
+    recorded = (run.stderr_path if is_error else None) or run.stdout_path
+    if recorded is None:
+        return ()
+    pattern = (launch.stderr if is_error else None) or launch.stdout or default
+    has_each = starts_ranks(job.spec) and any(letter == "t" for _, letter, _ in _pieces(pattern))
+    nodes = run.nodes[:1] if launch.slurm else run.nodes
+    found: list[OutputFile] = []
+    for place, (node, ranks) in enumerate(zip(nodes, ranks_on_nodes(job.spec, len(nodes)), strict=True)):
+        for some in [ranks[at : at + 1] for at in range(len(ranks))] if has_each else [ranks]:
+            paths = output_paths(job, run.number, node, default, place, some[0])
+            path = (paths[1] if is_error else None) or paths[0]
+            label = str(some[0]) if has_each else node
+            found.append(OutputFile(node, some, label, path if found else recorded))
+    return tuple(found)
 
 
 def input_path(job: Job, node: str, rank: int = 0, task: int | None = None) -> str | None:

@@ -228,6 +228,12 @@ def starts_ranks(spec: JobSpec) -> bool:
     return launch.ranks and not launch.slurm and spec.interactive is None and states_tasks(spec.layout, spec.request)
 
 
+def ranks_on_nodes(spec: JobSpec, nodes: int) -> tuple[range, ...]:
+    """Numbers of the ranks on each of so many nodes; one on each for a job whose tasks the engine does not start."""
+    counts = spread_tasks(count_tasks(spec.request, spec.layout), nodes) if starts_ranks(spec) else (1,) * nodes
+    return tuple(range(sum(counts[:node]), sum(counts[: node + 1])) for node in range(nodes))
+
+
 _RIVALS = (
     frozenset({"gpus", "gpus_per_node"}),
     frozenset({"cpus", "cpus_per_gpu"}),

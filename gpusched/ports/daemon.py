@@ -14,6 +14,7 @@ from msgspec import field
 
 from gpusched.lifecycle.failures import GpuFault
 from gpusched.lifecycle.foreign import OwnerNotes
+from gpusched.lifecycle.output_paths import OutputFile
 from gpusched.lifecycle.overuse import Intruder
 from gpusched.model.checks import Check
 from gpusched.model.cluster import (
@@ -308,9 +309,9 @@ class Daemon(Protocol):
     def findings(self, run: Run) -> RunFindings: ...
 
     async def read_output(
-        self, job: Job, run: Run, rank: int, *, is_error: bool, cursor: str, lines: int | None, wait_s: float
+        self, job: Job, run: Run, file: OutputFile, *, is_error: bool, cursor: str, lines: int | None, wait_s: float
     ) -> tuple[dict[str, Any], bytes]:
-        """A piece of what a rank of a run on another node wrote: `cursor` behind it, `is_found`, `is_skipped`, `path`;
+        """A piece of a file that a run wrote on another node: `cursor` behind it, `is_found`, `is_skipped`, `path`;
         and its bytes. Raises: NotReady, Refused, TooMany.
         """
 

@@ -40,19 +40,24 @@ connect = "{root}/connect {{node}}"
 class Cluster:
     """The head `n1`, and two nodes whose connection can be cut."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, address: str | None = None) -> None:
+        """Args: address: of all nodes, where their names lead nowhere."""
         self.root = root
+        config = CONFIG.format(root=root)
+        of_node = "" if address is None else f'address = "{address}"\n'
         for name in ("n1", "n2", "n3"):
             folder = root / name
             folder.mkdir(mode=0o700)
             gpus = [{"vram": "24GiB", "uuid": f"GPU-{name}-{index}"} for index in range(2)]
             (folder / "gpus.json").write_text(json.dumps({"gpus": gpus}))
-            (folder / "config.toml").write_text(f'[node]\ncpus = 4\nlabels = ["{name}"]\n')
+            (folder / "config.toml").write_text(f'[node]\ncpus = 4\nlabels = ["{name}"]\n{of_node}')
         connect = root / "connect"
         connect.write_text(CONNECT.format(root=root, python=sys.executable))
         connect.chmod(0o755)
         gpus_of_head = str(root / "n1" / "gpus.json")
-        self.head = Daemon(root / "home", fake_gpus=gpus_of_head, config=CONFIG.format(root=root))
+        self.head = Daemon(
+            root / "home", fake_gpus=gpus_of_head, config=config.replace("cpus = 4\n", f"cpus = 4\n{of_node}")
+        )
         self.head.start()
         self.all_up()
 

@@ -18,7 +18,9 @@ from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.lifecycle.arrays import all_tasks, task_number
+from gpusched.lifecycle.output_paths import output_files
 from gpusched.model.job import Job, Run
+from gpusched.model.layout import starts_ranks
 from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
 
@@ -107,19 +109,21 @@ async def output(request: web.Request) -> web.Response:
     run = next((one for one in _runs_of(service, [job]).get(job.id, ()) if one.number == wanted), None)
     if run is None or run.stdout_path is None:
         raise NotFound(f"job {job.shown_id} has no run {wanted:g}", f"list its runs with: gshow {job.shown_id}")
-    rank = int(number(request, "rank", 0.0, 0, len(run.on_each_node) - 1) or 0)
+    is_error = request.query.get("err") == "1"
+    files = output_files(job, run, service.settings.default.output, is_error=is_error)
+    wanted_file = files[int(number(request, "file", 0.0, 0, len(files) - 1) or 0)]
     lines = number(request, "lines", None, 0, 1e9)
     cursor = request.query.get("cursor", "")
     if len(cursor) > _LONGEST_CURSOR or (cursor and _CURSOR.fullmatch(cursor) is None):
         raise UsageError("cursor is none of an answer before", "leave it out to begin")
-    node = run.on_each_node[rank].node
+    node = wanted_file.node
     if node == service.scheduler.cluster.head.name:
         raise Refused(f"run {run.number} of job {job.shown_id} writes on the daemon's own node {node}", "read its file")
     facts, data = await service.daemon.read_output(
         job,
         run,
-        rank,
-        is_error=request.query.get("err") == "1",
+        wanted_file,
+        is_error=is_error,
         cursor=cursor,
         lines=None if lines is None else int(lines),
         wait_s=number(request, "wait_s", 0.0, 0, LONGEST_WAIT_S) or 0.0,
@@ -240,7 +244,28 @@ def _job_json(viewer: Viewer, job: Job, runs: list[Run]) -> dict[str, Any]:
                 "stderr_path": run.stderr_path or run.stdout_path,
                 "node": run.node,
                 "is_remote": run.node != viewer.service.scheduler.cluster.head.name,
+                "outputs": _files_json(viewer, job, run, is_error=False),
+                "errors": _files_json(viewer, job, run, is_error=True),
             }
             for run in runs
         ],
     }
+
+
+def _files_json(viewer: Viewer, job: Job, run: Run, *, is_error: bool) -> list[dict[str, Any]]:
+    """The files of one stream of a run; empty if there is only the one of its path."""
+    if not (run.parts or starts_ranks(job.spec)):
+        return []
+    service = viewer.service
+    files = output_files(job, run, service.settings.default.output, is_error=is_error)
+    head = service.scheduler.cluster.head.name
+    return [
+        {
+            "node": one.node,
+            "ranks": list(one.ranks),
+            "label": one.label,
+            "path": one.path,
+            "is_remote": one.node != head,
+        }
+        for one in files
+    ]

@@ -14,7 +14,7 @@ from gpusched.lifecycle.output_paths import input_path, output_paths
 from gpusched.model.execution import RankLaunch
 from gpusched.model.hostlist import fold
 from gpusched.model.job import Job, Run
-from gpusched.model.layout import count_tasks, spread_tasks, starts_ranks
+from gpusched.model.layout import ranks_on_nodes, starts_ranks
 
 _LOCAL = "127.0.0.1"
 OF_RANKS = frozenset(
@@ -27,15 +27,6 @@ OF_RANKS = frozenset(
 """All variables of this module but Slurm's."""
 MARK = "GPUSCHED_NODE_RANK"
 """Every process that has any of them has this one."""
-
-
-def ranks_on_each_node(job: Job, run: Run) -> tuple[range, ...]:
-    """Numbers of the ranks on each node of a run, by the node's rank; without ranks of ours one for each node."""
-    nodes = len(run.nodes)
-    if not starts_ranks(job.spec):
-        return tuple(range(node, node + 1) for node in range(nodes))
-    counts = spread_tasks(count_tasks(job.spec.request, job.spec.layout), nodes)
-    return tuple(range(sum(counts[:node]), sum(counts[: node + 1])) for node in range(nodes))
 
 
 def node_environment(job: Job, run: Run, node: int, master: str) -> dict[str, str]:
@@ -59,7 +50,7 @@ def node_environment(job: Job, run: Run, node: int, master: str) -> dict[str, st
         env["MASTER_PORT"] = str(run.master_port)
     if not has_ranks:
         return env
-    ranks = ranks_on_each_node(job, run)
+    ranks = ranks_on_nodes(job.spec, len(run.nodes))
     counts = [len(one) for one in ranks]
     total = str(sum(counts))
     if len(set(counts)) == 1:
@@ -93,7 +84,7 @@ def launches(job: Job, run: Run, node: int, default: str, devices: Sequence[str]
     layout = job.spec.layout
     each = None if layout is None else layout.gpus_per_task
     found = []
-    for local, rank in enumerate(ranks_on_each_node(job, run)[node]):
+    for local, rank in enumerate(ranks_on_nodes(job.spec, len(run.nodes))[node]):
         stdout_path, stderr_path = output_paths(job, run.number, run.node, default, node, rank)
         env = {
             "RANK": str(rank),

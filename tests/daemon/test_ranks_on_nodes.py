@@ -1,0 +1,231 @@
+"""Ranks on several nodes: a real daemon with two agents, what each rank gets, how they end, and what they print."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import is_alive, wait_until
+from test_several_nodes import Cluster, sh
+
+TORCH_PYTHON = os.environ.get("GPUSCHED_TEST_TORCH_PYTHON", sys.executable)
+"""An interpreter with torch, whose CPU build is enough."""
+ALL_REDUCE = """
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(os.environ["RANK"]) + 1])
+dist.all_reduce(total)
+place = ("rank", dist.get_rank(), "of", dist.get_world_size(), "local", os.environ["LOCAL_RANK"])
+print(*place, "sum", int(total), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("ranks"), address="127.0.0.1")
+    yield made
+    made.head.close()
+
+
+@pytest.fixture
+def cluster(started: Cluster) -> Iterator[Cluster]:
+    yield started
+    for node in ("n2", "n3"):
+        started.heal(node)
+    jobs = [job["id"] for job in started.head.call("GET", "/v1/jobs")["jobs"]]
+    if jobs:
+        started.head.call("POST", "/v1/jobs/cancel", {"ids": jobs})
+        started.head.wait(*jobs)
+    (started.head.home / "go").unlink(missing_ok=True)
+
+
+def typed(cluster: Cluster, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.argv[0] = {command!r}; from gpusched.cli.{command} import main; sys.exit(main())"
+    argv = [sys.executable, "-c", code, *words]
+    return subprocess.run(argv, env=cluster.head.env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def story(cluster: Cluster, job: str) -> str:
+    return typed(cluster, "gshow", job).stdout
+
+
+def of_ranks(cluster: Cluster, text: str, **spec: Any) -> str:
+    return cluster.head.submit(*sh(text), **spec)
+
+
+def test_ranks_are_counted_over_all_nodes(cluster: Cluster) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK NNODES SLURM_PROCID SLURM_GTIDS"
+    names += " SLURM_STEP_TASKS_PER_NODE MASTER_ADDR CUDA_VISIBLE_DEVICES"
+    text = "echo $MASTER_PORT " + " ".join(f"${name}" for name in names.split())
+    job = of_ranks(cluster, text, nodes=2, gpus=4, ntasks_per_node=2)
+    (ended,) = cluster.head.wait(job)
+    assert ended["state"] == "COMPLETED"
+    first = Path(ended["stdout_path"])
+    lines = [sorted(path.read_text().splitlines()) for path in (first, Path(f"{first}.n1"))]
+    ports = {line.split(" ")[0] for node in lines for line in node}
+    assert len(ports) == 1
+    rest = [[line.split(" ", 1)[1] for line in node] for node in lines]
+    assert rest == [
+        [
+            f"{2 * node + local} {local} 4 2 {node} {node} 2 {2 * node + local} {ids} 2(x2) 127.0.0.1 0,1"
+            for local in (0, 1)
+        ]
+        for node, ids in enumerate(["0,1", "2,3"])
+    ]
+
+
+@pytest.mark.parametrize(("rank", "node"), [(0, "n1"), (3, "n2")])
+def test_the_first_bad_rank_ends_all_nodes_and_is_named(cluster: Cluster, rank: int, node: str) -> None:
+    await_all = "while [ $(ls pid.* | wc -l) -lt 4 ]; do sleep 0.05; done"
+    text = f"echo $$ > pid.$RANK; {await_all}; [ $RANK = {rank} ] && exit 5; exec sleep 600"
+    job = of_ranks(cluster, text, nodes=2, gpus=2, ntasks_per_node=2)
+    (ended,) = cluster.head.wait(job)
+    pids = [cluster.head.home / f"pid.{one}" for one in range(4)]
+    assert not any(is_alive(int(path.read_text())) for path in pids)
+    for path in pids:
+        path.unlink()
+    assert (ended["state"], ended["exit_code"]) == ("FAILED", 5)
+    assert ended["reason_text"] == f"exit code 5 of rank {rank} on {node}"
+    assert f"FAILED: exit code 5 of rank {rank} on {node}" in story(cluster, job)
+
+
+def test_other_nodes_are_told_before_the_grace_of_the_first_is_over(cluster: Cluster) -> None:
+    text = """trap 'touch told.$RANK' TERM; touch up.$RANK
+    while [ $(ls up.* | wc -l) -lt 4 ]; do sleep 0.05; done
+    [ $RANK = 1 ] && exit 5
+    until [ -e go ]; do sleep 0.05; done"""
+    job = of_ranks(cluster, text, nodes=2, gpus=2, ntasks_per_node=2, grace_s=300)
+    home = cluster.head.home
+    wait_until(lambda: len(list(home.glob("told.*"))) == 3, what="the ranks of both nodes to be told")
+    assert cluster.head.state(job) == "COMPLETING"
+    (home / "go").touch()
+    (ended,) = cluster.head.wait(job)
+    assert (ended["exit_code"], ended["reason_text"]) == (5, "exit code 5 of rank 1 on n1")
+
+
+def test_a_job_without_ranks_names_the_node_that_failed(cluster: Cluster) -> None:
+    job = of_ranks(cluster, "[ $NODE_RANK = 1 ] && exit 3; exec sleep 600", nodes=2, gpus=2)
+    (ended,) = cluster.head.wait(job)
+    assert (ended["exit_code"], ended["reason_text"]) == (3, "exit code 3 on n2")
+
+
+def test_ranks_survive_the_death_of_head_and_agent(cluster: Cluster) -> None:
+    text = "touch alive.$RANK; until [ -e go ]; do sleep 0.05; done; [ $RANK = 2 ] && exit 6; exit 0"
+    job = of_ranks(cluster, text, nodes=2, gpus=2, ntasks_per_node=2)
+    home = cluster.head.home
+    wait_until(lambda: len(list(home.glob("alive.*"))) == 4, what="all ranks to run")
+    cluster.head.pid_of(job)
+    before = cluster.agent("n2")
+    cluster.kill_agent("n2")
+    wait_until(lambda: cluster.agent("n2") != before, what="another agent")
+    cluster.head.kill()
+    cluster.head.start()
+    cluster.all_up()
+    (home / "go").touch()
+    (ended,) = cluster.head.wait(job)
+    assert (ended["exit_code"], len(ended["runs"])) == (6, 1)
+    assert ended["reason_text"] == "exit code 6 of rank 2 on n2"
+
+
+def test_a_port_that_another_program_has_is_found_before_anything_starts(cluster: Cluster) -> None:
+    with socket.socket() as taken:
+        number = int(of_ranks(cluster, "true")) + 1
+        # A job's first run begins to look at the port of its number.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("0.0.0.0", 20_000 + number))
+        taken.listen()
+        job = of_ranks(
+            cluster, "echo $MASTER_PORT; touch ran.$NODE_RANK.$MASTER_PORT", nodes=2, gpus=2, open_mode="append"
+        )
+        assert int(job) == number
+        (ended,) = cluster.head.wait(job)
+    assert (ended["state"], ended["failures"], len(ended["runs"])) == ("COMPLETED", 0, 2)
+    ran = sorted(path.name for path in cluster.head.home.glob("ran.*"))
+    assert ran == [f"ran.{node}.{20_001 + number}" for node in (0, 1)]
+    assert "in use by another program" in story(cluster, job)
+
+
+def test_glogs_labels_the_lines_of_each_node(cluster: Cluster) -> None:
+    job = of_ranks(cluster, "echo node $NODE_RANK", nodes=3, gpus=3)
+    cluster.head.wait(job)
+    assert typed(cluster, "glogs", job).stdout == "[n1] node 0\n[n2] node 1\n[n3] node 2\n"
+    assert typed(cluster, "glogs", "--rank", "1", job).stdout == "node 1\n"
+    assert typed(cluster, "glogs", "--no-prefix", job).stdout == "node 0\nnode 1\nnode 2\n"
+    wrong = typed(cluster, "glogs", "--rank", "3", job)
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert f"job {job} has no rank 3" in wrong.stderr
+    assert "its ranks are 0 to 2" in wrong.stderr
+
+
+def test_glogs_labels_the_lines_of_each_rank_that_has_a_file(cluster: Cluster) -> None:
+    home = str(cluster.head.home)
+    job = of_ranks(
+        cluster,
+        "echo o$RANK; echo e$RANK >&2",
+        nodes=2,
+        gpus=2,
+        ntasks_per_node=2,
+        stdout=f"{home}/%j.%t",
+        stderr="%j.err",
+    )
+    cluster.head.wait(job)
+    assert typed(cluster, "glogs", job).stdout == "".join(f"[{rank}] o{rank}\n" for rank in range(4))
+    assert typed(cluster, "glogs", "--rank", "3", job).stdout == "o3\n"
+    errors = typed(cluster, "glogs", "--err", job).stdout
+    assert sorted(errors.splitlines()) == ["[n1] e0", "[n1] e1", "[n2] e2", "[n2] e3"]
+    shared = typed(cluster, "glogs", "--err", "--rank", "3", job)
+    assert shared.stdout == ""
+    assert f"rank 3 of job {job} writes to one file with ranks 2 to 3 of n2" in shared.stderr
+
+
+def test_glogs_follows_all_ranks(cluster: Cluster) -> None:
+    wait = "echo begin $RANK; until [ -e go ]; do sleep 0.05; done"
+    text = f"{wait}; [ $RANK = 0 ] || until [ -e end ]; do sleep 0.05; done; echo end $RANK; touch end"
+    text += "; exit $((4 * $RANK))"
+    job = of_ranks(cluster, text, nodes=2, gpus=2, ntasks_per_node=1, grace_s=60)
+    code = "import sys; sys.argv[0] = 'glogs'; from gpusched.cli.glogs import main; sys.exit(main())"
+    argv = [sys.executable, "-u", "-c", code, "-f", job]
+    with subprocess.Popen(argv, env=cluster.head.env, stdout=subprocess.PIPE, text=True) as follow:
+        assert follow.stdout is not None
+        assert {follow.stdout.readline(), follow.stdout.readline()} == {"[n1] begin 0\n", "[n2] begin 1\n"}
+        (cluster.head.home / "go").touch()
+        rest, _ = follow.communicate(timeout=60)
+    assert sorted(line for line in rest.splitlines() if "end" in line) == ["[n1] end 0", "[n2] end 1"]
+    assert follow.returncode == 4
+
+
+@pytest.fixture(scope="module")
+def torch_python() -> str:
+    tried = subprocess.run([TORCH_PYTHON, "-c", "import torch"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no torch: {tried.stderr.strip().splitlines()[-1]}; set GPUSCHED_TEST_TORCH_PYTHON")
+    return TORCH_PYTHON
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", ["ranks", "torchrun"])
+def test_torch_reduces_over_two_nodes(cluster: Cluster, torch_python: str, shape: str) -> None:
+    program = cluster.head.home / "reduce.py"
+    program.write_text(ALL_REDUCE)
+    env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HOME": str(cluster.root)}
+    if shape == "ranks":
+        job = cluster.head.submit(torch_python, str(program), nodes=2, gpus=4, ntasks_per_node=2, env=env)
+    else:
+        line = (
+            f"exec {torch_python} -m torch.distributed.run --nnodes=$NNODES --node_rank=$NODE_RANK "
+            f"--nproc_per_node=2 --rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT {program}"
+        )
+        job = cluster.head.submit(*sh(line), nodes=2, gpus=4, env=env)
+    (ended,) = cluster.head.wait(job)
+    found = typed(cluster, "glogs", "--no-prefix", job).stdout
+    assert ended["state"] == "COMPLETED", found
+    lines = sorted(line for line in found.splitlines() if line.startswith("rank "))
+    assert lines == [f"rank {rank} of 4 local {rank % 2} sum 10" for rank in range(4)]
