@@ -112,6 +112,11 @@ def session_file() -> str:
     return os.path.join(state_dir(), "session")
 
 
+def handover_dir() -> str:
+    """Answers of Slurm's sbatch about jobs that are handed over."""
+    return os.path.join(state_dir(), "handed-over")
+
+
 def spool_dir() -> str:
     """Claims and results of runs."""
     return os.path.join(state_dir(), "spool")

@@ -21,7 +21,7 @@ from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.step import JobStep
 from gpusched.model.units import gpu_label, name_some
 from gpusched.model.value import replace
-from gpusched.ports import Changes, JobFilter, Store
+from gpusched.ports import Changes, Handover, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.cluster_state import ClusterLayout
 
@@ -60,6 +60,8 @@ class TickTransaction:
     ) -> None:
         self.has_read = has_read
         self.advise_limit = advise_limit
+        self.handover: Handover | None = None
+        """What jobs can be handed over to."""
         self.world = world
         self.store = store
         self.settings = settings

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.verbs.admission import check_submission, completed, sized, with_auto_limits
+from gpusched.daemon.verbs.admission import check_submission, completed, handover_notes, sized, with_auto_limits
 from gpusched.daemon.verbs.submit import existing
 from gpusched.errors import Refused
 from gpusched.lifecycle import arrays
@@ -240,6 +240,7 @@ def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) ->
     turn = TickTransaction(
         scheduler.world, scheduler.store, scheduler.settings, lambda: scheduler.nodes(now), now, scheduler.advise_limit
     )
+    turn.handover = scheduler.handover
     (spec,), said = with_auto_limits([spec], caller.user, turn)
     spec = sized(completed(spec, caller, scheduler.settings), turn)
     answer = _of_completed(spec, caller, scheduler, again, turn)
@@ -278,6 +279,8 @@ def _of_completed(
             return Forecast("waits", verdict.text, "Dependency")
     if (why := scheduler.world.rules.why_infeasible(job)) is not None:
         return Forecast("waits", why.text, str(why.code))
+    if spec.is_for_slurm:
+        return Forecast("waits", "; ".join(handover_notes([spec])), "HandedOver")
     outlook = QueueForecast.of(scheduler, job)
     advice = scheduler.advise_limit(job.user, job.spec)
     key = scheduler.world.key_of(job)

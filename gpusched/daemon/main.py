@@ -49,6 +49,8 @@ from gpusched.engine.launchers import LauncherChoice, choose
 from gpusched.engine.linux.isolation import look, pinned_cpus, read_processors
 from gpusched.engine.local import LocalEngine
 from gpusched.engine.ray.site import RayFolder
+from gpusched.engine.slurm.commands import SlurmCommands
+from gpusched.engine.slurm.slurm_engine import SlurmEngine
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.source import SOCKET
@@ -287,6 +289,12 @@ def _serve(
         if settings.cluster.nodes or settings.cluster.engine == "ray":
             remote, address = _remote_nodes(settings, sample.name, clock)
             engine = cluster = ClusterEngine({sample.name: engine, **remote.engines}, sample.name)
+        slurm = _slurm(settings, clock)
+        if slurm is not None:
+            if isinstance(engine, ClusterEngine):
+                engine.add(slurm.node, slurm)
+            else:
+                engine = ClusterEngine({sample.name: engine, slurm.node: slurm}, sample.name)
         scheduler = Scheduler(
             store=store,
             engine=engine,
@@ -312,6 +320,7 @@ def _serve(
             plugins=plugins,
             check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
         )
+        scheduler.handover = slurm
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
         scheduler.settings_listeners.append(file.accept)
@@ -360,6 +369,22 @@ def _remote_nodes(settings: Settings, head: str, clock: SystemClock) -> tuple[Re
     if head in settings.cluster.nodes:
         raise NotReady(f"[cluster] nodes names {head}, the daemon's own node", "name the other nodes only")
     return RemoteNodes(settings.cluster, clock, session()), ""
+
+
+def _slurm(settings: Settings, clock: SystemClock) -> SlurmEngine | None:
+    """The engine of the site's Slurm; None if the settings name none."""
+    found = settings.handover
+    if found.commands is None:
+        return None
+    commands = SlurmCommands(found.commands, found.deadline_s, is_root=os.geteuid() == 0 and paths.is_system())
+    return SlurmEngine(
+        commands,
+        paths.handover_dir(),
+        found.folder,
+        clock,
+        poll_s=found.poll_interval_s,
+        lost_after_s=found.lost_after_s,
+    )
 
 
 def _write_slurm(scheduler: Scheduler, settings: Settings) -> None:

@@ -18,6 +18,8 @@ from gpusched.model import series
 from gpusched.model.cluster import Allocation, GpuReading, GpuState, GpuView, NodeView
 from gpusched.model.execution import (
     EngineEvent,
+    NativeRunStarted,
+    RunAccepted,
     RunEnded,
     RunLost,
     RunNeverStarted,
@@ -52,6 +54,8 @@ EVENT_WORDS: dict[type, str] = {
     RunEnded: "ended",
     RunLost: "lost",
     RunNeverStarted: "never_started",
+    RunAccepted: "accepted",
+    NativeRunStarted: "native_started",
 }
 
 

@@ -57,6 +57,8 @@ _NOT_IN_LINE = 0, ReasonCode.NONE, ReasonCode.NONE
 
 def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | None:
     """Why a job may not start, whatever else is pending; None if it may."""
+    if job.is_handed_over:
+        return Reason(ReasonCode.HANDED_OVER, job.reason_text or "is in another scheduler")
     if job.hold is not None:
         code = held_code(job)
         if code is ReasonCode.JOB_HELD_ADMIN:
@@ -75,7 +77,11 @@ def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | Non
     if job.spec.array is not None and world.waits_for_counterparts(job):
         text = "waits for the corresponding tasks to complete"
         return Reason(ReasonCode.DEPENDENCY, text, _dependency_of(job))
-    return _by_time(job, now) if job.eligible_at > now else world.why_infeasible(job)
+    if job.eligible_at > now:
+        return _by_time(job, now)
+    if job.spec.is_for_slurm:
+        return Reason(ReasonCode.HANDED_OVER, "is about to be handed over to Slurm")
+    return world.why_infeasible(job)
 
 
 def _dependency_of(job: Job) -> dict[str, object]:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from logging import getLogger
 
 from gpusched.daemon.failures import StepFailures
+from gpusched.daemon.launch.handed_over import native_run
 from gpusched.daemon.state import DaemonState
 from gpusched.model.execution import (
     EngineEvent,
@@ -85,6 +86,7 @@ def open_run(
         limit=LimitOrder(job.spec.time_limit_s),
         ticket=make_ticket(job, run) if make_ticket is not None and is_to_start else None,
         node=run.node,
+        native=native_run(job, run, settings),
         peers=() if job.spec.launch.slurm else tuple((part.node, part.boot_id) for part in run.parts[1:]),
     )
 

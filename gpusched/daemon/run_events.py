@@ -21,6 +21,8 @@ from gpusched.lifecycle.retry import LargerRequest, NothingLarger, larger_reques
 from gpusched.model.cluster import SUSPECT
 from gpusched.model.execution import (
     EngineEvent,
+    NativeRunStarted,
+    RunAccepted,
     RunEnded,
     RunLost,
     RunNeverStarted,
@@ -68,6 +70,10 @@ class RunEvents:
         job = tx.world.jobs[run.job_id]
         if isinstance(event, RunStarted):
             tx.put(*transitions.run_started(job, run, event))
+        elif isinstance(event, RunAccepted):
+            tx.put(*transitions.run_accepted(job, run, event))
+        elif isinstance(event, NativeRunStarted):
+            tx.put(*transitions.native_run_started(job, run, event))
         elif isinstance(event, RunStopping):
             tx.put(*transitions.run_stopping(job, run, event))
         elif isinstance(event, RunSuspended):
@@ -88,6 +94,9 @@ class RunEvents:
             # A node that has not reported yet has not been restarted, for all that is known.
             boot_id = run.boot_id if node is None else node.boot_id
             clean = not run.gpus or run.boot_id != boot_id
+            if run.native is not None:
+                # Its own scheduler says so, of nodes that are none of ours.
+                boot_id = "lost"
             step = transitions.run_lost(job, run, event, tx.settings, tx.now, boot_id=boot_id, gpus_clean=clean)
             self._close_run(tx, *step, clean=clean)
         else:
@@ -96,7 +105,8 @@ class RunEvents:
 
     def _close_run(self, tx: TickTransaction, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
         """Record the end of a run; if its GPUs are clean, it holds nothing any more."""
-        tx.charge(usage_with_run(tx.world.usage, job, run, tx.layout(), tx.settings, tx.now))
+        if run.native is None:
+            tx.charge(usage_with_run(tx.world.usage, job, run, tx.layout(), tx.settings, tx.now))
         tx.add_events(*story)
         self._history.learn(job, run)
         tx.put_job(job)

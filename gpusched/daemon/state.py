@@ -158,6 +158,8 @@ class DaemonState:
         """Last reserved placement of jobs past their fence."""
         self._changed_fences: dict[int, None] = {}
         self._lines = PendingQueues(self.fences)
+        self._for_slurm: dict[int, None] = {}
+        """Eligible jobs that are to be handed over, in the order in which they became so."""
         self._timed = Timers()
         self.arrays = ArrayIndex()
         self._counterparts = TaskDependencies(self.arrays)
@@ -225,7 +227,7 @@ class DaemonState:
 
     def put_job(self, job: Job, now: float) -> None:
         """Take in a new or changed job; a final one leaves the memory."""
-        self._lines.remove(job.id)
+        self._leave_line(job.id)
         self._infeasible.pop(job.id, None)
         self._count(job)
         self.census.replace(self.jobs.get(job.id), job)
@@ -289,6 +291,10 @@ class DaemonState:
     def _enqueue(self, job: Job, verdict: Verdict, now: float) -> None:
         self.census.wake(job.id)
         self._infeasible.pop(job.id, None)
+        if job.is_handed_over:
+            if job.hold is None:
+                self.census.sleep(job, ReasonCode.HANDED_OVER)
+            return
         if job.hold:
             return
         if not isinstance(verdict, Satisfied):
@@ -310,8 +316,35 @@ class DaemonState:
             return
         self._line_up(job)
 
+    def _leave_line(self, job_id: int) -> None:
+        self._lines.remove(job_id)
+        self._for_slurm.pop(job_id, None)
+
+    def to_hand_over(self, most: int) -> list[Job]:
+        """Up to `most` eligible jobs and tasks to be handed over, as many tasks of an array as may run at once."""
+        found: list[Job] = []
+        for job_id in self._for_slurm:
+            if len(found) >= most:
+                break
+            job = self.jobs[job_id]
+            if not job.is_array:
+                found.append(job)
+                continue
+            assert job.spec.array is not None
+            throttle, room = job.spec.array.throttle, most - len(found)
+            if throttle is not None:
+                handed = sum(1 for one in self.arrays.group(job_id).open if self.jobs[one].is_handed_over_or_runs)
+                room = min(room, max(0, throttle - handed))
+            tasks = (self.find(one) for one in self.arrays.line(job_id).first(room))
+            found += [task for task in tasks if task is not None]
+        return found
+
     def _line_up(self, job: Job) -> None:
         self.lined_up += 1
+        if job.spec.is_for_slurm:
+            self._for_slurm[job.id] = None
+            self.census.sleep(job, ReasonCode.HANDED_OVER)
+            return
         if job.is_array and not self.arrays.line(job.id):
             return
         key = class_key(job, self._inheritance.inherited(job.id), *self.rules.learned(job), self.rules.leaning(job))
@@ -620,11 +653,11 @@ class DaemonState:
         hopeless = []
         for job_id in self._dependents.take_touched():
             job = self.jobs.get(job_id)
-            if job is None or job.state is not JobState.PENDING:
+            if job is None or job.state is not JobState.PENDING or job.is_handed_over:
                 continue
             state = self.dependency_state(job)
             if not isinstance(state, Satisfied) or max(job.eligible_at, state.at) > now:
-                self._lines.remove(job_id)
+                self._leave_line(job_id)
             if isinstance(state, Never):
                 hopeless.append((job, state))
             if job_id not in self._lines:
@@ -645,7 +678,7 @@ class DaemonState:
         for array_id in self._counterparts.take_touched():
             array = self.jobs.get(array_id)
             if array is not None and array.state is JobState.PENDING:
-                self._lines.remove(array_id)
+                self._leave_line(array_id)
                 self._enqueue(array, self.dependency_state(array), now)
         hopeless = []
         for array_id, numbers in self._counterparts.take_hopeless().items():
@@ -679,6 +712,9 @@ class DaemonState:
         self._set_hold(run, [gpus_only(one, end_at) for one in held])
 
     def _hold(self, run: Run) -> None:
+        if run.native is not None:
+            # Another scheduler has booked for it.
+            return
         stopping_at = self._stopping_at.get(run.job_id)
         job = self.jobs.get(run.job_id)
         held = allocations_of_run(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))

@@ -28,6 +28,7 @@ from gpusched.config import Loaded
 from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.daemon.indexes import FRONT
 from gpusched.daemon.launch.environment import checkpoint_folder, past_environment
+from gpusched.daemon.launch.handed_over import handover_ticket
 from gpusched.daemon.launch.limits import with_limit
 from gpusched.daemon.launch.ticket import PayloadCache, make_ticket
 from gpusched.daemon.leanings import with_leanings
@@ -43,7 +44,7 @@ from gpusched.daemon.watch.idle import IdleWatch
 from gpusched.daemon.watch.outages import OutageWatch
 from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
 from gpusched.engine.spool import attach_path
-from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
+from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady, Refused
 from gpusched.lifecycle import transitions
 from gpusched.lifecycle.master_ports import choose_port, needs_port, taken_ports
 from gpusched.lifecycle.output_paths import output_paths
@@ -54,10 +55,11 @@ from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, run_id, sp
 from gpusched.model.presets import under_preset
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Reason, Snapshot
+from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.plugins import Plugins
-from gpusched.ports import Changes, Clock, Engine, JobFilter, Store
+from gpusched.ports import Changes, Clock, Engine, Handover, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.isolation import describe
@@ -80,6 +82,7 @@ Asked = tuple[Command, Reply]
 Answer = tuple[Reply, dict[str, Any] | GpuschedError]
 
 _PLANS_PER_TICK = 64
+_HANDED_OVER_PER_TICK = 200
 _READ_WITHIN_S = 0.05
 """Longest time that freed CPUs and memory of an ended run wait to be planned together with its GPUs."""
 _NO_PLAN = Plan()
@@ -132,6 +135,8 @@ class Scheduler:
         """Called with the new settings after a reload."""
         self.settings_problem: Callable[[], tuple[str, str] | None] = lambda: None
         """Why the settings in force differ from the config file, and what to do; None when they do not."""
+        self.handover: Handover | None = None
+        """What jobs are handed over to; None where no other scheduler is named."""
         self.commands_problem: str | None = None
         """Why jobs cannot use Slurm's commands; None when they can."""
         self._clock = clock
@@ -460,6 +465,7 @@ class Scheduler:
                 self.advise_limit,
                 self.has_read,
             )
+            tx.handover = self.handover
             tx.changes, self._carried = self._carried, Changes()
             answers = self._prepare(tx, events, queue)
             self._commit(tx, answers)
@@ -626,6 +632,7 @@ class Scheduler:
         self.alerts.fire(tx, self.plan)
 
         self._step("decide")
+        self._hand_over(tx)
         if self._must_plan(tx):
             has_starts = self._plan(tx)
             # A start releases jobs that waited only for it.
@@ -634,6 +641,14 @@ class Scheduler:
             self._look_again, self._plan_by = False, None
         self.alerts.collect(tx)
         return answers
+
+    def _hand_over(self, tx: TickTransaction) -> None:
+        """Record the intent to hand eligible jobs over to the scheduler that they are for."""
+        if self.handover is None or self.is_going_down or self.handover.why_not() is not None:
+            return
+        for job in self.world.to_hand_over(_HANDED_OVER_PER_TICK):
+            paths = output_paths(job, job.run + 1, self.handover.node, self.settings.default.output)
+            tx.put(*transitions.hand_over(job, SLURM_ENGINE, self.handover.node, tx.now, *paths))
 
     def _commit(self, tx: TickTransaction, answers: list[Answer]) -> None:
         if not (answers or tx.signals or tx.forgettable or self._must_record(tx.changes)):
@@ -896,6 +911,11 @@ class Scheduler:
         except KeyError:
             raise CannotStart("its script or environment is missing from the database") from None
         past = past_environment(job, run, self.store)
+        if run.native is not None:
+            try:
+                return handover_ticket(job, run, script, environment, self.settings, past)
+            except Refused as error:
+                raise CannotStart(error.message) from None
         tickets = []
         # As in Slurm, the first node runs a batch script, which reaches the others by srun.
         for rank in range(1 if launch.slurm else len(run.nodes)):
@@ -921,7 +941,22 @@ class Scheduler:
         if job.state is not JobState.PENDING:
             run = self.world.open_runs.get(run_id(job.id, job.run))
             return None if run is None else self.outages.reason(run)
+        if job.spec.is_for_slurm and (said := self._of_handover(job)) is not None:
+            return said
         return waiting_reason(job, self.world, self.plan, self._clock.now())
+
+    def _of_handover(self, job: Job) -> Reason | None:
+        """Why a job is not running that is handed over, as the other scheduler says now; None if nothing is known."""
+        if job.is_handed_over:
+            text = None if self.handover is None else self.handover.status(run_id(job.id, job.run))
+            run = self.world.open_runs.get(run_id(job.id, job.run))
+            facts = {} if run is None or run.native is None else {"native_id": run.native.id}
+            return None if text is None else Reason(ReasonCode.HANDED_OVER, text, facts)
+        found = waiting_reason(job, self.world, self.plan, self._clock.now())
+        if found.code is not ReasonCode.HANDED_OVER or self.handover is None:
+            return found
+        why = self.handover.why_not()
+        return found if why is None else Reason(found.code, f"cannot be handed over: {why}")
 
     def reason_codes(self) -> Callable[[Job], ReasonCode]:
         """A function that gives the current reason codes of pending jobs."""

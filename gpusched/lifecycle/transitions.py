@@ -23,6 +23,8 @@ from gpusched.errors import BrokenInvariant, Refused
 from gpusched.lifecycle.retry import LargerRequest, NothingLarger, backoff_s, failure_of, wants_retry
 from gpusched.model.commands import Caller
 from gpusched.model.execution import (
+    NativeRunStarted,
+    RunAccepted,
     RunEnded,
     RunLost,
     RunNeverStarted,
@@ -32,7 +34,7 @@ from gpusched.model.execution import (
     RunSuspended,
 )
 from gpusched.model.hostlist import fold
-from gpusched.model.job import Job, JobEvent, JobSpec, RetryRule, Run, RunPart
+from gpusched.model.job import Job, JobEvent, JobSpec, NativeJob, RetryRule, Run, RunPart
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -59,6 +61,7 @@ TRANSITIONS: frozenset[tuple[JobState, JobState]] = frozenset(
     {
         (JobState.PENDING, JobState.RUNNING),
         (JobState.PENDING, JobState.CANCELLED),
+        (JobState.PENDING, JobState.COMPLETING),
         (JobState.PENDING, JobState.DEADLINE),
         (JobState.RUNNING, JobState.SUSPENDED),
         (JobState.SUSPENDED, JobState.RUNNING),
@@ -88,7 +91,7 @@ def story_of(job: Job) -> str:
 def check_open(job: Job, run: Run) -> None:
     """Raises: BrokenInvariant if this is not the open run of the job."""
     is_current = run.job_id == job.id and run.number == job.run
-    has_run = job.state in (*LIVE, JobState.COMPLETING)
+    has_run = job.state in (*LIVE, JobState.COMPLETING) or job.is_handed_over
     if not is_current or not has_run or run.state is RunState.ENDED:
         raise BrokenInvariant(f"run {run.id} ({run.state}) has news, but job {job.id} is {job.state} ({story_of(job)})")
 
@@ -189,6 +192,66 @@ def run_started(job: Job, run: Run, event: RunStarted) -> Step:
     return job, run, ()
 
 
+def hand_over(job: Job, engine: str, node: str, now: float, stdout_path: str | None, stderr_path: str | None) -> Step:
+    """Record the intent to hand the job's next run over to another scheduler, in which it is pending from then on."""
+    if job.state is not JobState.PENDING or job.is_handed_over:
+        raise BrokenInvariant(f"job {job.id} cannot be handed over while it is {job.state} ({story_of(job)})")
+    run = Run(
+        job_id=job.id,
+        number=job.run + 1,
+        state=RunState.STARTING,
+        node=node,
+        boot_id="",
+        intent_at=now,
+        stdout_path=stdout_path,
+        stderr_path=stderr_path,
+        native=NativeJob(engine),
+    )
+    job = replace(
+        job,
+        run=run.number,
+        start_at=None,
+        exit_code=None,
+        signal=None,
+        reason=ReasonCode.HANDED_OVER,
+        reason_text=f"is being handed over to {NAMES_OF_ENGINES[engine]}",
+        preempt_at=None,
+        is_front=False,
+    )
+    text = f"is handed over to {NAMES_OF_ENGINES[engine]}"
+    return job, run, (JobEvent(job.id, now, "handed_over", text, run.number),)
+
+
+def run_accepted(job: Job, run: Run, event: RunAccepted) -> Step:
+    """Record the job's id in the other scheduler."""
+    check_open(job, run)
+    if run.native is None or run.native.id == event.native_id:
+        return job, run, ()
+    text = f"is in {NAMES_OF_ENGINES[run.native.engine]} as job {event.native_id}"
+    run = replace(run, native=replace(run.native, id=event.native_id))
+    if job.is_handed_over:
+        job = replace(job, reason_text=text)
+    return job, run, (JobEvent(job.id, event.at, "note", text, run.number),)
+
+
+def native_run_started(job: Job, run: Run, event: NativeRunStarted) -> Step:
+    """Record that the other scheduler has started the run; no effect if that is known."""
+    check_open(job, run)
+    if run.native is None or run.state is RunState.RUNNING:
+        return job, run, ()
+    where = f" on {event.nodes}" if event.nodes else ""
+    text = f"started in {NAMES_OF_ENGINES[run.native.engine]}{where}"
+    native = replace(run.native, nodes=event.nodes)
+    run = replace(run, state=RunState.RUNNING, start_at=event.at, native=native)
+    if job.is_handed_over:
+        job = replace(move(job, JobState.RUNNING), start_at=event.at, reason=None, reason_text=None)
+    return job, run, (JobEvent(job.id, event.at, "started", text, run.number),)
+
+
+NAMES_OF_ENGINES = {"slurm": "Slurm"}
+"""Other schedulers, in sentences."""
+
+
 def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
     """Record that the run is being ended: the job is COMPLETING until then."""
     check_open(job, run)
@@ -239,6 +302,8 @@ def run_ended(
     `grow`: see there.
     """
     check_open(job, run)
+    if job.is_handed_over:
+        job = completing(job)
     outcome, reason, text = _judge(job, run, event)
     run = replace(
         run,
@@ -256,6 +321,8 @@ def run_ended(
         suspended_s=event.suspended_s,
     )
     events = [JobEvent(job.id, event.end_at, "ended", f"{outcome}: {text}", run.number)]
+    if event.detail is not None and event.detail != text:
+        events.append(JobEvent(job.id, event.end_at, "note", event.detail, run.number))
     if event.leftovers:
         note = "ended leftover processes: " + ", ".join(event.leftovers)
         events.append(JobEvent(job.id, event.end_at, "note", note, run.number))
@@ -282,7 +349,8 @@ def _judge(job: Job, run: Run, event: RunEnded) -> tuple[JobState, ReasonCode, s
         return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
     if event.stopped_by == "cancel":
         reason = job.reason if job.reason in _CANCELLED else None
-        return JobState.CANCELLED, reason or ReasonCode.CANCELLED_BY_USER, job.reason_text or "cancelled"
+        text = job.reason_text if job.cancel_at is not None else event.detail
+        return JobState.CANCELLED, reason or ReasonCode.CANCELLED_BY_USER, text or job.reason_text or "cancelled"
     is_requeued = job.preempt_at is not None and job.reason is ReasonCode.REQUEUED
     if is_requeued and (event.exit_code != 0 or job.spec.launch.slurm):
         # Also without an order: a script that requeues itself exits before one reaches it.
@@ -347,6 +415,8 @@ def _out_of_host_memory(event: RunEnded) -> tuple[ReasonCode, str]:
     if event.at_mem_limit and event.mem_limit_mib is not None:
         limit = format_size_mib(event.mem_limit_mib)
         return ReasonCode.MEM_LIMIT, f"needed more than its {limit} of host memory: the kernel killed {killed}"
+    if event.at_mem_limit and event.detail is not None:
+        return ReasonCode.MEM_LIMIT, f"needed more host memory than it asked for: {event.detail}"
     used = "" if event.peak_mem_mib is None else f", which had used {format_size_mib(event.peak_mem_mib)}"
     text = f"the machine's memory ran out: the kernel killed {killed}{used}"
     return ReasonCode.HOST_OUT_OF_MEMORY, text
@@ -367,6 +437,8 @@ def run_lost(
     As for `run_ended`, the job moves on when its GPUs are clean.
     """
     check_open(job, run)
+    if job.is_handed_over:
+        job = completing(job)
     rebooted = boot_id is not None and boot_id != run.boot_id
     run = replace(
         run,
@@ -393,6 +465,8 @@ def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Sett
     that cannot start anything does not spin.
     """
     check_open(job, run)
+    if job.is_handed_over:
+        job = completing(job)
     text = f"was not started: {event.detail}"
     run = replace(
         run,
@@ -494,7 +568,7 @@ def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
     A second cancel has no effect.
     """
     text = f"cancelled by {by}"
-    if job.state is JobState.PENDING:
+    if job.state is JobState.PENDING and not job.is_handed_over:
         job = replace(move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
         return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
     if job.cancel_at is not None and job.state is JobState.COMPLETING:
@@ -535,7 +609,7 @@ def give_up(job: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tup
 
 def last_start_at(job: Job) -> float | None:
     """Latest start of a pending job that meets its deadline, by its time limit; None without a constraint."""
-    if job.state is not JobState.PENDING or job.spec.deadline_at is None:
+    if job.state is not JobState.PENDING or job.spec.deadline_at is None or job.is_handed_over:
         return None
     return job.spec.deadline_at - (job.spec.time_limit_s or 0)
 

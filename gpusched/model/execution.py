@@ -120,8 +120,25 @@ class Ticket(Value):
     """Start these processes instead of one. The first that fails ends the others, and its end is that of the run."""
     master_port: int | None = None
     """On the first node of a run whose ranks meet: start nothing unless this port is free there."""
+    native: NativeRun | None = None
+    """For a run that is handed over: `script` is then all that the engine gets of it."""
     peers: tuple[Ticket, ...] = ()
     """For a gang: its tickets for the other nodes, by rank. All of them start, or none stays."""
+
+
+class NativeRun(Value):
+    """A run that is handed over, as its engine needs it beside the ticket, also after a restart."""
+
+    mark: str
+    """Finds its job among all of the user's: unique, also where job ids are used again."""
+    uid: int
+    user: str
+    id: str | None = None
+    """Its job id there; None if none is recorded."""
+    signal: int | None = None
+    """First signal when it is stopped, before the engine's own way of ending jobs."""
+    grace_s: float = 0.0
+    """Between the two, in seconds."""
 
 
 class StopOrder(Value, tag_field="order", tag="stop"):
@@ -256,6 +273,8 @@ class RunEnded(Value, tag_field="event", tag="ended"):
     """When it did; the others ended later."""
     failed_on: str = ""
     """For a gang: the node whose end this is, if it failed."""
+    detail: str | None = None
+    """What the engine says about the end, as a sentence."""
 
 
 class RunLost(Value, tag_field="event", tag="lost"):
@@ -274,9 +293,25 @@ class RunNeverStarted(Value, tag_field="event", tag="never_started"):
     detail: str
 
 
+class RunAccepted(Value, tag_field="event", tag="accepted"):
+    """The engine that the run is handed over to has it in its queue."""
+
+    run: str
+    at: float
+    native_id: str
+
+
+class NativeRunStarted(Value, tag_field="event", tag="native_started"):
+    """The engine that the run was handed over to has started it."""
+
+    run: str
+    at: float
+    nodes: str | None = None
+
+
 SupervisorEvent = RunStarted | RunStopping | RunSuspended | RunResumed | RunEnded
 """Events that supervisors send, identified by the field `event`."""
-EngineEvent = SupervisorEvent | RunLost | RunNeverStarted
+EngineEvent = SupervisorEvent | RunLost | RunNeverStarted | RunAccepted | NativeRunStarted
 
 
 class OpenRun(Value):
@@ -298,6 +333,8 @@ class OpenRun(Value):
     """Where it is; empty for the daemon's own node."""
     peers: tuple[tuple[str, str], ...] = ()
     """For a gang: its other nodes with their boot ids, by rank."""
+    native: NativeRun | None = None
+    """For a run that is handed over."""
 
 
 def pack_environment(env: Mapping[str, str]) -> bytes:

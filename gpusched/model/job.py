@@ -86,6 +86,16 @@ class Job(Value):
     """For a failed job: id of its fallback."""
 
     @property
+    def is_handed_over(self) -> bool:
+        """Whether it is pending in another scheduler, which has its run."""
+        return self.state is JobState.PENDING and self.reason is ReasonCode.HANDED_OVER
+
+    @property
+    def is_handed_over_or_runs(self) -> bool:
+        """Whether it has a run that is not known to have ended."""
+        return self.is_handed_over or self.state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
+
+    @property
     def is_array(self) -> bool:
         """Whether this row represents pending array tasks and cannot run itself."""
         return self.spec.array is not None and self.array_id is None
@@ -130,6 +140,16 @@ class RunPart(Value):
     gpus: tuple[GpuShare, ...] = ()
     cpus: float = 0.0
     mem_mib: int = 0
+
+
+class NativeJob(Value):
+    """What the engine that a run was handed over to knows it by."""
+
+    engine: str
+    id: str | None = None
+    """Its job id there; None until the engine has accepted it."""
+    nodes: str | None = None
+    """Nodes that the engine chose, as it writes them."""
 
 
 class Run(Value):
@@ -180,6 +200,8 @@ class Run(Value):
     """For a gang: what it books on each of its nodes, the first one included; empty for a run on one node."""
     master_port: int | None = None
     """Reserved on its first node as long as it is open, for its ranks to meet at; None if they need not."""
+    native: NativeJob | None = None
+    """For a run that was handed over: as the other scheduler knows it. Nothing is booked for it here."""
 
     @property
     def id(self) -> str:

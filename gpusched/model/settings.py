@@ -41,6 +41,7 @@ from gpusched.model.rules import (
     Text,
     Texts,
 )
+from gpusched.model.spec import ENGINES
 from gpusched.model.units import MAX_MIB, MAX_SECONDS
 from gpusched.model.value import Value
 
@@ -428,6 +429,23 @@ class ClusterSettings(Value):
         return range(int(low), int(high) + 1)
 
 
+class HandoverSettings(Value):
+    """Hand-over of jobs to the site's Slurm; see [hand over to Slurm](../howto/hand-over-to-slurm.md)."""
+
+    commands: Annotated[str | None, Folder(), AT_START] = None
+    """Folder of the site's own `sbatch`, `squeue`, `scancel`, `sacct` and `scontrol`, such as `/usr/bin`. Unset: no job
+    is handed over."""
+    folder: Annotated[str, Text(), AT_START] = ".gpusched/handed-over"
+    """Folder in which handed-over jobs record their exit codes, on storage that the cluster's nodes share with this
+    machine: absolute, or below the home of the job's owner."""
+    poll_interval_s: Annotated[float, Range(0.1, 3600), AT_START] = 7.0
+    """Time between two questions to Slurm about all handed-over jobs, in seconds."""
+    deadline_s: Annotated[float, Range(1, 3600), AT_START] = 60.0
+    """Longest time that one of Slurm's commands may take, in seconds."""
+    lost_after_s: Annotated[float, WAIT, AT_START] = 300.0
+    """Time after which a job that Slurm no longer knows, and that has recorded no end, counts as lost, in seconds."""
+
+
 class LifeSettings(Value):
     """How runs are stopped and requeued."""
 
@@ -644,6 +662,14 @@ class QueueSettings(Value):
     """Accounts whose jobs may be submitted to it, including accounts below them."""
     operators: Annotated[tuple[str, ...], NAMES] = ()
     """Users who may cancel, hold, move and update any job in it and in the queues below it."""
+    engine: Annotated[str | None, OneOf(ENGINES)] = None
+    """`slurm` hands its jobs over to the site's Slurm, see [handover], unless they say otherwise with --engine."""
+    slurm_partition: Annotated[str | None, WORD] = None
+    """Partition of Slurm for its handed-over jobs; when unset, Slurm's default."""
+    slurm_account: Annotated[str | None, WORD] = None
+    """Account of Slurm for its handed-over jobs; when unset, that of the owner by default there."""
+    slurm_qos: Annotated[str | None, WORD] = None
+    """QOS of Slurm for its handed-over jobs; when unset, Slurm's default."""
 
 
 class QosSettings(Value):
@@ -722,6 +748,7 @@ class Settings(Value):
     interactive: InteractiveSettings = InteractiveSettings()
     slurm: SlurmSettings = SlurmSettings()
     cluster: ClusterSettings = ClusterSettings()
+    handover: HandoverSettings = HandoverSettings()
     alert: AlertSettings = AlertSettings()
     foreign: ForeignSettings = ForeignSettings()
     placement: PlacementSettings = PlacementSettings()

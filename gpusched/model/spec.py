@@ -61,6 +61,10 @@ TIME_LIMIT_SOURCES = (*TIME_LIMIT_WORDS, DEFAULT, MAXIMUM)
 """Sources of a time limit that the user did not state: similar jobs, an explicit wish for none, the default of the
 settings, and the maximum of the queue or QOS."""
 
+LOCAL_ENGINE, SLURM_ENGINE = "local", "slurm"
+ENGINES = (LOCAL_ENGINE, SLURM_ENGINE)
+"""What runs a job: this scheduler on its own nodes, or the site's Slurm."""
+
 WHAT, RES, WHEN, MANY, WHERE = "What to run", "Resources", "When", "Many tasks", "Where"
 LAYOUT = "Parallel tasks"
 FAIL, FILES, SLURM = "Failure and end", "Files", "Slurm spellings"
@@ -870,6 +874,18 @@ class JobSpec(Value):
         default=None,
     )
     """`wait`: accept a job that cannot start as things are, as Slurm does; None or `refuse`: refuse it."""
+    engine: str | None = field(
+        "string",
+        "What runs the job: local, this scheduler, or slurm, the site's Slurm, to which it is handed over.",
+        option=(
+            "--engine NAME  slurm hands the job over to the site's Slurm, local does not; default: as its queue says"
+        ),
+        section=WHERE,
+        choices=ENGINES,
+        default=None,
+        is_shared=False,
+    )
+    """What runs it; None for what its queue says."""
     begin_at: float | None = field(
         "number",
         "Not before this instant, UTC epoch seconds.",
@@ -955,6 +971,11 @@ class JobSpec(Value):
     """Id of the failed job for which it is the fallback."""
     adopted: AdoptedProcess | None = None
     """The adopted process: such a job has one run, cannot be restarted, and its exit code is unknown."""
+
+    @property
+    def is_for_slurm(self) -> bool:
+        """Whether it is handed over to the site's Slurm."""
+        return self.engine == SLURM_ENGINE
 
     @property
     def waits_if_infeasible(self) -> bool:

@@ -96,6 +96,7 @@ class ReasonCode(str, Enum):
     QOS_MAX_TIME = "QOSMaxWallDurationPerJobLimit"
     QOS_MAX_JOBS_PER_USER = "QOSMaxJobsPerUserLimit"
     PLUGIN = "Plugin"
+    HANDED_OVER = "HandedOver"
     # reason of running jobs
     NODE_UNREACHABLE = "NodeUnreachable"
     # reasons of ended jobs

@@ -275,6 +275,19 @@ class HostSource(Protocol):
         """Take one sample; rates cover the time since the previous call and are None in the first."""
 
 
+class Handover(Protocol):
+    """Another scheduler, to which jobs are handed over whole."""
+
+    node: str
+    """In place of a node in the runs that it has."""
+
+    def why_not(self) -> str | None:
+        """Why it takes no jobs now, as a sentence; None if it does. Does not block."""
+
+    def status(self, run: str) -> str | None:
+        """What it says of a run, as a clause; None for a run that it does not have."""
+
+
 class Engine(Protocol):
     """Starts and ends runs, and reports their outcomes.
 

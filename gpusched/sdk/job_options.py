@@ -100,6 +100,8 @@ class JobOptions(TypedDict, total=False):
     if_infeasible: str
     """What to do with a job that requests more cores, nodes or time than exist, or depends on an unknown job:
     refuse (default), or wait, as in Slurm."""
+    engine: str
+    """What runs the job: local, this scheduler, or slurm, the site's Slurm, to which it is handed over."""
     begin: str | datetime | float
     """Not before this instant, UTC epoch seconds."""
     hold: bool

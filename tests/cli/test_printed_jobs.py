@@ -21,13 +21,13 @@ from shell import Shell, compare
 from gpusched.cli import gsub, submission
 from gpusched.cli.job_options import ONLY_TYPED, gsub_table
 from gpusched.cli.jobfile import export, manifest_reader
-from gpusched.cli.jobfile.losses import K8S, LOSSES, NOTHING, SBATCH, losses_of
 from gpusched.cli.jobfile.manifest import escaped
 from gpusched.cli.jobfile.yaml_text import yaml_text
 from gpusched.cli.parse import parse
 from gpusched.cli.slurm import sbatch
 from gpusched.cli.slurm.request import JobRequest
 from gpusched.errors import Refused, UsageError
+from gpusched.handover.losses import HANDOVER, K8S, LOSSES, NOTHING, SBATCH, losses_of
 from gpusched.model.hostlist import expand
 from gpusched.model.layout import arrange
 from gpusched.model.spec import FIELDS
@@ -72,6 +72,7 @@ EACH_FIELD = {
     "vram_mib": "-g 1 --vram 8G",
     "min_vram_mib": "-g 1 --min-vram 8G",
     "cpus": "-c 4",
+    "engine": "--engine slurm",
     "mem_mib": "-m 8G",
     "nodes": "-N 2",
     "gpus_per_node": "--gpus-per-node 2",
@@ -469,7 +470,7 @@ def test_a_plain_gsub_imports_nothing_of_it() -> None:
 def test_the_table_names_fields_and_options_of_gsub_alone() -> None:
     for loss in LOSSES:
         assert loss.field in FIELDS
-        assert loss.targets in ([SBATCH], [K8S], [SBATCH, K8S])
+        assert [one for one in loss.targets if one != HANDOVER] in ([], [SBATCH], [K8S], [SBATCH, K8S])
         assert loss.is_lost is None or loss.case or loss.field
     assert {"print", "ignore_image"} <= ONLY_TYPED
     assert {name for name in export._ALONE if name != "wait"} <= ONLY_TYPED | {"batch"}

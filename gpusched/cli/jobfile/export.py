@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.jobfile.losses import SBATCH, check_losses
 from gpusched.cli.slurm_options import NOTES
 from gpusched.cli.submission import say_without_effect
 from gpusched.errors import UsageError
+from gpusched.handover.losses import SBATCH, check_losses
 from gpusched.model.layout import arrange
 
 TYPE_CHECKING = False

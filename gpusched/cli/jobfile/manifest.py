@@ -6,9 +6,9 @@ while it waits for GPUs, and is for all attempts together.
 
 from __future__ import annotations
 
-from gpusched.cli.jobfile.losses import is_mig
 from gpusched.cli.jobfile.program import first_words, is_shell, job_name, named_environment
 from gpusched.errors import Refused
+from gpusched.handover.losses import is_mig
 from gpusched.model.units import MAX_SECONDS, printable
 
 TYPE_CHECKING = False

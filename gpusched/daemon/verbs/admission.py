@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from gpusched.access import account_by_default, account_groups, admins, manages
 from gpusched.daemon.commit import TickTransaction
 from gpusched.errors import Forbidden, Refused
+from gpusched.handover.job_script import check_script, spec_values
+from gpusched.handover.losses import HANDOVER, check_losses
 from gpusched.lifecycle.arrays import jobs_in
 from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_dependency
-from gpusched.lifecycle.transitions import ends_unsatisfied
+from gpusched.lifecycle.transitions import ends_unsatisfied, new_job
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.layout import count_tasks, rearranged
-from gpusched.model.settings import Settings
+from gpusched.model.settings import Settings, chain_of
 from gpusched.model.spec import AUTO, DEFAULT
 from gpusched.model.units import format_duration, name_some, printable
 from gpusched.model.value import replace
@@ -35,9 +37,28 @@ def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
     account = spec.account or account_by_default(owner, settings) or owner.user
     qos = qos_of(spec, settings)
     limit = time_limit(spec, settings)
-    if (account, qos, *limit) == _filled_in(spec):
+    engine = _engine_of(spec, settings)
+    if (account, qos, *limit, engine) == _filled_in(spec):
         return spec
-    return replace(spec, account=account, qos=qos, time_limit_s=limit.seconds, time_limit_source=limit.source)
+    return replace(
+        spec, account=account, qos=qos, time_limit_s=limit.seconds, time_limit_source=limit.source, engine=engine
+    )
+
+
+def _engine_of(spec: JobSpec, settings: Settings) -> str | None:
+    """What runs the job: as it says, else as its queue does, which has no say about those that need this server."""
+    if spec.engine is not None or _needs_this_server(spec) is not None:
+        return spec.engine
+    return next((one.engine for one in chain_of(spec.queue, settings.queue) if one.engine is not None), None)
+
+
+def _needs_this_server(spec: JobSpec) -> str | None:
+    """What ties the job to this server, in words; None if nothing does."""
+    if spec.interactive is not None:
+        return "a foreground job"
+    if spec.launch.slurm:
+        return "a job of gpusched's own sbatch and srun"
+    return None if spec.adopted is None else "an adopted process"
 
 
 def sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
@@ -99,7 +120,7 @@ def _all_sized(specs: Sequence[JobSpec], tx: TickTransaction) -> list[JobSpec]:
 
 
 def _filled_in(spec: JobSpec) -> tuple[object, ...]:
-    return spec.account, spec.qos, spec.time_limit_s, spec.time_limit_source
+    return spec.account, spec.qos, spec.time_limit_s, spec.time_limit_source, spec.engine
 
 
 def complete_all(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> list[JobSpec]:
@@ -107,7 +128,7 @@ def complete_all(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -
     known: dict[tuple[object, ...], JobSpec] = {}
     done = []
     for spec in specs:
-        mark = (spec.queue, *_filled_in(spec))
+        mark = (spec.queue, _needs_this_server(spec), *_filled_in(spec))
         made = known.get(mark)
         if made is None:
             made = known[mark] = completed(spec, owner, tx.settings)
@@ -121,6 +142,7 @@ def complete_all(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -
                 qos=made.qos,
                 time_limit_s=made.time_limit_s,
                 time_limit_source=made.time_limit_source,
+                engine=made.engine,
             )
         )
     if all(spec.layout is None for spec in done):
@@ -170,14 +192,19 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
     for spec in specs:
         # The jobs of a batch share one request object, so comparing its id is enough.
         names = (spec.account, spec.queue, spec.qos, spec.reservation)
-        mark = (id(spec.request), *names, spec.time_limit_s, spec.deadline_at, spec.begin_at, spec.if_infeasible)
+        when = (spec.time_limit_s, spec.deadline_at, spec.begin_at)
+        mark = (id(spec.request), *names, *when, spec.if_infeasible, spec.engine)
         kinds.setdefault(mark, []).append(spec)
     for alike in kinds.values():
         check_size(alike, tx)
         check_account(alike[0], owner, tx)
         check_admitted(alike[0], owner.user, tx, sum(map(jobs_in, alike)))
-        check_can_fit(alike[0], tx)
-        check_reservation(alike[0], owner.user, tx)
+        if alike[0].is_for_slurm:
+            for spec in alike:
+                check_handover(spec, owner, tx)
+        else:
+            check_can_fit(alike[0], tx)
+            check_reservation(alike[0], owner.user, tx)
         check_deadline(alike[0], max(tx.now, alike[0].begin_at or tx.now))
     for dependency, waits in {(spec.dependency, spec.waits_if_infeasible) for spec in specs if spec.dependency}:
         check_dependency(dependency, tx, may_be_unknown=waits)
@@ -218,7 +245,9 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
         raise Refused(
             f"job {after.shown_id} cannot be changed like this: {problem}", f"see it with: gshow {after.shown_id}"
         )
-    if new.request != old.request:
+    if new.is_for_slurm:
+        check_handover(new, owner, tx)
+    elif new.request != old.request:
         check_can_fit(new, tx)
     is_moved = new.reservation not in (None, old.reservation)
     # Queues, QOS and reservations may be limited to accounts: a former member must not enter others with one.
@@ -228,7 +257,8 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
         jobs = tx.world.arrays.left(before)
         with tx.world.active.with_more(old, before.user, -jobs):
             check_admitted(new, after.user, tx, max(1, jobs))
-    if new.reservation != old.reservation or (new.reservation in tx.world.calendar and _asks(new) != _asks(old)):
+    is_asking = new.reservation in tx.world.calendar and _asks(new) != _asks(old)
+    if not new.is_for_slurm and (new.reservation != old.reservation or is_asking):
         check_reservation(new, after.user, tx)
     if (new.deadline_at, new.time_limit_s, after.eligible_at) != (
         old.deadline_at,
@@ -292,6 +322,35 @@ def check_can_fit(spec: JobSpec, tx: TickTransaction) -> None:
     if found.about == "cpus" and count_tasks(spec.request, spec.layout) > spec.request.nodes:
         hint = "ask for fewer tasks (-n), or for fewer cores for each of them (-c)"
     raise Refused(found.text, hint, found.about)
+
+
+def check_handover(spec: JobSpec, owner: Caller, tx: TickTransaction) -> None:
+    """Refuse a job that cannot be handed over, or would lose in Slurm what it cannot be without. Raises: Refused."""
+    what = _needs_this_server(spec)
+    if what is not None:
+        raise Refused(f"{what} runs on this server and cannot be handed over", "leave out --engine slurm", "engine")
+    why = NO_SLURM if tx.handover is None else tx.handover.why_not()
+    if why is not None:
+        raise Refused(f"the job cannot be handed over: {why}", _NO_SLURM_HINT, "engine")
+    check_losses(HANDOVER, spec_values(spec))
+    check_script(new_job(1, owner, spec, tx.now), tx.settings.queue.get(spec.queue))
+
+
+def handover_notes(specs: Iterable[JobSpec]) -> list[str]:
+    """What jobs lose by being handed over, each sentence once; empty if none is."""
+    found: dict[str, None] = {}
+    # The jobs of a batch share their requests.
+    for spec in {(id(one.request), one.launch.notice, one.nice): one for one in specs if one.is_for_slurm}.values():
+        found.update(dict.fromkeys([HANDED_OVER_NOTE, *check_losses(HANDOVER, spec_values(spec))]))
+    return list(found)
+
+
+NO_SLURM = "this server knows no Slurm"
+_NO_SLURM_HINT = "keep it on this cluster with --engine local, or name Slurm's own commands in [handover] commands"
+HANDED_OVER_NOTE = (
+    "handed over to Slurm, whose priorities, limits and places apply; fair share, preemption, start estimates and the "
+    "watch on idle GPUs of this server do not"
+)
 
 
 def check_reservation(spec: JobSpec, user: str, tx: TickTransaction) -> None:

@@ -18,6 +18,11 @@ def apply(command: EnterJob, tx: TickTransaction) -> dict[str, Any]:
     if job is None or job.state is not JobState.RUNNING:
         return {"run": None}
     check(command.caller, Act.ENTER, job, tx.settings)
+    if job.spec.is_for_slurm:
+        raise Refused(
+            f"job {job.shown_id} runs in Slurm, where gpusched can start nothing",
+            f"see its id there with: gshow {job.shown_id}, then type Slurm's own: srun --overlap --jobid=ID --pty bash",
+        )
     if job.spec.adopted is not None:
         raise Refused(
             f"job {job.shown_id} is an adopted process, in which gpusched can start nothing",

@@ -50,6 +50,11 @@ def _named(command: Hold | Release, tx: TickTransaction) -> list[Job]:
     for job in found:
         if job.state.is_final:
             raise has_ended(job)
+        if hold and job.is_handed_over:
+            raise Refused(
+                f"job {job.shown_id} {job.reason_text} and cannot be held there",
+                f"take it back and hold it with: gctl requeue --hold {job.shown_id}",
+            )
         if hold and job.state is not JobState.PENDING and not job.is_array and not transitions.may_run_again(job):
             raise Refused(
                 f"job {job.shown_id} is {job.state} and has no further run to hold",
@@ -72,7 +77,7 @@ def _filtered(command: Hold | Release, filters: Selection, tx: TickTransaction) 
     jobs = with_tasks(permitted(matching, filters, act, caller, tx), tx)
     if isinstance(command, Hold):
         states = filters.states or {JobState.PENDING}
-        jobs = [job for job in jobs if job.state in states]
+        jobs = [job for job in jobs if job.state in states and not job.is_handed_over]
         jobs = [job for job in jobs if job.state is JobState.PENDING or transitions.may_run_again(job)]
     else:
         jobs = [job for job in jobs if _may_release(caller, job, tx)]

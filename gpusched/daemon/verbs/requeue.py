@@ -36,10 +36,10 @@ def apply(command: Requeue, tx: TickTransaction) -> dict[str, Any]:
 
 def _check(job: Job, command: Requeue) -> None:
     shown = job.shown_id
-    if job.state is JobState.PENDING:
+    if job.state is JobState.PENDING and not job.is_handed_over:
         instead = "keep it from starting with: gctl hold" if command.hold else "see why with: gq --why"
         raise Refused(f"job {shown} is {job.state}: it is already pending", f"{instead} {shown}")
-    if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+    if job.state not in (JobState.RUNNING, JobState.SUSPENDED) and not job.is_handed_over:
         raise Refused(f"job {shown} is {job.state} and cannot be requeued", f"see it with: gshow {shown}")
     if job.spec.interactive is not None:
         raise Refused(

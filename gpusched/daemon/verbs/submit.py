@@ -13,6 +13,7 @@ from gpusched.daemon.verbs.admission import (
     check_submission,
     complete_all,
     completed,
+    handover_notes,
     keep_unknown_unknown,
     never_starts,
     queue_notes,
@@ -74,6 +75,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     near = [(command.caller.user, spec.request.near) for spec in specs if spec.request.near]
     if near:
         notes += data_notes(near, tx.nodes, tx.has_read)
+    notes += handover_notes(specs)
     said = list(dict.fromkeys(filter(None, limits)))
     return {"ids": ids, "notes": notes, **({"limits": said} if said else {})}
 

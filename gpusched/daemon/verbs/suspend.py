@@ -20,6 +20,7 @@ def suspend(command: Suspend, tx: TickTransaction) -> dict[str, Any]:
     """Suspend all of the jobs or, with an error, none. The reply's `kept`: the GPUs that they keep."""
     jobs = running_tasks(named(command.caller, Act.SUSPEND, command.ids, tx), tx)
     for job in jobs:
+        refuse_in_slurm(job, "suspended")
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
             raise Refused(
                 f"job {job.shown_id} is {job.state} and cannot be suspended",
@@ -37,6 +38,15 @@ def suspend(command: Suspend, tx: TickTransaction) -> dict[str, Any]:
             kept.append({"id": job.shown_id, "gpus": len(gpus)})
         tx.suspend(job, "user", f"suspended by {command.caller.user}; resume it with: gctl resume {job.shown_id}")
     return {**_answer(jobs, suspended), "kept": kept}
+
+
+def refuse_in_slurm(job: Job, what: str) -> None:
+    """Refuse what cannot be done to a job while another scheduler has it. Raises: Refused."""
+    if job.spec.is_for_slurm and job.is_handed_over_or_runs and not job.is_array:
+        raise Refused(
+            f"job {job.shown_id} is in Slurm, where it cannot be {what} from here",
+            f"see its id there with: gshow {job.shown_id}, or take it back with: gctl requeue --hold {job.shown_id}",
+        )
 
 
 def resume(command: Resume, tx: TickTransaction) -> dict[str, Any]:

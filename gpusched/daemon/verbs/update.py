@@ -121,6 +121,11 @@ def _check(job: Job, changes: dict[str, Any]) -> None:
 
 def _why_fixed(job: Job, command: Update, tx: TickTransaction) -> Refused | None:
     """Why a job that is no longer pending cannot take these changes; None if it can."""
+    if job.spec.is_for_slurm and job.is_handed_over_or_runs and not job.is_array:
+        return Refused(
+            f"job {job.shown_id} is in Slurm and cannot change",
+            f"take it back with: gctl requeue --hold {job.shown_id}, change it, then: gctl release {job.shown_id}",
+        )
     if job.state is JobState.PENDING:
         return None
     fixed = sorted(set(command.changes) - UPDATABLE_WHILE_RUNNING)

@@ -1,4 +1,5 @@
-"""What an sbatch script and a Kubernetes Job cannot say of a submission: a note, a refusal, or nothing lost.
+"""What an sbatch script, a Kubernetes Job and a job that is handed over cannot say of a submission: a note, a refusal,
+or nothing lost.
 
 Refused is what the job would fail, compute or disturb others without; a note names what is merely missing.
 """
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
     Spec = dict[str, Any]
 
-SBATCH, K8S = "sbatch", "k8s"
+SBATCH, K8S, HANDOVER = "sbatch", "k8s", "handover"
 TARGETS = {SBATCH: "an sbatch script", K8S: "a Kubernetes Job"}
+"""What `gsub --print` makes."""
 REFUSED, NOTE, NOTHING = "refused", "note", "nothing is lost"
 
 
@@ -87,23 +89,24 @@ def events_lost(words: list[str]) -> list[str]:
     return [word for word in words if word not in _SLURM_EVENTS and word not in both]
 
 
+_ANY_SLURM = "sbatch handover"
 _WHOLE_GPUS = "it books whole GPUs; use -g 1"
 _ALERTS = "alerts are sent by gpusched alone"
 
 LOSSES = (
-    Loss("vram_mib", SBATCH, REFUSED, f"{_WHOLE_GPUS}, or -g 0.5 where the cluster has gres mps"),
+    Loss("vram_mib", _ANY_SLURM, REFUSED, f"{_WHOLE_GPUS}, or -g 0.5 where the cluster has gres mps"),
     Loss("vram_mib", K8S, REFUSED, f"{_WHOLE_GPUS}, or a MIG instance, -g 1g.10gb"),
-    Loss("min_vram_mib", SBATCH, REFUSED, "name a type, -g a100:1, or a feature of the cluster with -C"),
+    Loss("min_vram_mib", _ANY_SLURM, REFUSED, "name a type, -g a100:1, or a feature of the cluster with -C"),
     Loss("min_vram_mib", K8S, REFUSED, "leave it out, and add a nodeSelector such as nvidia.com/gpu.product"),
     Loss(
         "gpu_fraction",
-        SBATCH,
+        _ANY_SLURM,
         REFUSED,
         "Slurm's gres mps counts whole percents of a GPU; use -g 0.5",
         lambda share, _: abs(share * 100 - round(share * 100)) > 1e-9,
         "not whole percents",
     ),
-    Loss("gpu_fraction", SBATCH, NOTE, "written as --gres=mps, which the cluster must have"),
+    Loss("gpu_fraction", _ANY_SLURM, NOTE, "written as --gres=mps, which the cluster must have"),
     Loss("gpu_fraction", K8S, REFUSED, f"{_WHOLE_GPUS}, or a MIG instance, -g 1g.10gb"),
     Loss(
         "gpu_type",
@@ -113,11 +116,11 @@ LOSSES = (
         lambda kind, _: not is_mig(kind),
         "other than a MIG profile",
     ),
-    Loss("gpus_linked", "sbatch k8s", NOTE, "the cluster chooses the GPUs of a node"),
-    Loss("gpu_ids", "sbatch k8s", NOTE, "the cluster chooses the form of CUDA_VISIBLE_DEVICES"),
+    Loss("gpus_linked", "sbatch k8s handover", NOTE, "the cluster chooses the GPUs of a node"),
+    Loss("gpu_ids", "sbatch k8s handover", NOTE, "the cluster chooses the form of CUDA_VISIBLE_DEVICES"),
     Loss(
         "cpus",
-        SBATCH,
+        _ANY_SLURM,
         NOTE,
         "Slurm books whole cores, at least one for each task",
         lambda cores, _: cores != int(cores) or not cores,
@@ -148,13 +151,13 @@ LOSSES = (
     ),
     Loss(
         "nodelist",
-        SBATCH,
+        _ANY_SLURM,
         REFUSED,
         "Slurm would take all of these nodes; name as many as the job has, or a feature of the cluster with -C",
         lambda names, spec: len(names) > max(spec.get("nodes", 1), spec.get("nodes_max") or 0),
         "more than -N",
     ),
-    Loss("constraint", SBATCH, REFUSED, "Slurm has no word for not, !", lambda text, _: "!" in text, "with !"),
+    Loss("constraint", _ANY_SLURM, REFUSED, "Slurm has no word for not, !", lambda text, _: "!" in text, "with !"),
     Loss("constraint", K8S, REFUSED, "nodes of a Kubernetes cluster have other labels; add a nodeSelector"),
     Loss("prefer", K8S, NOTE, "nodes of a Kubernetes cluster have other labels"),
     Loss("near", "sbatch k8s", NOTE, "only gpusched knows which nodes have a data set"),
@@ -169,7 +172,7 @@ LOSSES = (
     ),
     Loss(
         "time_limit_s",
-        SBATCH,
+        _ANY_SLURM,
         NOTE,
         "Slurm's limits are whole minutes; it is rounded up",
         lambda limit, _: isinstance(limit, int) and limit % 60 > 0,
@@ -193,6 +196,7 @@ LOSSES = (
         "other than singleton",
     ),
     Loss("dependency", K8S, REFUSED, "a Job waits for no other; use a workflow engine, or wait with: kubectl wait"),
+    Loss("engine", "sbatch k8s", NOTHING, "the file is for the cluster that gets it"),
     Loss("never_satisfied", K8S, NOTHING, "a Job waits for no other"),
     Loss("begin_at", K8S, REFUSED, "a Job starts at once; use -H and resume it, or make it a CronJob"),
     Loss("deadline_at", K8S, REFUSED, "a Job has no deadline by the calendar; use -t"),
@@ -225,9 +229,9 @@ LOSSES = (
     Loss("backoff_max_s", K8S, NOTE, "a Job waits up to 6 minutes"),
     Loss("retry_on", K8S, NOTE, "a Job is repeated after every failure, also at its time limit"),
     Loss("fallback", "sbatch k8s", NOTE, "nothing runs after the final failure"),
-    Loss("ignore_idle", "sbatch k8s", NOTHING, "idle GPUs are watched by gpusched alone"),
+    Loss("ignore_idle", "sbatch k8s handover", NOTHING, "idle GPUs are watched by gpusched alone"),
     Loss("notice", K8S, NOTE, "a pod gets TERM when it is stopped, and no notice before its time limit"),
-    Loss("grace_s", SBATCH, NOTE, "the time between TERM and KILL is the cluster's KillWait"),
+    Loss("grace_s", _ANY_SLURM, NOTE, "the time between TERM and KILL is the cluster's KillWait"),
     Loss(
         "notify",
         SBATCH,
@@ -250,11 +254,20 @@ LOSSES = (
     Loss("stderr", K8S, NOTE, "the output is in: kubectl logs"),
     Loss("stdin", K8S, REFUSED, "a pod has no input file; redirect it in the command: < FILE"),
     Loss("open_mode", K8S, NOTHING, "there is no output file"),
-    Loss("log_max_mib", "sbatch k8s", NOTE, "output files are rotated by gpusched alone"),
+    Loss("log_max_mib", "sbatch k8s handover", NOTE, "output files are rotated by gpusched alone"),
     Loss("ranks", SBATCH, NOTHING, "tasks of a command are started by srun, which the script runs"),
     Loss("ranks", K8S, NOTHING, "there is one task"),
-    Loss("log_keep", "sbatch k8s", NOTHING, "it is said of --log-max"),
+    Loss("log_keep", "sbatch k8s handover", NOTHING, "it is said of --log-max"),
     Loss("key", "sbatch k8s", NOTE, "submitting the file twice makes two jobs"),
+    Loss(
+        "nice",
+        HANDOVER,
+        NOTE,
+        "Slurm lets users lower priorities only",
+        lambda points, _: points < 0,
+        "below 0",
+    ),
+    Loss("snapshot", HANDOVER, REFUSED, "the copy of the code is on this server; use a folder that both share"),
     Loss("snapshot", "sbatch k8s", NOTE, "the job starts in the folder as it then is"),
 )
 """Every field that a target cannot say; the others are written."""
@@ -285,7 +298,9 @@ def check_losses(target: str, values: Spec) -> list[str]:
     errors: list[GpuschedError] = []
     notes = []
     for loss in losses_of(target, values):
-        if loss.fate == REFUSED:
+        if loss.fate == REFUSED and target == HANDOVER:
+            errors.append(Refused(f"{loss.option} is lost in Slurm, which gets the job: {loss.why}", _STAY, loss.field))
+        elif loss.fate == REFUSED:
             errors.append(Refused(f"{loss.option} cannot be said in {TARGETS[target]}: {loss.why}", _HINT))
         elif loss.fate == NOTE:
             lost = events_lost(values["notify"]) if loss.field == "notify" and target == SBATCH else []
@@ -296,4 +311,5 @@ def check_losses(target: str, values: Spec) -> list[str]:
     return notes
 
 
+_STAY = "leave it out, or keep the job on this cluster: --engine local"
 _HINT = "the table of what is kept and what is not: docs/reference/job-files.md"
