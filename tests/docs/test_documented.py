@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from gpusched.api.routes import ROUTES
+from gpusched.cli.admin.app import app
 from gpusched.config import SETTINGS, TABLE_SETTINGS, load_settings, problems_in
 from gpusched.config.schema import SECTIONS
 from gpusched.model.settings import Settings
@@ -69,6 +71,23 @@ def test_links_between_pages_resolve() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} -> {target}"
+
+
+COMMAND = re.compile(r"(?:(?<=`)|(?<=^    )|(?<=^\$ ))(?:sudo )?(?:/\S+/)?gpusched((?: [a-z][a-z-]*)+)", re.M)
+
+
+def test_every_command_of_the_pages_exists() -> None:
+    unknown = set()
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        for words in COMMAND.findall(page.read_text()):
+            command = get_command(app)
+            for word in words.split():
+                commands = getattr(command, "commands", {})
+                if commands and word not in commands:
+                    unknown.add(f"{page.relative_to(ROOT)}: gpusched{words}")
+                command = commands.get(word)
+    # Output of other commands begins alike.
+    assert unknown - {"docs/howto/foreign-processes.md: gpusched on n"} == set()
 
 
 def test_the_readme_has_exactly_two_set_up_commands() -> None:
