@@ -247,14 +247,15 @@ def connect(autostart: bool = True) -> DaemonConnection:
 
 
 def _await_system(client: DaemonConnection) -> None:
-    """Connect to a system daemon that is restarting. Raises: DaemonUnreachable, at once if it was stopped."""
+    """Connect to a restarting system daemon or agent. Raises: DaemonUnreachable, at once if it was stopped."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
             client.open()
             return
         except errors.DaemonUnreachable:
-            is_away = client.socket_path == paths.SYSTEM_SOCKET and paths.is_coming_back()
+            is_system = client.socket_path == paths.SYSTEM_SOCKET
+            is_away = paths.is_coming_back() if is_system else paths.is_of_agent(client.socket_path)
             if not is_away or time.monotonic() > deadline:
                 raise
         time.sleep(_LOOK_AGAIN_S)

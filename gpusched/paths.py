@@ -152,6 +152,21 @@ def socket_path() -> str:
     return os.path.join(runtime_dir(), "api.sock")
 
 
+def agent_dir(node: str) -> str:
+    """Folder of the agent of a node."""
+    return os.path.join(state_dir(), f"agent-{node}")
+
+
+def agent_socket(node: str) -> str:
+    """Socket by which programs of jobs on a node reach the daemon on another machine."""
+    return os.path.join(agent_dir(node), "api.sock")
+
+
+def is_of_agent(socket: str) -> bool:
+    """Whether a socket is that of an agent, which is started again whenever its connection was lost."""
+    return os.path.basename(socket) == "api.sock" and os.path.basename(os.path.dirname(socket)).startswith("agent-")
+
+
 def lock_file() -> str:
     """Lock of the only daemon of this home."""
     # Beside the database that it protects, as the runtime folder may differ between logins.

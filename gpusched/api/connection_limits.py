@@ -17,11 +17,11 @@ from typing import Any, cast
 from aiohttp import web
 
 from gpusched.access import is_root, user_name
-from gpusched.api.auth import peer_of
+from gpusched.api.auth import note_relayed, peer_of
 from gpusched.api.rate_limits import too_many
 from gpusched.api.render import document
 from gpusched.errors import TooMany
-from gpusched.model.commands import Caller
+from gpusched.model.commands import Caller, NodePeer
 from gpusched.model.settings import LimitSettings
 
 log = getLogger("gpusched.api")
@@ -52,6 +52,10 @@ class ConnectionLimiter:
 
     def __call__(self) -> LimitedConnection:
         return LimitedConnection(self, self._inner())
+
+    def relayed(self, peer: NodePeer) -> LimitedConnection:
+        """The protocol of a connection from another node."""
+        return LimitedConnection(self, self._inner(), peer)
 
     def __len__(self) -> int:
         return len(self._by_inner)
@@ -117,7 +121,8 @@ class ConnectionLimiter:
 class LimitedConnection(asyncio.Protocol):
     """One connection: forwards everything to aiohttp's protocol, and enforces time limits."""
 
-    def __init__(self, limiter: ConnectionLimiter, inner: asyncio.Protocol) -> None:
+    def __init__(self, limiter: ConnectionLimiter, inner: asyncio.Protocol, relayed: NodePeer | None = None) -> None:
+        self._relayed = relayed
         self.inner = inner
         self.uid = -1
         self.since = 0.0
@@ -167,6 +172,8 @@ class LimitedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection, or answer with the reason that it is refused."""
         self._transport = cast("asyncio.Transport", transport)
+        if self._relayed is not None:
+            note_relayed(transport, self._relayed)
         peer = peer_of(transport)
         if peer is None:
             self._transport.abort()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
@@ -24,6 +25,7 @@ from gpusched.api.routes import ROUTES
 from gpusched.api.schema import build
 from gpusched.api.service import DOCUMENT, SERVICE, ApiService, service_of
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
+from gpusched.model.commands import NodePeer
 
 log = getLogger("gpusched.api")
 
@@ -164,6 +166,11 @@ class HttpServer:
         )
         await self._runner.setup()
         self._listener = await _listen(limiter_for(self._app, self._runner), socket_path, self._mode)
+
+    async def adopt(self, sock: socket.socket, peer: NodePeer) -> None:
+        """Serve a connection from another node. Args: sock: connected; closed in the end."""
+        limiter = self._app[CONNECTION_LIMITER]
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: limiter.relayed(peer), sock)
 
     async def close(self) -> None:
         """Wait briefly for requests in progress; remove the socket."""

@@ -20,14 +20,17 @@ from gpusched.engine.linux import proctree
 from gpusched.engine.linux.isolation import look, read_processors
 from gpusched.engine.local import LocalEngine
 from gpusched.engine.remote.agent_server import AgentServer, agent_of_spool
+from gpusched.engine.remote.channel import Channel
 from gpusched.engine.remote.command_channel import standard_streams
-from gpusched.engine.remote.node_agent import NodeSources
+from gpusched.engine.remote.node_agent import NodeAgent, NodeSources
 from gpusched.engine.remote.services import StreamServices
 from gpusched.errors import DaemonBusy, NotReady
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.execution import LaunchSite
+from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.value import replace
+from gpusched.slurm_commands import slurm_conf, write_conf, write_for_jobs, write_login_path
 
 log = logging.getLogger("gpusched.agent")
 
@@ -85,6 +88,25 @@ def _keep_daemon_out() -> FileLock | None:
     return lock
 
 
+def _write_slurm(folder: str, own: NodeSettings, settings: Settings, cpus: int, mem_mib: int) -> str:
+    """Write what jobs find of Slurm; returns the folder of its commands, empty when jobs cannot use them."""
+    problem = write_for_jobs(folder, for_others=paths.is_system())
+    queue = settings.default.queue
+    text = slurm_conf(settings.slurm.cluster_name, own.name or "", cpus, mem_mib, {queue: None}, queue)
+    try:
+        write_conf(folder, text)
+        write_login_path(folder)
+    except OSError as error:
+        problem = problem or f"{error.filename or folder}: {error.strerror}"
+    if problem is not None:
+        log.warning("jobs cannot use Slurm's commands: %s", problem)
+    return folder if problem is None else ""
+
+
+async def _serve(agent: NodeAgent, channel: Channel, socket: str) -> None:
+    await AgentServer(agent, channel, StreamServices(), socket=socket, serves_all=paths.is_system()).serve()
+
+
 def serve(node: str, address: str | None = None) -> int:
     """Serve the head at the other end of standard input and output until it hangs up. Raises: DaemonBusy, NotReady.
 
@@ -94,7 +116,7 @@ def serve(node: str, address: str | None = None) -> int:
     """
     logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(message)s", force=True)
     make_folders()
-    folder = os.path.join(paths.state_dir(), f"agent-{node}")
+    folder = paths.agent_dir(node)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if paths.is_system():
         # Users run their scripts in the spool, and write to their checkpoint folders.
@@ -109,11 +131,14 @@ def serve(node: str, address: str | None = None) -> int:
     sample = host.read()
     spool = os.path.join(folder, "spool")
     worker = GpuWorker(settings.gpu, dict(os.environ))
+    cpus = int(sample.cpus if own.cpus is None else own.cpus)
+    commands = os.path.join(folder, "slurm", "bin")
     site = LaunchSite(
-        *(node, ""),
+        *(node, paths.agent_socket(node)),
         checkpoints=os.path.join(folder, "checkpoints"),
         spool=spool,
-        cpus=int(sample.cpus if own.cpus is None else own.cpus),
+        cpus=cpus,
+        commands=_write_slurm(commands, own, settings, cpus, own.mem_mib or sample.mem_total_mib),
         address=own.address or address or node,
     )
     os.makedirs(site.checkpoints, mode=0o700, exist_ok=True)
@@ -135,7 +160,7 @@ def serve(node: str, address: str | None = None) -> int:
     agent = agent_of_spool(spool, make_engine, boot_id=sample.boot_id, clock=clock, sources=sources)
     channel = standard_streams()
     try:
-        asyncio.run(AgentServer(agent, channel, StreamServices()).serve())
+        asyncio.run(_serve(agent, channel, site.socket))
     finally:
         agent.close()
         worker.close()

@@ -460,6 +460,8 @@ async def _loop(
         loop.observers |= {"foreign processes": foreign.poll, "audit": audit.poll}
         _allow_connections(scheduler.settings.limit.connections)
     reach = NodeReach(remote.engines if remote is not None else {})
+    if remote is not None:
+        remote.on_engine = reach.add
     daemon = DaemonFacade(
         scheduler,
         wake=loop.wake,
@@ -473,6 +475,13 @@ async def _loop(
         reach=reach,
     )
     server = HttpServer(ApiService(daemon))
+
+    def user_of(node: str, handle: str) -> int | None:
+        run = scheduler.world.open_runs.get(handle)
+        job = None if run is None or node not in run.nodes else scheduler.world.jobs.get(run.job_id)
+        return None if job is None else job.uid
+
+    reach.serve_commands(server.adopt, user_of)
     try:
         await loop.run(server, paths.socket_path(), report.ready)
     finally:

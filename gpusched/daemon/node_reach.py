@@ -1,15 +1,28 @@
-"""What requests reach on other nodes: the output of jobs there. Nothing here runs in a tick; all has a deadline."""
+"""What requests reach on other nodes, and programs there on this one: output of jobs, and the daemon's socket.
+
+Nothing here runs in a tick, and every question has a deadline.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from logging import getLogger
 
-from gpusched.engine.remote.messages import OutputPiece, OutputWanted
-from gpusched.engine.remote.relay import MuxTimer, read_whole
+from gpusched.engine.remote.messages import CommandCall, OutputPiece, OutputWanted, header_from
+from gpusched.engine.remote.relay import MuxTimer, SocketRelay, read_whole
 from gpusched.engine.remote.remote_engine import RemoteEngine
 from gpusched.engine.remote.streams import Stream
 from gpusched.errors import NotReady, Refused, TooMany
+from gpusched.model.commands import NodePeer
 from gpusched.model.value import decode, encode
+
+log = getLogger("gpusched.daemon")
+
+Adopt = Callable[[socket.socket, NodePeer], Awaitable[None]]
+UserOf = Callable[[str, str], int | None]
 
 ANSWER_S = 5.0
 """How long a node may take to answer, beyond what it was asked to wait."""
@@ -21,8 +34,61 @@ class NodeReach:
     """Streams to the agents of other nodes. Must be made and closed on the daemon's event loop."""
 
     def __init__(self, engines: Mapping[str, RemoteEngine]) -> None:
-        self._engines = engines
-        self._timers = [MuxTimer(engine.streams) for engine in engines.values()]
+        self._engines: dict[str, RemoteEngine] = {}
+        self._timers: list[MuxTimer] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serve: tuple[Adopt, UserOf] | None = None
+        for node, engine in engines.items():
+            self.add(node, engine)
+
+    def add(self, node: str, engine: RemoteEngine) -> None:
+        """Include another node."""
+        self._engines[node] = engine
+        self._timers.append(MuxTimer(engine.streams))
+        if self._serve is not None:
+            engine.streams.on_open = partial(self._accept, node, *self._serve)
+
+    def serve_commands(self, adopt: Adopt, user_of: UserOf) -> None:
+        """Let programs of jobs on the nodes use the daemon.
+
+        Args: adopt: serves a connection. user_of: the user of an open run on a node; None if there is none.
+        """
+        self._serve = adopt, user_of
+        for node, engine in self._engines.items():
+            engine.streams.on_open = partial(self._accept, node, adopt, user_of)
+
+    def _accept(
+        self,
+        node: str,
+        adopt: Adopt,
+        user_of: UserOf,
+        stream: Stream,
+    ) -> None:
+        try:
+            call = header_from(stream.header)
+        except ValueError as error:
+            log.error("node %s opened a stream that cannot be understood: %s", node, error)
+            stream.break_off()
+            return
+        if not isinstance(call, CommandCall):
+            stream.break_off()
+            return
+        # A node speaks for users who have a job there, and for nobody else.
+        is_of_job = call.run is not None and user_of(node, call.run) == call.uid
+        peer = NodePeer(node, call.uid, call.pid, call.start_ticks, call.run if is_of_job else None)
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        SocketRelay(stream, ours)
+        task = asyncio.get_running_loop().create_task(self._adopt(adopt, theirs, peer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _adopt(self, adopt: Adopt, sock: socket.socket, peer: NodePeer) -> None:
+        try:
+            await adopt(sock, peer)
+        except OSError as error:
+            log.warning("a program on node %s cannot be served: %s", peer.node, error)
+            sock.close()
 
     def close(self) -> None:
         for timer in self._timers:

@@ -79,6 +79,8 @@ class RemoteNodes:
         """Readings of its GPUs that a node which has just joined needs before they can be used."""
         self.wake: Callable[[], None] | None = None
         """Called when a report has arrived."""
+        self.on_engine: Callable[[str, RemoteEngine], None] | None = None
+        """Called with each engine that is added."""
         self.engines = {node: self._engine(node) for node in (*settings.nodes, *self._known)}
 
     def _engine(self, node: str) -> RemoteEngine:
@@ -89,9 +91,12 @@ class RemoteNodes:
             agent = f"gpusched agent {'--system ' if paths.is_system() else ''}{{node}}"
             command = self._settings.connect or f"{_SSH} {agent}"
             channel = CommandChannel(command.replace("{node}", node), node)
-        return RemoteEngine(
+        engine = RemoteEngine(
             channel, session=self._session, clock=self._clock, node=node, on_report=partial(self._keep, node)
         )
+        if self.on_engine is not None:
+            self.on_engine(node, engine)
+        return engine
 
     def attach(self, scheduler: Scheduler, cluster: ClusterEngine) -> None:
         """Pass reports on to this scheduler, and nodes that join to this engine, before runs are adopted."""

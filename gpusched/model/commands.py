@@ -31,6 +31,18 @@ class Caller:
     """Cache of the caller's group memberships for one request, as a list has thousands of rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class NodePeer:
+    """A program of a job on another node that is connected to the daemon, as the kernel there reports it."""
+
+    node: str
+    uid: int
+    pid: int
+    start_ticks: int
+    run: str | None
+    """The open run of that user there to which it belongs; None for a program that belongs to none."""
+
+
 class Selection(Value):
     """Jobs that a command applies to: ids, or all active jobs that match every given filter."""
 
@@ -275,6 +287,8 @@ class BeginStep:
     overcommits: bool = False
     """It may ask for more CPUs than there are."""
     time_limit_s: int | None = None
+    node: str = ""
+    """That of the process; by default the first of the run."""
 
 
 @dataclass(frozen=True, slots=True)

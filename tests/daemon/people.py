@@ -138,7 +138,8 @@ def _serve(client: DaemonConnection, asked: int, told: int) -> None:
             except EOFError:
                 return
             try:
-                told_so = {"text": client.text(path)} if path == "/v1/metrics" else client.call(method, path, body)
+                is_text = path == "/v1/metrics" or path.endswith("/output")
+                told_so = {"text": client.text(path)} if is_text else client.call(method, path, body)
                 answer: tuple[Any, ...] = ("answer", told_so)
             except GpuschedError as error:
                 answer = ("error", type(error), error.message, error.hint)

@@ -207,3 +207,62 @@ def test_the_client_for_python_reads_it_too(pair: Pair) -> None:
         [sys.executable, "-c", code], env=pair.head.env, text=True, capture_output=True, check=True, timeout=60
     )
     assert result.stdout == "['1\\n', '2\\n', '3\\n'] ['1\\n', '2\\n', '3\\n']\n"
+
+
+BIN = Path(sys.executable).parent
+
+
+def in_job(text: str) -> str:
+    """A shell line that finds the commands."""
+    return f"PATH={BIN}:$PATH; {text}"
+
+
+def test_programs_of_a_job_use_the_scheduler_from_its_node(pair: Pair) -> None:
+    job = pair.there(in_job("gq; gsub -n 1 -w n1 -- echo hello; gwait @ && gshow @"))
+    (ended,) = pair.head.wait(job)
+    said = pair.run("glogs", job).stdout
+    assert ended["exit_code"] == 0, said
+    child = str(int(job) + 1)
+    assert pair.head.job(child)["state"] == "COMPLETED", said
+    assert pair.head.job(child)["node"] == "n1"
+
+
+def test_the_socket_on_the_node_is_back_after_the_agent_was_killed(pair: Pair) -> None:
+    job = pair.there(in_job(f"{GO.format(work=pair.work)}; gq"))
+    pair.head.pid_of(job)
+    pair.kill_agent()
+    # While there is no agent, the command waits for the next one.
+    (pair.disk / "go").touch()
+    (ended,) = pair.head.wait(job)
+    assert ended["exit_code"] == 0, pair.run("glogs", job).stdout
+
+
+def test_sbatch_jobs_run_on_another_node_with_steps(pair: Pair) -> None:
+    script = "#!/bin/sh\nsrun -n 2 sh -c 'echo $SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME'\nsrun false\n"
+    spec = {"script": script, "slurm": True, "nodelist": ["n2"], "work_dir": str(pair.work), "cpus": 2}
+    job = pair.head.submit(**spec)
+    (ended,) = pair.head.wait(job)
+    said = pair.run("glogs", job).stdout
+    assert (ended["node"], ended["exit_code"]) == ("n2", 1), said
+    assert sorted(said.splitlines())[:2] == ["0 of 2 on n2", "1 of 2 on n2"]
+    steps = pair.head.call("GET", f"/v1/steps?ids={job}&states=all")["steps"]
+    assert [(step["node"], step["state"]) for step in steps] == [("n2", "COMPLETED"), ("n2", "FAILED")]
+
+
+def test_a_program_of_no_job_is_refused_on_a_node(pair: Pair) -> None:
+    env = {**pair.head.env, "GPUSCHED_SOCKET": str(pair.root / "n2" / "agent-n2" / "api.sock")}
+    result = subprocess.run([BIN / "gq"], env=env, text=True, capture_output=True, timeout=60)
+    assert result.returncode != 0
+    assert "belongs to no running job of" in result.stderr
+    assert "on node n2" in result.stderr
+
+
+def test_a_missing_working_directory_names_node_and_path(pair: Pair) -> None:
+    folder = pair.work / "only-on-the-head"
+    folder.mkdir()
+    job = pair.there("true", work_dir=str(folder), stdout=str(pair.root / "out-%j"))
+    (ended,) = pair.head.wait(job)
+    folder.rmdir()
+    assert (ended["state"], len(ended["runs"])) == ("FAILED", 1)
+    text = f"cannot enter the working directory {folder}: No such file or directory (on node n2)"
+    assert text in ended["reason_text"]

@@ -231,11 +231,9 @@ def test_a_drained_node_gets_no_new_jobs(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"nodelist": ["n2"]}, {"nodes": 2}])
-def test_a_job_that_needs_the_daemon_while_it_runs_stays_on_its_node(cluster: Cluster, asked: dict[str, Any]) -> None:
+def test_a_foreground_job_stays_on_the_daemons_node(cluster: Cluster, asked: dict[str, Any]) -> None:
     with pytest.raises(GpuschedError, match="own node n1 only"):
-        cluster.head.submit("true", slurm=True, **asked)
-    (ended,) = cluster.head.wait(*[cluster.head.submit("true", slurm=True, gpus=2)])
-    assert ended["node"] == "n1"
+        cluster.head.submit("true", interactive="pipes", **asked)
 
 
 def test_the_own_node_is_not_one_of_the_others(make_daemon: Callable[..., Daemon]) -> None:

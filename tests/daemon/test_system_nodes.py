@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from people import ANN, BOB, NEEDS_ROOT, SystemDaemon
+from people import ANN, BOB, NEEDS_ROOT, Person, SystemDaemon
 from support import wait_until
 
 from gpusched.cli import admin
+from gpusched.errors import Forbidden
 
 pytestmark = NEEDS_ROOT
 
@@ -104,6 +105,71 @@ def test_nobody_else_reads_what_the_node_keeps_of_a_run(servers: TwoServers) -> 
     for words in [*(["ls", folder] for folder in folders), ["cat", record]]:
         seen = subprocess.run(words, user=BOB, capture_output=True, text=True)
         assert (seen.stdout, "Permission denied" in seen.stderr) == ("", True)
+    servers.person(ANN).call("POST", "/v1/jobs/cancel", {"ids": [job]})
+    servers.wait(job)
+
+
+def test_output_that_is_its_owners_alone_is_read_by_its_owner_alone(servers: TwoServers) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="gpusched-ann-", dir="/var/tmp"))
+    ann = pwd.getpwnam(ANN)
+    os.chown(folder, ann.pw_uid, ann.pw_gid)
+    job = servers.person(ANN).submit(
+        "echo", "secret", nodelist=["n2"], work_dir=str(folder), stdout=str(folder / "out")
+    )
+    servers.wait(job)
+    there = f"/v1/jobs/{job}/output"
+    assert servers.person(ANN).call("GET", there)["text"].endswith("secret\n")
+    assert isinstance(servers.person(BOB).refusal("GET", there), Forbidden)
+    # With her rights: what she cannot read, she cannot have read either.
+    (folder / "out").unlink()
+    (folder / "out").symlink_to("/etc/shadow")
+    assert "Permission denied" in servers.person(ANN).refusal("GET", there).message
+    shutil.rmtree(folder)
+
+
+ASK = """import os, socket
+sock = socket.socket(socket.AF_UNIX)
+sock.connect(os.environ["GPUSCHED_SOCKET"])
+sock.sendall(b"GET /v1/inside HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n")
+answer = b""
+while part := sock.recv(65536):
+    answer += part
+print(answer.decode())
+"""
+
+
+def python_for_all() -> str | None:
+    """An interpreter that other users may start."""
+    for path in (sys.executable, "/usr/bin/python3"):
+        try:
+            if subprocess.run([path, "-c", ""], user=ANN, capture_output=True, cwd="/").returncode == 0:
+                return path
+        except OSError:
+            pass
+    return None
+
+
+def test_programs_of_a_job_speak_for_its_owner(servers: TwoServers) -> None:
+    python = python_for_all()
+    if python is None:
+        pytest.skip("other users cannot start Python here")
+    job = servers.person(ANN).submit(python, "-c", ASK, nodelist=["n2"], stdout="/tmp/inside-%j")
+    (ended,) = servers.wait(job)
+    said = servers.person(ANN).call("GET", f"/v1/jobs/{job}/output")["text"]
+    Path(f"/tmp/inside-{job}").unlink()
+    assert ended["exit_code"] == 0
+    assert f'"user":"{ANN}"' in said
+    assert f'"id":"{job}"' in said
+
+
+def test_programs_on_a_node_that_belong_to_no_job_of_their_user_are_refused(servers: TwoServers) -> None:
+    job = servers.person(ANN).submit("sleep", "600", nodelist=["n2"])
+    servers.wait_state(job, "RUNNING")
+    for user in (ANN, BOB):
+        person = Person(user, str(servers.agent_folder / "api.sock"))
+        refused = person.refusal("GET", "/v1/jobs")
+        person.leave()
+        assert f"belongs to no running job of {user} there" in refused.message
     servers.person(ANN).call("POST", "/v1/jobs/cancel", {"ids": [job]})
     servers.wait(job)
 

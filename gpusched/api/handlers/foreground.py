@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.access import Act
-from gpusched.api.auth import pid_of
+from gpusched.api.auth import node_peer_of, pid_of
 from gpusched.api.requests import respond
 from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import viewer_of
@@ -18,6 +18,7 @@ from gpusched.model.commands import EnterJob
 from gpusched.model.job import Interactive, Job, split_run_id
 from gpusched.model.layout import count_tasks
 from gpusched.model.states import JobState, RunState
+from gpusched.model.value import replace
 
 _START_S = 10.0
 """Longest wait for a run to report its start."""
@@ -111,14 +112,21 @@ async def inside(request: web.Request) -> web.Response:
     """GET /v1/inside"""
     service = service_of(request)
     viewer = viewer_of(request)
-    pid = pid_of(request)
-    handle = None if pid is None else await run_of_process(service, pid, viewer.caller.uid)
+    pid, peer = pid_of(request), node_peer_of(request)
+    if peer is not None:
+        handle = peer.run
+    else:
+        handle = None if pid is None else await run_of_process(service, pid, viewer.caller.uid)
     if handle is None:
         return respond(inside=None)
     job_id, number = split_run_id(handle)
     job = service.find(job_id)
     viewer.check(job, Act.ATTACH)
     run = service.scheduler.world.open_runs.get(handle)
+    if run is not None and peer is not None and peer.node in run.nodes:
+        rank = run.nodes.index(peer.node)
+        # The daemon knows the supervisor on the first node alone.
+        run = replace(run.on(rank), supervisor_pid=None) if rank else run
     return respond(
         inside={
             "id": job.shown_id,

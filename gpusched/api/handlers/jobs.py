@@ -12,7 +12,7 @@ from aiohttp import web
 from gpusched.access import Act
 from gpusched.api import validate
 from gpusched.api.arrays import MOST_IDS, resolve_tasks
-from gpusched.api.auth import caller_of, pid_of
+from gpusched.api.auth import caller_of, node_peer_of, pid_of
 from gpusched.api.handlers.foreground import foreground_json
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
@@ -37,7 +37,7 @@ from gpusched.api.requests import (
 from gpusched.api.resubmit import read_resubmission
 from gpusched.api.service import MOVING, ApiService, service_of
 from gpusched.api.visibility import MASKED, Viewer, viewer_of
-from gpusched.errors import Concerning, UsageError
+from gpusched.errors import Concerning, Refused, UsageError
 from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.dependencies import as_typed
 from gpusched.lifecycle.transitions import new_job
@@ -114,6 +114,12 @@ async def submit(request: web.Request) -> web.Response:
     service.pace.submission(
         caller, submission.specs, sum(map(len, submission.payloads.values())), service.settings.limit
     )
+    peer = node_peer_of(request)
+    if peer is not None and any(spec.interactive is not None for spec in submission.specs):
+        head = service.scheduler.cluster.head.name
+        raise Refused(
+            f"a foreground job is started on the daemon's own node {head}, not on {peer.node}", "submit it with gsub"
+        )
     specs = submitted_by(submission.specs, pid_of(request), service.daemon)
     answer = await service.daemon.ask(
         commands.Submit(caller, specs, submission.payloads, key_again, origins, submission.env_excluded)

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.access import Act
-from gpusched.api.auth import caller_of, pid_of
+from gpusched.api.auth import caller_of, node_peer_of, pid_of
 from gpusched.api.handlers.foreground import run_of_process
 from gpusched.api.handlers.jobs import filter_of, selected
 from gpusched.api.requests import read_body, respond, respond_list
@@ -16,7 +16,7 @@ from gpusched.api.schema import check_fields
 from gpusched.api.service import service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import NotFound, UsageError
-from gpusched.model.commands import BeginStep, CancelStep, EndStep
+from gpusched.model.commands import BeginStep, CancelStep, EndStep, NodePeer
 from gpusched.model.job import Job, split_run_id
 from gpusched.model.option import Field
 from gpusched.model.spec import MAX_CPUS, MAX_GPUS
@@ -102,19 +102,22 @@ async def listing(request: web.Request) -> web.Response:
     return await respond_list("steps", shown, {}, {})
 
 
-async def _own_run(request: web.Request, viewer: Viewer) -> tuple[str, int]:
-    """The run that the calling process belongs to, according to the kernel, and that process.
+async def _own_run(request: web.Request, viewer: Viewer) -> tuple[str, NodePeer]:
+    """The run that the calling process belongs to, according to the kernel, and that process on its node.
 
     Raises: NotFound if it belongs to none; Forbidden if that is another user's; NotReady.
     """
     service = viewer.service
-    pid = pid_of(request)
-    handle = None if pid is None else await run_of_process(service, pid, viewer.caller.uid)
-    if pid is None or handle is None:
+    peer, pid = node_peer_of(request), pid_of(request)
+    if peer is None and pid is not None:
+        process = service.daemon.client_process(pid)
+        handle = await run_of_process(service, pid, viewer.caller.uid)
+        peer = NodePeer(service.scheduler.cluster.head.name, viewer.caller.uid, pid, process.start_ticks, handle)
+    if peer is None or peer.run is None:
         raise NotFound("the calling process belongs to no job", "call it from a job's script")
-    job_id, _ = split_run_id(handle)
+    job_id, _ = split_run_id(peer.run)
     viewer.check(service.find(job_id), Act.ATTACH)
-    return handle, pid
+    return peer.run, peer
 
 
 async def begin(request: web.Request) -> web.Response:
@@ -123,9 +126,8 @@ async def begin(request: web.Request) -> web.Response:
     values = check_fields(body, BEGIN_FIELDS)
     for name in ("name", "command"):
         values[name] = printable(values.get(name, ""), COMMAND_LENGTH)
-    handle, pid = await _own_run(request, viewer)
-    process = viewer.service.daemon.client_process(pid)
-    command = BeginStep(viewer.caller, handle, pid, process.start_ticks, **values)
+    handle, peer = await _own_run(request, viewer)
+    command = BeginStep(viewer.caller, handle, peer.pid, peer.start_ticks, node=peer.node, **values)
     return respond(**await viewer.service.daemon.ask(command))
 
 

@@ -69,15 +69,14 @@ def sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
 
 
 def _where_it_is_reached(spec: JobSpec, tx: TickTransaction) -> JobSpec:
-    """The submission, placed on the daemon's own node if it needs the daemon while it runs. Raises: Refused."""
-    if len(tx.nodes) == 1 or not (spec.interactive is not None or spec.launch.slurm):
+    """The submission, placed on the daemon's own node if a client stays connected to it. Raises: Refused."""
+    if len(tx.nodes) == 1 or spec.interactive is None:
         return spec
     head, request = tx.nodes[0].name, spec.request
-    what = "a foreground job" if spec.interactive is not None else "a job of Slurm's commands"
     if request.nodes > 1 or (request.nodelist and head not in request.nodelist):
         asked = f"{request.nodes} nodes" if request.nodes > 1 else name_some("node", list(request.nodelist))
         raise Refused(
-            f"asked for {asked}; {what} can run on the daemon's own node {head} only",
+            f"asked for {asked}; a foreground job can run on the daemon's own node {head} only",
             "submit it with gsub",
             about="nodes",
         )

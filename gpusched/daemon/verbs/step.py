@@ -23,10 +23,12 @@ _KILL = 9
 def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
     """Record a new step of the run that the caller's process belongs to; `step` is None while it has to wait."""
     job, run = _run_of(command.run, command.caller, tx)
+    if command.node in run.nodes:
+        run = run.on(run.nodes.index(command.node))
     if job.spec.request.is_exclusive:
         # It books what it asked for, and has the node to itself.
         run = replace(run, cpus=max(run.cpus, *(node.cpus for node in tx.nodes if node.name == run.node)))
-    others = tx.world.steps.of(run.id)
+    others = [step for step in tx.world.steps.of(run.id) if step.node == run.node]
     for step in others:
         if (step.pid, step.start_ticks) == (command.pid, command.start_ticks):
             # Asked again: the answer was lost with a daemon.

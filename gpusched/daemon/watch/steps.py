@@ -22,7 +22,7 @@ class StepWatch:
 
     def poll(self) -> None:
         """Have the next tick end the steps whose process is gone."""
-        world = self._scheduler.world
+        world, own = self._scheduler.world, self._scheduler.head.name
         steps = world.steps.all()
         is_first = self._world is None
         if self._world is not world:
@@ -34,7 +34,7 @@ class StepWatch:
         gone = [
             step.id
             for step in steps.values()
-            if step.pid is not None and not proctree.lives(step.pid, step.start_ticks or 0)
+            if step.pid is not None and step.node == own and not proctree.lives(step.pid, step.start_ticks or 0)
         ]
         if gone:
             self._scheduler.submit(LoseSteps(tuple(gone), is_seen=not is_first), _nobody_asked)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from gpusched.engine import spool as files
 from gpusched.engine.remote.channel import Channel
+from gpusched.engine.remote.command_door import CommandDoor
 from gpusched.engine.remote.journal import AgentJournal
 from gpusched.engine.remote.node_agent import NodeAgent, NodeSources
 from gpusched.engine.remote.relay import MuxTimer
@@ -50,10 +51,20 @@ class AgentServer:
     """Answers requests, serves streams, and reports events as they happen.
 
     Args: agent: must not have been served before; channel: to the head. services: what the head's streams are for;
-    None: there are none.
+    None: there are none. socket: path of the socket by which programs of jobs reach the head; empty for none.
+    serves_all: jobs may be of any user.
     """
 
-    def __init__(self, agent: NodeAgent, channel: Channel, services: StreamServices | None = None) -> None:
+    def __init__(
+        self,
+        agent: NodeAgent,
+        channel: Channel,
+        services: StreamServices | None = None,
+        *,
+        socket: str = "",
+        serves_all: bool = False,
+    ) -> None:
+        self._socket, self._serves_all = socket, serves_all
         self._agent = agent
         self._channel = channel
         self._ended = asyncio.Event()
@@ -64,12 +75,18 @@ class AgentServer:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._channel.fileno(), self._answer)
         timer = MuxTimer(self._streams)
+        door = None
+        if self._socket:
+            serves_all, run_of = self._serves_all, self._agent.run_of
+            door = CommandDoor(self._socket, self._streams, serves_all=serves_all, run_of=run_of)
         self._agent.set_waker(self._report_events)
         try:
             await self._ended.wait()
         finally:
             self._agent.set_waker(None)
             timer.close()
+            if door is not None:
+                door.close()
             loop.remove_reader(self._channel.fileno())
 
     def _answer(self) -> None:

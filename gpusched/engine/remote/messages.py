@@ -185,7 +185,17 @@ class OutputPiece(Value):
     """Why it cannot be read: a sentence."""
 
 
-StreamHeader = OutputWanted
+class CommandCall(Value, tag_field="stream", tag="command"):
+    """Header of a stream from a node: the connection of a program there that wants to talk to the daemon."""
+
+    uid: int
+    pid: int
+    start_ticks: int
+    run: str | None
+    """The run to which it belongs, as the node knows; None for none."""
+
+
+StreamHeader = OutputWanted | CommandCall
 
 
 class Frame(NamedTuple):

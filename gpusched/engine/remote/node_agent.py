@@ -167,6 +167,10 @@ class NodeAgent:
         """Session of the head that it obeys, 0 for none, and its own epoch."""
         return self._journal.session if self._engine is not None else 0, self._journal.epoch
 
+    def run_of(self, pid: int) -> str | None:
+        """The run that a process of this machine belongs to."""
+        return None if self._engine is None else self._engine.owners([pid]).get(pid)
+
     def close(self) -> None:
         """Let go of the spool; runs continue."""
         if self._engine is not None:

@@ -457,7 +457,7 @@ class RemoteEngine:
             if number == self._received + 1:
                 self._received, has_progress, self._is_ack_due = number, True, True
                 if self._replica.is_news(event):
-                    self._events.append(event)
+                    self._events.append(_named(event, self._node))
         if reply.report is not None and is_newest:
             self._take_report(reply.report)
         return has_progress
@@ -532,6 +532,13 @@ class RemoteEngine:
             link.clock_skew_s = reply.at - (asked_at + round_trip_s / 2)
             link.clock_error_s = round_trip_s / 2
         link.round_trip_s = round_trip_s if best_s is None else min(round_trip_s, 1.1 * best_s)
+
+
+def _named(event: EngineEvent, node: str) -> EngineEvent:
+    """The event; why a run could not be launched says on which node, as its paths may be others there."""
+    if isinstance(event, RunEnded) and event.launch_error is not None:
+        return replace(event, launch_error=f"{event.launch_error} (on node {node})")
+    return event
 
 
 def _runs_to_start(operation: StartRuns | ReconcileRuns) -> list[str]:

@@ -42,7 +42,10 @@ class StreamServices:
             log.error("the head opened a stream that cannot be understood: %s", error)
             stream.break_off()
             return
-        self._read_output(stream, header)
+        if isinstance(header, OutputWanted):
+            self._read_output(stream, header)
+        else:
+            stream.break_off()
 
     def _read_output(self, stream: Stream, wanted: OutputWanted) -> None:
         if self._readers >= MOST_READERS:
