@@ -17,11 +17,13 @@ from gpusched.api.resources import read_request, request_name, request_values
 from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS, check_fields, check_text, read_object
 from gpusched.errors import Concerning, Refused, UsageError
 from gpusched.lifecycle.dependencies import parse_dependency
+from gpusched.lifecycle.output_paths import letters_of
 from gpusched.lifecycle.retry import parse_retry_on
 from gpusched.model import spec as declared
 from gpusched.model.alerts import EACH_TASK, EVENTS, parse_events
 from gpusched.model.execution import pack_environment
-from gpusched.model.job import Alerting, JobSpec, Launch, Notice, Request, RetryRule
+from gpusched.model.job import Alerting, JobSpec, Launch, Notice, Request, RetryRule, TaskLayout
+from gpusched.model.layout import states_tasks
 from gpusched.model.settings import Settings
 from gpusched.model.spec import MAX_NAME, TIME_LIMIT_WORDS, fields_of
 from gpusched.model.units import printable
@@ -100,6 +102,7 @@ def read_spec(
     job.update(limit_values(job))
     check_words(job)
     request, layout = read_request(values, settings)
+    _check_rotation(launch, layout, request, settings)
     with Concerning("array"):
         array = read_array(values)
     interactive, retry = read_interactive(values, request, _read_retry(values), settings)
@@ -113,6 +116,16 @@ def read_spec(
         array=array,
         **job,
     )
+
+
+def _check_rotation(launch: Launch, layout: TaskLayout | None, request: Request, settings: Settings) -> None:
+    """Refuse what would leave files without a limit. Raises: UsageError."""
+    if launch.log_max_mib is None or not (launch.ranks and states_tasks(layout, request)):
+        return
+    if any("t" in letters_of(pattern) for pattern in (launch.stdout or settings.default.output, launch.stderr or "")):
+        raise UsageError(
+            "--log-max rotates the file of a node, and %t gives each rank one of its own", "leave one of them out"
+        )
 
 
 def given_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:

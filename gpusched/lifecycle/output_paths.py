@@ -82,6 +82,11 @@ def _pieces(pattern: str) -> tuple[tuple[str, str, int], ...]:
     return tuple(pieces)
 
 
+def letters_of(pattern: str) -> frozenset[str]:
+    """Letters that are filled in."""
+    return frozenset(letter for _, letter, _ in _pieces(pattern))
+
+
 @lru_cache(1024)
 def _prefix(folder: str) -> str:
     """A folder as a path prefix."""
@@ -138,7 +143,7 @@ def output_files(job: Job, run: Run, default: str, *, is_error: bool = False) ->
     if recorded is None:
         return ()
     pattern = (launch.stderr if is_error else None) or launch.stdout or default
-    has_each = starts_ranks(job.spec) and any(letter == "t" for _, letter, _ in _pieces(pattern))
+    has_each = starts_ranks(job.spec) and "t" in letters_of(pattern)
     nodes = run.nodes[:1] if launch.slurm else run.nodes
     found: list[OutputFile] = []
     for place, (node, ranks) in enumerate(zip(nodes, ranks_on_nodes(job.spec, len(nodes)), strict=True)):

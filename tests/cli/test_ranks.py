@@ -156,3 +156,31 @@ def test_a_port_that_another_program_has_costs_no_attempt(own: Shell) -> None:
     job = shown(own)
     assert (job["state"], job["failures"]) == ("COMPLETED", 0)
     assert "port 23401, where its ranks were to meet, is in use by another program" in own.ok("gshow", "1")
+
+
+def test_files_of_ranks_are_not_rotated(own: Shell) -> None:
+    done = own.type("gsub", "-n", "2", "-o", "%t.out", "--log-max", "10M", "--", "true")
+    assert done.code == 2
+    assert "--log-max rotates the file of a node, and %t gives each rank one of its own" in done.err
+
+
+def test_a_step_of_srun_is_not_taken_for_the_ranks(own: Shell) -> None:
+    line = "[ $RANK = 0 ] || exit 0; srun --overlap -n 1 sh -c 'echo step $SLURM_STEP_ID'; echo rank in $SLURM_STEP_ID"
+    own.ok("gsub", "-W", "-n", "2", "--wrap", line)
+    assert output(own) == "step 1\nrank in 0\n"
+
+
+def test_glogs_of_one_machine_labels_ranks_only_if_each_has_a_file(own: Shell) -> None:
+    own.ok("gsub", "-W", "-n", "2", "--wrap", "echo same")
+    own.ok("gsub", "-W", "-n", "2", "-o", "%j.%t", "--wrap", "echo mine $RANK")
+    own.ok("gsub", "-W", "--", "echo", "plain")
+    assert own.ok("glogs", "1") == "same\nsame\n"
+    assert own.ok("glogs", "2") == "[0] mine 0\n[1] mine 1\n"
+    assert own.ok("glogs", "-f", "2") == "[0] mine 0\n[1] mine 1\n"
+    assert own.ok("glogs", "--rank", "1", "2") == "mine 1\n"
+    assert own.ok("glogs", "--rank", "0", "3") == "plain\n"
+    assert "job 3 has no rank 1" in own.type("glogs", "--rank", "1", "3").err
+    assert own.ok("glogs", "2", "3").splitlines() == [
+        *("[2 wrap] [0] mine 0", "[2 wrap] [1] mine 1"),
+        "[3 echo] plain",
+    ]

@@ -19,7 +19,7 @@ from support import wait_until
 from gpusched.engine.linux import pam
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
-from gpusched.model.execution import RunStarted, StopOrder
+from gpusched.model.execution import RankLaunch, RunStarted, StopOrder
 
 pytestmark = NEEDS_ROOT
 
@@ -91,6 +91,28 @@ def test_the_input_is_opened_as_the_user_and_the_task_knows_its_own_pid(
     bench.start("2.1", argv=("cat",), stdin_path=str(home / "link"), **given)
     error = bench.end_of("2.1").launch_error
     assert error == f"cannot read the input from {home}/link: Permission denied"
+
+
+def test_every_rank_is_a_process_of_the_user_with_files_of_the_user(
+    bench: LocalBench, home: Path, folder: Path
+) -> None:
+    closed = folder / "closed"
+    closed.mkdir(mode=0o755)
+    given = {**nobody(home), "env": {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1"}, "stdout_path": "0.out"}
+
+    def rank(number: int, path: str) -> RankLaunch:
+        return RankLaunch({"RANK": str(number)}, number, path, None, None)
+
+    text = 'echo $RANK $(id -u); [ "$SLURM_TASK_PID" = $$ ]'
+    bench.start("1.1", argv=("sh", "-c", text), ranks=(rank(0, "0.out"), rank(1, "1.out")), **given)
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.rank) == (0, None)
+    for number in (0, 1):
+        assert (home / f"{number}.out").read_text() == f"{number} 65534\n"
+        assert (home / f"{number}.out").stat().st_uid == 65534
+    bench.start("2.1", argv=("sleep", "600"), ranks=(rank(0, "0.out"), rank(1, f"{closed}/1.out")), **given)
+    error = bench.end_of("2.1").launch_error
+    assert error == f"cannot write the output to {closed}/1.out: Permission denied"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -133,6 +134,24 @@ def test_ranks_survive_the_death_of_head_and_agent(cluster: Cluster) -> None:
     (ended,) = cluster.head.wait(job)
     assert (ended["exit_code"], len(ended["runs"])) == (6, 1)
     assert ended["reason_text"] == "exit code 6 of rank 2 on n2"
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_killed_supervisor_leaves_no_rank_behind_on_any_node(cluster: Cluster, node: str) -> None:
+    job = of_ranks(
+        cluster, "echo $$ $PPID > pids.$RANK; exec sleep 600", nodes=2, gpus=2, ntasks_per_node=2, requeue=False
+    )
+    home = cluster.head.home
+    files = [home / f"pids.{rank}" for rank in range(4)]
+    wait_until(lambda: all(path.exists() and path.read_text().strip() for path in files), what="all ranks to run")
+    cluster.head.pid_of(job)
+    words = [path.read_text().split() for path in files]
+    os.kill(int(words[0 if node == "n1" else 2][1]), signal.SIGKILL)
+    (ended,) = cluster.head.wait(job)
+    assert ended["state"] == "NODE_FAIL"
+    assert not any(is_alive(int(pid)) for pid, _ in words)
+    for path in files:
+        path.unlink()
 
 
 def test_a_port_that_another_program_has_is_found_before_anything_starts(cluster: Cluster) -> None:

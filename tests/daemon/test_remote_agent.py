@@ -266,7 +266,8 @@ def test_another_wire_version_is_refused_by_both_with_both_versions(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "frame", [b"", b"GET / HTTP/1.1\n\n", b"gpusched-sync 1 0.1.0 5\n{}", b"gpusched-sync 1 0.1.0\n"]
+    "frame",
+    [b"", b"GET / HTTP/1.1\n\n", *(f"gpusched-sync {WIRE_VERSION} 0.1.0{rest}".encode() for rest in (" 5\n{}", "\n"))],
 )
 def test_what_is_no_frame_is_no_request(frame: bytes) -> None:
     with pytest.raises(ValueError, match="frame"):

@@ -20,6 +20,7 @@ from gpusched.model.execution import (
     RunStarted,
     RunStopping,
     StopOrder,
+    Ticket,
 )
 
 ENDS = (RunEnded, RunLost, RunNeverStarted)
@@ -34,15 +35,19 @@ class Scripted:
     orders: list[Order] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     adopted: list[OpenRun] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
+    """Tickets, and runs to be brought in line."""
 
     def adopt(self, runs: Sequence[OpenRun]) -> None:
         self.adopted = list(runs)
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
         self.forgotten += ended
+        self.asked += runs
 
     def start(self, tickets: Sequence[Any]) -> None:
         """Nothing happens until the test says so."""
+        self.asked += tickets
 
     def order(self, run: str, order: Order) -> None:
         self.orders.append(order)
@@ -156,6 +161,37 @@ def test_a_failing_rank_stops_all_that_have_not_ended(history: list[tuple[str, E
             for name in set(NODES) - ended:
                 assert bool(engines[name].orders) is failed
                 assert all(isinstance(order, StopOrder) and order.why == "gang" for order in engines[name].orders)
+
+
+def ticket(node: str, **parts: Any) -> Ticket:
+    times = {"time_limit_s": None, "grace_s": 1.0, "leftover_grace_s": 1.0}
+    files = {"work_dir": "/", "umask": 0o022, "stdout_path": "o", "stderr_path": None, "append": False}
+    return Ticket("7.1", 0, "root", ("true",), None, {}, **files, **times, node=node, **parts)
+
+
+@given(histories(), st.booleans())
+def test_the_others_start_once_the_first_has_found_its_port_free(
+    history: list[tuple[str, EngineEvent]], is_reconciled: bool
+) -> None:
+    engines = {name: Scripted() for name in NODES}
+    engine = ClusterEngine(engines, "n1")
+    engine.adopt([])
+    whole = ticket("n1", master_port=20_000, peers=(ticket("n2"), ticket("n3")))
+    if is_reconciled:
+        engine.reconcile([OpenRun("7.1", "b1", None, None, ticket=whole, node="n1", peers=(("n2", "b"), ("n3", "b")))])
+    else:
+        engine.start([whole])
+    assert [len(engines[name].asked) for name in NODES] == [1, 0, 0]
+    told: list[EngineEvent] = []
+    for node, event in [one for one in history if one[0] == "n1"]:
+        engines[node].news.append(event)
+        told += engine.events()
+    first = [event for node, event in history if node == "n1"]
+    has_started = isinstance(first[0], RunStarted)
+    assert [len(engines[name].asked) for name in NODES] == [1, has_started, has_started]
+    # Without the others its end is that of the gang; otherwise theirs are awaited.
+    ends = [event for event in told if isinstance(event, ENDS)]
+    assert [type(event) for event in ends] == ([] if has_started else [type(first[-1])])
 
 
 def test_every_node_adopts_and_forgets_its_rank() -> None:

@@ -23,7 +23,7 @@ from gpusched.model.settings import NodeSettings
 from gpusched.model.value import Value, decode, encode
 
 MAGIC = b"gpusched-sync"
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Changes with everything that a node of the previous version would misunderstand."""
 MAX_FRAME_BYTES = 64 << 20
 MAX_OPERATION_BYTES = 32 << 20
