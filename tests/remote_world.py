@@ -120,6 +120,7 @@ class SpoolEngine:
                 assert machine.may_sweep(name), f"run {name}, which the head wants, was killed as a stray"
                 machine.swept.append(name)
                 machine.finish(name, "cancel")
+                del machine.spool[name]
             self._step()
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
@@ -348,6 +349,8 @@ class TableRow:
     end: EngineEvent | None = None
     stop: StopOrder | None = None
     is_forgotten: bool = False
+    is_forsaken: bool = False
+    """An operator has declared it lost."""
 
 
 class Head:
@@ -374,6 +377,10 @@ class Head:
         fresh: dict[str, EngineEvent] = {}
         for event in self.engine.events():
             row = self.table[event.run]
+            if row.is_forsaken and row.end is not None:
+                assert not isinstance(event, RunStarted) or not self.ends[event.run], "a start after the end"
+                row.is_forgotten = False
+                continue
             if isinstance(event, RunStarted):
                 self.starts[event.run] += 1
                 assert self.starts[event.run] == 1, f"the start of run {event.run} was delivered twice"
@@ -452,6 +459,14 @@ class Lab:
         if run is not None:
             self.table[run].stop = StopOrder("cancel")
             self.head.engine.reconcile([self.head.wanted(run)])
+
+    def forsake(self, index: int) -> None:
+        """An operator declares a run lost: it may go on elsewhere, and must never begin here from now on."""
+        run = self.open_run(index)
+        if run is not None:
+            row = self.table[run]
+            row.end, row.is_forsaken = RunLost(run, self.clock.now(), "declared lost"), True
+            self.head.engine.forsake(run)
 
     def reconcile_all(self) -> None:
         self.head.engine.reconcile(
@@ -563,6 +578,8 @@ class Lab:
     def is_settled(self) -> bool:
         engine = self.head.engine
         live = set(self.machine.live())
+        if any(self.table[run].is_forsaken for run in live if run in self.table):
+            return False
         is_known = all(row.end is not None or (run in live and row.started) for run, row in self.table.items())
         return not engine._pending and engine._takeover is None and engine.link.epoch > 0 and is_known
 

@@ -400,6 +400,15 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST",
+        "/v1/down",
+        cluster.down,
+        "Declare nodes that do not answer down: their runs are lost, and ended when they come back; refused without "
+        "confirm.",
+        "changed, lost",
+        body={"targets": _STRINGS, "message": {"type": "string"}, "confirm": {"type": "boolean"}},
+    ),
+    Route(
+        "POST",
         "/v1/undrain",
         cluster.undrain,
         "Undrain nodes or GPUs; labels names the GPUs, by UUID.",

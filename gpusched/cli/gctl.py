@@ -35,6 +35,7 @@ _DONE = {
     "update": "updated",
     "drain": "drained",
     "undrain": "undrained",
+    "down": "declared down",
 }
 _TOLD = 10
 _FILTERS = ("of_users", "names", "queues", "states", "me", "all")
@@ -60,8 +61,10 @@ def body(words: list[str]) -> int:
         what = f"unknown action {printable(operands[0], 40)!r}" if operands else "no action given"
         raise UsageError(what, "actions: " + ", ".join(ACTIONS) + "; see gctl --help")
     action, rest = operands[0], operands[1:]
-    if "message" in values and action not in ("drain", "reserve"):
-        raise UsageError(f"-m applies to drain and reserve, not to {action}", "see: gctl --help")
+    if "message" in values and action not in ("drain", "down", "reserve"):
+        raise UsageError(f"-m applies to drain, down and reserve, not to {action}", "see: gctl --help")
+    if "confirm" in values and action != "down":
+        raise UsageError(f"--confirm applies to down, not to {action}", "see: gctl --help")
     odd = [name for name in FIELDS if name in values and action != "reserve"]
     if odd:
         raise UsageError(f"options of reserve do not apply to {action}", "see: gctl --help")
@@ -92,11 +95,13 @@ def body(words: list[str]) -> int:
     if not (rest or filters):
         raise UsageError(f"{action} needs a target", ACTIONS[action])
     request: dict[str, Any]
-    if action in ("drain", "undrain"):
+    if action in ("drain", "undrain", "down"):
         path = f"/v1/{action}"
         request = {"targets": _split(rest)}
         if "message" in values:
             request["message"] = values["message"]
+        if "confirm" in values:
+            request["confirm"] = True
     elif action == "update":
         pairs = [word for word in rest if "=" in word]
         path = "/v1/jobs/update"
@@ -173,6 +178,8 @@ def _tell(action: str, answer: dict[str, Any]) -> None:
             f"{folded_ids(running)} {go_on}, and cannot start again until released; to stop now: "
             f"gctl requeue --hold {ids}, or gctl suspend {ids}",
         )
+    if answer.get("lost"):
+        output.note("gctl", f"lost: {folded_ids(answer['lost'])}; use the node again with: gctl undrain {changed[0]}")
     for text in answer.get("notes", ()):
         output.note("gctl", printable(text))
     for kept in answer.get("kept", ()):

@@ -59,7 +59,8 @@ grun --attach ID""",
         "gctl update 42 time=2h",
         "gctl hold|release IDS... | -u USER -q QUEUE -n NAME ... | --all\n"
         "gctl suspend|resume|requeue IDS...\ngctl update IDS... NAME=VALUE...\n"
-        "gctl drain|undrain NODE|GPU...\ngctl reserve [NAME --start TIME --duration TIME ...]\n"
+        "gctl drain|undrain NODE|GPU...\ngctl down NODE... --confirm\n"
+        "gctl reserve [NAME --start TIME --duration TIME ...]\n"
         "gctl unreserve NAMES...\ngctl account|queue [NAME]\ngctl reload",
     ),
 }

@@ -77,6 +77,7 @@ class ClusterNode:
             why_not=why_not,
             gpu_error=self.reading.error if self.reading else GPUS_NOT_READ,
             load=self.host,
+            is_unreachable=self.why_not is not None,
             labels=tuple(sorted(set(own.labels))),
             data=tuple(sorted(set(own.data))),
             resources=tuple(sorted(own.resources.items())),
@@ -125,7 +126,11 @@ class ClusterNodes:
             why_not = why_none or node.why_not or why_drained
             found.append(node.view(settings, now, why_not))
         for name, why_absent in sorted(self.absent.items()):
-            found.append(NodeView(name, 0.0, 0, why_not=why_absent, gpu_error=GPUS_NOT_READ, is_unknown=True))
+            found.append(
+                NodeView(
+                    name, 0.0, 0, why_not=why_absent, gpu_error=GPUS_NOT_READ, is_unknown=True, is_unreachable=True
+                )
+            )
         return tuple(found)
 
     def samples(self) -> dict[str, GpuSample]:

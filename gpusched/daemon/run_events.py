@@ -18,7 +18,7 @@ from gpusched.errors import Refused
 from gpusched.gpu.tracker import DIRTY, WAITING
 from gpusched.lifecycle import transitions
 from gpusched.lifecycle.retry import LargerRequest, NothingLarger, larger_request
-from gpusched.model.cluster import SUSPECT
+from gpusched.model.cluster import DECLARED_DOWN, SUSPECT
 from gpusched.model.execution import (
     EngineEvent,
     NativeRunStarted,
@@ -31,7 +31,8 @@ from gpusched.model.execution import (
     RunStopping,
     RunSuspended,
 )
-from gpusched.model.job import Job, JobEvent, Request, Run
+from gpusched.model.job import Job, JobEvent, Request, Run, split_run_id
+from gpusched.model.states import ReasonCode
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
 from gpusched.scheduler.infeasible import refusal
@@ -66,6 +67,7 @@ class RunEvents:
             if isinstance(event, (RunEnded, RunLost, RunNeverStarted)):
                 # The end was recorded before a crash between commit and forget.
                 tx.forgettable.append(event.run)
+                self._tell_of_survivor(tx, event)
             return
         job = tx.world.jobs[run.job_id]
         if isinstance(event, RunStarted):
@@ -93,7 +95,10 @@ class RunEvents:
             node = self._cluster.get(run.node)
             # A node that has not reported yet has not been restarted, for all that is known.
             boot_id = run.boot_id if node is None else node.boot_id
-            clean = not run.gpus or run.boot_id != boot_id
+            if any(tx.world.drains.get(name, "").startswith(DECLARED_DOWN) for name in run.nodes):
+                boot_id = ""
+            # Of a gang, the other nodes are up, and their GPUs have to be watched.
+            clean = not run.gpus or (run.boot_id != boot_id and not run.parts)
             if run.native is not None:
                 # Its own scheduler says so, of nodes that are none of ours.
                 boot_id = "lost"
@@ -102,6 +107,18 @@ class RunEvents:
         else:
             step = transitions.run_never_started(job, run, event, tx.settings, tx.now)
             self._close_run(tx, *step, clean=True)
+
+    def _tell_of_survivor(self, tx: TickTransaction, event: EngineEvent) -> None:
+        """Say so when a run that was declared lost turns out to have lived on."""
+        if not isinstance(event, RunEnded) or event.start_at is None:
+            return
+        job_id, number = split_run_id(event.run)
+        run = next((run for run in tx.store.runs([job_id]) if run.number == number), None)
+        if run is None or run.reason is not ReasonCode.NODE_DOWN or run.end_at is None or event.end_at <= run.end_at:
+            return
+        text = f"run {number}, taken for lost, had lived on; it was ended when its node could be reached again"
+        log.warning("job %d: %s", job_id, text)
+        tx.add_events(JobEvent(job_id, tx.now, "note", text, number))
 
     def _close_run(self, tx: TickTransaction, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
         """Record the end of a run; if its GPUs are clean, it holds nothing any more."""

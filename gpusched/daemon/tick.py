@@ -43,12 +43,13 @@ from gpusched.daemon.watch.history import History
 from gpusched.daemon.watch.idle import IdleWatch
 from gpusched.daemon.watch.outages import OutageWatch
 from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
+from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady, Refused
 from gpusched.lifecycle import transitions
 from gpusched.lifecycle.master_ports import choose_port, needs_port, taken_ports
 from gpusched.lifecycle.output_paths import output_paths
-from gpusched.model.cluster import GpuReading, HostSample, NodeView
+from gpusched.model.cluster import DECLARED_DOWN, GpuReading, HostSample, NodeView
 from gpusched.model.commands import Command, Reload
 from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, run_id, split_run_id
@@ -427,6 +428,7 @@ class Scheduler:
         self.failures.run("reconcile", self._reconcile)
         if not self._is_behind:
             self._reconcile_releases(now)
+        self.failures.run("lost nodes", self._give_up_runs)
         self._enter("signal")
         for handle, order in tx.signals if tx is not None else ():
             self.failures.run("signal", self.engine.order, handle, order)
@@ -517,6 +519,20 @@ class Scheduler:
         # Only committed rows count, and a memory that could not be reloaded may be ahead of them.
         if not self._is_behind:
             self._reconciler.carry_out(self.engine, self.world, self.settings, self._clock.now())
+
+    def _give_up_runs(self) -> None:
+        """Have the engine give up the runs on nodes that were declared down. Derived from the table, at every tick."""
+        engine = self.engine
+        if self._is_behind or not isinstance(engine, ClusterEngine):
+            return
+        for node, message in self.world.drains.items():
+            drainer = self.world.drainers.get(node)
+            if drainer is None or not message.startswith(DECLARED_DOWN):
+                continue
+            detail = f"{drainer.user} declared node {node} down: {message.removeprefix(DECLARED_DOWN)}"
+            for handle, run in self.world.open_runs.items():
+                if node in run.nodes and run.intent_at <= drainer.at:
+                    engine.give_up(node, handle, detail, self.now())
 
     def _reconcile_releases(self, now: float) -> None:
         """Have the tracker watch the GPUs of ended runs, according to the committed rows."""

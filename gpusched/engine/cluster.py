@@ -24,6 +24,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from gpusched.model.execution import (
     EngineEvent,
@@ -42,6 +43,15 @@ from gpusched.model.value import replace
 from gpusched.ports import Engine
 
 log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class ForsakingEngine(Protocol):
+    """An engine that may lose its machine for good."""
+
+    def forsake(self, run: str) -> None:
+        """The run is over for the daemon: end it when that becomes possible, and do not start it any more."""
+
 
 GANG_STOP = StopOrder("gang")
 _End = RunEnded | RunLost | RunNeverStarted
@@ -88,12 +98,30 @@ class ClusterEngine:
         self._places: dict[str, tuple[str, ...]] = {}
         """Nodes of each run that is not forgotten."""
         self._gangs: dict[str, Gang] = {}
+        self._given_up: dict[tuple[str, str], RunLost] = {}
+        """By node and run: what was declared lost there."""
+        self._news: list[tuple[str, EngineEvent]] = []
         self._wake: Callable[[], None] | None = None
 
     def add(self, node: str, engine: Engine) -> None:
         """Include the engine of another node, before runs on it are adopted."""
         self._engines[node] = engine
         engine.set_waker(self._wake)
+
+    def give_up(self, node: str, run: str, detail: str, at: float) -> None:
+        """Declare what a run has on a node lost: it is ended when the node comes back, whatever became of it.
+
+        Again for the same run and node, nothing happens.
+        """
+        if (node, run) in self._given_up or node not in self._places.get(run, ()):
+            return
+        lost = self._given_up[node, run] = RunLost(run, at, detail)
+        engine: object = self._engines.get(node)
+        if isinstance(engine, ForsakingEngine):
+            engine.forsake(run)
+        self._news.append((node, lost))
+        if self._wake is not None:
+            self._wake()
 
     # --- the protocol -------------------------------------------------------------------------------
 
@@ -136,13 +164,17 @@ class ClusterEngine:
 
     def events(self) -> list[EngineEvent]:
         found: list[EngineEvent] = []
+        news, self._news = self._news, []
         for node, engine in self._engines.items():
-            for event in engine.events():
-                gang = self._gangs.get(event.run)
-                if gang is None:
-                    found.append(event)
-                else:
-                    found += self._of_gang(gang, node, event)
+            news += [(node, event) for event in engine.events()]
+        for node, event in news:
+            # A run that the daemon does not know any more is to be forgotten there.
+            self._places.setdefault(event.run, (node,))
+            gang = self._gangs.get(event.run)
+            if gang is None:
+                found.append(event)
+            elif self._given_up.get((node, event.run), event) is event:
+                found += self._of_gang(gang, node, event)
         return found
 
     def forget(self, runs: Iterable[str]) -> None:
@@ -216,6 +248,8 @@ class ClusterEngine:
         for run in runs:
             self._places.pop(run, None)
             self._gangs.pop(run, None)
+        for mark in [mark for mark in self._given_up if mark[1] not in self._places]:
+            del self._given_up[mark]
 
     def _by_node(self, runs: Sequence[OpenRun]) -> dict[str, list[OpenRun]]:
         """The runs as each node's engine is to know them."""

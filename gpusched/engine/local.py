@@ -500,6 +500,9 @@ class LocalEngine:
         tracked.phase, tracked.has_result = Phase.ENDED, isinstance(event, RunEnded)
         self._hand_out(tracked, event)
         if tracked.stray:
+            if isinstance(event, RunEnded):
+                # It was running: that is not to pass in silence.
+                self._events.append(event)
             self._runs.remove(tracked)
             self._remove(tracked)
             log.warning("run %s, of no job in the table, has ended", tracked.run)

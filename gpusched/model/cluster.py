@@ -195,6 +195,9 @@ class GpuState:
 SUSPECT = "suspect: "
 """Prefix of the drain message of a GPU drained because of its own faults."""
 
+DECLARED_DOWN = "declared down: "
+"""Prefix of the drain message of a node that was declared down: its older runs are lost."""
+
 
 class GpuView(Value):
     """A GPU as the policy sees it: its capacity, and whether jobs can be placed on it."""
@@ -297,6 +300,8 @@ class NodeView(Value):
     """Custom resources for allocation, as names and numbers, sorted by name."""
     is_unknown: bool = False
     """Nothing but its name is known: it belongs to the cluster and has not been reached yet."""
+    is_unreachable: bool = False
+    """It does not answer: what becomes of its runs is not known."""
 
 
 class Allocation(Value):

@@ -151,6 +151,15 @@ class Drain:
     message: str | None
 
 
+class DeclareDown(Value):
+    """Give up the runs of nodes that do not answer. Without confirmation it is refused with what would be lost."""
+
+    caller: Caller
+    nodes: tuple[str, ...]
+    message: str
+    is_confirmed: bool = False
+
+
 class Reserve(Value):
     """Add a reservation to the calendar. `cards` are as typed: index, `node:index` or UUID."""
 
@@ -354,6 +363,7 @@ Command = (
     | Resume
     | Requeue
     | Drain
+    | DeclareDown
     | Reserve
     | Unreserve
     | SubmitPipeline

@@ -30,6 +30,7 @@ cpus = 4
 poll_s = 0.2
 [gpu]
 free_polls = 1
+release_wait_s = 2
 [life]
 grace_s = 1
 [alert]
@@ -135,6 +136,8 @@ class Cluster:
         if self.head.process is None or self.head.process.poll() is not None:
             self.head.process = None
             self.head.start()
+        if drained := [name for name, node in self.nodes().items() if node["message"]]:
+            self.head.call("POST", "/v1/undrain", {"targets": drained})
         self.all_up()
         jobs = [job["id"] for job in self.head.call("GET", "/v1/jobs")["jobs"]]
         if jobs:

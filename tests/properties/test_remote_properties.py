@@ -21,6 +21,7 @@ ACTIONS: dict[str, tuple[int, list[list[object]]]] = {
     "start": (4, [[1, 2, 3], [False, True]]),
     "signal": (6, [[*INDICES]]),
     "stop": (2, [[*INDICES]]),
+    "forsake": (1, [[*INDICES]]),
     "reconcile_all": (1, []),
     "collect": (4, []),
     "forget": (2, []),
@@ -92,6 +93,8 @@ def tell(actions: list[Action]) -> None:
                 check(lab)
             lab.settle()
             check(lab)
+            alive = [run for run in lab.machine.live() if lab.table[run].is_forsaken]
+            assert not alive, f"declared lost, and alive although the node is back: {alive}"
             for number, (session, run) in lab.signals.items():
                 # Of an earlier session, it may have been lost with its head; to an ended run, it may come too late.
                 if session == lab.sessions and lab.table[run].end is None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from lab import Lab
+import pytest
+from lab import ANN, ROOT, Lab
 
-from gpusched.model.job import Alerting, Request
+from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
+from gpusched.model.commands import Caller, DeclareDown, Drain
+from gpusched.model.job import Alerting, Request, RetryRule
 from gpusched.model.settings import AlertSettings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState, ReasonCode
@@ -109,3 +112,86 @@ def test_an_outage_with_another_reason_is_the_same_outage() -> None:
     found = reason(lab, job)
     assert found is not None
     assert found.text.startswith("node n2 takes no jobs from this daemon: another version")
+
+
+# --- declared down -------------------------------------------------------------------------------------------
+
+
+def down(lab: Lab, *nodes: str, caller: Caller = ROOT, is_confirmed: bool = True) -> object:
+    (answer,) = lab.ask(DeclareDown(caller, nodes, "fan", is_confirmed))
+    return answer
+
+
+def unreachable(lab: Lab, node: str = "n2") -> None:
+    cut(lab, node)
+    lab.scheduler.cluster[node].why_not = WHY
+    lab.scheduler.look_again()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "caller", "error", "text"),
+    [
+        (("n2",), ANN, Forbidden, "declare nodes down"),
+        (("n9",), ROOT, NotFound, "'n9' is no node here"),
+        (("n1",), ROOT, Refused, "n1 is the daemon's own node, which is up"),
+        (("n2", "n3"), ROOT, Refused, "node n3 answers, so it says itself what becomes of its runs"),
+    ],
+)
+def test_only_nodes_that_do_not_answer_are_declared_down(
+    nodes: tuple[str, ...], caller: Caller, error: type[GpuschedError], text: str
+) -> None:
+    lab = lab_of()
+    job = start(lab, "n2")
+    unreachable(lab)
+    answer = down(lab, *nodes, caller=caller)
+    assert isinstance(answer, error)
+    assert text in answer.message
+    lab.turn()
+    assert lab.job(job).state is JobState.RUNNING
+    assert not lab.scheduler.world.drains
+
+
+def test_what_would_be_lost_is_said_first() -> None:
+    lab = lab_of()
+    jobs = [start(lab, "n2"), start(lab, "n2", "n3")]
+    unreachable(lab)
+    answer = down(lab, "n2", is_confirmed=False)
+    assert isinstance(answer, Refused)
+    assert answer.message.startswith(f"2 runs on node n2 would be lost (jobs {jobs[0]} and {jobs[1]}); jobs that may")
+    assert answer.hint == "once it is certain that nothing runs there: gctl down n2 --confirm"
+    lab.turn()
+    assert [lab.job(job).state for job in jobs] == [JobState.RUNNING, JobState.RUNNING]
+
+
+def test_a_declaration_ends_the_runs_there_and_no_others() -> None:
+    lab = lab_of()
+    lost, kept = start(lab, "n2"), start(lab, "n3")
+    stays = start(lab, "n2", retry=RetryRule(requeue=False))
+    unreachable(lab)
+    assert down(lab, "n2") == {"changed": ["n2"], "lost": [str(lost), str(stays)]}
+    lab.turn()
+    lab.turn(60)
+    assert [lab.job(job).state for job in (lost, kept, stays)] == [
+        JobState.PENDING,
+        JobState.RUNNING,
+        JobState.NODE_FAIL,
+    ]
+    ended = lab.job(stays)
+    assert (ended.reason, ended.reason_text) == (ReasonCode.NODE_DOWN, "root declared node n2 down: fan")
+    assert not [held for held in lab.scheduler.world.holds.values() if held.node == "n2"], "nothing is booked there"
+
+
+def test_a_run_that_starts_after_the_declaration_is_not_lost_by_it() -> None:
+    lab = lab_of()
+    lost = start(lab, "n2")
+    unreachable(lab)
+    down(lab, "n2")
+    lab.turn(60)
+    lab.scheduler.outages.see("n2", None, lab.clock.now())
+    lab.scheduler.cluster["n2"].why_not = None
+    (answer,) = lab.ask(Drain(ROOT, ("n2",), None))
+    assert answer["changed"] == ["n2"]
+    lab.turn(60)
+    lab.turn(60)
+    found = lab.job(lost)
+    assert (found.state, found.run) == (JobState.RUNNING, 2)

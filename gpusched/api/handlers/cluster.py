@@ -203,14 +203,28 @@ def _targets(body: dict[str, Any]) -> tuple[str, ...]:
     return tuple(targets)
 
 
+def _message(body: dict[str, Any], user: str) -> str:
+    message = body.get("message") or f"by {user}"
+    if not isinstance(message, str) or len(message) > 500:
+        raise UsageError("the message must be a string of at most 500 characters", "use -m 'why'")
+    return printable(message)
+
+
 async def drain(request: web.Request) -> web.Response:
     """POST /v1/drain"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "targets", "message")
-    message = body.get("message") or f"by {caller.user}"
-    if not isinstance(message, str) or len(message) > 500:
-        raise UsageError("the message must be a string of at most 500 characters", "use -m 'why'")
-    answer = await service.daemon.ask(commands.Drain(caller, _targets(body), printable(message)))
+    answer = await service.daemon.ask(commands.Drain(caller, _targets(body), _message(body, caller.user)))
+    return respond(**answer)
+
+
+async def down(request: web.Request) -> web.Response:
+    """POST /v1/down"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "targets", "message", "confirm")
+    is_confirmed = body.get("confirm") is True
+    message = _message(body, caller.user)
+    answer = await service.daemon.ask(commands.DeclareDown(caller, _targets(body), message, is_confirmed))
     return respond(**answer)
 
 

@@ -14,6 +14,7 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs import (
     adopt,
     cancel,
+    down,
     drain,
     enter,
     hold,
@@ -39,6 +40,7 @@ _APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
     commands.Resume: suspend.resume,
     commands.Requeue: requeue.apply,
     commands.Drain: drain.apply,
+    commands.DeclareDown: down.apply,
     commands.Reserve: reserve.apply,
     commands.Unreserve: reserve.apply,
     commands.SubmitPipeline: pipeline.submit,

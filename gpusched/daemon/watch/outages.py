@@ -47,7 +47,9 @@ class OutageWatch:
         self._members = frozenset(nodes)
 
     def of(self, run: Run) -> Mapping[str, Outage]:
-        """The nodes of a run that do not answer."""
+        """The nodes of a run that do not answer; none of a run that another scheduler has taken over."""
+        if run.native is not None:
+            return {}
         found = {}
         for node in run.nodes:
             if node in self.outages:

@@ -260,6 +260,18 @@ def header_from(body: bytes) -> StreamHeader:
     return found
 
 
+def without_tickets(operation: Operation, stopped: frozenset[str]) -> Operation:
+    """The operation without starts of these runs: hours of silence may lie between the start and the stop."""
+    if not stopped:
+        return operation
+    if isinstance(operation, StartRuns):
+        return StartRuns(tuple(ticket for ticket in operation.tickets if ticket.run not in stopped))
+    if isinstance(operation, ReconcileRuns):
+        runs = tuple(known for known in operation.runs if known.ticket is None or known.run not in stopped)
+        return ReconcileRuns(runs)
+    return operation
+
+
 def about_bytes(ticket: Ticket | None) -> int:
     """Approximate size of a ticket in a frame."""
     if ticket is None:

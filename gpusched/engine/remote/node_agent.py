@@ -36,6 +36,7 @@ from gpusched.engine.remote.messages import (
     pack,
     unpack,
     version_trouble,
+    without_tickets,
 )
 from gpusched.model.cluster import GpuReading, Isolation, Processor
 from gpusched.model.execution import (
@@ -242,7 +243,7 @@ class NodeAgent:
             return
         until = self._monotonic() + request.deadline_s
         for operation, stopped in zip(operations, _stopped_later(operations), strict=True):
-            self._apply(engine, journal.applied + 1, _without_tickets(operation, stopped))
+            self._apply(engine, journal.applied + 1, without_tickets(operation, stopped))
             if not self._is_ready or self._monotonic() > until:
                 break
 
@@ -423,15 +424,3 @@ def _stopped_later(operations: Sequence[Operation]) -> list[frozenset[str]]:
 def _is_stopped(known: OpenRun) -> bool:
     # Without a ticket, a run that never started is returned to the queue.
     return known.ticket is None and isinstance(known.pending_order, StopOrder)
-
-
-def _without_tickets(operation: Operation, stopped: frozenset[str]) -> Operation:
-    """The operation without starts of these runs: hours of silence may lie between the start and the stop."""
-    if not stopped:
-        return operation
-    if isinstance(operation, StartRuns):
-        return StartRuns(tuple(ticket for ticket in operation.tickets if ticket.run not in stopped))
-    if isinstance(operation, ReconcileRuns):
-        runs = tuple(known for known in operation.runs if known.ticket is None or known.run not in stopped)
-        return ReconcileRuns(runs)
-    return operation

@@ -36,11 +36,12 @@ from gpusched.engine.remote.messages import (
     pack,
     unpack,
     version_trouble,
+    without_tickets,
 )
 from gpusched.engine.remote.replica import NodeReplica
 from gpusched.engine.remote.streams import MAGIC as STREAM_MAGIC
 from gpusched.engine.remote.streams import StreamMux
-from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, Ticket
+from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, RunLost, StopOrder, Ticket
 from gpusched.model.value import decode, encode, replace
 from gpusched.ports import Clock
 
@@ -246,6 +247,21 @@ class RemoteEngine:
             self._wake = None
             self._poller.close()
             self._channel.close()
+
+    def forsake(self, run: str) -> None:
+        """End a run whenever the node can be reached; the daemon takes it for lost from now on.
+
+        Starts that were not acknowledged are taken back: the node applies each number once, so what it may have applied
+        already is ended by the stop, and the rest never begins.
+        """
+        for pending in self._pending:
+            operation = without_tickets(pending.operation, frozenset({run}))
+            if operation != pending.operation:
+                pending.operation, pending.body = operation, encode(operation)
+        stop = StopOrder("cancel", grace_s=0.0)
+        self._ask(ReconcileRuns((OpenRun(run, self.link.boot_id, None, None, pending_order=stop),)))
+        self._replica.is_news(RunLost(run, self._clock.now(), "declared lost"))
+        self._advance()
 
     def request_reading(self) -> None:
         """Ask for a reading of the GPUs that begins after this call; it comes with a report."""
