@@ -164,9 +164,8 @@ def join(
         raise Refused(f"{host} is this machine", "join from the other machines; the head is a node already")
     token = _given_token(token_file)
     if token is not None and not os.path.exists(place.folder.token):
-        steps = [
-            PlanStep("write", place.folder.token, f"the token from {token_file}", lambda: _keep_token(place, token))
-        ]
+        source = "standard input" if token_file == "-" else token_file
+        steps = [PlanStep("write", place.folder.token, f"from {source}", lambda: _keep_token(place, token))]
     elif token is not None or os.path.exists(place.folder.token):
         if token is not None:
             _refuse_other_token(place, token)

@@ -68,6 +68,10 @@ def with_engine(text: str, engine: str | None) -> str:
     end = next((n for n in range(at + 1, len(lines)) if _ANY_SECTION.match(lines[n])), len(lines))
     kept = [line for line in lines[at + 1 : end] if not _ENGINE.match(line)]
     header = lines[at] if lines[at].endswith("\n") else lines[at] + "\n"
+    if engine is None and not any(line.strip() for line in kept):
+        # A section that held nothing else goes, with the empty line before it.
+        before = lines[:at][:-1] if at and not lines[at - 1].strip() else lines[:at]
+        return "".join([*before, *lines[end:]])
     added = [f'engine = "{engine}"\n'] if engine is not None else []
     return "".join([*lines[:at], header, *added, *kept, *lines[end:]])
 

@@ -69,10 +69,14 @@ class Bridge:
     # --- membership -----------------------------------------------------------------------------------
 
     def _read_nodes(self) -> list[_Node]:
-        """Nodes that Ray believes alive, without the head's own; the longest there first."""
-        own = self._ray.get_runtime_context().get_node_id()
-        alive = [one for one in self._ray.nodes() if one["Alive"] and one["NodeID"] != own]
-        return [_Node(one["NodeName"], one["NodeManagerAddress"], one["NodeID"]) for one in alive]
+        """Nodes that Ray believes alive, without the head's own, whose id changes when its raylet is started again."""
+        alive = [
+            _Node(one["NodeName"], one["NodeManagerAddress"], one["NodeID"])
+            for one in self._ray.nodes()
+            if one["Alive"]
+        ]
+        own = self._member.name, self._member.address
+        return [node for node in alive if (node.name, node.address) != own]
 
     def _take_nodes(self, reading: asyncio.Task[list[_Node]]) -> None:
         error = reading.exception()

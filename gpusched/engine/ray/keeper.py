@@ -6,6 +6,7 @@ All of it may end at any moment, the keeper included: runs belong to the first p
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,8 +30,9 @@ _STRAY_STRIKES = 2
 """A raylet that its head does not know, so many times in a row, is outside of the cluster: it is started again."""
 _LEAVE_S = 5.0
 _MOST_LOG_BYTES = 1 << 20
-_TAIL_BYTES = 4000
-_WORDS_OF_FAILURE = ("Error", "error", "failed", "Failed", "mismatch")
+_MOST_READ_BYTES = 1 << 18
+_ENDED = re.compile(r" -- (\w+) \[exit code=(-?\d+)\]")
+_ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception): .+")
 
 
 class RayKeeper:
@@ -40,7 +42,7 @@ class RayKeeper:
         self._folder, self._member, self._agent = folder, member, agent
         self._raylet: subprocess.Popen[bytes] | None = None
         self._began = self._check_at = 0.0
-        self._strikes = 0
+        self._strikes = self._log_at = 0
 
     def run(self) -> None:
         """Keep the raylet running until a TERM or INT. Raises: DaemonBusy, NotReady, OSError."""
@@ -83,6 +85,7 @@ class RayKeeper:
         if os.path.exists(self._folder.log) and os.path.getsize(self._folder.log) > _MOST_LOG_BYTES:
             os.truncate(self._folder.log, 0)
         with open(self._folder.log, "ab") as log:
+            self._log_at = log.tell()
             self._raylet = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True
             )
@@ -97,7 +100,10 @@ class RayKeeper:
             time.sleep(_PERIOD_S)
             if self._is_stray():
                 return f"the head {self._member.gcs} did not know this node any more; it joins again"
-        return f"Ray ended with {raylet.returncode}{_last_words(self._folder.log)}"
+        with open(self._folder.log, "rb") as log:
+            log.seek(self._log_at)
+            said = log.read(_MOST_READ_BYTES).decode("utf-8", "replace")
+        return why_ended(raylet.returncode, said)
 
     def _is_stray(self) -> bool:
         if self._member.is_head or time.monotonic() < self._check_at:
@@ -183,10 +189,10 @@ def _leave(number: int, frame: object) -> None:
     raise SystemExit(0)
 
 
-def _last_words(path: str) -> str:
-    """What Ray printed about its end."""
-    with open(path, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    told = [line for line in lines if any(word in line for word in _WORDS_OF_FAILURE)]
-    return f": {(told or lines)[-1][:200]}" if lines else ""
+def why_ended(code: int, said: str) -> str:
+    """A sentence about the end of `ray start`. Args: code: its exit code; said: what it printed."""
+    parts = [f"its {name} ended with {status}" for name, status in _ENDED.findall(said)]
+    errors = _ERROR.findall(said)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    why = ", ".join(dict.fromkeys(parts)) or (errors[-1] if errors else lines[-1] if lines else "it said nothing")
+    return f"Ray ended with {code}: {why[:200]}"

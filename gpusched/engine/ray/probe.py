@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from importlib import import_module, metadata
 from typing import Any, NamedTuple
 
-from gpusched.engine.ray.site import RayFolder, ray_environment, without_ray
+from gpusched.engine.ray.site import RAY_VERSION, RayFolder, ray_environment, without_ray
 from gpusched.errors import NotReady
 
 _CONNECT_S = 3.0
@@ -82,8 +82,11 @@ def check_versions(answer: HeadAnswer) -> None:
         ("Python", answer.python, platform.python_version()),
     ):
         if theirs != ours:
-            pip = f"{sys.executable} -m pip install 'ray=={theirs}'"
-            hint = pip if what == "Ray" else f"install gpusched here with Python {theirs}"
+            hint = f"install gpusched here with Python {theirs}"
+            if what == "Ray" and theirs.startswith(f"{RAY_VERSION}."):
+                hint = f"{sys.executable} -m pip install 'ray=={theirs}'"
+            elif what == "Ray":
+                hint = "install the same gpusched on both machines"
             raise NotReady(f"the head runs {what} {theirs}, this machine {ours}; both must be the same", hint)
 
 

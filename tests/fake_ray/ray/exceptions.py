@@ -1,0 +1,2 @@
+class AuthenticationError(Exception):
+    """The token is missing or wrong."""
