@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pwd
 import signal
 import sys
+from functools import partial
 
 from filelock import FileLock, Timeout
 
@@ -107,6 +109,18 @@ async def _serve(agent: NodeAgent, channel: Channel, socket: str) -> None:
     await AgentServer(agent, channel, StreamServices(), socket=socket, serves_all=paths.is_system()).serve()
 
 
+def _account_trouble(node: str, uid: int, user: str) -> str | None:
+    """Why this node cannot start anything as a user of the head, whose files it would take for another's."""
+    own = os.geteuid()
+    if own != 0:
+        return None if uid == own else f"{user} is {uid} on the head, and the agent of {node} runs as {own}"
+    try:
+        here = pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return f"{user} is {uid} on the head, and has no account on {node}"
+    return None if here == uid else f"{user} is {uid} on the head, {here} on {node}"
+
+
 def serve(node: str, address: str | None = None) -> int:
     """Serve the head at the other end of standard input and output until it hangs up. Raises: DaemonBusy, NotReady.
 
@@ -156,7 +170,8 @@ def serve(node: str, address: str | None = None) -> int:
             run_cgroups=isolation.folder,
         )
 
-    sources = NodeSources(host, worker, isolation, tuple(read_processors()), site, own)
+    trouble = partial(_account_trouble, node)
+    sources = NodeSources(host, worker, isolation, tuple(read_processors()), site, own, trouble)
     agent = agent_of_spool(spool, make_engine, boot_id=sample.boot_id, clock=clock, sources=sources)
     channel = standard_streams()
     try:

@@ -102,9 +102,11 @@ class RunEvents:
             if run.native is not None:
                 # Its own scheduler says so, of nodes that are none of ours.
                 boot_id = "lost"
+            job = _leave_out(job, event, tx)
             step = transitions.run_lost(job, run, event, tx.settings, tx.now, boot_id=boot_id, gpus_clean=clean)
             self._close_run(tx, *step, clean=clean)
         else:
+            job = _leave_out(job, event, tx)
             step = transitions.run_never_started(job, run, event, tx.settings, tx.now)
             self._close_run(tx, *step, clean=True)
 
@@ -205,6 +207,17 @@ class RunEvents:
             if story:
                 log.error("ending run %s: it lost %s", run.id, what)
                 tx.put_job(after, *story)
+
+
+def _leave_out(job: Job, event: RunLost | RunNeverStarted, tx: TickTransaction) -> Job:
+    """Keep a job from a node that takes no runs of its user, lest it be tried there for ever."""
+    node, request = event.refused_on, job.spec.request
+    if not node or node in request.exclude:
+        return job
+    text = f"node {node} is left out from now on: {event.detail}"
+    hint = f"once that is mended: gctl update {job.shown_id} exclude={','.join(request.exclude)}"
+    tx.add_events(JobEvent(job.id, tx.now, "note", f"{text}; {hint}", job.run))
+    return replace(job, spec=replace(job.spec, request=replace(request, exclude=(*request.exclude, node))))
 
 
 def grow(job: Job, run: Run, tx: TickTransaction) -> LargerRequest | NothingLarger | None:

@@ -371,7 +371,7 @@ def _verdict(gang: Gang, run: str) -> _End:
         detail = f"on {_node_of(gang, unstarted)}: {unstarted.detail}"
         if not any(end.start_at is not None for end in ended):
             return replace(unstarted, at=last_at, detail=detail)
-        return RunLost(run, last_at, f"a part of it was not started {detail}")
+        return RunLost(run, last_at, f"a part of it was not started {detail}", unstarted.refused_on)
     failed = [end for end in ended if not _is_success(end)]
     # Those that this module stopped failed because of another.
     own = [end for end in failed if end.stopped_by != GANG_STOP.why]

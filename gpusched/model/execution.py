@@ -283,6 +283,8 @@ class RunLost(Value, tag_field="event", tag="lost"):
     run: str
     at: float
     detail: str
+    refused_on: str = ""
+    """As in `RunNeverStarted`, of a gang that had started elsewhere."""
 
 
 class RunNeverStarted(Value, tag_field="event", tag="never_started"):
@@ -291,6 +293,8 @@ class RunNeverStarted(Value, tag_field="event", tag="never_started"):
     run: str
     at: float
     detail: str
+    refused_on: str = ""
+    """Node that takes no runs of this user, as `detail` says; empty for none."""
 
 
 class RunAccepted(Value, tag_field="event", tag="accepted"):

@@ -260,6 +260,15 @@ def header_from(body: bytes) -> StreamHeader:
     return found
 
 
+def tickets_of(operation: Operation) -> list[Ticket]:
+    """What an operation starts."""
+    if isinstance(operation, StartRuns):
+        return list(operation.tickets)
+    if isinstance(operation, ReconcileRuns):
+        return [known.ticket for known in operation.runs if known.ticket is not None]
+    return []
+
+
 def without_tickets(operation: Operation, stopped: frozenset[str]) -> Operation:
     """The operation without starts of these runs: hours of silence may lie between the start and the stop."""
     if not stopped:

@@ -34,6 +34,7 @@ from gpusched.engine.remote.messages import (
     Takeover,
     operation_from,
     pack,
+    tickets_of,
     unpack,
     version_trouble,
     without_tickets,
@@ -45,6 +46,7 @@ from gpusched.model.execution import (
     LimitOrder,
     OpenRun,
     ResumeOrder,
+    RunNeverStarted,
     StopOrder,
     SuspendOrder,
 )
@@ -78,6 +80,8 @@ class NodeSources:
     processors: tuple[Processor, ...] = ()
     site: LaunchSite | None = None
     settings: NodeSettings | None = None
+    account_trouble: Callable[[int, str], str | None] = lambda uid, user: None
+    """Why runs of this uid and user name cannot be started here: a sentence."""
 
 
 class NodeAgent:
@@ -243,9 +247,21 @@ class NodeAgent:
             return
         until = self._monotonic() + request.deadline_s
         for operation, stopped in zip(operations, _stopped_later(operations), strict=True):
-            self._apply(engine, journal.applied + 1, without_tickets(operation, stopped))
+            refused = self._refuse(operation)
+            self._apply(engine, journal.applied + 1, without_tickets(operation, stopped | refused))
             if not self._is_ready or self._monotonic() > until:
                 break
+
+    def _refuse(self, operation: Operation) -> frozenset[str]:
+        """Report the runs of users whom this node knows by another uid: they are none of those users' here."""
+        trouble = self._sources.account_trouble
+        node = self._sources.site.node if self._sources.site is not None else ""
+        refused = {
+            ticket.run: why for ticket in tickets_of(operation) if (why := trouble(ticket.uid, ticket.user)) is not None
+        }
+        now = self._clock.now()
+        self._events += [RunNeverStarted(run, now, why, refused_on=node) for run, why in refused.items()]
+        return frozenset(refused)
 
     def _apply(self, engine: Engine, number: int, operation: Operation) -> None:
         if isinstance(operation, OrderRun) and not isinstance(operation.order, LASTING):
