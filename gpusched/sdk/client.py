@@ -292,7 +292,14 @@ class Client:
         return read_details(self.call("GET", f"/v1/jobs/{quote(_id(job), safe='')}")["job"])
 
     def logs(
-        self, job: JobLike, *, follow: bool = False, run: int | None = None, err: bool = False, lines: int | None = None
+        self,
+        job: JobLike,
+        *,
+        follow: bool = False,
+        run: int | None = None,
+        err: bool = False,
+        lines: int | None = None,
+        rank: int | None = None,
     ) -> Iterator[str]:
         """A job's output line by line, of its last run unless `run` is given. A line beyond 1 MiB is returned in parts.
 
@@ -301,9 +308,11 @@ class Client:
                 unless `run` names one, and with `lines` from the current one on.
             err: its standard error, if that has a file of its own.
             lines: start at the last N lines.
-        Raises: NotFound; UsageError for an array; Refused if there is no output (yet) and `follow` is not set.
+            rank: the file of this rank, of a job on several nodes or with several tasks; by default that of the first.
+        Raises: NotFound; UsageError for an array; Refused if there is no output (yet) and `follow` is not set, and for
+        a rank whose file has the output of others as well.
         """
-        return read_logs(self._link, _id(job), follow=follow, run=run, err=err, lines=lines)
+        return read_logs(self._link, _id(job), follow=follow, run=run, err=err, lines=lines, rank=rank)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -449,7 +458,9 @@ LONGEST = 1 << 20
 """Maximum bytes of a line; longer ones are returned in parts."""
 
 
-def read_logs(link: Link, job_id: str, *, follow: bool, run: int | None, err: bool, lines: int | None) -> Iterator[str]:
+def read_logs(
+    link: Link, job_id: str, *, follow: bool, run: int | None, err: bool, lines: int | None, rank: int | None = None
+) -> Iterator[str]:
     """See Client.logs. Errors are raised at once, not with the first line."""
     answer = _asked(link, job_id)
     if answer["arrays"]:
@@ -459,7 +470,7 @@ def read_logs(link: Link, job_id: str, *, follow: bool, run: int | None, err: bo
         )
     job = answer["jobs"][0]
     if follow:
-        return _followed(link, answer, err, lines, run)
+        return _followed(link, answer, err, lines, run, rank)
     runs = {one["run"]: one for one in _started(job)}
     number = max(runs, default=0) if run is None else run
     if number not in runs:
@@ -469,8 +480,8 @@ def read_logs(link: Link, job_id: str, *, follow: bool, run: int | None, err: bo
         if answer["done"]:
             raise Refused(f"job {job['id']} has no output: {why}", f"see: gshow {job['id']}")
         raise Refused(f"job {job['id']} has not started: {why}", "wait for it with follow=True")
-    path = _path(runs[number], err)
-    reader = _Reader(_tail_of(link, job, runs[number], err))
+    path, _, _ = _file(job, runs[number], err, rank)
+    reader = _Reader(_tail_of(link, job, runs[number], err, rank))
     if not reader.begin(lines):
         raise Refused(f"there is no file {path}; it was moved, removed or never created", f"see: gshow {job['id']}")
     return _all_of(reader)
@@ -489,16 +500,29 @@ def _no_run(job: dict[str, Any], run: int) -> NotFound:
     return NotFound(f"job {job['id']} has no run {run}", f"list its runs with: gshow {job['id']}")
 
 
-def _path(run: dict[str, Any], err: bool) -> str:
-    return str(run["stderr_path" if err else "stdout_path"])
+def _file(job: dict[str, Any], run: dict[str, Any], err: bool, rank: int | None) -> tuple[str, bool, int]:
+    """Path of a rank's file, whether it is on another node, and its number in the answer. Raises: NotFound, Refused."""
+    files = run["errors" if err else "outputs"]
+    if rank is None or (rank == 0 and not files):
+        return str(run["stderr_path" if err else "stdout_path"]), run["is_remote"], 0
+    for place, one in enumerate(files):
+        if rank in one["ranks"] and len(one["ranks"]) > 1:
+            raise Refused(
+                f"rank {rank} of job {job['id']} writes to one file with others, {one['path']}",
+                "give each rank a file: submit(..., output='%j.%t.out')",
+            )
+        if rank in one["ranks"]:
+            return one["path"], one["is_remote"], place
+    raise NotFound(f"job {job['id']} has no rank {rank}", f"list its runs with: gshow {job['id']}")
 
 
-def _tail_of(link: Link, job: dict[str, Any], run: dict[str, Any], err: bool) -> Tail | NodeTail:
+def _tail_of(link: Link, job: dict[str, Any], run: dict[str, Any], err: bool, rank: int | None) -> Tail | NodeTail:
     """The output of a run, wherever it is."""
-    path = _path(run, err)
-    if not run["is_remote"]:
+    path, is_remote, place = _file(job, run, err, rank)
+    if not is_remote:
         return Tail(path, job["log_keep"])
-    tail = NodeTail(link.raw, f"/v1/jobs/{quote(job['id'], safe='')}/output?run={run['run']}&err={int(err)}")
+    query = f"run={run['run']}&file={place}&err={int(err)}"
+    tail = NodeTail(link.raw, f"/v1/jobs/{quote(job['id'], safe='')}/output?{query}")
     try:
         tail.probe()
     except NotReady:
@@ -515,7 +539,9 @@ def _all_of(reader: _Reader) -> Iterator[str]:
         yield from reader.rest()
 
 
-def _followed(link: Link, answer: dict[str, Any], err: bool, lines: int | None, only: int | None) -> Iterator[str]:
+def _followed(
+    link: Link, answer: dict[str, Any], err: bool, lines: int | None, only: int | None, rank: int | None
+) -> Iterator[str]:
     job = answer["jobs"][0]
     # The last N lines are taken from the current run.
     number = 0 if lines is None or not job["runs"] else job["runs"][-1]["run"] - 1
@@ -531,7 +557,7 @@ def _followed(link: Link, answer: dict[str, Any], err: bool, lines: int | None, 
                     yield from reader.rest()
                     reader.close()
                 number = run["run"]
-                reader = _Reader(_tail_of(link, job, run, err))
+                reader = _Reader(_tail_of(link, job, run, err, rank))
                 reader.begin(lines)
                 lines = None
             is_over = answer["done"] or any(run["run"] == only and run["outcome"] for run in job["runs"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from typing import Any
 
@@ -142,20 +143,23 @@ def test_a_cancel_ends_every_rank(own: Shell) -> None:
 
 
 def test_a_port_that_another_program_has_costs_no_attempt(own: Shell) -> None:
-    (own.home / "config.toml").write_text('[node]\nname = "lab1"\ncpus = 8\n[cluster]\nmaster_ports = "23400-23415"\n')
+    # Others on this machine may run the same test.
+    first = 21_000 + os.getpid() % 500 * 20
+    ports = f"[cluster]\nmaster_ports = '{first}-{first + 15}'\n"
+    (own.home / "config.toml").write_text(f"[node]\nname = 'lab1'\ncpus = 8\n{ports}")
     taken = [socket.socket(family) for family in (socket.AF_INET, socket.AF_INET6)]
     try:
         # The first job begins to look at the second port.
-        taken[0].bind(("0.0.0.0", 23401))
+        taken[0].bind(("0.0.0.0", first + 1))
         taken[0].listen()
         own.ok("gsub", "-W", "-n", "2", "-o", "meet.out", "--open-mode", "append", "--wrap", "echo $MASTER_PORT")
     finally:
         for one in taken:
             one.close()
-    assert (own.work / "meet.out").read_text() == "23402\n23402\n"
+    assert (own.work / "meet.out").read_text() == f"{first + 2}\n{first + 2}\n"
     job = shown(own)
     assert (job["state"], job["failures"]) == ("COMPLETED", 0)
-    assert "port 23401, where its ranks were to meet, is in use by another program" in own.ok("gshow", "1")
+    assert f"port {first + 1}, where its ranks were to meet, is in use by another program" in own.ok("gshow", "1")
 
 
 def test_files_of_ranks_are_not_rotated(own: Shell) -> None:
