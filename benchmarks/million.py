@@ -35,7 +35,7 @@ def main(jobs: int = 1_000_000, kept: int = 100_000) -> None:
         began = time.perf_counter()
         try:
             for first in range(1, jobs + 1, AT_ONCE):
-                store.commit(_ended(first, min(AT_ONCE, jobs + 1 - first)))
+                store.commit(ended_jobs(first, min(AT_ONCE, jobs + 1 - first)))
                 done = min(first + AT_ONCE - 1, jobs)
                 _forget(store, before_at=float(done - kept + 1))
                 if first % (jobs // LINES or 1) < AT_ONCE or done == jobs:
@@ -48,7 +48,7 @@ def main(jobs: int = 1_000_000, kept: int = 100_000) -> None:
     print(f"took {time.perf_counter() - began:.0f} s")
 
 
-def _ended(first: int, count: int) -> Changes:
+def ended_jobs(first: int, count: int) -> Changes:
     """Jobs that ended at the instant of their own number, so that the oldest are the first."""
     changes = Changes()
     for job_id in range(first, first + count):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from gpusched.daemon.launch.limits import RunLimiter
@@ -13,6 +13,8 @@ from gpusched.model.execution import LaunchSite
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.value import replace
+from gpusched.scheduler.cluster_state import GpuSpeeds
+from gpusched.scheduler.request_units import squeeze
 
 T = TypeVar("T")
 
@@ -90,6 +92,11 @@ class ClusterNodes:
     def __init__(self, head: ClusterNode) -> None:
         self.head = head
         self._nodes = {head.name: head}
+        self._homes: dict[str, str] = {}
+        """Node of each GPU that was asked for."""
+        self._samples: dict[str, GpuSample] = {}
+        self._sampled: dict[str, GpuReading] = {}
+        """Readings that `_samples` comes from, by node."""
         self.absent: dict[str, str] = {}
         """Nodes of the cluster that have not joined since the daemon's start, and why."""
 
@@ -109,7 +116,14 @@ class ClusterNodes:
 
     def having(self, uuid: str) -> ClusterNode:
         """The node of a GPU; the head for one that was never read."""
-        return next((node for node in self if node.tracker.knows(uuid)), self.head)
+        known = self._nodes.get(self._homes.get(uuid, ""))
+        if known is not None and known.tracker.knows(uuid):
+            return known
+        found = next((node for node in self if node.tracker.knows(uuid)), None)
+        if found is None:
+            return self.head
+        self._homes[uuid] = found.name
+        return found
 
     def has_all_of(self, run: Run) -> bool:
         """Whether every node of a run is here."""
@@ -133,10 +147,20 @@ class ClusterNodes:
             )
         return tuple(found)
 
-    def samples(self) -> dict[str, GpuSample]:
+    def samples(self) -> Mapping[str, GpuSample]:
         """Samples of the newest readings by UUID, of nodes whose driver responds."""
-        responding = [node for node in self if node.reading is not None and node.reading.error is None]
-        return {uuid: sample for node in responding for uuid, sample in node.samples.items()}
+        for node in self:
+            reading, before = node.reading, self._sampled.get(node.name)
+            if reading is before:
+                continue
+            if before is not None:
+                for gpu in before.gpus:
+                    self._samples.pop(gpu.uuid, None)
+                del self._sampled[node.name]
+            if reading is not None and reading.error is None:
+                self._sampled[node.name] = reading
+                self._samples.update((gpu.uuid, gpu) for gpu in reading.gpus)
+        return self._samples
 
     # --- GPUs -----------------------------------------------------------------------------------
 
@@ -170,6 +194,14 @@ class ClusterNodes:
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
         """State of one GPU, for display; see `GpuTracker.status`."""
         return self.having(uuid).tracker.status(uuid, shares, now)
+
+    def slowest(self, shares: Iterable[GpuShare], speeds: GpuSpeeds) -> float:
+        """Speed of the slowest of these GPUs; unknown ones have speed 1."""
+        found = []
+        for share in shares:
+            sample = self.having(share.uuid).samples.get(share.uuid)
+            found.append(1.0 if sample is None else speeds.of(squeeze(sample.name)))
+        return min(found, default=1.0)
 
     def is_measured(self, uuid: str, now: float) -> bool:
         """Whether the last good sample is recent enough to be valid now."""

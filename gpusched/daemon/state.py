@@ -58,6 +58,8 @@ class StateSettings:
     """Planned run time of a job without a time limit; None leaves it open."""
     guess: Callable[[Job], RunTimeGuess | None] | None = None
     """Run time of a job; None goes by its limit, or leaves it open."""
+    slowness: Callable[[Run], float] | None = None
+    """How many times as long as at speed 1 a run takes on its GPUs; None: all are of speed 1."""
     lean: Callable[[Job], NodeLeaning | None] | None = None
     """What earlier runs say about nodes for a job; None: they are not asked."""
     cpus: tuple[float, ...] = ()
@@ -73,6 +75,7 @@ class StateSettings:
         guess: Callable[[Job], RunTimeGuess | None] | None = None,
         cpus: tuple[float, ...] = (),
         lean: Callable[[Job], NodeLeaning | None] | None = None,
+        slowness: Callable[[Run], float] | None = None,
     ) -> StateSettings:
         """Extract them from the settings; `predict` and `guess` are used only if the settings ask for it."""
         tiers = {name: qos.tier for name, qos in settings.qos.items()}
@@ -83,6 +86,7 @@ class StateSettings:
             tiers,
             predict if is_on else None,
             guess if is_on else None,
+            slowness if settings.gpu.speed else None,
             lean if leans else None,
             cpus,
             settings,
@@ -722,7 +726,12 @@ class DaemonState:
         guess = self.rules.guess_of(job) if is_limited else None
         planned_s = self.rules.planned_s(job) if guess is None else guess.plan_s
         if planned_s is not None:
-            held = tuple(replace(one, predicted_end_at=one.start_at + planned_s) for one in held)
+            lasts_s: float = planned_s
+            if self.rules.slowness is not None and (slowness := self.rules.slowness(run)) != 1.0:
+                lasts_s *= slowness
+                if job is not None and job.spec.time_limit_s is not None:
+                    lasts_s = min(lasts_s, job.spec.time_limit_s)
+            held = tuple(replace(one, predicted_end_at=one.start_at + lasts_s) for one in held)
         self._set_hold(run, held)
 
     def _set_hold(self, run: Run, held: Iterable[Allocation]) -> None:

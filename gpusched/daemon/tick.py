@@ -62,6 +62,7 @@ from gpusched.model.value import replace
 from gpusched.plugins import Plugins
 from gpusched.ports import Changes, Clock, Engine, Handover, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
+from gpusched.scheduler.cluster_state import GpuSpeeds
 from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.isolation import describe
 from gpusched.scheduler.planner import Planner
@@ -121,7 +122,7 @@ class Scheduler:
         self._is_table_lost = False
         self.listeners: list[Callable[[Mapping[int, Job]], None]] = []
         """Called after a commit with all jobs whose row, or a row of whose runs, changed, by id."""
-        self.history = History(store)
+        self.history = History(store, self._slowness)
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
         self.overuse = OveruseWatch()
@@ -215,9 +216,13 @@ class Scheduler:
         node = self.head if node is None else node
         reading = node.tracker.identified(reading)
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
-        jobs = {handle: self.world.name_of(run.job_id) for handle, run in self.world.open_runs.items()}
+        world, name = self.world, node.name
+        # Only what runs here: with many nodes, looking at everything for each of them would take most of the time.
+        here = {handle: run for handle, run in world.open_runs.items() if run.node == name or name in run.nodes}
+        jobs = {handle: world.name_of(run.job_id) for handle, run in here.items()}
+        here |= {handle: run for handle, run in world.releasing.items() if run.node == name or name in run.nodes}
         booked: dict[str, list[tuple[str, GpuShare]]] = {}
-        for handle, run in (*self.world.open_runs.items(), *self.world.releasing.items()):
+        for handle, run in here.items():
             for share in run.gpus:
                 booked.setdefault(share.uuid, []).append((handle, share))
         if owners is None:
@@ -242,6 +247,9 @@ class Scheduler:
     def node_joined(self) -> None:
         """Take a new node of `cluster` into everything that depends on the nodes."""
         self._update_tracker()
+        if self.settings.gpu.speed:
+            # The models of its GPUs say how fast the runs there have been.
+            self.history.forget()
         self._is_behind |= not self.failures.run("settings", self._adopt_settings)
         self._look_again = True
 
@@ -592,8 +600,14 @@ class Scheduler:
         """What the memory depends on: parts of the settings, what was learned, and the cores of the nodes."""
         history = self.history
         return StateSettings.of(
-            self.settings, history.predict, history.guess, self._cpus(self.settings), history.leaning
+            self.settings, history.predict, history.guess, self._cpus(self.settings), history.leaning, self._slowness
         )
+
+    def _slowness(self, run: Run) -> float:
+        """How many times as long as at speed 1 a run takes on its GPUs; those not seen yet count as of speed 1."""
+        if not self.settings.gpu.speed or not run.gpus:
+            return 1.0
+        return 1.0 / self.cluster.slowest(run.gpus, GpuSpeeds(self.settings.gpu.speed))
 
     def _cpus(self, settings: Settings) -> tuple[float, ...]:
         """Cores of each node that may be booked."""

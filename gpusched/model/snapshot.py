@@ -60,6 +60,14 @@ class ClassKey(Value, cache_hash=True):
         """Run time that backfill trusts, by `[priority] backfill_by`; None when unknown."""
         return self.planned_s if backfill_by == "prediction" else self.time_limit_s
 
+    def planned_on(self, slowness: float) -> float | None:
+        """As `planned_s`, on GPUs that take `slowness` times as long as those of speed 1; at most the limit."""
+        learned_s = self.predicted_s if self.plan_s is None and self.time_limit_s is None else self.plan_s
+        if learned_s is None or slowness == 1.0:
+            return self.planned_s
+        scaled_s = learned_s * slowness
+        return scaled_s if self.time_limit_s is None else min(scaled_s, self.time_limit_s)
+
 
 class PendingJob(Value):
     """One eligible job: its id and the start of its age."""

@@ -224,6 +224,13 @@ class ClusterLayout:
                 slices_mib += part.vram_mib
         return max(0, wholes_mib - mem_mib) + slices_mib
 
+    def slowness(self, booking: AllocationUnits) -> float:
+        """How many times as long as at speed 1 a job takes on these GPUs: the slowest holds up the others."""
+        if not self.has_speeds:
+            return 1.0
+        parts = (part for piece in booking.pieces() for part in piece.parts)
+        return 1.0 / min((self.cards[part.card].speed for part in parts), default=1.0)
+
     def node_mem_mib(self, held: Allocation | Placement) -> int:
         """Total that an allocation or placement takes of its first node's memory."""
         booking = self.booking(0, held)

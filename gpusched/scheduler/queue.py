@@ -73,7 +73,7 @@ class JobClass:
     __slots__ = (
         *("entity", "has_key", "hidden", "insists", "is_cores_only", "is_limited", "jobs", "key", "limit_s"),
         *("is_wide", "micros", "must_see", "order", "patience_s", "planned_s", "points", "rank", "rate", "ratio_s"),
-        *("relied_s", "shape", "tier_rank", "urgency", "wanted"),
+        *("relied_s", "shape", "slowness", "tier_rank", "urgency", "wanted"),
     )
 
     def __init__(self, key: ClassKey, shape: RequestShape, entity: FairShareEntity, backfill_by: str) -> None:
@@ -111,11 +111,14 @@ class JobClass:
         self.is_wide = False
         self.must_see = False
         """Whether each cycle examines it even without room for it."""
+        self.slowness = 1.0
+        """How many times as long as at speed 1 a job may take, on the slowest GPUs that suit it."""
         self.set_lengths(backfill_by)
 
     def set_lengths(self, backfill_by: str) -> None:
         """Compute the planned run time of a job, and how long it is relied upon to hold its resources."""
-        planned_s, relied_s = self.key.planned_s, self.key.relied_s(backfill_by)
+        planned_s: float | None = self.key.planned_on(self.slowness)
+        relied_s = planned_s if backfill_by == "prediction" else self.key.time_limit_s
         self.planned_s: float = inf if planned_s is None else planned_s
         self.relied_s: float = inf if relied_s is None else relied_s
 
@@ -230,6 +233,13 @@ class PendingQueue:
         """Compute the properties that depend on the settings and machines."""
         key, ranking = job_class.key, self.ranking
         request = key.request
+        slowness = 1.0
+        if request.gpus and self._layout.has_speeds:
+            places = pool(self._layout, job_class.shape.need).places
+            slowness = 1.0 / min((card.speed for place in places for card in place.cards), default=1.0)
+        if slowness != job_class.slowness:
+            job_class.slowness = slowness
+            job_class.set_lengths(self._settings.priority.backfill_by)
         job_class.wanted = ranking.wanted(key)
         job_class.order = ranking.order_of(key.queue)
         job_class.tier_rank = -2 * ranking.tier(key) - key.is_front

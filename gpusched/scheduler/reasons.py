@@ -82,7 +82,7 @@ class Explainer:
         need = RequestUnits.of(head.key.request, head.key.uid)
         if kept is not None:
             return self._of_calendar(head, need, kept) or self._of_reserved(head, need, kept)
-        end_at = self._cycle.relied_end_of(head.key)
+        end_at = self._cycle.relied_end_of(head.job_class)
         mark = need.signature, self._timeline.concerns(end_at), end_at == inf
         found = self._known.get(mark)
         if found is None:
@@ -99,7 +99,7 @@ class Explainer:
         if window is None:
             return None
         if window.start_at > self._now:
-            end_at = self._cycle.relied_end_of(head.key)
+            end_at = self._cycle.relied_end_of(head.job_class)
             limit = "the job has no time limit" if end_at == inf else "the job's time limit is longer"
             when = f"begins in {about(window.start_at - self._now)}, and {limit}"
         else:
@@ -137,7 +137,7 @@ class Explainer:
         return max(found, key=lambda one: (one.start_at, one.name), default=None)
 
     def _delayed(self, head: Blocked, option: Candidate, kept: TimelineReservation | None) -> list[TimelineReservation]:
-        return self._timeline.delayed_by(option.booking, self._cycle.relied_end_of(head.key), kept)
+        return self._timeline.delayed_by(option.booking, self._cycle.relied_end_of(head.job_class), kept)
 
     def _in_force(self, need: RequestUnits) -> Window | None:
         """Among the windows in force without which there would be room, the one that ends last."""

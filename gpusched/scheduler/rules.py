@@ -419,7 +419,7 @@ class CycleRules:
         A job need not leave its queue's guarantee to others.
         """
         key = job_class.key
-        turn = self.limit_reservations.in_the_way(key, job_class.wanted, self.relied_end_of(key))
+        turn = self.limit_reservations.in_the_way(key, job_class.wanted, self.relied_end_of(job_class))
         if turn is None or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, job_class.wanted)):
             return None
         name, limit = self.name_of(turn.job_id), turn.limit
@@ -458,7 +458,7 @@ class CycleRules:
     ) -> int:
         """Reserve room for this job; its class continues only while more reservations are allowed."""
         entry = job_class.jobs[number]
-        duration_s = self._reserved_s(job_class.key)
+        duration_s = self._reserved_s(job_class)
         leaving = 0 if self._preemption is None else len(self._preemption.chosen)
         mark = "reserve", need.signature, guard, duration_s, leaving
         reservation = None
@@ -538,7 +538,7 @@ class CycleRules:
         Otherwise they would make room for others, who may have no right to it.
         """
         departures = self.preemption.departures(victims)
-        return self.timeline.fits_after(*departures, need, self._reserved_s(job_class.key), guard)
+        return self.timeline.fits_after(*departures, need, self._reserved_s(job_class), guard)
 
     def may_preempt_at(self, job: Blocked, need: RequestUnits) -> tuple[float, tuple[int, ...]] | None:
         """When protected runs could be preempted for a blocked job, and which; None if that does not help."""
@@ -558,10 +558,10 @@ class CycleRules:
             return self.now + job_class.limit_s
         return self.now + job_class.planned_s
 
-    def relied_end_of(self, key: ClassKey) -> float:
+    def relied_end_of(self, job_class: JobClass) -> float:
         """End of a job starting now that reservations rely on."""
-        lasts_s = self._relied_s(key)
-        relied_s = inf if lasts_s is None else float(lasts_s)
+        key = job_class.key
+        relied_s = self._relied_s(job_class)
         if self.reserved_band < inf:
             limit_s = inf if key.time_limit_s is None else key.time_limit_s
             relied_s = self._doubted(relied_s, limit_s, self.planner.fairshare.of(key.account, key.user).band)
@@ -577,14 +577,12 @@ class CycleRules:
         bands = min(_DOUBTED_BANDS, band - self.reserved_band)
         return relied_s if bands <= 0 else min(limit_s, relied_s * 2.0**bands)
 
-    def _relied_s(self, key: ClassKey) -> int | None:
-        by = self.settings.priority.backfill_by
-        return key.time_limit_s if self.is_held_to_limit(key) else key.relied_s(by)
+    def _relied_s(self, job_class: JobClass) -> float:
+        return job_class.limit_s if self.is_held_to_limit(job_class.key) else job_class.relied_s
 
-    def _reserved_s(self, key: ClassKey) -> float:
+    def _reserved_s(self, job_class: JobClass) -> float:
         # Before a window, as long as others rely on: a shorter plan would find room where it may not start.
-        lasts_s = self._relied_s(key) if self.has_windows and self.inside.later else key.planned_s
-        return inf if lasts_s is None else float(lasts_s)
+        return self._relied_s(job_class) if self.has_windows and self.inside.later else job_class.planned_s
 
     def is_held_to_limit(self, key: ClassKey) -> bool:
         """Whether its limit counts instead of its prediction: calendar windows must not meet a job that overruns."""
@@ -612,7 +610,7 @@ class CycleRules:
     def _place(self, job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None) -> AllocationUnits | None:
         """Best placement now that delays no reservation."""
         key = job_class.key
-        end_at = self.relied_end_of(key)
+        end_at = self.relied_end_of(job_class)
         timeline = self.timeline
         concerns = timeline.concerns(end_at)
         mark = need.signature, guard, concerns
@@ -713,7 +711,7 @@ class CycleRules:
         if lacking is not None:
             return self.block(job_class, entry, lacking)
         booking = best_placement(inside, need, self.ceilings, guard=guard)
-        if booking is None or not self.timeline.leaves_licenses(booking.licenses, self.relied_end_of(key)):
+        if booking is None or not self.timeline.leaves_licenses(booking.licenses, self.relied_end_of(job_class)):
             text = f"waits for others inside reservation {name}"
             return self.block(job_class, entry, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
         self.start(job_class, number, booking)

@@ -603,7 +603,11 @@ class PlannerState:
         """Start a job that a cycle has taken out of the queue."""
         job_class = entry[2]
         self.draft.take(booking)
-        running = RunningJob(entry[1], now, now + job_class.planned_s, booking)
+        planned_s = job_class.planned_s
+        if job_class.slowness != 1.0 or self.layout.has_speeds:
+            found_s = job_class.key.planned_on(self.layout.slowness(booking))
+            planned_s = inf if found_s is None else found_s
+        running = RunningJob(entry[1], now, now + planned_s, booking)
         self.timeline.add(running)
         run = self.runs[entry[1]] = ActiveRun(self, running, now + job_class.limit_s)
         run.job_class, run.placement = job_class, start.placement

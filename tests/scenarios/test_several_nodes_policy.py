@@ -9,10 +9,12 @@ from lab import ROOT, Lab
 
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import GpuschedError
+from gpusched.model.cluster import GpuReading
 from gpusched.model.commands import Drain, Reserve
 from gpusched.model.job import Request, Run
 from gpusched.model.settings import NodeSettings, PlacementSettings
 from gpusched.model.states import JobState
+from gpusched.model.value import replace
 
 FOREVER = SimulatedOutcome(runs_s=1e9)
 LABELS = {"n2": ("nvlink", "old"), "n3": ("nvlink",), "n4": ()}
@@ -202,3 +204,34 @@ def test_custom_resources_are_those_of_each_node() -> None:
     lab = make_lab(node_settings={"n3": settings})
     wants = Request(0, resources=(("scratch", 1),))
     assert place_all(lab, wants, wants, wants) == [["n3"], ["n3"], []]
+
+
+# --- readings of many nodes ---------------------------------------------------------------------------
+
+
+def test_samples_of_all_nodes_follow_each_reading(lab: Lab) -> None:
+    cluster = lab.scheduler.cluster
+    names = {f"GPU-{node}-{index}" for node in ("n2", "n3", "n4") for index in (0, 1)} | {"GPU-0", "GPU-1"}
+    assert cluster.samples().keys() == names
+    assert [cluster.having(uuid).name for uuid in ("GPU-n3-1", "GPU-1", "GPU-unknown")] == ["n3", "n1", "n1"]
+    node = cluster["n3"]
+    assert node.reading is not None
+    (first, second), at = node.reading.gpus, lab.clock.now()
+    busy = replace(first, utilisation=0.75)
+    lab.scheduler.observe_gpus(GpuReading(at, "simulated", (busy, second)), node)
+    assert cluster.samples()["GPU-n3-0"].utilisation == 0.75
+    lab.scheduler.observe_gpus(GpuReading(at, "simulated", (), "driver broken"), node)
+    assert cluster.samples().keys() == {name for name in names if "n3" not in name}
+    lab.scheduler.observe_gpus(GpuReading(at, "simulated", (first, second)), node)
+    assert cluster.samples().keys() == names
+
+
+def test_a_gang_is_measured_on_each_of_its_nodes(lab: Lab) -> None:
+    """By the readings of one node after the other, each of which looks at the runs of that node."""
+    job = lab.submit(request=Request(2, nodes=2))
+    handle = run_of(lab, job).id
+    for _ in range(3):
+        lab.turn(1)
+    meters = {node.name: node.tracker.meter(handle) for node in lab.scheduler.cluster}
+    assert [name for name, meter in meters.items() if meter is not None] == ["n1", "n2"]
+    assert lab.scheduler.cluster.meter(handle) is not None

@@ -5,7 +5,7 @@ Read from the table on first use and kept up to date from then on. No run is eve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from math import inf
 
 from gpusched.model.job import Job, JobSpec, Run
@@ -47,11 +47,20 @@ AGED_EVERY_S = 3600.0
 """How often runs that speak for and against nodes grow older."""
 
 
+_Past = tuple[Job, float, float, bool]
+
+
 class History:
     """Run times in seconds by family, oldest first."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, slowness: Callable[[Run], float] = lambda run: 1.0) -> None:
+        """Args: slowness: how many times as long as at speed 1 a run took on its GPUs."""
         self._store = store
+        self._slowness = slowness
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all, and read the past anew."""
         self._run_times_s: dict[Family, tuple[float, ...]] = {}
         self._predictions: dict[Family, tuple[tuple[float, ...], Prediction | None]] = {}
         """Cache of predictions with their run times, used several times per job and changed by an end."""
@@ -102,16 +111,18 @@ class History:
         jobs = {job.id: job for job in self._store.jobs(JobFilter(ids=ids, states=_TELLING))}
         on_nodes: list[tuple[Family, NodeRun]] = []
         older: dict[Family, list[float]] = {}
-        ended: list[tuple[Job, float, bool]] = []
+        ended: list[_Past] = []
         peaks: dict[Family, list[int]] = {}
         for run in sorted(self._store.runs(jobs), key=lambda run: run.end_at or 0.0):
             job = jobs[run.job_id]
-            on_nodes += [(family(job), one) for one in _on_nodes(job, run)]
+            slowness = self._slowness(run)
+            on_nodes += [(family(job), one) for one in _on_nodes(job, run, slowness)]
             run_s = _run_s(run)
             if run_s is None:
                 continue
+            run_s /= slowness
             is_cut = _is_cut(run)
-            ended.append((jobs[run.job_id], run_s, is_cut))
+            ended.append((jobs[run.job_id], run_s, slowness, is_cut))
             if is_cut:
                 continue
             older.setdefault(family(jobs[run.job_id]), []).append(run_s)
@@ -137,24 +148,26 @@ class History:
         run_s = _run_s(run)
         if self._unread is None or job.id in self._unread:
             return
-        for one in _on_nodes(job, run):
+        slowness = self._slowness(run)
+        for one in _on_nodes(job, run, slowness):
             self._changed[family(job)] = None
             if self._nodes.learn(family(job), one):
                 self._turned[job.user] = None
         if run_s is None:
             return
+        lasted_s, run_s = run_s, run_s / slowness
         limit_s = _stated_limit_s(job)
         if limit_s is not None:
             if said_s is None:
                 # The run started before this daemon.
                 said_s = self._guess(job, limit_s).plan_s
-            if self._judge.add(job.user, JudgedRun(said_s, limit_s, run_s)):
+            if self._judge.add(job.user, JudgedRun(said_s * slowness, limit_s, lasted_s)):
                 self._turned[job.user] = None
         kind, is_cut = family(job), _is_cut(run)
         self._changed[kind] = None
         self._past.learn(_marks(job)[: _CUT if is_cut else None], run_s)
         if not (is_cut and _goes_on(job)):
-            self._overruns.learn(kind, job.user, EndedRun(run_s, limit_s, is_cut))
+            self._overruns.learn(kind, job.user, EndedRun(lasted_s, limit_s, is_cut))
         if is_cut:
             return
         before = self._run_times_s.pop(kind, ())
@@ -251,23 +264,24 @@ class History:
     def _guess(self, job: Job, limit_s: int) -> RunTimeGuess:
         return by_all_alike(self._past, _marks(job)[:_OWN], limit_s) or RunTimeGuess(limit_s, limit_s)
 
-    def _look_back(self, ended: Sequence[tuple[Job, float, bool]]) -> None:
+    def _look_back(self, ended: Sequence[_Past]) -> None:
         """Take in runs older than all known ones, oldest first; each is judged by its predecessors.
 
-        Args: ended: job, run time (s) without suspensions, and whether it was ended at its limit.
+        Args: ended: job, run time (s) at speed 1 without suspensions, how many times as long it took, and whether it
+        was ended at its limit.
         """
         past, said, overruns = RunTimes(), [], []
-        for job, run_s, is_cut in ended:
+        for job, run_s, slowness, is_cut in ended:
             marks, limit_s = _marks(job), _stated_limit_s(job)
             if limit_s is not None:
                 guess = by_all_alike(past, marks[:_OWN], limit_s) or RunTimeGuess(limit_s, limit_s)
-                said.append((job.user, JudgedRun(guess.plan_s, limit_s, run_s)))
+                said.append((job.user, JudgedRun(guess.plan_s * slowness, limit_s, run_s * slowness)))
             past.learn(marks[: _CUT if is_cut else None], run_s)
             if not (is_cut and _goes_on(job)):
-                overruns.append((family(job), job.user, EndedRun(run_s, limit_s, is_cut)))
+                overruns.append((family(job), job.user, EndedRun(run_s * slowness, limit_s, is_cut)))
         self._judge.add_older(said)
         self._overruns.learn_older(overruns)
-        for mark in dict.fromkeys(mark for job, _, _ in ended for mark in _marks(job)):
+        for mark in dict.fromkeys(mark for job, *_ in ended for mark in _marks(job)):
             for run_times_s in past.known((mark,)):
                 self._past.learn_older((mark,), run_times_s)
 
@@ -317,7 +331,7 @@ def _goes_on(job: Job) -> bool:
     return "timeout" in job.spec.retry.retry_on
 
 
-def _on_nodes(job: Job, run: Run) -> list[NodeRun]:
+def _on_nodes(job: Job, run: Run, slowness: float) -> list[NodeRun]:
     """What an ended run says about its nodes. Which node of a gang has failed is not recorded, so only success counts.
 
     The ends that an administrator or another job caused say nothing.
@@ -326,7 +340,7 @@ def _on_nodes(job: Job, run: Run) -> list[NodeRun]:
         return []
     data = job.spec.request.near
     if run.outcome is JobState.COMPLETED:
-        run_s = (_run_s(run) or 0.0) if len(run.nodes) == 1 else 0.0
+        run_s = (_run_s(run) or 0.0) / slowness if len(run.nodes) == 1 else 0.0
         return [NodeRun(node, run.end_at, run_s, None, data) for node in run.nodes]
     if run.outcome not in _FAILURES or len(run.nodes) > 1:
         return []
