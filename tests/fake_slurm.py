@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,15 +32,19 @@ class FakeSlurm:
     `silent` submits and is killed before it answers, `slow` submits and then does not end while it is set.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, python: str = sys.executable) -> None:
+        """Args: python: that all users of it may run."""
         self.root = root
         self.bin = root / "bin"
         self.jobs_folder = root / "jobs"
         self.bin.mkdir(parents=True, exist_ok=True)
         self.jobs_folder.mkdir(exist_ok=True)
+        # Other users may not be able to read it where it is.
+        program = root / "program.py"
+        shutil.copyfile(__file__, program)
         for name in COMMANDS:
             path = self.bin / name
-            words = [sys.executable, "-I", os.path.abspath(__file__), name, str(root)]
+            words = [python, "-I", str(program), name, str(root)]
             path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             path.chmod(0o755)
 

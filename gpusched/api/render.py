@@ -225,7 +225,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "time_limit_source": "spec.limit_source",
     "exit_code": "exit_code",
     "signal": "signal",
-    "node": RunField(lambda run, job, ctx: fold(run.nodes)),
+    "node": RunField(lambda run, job, ctx: node_names(run)),
     "gpus": RunField(_gpus, []),
     "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
     "gpu_type": "spec.request.gpu_type",
@@ -317,6 +317,11 @@ class RowMaker:
             for name, make_of_run in self._of_run:
                 row[name] = make_of_run(run, job, ctx)
         return row
+
+
+def node_names(run: Run) -> str:
+    """Nodes of a run as a hostlist; of one that was handed over those that its scheduler chose, once it runs."""
+    return fold(run.nodes) if run.native is None else run.native.nodes or run.node
 
 
 def gpu_request(request: Request) -> str:

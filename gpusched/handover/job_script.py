@@ -31,6 +31,7 @@ from gpusched.model.value import Value, asdict
 RECORD = "@GPUSCHED_RECORD@"
 """Stands in a script for the folder of its record, which the engine knows."""
 _IDENTIFIER = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN_NAME = re.compile("[A-Za-z_][A-Za-z0-9_-]*")
 _OURS = frozenset({"hold", "begin_at", "dependency", "never_satisfied", "qos", "queue", "engine", "key", "name"})
 """Fields that stay with this scheduler, or that the mapping of the queue replaces."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -114,7 +115,8 @@ def _directives(job: Job, run: Run, queue: QueueSettings | None) -> Iterator[tup
     given.setdefault("open_mode", "truncate")
     yield from directives(given, spec.request.nodes)
     yield "no-requeue", None
-    yield "export", "NONE"
+    # NONE would have slurmd start a login shell of the user first, for an environment that nothing uses.
+    yield "export", "NIL"
 
 
 def starts_steps(job: Job) -> bool:
@@ -142,6 +144,7 @@ def _wrapper(job: Job, run: Run, script: bytes | None, env: Mapping[str, str]) -
         command = shlex.join(argv)
     yield "run_job() {"
     yield "unset SLURM_EXPORT_ENV"
+    yield from _account_variables(job.user)
     for name, value in env.items():
         if _IDENTIFIER.fullmatch(name):
             yield f"export {name}={shlex.quote(value)}"
@@ -158,6 +161,15 @@ def _wrapper(job: Job, run: Run, script: bytes | None, env: Mapping[str, str]) -
     else:
         yield "( run_job ); code=$?"
     yield from _RESULT.splitlines()
+
+
+def _account_variables(user: str) -> Iterator[str]:
+    """What a job has even if nothing of its submitter's environment was passed on."""
+    yield ': "${PATH:=/usr/local/bin:/usr/bin:/bin}"'
+    yield f"USER={shlex.quote(user)} LOGNAME={shlex.quote(user)}"
+    if _PLAIN_NAME.fullmatch(user):
+        yield f'[ -n "$HOME" ] || HOME=~{user}'
+    yield "export PATH USER LOGNAME HOME"
 
 
 def _here_document(text: str) -> Iterator[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from fake_slurm import FakeSlurm
 from harness import Daemon
+from people import ANN, NEEDS_ROOT, SystemDaemon
 from support import wait_until
 
 from gpusched.errors import GpuschedError
@@ -395,3 +398,53 @@ def test_a_job_is_taken_back_and_held(site: Site) -> None:
     site.daemon.call("POST", "/v1/jobs/release", {"ids": [job_id]})
     site.await_state(job_id, "COMPLETED")
     assert len(site.slurm.jobs()) == 2
+
+
+# --- for several users ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[tuple[SystemDaemon, FakeSlurm]]:
+    """The system's daemon, run by root, and a Slurm that all users may use."""
+    python = shutil.which("python3", path="/usr/local/bin:/usr/bin")
+    if python is None or not os.stat(os.path.realpath(python)).st_mode & 0o001 or "/root/" in os.path.realpath(python):
+        pytest.skip("there is no Python here that all users may run")
+    daemon = SystemDaemon()
+    slurm = FakeSlurm(daemon.home / "slurm", python)
+    for folder in (slurm.root, slurm.jobs_folder, daemon.home / "records"):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o1777)
+    for name in ("lock", "calls"):
+        (slurm.root / name).touch()
+        (slurm.root / name).chmod(0o666)
+    daemon.configure(f'[handover]\ncommands = "{slurm.bin}"\nfolder = "{daemon.home}/records"\npoll_interval_s = 0.2\n')
+    daemon.start()
+    yield daemon, slurm
+    daemon.close()
+    slurm.close()
+
+
+@NEEDS_ROOT
+def test_a_users_job_is_submitted_cancelled_and_recorded_as_that_user(shared: tuple[SystemDaemon, FakeSlurm]) -> None:
+    daemon, slurm = shared
+    ann = daemon.person(ANN)
+    spec = {"argv": ["sh", "-c", "id -un; exit 4"], "env": {"PATH": os.environ["PATH"]}, "engine": "slurm", "cpus": 0}
+    out = daemon.home / "out"
+    out.mkdir()
+    shutil.chown(out, ANN)
+    spec["work_dir"] = str(out)
+    job_id = ann.call("POST", "/v1/jobs", {"spec": spec})["job"]["id"]
+    wait_until(lambda: ann.call("GET", f"/v1/jobs/{job_id}")["job"]["state"] == "FAILED", what="its end")
+    job = ann.call("GET", f"/v1/jobs/{job_id}")["job"]
+    assert job["exit_code"] == 4, job["events"]
+    assert Path(job["stdout_path"]).read_text() == f"{ANN}\n"
+    (native,) = slurm.jobs().values()
+    assert native["uid"] == pwd.getpwnam(ANN).pw_uid
+    wait_until(lambda: not list((daemon.home / "records").iterdir()), what="the removal of its record")
+    spec["argv"] = ["sleep", "600"]
+    job_id = ann.call("POST", "/v1/jobs", {"spec": spec})["job"]["id"]
+    wait_until(lambda: ann.call("GET", f"/v1/jobs/{job_id}")["job"]["state"] == "RUNNING", what="its start")
+    assert ann.call("GET", f"/v1/jobs/{job_id}")["job"]["node"] == "fake1"
+    ann.call("POST", "/v1/jobs/cancel", {"ids": [job_id]})
+    wait_until(lambda: ann.call("GET", f"/v1/jobs/{job_id}")["job"]["state"] == "CANCELLED", what="its end")
+    assert {native.get("by", native["uid"]) for native in slurm.jobs().values()} == {pwd.getpwnam(ANN).pw_uid}
