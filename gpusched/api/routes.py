@@ -142,6 +142,7 @@ ROUTES: tuple[Route, ...] = (
         foreground.enter,
         "Open a door into a running job, a socket for one client of its owner; null if it is not running.",
         "enter",
+        body={"node": {"type": "string"}},
     ),
     Route("GET", "/v1/inside", foreground.inside, "The job that the calling process belongs to, if any.", "inside"),
     Route("GET", "/v1/jobs/{id}/script", jobs.script, "The script or command as submitted.", "script, argv"),

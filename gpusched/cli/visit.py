@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DOOR_S = 10.0
 """How long a job may take to open its door."""
-_ALLOWED = frozenset({"job", "pty", "quiet", "work_dir", "extra_env"})
+_ALLOWED = frozenset({"job", "pty", "quiet", "work_dir", "extra_env", "nodelist"})
 _OF_TERMINALS = ("TERM", "COLORTERM")
 
 
@@ -45,25 +45,28 @@ class NotRunning(Refused):
         self.job_id = job_id
 
 
-def start_in(ask: Ask, job_id: str, wanted: Wanted, command: str, *, step: str = "") -> RunEnding:
+def start_in(
+    ask: Ask, job_id: str, wanted: Wanted, command: str, *, step: str = "", node: str | None = None
+) -> RunEnding:
     """Run a command in a job, with this process's standard streams, until it or the job ends.
 
-    Args: ask: asks the daemon: method, path, body. command, step: as for `AttachClient`.
+    Args: ask: asks the daemon: method, path, body. command, step: as for `AttachClient`. node: of the job; by default
+        its first, or that of this process.
     Raises: NotRunning, NotReady, Refused; UserError of the daemon.
     """
     if len(pack_wanted(wanted)) > LARGEST:
         raise Refused(
             f"the command and its environment exceed {LARGEST >> 20} MiB", "put the command into a script, for example"
         )
-    sock = _open_door(ask, job_id)
+    sock = _open_door(ask, job_id, node)
     from gpusched.cli.relay import AttachClient  # not needed by a job that is not running
 
     return AttachClient(sock, keeps=False, command=command, step=step, wanted=wanted).run()
 
 
-def _open_door(ask: Ask, job_id: str) -> socket:
-    """A connection to the job's supervisor. Raises: NotRunning, NotReady."""
-    found = ask("POST", f"/v1/jobs/{job_id}/enter", {})["enter"]
+def _open_door(ask: Ask, job_id: str, node: str | None) -> socket:
+    """A connection to the job's supervisor on a node. Raises: NotRunning, NotReady."""
+    found = ask("POST", f"/v1/jobs/{job_id}/enter", {} if node is None else {"node": node})["enter"]
     give_up_at = time.monotonic() + DOOR_S
     while found["path"] is not None and time.monotonic() < give_up_at:
         if (sock := connect_to_run(found["path"])) is not None:
@@ -84,7 +87,7 @@ def grun_in(values: Values, operands: list[str]) -> int:
     if not values.keys() <= _ALLOWED:
         raise UsageError(
             "a command in a running job shares its resources and cannot request any",
-            "leave out all options but --job, --pty, -D, -E and --quiet",
+            "leave out all options but --job, -w, --pty, -D, -E and --quiet",
         )
     is_terminal = bool(values.get("pty")) or (not operands and os.isatty(0) and os.isatty(1))
     env = {name: os.environ[name] for name in _OF_TERMINALS if is_terminal and name in os.environ}
@@ -96,8 +99,11 @@ def grun_in(values: Values, operands: list[str]) -> int:
         work_dir=os.path.abspath(values["work_dir"]) if "work_dir" in values else "",
     )
     job_id = values["job"]
+    nodes = values.get("nodelist") or [None]
+    if len(nodes) > 1:
+        raise UsageError(f"-w names {len(nodes)} nodes; a command in a running job starts on one of them", "name one")
     with connect() as client:
-        end = start_in(lambda method, path, body: client.call(method, path, body), job_id, wanted, "grun")
+        end = start_in(lambda *question: client.call(*question), job_id, wanted, "grun", node=nodes[0])
     return _conclude(job_id, end, is_quiet=bool(values.get("quiet")))
 
 

@@ -105,8 +105,10 @@ def _write_slurm(folder: str, own: NodeSettings, settings: Settings, cpus: int, 
     return folder if problem is None else ""
 
 
-async def _serve(agent: NodeAgent, channel: Channel, socket: str) -> None:
-    await AgentServer(agent, channel, StreamServices(), socket=socket, serves_all=paths.is_system()).serve()
+async def _serve(agent: NodeAgent, channel: Channel, site: LaunchSite) -> None:
+    await AgentServer(
+        agent, channel, StreamServices(site.spool), socket=site.socket, serves_all=paths.is_system()
+    ).serve()
 
 
 def _account_trouble(node: str, uid: int, user: str) -> str | None:
@@ -175,7 +177,7 @@ def serve(node: str, address: str | None = None) -> int:
     agent = agent_of_spool(spool, make_engine, boot_id=sample.boot_id, clock=clock, sources=sources)
     channel = standard_streams()
     try:
-        asyncio.run(_serve(agent, channel, site.socket))
+        asyncio.run(_serve(agent, channel, site))
     finally:
         agent.close()
         worker.close()

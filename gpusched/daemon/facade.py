@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,9 +18,9 @@ from gpusched.daemon.meters import page
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
 from gpusched.engine.linux import proctree
-from gpusched.engine.remote.messages import OutputWanted
+from gpusched.engine.remote.messages import AttachCall, OutputWanted
 from gpusched.engine.spool import attach_path, door_path
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, NotReady, Refused
 from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle.failures import GpuFault
 from gpusched.lifecycle.foreign import OwnerNotes
@@ -164,9 +165,28 @@ class DaemonFacade:
         """Path of the attach socket of a foreground job's current run."""
         return attach_path(self.scheduler.head.site.spool, run_id(job.id, job.run))
 
-    def door_path(self, run: str, token: str) -> str:
-        """Path of the socket that a run opens on an `EnterOrder`."""
-        return door_path(self.scheduler.head.site.spool, run, token)
+    def client_path(self, job: Job, run: Run, node: str, near: str, token: str = "") -> str:
+        """Path of a socket on node `near` that leads to a run on a node: with a token to the door that an `EnterOrder`
+        opens, else to its foreground. Raises: NotReady, Refused, TooMany.
+        """
+        cluster = self.scheduler.cluster
+        if node == near:
+            spool = cluster[node].site.spool
+            return door_path(spool, run.id, token) if token else attach_path(spool, run.id)
+        if near != cluster.head.name:
+            raise Refused(
+                f"job {job.shown_id} runs on node {node}, which cannot be entered from node {near}",
+                f"enter it from the daemon's own node {cluster.head.name}",
+            )
+        # Its name is that of a door, so that what a killed daemon leaves behind is swept with the run.
+        path = door_path(cluster.head.site.spool, run.id, secrets.token_hex(8))
+        try:
+            self._reach.door(node, AttachCall(run.id, job.user, job.uid, token), path)
+        except OSError as error:
+            raise NotReady(
+                f"no socket can be made for a client of run {run.id}: {error.strerror}", "try again"
+            ) from None
+        return path
 
     async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:
         """Client pid, attach time and lease end as the run reports them; None without an answer."""

@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from logging import getLogger
 
-from gpusched.engine.remote.messages import CommandCall, OutputPiece, OutputWanted, header_from
+from gpusched.engine.remote.command_door import ClientDoor
+from gpusched.engine.remote.messages import AttachCall, CommandCall, OutputPiece, OutputWanted, header_from
 from gpusched.engine.remote.relay import MuxTimer, SocketRelay, read_whole
 from gpusched.engine.remote.remote_engine import RemoteEngine
 from gpusched.engine.remote.streams import Stream
-from gpusched.errors import NotReady, Refused, TooMany
+from gpusched.errors import GpuschedError, NotReady, Refused, TooMany
 from gpusched.model.commands import NodePeer
 from gpusched.model.value import decode, encode
 
@@ -27,6 +28,8 @@ UserOf = Callable[[str, str], int | None]
 ANSWER_S = 5.0
 """How long a node may take to answer, beyond what it was asked to wait."""
 PIECE_BYTES = 256 << 10
+MOST_DOORS = 256
+"""Clients that are awaited at the same time."""
 MOST_ANSWER_BYTES = 1 << 20
 
 
@@ -37,6 +40,7 @@ class NodeReach:
         self._engines: dict[str, RemoteEngine] = {}
         self._timers: list[MuxTimer] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._doors: list[ClientDoor] = []
         self._serve: tuple[Adopt, UserOf] | None = None
         for node, engine in engines.items():
             self.add(node, engine)
@@ -93,6 +97,29 @@ class NodeReach:
     def close(self) -> None:
         for timer in self._timers:
             timer.close()
+        for door in list(self._doors):
+            door.close()
+
+    def door(self, node: str, call: AttachCall, path: str) -> None:
+        """Listen for one client of this user, and connect it to its run on a node. Raises: NotReady, OSError, TooMany.
+
+        Args: path: of the socket here; a folder in which only the daemon's user can create files.
+        """
+        self._engine_of(node, "its runs go on there")
+        while len(self._doors) >= MOST_DOORS:
+            self._doors[0].close()
+        door = ClientDoor(path, call.uid, lambda sock: self._connect(node, call, sock))
+        door.on_close = lambda: self._doors.remove(door)
+        self._doors.append(door)
+
+    def _connect(self, node: str, call: AttachCall, sock: socket.socket) -> None:
+        try:
+            stream = self._open(node, encode(call), "its runs go on there")
+        except GpuschedError as error:
+            log.warning("a client of %s cannot reach run %s: %s", call.user, call.run, error.message)
+            sock.close()
+            return
+        SocketRelay(stream, sock)
 
     async def output(self, node: str, wanted: OutputWanted) -> tuple[OutputPiece, bytes]:
         """A piece of a run's output. Raises: NotReady, Refused, TooMany."""
@@ -114,16 +141,21 @@ class NodeReach:
 
     def _open(self, node: str, header: bytes, there: str) -> Stream:
         """Open a stream. Raises: NotReady, TooMany."""
+        engine = self._engine_of(node, there)
+        try:
+            return engine.streams.open(header)
+        except ValueError as error:
+            raise TooMany(f"node {node} is busy with requests: {error}", "try again") from None
+
+    def _engine_of(self, node: str, there: str) -> RemoteEngine:
+        """The engine of a node that answers. Raises: NotReady."""
         engine = self._engines.get(node)
         if engine is None:
             raise NotReady(f"node {node} is not part of the cluster now; {there}", "see: ginfo")
         link = engine.link
         if link.unreachable_since is not None or link.is_refused or not engine.streams.is_up:
             raise self._no_answer(node, there)
-        try:
-            return engine.streams.open(header)
-        except ValueError as error:
-            raise TooMany(f"node {node} is busy with requests: {error}", "try again") from None
+        return engine
 
     def _no_answer(self, node: str, there: str) -> NotReady:
         engine = self._engines.get(node)

@@ -318,8 +318,10 @@ class Daemon(Protocol):
     def attach_path(self, job: Job) -> str:
         """Socket of the current run of a foreground job."""
 
-    def door_path(self, run: str, token: str) -> str:
-        """Socket that a run opens on an `EnterOrder`."""
+    def client_path(self, job: Job, run: Run, node: str, near: str, token: str = "") -> str:
+        """Socket on node `near` that leads to a run on a node: with a token to the door that an `EnterOrder` opens,
+        else to its foreground. Raises: NotReady, Refused, TooMany.
+        """
 
     async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:
         """Client pid, its connection time, and end of the lease, as reported by the run; None without an answer."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from harness import Daemon
-from support import wait_until
+from support import is_alive, wait_until
 
 UNSHARE = ["unshare", *(() if os.geteuid() == 0 else ("--map-current-user", "--keep-caps")), "-m"]
 CONNECT = """#!/bin/sh
@@ -266,3 +266,77 @@ def test_a_missing_working_directory_names_node_and_path(pair: Pair) -> None:
     assert (ended["state"], len(ended["runs"])) == ("FAILED", 1)
     text = f"cannot enter the working directory {folder}: No such file or directory (on node n2)"
     assert text in ended["reason_text"]
+
+
+def test_a_command_starts_in_a_job_on_another_node(pair: Pair) -> None:
+    job = pair.there(f"cd /; {GO.format(work=pair.work)}")
+    pair.head.pid_of(job)
+    result = pair.run(
+        "grun", "--job", job, "sh", "-c", "read word; echo $word on $SLURMD_NODENAME; exit 4", input="hi\n"
+    )
+    assert (result.stdout, result.returncode) == ("hi on n2\n", 4), result.stderr
+    named = pair.run("grun", "--job", job, "-w", "n2", "pwd")
+    assert named.stdout == f"{pair.work}\n", named.stderr
+    wrong = pair.run("grun", "--job", job, "-w", "n1", "true")
+    assert f"job {job} does not run on node n1" in wrong.stderr
+
+
+def test_a_shell_opens_on_each_node_of_a_gang(pair: Pair) -> None:
+    folder = pair.root / "gang"
+    folder.mkdir()
+    job = pair.head.submit("sleep", "600", nodes=2, gpus=2, work_dir=str(folder))
+    pair.head.wait_state(job, "RUNNING")
+    for node in ("n1", "n2"):
+        result = pair.run("grun", "--job", job, "-w", node, "sh", "-c", "echo $SLURMD_NODENAME")
+        assert result.stdout == f"{node}\n", result.stderr
+
+
+def test_a_foreground_job_runs_on_the_node_that_it_names(pair: Pair) -> None:
+    line = "read word; echo $word on $SLURMD_NODENAME; echo oops >&2; exit 5"
+    result = pair.run("grun", "-w", "n2", "-D", str(pair.work), "sh", "-c", line, input="hi\n")
+    assert (result.stdout, result.returncode) == ("hi on n2\n", 5), result.stderr
+    assert "oops" in result.stderr
+
+
+def test_much_output_of_a_foreground_job_arrives_whole(pair: Pair) -> None:
+    result = pair.run("grun", "-w", "n2", "-D", str(pair.work), "seq", "1", "300000")
+    assert result.stdout == "".join(f"{number}\n" for number in range(1, 300_001)), result.stderr
+
+
+def test_a_foreground_job_ends_with_its_client(pair: Pair) -> None:
+    client = pair.start("grun", "-w", "n2", "-D", str(pair.work), "sh", "-c", "echo $$; exec sleep 600")
+    assert client.stdout is not None
+    pid = int(client.stdout.readline())
+    client.kill()
+    client.communicate()
+    wait_until(lambda: not is_alive(pid), what="the job to end")
+
+
+def test_a_kept_foreground_job_outlives_agent_and_head(pair: Pair) -> None:
+    line = "echo begun; read word; echo $word; exit 6"
+    client = pair.start("grun", "--keep", "-w", "n2", "-D", str(pair.work), "sh", "-c", line, stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    assert client.stdout.readline() == "begun\n"
+    (job,) = [job["id"] for job in pair.head.call("GET", "/v1/jobs")["jobs"]]
+    pair.kill_agent()
+    pair.head.kill()
+    client.kill()
+    client.communicate()
+    pair.head.start()
+    pair.up()
+    assert pair.head.state(job) == "RUNNING"
+    again = pair.run("grun", "--attach", job, input="done\n")
+    assert (again.stdout.splitlines()[-1:], again.returncode) == (["done"], 6), again.stderr
+
+
+def test_sockets_for_clients_do_not_stay(pair: Pair) -> None:
+    job = pair.there("sleep 600")
+    pair.head.pid_of(job)
+    found = pair.head.call("POST", f"/v1/jobs/{job}/enter", {})["enter"]
+    assert Path(found["path"]).exists()
+    pair.head.call("POST", "/v1/jobs/cancel", {"ids": [job]})
+    pair.head.wait(job)
+    pair.head.kill()
+    pair.head.start()
+    wait_until(lambda: not Path(found["path"]).exists(), what="the socket to be swept")
+    pair.up()

@@ -230,10 +230,15 @@ def test_a_drained_node_gets_no_new_jobs(cluster: Cluster) -> None:
     cluster.head.wait(job)
 
 
-@pytest.mark.parametrize("asked", [{"nodelist": ["n2"]}, {"nodes": 2}])
-def test_a_foreground_job_stays_on_the_daemons_node(cluster: Cluster, asked: dict[str, Any]) -> None:
-    with pytest.raises(GpuschedError, match="own node n1 only"):
-        cluster.head.submit("true", interactive="pipes", **asked)
+def test_a_foreground_job_stays_on_the_daemons_node_unless_it_names_another(cluster: Cluster) -> None:
+    job = cluster.head.submit("sleep", "600", interactive="pipes", gpus=2, keep=True)
+    assert cluster.head.job(job)["nodelist"] == ["n1"]
+    named = cluster.head.submit("sleep", "600", interactive="pipes", keep=True, nodelist=["n2", "n3"])
+    assert cluster.head.job(named)["nodelist"] == ["n2", "n3"]
+    with pytest.raises(GpuschedError, match="asked for 2 nodes; a foreground job can run on one node only"):
+        cluster.head.submit("true", interactive="pipes", nodes=2)
+    with pytest.raises(GpuschedError, match="of Slurm's commands on the daemon's own node n1 only"):
+        cluster.head.submit("true", interactive="pipes", nodelist=["n2"], slurm=True)
 
 
 def test_the_own_node_is_not_one_of_the_others(make_daemon: Callable[..., Daemon]) -> None:

@@ -17,6 +17,7 @@ from people import ANN, BOB, NEEDS_ROOT, Person, SystemDaemon
 from support import wait_until
 
 from gpusched.cli import admin
+from gpusched.engine.attach_protocol import HELLO, RUN, VERSION, Wanted, frame, pack_wanted
 from gpusched.errors import Forbidden
 
 pytestmark = NEEDS_ROOT
@@ -170,6 +171,40 @@ def test_programs_on_a_node_that_belong_to_no_job_of_their_user_are_refused(serv
         refused = person.refusal("GET", "/v1/jobs")
         person.leave()
         assert f"belongs to no running job of {user} there" in refused.message
+    servers.person(ANN).call("POST", "/v1/jobs/cancel", {"ids": [job]})
+    servers.wait(job)
+
+
+VISIT = """import socket, sys
+sock = socket.socket(socket.AF_UNIX)
+sock.connect(sys.argv[1])
+sock.sendall(bytes.fromhex(sys.argv[2]))
+said = b""
+while b"n2\\n" not in said and (part := sock.recv(65536)):
+    said += part
+sys.stdout.buffer.write(said)
+"""
+
+
+def test_a_user_enters_an_own_job_as_that_user_and_nobody_else_can(servers: TwoServers) -> None:
+    python = python_for_all()
+    if python is None:
+        pytest.skip("other users cannot start Python here")
+    job = servers.person(ANN).submit("sleep", "600", nodelist=["n2"])
+    servers.wait_state(job, "RUNNING")
+    assert isinstance(servers.person(BOB).refusal("POST", f"/v1/jobs/{job}/enter", {}), Forbidden)
+    wanted = Wanted(["sh", "-c", "echo $(id -un) on $SLURMD_NODENAME"], {}, is_terminal=False, umask=0o022, work_dir="")
+    said = frame(RUN, pack_wanted(wanted)) + frame(HELLO, b"%d 0 0" % VERSION)
+
+    def visit(user: str, path: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [python, "-c", VISIT, path, said.hex()], user=user, capture_output=True, cwd="/", timeout=60
+        )
+
+    path = servers.person(ANN).call("POST", f"/v1/jobs/{job}/enter", {})["enter"]["path"]
+    assert b"PermissionError" in visit(BOB, path).stderr
+    shown = visit(ANN, path)
+    assert f"{ANN} on n2\n".encode() in shown.stdout, shown.stderr
     servers.person(ANN).call("POST", "/v1/jobs/cancel", {"ids": [job]})
     servers.wait(job)
 

@@ -10,14 +10,15 @@ from aiohttp import web
 
 from gpusched.access import Act
 from gpusched.api.auth import node_peer_of, pid_of
-from gpusched.api.requests import respond
+from gpusched.api.requests import check_keys, read_body, respond
 from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import viewer_of
-from gpusched.errors import NotReady
+from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.commands import EnterJob
-from gpusched.model.job import Interactive, Job, split_run_id
+from gpusched.model.job import Interactive, Job, run_id, split_run_id
 from gpusched.model.layout import count_tasks
 from gpusched.model.states import JobState, RunState
+from gpusched.model.units import printable
 from gpusched.model.value import replace
 
 _START_S = 10.0
@@ -67,7 +68,9 @@ async def attach(request: web.Request) -> web.Response:
     foreground = job.spec.interactive
     path = None
     if foreground is not None and job.run and job.state is not JobState.PENDING and not job.state.is_final:
-        path = service.daemon.attach_path(job)
+        run = service.scheduler.world.open_runs.get(run_id(job.id, job.run))
+        if run is not None:
+            path = service.daemon.client_path(job, run, run.node, _node_of_caller(request))
     return respond(
         attach={
             "id": job.shown_id,
@@ -79,13 +82,32 @@ async def attach(request: web.Request) -> web.Response:
     )
 
 
+def _node_of_caller(request: web.Request) -> str:
+    peer = node_peer_of(request)
+    return service_of(request).scheduler.cluster.head.name if peer is None else peer.node
+
+
 async def enter(request: web.Request) -> web.Response:
     """POST /v1/jobs/{id}/enter"""
     service, viewer = service_of(request), viewer_of(request)
     job = viewer.read(request.match_info["id"], Act.ENTER)
+    body = await read_body(request)
+    check_keys(body, "node")
+    node = body.get("node")
+    if node is not None and not isinstance(node, str):
+        raise UsageError("node is no text", "see GET /v1/openapi.json")
+    open_run = service.scheduler.world.open_runs.get(run_id(job.id, job.run))
+    if open_run is not None and node is not None and node not in open_run.nodes:
+        raise Refused(
+            f"job {job.shown_id} does not run on node {printable(node, 60)}", f"it runs on: {', '.join(open_run.nodes)}"
+        )
     token = secrets.token_hex(8)
-    run = (await service.daemon.ask(EnterJob(viewer.caller, job.id, token)))["run"]
-    path = None if run is None else service.daemon.door_path(run, token)
+    handle = (await service.daemon.ask(EnterJob(viewer.caller, job.id, token)))["run"]
+    run, path = service.scheduler.world.open_runs.get(handle or ""), None
+    if run is not None:
+        near = _node_of_caller(request)
+        there = node or (near if near in run.nodes else run.node)
+        path = service.daemon.client_path(job, run, there, near, token)
     return respond(enter={"id": job.shown_id, "state": service.find(job.id).state.value, "path": path})
 
 

@@ -21,8 +21,9 @@ from gpusched.daemon.launch.ranks import launches
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
 from gpusched.model.execution import LaunchSite, RunLimits, Ticket
-from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.job import Interactive, Job, JobSpec, Run
 from gpusched.model.settings import Settings
+from gpusched.model.value import replace
 from gpusched.ports import Store
 
 
@@ -84,7 +85,7 @@ def make_ticket(
         stop_signal=launch.stop_signal,
         notice=launch.notice,
         has_gpus=bool(run.gpus),
-        interactive=spec.interactive,
+        interactive=_foreground(spec.interactive, run),
         log_mib=settings.interactive.log_mib,
         checkpoint_dir=checkpoint_folder(job, site, settings),
         log_max_mib=launch.log_max_mib,
@@ -101,6 +102,13 @@ def make_ticket(
 
 def _devices(job: Job, run: Run, settings: Settings, index_of: Mapping[str, int]) -> list[str]:
     return visible_words(run, job.spec.launch.gpu_ids or settings.gpu.ids, index_of)
+
+
+def _foreground(found: Interactive | None, run: Run) -> Interactive | None:
+    """The foreground without its submitter, if that is a process of another machine."""
+    if found is None or found.client is None or found.client.boot_id == run.boot_id:
+        return found
+    return replace(found, client=None)
 
 
 _KEEP = 32

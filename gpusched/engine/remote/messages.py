@@ -195,7 +195,17 @@ class CommandCall(Value, tag_field="stream", tag="command"):
     """The run to which it belongs, as the node knows; None for none."""
 
 
-StreamHeader = OutputWanted | CommandCall
+class AttachCall(Value, tag_field="stream", tag="attach"):
+    """Header of a stream from the head: the connection of a client of this user to a run's supervisor."""
+
+    run: str
+    user: str
+    uid: int
+    token: str = ""
+    """Of the door that an `EnterOrder` opens; empty for the socket of a foreground run."""
+
+
+StreamHeader = OutputWanted | CommandCall | AttachCall
 
 
 class Frame(NamedTuple):

@@ -1,18 +1,21 @@
-"""What a node does for the streams that its head opens: it reads the output of jobs, as their users."""
+"""What a node does for the streams of its head, as users of jobs: it reads their output, and connects them to runs."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import pwd
+import re
 import select
 import signal
 import socket
 import time
 from collections.abc import Callable
 
-from gpusched.engine.linux.as_user import LaunchError, Owner, text_of
-from gpusched.engine.remote.messages import OutputPiece, OutputWanted, header_from
+from gpusched.engine import spool as files
+from gpusched.engine.linux.as_user import LaunchError, Owner, as_user, text_of
+from gpusched.engine.remote.messages import AttachCall, OutputPiece, OutputWanted, header_from
 from gpusched.engine.remote.relay import SocketRelay
 from gpusched.engine.remote.streams import Stream
 from gpusched.model.value import encode
@@ -26,12 +29,16 @@ MOST_PIECE_BYTES = 256 << 10
 LONGEST_WAIT_S = 30.0
 _LOOK_S = (0.02, 0.25)
 _SPARE_S = 10
+_DOOR_S = 8.0
+"""How long a run may take to listen for its client."""
+_RUN, _TOKEN = re.compile(r"\d{1,18}\.\d{1,9}"), re.compile(r"[0-9a-f]{0,64}")
 
 
 class StreamServices:
-    """Serves streams of the head on the running event loop."""
+    """Serves streams of the head on the running event loop. Args: spool: of the runs here."""
 
-    def __init__(self) -> None:
+    def __init__(self, spool: str) -> None:
+        self._spool = spool
         self._readers = 0
 
     def serve(self, stream: Stream) -> None:
@@ -44,6 +51,8 @@ class StreamServices:
             return
         if isinstance(header, OutputWanted):
             self._read_output(stream, header)
+        elif isinstance(header, AttachCall) and _RUN.fullmatch(header.run) and _TOKEN.fullmatch(header.token):
+            self._attach(stream, header, time.monotonic() + _DOOR_S)
         else:
             stream.break_off()
 
@@ -62,6 +71,26 @@ class StreamServices:
             theirs.close()
         self._readers += 1
         SocketRelay(stream, ours, self._reader_ended)
+
+    def _attach(self, stream: Stream, call: AttachCall, give_up_at: float) -> None:
+        """Connect to a supervisor, which may only be about to listen."""
+        if stream.is_broken:
+            return
+        spool, run = self._spool, call.run
+        path = files.door_path(spool, run, call.token) if call.token else files.attach_path(spool, run)
+        try:
+            owner = owner_of(call.uid, call.user)
+            sock = _connect(path) if owner is None else as_user(owner, lambda: _connect(path))
+        except (LaunchError, OSError) as error:
+            log.error("no client of %s can be connected to run %s: %s", call.user, run, text_of(error))
+            stream.break_off()
+            return
+        if sock is not None:
+            SocketRelay(stream, sock)
+        elif time.monotonic() < give_up_at:
+            asyncio.get_running_loop().call_later(_LOOK_S[1], self._attach, stream, call, give_up_at)
+        else:
+            stream.break_off()
 
     def _reader_ended(self) -> None:
         self._readers -= 1
@@ -113,23 +142,49 @@ def _is_hung_up(fd: int, pause_s: float) -> bool:
     return bool(poll.poll(pause_s * 1000))
 
 
+def _connect(path: str) -> socket.socket | None:
+    """A connection to a socket in the spool; None if nobody listens. Raises: OSError."""
+    folder, name = os.path.split(path)
+    # An address holds 107 bytes; through its folder's descriptor any path is short.
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    try:
+        sock.connect(f"/proc/self/fd/{fd}/{name}")
+    except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+        sock.close()
+        return None
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.close(fd)
+    return sock
+
+
+def owner_of(uid: int, user: str) -> Owner | None:
+    """A run's user, as an account of this machine; None if that is our own. Raises: LaunchError."""
+    own = os.geteuid()
+    if own == uid:
+        return None
+    if own != 0:
+        raise LaunchError(f"uid {own} cannot act for {user} (uid {uid})")
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        raise LaunchError(f"there is no account with uid {uid} here") from None
+    if account.pw_name != user:
+        raise LaunchError(f"uid {uid} belongs to account {account.pw_name} here, not to {user}")
+    return Owner(user, uid, account.pw_gid)
+
+
 def _become(wanted: OutputWanted) -> None:
     """Take on the identity of the run's user for good. Raises: LaunchError."""
-    own = os.geteuid()
-    if own == wanted.uid:
-        return
-    if own != 0:
-        raise LaunchError(f"uid {own} cannot read the output of a job of {wanted.user} (uid {wanted.uid})")
-    try:
-        account = pwd.getpwuid(wanted.uid)
-    except KeyError:
-        raise LaunchError(f"there is no account with uid {wanted.uid} here") from None
-    if account.pw_name != wanted.user:
-        raise LaunchError(f"uid {wanted.uid} belongs to account {account.pw_name} here, not to {wanted.user}")
-    owner = Owner(wanted.user, wanted.uid, account.pw_gid)
-    os.setgroups(owner.groups)
-    os.setresgid(owner.gid, owner.gid, owner.gid)
-    os.setresuid(owner.uid, owner.uid, owner.uid)
+    owner = owner_of(wanted.uid, wanted.user)
+    if owner is not None:
+        os.setgroups(owner.groups)
+        os.setresgid(owner.gid, owner.gid, owner.gid)
+        os.setresuid(owner.uid, owner.uid, owner.uid)
 
 
 def read_piece(wanted: OutputWanted, data: bytearray, is_hung_up: Callable[[float], bool]) -> OutputPiece:
