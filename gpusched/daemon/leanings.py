@@ -11,6 +11,7 @@ from gpusched.model.leaning import LeaningReason
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.filters import reject_name
 from gpusched.scheduler.node_costs import reasons_of
 from gpusched.scheduler.request_units import RequestUnits
 
@@ -22,10 +23,22 @@ def leanings(job: Job, layout: ClusterLayout, history: History) -> list[LeaningR
     """What nodes declare and what earlier runs say about them, by node; empty on a single node."""
     if len(layout.nodes) == 1 or not layout.has_leanings:
         return []
-    found = reasons_of(layout, RequestUnits.of(job.spec.request, job.uid))
-    if layout.by_history:
-        found += [one for one in history.leaning_reasons(job) if layout.node_number(one.node) is not None]
+    found = reasons_of(layout, RequestUnits.of(job.spec.request, job.uid)) + _learned(job, layout, history)
     return sorted(found, key=lambda one: (one.node, -one.points))
+
+
+def _learned(job: Job, layout: ClusterLayout, history: History) -> list[LeaningReason]:
+    """What earlier runs say about the nodes that the job may use."""
+    if not layout.by_history:
+        return []
+    where = RequestUnits.of(job.spec.request, job.uid).where
+    numbers = {one.node: layout.node_number(one.node) for one in history.leaning_reasons(job)}
+    usable = {
+        name
+        for name, number in numbers.items()
+        if number is not None and reject_name(layout.nodes[number], where) is None
+    }
+    return [one for one in history.leaning_reasons(job) if one.node in usable]
 
 
 def with_leanings(
@@ -38,7 +51,8 @@ def with_leanings(
     taken = {place.node for place in (placement, *placement.others)}
     found = leanings(job, layout, history)
     texts = [f"{one.node} {one.text}" for one in found if one.node in taken]
-    avoided = [f"{one.node} {one.text}" for one in found if one.node not in taken and one.points < 0]
+    learned = _learned(job, layout, history)
+    avoided = [f"{one.node} {one.text}" for one in learned if one.node not in taken and one.points < 0]
     texts += avoided[:_MOST_AVOIDED]
     if not texts:
         return story

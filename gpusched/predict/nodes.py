@@ -148,7 +148,7 @@ class NodeHistory:
             if node in own:
                 found += filter(None, (_failures(own, node, at, "runs like it"), _slowness(own, node)))
                 continue
-            of_user = _failures(all_of_user, node, at, "your runs")
+            of_user = _failures(all_of_user, node, at, "of your runs")
             if of_user is not None and of_user.points <= -2:
                 found.append(LeaningReason(node, of_user.points // 2, of_user.text))
         return found

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from gpusched.model.leaning import NEAR_POINTS, POINTS_OF_TWO, LeaningReason, points_of
 from gpusched.scheduler.cluster_state import CardShare, ClusterLayout
+from gpusched.scheduler.filters import reject_name
 from gpusched.scheduler.request_units import RequestUnits
 
 OF_SCARCE = POINTS_OF_TWO
@@ -57,9 +58,11 @@ def card_cost(layout: ClusterLayout, parts: Iterable[CardShare]) -> int:
 
 
 def reasons_of(layout: ClusterLayout, need: RequestUnits) -> list[LeaningReason]:
-    """What nodes declare that speaks for or against them, by node: data sets, and GPUs of other speeds."""
+    """What usable nodes declare that speaks for or against them, by node: data sets, and GPUs of other speeds."""
     found = []
     for number, node in enumerate(layout.nodes):
+        if reject_name(node, need.where) is not None:
+            continue
         declared = [name for name in need.request.near if name in node.data]
         if declared:
             points = _near_points(len(declared), len(need.request.near))

@@ -49,6 +49,9 @@ def test_fast_gpus_are_taken_first() -> None:
     lab = make_lab()
     jobs = [lab.submit(request=Request(1)) for _ in range(5)]
     assert [node_of(lab, job) for job in jobs] == ["n3", "n3", "n1", "n1", "n2"]
+    stories = [event.text for job in jobs for event in lab.store.events(job) if event.kind == "started"]
+    assert stories[0] == "started on n3, GPU 0"
+    assert stories[-1] == "started on n2, GPU 0 (n2 its GPUs have speed 0.5)"
 
 
 def test_without_speeds_nothing_changes() -> None:

@@ -159,6 +159,19 @@ def test_a_retry_after_a_failure_goes_elsewhere(lab: Lab) -> None:
     assert story(lab, job) == "started on n2, GPU 0 (n1 1 of 1 runs like it failed there)"
 
 
+def test_only_nodes_that_a_job_may_use_are_named(lab: Lab) -> None:
+    play(lab, "n1", FAILED)
+    job = lab.submit(request=Request(1, exclude=("n1",)))
+    assert story(lab, job) == "started on n2, GPU 0"
+
+
+def test_failures_of_other_programs_are_named_as_such(lab: Lab) -> None:
+    play(lab, "n1", FAILED)
+    job = lab.submit(request=Request(1), launch=launch("other", env_sha="e"))
+    assert node_of(lab, job) == "n2"
+    assert story(lab, job) == "started on n2, GPU 0 (n1 1 of 1 of your runs failed there)"
+
+
 def test_a_job_that_fails_everywhere_alike_goes_where_it_went(lab: Lab) -> None:
     play(lab, "n1", FAILED)
     play(lab, "n2", FAILED)
