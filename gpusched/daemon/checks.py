@@ -26,7 +26,10 @@ _MOST_LISTED = 5
 
 def daemon_checks(scheduler: Scheduler) -> list[Check]:
     """Run all checks."""
-    return [Check(name, *run(scheduler)) for name, run in CHECKS.items()]
+    found = [Check(name, *run(scheduler)) for name, run in CHECKS.items()]
+    if len([*scheduler.cluster, *scheduler.cluster.absent]) > 1:
+        found.append(Check("nodes", *_nodes(scheduler)))
+    return found
 
 
 def broken_promises(scheduler: Scheduler) -> list[str]:
@@ -192,6 +195,18 @@ def _plugins(scheduler: Scheduler) -> Finding:
         return failed(plugins.troubles[-1], "fix the plug-in and restart the daemon; its log has the traceback")
     names = ", ".join(plugins.names)
     return passed(f"loaded: {names}" if names else "none")
+
+
+def _nodes(scheduler: Scheduler) -> Finding:
+    cluster = scheduler.cluster
+    down = [outage.why for _, outage in sorted(scheduler.outages.outages.items())]
+    if down:
+        hint = "their jobs keep their state and GPUs; if one is off for good: gctl down NODE"
+        return failed("; ".join(down), hint)
+    notes = [node.clock_note for node in cluster if node.clock_note is not None]
+    if notes:
+        return warned("; ".join(notes), "jobs are not affected; times of their logs are")
+    return passed(f"all {len([*cluster])} nodes answer, and their clocks agree")
 
 
 def _alerts(scheduler: Scheduler) -> Finding:

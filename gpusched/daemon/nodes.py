@@ -47,6 +47,8 @@ class ClusterNode:
         """Arrival of the newest reading."""
         self.why_not: str | None = None
         """Why nothing can be started on it now; None while it can be reached."""
+        self.clock_note: str | None = None
+        """That its clock is off, as a sentence."""
         self._settings = settings
 
     @property

@@ -75,6 +75,8 @@ class RemoteNodes:
         self._warned: dict[str, str | None] = {}
         self._reasons: dict[str, str] = {}
         """Why nodes could not be reached, until they answer."""
+        self._twins: dict[str, str] = {}
+        """Nodes that turned out to be another node of the cluster: a sentence for each."""
         self._readings_due: dict[str, int] = {}
         """Readings of its GPUs that a node which has just joined needs before they can be used."""
         self.wake: Callable[[], None] | None = None
@@ -174,20 +176,25 @@ class RemoteNodes:
         while self._reports:
             self._take(scheduler, *self._reports.popleft())
         for name, engine in self.engines.items():
-            why = self._why_not(name, engine)
-            node = scheduler.cluster.get(name)
+            why = self._twins.get(name) or self._why_not(name, engine)
+            node, outage = scheduler.cluster.get(name), why
             if node is None:
-                why = scheduler.cluster.absent[name] = why or f"node {name} has not been reached yet"
+                outage = scheduler.cluster.absent[name] = why or f"node {name} has not been reached yet"
             elif node.why_not != why:
                 if why is None:
                     self._read_anew(name, scheduler.settings)
                 node.why_not = why
                 scheduler.look_again()
-            scheduler.outages.see(name, why, scheduler.now(), engine.link.unreachable_since)
-            self._warn(name, why)
+            scheduler.outages.see(name, outage, scheduler.now(), engine.link.unreachable_since)
+            note = self._clock_note(name)
+            if node is not None:
+                node.clock_note = note
+            self._warn(name, why, note)
 
     def _take(self, scheduler: Scheduler, name: str, report: NodeReport) -> None:
         if report.host is None or report.site is None:
+            return
+        if report.gpus is not None and self._is_twin(scheduler, name, report.gpus):
             return
         host = replace(report.host, name=name)
         boot_id = self.engines[name].link.boot_id
@@ -214,6 +221,20 @@ class RemoteNodes:
             scheduler.observe_gpus(reading, node, report.owners)
             self._note_reading(name, reading)
         scheduler.look_again()
+
+    def _is_twin(self, scheduler: Scheduler, name: str, reading: GpuReading) -> bool:
+        """Whether the GPUs are those of another node: the same machine under two names would book them twice."""
+        mine = {gpu.uuid for gpu in reading.gpus}
+        others = (node for node in scheduler.cluster if node.name != name and node.why_not is None)
+        twins = (node.name for node in others if node.reading is not None and node.reading.source == reading.source)
+        # Simulated GPUs may have the same ids everywhere.
+        twin = next((one for one in twins if mine & scheduler.cluster[one].samples.keys()), None)
+        if twin is None or reading.source == "simulated":
+            self._twins.pop(name, None)
+            return False
+        text = f"node {name} has the GPUs of node {twin}, so it is the same machine under another name"
+        self._twins[name] = f"{text}; name it once in [cluster] nodes"
+        return True
 
     def _read_anew(self, name: str, settings: Settings) -> None:
         """Have the GPUs read as often as it takes to use them: the daemon's polls may be far apart."""
@@ -242,12 +263,18 @@ class RemoteNodes:
             f": {self._reasons[name]}" if name in self._reasons else ""
         )
 
-    def _warn(self, name: str, why: str | None) -> None:
+    def _clock_note(self, name: str) -> str | None:
+        link = self.engines[name].link
+        skew_s = link.clock_skew_s or 0.0
+        if abs(skew_s) - link.clock_error_s <= SKEW_S:
+            return None
+        return f"the clock of node {name} differs from the daemon's by {abs(skew_s):.0f} s; run NTP on both"
+
+    def _warn(self, name: str, why: str | None, clock_note: str | None) -> None:
         """Log what keeps a node away, or a clock that is off, once each; the engine logs that a node answers again."""
-        skew_s, subject = self.engines[name].link.clock_skew_s or 0.0, why
-        if why is None and abs(skew_s) - self.engines[name].link.clock_error_s > SKEW_S:
-            subject = "clock"
-            why = f"the clock of node {name} differs from the daemon's by {abs(skew_s):.0f} s; run NTP on both"
+        subject = why
+        if why is None and clock_note is not None:
+            why, subject = clock_note, "clock"
         if why is not None and subject != self._warned.get(name):
             log.warning("%s", why)
         self._warned[name] = subject

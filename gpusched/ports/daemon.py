@@ -201,6 +201,10 @@ class NodeReadings(Protocol):
     def why_not(self) -> str | None:
         """Why the node cannot be reached; None while it can."""
 
+    @property
+    def clock_note(self) -> str | None:
+        """That its clock is off, as a sentence; None while it agrees."""
+
 
 class ClusterReadings(Protocol):
     """All nodes and their GPUs by the newest readings."""

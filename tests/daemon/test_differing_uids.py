@@ -53,6 +53,7 @@ def test_a_job_is_not_started_where_its_owner_is_somebody_else(servers: TwoServe
     other = bob.submit("true", nodelist=["n2"], work_dir="/tmp", stdout="/dev/null")
     (ended,) = servers.wait(other)
     assert (ended["state"], ended["node"]) == ("COMPLETED", "n2")
+    wait_until(lambda: servers.call("GET", f"/v1/jobs/{job}")["job"]["reason"] == "ReqNodeNotAvail", what="its reason")
     found = servers.call("GET", f"/v1/jobs/{job}")["job"]
     # It was tried once, and waits for its node to be mended.
     assert (found["state"], found["reason"], len(found["runs"])) == ("PENDING", "ReqNodeNotAvail", 1)
@@ -72,10 +73,10 @@ def test_a_job_that_may_run_elsewhere_does(servers: TwoServers) -> None:
 
 def test_a_gang_leaves_nothing_running_on_the_nodes_that_know_its_owner(servers: TwoServers) -> None:
     ann = servers.person(ANN)
-    job = ann.submit("sleep", "600", nodes=2, work_dir="/tmp", stdout="/dev/null")
+    job = ann.submit("sleep", "61317", nodes=2, work_dir="/tmp", stdout="/dev/null")
     wait_until(lambda: servers.call("GET", f"/v1/jobs/{job}")["job"]["exclude"] == ["n2"], what="n2 to be left out")
     wait_until(lambda: servers.state(job) == "PENDING", what="it to be back in the queue")
     found = servers.call("GET", f"/v1/jobs/{job}")["job"]
     assert len(found["runs"]) == 1
-    assert subprocess.run(["pgrep", "-u", ANN, "-f", "^sleep 600"], capture_output=True, text=True).stdout == ""
+    assert subprocess.run(["pgrep", "-u", ANN, "-f", "^sleep 61317"], capture_output=True, text=True).stdout == ""
     ann.call("POST", "/v1/jobs/cancel", {"ids": [job]})

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from engine_bench import ManualClock
+from lab import Lab
 
+from gpusched.daemon import remote_nodes
+from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.remote_nodes import RemoteNodes
+from gpusched.engine.cluster import ClusterEngine
+from gpusched.engine.remote.messages import NodeReport
+from gpusched.model.cluster import GpuReading, GpuSample, HostSample
+from gpusched.model.execution import LaunchSite
 from gpusched.model.settings import ClusterSettings
 
 
@@ -36,11 +41,15 @@ class SilentChannel:
 
 
 @pytest.fixture
-def nodes() -> RemoteNodes:
-    made = RemoteNodes(ClusterSettings(nodes=("n2",)), ManualClock(), 1, connect=lambda node: SilentChannel())
-    cluster = SimpleNamespace(get=lambda name: None, absent={})
-    scheduler: Any = SimpleNamespace(cluster=cluster, look_again=lambda: None)
-    made.attach(scheduler)
+def lab() -> Lab:
+    return Lab(gpus=1)
+
+
+@pytest.fixture
+def nodes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> RemoteNodes:
+    monkeypatch.setattr(remote_nodes, "CommandChannel", lambda command, node: SilentChannel())
+    made = RemoteNodes(ClusterSettings(nodes=("n2", "n3")), ManualClock(), 1)
+    made.attach(lab.scheduler, ClusterEngine({"n1": lab.engine, **made.engines}, "n1"))
     return made
 
 
@@ -83,3 +92,64 @@ def test_a_node_that_does_not_answer_is_told_once_each_time(
         assert told.endswith(": no route")
         link.unreachable_since = None
         assert polled(nodes, caplog) == []
+
+
+# --- what reports say of the machines ------------------------------------------------------------------------
+
+
+def report(nodes: RemoteNodes, node: str, *uuids: str, source: str = "nvml") -> None:
+    """A report with these GPUs arrives."""
+    gpus = tuple(GpuSample(uuid, index, "A100", 81920, vram_used_mib=0) for index, uuid in enumerate(uuids))
+    reading = GpuReading(nodes._clock.now(), source, gpus)
+    host = HostSample(0.0, node, 8, 65536, 60000, boot_id=f"boot-{node}")
+    nodes._keep(node, NodeReport(0.0, {}, {}, {}, host=host, gpus=reading, site=LaunchSite(node, "")))
+    nodes.poll()
+
+
+def test_one_machine_under_two_names_is_used_once(nodes: RemoteNodes, lab: Lab) -> None:
+    report(nodes, "n2", "GPU-a", "GPU-b")
+    report(nodes, "n3", "GPU-b")
+    views = {view.name: view for view in lab.scheduler.nodes(lab.clock.now())}
+    assert [gpu.uuid for gpu in views["n2"].gpus] == ["GPU-a", "GPU-b"]
+    assert views["n3"].gpus == ()
+    why = views["n3"].why_not
+    assert why == (
+        "node n3 has the GPUs of node n2, so it is the same machine under another name; name it once in [cluster] nodes"
+    )
+    # Mended: the GPU has moved there.
+    report(nodes, "n2", "GPU-a")
+    report(nodes, "n3", "GPU-b")
+    views = {view.name: view for view in lab.scheduler.nodes(lab.clock.now())}
+    assert [gpu.uuid for gpu in views["n3"].gpus] == ["GPU-b"]
+    assert views["n3"].why_not is None
+
+
+def test_a_gpu_may_move_from_a_node_that_is_off(nodes: RemoteNodes, lab: Lab) -> None:
+    report(nodes, "n2", "GPU-a")
+    nodes.engines["n2"].link.unreachable_since = 1000.0
+    nodes.poll()
+    report(nodes, "n3", "GPU-a")
+    assert lab.scheduler.cluster["n3"].why_not is None
+
+
+def test_simulated_gpus_may_be_called_alike_everywhere(nodes: RemoteNodes, lab: Lab) -> None:
+    for node in ("n2", "n3"):
+        report(nodes, node, "GPU-sim-0", source="simulated")
+    assert [node.name for node in lab.scheduler.cluster] == ["n1", "n2", "n3"]
+
+
+def test_the_doctor_and_ginfo_tell_of_nodes_and_clocks(nodes: RemoteNodes, lab: Lab) -> None:
+    def told() -> tuple[str, str]:
+        (found,) = [check for check in daemon_checks(lab.scheduler) if check.check == "nodes"]
+        return found.level, found.text
+
+    nodes.poll()
+    assert told() == ("fail", "node n2 has not been reached yet; node n3 has not been reached yet")
+    report(nodes, "n2", "GPU-a")
+    report(nodes, "n3", "GPU-b")
+    assert told() == ("ok", "all 3 nodes answer, and their clocks agree")
+    nodes.engines["n3"].link.clock_skew_s = 61.0
+    nodes.poll()
+    note = "the clock of node n3 differs from the daemon's by 61 s; run NTP on both"
+    assert told() == ("warn", note)
+    assert lab.scheduler.cluster["n3"].clock_note == note

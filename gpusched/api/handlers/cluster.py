@@ -81,7 +81,7 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
         "gpu_source": reading.source if reading else None,
         "gpu_error": node.gpu_error,
         "driver_version": reading.driver_version if reading else None,
-        "notes": [] if reading is None else reading.remarks,
+        "notes": [*filter(None, [newest.clock_note]), *([] if reading is None else reading.remarks)],
         "isolation": service.daemon.isolation(node.name),
     }
 
