@@ -217,6 +217,23 @@ def test_a_notice_reaches_the_command(site: Site) -> None:
     wait_until(lambda: seen.read_text() == "yes\n", what="the notice")
 
 
+def test_the_memory_equals_the_table_all_along(site: Site) -> None:
+    site.daemon.stop()
+    site.daemon.start(GPUSCHED_CHECK_EVERY="1")
+    site.slurm.behave(start="never")
+    tasks = site.submit("exit 1", array="0-3%2", retries=1, backoff_s=0.01)
+    last = site.daemon.submit("true", dependency=f"afterany:{tasks}")
+    back = site.submit("sleep 600")
+    site.native(jobs=3)
+    wait_until(lambda: "is in Slurm" in " ".join(site.story(back)), what="the hand-over")
+    site.daemon.call("POST", "/v1/jobs/requeue", {"ids": [back], "hold": True})
+    wait_until(lambda: site.job(back)["reason"] == "JobHeldUser", what="the hold")
+    site.slurm.behave(start=None)
+    site.await_state(last, "COMPLETED")
+    assert len(site.slurm.jobs()) == 9
+    assert "differed" not in (site.daemon.home / "log" / "gpuschedd.log").read_text()
+
+
 # --- what goes wrong ---------------------------------------------------------------------------------------
 
 
