@@ -78,7 +78,11 @@ class AgentServer:
         door = None
         if self._socket:
             serves_all, run_of = self._serves_all, self._agent.run_of
-            door = CommandDoor(self._socket, self._streams, serves_all=serves_all, run_of=run_of)
+            try:
+                door = CommandDoor(self._socket, self._streams, serves_all=serves_all, run_of=run_of)
+            except OSError as error:
+                # A file system without sockets, for example: jobs run all the same.
+                log.error("programs of jobs cannot reach the daemon: %s: %s", self._socket, error.strerror)
         self._agent.set_waker(self._report_events)
         try:
             await self._ended.wait()

@@ -154,9 +154,9 @@ def listen(path: str, mode: int) -> socket.socket:
         os.unlink(path)
     except FileNotFoundError:
         pass  # no earlier agent
-    listener = socket.socket(socket.AF_UNIX)
     # An address holds 107 bytes; through its folder's descriptor any path is short.
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX)
     before = os.umask(0o777 & ~mode)
     try:
         listener.bind(f"/proc/self/fd/{fd}/{name}")
