@@ -26,8 +26,8 @@ from gpusched.cli.admin.cluster_plan import (
     stop_running,
     why_not_up,
 )
-from gpusched.cli.admin.system import carry_out, held_runs, needs_systemd
-from gpusched.cli.admin.system_plan import PlanStep, system_command
+from gpusched.cli.admin.system import carry_out, check_trust, held_runs, needs_systemd
+from gpusched.cli.admin.system_plan import PlanStep, commands_folder, system_command
 from gpusched.client import connect, start_daemon
 from gpusched.engine.ray.keeper import RayKeeper, check_admission, keeper_pid, last_problem
 from gpusched.engine.ray.probe import HeadAnswer, ask_head, check_token_is_required, check_versions
@@ -366,6 +366,8 @@ def _needs_scheduler(place: ClusterPlace) -> None:
     if not place.is_system:
         return
     needs_systemd()
+    # Root is about to run it, now and at every boot.
+    check_trust(commands_folder())
     if not os.path.lexists(paths.SYSTEM_UNIT):
         raise NotReady("the head needs the system scheduler", "sudo gpusched system install")
 
@@ -374,6 +376,7 @@ def _refuse_own_scheduler(place: ClusterPlace) -> None:
     """A daemon of this machine books the GPUs that the head would book."""
     if place.is_system:
         needs_systemd()
+        check_trust(commands_folder())
         if os.path.lexists(paths.SYSTEM_UNIT):
             raise Refused(
                 "this machine has a scheduler of its own, which books the same GPUs", "sudo gpusched system uninstall"
