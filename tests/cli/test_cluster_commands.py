@@ -227,6 +227,9 @@ def test_a_raylet_that_does_not_come_up_is_told_of(machines: Machines) -> None:
     done = machines.type("n1", "doctor")
     assert done.code == 1
     assert "FAIL keeper: nothing keeps Ray running here" in done.out
+    machines.ok("n1", "leave", "--yes")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HEAD, machines.ports))
 
 
 def keeper(machines: Machines, name: str) -> int:

@@ -21,6 +21,7 @@ from engine_bench import (
     UnitBench,
     open_run,
 )
+from ray_bench import RayBench
 from remote_bench import LossyRemoteBench, RemoteBench
 from support import wait_until
 
@@ -49,11 +50,21 @@ STUBBORN = Does(lasts_s=FOREVER, ignores_stop=True)
 
 
 @pytest.fixture(
-    params=[LocalBench, StandInBench, UnitBench, SimulatedBench, RemoteBench, LossyRemoteBench, ClusterBench],
-    ids=["local", "stand-in", "systemd", "simulated", "remote", "remote-lossy", "cluster"],
+    params=[
+        pytest.param(LocalBench, id="local"),
+        pytest.param(StandInBench, id="stand-in"),
+        pytest.param(UnitBench, id="systemd"),
+        pytest.param(SimulatedBench, id="simulated"),
+        pytest.param(RemoteBench, id="remote"),
+        pytest.param(LossyRemoteBench, id="remote-lossy"),
+        pytest.param(ClusterBench, id="cluster"),
+        pytest.param(RayBench, id="ray", marks=pytest.mark.nightly),
+    ]
 )
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     if request.param is UnitBench and (why := UnitBench.missing()):
+        pytest.skip(why)
+    if request.param is RayBench and (why := RayBench.missing()):
         pytest.skip(why)
     made: Bench = request.param(tmp_path)
     yield made

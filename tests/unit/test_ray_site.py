@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpusched.engine.ray import site
 from gpusched.engine.ray.bridge import first_line
-from gpusched.engine.ray.keeper import ray_processes, why_ended
+from gpusched.engine.ray.keeper import end_leftovers, ray_processes, why_ended
 from gpusched.engine.ray.relay import AGENT_VARIABLE
 from gpusched.engine.ray.site import (
     RayFolder,
@@ -31,11 +35,12 @@ NODE = RayMember("node", "lab2", "10.0.0.2", "10.0.0.1", 7460, 7560)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayFolder:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFolder]:
     monkeypatch.setenv("GPUSCHED_HOME", str(tmp_path))
     made = RayFolder(str(tmp_path), "lab1")
     made.make_token()
-    return made
+    yield made
+    shutil.rmtree(made.session_root, ignore_errors=True)
 
 
 def test_what_a_machine_is_survives_a_restart(folder: RayFolder) -> None:
@@ -103,14 +108,24 @@ def test_the_sockets_of_ray_are_closed_to_others_even_if_it_opens_its_folder(fol
     above = os.path.dirname(session)
     assert os.stat(above).st_mode & 0o777 == 0o700
     assert len(session) + len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store") <= 107
+    assert above == folder.session_root
     os.chmod(above, 0o755)
     with pytest.raises(NotReady, match="is not a private folder of this user"):
         folder.session()
-    os.rmdir(above)
 
 
 def test_only_processes_of_this_folder_are_ended(folder: RayFolder) -> None:
-    assert list(ray_processes(folder)) == []
+    session = folder.session()
+    names = [f"--temp-dir={session}", f"--logs-dir={session}/logs", f"{session}-of-another"]
+    started = [subprocess.Popen([sys.executable, "-c", "input()", name], stdin=subprocess.PIPE) for name in names]
+    try:
+        assert {process.pid for process in ray_processes(folder)} == {one.pid for one in started[:2]}
+        end_leftovers(folder)
+        assert [one.poll() is None for one in started] == [False, False, True]
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()
 
 
 @pytest.mark.parametrize(("found", "words"), [(None, "Ray is not installed"), ("2.59.1", "Ray 2.59.1 is installed")])

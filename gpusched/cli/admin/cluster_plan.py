@@ -213,7 +213,7 @@ def forget_files(place: ClusterPlace, member: RayMember) -> Iterator[PlanStep]:
     folder = place.folder
 
     def forget() -> None:
-        shutil.rmtree(os.path.dirname(folder.session()), ignore_errors=True)
+        shutil.rmtree(folder.session_root, ignore_errors=True)
         for path in (folder.member_file, folder.problem, folder.log, folder.keeper, f"{folder.keeper}.lock"):
             if os.path.exists(path):
                 os.unlink(path)

@@ -171,7 +171,8 @@ def ray_processes(folder: RayFolder) -> Iterator[psutil.Process]:
     session = folder.session()
     for process in psutil.process_iter(["cmdline", "uids"]):
         words, uids = process.info["cmdline"] or [], process.info["uids"]
-        if uids is not None and uids.real == os.getuid() and any(f"{session}/" in word for word in words):
+        is_own = uids is not None and uids.real == os.getuid()
+        if is_own and any(f"{session}/" in f"{word}/" for word in words):
             yield process
 
 

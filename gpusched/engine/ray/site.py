@@ -101,15 +101,20 @@ class RayFolder:
         """The head's directory of nodes, on disk."""
         return os.path.join(self.path, "gcs")
 
-    def session(self) -> str:
-        """Folder of Ray's sockets and logs: on this machine's own disk, closed to others. Raises: NotReady, OSError."""
+    @property
+    def session_root(self) -> str:
+        """The closed folder around that of Ray."""
         known = os.path.join(self.path, self._host)
         if os.geteuid() == 0 and len(os.fsencode(known)) <= _LONGEST_FOLDER and not os.environ.get("GPUSCHED_HOME"):
-            os.makedirs(known, mode=0o700, exist_ok=True)
-            return os.path.join(known, "s")
+            return known
         # A home may be on a network, where sockets do not work, and its path may be too long for one.
         digest = hashlib.sha256(os.fsencode(known)).hexdigest()[:8]
-        folder = f"/tmp/gpusched-ray-{os.geteuid()}-{digest}"
+        return f"/tmp/gpusched-ray-{os.geteuid()}-{digest}"
+
+    def session(self) -> str:
+        """Folder of Ray's sockets and logs: on this machine's own disk, closed to others. Raises: NotReady, OSError."""
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        folder = self.session_root
         try:
             os.mkdir(folder, 0o700)
         except FileExistsError:
