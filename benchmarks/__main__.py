@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from benchmarks import (
+    agents,
     arrays,
     drain,
     engine,
@@ -31,6 +32,7 @@ BENCHES: dict[str, Callable[[], object]] = {
     "slurm": slurm.main,
     "memory": memory.main,
     "engine": engine.main,
+    "agents": agents.main,
     "supervisors": supervisors.main,
     "units": units.main,
     "policy": policy.main,
