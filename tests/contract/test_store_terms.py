@@ -55,6 +55,7 @@ TERMS = {
     "comment": "two words \udcff",
     "wckey": "zoë",
     "if_infeasible": "wait",
+    "engine": "local",
 }
 PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3", "fallback_id": 8}
 
