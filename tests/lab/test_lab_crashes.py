@@ -192,7 +192,7 @@ def test_a_head_that_loses_its_power_finds_all_runs_of_the_others(cluster: Clust
 # --- processes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_an_agent_may_end_in_any_way_without_costing_a_run(cluster: Cluster, number: int) -> None:
     job = cluster.on("n2", LONG, gpus=1)
     pid = cluster.head.pid_of(job)
@@ -207,7 +207,7 @@ def test_an_agent_may_end_in_any_way_without_costing_a_run(cluster: Cluster, num
 
 
 @pytest.mark.parametrize("down_s", [1.0, pytest.param(90.0, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("how", ["killed", "upgraded"])
+@pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.nightly), "upgraded"])
 def test_a_head_that_was_down_hears_of_everything_that_ended_meanwhile(
     cluster: Cluster, down_s: float, how: str
 ) -> None:
