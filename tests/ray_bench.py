@@ -6,7 +6,6 @@ import atexit
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 from engine_bench import LocalBench, WallClock
-from remote_bench import RemoteBench
 from support import wait_until
 
 from gpusched.cli.admin.cluster_plan import own_address
@@ -83,8 +81,8 @@ class OneMachineRay:
     def close(self) -> None:
         self.bridge.close()
         for raylet in self.raylets:
-            raylet.send_signal(signal.SIGTERM)
-            raylet.wait(30)
+            raylet.kill()
+            raylet.wait()
         for folder in self.folders:
             end_leftovers(folder)
             shutil.rmtree(folder.session_root)
@@ -129,4 +127,7 @@ class RayBench(LocalBench):
         channel = RayChannel(self.ray.bridge, "n2")
         return RemoteEngine(channel, session=self.sessions, clock=WallClock(), pace=self.pace)
 
-    save = RemoteBench.save
+    def save(self, run: str, at: float) -> None:
+        super().save(run, at)
+        # Its node tells of it with the next report.
+        wait_until(lambda: self.engine.checkpoints().get(run) == at, what="the report of a checkpoint")
