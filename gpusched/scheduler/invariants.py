@@ -36,20 +36,9 @@ def check_invariants(snapshot: Snapshot, settings: Settings | None = None) -> li
 
 
 def _check_node(node: NodeView, held: list[Allocation], over: OversubscribeSettings) -> list[str]:
-    problems = []
-    millicpus = sum(millicpus_of(allocation.cpus) for allocation in held)
-    if millicpus > millicpus_of(node.cpus * over.cpus):
-        problems.append(f"{millicpus / 1000:g} CPUs are booked on node {node.name}, which has {node.cpus:g}")
     views = {view.uuid: view for view in node.gpus}
-    mem_mib = sum(_mem_mib(allocation, views, int(node.mem_mib * over.mem)) for allocation in held)
-    if mem_mib > int(node.mem_mib * over.mem):
-        problems.append(f"{mem_mib} MiB of memory are booked on node {node.name}, which has {node.mem_mib}")
-    booked = _sum_counts(allocation.resources for allocation in held)
-    there = dict(node.resources)
-    for name in sorted(booked):
-        if booked[name] > there.get(name, 0):
-            has = there.get(name, 0)
-            problems.append(f"{booked[name]} of {name} are booked on node {node.name}, which has {has}")
+    # What a node has that was not reached since the daemon's start is not known.
+    problems = [] if node.is_unknown else _check_sums(node, held, over, views)
     alone = sorted({allocation.job_id for allocation in held if allocation.is_exclusive})
     jobs = sorted({allocation.job_id for allocation in held})
     if alone and len(jobs) > 1:
@@ -63,6 +52,26 @@ def _check_node(node: NodeView, held: list[Allocation], over: OversubscribeSetti
             shares[share.uuid].append((allocation, share))
     for uuid in sorted(shares):
         problems.extend(_check_card(f"GPU {uuid} of node {node.name}", views.get(uuid), shares[uuid], over.vram))
+    return problems
+
+
+def _check_sums(
+    node: NodeView, held: list[Allocation], over: OversubscribeSettings, views: Mapping[str, GpuView]
+) -> list[str]:
+    """Check that what is booked of cores, memory and custom resources is there."""
+    problems = []
+    millicpus = sum(millicpus_of(allocation.cpus) for allocation in held)
+    if millicpus > millicpus_of(node.cpus * over.cpus):
+        problems.append(f"{millicpus / 1000:g} CPUs are booked on node {node.name}, which has {node.cpus:g}")
+    mem_mib = sum(_mem_mib(allocation, views, int(node.mem_mib * over.mem)) for allocation in held)
+    if mem_mib > int(node.mem_mib * over.mem):
+        problems.append(f"{mem_mib} MiB of memory are booked on node {node.name}, which has {node.mem_mib}")
+    booked = _sum_counts(allocation.resources for allocation in held)
+    there = dict(node.resources)
+    for name in sorted(booked):
+        if booked[name] > there.get(name, 0):
+            has = there.get(name, 0)
+            problems.append(f"{booked[name]} of {name} are booked on node {node.name}, which has {has}")
     return problems
 
 

@@ -410,6 +410,15 @@ def test_a_slice_on_a_gpu_of_unknown_size_is_not_called_too_large():
     assert check_invariants(snapshot(nodes, running=[allocation(1, gpus=[share(0, vram_mib=10**6)])])) == []
 
 
+def test_jobs_of_a_node_that_was_not_reached_yet_are_not_called_too_large():
+    away = replace(node(gpus=0), cpus=0.0, mem_mib=0, is_unknown=True)
+    held = [allocation(1, gpus=[share(0)], cpus=4, mem_mib=1024), allocation(2, gpus=[share(1)], cpus=4, mem_mib=1024)]
+    assert check_invariants(snapshot(away, running=held)) == []
+    twice = [allocation(number, gpus=[share(0)], cpus=4) for number in (1, 2)]
+    (text,) = check_invariants(snapshot(away, running=twice))
+    assert text.endswith("is booked both whole and shared, by jobs 1, 2")
+
+
 # --- words ------------------------------------------------------------------------------------------
 
 
