@@ -79,6 +79,17 @@ def test_a_machine_with_a_scheduler_does_not_become_a_node(own: Shell, root: Pat
     )
 
 
+@pytest.mark.parametrize("unit", ["gpusched-head.service", "gpusched-node.service"])
+def test_a_machine_leaves_its_cluster_before_it_loses_the_scheduler(own: Shell, root: Path, unit: str) -> None:
+    path = root / "etc/systemd/system" / unit
+    path.parent.mkdir(parents=True)
+    path.touch()
+    done = own.type("gpusched", "system", "uninstall", "--root", str(root), "--yes")
+    assert (done.code, done.out) == (1, "")
+    assert "hint: sudo gpusched cluster leave" in done.err
+    assert path.exists()
+
+
 def test_a_node_has_no_default_time_limit(own: Shell, root: Path) -> None:
     done = own.type("gpusched", "system", "install", "--node", "--default-time", "1d", "--root", str(root))
     assert (done.code, done.out) == (2, "")

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import psutil
 
 from gpusched.cli.admin.system_plan import (
+    HEAD_UNIT,
+    NODE_UNIT,
     UNITS,
     InstallTarget,
     PlanStep,
@@ -36,8 +38,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-HEAD_UNIT = "gpusched-head.service"
-NODE_UNIT = "gpusched-node.service"
 _STOP_S = 20.0
 _SECTION = re.compile(r"\s*\[cluster\]\s*(#.*)?$")
 _ANY_SECTION = re.compile(r"\s*\[")

@@ -19,6 +19,8 @@ from gpusched import __version__, paths
 from gpusched.cli.admin.guard import app as guard_app
 from gpusched.cli.admin.system_plan import (
     CONFIG,
+    HEAD_UNIT,
+    NODE_UNIT,
     UNIT,
     UNITS,
     InstallTarget,
@@ -160,6 +162,8 @@ def uninstall(
                 "wait for them or cancel them (gq, gcancel); to leave them running: --force",
             )
     site = _site(commands_folder(), below)
+    if any(os.path.exists(site.at(f"{UNITS}/{unit}")) for unit in (HEAD_UNIT, NODE_UNIT)):
+        raise Refused("this machine is in a cluster, whose Ray would go on running", "sudo gpusched cluster leave")
     steps = uninstall_plan(site, ServiceState() if below else look(os.environ, lambda: None), purge=purge)
     carry_out(steps, "Removing the system scheduler:", [], yes=yes, plan=plan)
 

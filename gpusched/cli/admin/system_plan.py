@@ -22,6 +22,8 @@ from gpusched.model.units import format_duration
 UNIT = "gpusched.service"
 METRICS = "gpusched-metrics.service"
 GUARD = "gpusched-guard.service"
+HEAD_UNIT = "gpusched-head.service"
+NODE_UNIT = "gpusched-node.service"
 UNITS = "/etc/systemd/system"
 _WRITTEN_FOR = "/opt/gpusched/bin/"
 """Folder of the commands as written in the shipped unit files."""
