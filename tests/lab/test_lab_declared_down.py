@@ -25,8 +25,8 @@ def story(cluster: Cluster, job: str) -> str:
     return cluster.command("gshow", job).stdout
 
 
-def give_up(cluster: Cluster, node: str) -> str:
-    done = cluster.command("gctl", "down", node, "--confirm", "-m", "fan")
+def give_up(cluster: Cluster, node: str, *words: str) -> str:
+    done = cluster.command("gctl", "down", node, "--confirm", *words)
     assert done.stdout == f"declared down {node}\n"
     return done.stderr
 
@@ -49,7 +49,7 @@ def test_runs_of_a_node_that_is_declared_down_start_again_elsewhere(cluster: Clu
     assert f"1 run on node {first} would be lost (job {job})" in asked.stderr
     assert f"gctl down {first} --confirm" in asked.stderr
     assert cluster.head.state(job) == "RUNNING", "nothing was confirmed"
-    assert f"lost: {job}; use the node again with: gctl undrain {first}" in give_up(cluster, first)
+    assert f"lost: {job}; use the node again with: gctl undrain {first}" in give_up(cluster, first, "-m", "fan")
     wait_until(lambda: ran(cluster, job) == [first, other], what="the job to run elsewhere")
     assert cluster.lab[first].is_alive(pid), "it lives on, out of reach"
     cluster.lab[first].heal()
@@ -76,6 +76,7 @@ def test_a_declaration_outlives_the_head(cluster: Cluster) -> None:
     cluster.head.start()
     (lost,) = cluster.head.wait(keeps)
     assert (lost["state"], lost["reason"]) == ("NODE_FAIL", "NodeDown")
+    assert lost["reason_text"].endswith(" declared node n2 down: it does not answer")
     assert cluster.head.state(job) == "PENDING"
     cluster.lab["n2"].heal()
     wait_until(lambda: not any(map(cluster.lab["n2"].is_alive, pids)), what="the old runs to be ended")

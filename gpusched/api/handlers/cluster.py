@@ -203,8 +203,8 @@ def _targets(body: dict[str, Any]) -> tuple[str, ...]:
     return tuple(targets)
 
 
-def _message(body: dict[str, Any], user: str) -> str:
-    message = body.get("message") or f"by {user}"
+def _message(body: dict[str, Any], default: str) -> str:
+    message = body.get("message") or default
     if not isinstance(message, str) or len(message) > 500:
         raise UsageError("the message must be a string of at most 500 characters", "use -m 'why'")
     return printable(message)
@@ -214,7 +214,7 @@ async def drain(request: web.Request) -> web.Response:
     """POST /v1/drain"""
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "targets", "message")
-    answer = await service.daemon.ask(commands.Drain(caller, _targets(body), _message(body, caller.user)))
+    answer = await service.daemon.ask(commands.Drain(caller, _targets(body), _message(body, f"by {caller.user}")))
     return respond(**answer)
 
 
@@ -223,7 +223,7 @@ async def down(request: web.Request) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "targets", "message", "confirm")
     is_confirmed = body.get("confirm") is True
-    message = _message(body, caller.user)
+    message = _message(body, "it does not answer")
     answer = await service.daemon.ask(commands.DeclareDown(caller, _targets(body), message, is_confirmed))
     return respond(**answer)
 
