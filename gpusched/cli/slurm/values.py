@@ -42,6 +42,7 @@ _LONG = {short: long for table in (COMPACT, _COMPACT_OF_OTHERS) for long, short 
 _REASONS = {
     "RetryDelay": "BeginTime",
     "NodeUnreachable": "None",
+    "HandedOver": "None",
     "LoadCeiling": "Resources",
     "Preempting": "Resources",
     "JobHeldGpuFault": "JobHeldAdmin",
