@@ -123,6 +123,8 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
         lines.append(f"expected to run {expected}")
     for one in why.get("leanings", ()):
         lines.append(f"node {one['node']} is {'preferred' if one['points'] > 0 else 'avoided'}: {one['text']}")
+    if why.get("burst"):
+        lines.append(why["burst"])
     lines.extend(_advice(why["id"], one, now) for one in why.get("alternatives", ()))
     return lines
 

@@ -30,6 +30,7 @@ def contradictions(settings: Settings) -> Iterator[Contradiction]:
     yield from _unknown_accounts(settings)
     yield from _in_foreign(settings)
     yield from _in_cluster(settings)
+    yield from _in_bursts(settings)
 
 
 def _in_tree(section: str, tree: Mapping[str, QueueSettings | AccountSettings]) -> Iterator[Contradiction]:
@@ -192,6 +193,13 @@ def _unknown_accounts(settings: Settings) -> Iterator[Contradiction]:
                     text = f"{section} {name} is for account {account}, which does not exist"
                     hint = _meant(account, settings.account, f"add [account.{account}], or take it out of the list")
                     yield (section, name, "accounts"), text, hint
+
+
+def _in_bursts(settings: Settings) -> Iterator[Contradiction]:
+    for name, one in settings.queue.items():
+        if one.burst_after_s is not None and one.engine is not None:
+            text = f'queue {name} has burst_after_s, and engine = "{one.engine}" decides where all its jobs run'
+            yield ("queue", name, "burst_after_s"), text, "leave out one of the two"
 
 
 def _meant(name: str, known: Iterable[str], otherwise: str) -> str:

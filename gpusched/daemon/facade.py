@@ -15,6 +15,7 @@ from gpusched.client import reach
 from gpusched.daemon.forecast import QueueForecast, dry_run, limit_hint
 from gpusched.daemon.leanings import leanings
 from gpusched.daemon.meters import page
+from gpusched.daemon.watch.burst import burst_text
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
 from gpusched.engine.linux import proctree
@@ -257,6 +258,10 @@ class DaemonFacade:
             return self.scheduler.history.expectation(job)
         limit_s = job.spec.time_limit_s
         return ExpectedRunTime(limit_s, "unknown" if limit_s is None else "limit")
+
+    def burst(self, job: Job) -> str | None:
+        """Whether a pending job goes to Slurm should its expected start stay too far away; None: no word on it."""
+        return burst_text(job, self.scheduler.query_turn())
 
     def leanings(self, job: Job) -> list[LeaningReason]:
         """What speaks for and against nodes for a job, apart from room, by node."""

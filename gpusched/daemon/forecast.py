@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.admission import check_submission, completed, handover_notes, sized, with_auto_limits
 from gpusched.daemon.verbs.submit import existing
 from gpusched.errors import Refused
@@ -39,6 +38,7 @@ from gpusched.scheduler.plugins import Extensions
 from gpusched.scheduler.whatif import Alternative, SensibleLimit, alternatives, format_limit
 
 if TYPE_CHECKING:
+    from gpusched.daemon.commit import TickTransaction
     from gpusched.daemon.tick import Scheduler
 
 SEEN_JOBS = 5000
@@ -236,11 +236,7 @@ def dry_run(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = NE
 
 
 def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) -> Forecast | Callable[[], Forecast]:
-    now = scheduler.now()
-    turn = TickTransaction(
-        scheduler.world, scheduler.store, scheduler.settings, lambda: scheduler.nodes(now), now, scheduler.advise_limit
-    )
-    turn.handover = scheduler.handover
+    turn = scheduler.query_turn()
     (spec,), said = with_auto_limits([spec], caller.user, turn)
     spec = sized(completed(spec, caller, scheduler.settings), turn)
     answer = _of_completed(spec, caller, scheduler, again, turn)

@@ -17,6 +17,7 @@ from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.remote_nodes import RemoteNodes
 from gpusched.daemon.service_manager import ServiceManager
 from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.watch.burst import BurstWatch
 from gpusched.daemon.watch.checkpoints import CheckpointKeeper
 from gpusched.daemon.watch.clients import ClientWatch
 from gpusched.daemon.watch.estimates import Estimator
@@ -103,6 +104,7 @@ class Loop:
             # Poll even without news: this detects a driver that does not respond.
             "GPU reading": self._take_reading,
             "start estimates": self._estimator.poll,
+            "bursts": BurstWatch(scheduler).poll,
             "idle evidence": self._activity.poll,
             "clients": self._clients.poll,
             "steps": StepWatch(scheduler).poll,

@@ -37,6 +37,7 @@ from gpusched.daemon.planner_sync import CalendarWindows
 from gpusched.daemon.reasons import waiting_codes, waiting_reason
 from gpusched.daemon.reload import reread
 from gpusched.daemon.state import DaemonState, StateSettings
+from gpusched.daemon.watch.burst import carry_out as carry_out_bursts
 from gpusched.daemon.watch.estimates import Estimates
 from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
@@ -62,6 +63,7 @@ from gpusched.model.value import replace
 from gpusched.plugins import Plugins
 from gpusched.ports import Changes, Clock, Engine, Handover, JobFilter, Store
 from gpusched.predict.limits import LimitAdvice
+from gpusched.scheduler.burst import Burst
 from gpusched.scheduler.cluster_state import GpuSpeeds
 from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.isolation import describe
@@ -138,6 +140,8 @@ class Scheduler:
         self.settings_problem: Callable[[], tuple[str, str] | None] = lambda: None
         """Why the settings in force differ from the config file, and what to do; None when they do not."""
         self.handover: Handover | None = None
+        self.to_burst: tuple[Burst, ...] = ()
+        """Jobs that the last look at expected starts found, until the next tick."""
         """What jobs are handed over to; None where no other scheduler is named."""
         self.commands_problem: str | None = None
         """Why jobs cannot use Slurm's commands; None when they can."""
@@ -335,6 +339,13 @@ class Scheduler:
         """Next change by time alone: begin time, backoff, deadline, reservation, timer of an alert."""
         dues = (self.world.next_due(), self._windows.edge_at, self.alerts.next_due(), self._plan_by)
         return min((at for at in dues if at is not None), default=None)
+
+    def query_turn(self) -> TickTransaction:
+        """A transaction for questions, which is never committed."""
+        now = self.now()
+        turn = TickTransaction(self.world, self.store, self.settings, lambda: self.nodes(now), now, self.advise_limit)
+        turn.handover = self.handover
+        return turn
 
     def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
         """Keep the first estimates of jobs that are still pending, to be recorded with the next commit."""
@@ -676,6 +687,8 @@ class Scheduler:
         """Record the intent to hand eligible jobs over to the scheduler that they are for."""
         if self.handover is None or self.is_going_down or self.handover.why_not() is not None:
             return
+        bursts, self.to_burst = self.to_burst, ()
+        carry_out_bursts(bursts, tx)
         for job in self.world.to_hand_over(_HANDED_OVER_PER_TICK):
             paths = output_paths(job, job.run + 1, self.handover.node, self.settings.default.output)
             tx.put(*transitions.hand_over(job, SLURM_ENGINE, self.handover.node, tx.now, *paths))

@@ -32,7 +32,9 @@ RECORD = "@GPUSCHED_RECORD@"
 """Stands in a script for the folder of its record, which the engine knows."""
 _IDENTIFIER = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_NAME = re.compile("[A-Za-z_][A-Za-z0-9_-]*")
-_OURS = frozenset({"hold", "begin_at", "dependency", "never_satisfied", "qos", "queue", "engine", "key", "name"})
+_OURS = frozenset(
+    {"hold", "begin_at", "dependency", "never_satisfied", "qos", "queue", "engine", "burst", "key", "name"}
+)
 """Fields that stay with this scheduler, or that the mapping of the queue replaces."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
 

@@ -197,6 +197,7 @@ LOSSES = (
     ),
     Loss("dependency", K8S, REFUSED, "a Job waits for no other; use a workflow engine, or wait with: kubectl wait"),
     Loss("engine", "sbatch k8s", NOTHING, "the file is for the cluster that gets it"),
+    Loss("burst", "sbatch k8s", NOTHING, "the file is for the cluster that gets it"),
     Loss("never_satisfied", K8S, NOTHING, "a Job waits for no other"),
     Loss("begin_at", K8S, REFUSED, "a Job starts at once; use -H and resume it, or make it a CronJob"),
     Loss("deadline_at", K8S, REFUSED, "a Job has no deadline by the calendar; use -t"),

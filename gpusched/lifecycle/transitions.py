@@ -37,6 +37,7 @@ from gpusched.model.hostlist import fold
 from gpusched.model.job import Job, JobEvent, JobSpec, NativeJob, RetryRule, Run, RunPart
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
+from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.units import format_duration, format_size_mib, gpu_list
 from gpusched.model.value import replace
@@ -220,6 +221,13 @@ def hand_over(job: Job, engine: str, node: str, now: float, stdout_path: str | N
     )
     text = f"is handed over to {NAMES_OF_ENGINES[engine]}"
     return job, run, (JobEvent(job.id, now, "handed_over", text, run.number),)
+
+
+def burst(job: Job, now: float, text: str) -> tuple[Job, JobEvent]:
+    """Make a pending job one for Slurm, where it stays through retries, until a person requeues it."""
+    if job.state is not JobState.PENDING or job.is_handed_over:
+        raise BrokenInvariant(f"job {job.id} cannot burst while it is {job.state} ({story_of(job)})")
+    return replace(job, spec=replace(job.spec, engine=SLURM_ENGINE, burst=True)), JobEvent(job.id, now, "note", text)
 
 
 def run_accepted(job: Job, run: Run, event: RunAccepted) -> Step:
@@ -722,10 +730,13 @@ def requeue(job: Job, now: float, by: str, *, is_owner: bool) -> tuple[Job, tupl
     """As `preempt`, for a person who wants the job to start over.
 
     If that is its owner, the age of a job with a time limit starts over: otherwise, requeued repeatedly just before its
-    limit, it would rank before others thanks to a limit that never ends it.
+    limit, it would rank before others thanks to a limit that never ends it. A job that has burst comes back for good.
     """
     text = f"requeued by {by}"
     after, story = _make_room(job, now, ReasonCode.REQUEUED, text, text)
+    if job.spec.is_burst:
+        # The open run keeps its engine.
+        after = replace(after, spec=replace(after.spec, engine=None, burst=False))
     is_late = is_owner and job.spec.time_limit_s is not None and bool(story)
     return (replace(after, queued_at=now) if is_late else after), story
 

@@ -446,6 +446,18 @@ class HandoverSettings(Value):
     """Time after which a job that Slurm no longer knows, and that has recorded no end, counts as lost, in seconds."""
 
 
+class BurstSettings(Value):
+    """Bursting: jobs of queues with `burst_after_s` go to the site's Slurm when they would start too late here."""
+
+    interval_s: Annotated[float, Range(0.1, 86400)] = 60.0
+    """Time between two looks at expected starts, and the least time that a job waits here before it bursts, in
+    seconds."""
+    max_per_interval: Annotated[int, Range(1, 1000)] = 5
+    """Maximum number of jobs that burst at one look."""
+    max_jobs: Annotated[int, Range(1, 10**6)] = 20
+    """Maximum number of unfinished burst jobs."""
+
+
 class LifeSettings(Value):
     """How runs are stopped and requeued."""
 
@@ -664,6 +676,12 @@ class QueueSettings(Value):
     """Users who may cancel, hold, move and update any job in it and in the queues below it."""
     engine: Annotated[str | None, OneOf(ENGINES)] = None
     """`slurm` hands its jobs over to the site's Slurm, see [handover], unless they say otherwise with --engine."""
+    burst_after_s: Annotated[float | None, WAIT] = None
+    """Expected wait beyond which its pending jobs that allow it are handed over to Slurm, in seconds, see [burst]; when
+    unset, that of the parent queue, else never."""
+    burst: Annotated[str | None, OneOf(("allow", "ask"))] = None
+    """`allow`: its jobs may burst unless submitted with --no-burst; `ask`: only those submitted with --burst. When
+    unset, as the parent queue, else `ask`."""
     slurm_partition: Annotated[str | None, WORD] = None
     """Partition of Slurm for its handed-over jobs; when unset, Slurm's default."""
     slurm_account: Annotated[str | None, WORD] = None
@@ -749,6 +767,7 @@ class Settings(Value):
     slurm: SlurmSettings = SlurmSettings()
     cluster: ClusterSettings = ClusterSettings()
     handover: HandoverSettings = HandoverSettings()
+    burst: BurstSettings = BurstSettings()
     alert: AlertSettings = AlertSettings()
     foreign: ForeignSettings = ForeignSettings()
     placement: PlacementSettings = PlacementSettings()

@@ -886,6 +886,16 @@ class JobSpec(Value):
         is_shared=False,
     )
     """What runs it; None for what its queue says."""
+    burst: bool | None = field(
+        "boolean",
+        "Whether the job may be handed over to the site's Slurm if its expected start is too far away.",
+        option="--burst  let Slurm have the job if its expected start here is further away than its queue says",
+        also=(Option("--no-burst  never; default: as its queue says", WHERE, sets={"burst": False}, is_shared=False),),
+        section=WHERE,
+        default=None,
+        is_shared=False,
+    )
+    """Whether it may burst; None for what its queue says. With the engine `slurm`: it has."""
     begin_at: float | None = field(
         "number",
         "Not before this instant, UTC epoch seconds.",
@@ -976,6 +986,11 @@ class JobSpec(Value):
     def is_for_slurm(self) -> bool:
         """Whether it is handed over to the site's Slurm."""
         return self.engine == SLURM_ENGINE
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether it was handed over because its expected start here was too far away."""
+        return self.burst is True and self.engine == SLURM_ENGINE
 
     @property
     def waits_if_infeasible(self) -> bool:

@@ -102,6 +102,8 @@ class JobOptions(TypedDict, total=False):
     refuse (default), or wait, as in Slurm."""
     engine: str
     """What runs the job: local, this scheduler, or slurm, the site's Slurm, to which it is handed over."""
+    burst: bool
+    """Whether the job may be handed over to the site's Slurm if its expected start is too far away."""
     begin: str | datetime | float
     """Not before this instant, UTC epoch seconds."""
     hold: bool

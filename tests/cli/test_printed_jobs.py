@@ -73,6 +73,7 @@ EACH_FIELD = {
     "min_vram_mib": "-g 1 --min-vram 8G",
     "cpus": "-c 4",
     "engine": "--engine slurm",
+    "burst": "--burst",
     "mem_mib": "-m 8G",
     "nodes": "-N 2",
     "gpus_per_node": "--gpus-per-node 2",

@@ -56,6 +56,7 @@ TERMS = {
     "wckey": "zoë",
     "if_infeasible": "wait",
     "engine": "local",
+    "burst": True,
 }
 PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3", "fallback_id": 8}
 

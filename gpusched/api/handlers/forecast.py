@@ -85,7 +85,7 @@ async def limit(request: web.Request) -> web.Response:
 async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     """Predictions for a job; empty unless it is pending."""
     nothing: dict[str, Any] = {"place": None, "of": None, "start": None, "alternatives": []}
-    nothing |= {"accuracy": None, "predictions": None, "expected": None, "leanings": []}
+    nothing |= {"accuracy": None, "predictions": None, "expected": None, "leanings": [], "burst": None}
     if job.state is not JobState.PENDING:
         return nothing
     service, daemon = viewer.service, viewer.service.daemon
@@ -106,6 +106,8 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
         "expected": expected_json(job, daemon, is_whole=is_whole),
         # What earlier runs did is private to their owners.
         "leanings": [plain(one) for one in daemon.leanings(job)] if is_whole else [],
+        # What it asks for is, too.
+        "burst": daemon.burst(job) if is_whole else None,
     }
 
 

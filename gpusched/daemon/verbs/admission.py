@@ -28,6 +28,7 @@ from gpusched.scheduler.admission import (
     time_limit,
     why_refused,
 )
+from gpusched.scheduler.burst import burst_limit_s
 from gpusched.scheduler.calendar import why_not_admitted
 from gpusched.scheduler.infeasible import Refusal, refusal, whole_memory_mib
 
@@ -194,12 +195,13 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
         # The jobs of a batch share one request object, so comparing its id is enough.
         names = (spec.account, spec.queue, spec.qos, spec.reservation)
         when = (spec.time_limit_s, spec.deadline_at, spec.begin_at)
-        mark = (id(spec.request), *names, *when, spec.if_infeasible, spec.engine)
+        mark = (id(spec.request), *names, *when, spec.if_infeasible, spec.engine, spec.burst)
         kinds.setdefault(mark, []).append(spec)
     for alike in kinds.values():
         check_size(alike, tx)
         check_account(alike[0], owner, tx)
         check_admitted(alike[0], owner.user, tx, sum(map(jobs_in, alike)))
+        check_burst(alike[0], tx.settings)
         if alike[0].is_for_slurm:
             for spec in alike:
                 check_handover(spec, owner, tx)
@@ -335,6 +337,20 @@ def check_handover(spec: JobSpec, owner: Caller, tx: TickTransaction) -> None:
         raise Refused(f"the job cannot be handed over: {why}", _NO_SLURM_HINT, "engine")
     check_losses(HANDOVER, spec_values(spec))
     check_script(new_job(1, owner, spec, tx.now), tx.settings.queue.get(spec.queue))
+
+
+def check_burst(spec: JobSpec, settings: Settings) -> None:
+    """Refuse --burst where it could have no effect. Raises: Refused."""
+    if not spec.burst:
+        return
+    if spec.is_for_slurm:
+        raise Refused("the job is handed over to Slurm at once, and cannot burst", "leave out --burst", "burst")
+    if spec.engine is not None:
+        text = f"--burst may hand the job over to Slurm, and engine {spec.engine} keeps it here"
+        raise Refused(text, "leave out one of the two", "burst")
+    if burst_limit_s(spec.queue, settings) is None:
+        hint = f"leave out --burst, or ask {admins(settings)} to set burst_after_s of the queue"
+        raise Refused(f"jobs of queue {spec.queue} do not burst", hint, "burst")
 
 
 def handover_notes(specs: Iterable[JobSpec]) -> list[str]:
