@@ -83,6 +83,9 @@ def _amounts(spec: Spec) -> Words:
                 f"-g {kind}{spec['gpu_fraction']:g} cannot be said in an sbatch script: gres mps has no types",
                 "name the type as a feature of the cluster, with -C",
             )
+        if spec.get("gpus_per_task"):
+            text = f"-g {spec['gpu_fraction']:g} and --gpus-per-task cannot be said together in an sbatch script"
+            raise Refused(text, "leave out one of the two")
         gres.insert(0, f"mps:{round(spec['gpu_fraction'] * 100)}")
     else:
         for key, name in _GPUS.items():
