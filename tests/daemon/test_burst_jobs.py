@@ -114,7 +114,10 @@ def test_no_more_jobs_burst_than_may_and_a_requeued_one_comes_back_for_good(site
     # The place of the first is free again.
     wait_until(lambda: "is in Slurm" in site.story(second), what="the burst of the second")
     wait_until(lambda: site.job(first)["reason"] in ("Resources", "Priority"), what="the return of the first")
-    assert site.why(first)["burst"] == "is not handed over to Slurm: it was submitted with --no-burst"
+    assert (
+        site.why(first)["burst"]
+        == "is not handed over to Slurm: it was submitted with --no-burst, or requeued from there"
+    )
     site.daemon.call("POST", "/v1/jobs/cancel", {"ids": [held]})
     assert site.await_state(first, "COMPLETED")["node"] != "slurm"
     assert len(site.slurm.jobs()) == 2
@@ -137,7 +140,10 @@ def test_a_wait_of_unknown_length_is_no_reason(site: Site) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"burst": False, "queue": "allows"}, "is not handed over to Slurm: it was submitted with --no-burst"),
+        (
+            {"burst": False, "queue": "allows"},
+            "is not handed over to Slurm: it was submitted with --no-burst, or requeued from there",
+        ),
         ({"gpus": None, "vram_mib": 4096}, "--vram is lost in Slurm"),
         ({"gpus": None, "gpu_fraction": 0.5}, "is not handed over to Slurm: it asks for a fraction of a GPU"),
         ({"array": "0-1"}, "is not handed over to Slurm: it is an array"),

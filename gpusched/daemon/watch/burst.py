@@ -148,7 +148,11 @@ def burst_text(job: Job, tx: TickTransaction) -> str | None:
     if limit_s is None or job.spec.is_for_slurm or job.state is not JobState.PENDING:
         return None
     if not allows_burst(job.spec, tx.settings):
-        return None if job.spec.burst is None else "is not handed over to Slurm: it was submitted with --no-burst"
+        return (
+            None
+            if job.spec.burst is None
+            else "is not handed over to Slurm: it was submitted with --no-burst, or requeued from there"
+        )
     why = why_not_burst(job, tx)
     if why is not None:
         return f"is not handed over to Slurm: {why}"
