@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ pytestmark = NEEDS_ROOT
 OTHER_UID = 54321
 CONNECT = """#!/bin/sh
 export GPUSCHED_FAKE_GPUS=2x24GiB
-exec unshare --mount --propagation private sh -c 'mount --bind "$0" /etc/passwd && exec "$@"' {passwd} "$@"
+exec unshare --mount --propagation private sh -c 'mount --bind "$0" /etc && exec "$@"' {etc} "$@"
 """
 
 
@@ -26,14 +27,17 @@ def servers() -> Iterator[TwoServers]:
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("mount namespaces cannot be made here")
     made = TwoServers()
-    passwd = made.node / "passwd"
+    # The whole folder: a mount on the file itself is gone when another test adds a user, which replaces the file.
+    etc = made.node / "etc-of-the-node"
+    shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
+    passwd = etc / "passwd"
     lines = Path("/etc/passwd").read_text().splitlines()
     moved = [
         line.replace(f":{pwd.getpwnam(ANN).pw_uid}:", f":{OTHER_UID}:", 1) if line.startswith(f"{ANN}:") else line
         for line in lines
     ]
     passwd.write_text("\n".join(moved) + "\n")
-    (made.node / "connect").write_text(CONNECT.format(passwd=passwd))
+    (made.node / "connect").write_text(CONNECT.format(etc=etc))
     made.start()
     wait_until(lambda: len(made.call("GET", "/v1/cluster")["gpus"]) == 4, what="the node with its GPUs")
     yield made

@@ -55,7 +55,7 @@ HARMONIC: Mapping[str, st.SearchStrategy[Any]] = {
 }
 
 REFERRING = {"default.queue", "default.qos", "queue.parent", "account.parent", "qos.preempts"}
-REFERRING |= {"queue.accounts", "qos.accounts", "foreign.exempt_queues", "foreign.kill_after_s"}
+REFERRING |= {"queue.accounts", "qos.accounts", "foreign.exempt_queues", "foreign.kill_after_s", "queue.burst_after_s"}
 """Names of others; see test_config_tables."""
 
 
