@@ -299,9 +299,9 @@ CONTRADICTIONS = {
         "default_time_s of queue nlp is 100, but max_time_s of queue lab above it is 50",
     ),
     "a queue that bursts and is handed over as a whole": (
-        "[queue.far]\nburst_after_s = 60\nengine = 'slurm'",
+        "[queue.default]\nburst_after_s = 60\nengine = 'slurm'",
         2,
-        'queue far has burst_after_s, and engine = "slurm" decides where all its jobs run',
+        'queue default has burst_after_s, and engine = "slurm" decides where all its jobs run',
     ),
 }
 
